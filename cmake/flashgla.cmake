@@ -1,0 +1,36 @@
+# One CMake target a folder: flashgla_library(<folder> SOURCES ... DEPENDS ...), so that an include of a folder that is
+# not among the dependencies does not link. Tests stand beside the code: flashgla_test(<folder> SOURCES ... DEPENDS ...).
+
+add_library(flashgla_options INTERFACE)
+target_compile_options(flashgla_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow=local -Wno-missing-field-initializers -Wno-restrict>)
+if(FLASHGLA_SANITIZE)
+  target_compile_options(flashgla_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHGLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(flashgla_options INTERFACE -fsanitize=${FLASHGLA_SANITIZE})
+endif()
+
+# Libraries built so far, in order; the installed package exports all of them.
+set_property(GLOBAL PROPERTY FLASHGLA_LIBRARIES "")
+
+function(flashgla_library folder)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  set(target flashgla_${folder})
+  add_library(${target} STATIC ${ARG_SOURCES})
+  add_library(FlashGLA::${folder} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
+  target_link_libraries(${target} PUBLIC ${ARG_DEPENDS} PRIVATE $<BUILD_INTERFACE:flashgla_options> ${ARG_PRIVATE_DEPENDS})
+  set_property(GLOBAL APPEND PROPERTY FLASHGLA_LIBRARIES ${target})
+endfunction()
+
+function(flashgla_test folder)
+  if(NOT FLASHGLA_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  set(target flashgla_${folder}_test)
+  add_executable(${target} ${ARG_SOURCES})
+  target_link_libraries(${target} PRIVATE flashgla_options flashgla_testing ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${target} TEST_PREFIX ${folder}. DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+endfunction()

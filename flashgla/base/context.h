@@ -1,0 +1,61 @@
+// Context: where an operation runs and what it may use. Passed to every call, never global.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "flashgla/base/arena.h"
+#include "flashgla/base/dtype.h"
+
+namespace flashgla {
+
+// What the processor can do; selection of an implementation is a pure function of (problem, architecture).
+struct Architecture {
+  Device::Kind device = Device::Kind::cpu;
+  int cuda_capability = 0;       // 90 for Hopper; 0 on CPU
+  std::int64_t shared_memory = 0;  // bytes a CUDA block may use
+  int multiprocessors = 0;
+};
+
+class Context {
+ public:
+  // threads 0: as many as the machine offers to this process.
+  explicit Context(Device device = Device::cpu(), int threads = 0);
+
+  Device device() const { return device_; }
+  const Architecture& architecture() const { return architecture_; }
+  int threads() const { return threads_; }
+
+  // CUDA stream (cudaStream_t) that work is queued on; null on CPU.
+  void* stream() const { return stream_; }
+  void set_stream(void* stream) { stream_ = stream; }
+
+  // Memory that lives until the enclosing ArenaScope ends.
+  Arena& scratch() { return scratch_; }
+
+  // In planning mode an operator validates its arguments, takes its workspace from scratch() and returns.
+  bool planning() const { return scratch_.planning(); }
+
+  // Implementation forced by name for every operator that has one so named; empty: automatic.
+  const std::string& forced_implementation() const { return forced_implementation_; }
+  void force_implementation(std::string name) { forced_implementation_ = std::move(name); }
+
+ private:
+  Device device_;
+  Architecture architecture_;
+  int threads_;
+  void* stream_ = nullptr;
+  Arena scratch_;
+  std::string forced_implementation_;
+};
+
+// Runs body(task) for every task in [0, tasks) on the context's CPU threads, dynamically scheduled. What a task
+// computes must not depend on which thread runs it: results are then the same bits for any number of threads.
+// The first exception thrown by a task is rethrown here.
+void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body);
+
+// As parallel_for, in blocks of `grain` consecutive items: body(begin, end).
+void parallel_for_blocks(const Context& context, std::int64_t items, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body);
+
+}  // namespace flashgla

@@ -1,0 +1,67 @@
+#include "flashgla/base/memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "flashgla/base/error.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/base/cuda/device.h"
+#endif
+
+namespace flashgla {
+
+namespace {
+[[maybe_unused]] [[noreturn]] void no_cuda(Device device) {
+  throw Error("device " + name_of(device) + ": this build of flashgla has no CUDA; configure with -DFLASHGLA_CUDA=ON");
+}
+}  // namespace
+
+std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device) {
+  if (device.kind == Device::Kind::cuda) {
+#ifdef FLASHGLA_CUDA
+    return cuda::allocate(bytes, device);
+#else
+    no_cuda(device);
+#endif
+  }
+  constexpr std::size_t kAlignment = 64;
+  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded);
+  if (memory == nullptr) throw Error("not enough memory on the cpu for " + std::to_string(bytes) + " bytes");
+  return {memory, [](void* pointer) { std::free(pointer); }};
+}
+
+void zero_memory(void* memory, std::size_t bytes, Device device) {
+  if (device.kind == Device::Kind::cuda) {
+#ifdef FLASHGLA_CUDA
+    cuda::zero(memory, bytes, device);
+    return;
+#else
+    no_cuda(device);
+#endif
+  }
+  std::memset(memory, 0, bytes);
+}
+
+void copy_memory(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes) {
+  if (dst_device.kind == Device::Kind::cuda || src_device.kind == Device::Kind::cuda) {
+#ifdef FLASHGLA_CUDA
+    cuda::copy(dst, dst_device, src, src_device, bytes);
+    return;
+#else
+    no_cuda(dst_device.kind == Device::Kind::cuda ? dst_device : src_device);
+#endif
+  }
+  std::memcpy(dst, src, bytes);
+}
+
+int cuda_device_count() {
+#ifdef FLASHGLA_CUDA
+  return cuda::device_count();
+#else
+  return 0;
+#endif
+}
+
+}  // namespace flashgla

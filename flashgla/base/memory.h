@@ -1,0 +1,23 @@
+// Raw memory of a device: the only place that knows how it is had and how it is copied.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "flashgla/base/dtype.h"
+
+namespace flashgla {
+
+// Uninitialised memory, aligned to 64 bytes on CPU and 256 on CUDA, freed with the last pointer.
+// Throws Error naming the size when there is not enough, or when this build has no CUDA.
+std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device);
+
+void zero_memory(void* memory, std::size_t bytes, Device device);
+
+// Copies between any two devices; returns when the data has arrived.
+void copy_memory(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes);
+
+// CUDA devices that this build can use on this machine; 0 when there is none or the build has no CUDA.
+int cuda_device_count();
+
+}  // namespace flashgla

@@ -1,0 +1,28 @@
+// The table behind the operator. A row is everything that dispatch, test and bench need to know of an implementation.
+#pragma once
+
+#include <span>
+
+#include "flashgla/ops/dispatch.h"
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::ops::gated_linear_attention {
+
+struct Implementation {
+  const char* name;
+  Device::Kind device;
+  Support (*supports)(const Problem&, const Architecture&);
+  std::size_t (*states_bytes)(const Problem&);
+  // Workspace comes from context.scratch(); arguments are validated already.
+  void (*forward)(Context&, const Problem&, const Inputs&, const Outputs&);
+  void (*backward)(Context&, const Problem&, const Inputs&, const Outputs&, const OutputGradients&,
+                   const InputGradients&);
+  // null: this implementation has no decoding step, selection passes on.
+  void (*step)(Context&, const Problem&, const StepInputs&, const TensorView& h, const TensorView& z,
+               const TensorView& o);
+};
+
+// Best first, reference last.
+std::span<const Implementation> implementations();
+
+}  // namespace flashgla::ops::gated_linear_attention

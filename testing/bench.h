@@ -1,0 +1,36 @@
+// Timing for benches: medians of repeated runs after a warm-up, and the rows that `flashgla bench` prints.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flashgla/base/context.h"
+
+namespace flashgla::testing {
+
+struct BenchOptions {
+  Device device;
+  int threads = 0;             // 0: all
+  double seconds = 0.5;        // time spent on each figure after the warm-up
+  std::string implementation;  // only this one; empty: every implementation of the table that supports the case
+  bool sweep = false;          // the large grid instead of the headline cases
+};
+
+// One figure. An implementation whose result is wrong gets `refused` and no time.
+struct BenchRow {
+  std::string operation;       // "gated_linear_attention forward"
+  std::string implementation;
+  std::string problem;         // "B2 T2048 H4 K128 V128 f32 key gate"
+  double milliseconds = 0.0;   // median
+  double flops = 0.0;          // model FLOPs of one run, by the formula in the operator's README
+  double bytes = 0.0;          // bytes that must move, each tensor once
+  double floor_milliseconds = 0.0;  // 0: unknown on this device
+  double error = 0.0;          // largest relative error against the float64 reference
+  std::string refused;         // why no time is given
+};
+
+// Median wall-clock milliseconds of run() (CUDA: device events around it), at least five runs.
+double median_milliseconds(Context& context, const std::function<void()>& run, double seconds);
+
+}  // namespace flashgla::testing
