@@ -1,0 +1,46 @@
+// A token mixer: the part of a block that moves information along the sequence. Model, trainer, generator and server
+// know this interface only; a new mixer is a folder beside this file and one row in registry.cpp.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flashgla/nn/parameter.h"
+#include "flashgla/nn/pass.h"
+
+namespace flashgla::mixers {
+
+// One tensor of the state that a layer carries from token to token; its size never depends on the length.
+struct StateEntry {
+  std::string name;  // "h", "conv_q"
+  Shape shape;       // first dimension: sequences
+  DType dtype = DType::f32;
+};
+
+// The state of one layer: views in the order of Mixer::state_layout. Empty: zeros in, or not wanted out.
+using LayerState = std::vector<TensorView>;
+
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+
+  virtual void for_each_parameter(const nn::ParameterVisitor& visit) = 0;
+
+  // What a layer carries for this many sequences.
+  virtual std::vector<StateEntry> state_layout(std::int64_t sequences) const = 0;
+
+  // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
+  // state that they end with (they may be the same memory).
+  virtual void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+                       const LayerState& after) = 0;
+
+  // dx overwritten; parameters' gradients accumulated. No gradient flows into the state before (truncated
+  // back-propagation through time). x as in forward.
+  virtual void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) = 0;
+
+  // One token a sequence: x, y [B,D]; the state is updated in place.
+  virtual void step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) = 0;
+};
+
+}  // namespace flashgla::mixers

@@ -1,0 +1,52 @@
+// Parameters and the one visitor from which initialisation, optimizer, checkpoint, gradient reduction and printing are
+// derived.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "flashgla/base/tensor.h"
+
+namespace flashgla::nn {
+
+enum class Initialization : std::uint8_t { zeros, ones, normal };
+
+struct Parameter {
+  std::string name;  // as in the checkpoint: "model.layers.0.attn.q_proj.weight"
+  Shape shape;
+  Initialization initialization = Initialization::normal;
+  double deviation = 0.02;  // of a normal initialisation
+  bool decay = true;        // weight decay applies: matrices only
+  TensorView value;         // bound by ParameterStore
+  TensorView gradient;      // f32 (f64 with f64); absent without training
+};
+
+using ParameterVisitor = std::function<void(Parameter&)>;
+
+// Owns the memory of a set of parameters: one block for the values, one for the gradients.
+class ParameterStore {
+ public:
+  // visit_all calls its argument once for every parameter, always in the same order. Binds value (and, with
+  // `gradients`, gradient) of each.
+  ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype, Device device,
+                 bool gradients);
+
+  const std::vector<Parameter*>& parameters() const { return parameters_; }
+  std::int64_t count() const { return count_; }                  // elements
+  std::size_t value_bytes() const;
+  std::size_t gradient_bytes() const;
+  const TensorView& all_gradients() const { return gradients_.view(); }  // flat
+  void zero_gradients();
+  // Seeded; a parameter's values depend on the seed and its name alone.
+  void initialize(std::uint64_t seed);
+
+ private:
+  std::vector<Parameter*> parameters_;
+  std::int64_t count_ = 0;
+  Tensor values_;
+  Tensor gradients_;
+};
+
+}  // namespace flashgla::nn
