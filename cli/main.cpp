@@ -1,0 +1,74 @@
+// The program `flashgla`: parses the command line, runs one verb, reports an error in one line.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "cli/verbs.h"
+
+namespace {
+
+constexpr const char* kDescription =
+    "FlashGLA: train, evaluate and run gated linear attention models.\n"
+    "\n"
+    "A first run:\n"
+    "  flashgla data stories --megabytes 8 --out runs/stories.jsonl   make a corpus\n"
+    "  flashgla data prepare runs/stories.jsonl --out runs/stories    turn text into tokens\n"
+    "  flashgla train --data runs/stories --out runs/first            train a small model\n"
+    "  flashgla generate runs/first --prompt 'Once upon a time'       let it write\n"
+    "\n"
+    "Each verb explains itself: flashgla VERB --help";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(kDescription, "flashgla");
+  app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    const CLI::App* verb = failed;
+    while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
+    std::string name = verb->get_name();
+    for (const CLI::App* parent = verb->get_parent(); parent != nullptr; parent = parent->get_parent()) {
+      name = parent->get_name() + " " + name;
+    }
+    return fmt::format("flashgla: error: {}; see {} --help\n", error.what(), name);
+  });
+
+#ifdef FLASHGLA_VERB_train
+  flashgla::cli::add_train(app);
+#endif
+#ifdef FLASHGLA_VERB_generate
+  flashgla::cli::add_generate(app);
+#endif
+#ifdef FLASHGLA_VERB_data
+  flashgla::cli::add_data(app);
+#endif
+#ifdef FLASHGLA_VERB_plot
+  flashgla::cli::add_plot(app);
+#endif
+#ifdef FLASHGLA_VERB_info
+  flashgla::cli::add_info(app);
+#endif
+#ifdef FLASHGLA_VERB_convert
+  flashgla::cli::add_convert(app);
+#endif
+#ifdef FLASHGLA_VERB_bench
+  flashgla::cli::add_bench(app);
+#endif
+#ifdef FLASHGLA_VERB_doctor
+  flashgla::cli::add_doctor(app);
+#endif
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "flashgla: error: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

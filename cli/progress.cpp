@@ -1,0 +1,120 @@
+#include "cli/progress.h"
+
+#include <fmt/core.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace flashgla::cli {
+
+namespace {
+
+constexpr double kTerminalInterval = 0.1;  // seconds between redraws
+constexpr double kLogInterval = 10.0;      // seconds between lines where no terminal listens
+
+int terminal_columns() {
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Divides value by 1000 until it is below 1000 or has reached 10^12; returns how often.
+std::size_t reduce_by_thousands(double& value) {
+  std::size_t unit = 0;
+  while (std::abs(value) >= 1000.0 && unit < 4) {
+    value /= 1000.0;
+    ++unit;
+  }
+  return unit;
+}
+
+int digits_for(double value, std::size_t unit) { return unit == 0 ? 0 : std::abs(value) < 10.0 ? 2 : 1; }
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  if (whole < 48 * 3600) return fmt::format("{}h{:02}m", whole / 3600, whole % 3600 / 60);
+  return fmt::format("{}d{:02}h", whole / 86400, whole % 86400 / 3600);
+}
+
+std::string format_bytes(double bytes) {
+  const char* units[] = {"B", "KB", "MB", "GB", "TB"};
+  const std::size_t unit = reduce_by_thousands(bytes);
+  return fmt::format("{:.{}f} {}", bytes, digits_for(bytes, unit), units[unit]);
+}
+
+std::string format_count(double count) {
+  const char* units[] = {"", "k", "M", "B", "T"};
+  const std::size_t unit = reduce_by_thousands(count);
+  return fmt::format("{:.{}f}{}", count, digits_for(count, unit), units[unit]);
+}
+
+Progress::Progress(std::string label, std::int64_t total, bool quiet)
+    : label_(std::move(label)), total_(total), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0),
+      start_(std::chrono::steady_clock::now()), last_draw_(start_) {}
+
+Progress::~Progress() {
+  if (quiet_ || first_ < 0) return;
+  draw();
+  if (terminal_) fmt::print(stderr, "\n");
+}
+
+void Progress::update(std::int64_t done, const std::string& figures) {
+  const bool first = first_ < 0;
+  if (first) first_ = done;
+  done_ = done;
+  figures_ = figures;
+  if (quiet_) return;
+  if (first || seconds_since(last_draw_) >= (terminal_ ? kTerminalInterval : kLogInterval)) {
+    last_draw_ = std::chrono::steady_clock::now();
+    draw();
+  }
+}
+
+void Progress::message(const std::string& line) {
+  if (quiet_) return;
+  if (terminal_) fmt::print(stderr, "\r\033[K");
+  fmt::print(stderr, "{}\n", line);
+  if (terminal_ && first_ >= 0) draw();
+}
+
+void Progress::draw() {
+  const double elapsed = seconds_since(start_);
+  std::string line = label_;
+  if (total_ > 0) {
+    const double share = std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0);
+    if (terminal_) {
+      constexpr int kWidth = 24;
+      const int filled = static_cast<int>(share * kWidth);
+      line += " [" + std::string(static_cast<std::size_t>(filled), '=') + (filled < kWidth ? ">" : "") +
+              std::string(static_cast<std::size_t>(std::max(0, kWidth - filled - 1)), ' ') + "]";
+    }
+    line += fmt::format(" {:3.0f}%", 100.0 * share);
+  }
+  if (!figures_.empty()) line += "  " + figures_;
+  if (total_ > 0 && done_ > first_ && done_ < total_) {
+    const double rate = static_cast<double>(done_ - first_) / elapsed;
+    line += "  ETA " + format_duration(static_cast<double>(total_ - done_) / rate);
+  } else {
+    line += "  " + format_duration(elapsed);
+  }
+  if (terminal_) {
+    const auto columns = static_cast<std::size_t>(terminal_columns());
+    if (line.size() >= columns) line.resize(columns - 1);
+    fmt::print(stderr, "\r\033[K{}", line);
+    std::fflush(stderr);
+  } else {
+    fmt::print(stderr, "{}\n", line);
+  }
+}
+
+}  // namespace flashgla::cli
