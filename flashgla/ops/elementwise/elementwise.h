@@ -1,6 +1,7 @@
 // Operations on each element alone, and the sum over rows that a bias' gradient is.
 // Shapes of any rank; all tensors of one call have equal shapes unless stated; any strides, except that the last
-// dimension is contiguous. dtypes f64, f32, bf16, f16; arithmetic in f32 (f64 with f64). Throw Error naming the argument.
+// dimension is contiguous. dtypes f64, f32, bf16, f16; arithmetic in f32 (f64 with f64). Throw Error naming the
+// argument.
 #pragma once
 
 #include "flashgla/base/context.h"

@@ -51,7 +51,7 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
               const InputGradients& input_gradients, Activation activation);
 
 // One token for each of B sequences: x, y [B,D]; state [B,D,W-1] updated in place. y may be x.
-void step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
-          const TensorView& y, Activation activation);
+void step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
+          Activation activation);
 
 }  // namespace flashgla::ops::short_convolution
