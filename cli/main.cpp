@@ -25,7 +25,7 @@ constexpr const char* kDescription =
 int main(int argc, char** argv) {
   CLI::App app(kDescription, "flashgla");
   app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     const CLI::App* verb = failed;
     while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
@@ -63,6 +63,10 @@ int main(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) {
+      fmt::print("{}", app.help());
+      return 0;
+    }
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   } catch (const std::exception& error) {

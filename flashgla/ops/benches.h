@@ -14,4 +14,10 @@ struct Bench {
 
 const std::vector<Bench>& benches();
 
+// What the machine can do at most: the vendor's product of two 1024 x 1024 fp32 matrices with its own threading, and
+// the rate at which all threads together read memory. Every other figure is quoted as a share of these, in one run.
+constexpr const char* kGemmCeiling = "ceiling: fp32 matrix product";
+constexpr const char* kReadCeiling = "ceiling: memory read";
+std::vector<testing::BenchRow> measure_ceilings(const testing::BenchOptions& options);
+
 }  // namespace flashgla::ops
