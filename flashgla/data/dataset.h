@@ -1,0 +1,68 @@
+// A folder of prepared data: train.bin/.idx, validation.bin/.idx, the tokenizer's file and data.json.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flashgla/data/token_file.h"
+#include "flashgla/text/tokenizer.h"
+
+namespace flashgla::data {
+
+struct Dataset {
+  TokenSpan train;
+  TokenSpan validation;  // file is null when there is none
+  // Null when the data came without one (a nanoGPT or llm.c file).
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+  std::int64_t vocab_size = 0;  // the tokenizer's, else largest token + 1
+  // Text bytes per predicted token, for bits per byte = loss / ln 2 / this; 0 when unknown. A document of n tokens has
+  // n - 1 predicted ones.
+  double train_bytes_per_target = 0.0;
+  double validation_bytes_per_target = 0.0;
+  // Entropy of the source in bits per byte, when the text says so (stories); 0 when unknown.
+  double entropy_bits_per_byte = 0.0;
+};
+
+struct OpenOptions {
+  TokenFormat format = TokenFormat::automatic;
+  double validation = 0.0;  // fraction of a single file to keep for validation when the folder has none
+  std::string tokenizer;    // folder or file of the tokenizer of a foreign token file; empty: none
+};
+
+// `path`: a folder made by prepare, or a token file. Throws Error when the folder's tokenizer is not the one that made
+// its tokens.
+Dataset open_dataset(const std::string& path, const OpenOptions& options = {});
+
+// Throws Error that names both when `tokenizer` is not the one the data was made with. Data without one: compares the
+// vocabulary's size.
+void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& tokenizer, const std::string& path);
+
+struct PrepareOptions {
+  std::vector<std::string> inputs;  // files, folders (recursive), .jsonl files, "-" for standard input
+  std::string out;                  // folder, made when missing
+  std::string tokenizer = "byte";   // "byte", a tokenizer's file or folder, "train:VOCAB", "train-unigram:VOCAB"
+  std::string text_field = "text";  // of .jsonl lines
+  std::string separator;            // ends a document in plain text; empty: a file is one document
+  double validation = 0.05;         // fraction of the tokens
+  std::uint64_t seed = 0;           // which documents are validation
+  int threads = 0;                  // 0: all
+  std::function<void(std::int64_t done, std::int64_t total)> progress;  // bytes of input; total 0: unknown
+};
+
+struct PrepareReport {
+  std::int64_t input_bytes = 0;  // of text
+  std::int64_t train_tokens = 0, train_documents = 0;
+  std::int64_t validation_tokens = 0, validation_documents = 0;
+  std::int64_t vocab_size = 0;
+  std::string tokenizer_kind;
+};
+
+// Each document becomes bos, its tokens, eos (those the tokenizer has). With many documents a seeded choice of whole
+// ones is validation; a single document is cut: its end is validation. Nothing of the folder is replaced until all is
+// written. Throws Error.
+PrepareReport prepare(const PrepareOptions& options);
+
+}  // namespace flashgla::data

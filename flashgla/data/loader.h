@@ -1,0 +1,95 @@
+// Batches out of a token span: seeded, shuffled, resumable to the exact sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "flashgla/base/tensor.h"
+#include "flashgla/data/token_file.h"
+
+namespace flashgla::data {
+
+enum class LoaderMode : std::uint8_t {
+  // Documents back to back in one row of B*T tokens, each its own sequence in cu_seqlens, so that no state and no
+  // target crosses from one to another. Documents longer than T are cut into sequences of T, and the one that does not
+  // fit goes on, as a new sequence, in the next batch.
+  packed,
+  // Rows of T tokens at shuffled places of the token stream, whatever documents lie there; an epoch's rows do not
+  // overlap, and each epoch begins at another offset.
+  windows,
+  // Truncated back-propagation through time: each of B rows walks `segments` consecutive pieces of T tokens; the state
+  // is carried from batch to batch inside such a stretch (Batch::continues).
+  segments,
+};
+const char* name_of(LoaderMode mode);
+LoaderMode loader_mode_from_name(std::string_view name);  // throws Error that lists the names
+
+struct LoaderConfig {
+  LoaderMode mode = LoaderMode::packed;
+  std::int64_t batch = 8;      // B
+  std::int64_t length = 512;   // T
+  std::int64_t segments = 12;  // segments mode: pieces in a stretch; 0: as many as B streams over the whole span allow
+  bool shuffle = true;         // false: in the order of the file
+  std::uint64_t seed = 0;
+  // true: one pass over every target exactly once, the last batch filled up with target -1, then next() is false (for
+  // evaluation). false: epochs without end, batches always full.
+  bool single_pass = false;
+};
+
+// Views of the loader's own memory, valid until the next call of next().
+struct Batch {
+  TensorView tokens;      // i32 [B,T]; packed: [1,B*T]
+  TensorView targets;     // i32, same shape; the following token, -1 where there is none (or it is padding)
+  TensorView cu_seqlens;  // packed: i32 [N+1]; else absent: each row is a sequence
+  std::vector<std::uint8_t> continues;  // [B] 1: the row goes on from where the previous batch's row ended
+  std::int64_t target_count = 0;        // targets that are not -1
+};
+
+class Loader {
+ public:
+  // Throws Error naming the remedy when the span is too short for one row.
+  Loader(TokenSpan span, const LoaderConfig& config);
+
+  // False only at the end of a single pass (then the batch is untouched).
+  bool next(Batch& batch);
+
+  // One line of JSON: what is needed to go on with exactly the batches that would have come. restore() throws Error
+  // when the text is not such a line, or when data or config differ, naming what does.
+  std::string save_state() const;
+  void restore(const std::string& state);
+  void rewind();  // to the state of a new loader
+
+  const LoaderConfig& config() const { return config_; }
+  std::int64_t epoch() const { return epoch_; }
+  std::int64_t tokens_per_epoch() const;  // tokens that go through the model
+  std::int64_t batches_per_pass() const;  // of a single pass
+  // Most sequences any batch can hold (packed), else B: for planning memory.
+  std::int64_t max_sequences() const { return max_sequences_; }
+
+ private:
+  // A run of tokens that fills part of a row.
+  struct Item;
+  void next_packed(Batch& batch);
+  void next_rows(Batch& batch);
+  std::int64_t permuted(std::int64_t epoch, std::int64_t index, std::int64_t count) const;
+  std::int64_t offset_of_epoch(std::int64_t epoch) const;
+
+  TokenSpan span_;
+  LoaderConfig config_;
+  std::vector<std::int64_t> document_begins_;  // packed
+  std::int64_t units_ = 0;                     // documents, windows or stretches in an epoch
+  std::int64_t unit_ = 0;                      // tokens of a window or stretch
+  std::int64_t slack_ = 0;                     // largest offset an epoch may begin at
+  std::int64_t max_sequences_ = 0;
+  // The state.
+  std::int64_t epoch_ = 0;
+  std::int64_t cursor_ = 0;    // units of this epoch already begun (windows, stretches) or done (documents)
+  std::int64_t position_ = 0;  // tokens of the current document already given; segments of the current stretches
+
+  Tensor tokens_, targets_, cu_seqlens_;
+  std::vector<std::int32_t> read_buffer_;
+};
+
+}  // namespace flashgla::data
