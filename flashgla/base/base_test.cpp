@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "flashgla/base/context.h"
+#include "flashgla/base/file.h"
 #include "flashgla/base/tensor.h"
 #include "testing/compare.h"
 #include "testing/random.h"
@@ -107,6 +109,35 @@ TEST(Compare, SeesWhatIsWrong) {
   EXPECT_NE(testing::check_close("x", x, reference, 1e-6), "");
   testing::poison(x);
   EXPECT_NE(testing::check_close("x", x, reference, 1e9), "");
+}
+
+TEST(AtomicFile, IsFoundWholeOrNotAtAll) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "flashgla_atomic_file";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::string path = folder / "a.txt";
+  write_file(path, "first");
+  {
+    AtomicFile file(path);
+    file.write("second, abandoned");
+  }
+  EXPECT_EQ(read_file(path), "first");
+  write_file(path, "");
+  EXPECT_EQ(read_file(path), "");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()), 1);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(AtomicFile, ErrorsNameTheFile) {
+  for (const char* path : {"/nonexistent/folder/file", "/proc"}) {
+    try {
+      read_file(path);
+      FAIL() << path;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_THROW(write_file("/nonexistent/folder/file", "x"), Error);
 }
 
 }  // namespace

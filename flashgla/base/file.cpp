@@ -1,0 +1,111 @@
+#include "flashgla/base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "flashgla/base/error.h"
+
+namespace flashgla {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+  const int reason = errno;
+  throw Error(what + " " + path + ": " + std::strerror(reason));
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail("cannot open", path);
+  struct stat info {};
+  const bool known = ::fstat(descriptor, &info) == 0;
+  if (!known || !S_ISREG(info.st_mode)) {
+    if (known) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    const int reason = errno;
+    ::close(descriptor);
+    errno = reason;
+    fail("cannot read", path);
+  }
+  size_ = static_cast<std::size_t>(info.st_size);
+  if (size_ > 0) {  // an empty file cannot be mapped
+    void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (memory == MAP_FAILED) {
+      const int reason = errno;
+      ::close(descriptor);
+      errno = reason;
+      fail("cannot map", path);
+    }
+    data_ = static_cast<const std::byte*>(memory);
+  }
+  ::close(descriptor);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+AtomicFile::AtomicFile(std::string path)
+    : path_(std::move(path)), temporary_(path_ + ".partial-" + std::to_string(::getpid())) {
+  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail("cannot write", path_);
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!published_) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(const void* data, std::size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, next, bytes);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      fail("cannot write", path_);
+    }
+    next += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+void AtomicFile::close() {
+  if (descriptor_ < 0) return;
+  // Devices and some network file systems have nothing to force.
+  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("cannot write", path_);
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot write", path_);
+}
+
+void AtomicFile::finish() {
+  close();
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
+  published_ = true;
+}
+
+std::string read_file(const std::string& path) {
+  const MappedFile file(path);
+  return std::string(reinterpret_cast<const char*>(file.data()), file.size());
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.finish();
+}
+
+}  // namespace flashgla

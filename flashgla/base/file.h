@@ -1,0 +1,55 @@
+// Files: read-only mappings, and writing under a temporary name so that nothing half-written is ever found.
+// Everything throws Error naming the file and the system's reason.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace flashgla {
+
+// A whole file mapped read-only; move-only.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  const std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Written beside `path` as `path.partial-<process>`; finish() forces it to disk and renames it. Destroyed before that,
+// it leaves nothing behind.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, std::size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  // Forces the content to disk under its temporary name, so that several files can then be published together.
+  void close();
+  void finish();  // close() and rename
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  std::string temporary_;
+  int descriptor_ = -1;
+  bool published_ = false;
+};
+
+std::string read_file(const std::string& path);
+void write_file(const std::string& path, std::string_view content);  // through AtomicFile
+
+}  // namespace flashgla
