@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# From a bare machine to a GLA Transformer that writes: installs what is missing, builds, makes a corpus of small
+# stories, trains a small model, draws its loss curve, and lets it write a paragraph. About five minutes on two cores.
+#   ./quickstart.sh [RUN_FOLDER]   default: runs/quickstart (an interrupted run is continued)
+set -euo pipefail
+cd "$(dirname "$0")"
+run=${1:-runs/quickstart}
+
+scripts/install_dependencies.sh
+scripts/build.sh build flashgla -- -DFLASHGLA_TESTS=OFF
+flashgla=build/bin/flashgla
+
+mkdir -p "$run"
+[ -f "$run/stories.jsonl" ] || "$flashgla" data stories --seed 1 --megabytes 8 --out "$run/stories.jsonl"
+[ -f "$run/tokens/train.bin" ] || "$flashgla" data prepare "$run/stories.jsonl" --out "$run/tokens" --tokenizer byte
+"$flashgla" train --config configs/quickstart.json --data "$run/tokens" --out "$run/model" --resume
+"$flashgla" plot "$run/model" --out "$run/loss.png"
+echo
+echo "The model writes:"
+"$flashgla" generate "$run/model" --prompt "One morning" --max-tokens 400 --temperature 0.8 --seed 1
+cat <<END
+
+Loss curve: $run/loss.png      Model: $run/model
+Next:
+  $flashgla generate $run/model --interactive             talk to it
+  $flashgla train --help                                  train on your own text
+  $flashgla bench                                         how fast the kernels are here
+  $flashgla doctor                                        what this machine can run
+END

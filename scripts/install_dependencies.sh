@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Installs what is missing of the Debian packages that FlashGLA builds with. Says what; does nothing when all is there.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build pkg-config   # build
+  libdnnl-dev                        # oneDNN: matrix products on the CPU
+  libhwy-dev                         # Highway: SIMD with run-time dispatch
+  libsentencepiece-dev               # tokenizer
+  nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev
+  libgtest-dev libgmock-dev          # tests
+  python3-minimal                    # the structure test
+  gnuplot-nox                        # loss curves as PNG
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "error: these Debian packages are missing and there is no apt-get to install them: ${missing[*]}" >&2
+  exit 1
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "error: run as root or install sudo; missing: ${missing[*]}" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "Installing: ${missing[*]}"
+log=$(mktemp)
+if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+       apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "error: installing failed; the whole log is in $log" >&2
+  exit 1
+fi
+rm -f "$log"

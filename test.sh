@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test that this machine can run.
+# Ends with a line "N passed, N failed"; exit code 0 only when none failed.
+#   ./test.sh [REGEX]   only the tests whose names match
+set -euo pipefail
+cd "$(dirname "$0")"
+scripts/install_dependencies.sh
+scripts/build.sh build -- -DFLASHGLA_TESTS=ON
+
+echo "Testing"
+log=build/test.log
+status=0
+ctest --test-dir build --output-on-failure -j "$(nproc)" ${1:+-R "$1"} >"$log" 2>&1 || status=$?
+grep -E '\*\*\*|SKIPPED:|^\[  FAILED  \]' "$log" | sort -u | head -n 60 || true
+total=$(sed -nE 's/^[0-9]+% tests passed, [0-9]+ tests failed out of ([0-9]+)$/\1/p' "$log")
+failed=$(sed -nE 's/^[0-9]+% tests passed, ([0-9]+) tests failed out of [0-9]+$/\1/p' "$log")
+if [ -z "${total:-}" ]; then
+  tail -n 20 "$log" >&2
+  echo "0 passed, 1 failed"
+  exit 1
+fi
+[ "$failed" -eq 0 ] || echo "The whole log: $log"
+echo "$((total - failed)) passed, $failed failed"
+exit "$status"
