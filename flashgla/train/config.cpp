@@ -1,0 +1,244 @@
+#include "flashgla/train/config.h"
+
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <unordered_map>
+
+#include "flashgla/base/dtype.h"
+#include "flashgla/base/error.h"
+#include "flashgla/nn/pass.h"
+
+namespace flashgla::train {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+std::string flag_of(const char* name) {
+  std::string flag = name;
+  for (char& c : flag) c = c == '_' ? '-' : c;
+  return flag;
+}
+
+const Field* find(const std::vector<Field>& list, const std::string& name) {
+  for (const Field& field : list) {
+    if (name == field.name || name == flag_of(field.name)) return &field;
+  }
+  return nullptr;
+}
+
+double parse_number(const std::string& text) {
+  std::size_t used = 0;
+  double value = 0.0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used == 0 || used != text.size() || !std::isfinite(value)) {
+    throw Error("'" + text + "' is not a number");
+  }
+  return value;
+}
+
+void require(bool ok, const char* field, const std::string& actual, const std::string& expected) {
+  if (!ok) throw Error("training configuration", field, "is " + actual, expected);
+}
+
+std::string text_of(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<Field> fields(TrainConfig& c) {
+  return {
+      {"model", "model and data", "a preset (see `flashgla info`), a folder with a config.json, or that file", &c.model},
+      {"initial_weights", "model and data", "folder of a model whose weights the run starts from", &c.initial_weights},
+      {"data", "model and data", "folder made by `flashgla data prepare`, or a text file", &c.data},
+      {"out", "model and data", "run folder: metrics, checkpoints", &c.out},
+      {"train_tokens", "length", "tokens to train on (such as 15B); 0: one pass over the data", &c.train_tokens},
+      {"batch_tokens", "length", "tokens of one update", &c.batch_tokens},
+      {"sequence_length", "length", "tokens of one sequence, or of one segment", &c.sequence_length},
+      {"micro_batch", "length", "sequences of one forward and backward, gradients accumulated; 0: the whole batch",
+       &c.micro_batch},
+      {"order", "length",
+       "packed: whole documents, back to back; segments: long stretches with the state carried; windows: random "
+       "places; automatic: packed, or windows in data of few documents",
+       &c.order},
+      {"segments", "length", "segments of sequence_length through which the state is carried (order segments)",
+       &c.segments},
+      {"learning_rate", "optimizer", "highest learning rate, reached after the warm-up", &c.learning_rate},
+      {"initial_learning_rate", "optimizer", "rate at the start of the warm-up", &c.initial_learning_rate},
+      {"final_learning_rate", "optimizer", "rate at the end of the cosine", &c.final_learning_rate},
+      {"warmup_tokens", "optimizer", "tokens of the warm-up; -1: a fiftieth of train_tokens", &c.warmup_tokens},
+      {"beta1", "optimizer", "AdamW: decay of the first moment", &c.beta1},
+      {"beta2", "optimizer", "AdamW: decay of the second moment", &c.beta2},
+      {"epsilon", "optimizer", "AdamW: added to the root of the second moment", &c.epsilon},
+      {"weight_decay", "optimizer", "decoupled decay of matrices", &c.weight_decay},
+      {"clip_norm", "optimizer", "gradients are scaled down to this global norm; 0: never", &c.clip_norm},
+      {"dtype", "machine", "f32, or bf16 with f32 master weights", &c.dtype},
+      {"device", "machine", "cpu or cuda", &c.device},
+      {"threads", "machine", "CPU threads; 0: all", &c.threads},
+      {"recompute", "machine", "what backward computes again: nothing, activations or block; less memory, more time",
+       &c.recompute},
+      {"seed", "machine", "of the initial weights and the data's order", &c.seed},
+      {"log_every", "records", "steps between rows of metrics.jsonl", &c.log_every},
+      {"evaluate_every", "records", "steps between evaluations on validation data; 0: only at the end",
+       &c.evaluate_every},
+      {"evaluation_tokens", "records", "most tokens of one evaluation; 0: all of the validation data",
+       &c.evaluation_tokens},
+      {"checkpoint_every", "records", "steps between checkpoints; 0: only at the end", &c.checkpoint_every},
+      {"keep_checkpoints", "records", "latest checkpoints kept, beside the best", &c.keep_checkpoints},
+      {"max_skipped_updates", "records", "updates in a row with a non-finite gradient after which the run stops",
+       &c.max_skipped_updates},
+  };
+}
+
+std::int64_t parse_count(const std::string& text) {
+  static const std::unordered_map<char, double> kUnits = {{'K', 1e3}, {'k', 1e3}, {'M', 1e6}, {'m', 1e6},
+                                                          {'B', 1e9}, {'G', 1e9}, {'T', 1e12}};
+  double unit = 1.0;
+  std::string number = text;
+  if (!number.empty() && kUnits.contains(number.back())) {
+    unit = kUnits.at(number.back());
+    number.pop_back();
+  }
+  const double value = parse_number(number) * unit;
+  if (std::abs(value) > 9e15 || std::abs(value - std::round(value)) > 1e-6 * unit) {
+    throw Error("'" + text + "' is not a whole number");
+  }
+  return static_cast<std::int64_t>(std::llround(value));
+}
+
+void set_field(TrainConfig& config, const std::string& name, const std::string& text) {
+  const std::vector<Field> list = fields(config);
+  const Field* field = find(list, name);
+  if (field == nullptr) throw Error("training configuration: there is no field '" + name + "'");
+  try {
+    std::visit(Overloaded{[&](std::string* value) { *value = text; },
+                          [&](std::int64_t* value) { *value = parse_count(text); },
+                          [&](double* value) { *value = parse_number(text); }},
+               field->value);
+  } catch (const Error& error) {
+    throw Error(std::string("training configuration: ") + field->name + ": " + error.what());
+  }
+}
+
+void parse_config(TrainConfig& config, const std::string& json, const std::string& source) {
+  Json root;
+  try {
+    root = Json::parse(json);
+  } catch (const Json::exception& error) {
+    throw Error(source + ": not valid JSON: " + error.what());
+  }
+  if (!root.is_object()) throw Error(source + ": expected a JSON object of training fields");
+  TrainConfig result = config;
+  const std::vector<Field> list = fields(result);
+  for (const auto& [key, value] : root.items()) {
+    if (key.starts_with("_")) continue;  // a comment
+    const Field* field = find(list, key);
+    if (field == nullptr) throw Error(source + ": there is no training field '" + key + "'");
+    const bool text_wanted = std::holds_alternative<std::string*>(field->value);
+    std::string text;
+    if (value.is_string()) {
+      text = value.get<std::string>();
+    } else if (value.is_number() && !text_wanted) {
+      text = value.dump();
+    } else if (value.is_object() && key == "model") {
+      text = value.dump();
+    } else {
+      throw Error(source + ": " + key + " is " + value.dump() + "; expected " + (text_wanted ? "a string" : "a number"));
+    }
+    try {
+      set_field(result, key, text);
+    } catch (const Error& error) {
+      throw Error(source + ": " + error.what());
+    }
+  }
+  config = result;
+}
+
+void load_config(TrainConfig& config, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(path + ": cannot be read; expected a training configuration (see configs/)");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  parse_config(config, text, path);
+}
+
+std::string to_json(const TrainConfig& config) {
+  TrainConfig copy = config;
+  Json root = Json::object();
+  for (const Field& field : fields(copy)) {
+    std::visit(Overloaded{[&](std::string* value) {
+                            const bool object = field.value.index() == 0 && value->starts_with("{");
+                            root[field.name] = object ? Json::parse(*value) : Json(*value);
+                          },
+                          [&](auto* value) { root[field.name] = *value; }},
+               field.value);
+  }
+  return root.dump(2) + "\n";
+}
+
+Schedule TrainConfig::schedule() const {
+  const std::int64_t warmup = warmup_tokens >= 0 ? warmup_tokens : train_tokens / 50;
+  return {initial_learning_rate, learning_rate, final_learning_rate, (warmup + batch_tokens - 1) / batch_tokens,
+          total_steps()};
+}
+
+void TrainConfig::validate() const {
+  const auto number = [](std::int64_t value) { return std::to_string(value); };
+  require(!model.empty(), "model", "empty", "a preset's name or a path");
+  require(!data.empty(), "data", "empty", "a folder made by `flashgla data prepare`, or a text file");
+  require(!out.empty(), "out", "empty", "a folder for the run");
+  require(train_tokens >= 0, "train_tokens", number(train_tokens), "0 (one pass over the data) or more");
+  require(sequence_length >= 1, "sequence_length", number(sequence_length), "at least 1");
+  require(batch_tokens >= sequence_length && batch_tokens % sequence_length == 0, "batch_tokens", number(batch_tokens),
+          "a multiple of sequence_length (" + number(sequence_length) + ")");
+  require(batch_tokens < (std::int64_t{1} << 31), "batch_tokens", number(batch_tokens), "less than 2^31");
+  require(micro_batch >= 0 && (micro_batch == 0 || sequences_per_batch() % micro_batch == 0), "micro_batch",
+          number(micro_batch), "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
+  require(order == "automatic" || order == "packed" || order == "segments" || order == "windows", "order",
+          "'" + order + "'", "automatic, packed, segments or windows");
+  require(segments >= 1, "segments", number(segments), "at least 1");
+  require(segments == 1 || order == "segments", "segments", number(segments), "1, or order 'segments' with it");
+  require(order != "segments" || accumulation() == 1 || segments == 1, "micro_batch", number(micro_batch),
+          "0 with carried states");
+  require(learning_rate > 0.0, "learning_rate", text_of(learning_rate), "a positive number");
+  require(initial_learning_rate >= 0.0 && initial_learning_rate <= learning_rate, "initial_learning_rate",
+          text_of(initial_learning_rate), "between 0 and learning_rate (" + text_of(learning_rate) + ")");
+  require(final_learning_rate >= 0.0 && final_learning_rate <= learning_rate, "final_learning_rate",
+          text_of(final_learning_rate), "between 0 and learning_rate (" + text_of(learning_rate) + ")");
+  require(warmup_tokens >= -1, "warmup_tokens", number(warmup_tokens), "0 or more, or -1 (automatic)");
+  require(train_tokens == 0 || warmup_tokens <= train_tokens, "warmup_tokens", number(warmup_tokens),
+          "at most train_tokens (" + number(train_tokens) + ")");
+  require(beta1 >= 0.0 && beta1 < 1.0, "beta1", text_of(beta1), "in [0, 1)");
+  require(beta2 >= 0.0 && beta2 < 1.0, "beta2", text_of(beta2), "in [0, 1)");
+  require(epsilon > 0.0, "epsilon", text_of(epsilon), "a positive number");
+  require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
+  require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
+  require(dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'", "f32 or bf16");
+  device_from_name(device);
+  nn::recompute_from_name(recompute);
+  require(threads >= 0, "threads", number(threads), "0 (all) or more");
+  require(log_every >= 1, "log_every", number(log_every), "at least 1");
+  require(evaluate_every >= 0, "evaluate_every", number(evaluate_every), "0 or more");
+  require(evaluation_tokens >= 0, "evaluation_tokens", number(evaluation_tokens), "0 or more");
+  require(checkpoint_every >= 0, "checkpoint_every", number(checkpoint_every), "0 or more");
+  require(keep_checkpoints >= 1, "keep_checkpoints", number(keep_checkpoints), "at least 1");
+  require(max_skipped_updates >= 1, "max_skipped_updates", number(max_skipped_updates), "at least 1");
+}
+
+}  // namespace flashgla::train
