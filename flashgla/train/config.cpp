@@ -65,7 +65,8 @@ std::string text_of(double value) {
 
 std::vector<Field> fields(TrainConfig& c) {
   return {
-      {"model", "model and data", "a preset (see `flashgla info`), a folder with a config.json, or that file", &c.model},
+      {"model", "model and data", "a preset (see `flashgla info`), a folder with a config.json, or that file",
+       &c.model},
       {"initial_weights", "model and data", "folder of a model whose weights the run starts from", &c.initial_weights},
       {"data", "model and data", "folder made by `flashgla data prepare`, or a text file", &c.data},
       {"out", "model and data", "run folder: metrics, checkpoints", &c.out},
@@ -128,10 +129,10 @@ void set_field(TrainConfig& config, const std::string& name, const std::string& 
   const Field* field = find(list, name);
   if (field == nullptr) throw Error("training configuration: there is no field '" + name + "'");
   try {
-    std::visit(Overloaded{[&](std::string* value) { *value = text; },
-                          [&](std::int64_t* value) { *value = parse_count(text); },
-                          [&](double* value) { *value = parse_number(text); }},
-               field->value);
+    std::visit(
+        Overloaded{[&](std::string* value) { *value = text; }, [&](std::int64_t* value) { *value = parse_count(text); },
+                   [&](double* value) { *value = parse_number(text); }},
+        field->value);
   } catch (const Error& error) {
     throw Error(std::string("training configuration: ") + field->name + ": " + error.what());
   }
@@ -160,7 +161,8 @@ void parse_config(TrainConfig& config, const std::string& json, const std::strin
     } else if (value.is_object() && key == "model") {
       text = value.dump();
     } else {
-      throw Error(source + ": " + key + " is " + value.dump() + "; expected " + (text_wanted ? "a string" : "a number"));
+      throw Error(source + ": " + key + " is " + value.dump() + "; expected " +
+                  (text_wanted ? "a string" : "a number"));
     }
     try {
       set_field(result, key, text);
@@ -209,7 +211,8 @@ void TrainConfig::validate() const {
           "a multiple of sequence_length (" + number(sequence_length) + ")");
   require(batch_tokens < (std::int64_t{1} << 31), "batch_tokens", number(batch_tokens), "less than 2^31");
   require(micro_batch >= 0 && (micro_batch == 0 || sequences_per_batch() % micro_batch == 0), "micro_batch",
-          number(micro_batch), "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
+          number(micro_batch),
+          "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
   require(order == "automatic" || order == "packed" || order == "segments" || order == "windows", "order",
           "'" + order + "'", "automatic, packed, segments or windows");
   require(segments >= 1, "segments", number(segments), "at least 1");

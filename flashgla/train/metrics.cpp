@@ -91,7 +91,7 @@ std::vector<MetricsRow> read_metrics(const std::string& path) {
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, std::int64_t resume_step) : path_(path) {
-  if (std::filesystem::exists(path)) {
+  if (std::filesystem::is_regular_file(path)) {
     const std::string temporary = path + ".tmp";
     std::string kept;
     for (const MetricsRow& row : read_metrics(path)) {

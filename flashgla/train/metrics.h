@@ -16,10 +16,10 @@ struct MetricsRow {
   double bits_per_byte;
   double perplexity;
   double learning_rate;
-  double gradient_norm;        // before clipping
+  double gradient_norm;  // before clipping
   double tokens_per_second;
-  double flops_per_second;     // model FLOPs: 3 x (2 x matrix parameters + the mixer's) per token
-  double seconds;              // since the run began, interruptions not counted
+  double flops_per_second;  // model FLOPs: 3 x (2 x matrix parameters + the mixer's) per token
+  double seconds;           // since the run began, interruptions not counted
   std::string message;
 
   MetricsRow();

@@ -1,0 +1,207 @@
+// flashgla plot: curves of one or more runs, drawn by gnuplot.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/verbs.h"
+#include "flashgla/base/error.h"
+#include "flashgla/train/metrics.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+struct PlotArguments {
+  std::vector<std::string> runs;
+  std::string out = "loss.png";
+  std::string metric = "loss";
+  std::string x = "step";
+  std::string title;
+  std::vector<std::string> log;
+  int smooth = 0;
+  bool terminal = false;
+};
+
+struct Metric {
+  const char* name;
+  const char* label;
+  double train::MetricsRow::*value;
+};
+constexpr Metric kMetrics[] = {
+    {"loss", "loss (nats per token)", &train::MetricsRow::loss},
+    {"bpb", "bits per byte", &train::MetricsRow::bits_per_byte},
+    {"ppl", "perplexity", &train::MetricsRow::perplexity},
+    {"lr", "learning rate", &train::MetricsRow::learning_rate},
+    {"grad_norm", "gradient norm", &train::MetricsRow::gradient_norm},
+    {"tok/s", "tokens per second", &train::MetricsRow::tokens_per_second},
+    {"flop/s", "model FLOP/s", &train::MetricsRow::flops_per_second},
+};
+
+struct Curve {
+  std::string label;
+  bool evaluation;
+  std::vector<std::pair<double, double>> points;
+};
+
+double x_of(const train::MetricsRow& row, const std::string& x) {
+  if (x == "tokens") return static_cast<double>(row.tokens);
+  if (x == "time") return row.seconds;
+  return static_cast<double>(row.step);
+}
+
+// Mean over `window` neighbouring points.
+std::vector<std::pair<double, double>> smoothed(const std::vector<std::pair<double, double>>& points,
+                                                std::size_t window) {
+  if (window <= 1) return points;
+  std::vector<std::pair<double, double>> result;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const std::size_t half = std::min({window / 2, i, points.size() - 1 - i});
+    double sum = 0.0;
+    for (std::size_t j = i - half; j <= i + half; ++j) sum += points[j].second;
+    result.emplace_back(points[i].first, sum / static_cast<double>(2 * half + 1));
+  }
+  return result;
+}
+
+std::vector<Curve> read_curves(const PlotArguments& arguments, const Metric& metric) {
+  std::vector<Curve> curves;
+  for (const std::string& run : arguments.runs) {
+    const std::filesystem::path given(run);
+    const bool folder = std::filesystem::is_directory(given);
+    const std::filesystem::path file = folder ? given / "metrics.jsonl" : given;
+    if (!std::filesystem::exists(file)) {
+      throw Error(run + ": no metrics.jsonl there; expected the run folder of `flashgla train`");
+    }
+    std::string name = (folder ? given.lexically_normal() : given.parent_path().lexically_normal()).filename().string();
+    if (name.empty() || name == ".") name = run;
+    Curve training{name, false, {}};
+    Curve evaluation{name + " (validation)", true, {}};
+    for (const train::MetricsRow& row : train::read_metrics(file.string())) {
+      const double x = x_of(row, arguments.x);
+      const double y = row.*metric.value;
+      if (!std::isfinite(x) || !std::isfinite(y) || row.kind == "skipped") continue;
+      (row.kind == "eval" ? evaluation : training).points.emplace_back(x, y);
+    }
+    if (training.points.empty() && evaluation.points.empty()) {
+      throw Error(file.string() + ": holds no values of '" + metric.name + "'");
+    }
+    const auto window =
+        arguments.smooth > 0 ? static_cast<std::size_t>(arguments.smooth) : training.points.size() / 100;
+    training.points = smoothed(training.points, window);
+    if (!training.points.empty()) curves.push_back(std::move(training));
+    if (!evaluation.points.empty()) curves.push_back(std::move(evaluation));
+  }
+  return curves;
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (char c : text) result += c == '\'' ? std::string("''") : std::string(1, c);
+  return result + "'";
+}
+
+std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric, const std::vector<Curve>& curves,
+                           const std::string& out) {
+  std::string script;
+  if (arguments.terminal) {
+    const char* columns = std::getenv("COLUMNS");
+    const int width = columns != nullptr ? std::clamp(std::atoi(columns), 40, 300) : 100;
+    script += fmt::format("set terminal dumb noenhanced size {},30\n", width);
+  } else {
+    script += "set terminal pngcairo noenhanced size 1100,700 font 'Sans,12'\nset output " + quoted(out) + "\n";
+    script += "set grid lc rgb '#dddddd'\n";
+  }
+  script += fmt::format("set xlabel '{}'\n", arguments.x == "time"     ? "seconds"
+                                             : arguments.x == "tokens" ? "tokens"
+                                                                       : "step");
+  script += arguments.terminal
+                ? fmt::format("set title {}\n", quoted(arguments.title.empty() ? metric.label : arguments.title))
+                : fmt::format("set ylabel {}\n", quoted(metric.label));
+  if (!arguments.terminal && !arguments.title.empty()) script += "set title " + quoted(arguments.title) + "\n";
+  if (arguments.x == "tokens") script += "set format x '%.1s%c'\n";
+  for (const std::string& axis : arguments.log) script += "set logscale " + axis + "\n";
+  script += "set key top right\n";
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    script += fmt::format("$curve{} << EOD\n", i);
+    for (const auto& [x, y] : curves[i].points) script += fmt::format("{:.10g} {:.10g}\n", x, y);
+    script += "EOD\n";
+  }
+  script += "plot ";
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    const bool dots = curves[i].evaluation || curves[i].points.size() == 1;
+    const char* style =
+        arguments.terminal ? (dots ? "points" : "lines") : (dots ? "linespoints pt 7 ps 0.8 lw 2" : "lines lw 2");
+    script += fmt::format("{}$curve{} with {} title {}", i == 0 ? "" : ", ", i, style, quoted(curves[i].label));
+  }
+  return script + "\n";
+}
+
+void run_gnuplot(const std::string& script) {
+  FILE* pipe = ::popen("gnuplot 2>/dev/null", "w");
+  if (pipe == nullptr) throw Error("plot: gnuplot cannot be started");
+  const bool written = std::fwrite(script.data(), 1, script.size(), pipe) == script.size();
+  const int status = ::pclose(pipe);
+  if (!written || status != 0) {
+    throw Error("plot: gnuplot failed; is it installed (Debian: gnuplot-nox) and the output writable?");
+  }
+}
+
+void run_plot(const PlotArguments& arguments) {
+  const Metric* metric = nullptr;
+  for (const Metric& candidate : kMetrics) {
+    if (arguments.metric == candidate.name) metric = &candidate;
+  }
+  const std::vector<Curve> curves = read_curves(arguments, *metric);
+  if (arguments.terminal) {
+    run_gnuplot(gnuplot_script(arguments, *metric, curves, ""));
+    return;
+  }
+  const std::filesystem::path out(arguments.out);
+  if (out.has_parent_path()) std::filesystem::create_directories(out.parent_path());
+  const std::string temporary = arguments.out + ".tmp";
+  try {
+    run_gnuplot(gnuplot_script(arguments, *metric, curves, temporary));
+    std::filesystem::rename(temporary, out);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
+  fmt::print("{}\n", arguments.out);
+}
+
+}  // namespace
+
+void add_plot(CLI::App& app) {
+  auto arguments = std::make_shared<PlotArguments>();
+  std::vector<std::string> names;
+  for (const Metric& metric : kMetrics) names.emplace_back(metric.name);
+  CLI::App* verb = app.add_subcommand("plot",
+                                      "Draws a metric of one or more runs: a PNG, or text with --terminal.\n"
+                                      "Example: flashgla plot runs/a runs/b --metric bpb --x tokens --out compare.png");
+  verb->add_option("runs", arguments->runs, "Run folders (or metrics.jsonl files)")->required();
+  verb->add_option("--out", arguments->out, "The picture")->capture_default_str();
+  verb->add_option("--metric", arguments->metric, "What is drawn")->capture_default_str()->check(CLI::IsMember(names));
+  verb->add_option("--x", arguments->x, "Horizontal axis")
+      ->capture_default_str()
+      ->check(CLI::IsMember(std::vector<std::string>{"step", "tokens", "time"}));
+  verb->add_option("--title", arguments->title, "Text above the picture");
+  verb->add_option("--log", arguments->log, "Axes with a logarithmic scale")
+      ->delimiter(',')
+      ->check(CLI::IsMember(std::vector<std::string>{"x", "y"}));
+  verb->add_option("--smooth", arguments->smooth, "Mean over this many rows of training; 0: a hundredth of them")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  verb->add_flag("--terminal", arguments->terminal, "Draw with characters on standard output");
+  verb->callback([arguments] { run_plot(*arguments); });
+}
+
+}  // namespace flashgla::cli
