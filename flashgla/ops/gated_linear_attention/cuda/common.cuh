@@ -1,0 +1,112 @@
+// Device helpers shared by the forward, backward and step kernels.
+#pragma once
+
+#include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// ---- elements ----
+
+template <class T>
+struct Element;
+template <>
+struct Element<float> {
+  static __device__ __forceinline__ float load(const float* p) { return *p; }
+  static __device__ __forceinline__ void store(float* p, float x) { *p = x; }
+};
+template <>
+struct Element<__nv_bfloat16> {
+  static __device__ __forceinline__ float load(const __nv_bfloat16* p) { return __bfloat162float(*p); }
+  static __device__ __forceinline__ void store(__nv_bfloat16* p, float x) { *p = __float2bfloat16_rn(x); }
+};
+template <>
+struct Element<__half> {
+  static __device__ __forceinline__ float load(const __half* p) { return __half2float(*p); }
+  static __device__ __forceinline__ void store(__half* p, float x) { *p = __float2half_rn(x); }
+};
+
+// Element `offset` of memory whose dtype is known at run time only (f32, bf16, f16): for gates and slow paths.
+__device__ __forceinline__ float load_as(DType dtype, const void* data, std::int64_t offset) {
+  switch (dtype) {
+    case DType::bf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[offset]);
+    case DType::f16:
+      return __half2float(static_cast<const __half*>(data)[offset]);
+    default:
+      return static_cast<const float*>(data)[offset];
+  }
+}
+__device__ __forceinline__ void store_as(DType dtype, void* data, std::int64_t offset, float x) {
+  switch (dtype) {
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(data)[offset] = __float2bfloat16_rn(x);
+      break;
+    case DType::f16:
+      static_cast<__half*>(data)[offset] = __float2half_rn(x);
+      break;
+    default:
+      static_cast<float*>(data)[offset] = x;
+  }
+}
+
+// ---- gates ----
+
+// Below this a gate of one token, in base 2, is as good as -inf: 2^x is 0 in every dtype. Clamping keeps sums finite.
+constexpr float kHardReset = -4096.0f;
+
+// A natural-log gate in base 2; -inf becomes kHardReset.
+__device__ __forceinline__ float base_2_gate(float g) { return fmaxf(g * kLog2E, kHardReset); }
+
+// Gate of token t (within batch element b), key-value head h, channel k, in base 2; 0 for no gate.
+__device__ __forceinline__ float key_gate(const Params& p, std::int64_t b, std::int64_t t, int h, int k) {
+  if (p.gate == GateKind::none || p.g.data == nullptr) return 0.0f;
+  const std::int64_t channel = p.gate == GateKind::key || p.gate == GateKind::key_value ? k : 0;
+  return base_2_gate(load_as(p.gate_dtype, p.g.data, b * p.g.batch + t * p.g.token + h * p.g.head + channel));
+}
+
+// ---- sequences and chunks ----
+
+struct Span {
+  std::int64_t batch = 0;        // batch element; 0 when packed
+  std::int64_t begin = 0;        // first token within the batch element
+  std::int64_t length = 0;       // tokens; 0 for an empty sequence
+  std::int64_t chunk_begin = 0;  // number of the sequence's first chunk among all chunks of the call
+};
+
+__device__ __forceinline__ std::int64_t sequence_start(const Sequences& s, std::int64_t n) {
+  return s.wide ? static_cast<const std::int64_t*>(s.cu_seqlens)[n] : static_cast<const std::int32_t*>(s.cu_seqlens)[n];
+}
+
+// Sequence n. chunk_begin is only valid after plan_chunks when packed.
+__device__ __forceinline__ Span span_of(const Sequences& s, std::int64_t n) {
+  if (s.cu_seqlens == nullptr) return {n, 0, s.length, n * s.chunks_each()};
+  const std::int64_t begin = sequence_start(s, n);
+  return {0, begin, sequence_start(s, n + 1) - begin, s.chunk_begin == nullptr ? 0 : s.chunk_begin[n]};
+}
+
+// Which sequence chunk number `chunk` of the call belongs to; -1 beyond the last chunk (grids are sized by the bound
+// most_chunks).
+__device__ __forceinline__ std::int64_t sequence_of_chunk(const Sequences& s, std::int64_t chunk) {
+  if (s.cu_seqlens == nullptr) return chunk / s.chunks_each();
+  if (chunk >= s.chunk_begin[s.count]) return -1;
+  std::int64_t low = 0, high = s.count;  // chunk_begin[low] <= chunk < chunk_begin[high]
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (s.chunk_begin[middle] <= chunk ? low : high) = middle;
+  }
+  return low;  // the last n with chunk_begin[n] <= chunk: empty sequences before it are passed over
+}
+
+// ---- 64x64 tiles of 16-bit elements in shared memory ----
+// A tile is 64 rows of 128 bytes; the 16-byte piece p of row r lies at piece p ^ (r % 8): ldmatrix, wgmma (128-byte
+// swizzle, tile aligned to 1024 bytes) and 16-byte copies are all free of bank conflicts. Wider matrices are several
+// tiles side by side.
+constexpr int kTileBytes = 64 * 128;
+
+// Byte offset of the 16-byte piece that holds column 8 * piece of a row.
+__device__ __forceinline__ std::uint32_t tile_piece(int row, int piece) {
+  return static_cast<std::uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4));
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

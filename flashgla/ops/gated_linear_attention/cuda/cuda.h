@@ -1,0 +1,35 @@
+// The CUDA implementations' functions, as the rows of the operator's table call them. No CUDA types here.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/implementations.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Fields of Params that a call's views give; states from outputs.states. `chunk_begin` stays null: see plan_chunks.
+Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+
+// Upper bound of the number of chunks, all sequences together, from the problem alone.
+std::int64_t most_chunks(const Problem& problem);
+
+// When packed: takes chunk_begin from context.scratch() and queues the kernel that fills it. The caller holds the
+// ArenaScope.
+void plan_chunks(Context& context, Params& params);
+
+// Bytes of Outputs.states: the chunk-start states of most_chunks(problem) chunks (params.h).
+std::size_t states_bytes(const Problem& problem);
+
+// Rows of the table. `hopper` stands for the row cuda_sm90.
+Support portable_supports(const Problem& problem, const Architecture& architecture);
+Support hopper_supports(const Problem& problem, const Architecture& architecture);
+void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& output_gradients, const InputGradients& input_gradients);
+void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
+          const TensorView& o);
+
+// Writes params.states for every chunk (o is not touched): what backward calls when forward left no states.
+void chunk_states(Context& context, const Problem& problem, const Params& params);
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

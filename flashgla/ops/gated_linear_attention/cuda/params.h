@@ -1,0 +1,51 @@
+// What kernels are told of a call: pointers, strides in elements, sizes. Plain values, passed by value to kernels.
+// Built by params.cpp from the validated views.
+#pragma once
+
+#include <cstdint>
+
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kChunk = 64;  // tokens of a chunk; chunks start anew with each sequence
+constexpr float kLog2E = 1.4426950408889634f;
+
+// [B, T, heads, channels] with contiguous channels, or [B, T, heads] (channels 1), or [heads] (batch and token 0).
+struct Strided {
+  void* data = nullptr;
+  std::int64_t batch = 0, token = 0, head = 0;
+};
+
+// Where the sequences lie. Chunk c of sequence n is number chunk_begin(n) + c among all chunks of the call.
+struct Sequences {
+  std::int64_t count = 0;                     // N
+  std::int64_t length = 0;                    // T: of each sequence, or of all together when packed
+  const void* cu_seqlens = nullptr;           // device, [N+1]; null: not packed
+  bool wide = false;                          // cu_seqlens is i64, else i32
+  const std::int64_t* chunk_begin = nullptr;  // device, [N+1], written by plan_chunks; null when not packed
+  std::int64_t most_chunks = 0;               // upper bound of the chunks of all sequences, known on the host
+
+  // Chunks of one sequence when not packed.
+  __host__ __device__ std::int64_t chunks_each() const { return (length + kChunk - 1) / kChunk; }
+};
+
+struct Params {
+  Strided q, k, v, g, gv, o;
+  const void* h0 = nullptr;  // f32 [N,G,K,V], contiguous
+  void* ht = nullptr;        // as h0
+  const void* z0 = nullptr;  // f32 [N,G,K]
+  void* zt = nullptr;
+  // Chunk START states, h before the chunk's first token: [chunks, G, K, V], bf16 when q is bf16 or f16, else f32.
+  void* states = nullptr;
+  Sequences sequences;
+  int heads = 1, group = 1;  // G; H / G
+  int key_dim = 1, value_dim = 1;
+  GateKind gate = GateKind::none;
+  FeatureMap feature_map = FeatureMap::identity;
+  DType dtype = DType::f32, gate_dtype = DType::f32;
+  bool normalize = false;
+  float scale = 1.0f;
+};
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
