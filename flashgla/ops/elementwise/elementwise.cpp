@@ -1,0 +1,99 @@
+#include "flashgla/ops/elementwise/elementwise.h"
+
+#include <cstring>
+
+#include "flashgla/base/memory.h"
+#include "flashgla/ops/elementwise/implementations.h"
+#include "flashgla/ops/rows.h"
+
+namespace flashgla::ops::elementwise {
+
+std::span<const Implementation> implementations() {
+  static const Implementation table[] = {kReference};
+  return table;
+}
+
+namespace {
+const Implementation& selected(const char* operation, const Context& context, DType in, DType out) {
+  return select(operation, implementations(), Problem{in, out}, context.architecture(),
+                context.forced_implementation());
+}
+}  // namespace
+
+void add(Context& context, const TensorView& x, const TensorView& y) {
+  const Arguments arguments("add", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("y", y, {x.dtype, accumulator_of(x.dtype)}, x.shape, "x");
+  const Implementation& implementation = selected("add", context, x.dtype, y.dtype);
+  if (!context.planning()) implementation.add_to(context, x, y, y);
+}
+
+void add_to(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  const Arguments arguments("add_to", context);
+  arguments.check("a", a, kFloating);
+  arguments.check("b", b, a.dtype, a.shape, "a");
+  arguments.check("out", out, a.dtype, a.shape, "a");
+  const Implementation& implementation = selected("add_to", context, a.dtype, a.dtype);
+  if (!context.planning()) implementation.add_to(context, a, b, out);
+}
+
+void scale(Context& context, const TensorView& x, double factor) {
+  Arguments("scale", context).check("x", x, kFloating);
+  const Implementation& implementation = selected("scale", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.scale(context, x, factor);
+}
+
+void zero(Context& context, const TensorView& view) {
+  constexpr DTypes kAny{DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u16, DType::u8};
+  Arguments("zero", context).check("view", view, kAny);
+  if (context.planning()) return;
+  if (view.is_contiguous()) {
+    zero_memory(view.data, view.bytes(), view.device);
+    return;
+  }
+  if (view.device.kind != Device::Kind::cpu) {
+    throw Error("zero", "view", "of shape " + to_string(view.shape) + " is not contiguous",
+                "contiguous memory on " + name_of(view.device));
+  }
+  const Rows rows(view);
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  for_each_piece(context, {&rows}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
+    std::memset(static_cast<std::byte*>(view.data) + (rows.offset(row) + begin) * size, 0,
+                static_cast<std::size_t>(count * size));
+  });
+}
+
+void convert(Context& context, const TensorView& src, const TensorView& dst) {
+  const Arguments arguments("convert", context);
+  arguments.check("src", src, kFloating);
+  arguments.check("dst", dst, kFloating, src.shape, "src");
+  const Implementation& implementation = selected("convert", context, src.dtype, dst.dtype);
+  if (!context.planning()) implementation.convert(context, src, dst);
+}
+
+void column_sum(Context& context, const TensorView& dy, const TensorView& db, bool accumulate) {
+  const Arguments arguments("column_sum", context);
+  arguments.check("dy", dy, kFloating);
+  if (dy.rank() < 1) arguments.fail("dy", "has shape []", "[...,N]");
+  arguments.check("db", db, accumulator_of(dy.dtype), Shape({dy.size(-1)}), "dy's last dimension");
+  selected("column_sum", context, dy.dtype, db.dtype).column_sum(context, dy, db, accumulate);
+}
+
+void silu_forward(Context& context, const TensorView& x, const TensorView& y) {
+  const Arguments arguments("silu", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("y", y, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("silu", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.silu_forward(context, x, y);
+}
+
+void silu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  const Arguments arguments("silu", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("dy", dy, x.dtype, x.shape, "x");
+  arguments.check("dx", dx, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("silu", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.silu_backward(context, x, dy, dx);
+}
+
+}  // namespace flashgla::ops::elementwise

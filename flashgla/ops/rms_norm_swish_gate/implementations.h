@@ -1,0 +1,33 @@
+// The table behind the operator. Arguments are validated already.
+#pragma once
+
+#include <span>
+
+#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
+
+namespace flashgla::ops::rms_norm_swish_gate {
+
+struct Problem {
+  DType dtype;
+  DType weight_dtype;  // the dtype when there is no weight
+};
+
+struct Implementation {
+  const char* name;
+  Device::Kind device;
+  Support (*supports)(const Problem&, const Architecture&);
+  void (*forward)(Context&, const TensorView& x, const TensorView& gate, const TensorView& weight, const TensorView& y,
+                  const TensorView& rstd, double epsilon);
+  // Takes its workspace before it looks whether the context is planning.
+  void (*backward)(Context&, const TensorView& x, const TensorView& gate, const TensorView& weight,
+                   const TensorView& rstd, const TensorView& dy, const TensorView& dx, const TensorView& dgate,
+                   const TensorView& dweight);
+};
+
+// Best first, reference last.
+std::span<const Implementation> implementations();
+
+extern const Implementation kReference;
+
+}  // namespace flashgla::ops::rms_norm_swish_gate
