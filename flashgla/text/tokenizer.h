@@ -43,8 +43,12 @@ class Tokenizer {
   // (SentencePiece) or `tokenizer.flashgla.json` (bytes). Throws Error.
   virtual void save(const std::string& folder) const = 0;
 
+  // Specials (bos, eos, padding) stand for no text.
+  virtual bool is_special(std::int32_t id) const = 0;
+
   // The bytes that one token adds to a text; `first` says that nothing precedes it (SentencePiece models that put a
-  // space before the text drop it there). Not a whole character always: see StreamDecoder.
+  // space before the text drop it there). Not a whole character always: see StreamDecoder. Throws Error when the id is
+  // out of range.
   virtual std::string token_bytes(std::int32_t id, bool first) const = 0;
 };
 
@@ -79,12 +83,13 @@ struct SentencePieceTraining {
   int threads = 1;
 };
 
-// Calls its argument with pieces of text, in any cut.
-using TextSource = std::function<void(const std::function<void(std::string_view)>&)>;
+// Fills in the next piece of text, in any cut; false at the end.
+using TextSource = std::function<bool(std::string&)>;
 
-// Trains on the given text: identity normalisation, no dummy prefix, byte fallback, digits apart, newline as a byte
-// piece; so the tokenizer is lossless. Equal texts and settings give equal models. Throws Error when the text is too
-// small for the vocabulary, naming the largest size that would do.
+// Trains on the given text (a seeded sample of its lines when there are more than four million): identity
+// normalisation, no dummy prefix, byte fallback, digits apart, newline as a byte piece; so the tokenizer is lossless.
+// Equal texts and settings give equal models. Throws Error when the text is too small for the vocabulary, naming the
+// largest size that would do.
 std::unique_ptr<Tokenizer> train_sentencepiece(const TextSource& text, const SentencePieceTraining& training);
 
 // From a folder (`tokenizer.model`, `tokenizer.flashgla.json`) or from such a file. Throws Error that lists what was
