@@ -1,0 +1,410 @@
+#include "flashgla/ops/gated_linear_attention/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "flashgla/base/memory.h"
+#include "testing/compare.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::gated_linear_attention {
+
+namespace {
+
+DType gate_dtype_of(const Case& c) { return c.dtype == DType::f64 ? DType::f64 : c.gate_dtype; }
+
+std::int64_t total_length(const Case& c) {
+  if (c.lengths.empty()) return c.length;
+  std::int64_t total = 0;
+  for (const std::int64_t length : c.lengths) total += length;
+  return total;
+}
+
+// q | k | v side by side in one tensor [B, T, H K + G K + G V], as a fused projection leaves them.
+std::vector<TensorView> fused_views(const Tensor& fused, std::int64_t query_heads, std::int64_t heads, std::int64_t K,
+                                    std::int64_t V) {
+  const std::int64_t q = query_heads * K;
+  const std::int64_t k = heads * K;
+  return {fused.view().slice(2, 0, q).split_last(query_heads), fused.view().slice(2, q, q + k).split_last(heads),
+          fused.view().slice(2, q + k, q + k + heads * V).split_last(heads)};
+}
+
+double gate_value(const Case& c, std::uint64_t seed, std::uint64_t index) {
+  if (c.gate_values == GateValues::trained) {
+    return -std::log1p(std::exp(-testing::normal(seed, index))) / 16.0;
+  }
+  const double u = testing::uniform(seed, index);
+  if (u < 0.45) return 0.0;
+  if (u < 0.70) return -1e-4;
+  if (u < 0.90) return -1.0;
+  if (u < 0.97) return -50.0;
+  return -std::numeric_limits<double>::infinity();
+}
+
+// Constant gates are few: one of each value rather than a draw.
+double constant_gate_value(const Case& c, std::int64_t head) {
+  if (c.gate_values == GateValues::trained) return std::log1p(-std::exp2(-5.0 - static_cast<double>(head)));
+  const double values[] = {-1.0, -1e-4, -50.0, 0.0, -std::numeric_limits<double>::infinity()};
+  return values[head % 5];
+}
+
+// A tensor of this shape with room between its tokens.
+TensorView with_gaps(const Shape& shape, DType dtype, std::vector<Tensor>& storage) {
+  const std::int64_t heads = shape[2];
+  const std::int64_t channels = shape.rank() == 4 ? shape[3] : 1;
+  storage.push_back(Tensor::empty(Shape({shape[0], shape[1], heads * channels + 3}), dtype));
+  testing::poison(storage.back());
+  const TensorView part = storage.back().view().slice(2, 0, heads * channels);
+  return shape.rank() == 4 ? part.split_last(heads) : part;
+}
+
+TensorView filled(const Shape& shape, DType dtype, bool strided, std::uint64_t seed, std::vector<Tensor>& storage) {
+  if (strided && shape.rank() >= 3 && shape.rank() <= 4) {
+    const TensorView view = with_gaps(shape, dtype, storage);
+    copy(testing::random_normal(shape, dtype, seed), view);
+    return view;
+  }
+  storage.push_back(testing::random_normal(shape, dtype, seed));
+  return storage.back();
+}
+
+TensorView poisoned(const Shape& shape, DType dtype, std::vector<Tensor>& storage) {
+  storage.push_back(Tensor::empty(shape, dtype));
+  testing::poison(storage.back());
+  return storage.back();
+}
+
+// The views of inputs, results and gradients in one list, so that each is walked in one place.
+std::vector<TensorView*> views_of(CaseData& data) {
+  return {&data.in.q,  &data.in.k,          &data.in.v,      &data.in.g,       &data.in.gv,     &data.in.h0,
+          &data.in.z0, &data.in.cu_seqlens, &data.d_out.d_o, &data.d_out.d_ht, &data.d_out.d_zt};
+}
+
+std::vector<TensorView*> views_of(Results& r) {
+  return {&r.out.o,   &r.out.ht,  &r.out.zt,   &r.out.states, &r.d_in.dq, &r.d_in.dk,
+          &r.d_in.dv, &r.d_in.dg, &r.d_in.dgv, &r.d_in.dh0,   &r.d_in.dz0};
+}
+
+}  // namespace
+
+TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage) {
+  if (!view) return {};
+  std::int64_t span = 1;
+  for (int i = 0; i < view.rank(); ++i) span += (view.size(i) - 1) * view.stride[i];
+  storage.push_back(Tensor::empty(Shape({span}), view.dtype, device));
+  copy_memory(storage.back()->data, device, view.data, view.device,
+              static_cast<std::size_t>(span) * size_of(view.dtype));
+  TensorView result = view;
+  result.data = storage.back()->data;
+  result.device = device;
+  return result;
+}
+
+std::string describe_case(const Case& c) {
+  std::string text = "B" + std::to_string(c.lengths.empty() ? c.batch : 1) + " T" + std::to_string(total_length(c)) +
+                     " H" + std::to_string(c.query_heads);
+  if (c.heads != c.query_heads) text += " G" + std::to_string(c.heads);
+  text += " K" + std::to_string(c.key_dim) + " V" + std::to_string(c.value_dim) + " " + name_of(c.dtype) + " " +
+          name_of(c.gate) + " gate";
+  if (!c.lengths.empty()) text += ", " + std::to_string(c.lengths.size()) + " packed";
+  if (c.normalize) text += ", normalized";
+  return text;
+}
+
+CaseData make_data(const Case& c, std::uint64_t seed) {
+  const bool packed = !c.lengths.empty();
+  const std::int64_t B = packed ? 1 : c.batch;
+  const std::int64_t T = total_length(c);
+  const std::int64_t N = packed ? static_cast<std::int64_t>(c.lengths.size()) : B;
+  const std::int64_t K = c.key_dim;
+  const std::int64_t V = c.value_dim;
+  const DType state_dtype = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+  seed *= 1000;
+
+  CaseData data;
+  std::vector<Tensor>& storage = data.storage;
+  Inputs& in = data.in;
+  if (c.strided) {
+    storage.push_back(testing::random_normal(Shape({B, T, c.query_heads * K + c.heads * (K + V)}), c.dtype, seed + 1));
+    const auto views = fused_views(storage.back(), c.query_heads, c.heads, K, V);
+    in.q = views[0];
+    in.k = views[1];
+    in.v = views[2];
+  } else {
+    in.q = filled(Shape({B, T, c.query_heads, K}), c.dtype, false, seed + 1, storage);
+    in.k = filled(Shape({B, T, c.heads, K}), c.dtype, false, seed + 2, storage);
+    in.v = filled(Shape({B, T, c.heads, V}), c.dtype, false, seed + 3, storage);
+  }
+  auto gate = [&](const Shape& shape, std::uint64_t stream) {
+    Tensor values = Tensor::empty(shape, DType::f64);
+    for (std::int64_t i = 0; i < values->numel(); ++i) {
+      values.as<double>()[i] =
+          shape.rank() == 1 ? constant_gate_value(c, i) : gate_value(c, seed + stream, static_cast<std::uint64_t>(i));
+    }
+    TensorView view = c.strided && shape.rank() > 1 ? with_gaps(shape, gate_dtype_of(c), storage)
+                                                    : poisoned(shape, gate_dtype_of(c), storage);
+    copy(values, view);
+    return view;
+  };
+  switch (c.gate) {
+    case GateKind::none:
+      break;
+    case GateKind::constant:
+      in.g = gate(Shape({c.heads}), 4);
+      break;
+    case GateKind::scalar:
+      in.g = gate(Shape({B, T, c.heads}), 4);
+      break;
+    case GateKind::key:
+      in.g = gate(Shape({B, T, c.heads, K}), 4);
+      break;
+    case GateKind::key_value:
+      in.g = gate(Shape({B, T, c.heads, K}), 4);
+      in.gv = gate(Shape({B, T, c.heads, V}), 5);
+      break;
+  }
+  if (c.states) {
+    in.h0 = filled(Shape({N, c.heads, K, V}), state_dtype, false, seed + 6, storage);
+    data.d_out.d_ht = filled(Shape({N, c.heads, K, V}), state_dtype, false, seed + 9, storage);
+    if (c.normalize) {
+      // The normaliser's state is a sum of positive features.
+      in.z0 = filled(Shape({N, c.heads, K}), state_dtype, false, seed + 7, storage);
+      const Tensor z0 = testing::converted(in.z0, DType::f64);
+      for (std::int64_t i = 0; i < z0->numel(); ++i) z0.as<double>()[i] = std::abs(z0.as<double>()[i]);
+      copy(z0, in.z0);
+      data.d_out.d_zt = filled(Shape({N, c.heads, K}), state_dtype, false, seed + 10, storage);
+    }
+  }
+  if (packed) {
+    storage.push_back(Tensor::empty(Shape({N + 1}), DType::i32));
+    auto* offsets = storage.back().as<std::int32_t>();
+    offsets[0] = 0;
+    for (std::int64_t n = 0; n < N; ++n) offsets[n + 1] = offsets[n] + static_cast<std::int32_t>(c.lengths[n]);
+    in.cu_seqlens = storage.back();
+  }
+  data.d_out.d_o = filled(Shape({B, T, c.query_heads, V}), c.dtype, c.strided, seed + 8, storage);
+  data.options.feature_map = c.feature_map;
+  data.options.normalize = c.normalize;
+  return data;
+}
+
+CaseData on_device(const CaseData& data, Device device) {
+  CaseData result;
+  result.in = data.in;
+  result.d_out = data.d_out;
+  result.options = data.options;
+  for (TensorView* view : views_of(result)) *view = mirrored(*view, device, result.storage);
+  return result;
+}
+
+CaseData as_float64(const CaseData& data) {
+  CaseData result;
+  result.in = data.in;
+  result.d_out = data.d_out;
+  result.options = data.options;
+  for (TensorView* view : views_of(result)) {
+    if (!*view || !is_floating(view->dtype)) continue;
+    result.storage.push_back(testing::converted(*view, DType::f64));
+    *view = result.storage.back();
+  }
+  return result;
+}
+
+Results make_results(const CaseData& data, bool final_state, std::size_t states_bytes) {
+  const Problem p = describe(data.in, data.options);
+  const DType state_dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const Device device = data.in.q.device;
+  const bool strided = !data.in.q.is_contiguous();
+  Results host;
+  std::vector<Tensor>& storage = host.storage;
+  const Shape h({p.sequences, p.heads, p.key_dim, p.value_dim});
+  const Shape z({p.sequences, p.heads, p.key_dim});
+  const Shape o({p.batch, p.length, p.query_heads, p.value_dim});
+  host.out.o = strided ? with_gaps(o, p.dtype, storage) : poisoned(o, p.dtype, storage);
+  if (final_state) {
+    host.out.ht = poisoned(h, state_dtype, storage);
+    if (p.normalize) host.out.zt = poisoned(z, state_dtype, storage);
+  }
+  if (states_bytes > 0) {
+    host.out.states = poisoned(Shape({static_cast<std::int64_t>(states_bytes)}), DType::u8, storage);
+    std::fill_n(host.out.states.as<std::uint8_t>(), states_bytes, std::uint8_t{0xff});
+  }
+  if (strided) {
+    storage.push_back(Tensor::empty(
+        Shape({p.batch, p.length, p.query_heads * p.key_dim + p.heads * (p.key_dim + p.value_dim)}), p.dtype));
+    testing::poison(storage.back());
+    const auto views = fused_views(storage.back(), p.query_heads, p.heads, p.key_dim, p.value_dim);
+    host.d_in.dq = views[0];
+    host.d_in.dk = views[1];
+    host.d_in.dv = views[2];
+  } else {
+    host.d_in.dq = poisoned(data.in.q.shape, p.dtype, storage);
+    host.d_in.dk = poisoned(data.in.k.shape, p.dtype, storage);
+    host.d_in.dv = poisoned(data.in.v.shape, p.dtype, storage);
+  }
+  auto gate_gradient = [&](const TensorView& gate) {
+    if (!gate) return TensorView();
+    const DType dtype = p.gate == GateKind::constant ? state_dtype : p.gate_dtype;
+    return strided && gate.rank() > 1 ? with_gaps(gate.shape, dtype, storage) : poisoned(gate.shape, dtype, storage);
+  };
+  host.d_in.dg = gate_gradient(data.in.g);
+  host.d_in.dgv = gate_gradient(data.in.gv);
+  if (data.in.h0) host.d_in.dh0 = poisoned(h, state_dtype, storage);
+  if (data.in.z0) host.d_in.dz0 = poisoned(z, state_dtype, storage);
+  if (device.kind == Device::Kind::cpu) return host;
+  Results result;
+  result.out = host.out;
+  result.d_in = host.d_in;
+  for (TensorView* view : views_of(result)) *view = mirrored(*view, device, result.storage);
+  return result;
+}
+
+Results on_cpu(const Results& results) {
+  Results host;
+  host.out = results.out;
+  host.d_in = results.d_in;
+  for (TensorView* view : views_of(host)) *view = mirrored(*view, Device::cpu(), host.storage);
+  return host;
+}
+
+namespace {
+std::vector<NamedView> present(std::initializer_list<NamedView> all) {
+  std::vector<NamedView> result;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(result),
+               [](const NamedView& v) { return static_cast<bool>(v.view); });
+  return result;
+}
+}  // namespace
+
+std::vector<NamedView> outputs_of(const Results& r) {
+  return present({{"o", r.out.o, false}, {"ht", r.out.ht, false}, {"zt", r.out.zt, false}});
+}
+
+std::vector<NamedView> gradients_of(const Results& r) {
+  return present({{"dq", r.d_in.dq, true},
+                  {"dk", r.d_in.dk, true},
+                  {"dv", r.d_in.dv, true},
+                  {"dg", r.d_in.dg, true},
+                  {"dgv", r.d_in.dgv, true},
+                  {"dh0", r.d_in.dh0, true},
+                  {"dz0", r.d_in.dz0, true}});
+}
+
+Results reference_results(const CaseData& data, bool final_state, bool gradients) {
+  const CaseData exact = as_float64(data);
+  Results results = make_results(exact, final_state, 0);
+  Context context;
+  context.force_implementation("reference");
+  forward(context, exact.in, results.out, exact.options);
+  if (gradients) backward(context, exact.in, results.out, exact.d_out, results.d_in, exact.options);
+  return results;
+}
+
+double tolerance(DType dtype, bool gradient) {
+  const double rounding = dtype == DType::bf16 || dtype == DType::f16 ? 0.64 * epsilon(dtype) : 0.0;
+  const double accumulation = dtype == DType::f64 ? 2.2e4 * epsilon(DType::f64) : 84.0 * epsilon(DType::f32);
+  return (gradient ? 2.0 : 1.0) * (rounding + accumulation);
+}
+
+const std::vector<Case>& conformance_cases() {
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> list;
+    auto add = [&](std::string name, Case c) {
+      c.name = std::move(name);
+      list.push_back(std::move(c));
+    };
+    const GateKind kinds[] = {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key, GateKind::key_value};
+    const std::pair<GateValues, const char*> values[] = {{GateValues::trained, "trained"},
+                                                         {GateValues::extreme, "extreme"}};
+    const std::vector<std::int64_t> ragged = {0, 5, 64, 0, 0, 1, 130, 63, 0};
+
+    for (const GateKind kind : kinds) {
+      const std::string gate = std::string(name_of(kind)) + "_";
+      for (const auto& [value, value_name] : values) {
+        if (kind == GateKind::none && value == GateValues::extreme) continue;
+        add(gate + value_name, {.heads = 2, .gate = kind, .gate_values = value});
+        add(gate + value_name + "_T257", {.batch = 1,
+                                          .length = 257,
+                                          .query_heads = 5,
+                                          .heads = 5,
+                                          .key_dim = 16,
+                                          .value_dim = 24,
+                                          .gate = kind,
+                                          .gate_values = value});
+        add(gate + value_name + "_packed", {.gate = kind, .gate_values = value, .lengths = ragged});
+      }
+      add(gate + "grouped", {.query_heads = 6, .heads = 2, .gate = kind});
+      add(gate + "one_group_packed_strided",
+          {.query_heads = 3, .heads = 1, .gate = kind, .lengths = ragged, .strided = true});
+      add(gate + "strided", {.query_heads = 2, .gate = kind, .strided = true});
+      add(gate + "without_states", {.gate = kind, .states = false});
+      for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
+        const std::string type = name_of(dtype);
+        add(gate + type, {.length = 130, .gate = kind, .dtype = dtype});
+        if (kind != GateKind::none) {
+          add(gate + type + "_extreme",
+              {.length = 130, .gate = kind, .gate_values = GateValues::extreme, .dtype = dtype});
+        }
+      }
+      if (kind != GateKind::none) {
+        add(gate + "bf16_gate_bf16", {.gate = kind, .dtype = DType::bf16, .gate_dtype = DType::bf16, .strided = true});
+        add(gate + "f16_gate_f16", {.gate = kind, .dtype = DType::f16, .gate_dtype = DType::f16});
+      }
+    }
+    for (const std::int64_t length : {1, 2, 15, 16, 17, 31, 63, 64, 127, 128, 300}) {
+      for (const auto& [value, value_name] : values) {
+        add("T" + std::to_string(length) + "_" + value_name, {.length = length, .gate_values = value});
+      }
+      add("T" + std::to_string(length) + "_bf16",
+          {.length = length, .key_dim = 64, .value_dim = 64, .dtype = DType::bf16});
+    }
+    const std::pair<std::int64_t, std::int64_t> dimensions[] = {
+        {1, 1},    {1, 64},    {64, 1},    {3, 5},     {17, 33},   {64, 64},  {100, 20},
+        {20, 100}, {128, 256}, {250, 130}, {256, 512}, {511, 257}, {512, 512}};
+    for (const auto& [K, V] : dimensions) {
+      const std::string name = "K" + std::to_string(K) + "_V" + std::to_string(V);
+      const std::int64_t length = K * V > 100000 ? 70 : 129;
+      add(name, {.batch = 1, .length = length, .query_heads = 1, .heads = 1, .key_dim = K, .value_dim = V});
+      add(name + "_bf16", {.batch = 1,
+                           .length = length,
+                           .query_heads = 1,
+                           .heads = 1,
+                           .key_dim = K,
+                           .value_dim = V,
+                           .dtype = DType::bf16});
+      add(name + "_key_value_extreme", {.batch = 1,
+                                        .length = length,
+                                        .query_heads = 1,
+                                        .heads = 1,
+                                        .key_dim = K,
+                                        .value_dim = V,
+                                        .gate = GateKind::key_value,
+                                        .gate_values = GateValues::extreme});
+    }
+    for (const FeatureMap map : {FeatureMap::elu_plus_one, FeatureMap::relu}) {
+      const std::string name = name_of(map);
+      add(name, {.gate = GateKind::none, .feature_map = map});
+      add(name + "_key", {.gate = GateKind::key, .feature_map = map});
+      add(name + "_normalized", {.gate = GateKind::none, .feature_map = map, .normalize = true});
+      add(name + "_normalized_packed_grouped", {.query_heads = 4,
+                                                .heads = 2,
+                                                .gate = GateKind::none,
+                                                .lengths = ragged,
+                                                .feature_map = map,
+                                                .normalize = true,
+                                                .strided = true});
+      add(name + "_normalized_without_states",
+          {.length = 130, .gate = GateKind::none, .feature_map = map, .normalize = true, .states = false});
+      add(name + "_normalized_bf16",
+          {.gate = GateKind::none, .dtype = DType::bf16, .feature_map = map, .normalize = true});
+      add(name + "_normalized_f64",
+          {.gate = GateKind::none, .dtype = DType::f64, .feature_map = map, .normalize = true});
+    }
+    return list;
+  }();
+  return cases;
+}
+
+}  // namespace flashgla::ops::gated_linear_attention

@@ -1,0 +1,86 @@
+// The problems that test and bench share, their data, and the float64 reference's answer to them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::ops::gated_linear_attention {
+
+enum class GateValues : std::uint8_t {
+  trained,  // logsigmoid(normal) / 16: what the GLA layer feeds
+  extreme,  // 0, -1e-4, -1, -50 and -inf, mixed over channels, time and heads
+};
+
+struct Case {
+  std::string name;
+  std::int64_t batch = 2;
+  std::int64_t length = 65;
+  std::int64_t query_heads = 2;
+  std::int64_t heads = 2;
+  std::int64_t key_dim = 32;
+  std::int64_t value_dim = 48;
+  GateKind gate = GateKind::key;
+  GateValues gate_values = GateValues::trained;
+  DType dtype = DType::f32;
+  DType gate_dtype = DType::f32;      // f64 is forced with f64
+  std::vector<std::int64_t> lengths;  // packed sequences; batch and length then follow from them
+  FeatureMap feature_map = FeatureMap::identity;
+  bool normalize = false;
+  bool strided = false;  // q | k | v as slices of one tensor, the others with gaps between tokens
+  bool states = true;    // initial and final state given and wanted, gradients too
+};
+
+// "B2 T65 H2 K32 V48 f32 key gate": what a bench prints.
+std::string describe_case(const Case& c);
+
+// Correctness: every gate kind, odd lengths and dimensions, every dtype, packing, strides, groups, feature maps.
+const std::vector<Case>& conformance_cases();
+
+// Inputs and output gradients of a case, seeded; the storage behind the views.
+struct CaseData {
+  Inputs in;
+  OutputGradients d_out;
+  Options options;
+  std::vector<Tensor> storage;
+};
+CaseData make_data(const Case& c, std::uint64_t seed = 1);
+
+// The same values on another device, strides kept.
+CaseData on_device(const CaseData& data, Device device);
+// The same values in float64, contiguous, on the CPU: what the reference is asked.
+CaseData as_float64(const CaseData& data);
+
+// Everything the operator can be asked for, filled with NaN. Laid out like the inputs.
+struct Results {
+  Outputs out;
+  InputGradients d_in;
+  std::vector<Tensor> storage;
+};
+Results make_results(const CaseData& data, bool final_state, std::size_t states_bytes);
+Results on_cpu(const Results& results);
+
+// Memory of the view's elements with its strides, on the device; the same bytes.
+TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage);
+
+struct NamedView {
+  const char* name;
+  TensorView view;
+  bool gradient;
+};
+// o, ht, zt and the gradients, absent ones left out.
+std::vector<NamedView> outputs_of(const Results& results);
+std::vector<NamedView> gradients_of(const Results& results);
+
+// The reference's answer, in float64 from exactly the case's rounded inputs.
+Results reference_results(const CaseData& data, bool final_state, bool gradients);
+
+// Bound on the relative error (2-norm), derived: the rounding of operands and result to the dtype, half a unit each at
+// most, which adds to 0.64 of a unit in the norm; plus fp32 accumulation (f64: float64) over the channels and the
+// sequence, 84 units observed as a random walk over the largest cases. Gradients go through two products instead of
+// one: twice that. f64 5e-12, f32 1e-5, bf16 5e-3, fp16 6.4e-4.
+double tolerance(DType dtype, bool gradient);
+
+}  // namespace flashgla::ops::gated_linear_attention

@@ -1,0 +1,15 @@
+#include "flashgla/ops/gated_linear_attention/implementations.h"
+
+#include "flashgla/ops/gated_linear_attention/reference.h"
+
+namespace flashgla::ops::gated_linear_attention {
+
+std::span<const Implementation> implementations() {
+  static constexpr Implementation rows[] = {
+      {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, reference::forward,
+       reference::backward, reference::step},
+  };
+  return rows;
+}
+
+}  // namespace flashgla::ops::gated_linear_attention
