@@ -10,6 +10,9 @@ if(FLASHGLA_SANITIZE)
   target_link_options(flashgla_options INTERFACE -fsanitize=${FLASHGLA_SANITIZE})
 endif()
 
+# SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (SSE2 on x86-64, NEON on Arm).
+set(FLASHGLA_SIMD_TARGETS "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL)")
+
 # Libraries built so far, in order; the installed package exports all of them.
 set_property(GLOBAL PROPERTY FLASHGLA_LIBRARIES "")
 
