@@ -3,9 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "flashgla/mixers/config.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
 
@@ -27,11 +30,12 @@ class Mixer {
 
   virtual void for_each_parameter(const nn::ParameterVisitor& visit) = 0;
 
-  // What a layer carries for this many sequences.
+  // What a layer carries for this many sequences. All entries of a model have one dtype: f32, or f64 with f64.
   virtual std::vector<StateEntry> state_layout(std::int64_t sequences) const = 0;
 
   // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
-  // state that they end with (they may be the same memory).
+  // state that they end with; no overlap, and with pass.saved `before` stays as it is until backward. y absent: only
+  // what backward needs (and `after`) is computed.
   virtual void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                        const LayerState& after) = 0;
 
@@ -42,5 +46,16 @@ class Mixer {
   // One token a sequence: x, y [B,D]; the state is updated in place.
   virtual void step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) = 0;
 };
+
+// One row a mixer.
+struct Registration {
+  const char* name;  // "model_type" in config.json
+  const char* summary;
+  // Throws Error naming the field when the config asks for what the mixer cannot do.
+  std::unique_ptr<Mixer> (*create)(const MixerConfig& config, std::int64_t layer);
+};
+
+std::span<const Registration> registry();
+const Registration& find_mixer(std::string_view name);  // throws Error that lists the names
 
 }  // namespace flashgla::mixers

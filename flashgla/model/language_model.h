@@ -9,73 +9,114 @@
 #include "flashgla/model/config.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
+#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::model {
 
 class Block;
 
+// The parts of a model that have parameters.
+struct Layers {
+  explicit Layers(const ModelConfig& config);
+  ~Layers();
+  void for_each_parameter(const nn::ParameterVisitor& visit);
+
+  nn::Parameter embedding;
+  std::vector<std::unique_ptr<Block>> blocks;
+  nn::RMSNorm final_norm;
+  std::vector<nn::Parameter> head;  // none with tied embeddings, or one
+};
+
+// Names and shapes of the parameters of a model of this shape, in the model's order, without memory for them.
+std::vector<nn::Parameter> describe_parameters(const ModelConfig& config);
+
 // What generation carries: the state of every layer for a number of sequences. Constant in the length.
 class DecodeState {
  public:
-  DecodeState(const std::vector<std::unique_ptr<mixers::Mixer>*>& mixers, std::int64_t sequences, Device device);
+  // layouts: of each layer, for that many sequences (Mixer::state_layout). All zeros.
+  DecodeState(std::vector<std::vector<mixers::StateEntry>> layouts, std::int64_t sequences, Device device);
 
   std::int64_t sequences() const { return sequences_; }
-  std::int64_t position = 0;  // tokens seen so far (of the longest sequence); informative
   const mixers::LayerState& layer(std::size_t index) const { return layers_[index]; }
   std::size_t layer_count() const { return layers_.size(); }
   const std::vector<mixers::StateEntry>& layout(std::size_t index) const { return layouts_[index]; }
-  std::size_t bytes() const { return memory_.view().bytes(); }
-  void reset();                        // all zeros: the start of a sequence
+  std::size_t bytes() const { return memory_->bytes(); }
+  const TensorView& all() const { return memory_.view(); }  // flat, every layer
+  // Views of another flat tensor as this state's layer: for a copy of it.
+  mixers::LayerState layer_of(const TensorView& flat, std::size_t index) const;
+
+  void reset();  // all zeros: the start of a sequence
   void reset_sequence(std::int64_t i);
+
+  // What each sequence has seen since its reset: how many tokens, and their hash in order. Kept by prefill and step
+  // on the CPU; zero elsewhere.
+  struct History {
+    std::int64_t tokens = 0;
+    std::uint64_t hash = 0;
+    void add(std::int32_t token);
+    friend bool operator==(const History&, const History&) = default;
+  };
+  std::vector<History> history;
 
  private:
   std::int64_t sequences_;
+  std::vector<std::vector<mixers::StateEntry>> layouts_;
   Tensor memory_;
   std::vector<mixers::LayerState> layers_;
-  std::vector<std::vector<mixers::StateEntry>> layouts_;
 };
 
 class LanguageModel {
  public:
   // dtype: of parameters and activations while training (f32, bf16; f64 for gradient checks). For inference the
-  // parameters keep `dtype` and activations are f32 (on CPU).
+  // parameters keep `dtype` and activations are f32 (f64 with f64). Parameters are not initialised.
   LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training);
-  ~LanguageModel();
+  LanguageModel(const LanguageModel&) = delete;
+  LanguageModel& operator=(const LanguageModel&) = delete;
 
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  bool training() const { return training_; }
   nn::ParameterStore& parameters() { return *store_; }
   const nn::ParameterStore& parameters() const { return *store_; }
 
   DecodeState make_state(std::int64_t sequences) const;
 
-  // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log).
-  // With `state`, sequences start from it and leave their end state in it; null: they start from zeros.
-  // Used for evaluation: nothing is kept.
+  // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
+  // with f64). Packed sequences: pass.cu_seqlens, B = 1. With `state`, sequences start from it and leave their end
+  // state in it; null: they start from zeros. Used for evaluation: pass.saved is not looked at, nothing is kept.
   void evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
                 DecodeState* state = nullptr);
 
-  // As evaluate, and adds d(gradient_scale * sum of losses) to the parameters' gradients. Needs pass.saved; releases
-  // what it took of it.
+  // As evaluate, and adds d(gradient_scale * sum of losses) to the parameters' gradients. No gradient flows into
+  // `state` (truncated back-propagation through time). Needs a training model and pass.saved; releases what it took.
   void forward_backward(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
                         double gradient_scale, DecodeState* state = nullptr);
 
-  // Logits f32 [N,V] after the last token of each of N sequences, in chunk form: tokens i32 [total], cu_seqlens i32
-  // [N+1] (each sequence at least one token). Sequences start from `state` and leave their end state in it.
+  // Logits f32 [N,V] (f64 with f64) after the last token of each of N sequences, in chunk form: tokens i32 [total],
+  // cu_seqlens i32 [N+1] (each sequence at least one token). Sequences start from `state` and leave their end state
+  // in it.
   void prefill(Context& context, const TensorView& tokens, const TensorView& cu_seqlens, DecodeState& state,
                const TensorView& logits);
 
-  // One token a sequence in recurrent form: tokens i32 [N], logits f32 [N,V].
+  // One token a sequence in recurrent form: tokens i32 [N], logits f32 [N,V] (f64 with f64).
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:
+  DType activation_dtype() const;
+  const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
+  void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
+                   const TensorView& losses, const DecodeState* state) const;
+  // A copy of the state in `arena`, as the blocks' start state; absent without a state.
+  TensorView snapshot(Context& context, Arena& arena, const DecodeState* state) const;
+  // All blocks in place on x [B,T,D], nothing kept.
+  void run_blocks(nn::Pass& pass, const TensorView& x, DecodeState* state);
+
   ModelConfig config_;
   DType dtype_;
   Device device_;
-  nn::Parameter embedding_;
-  std::vector<std::unique_ptr<Block>> blocks_;
-  nn::Parameter final_norm_;
-  nn::Parameter head_;  // unused with tied embeddings
+  bool training_;
+  Layers layers_;
   std::unique_ptr<nn::ParameterStore> store_;
 };
 

@@ -25,7 +25,8 @@ struct Parameter {
 
 using ParameterVisitor = std::function<void(Parameter&)>;
 
-// Owns the memory of a set of parameters: one block for the values, one for the gradients.
+// Owns the memory of a set of parameters: one block for the values, one for the gradients, without gaps in the order
+// of the visit, so that weights visited one after the other and of equal row length are one matrix (adjacent_rows).
 class ParameterStore {
  public:
   // visit_all calls its argument once for every parameter, always in the same order. Binds value (and, with
@@ -34,12 +35,12 @@ class ParameterStore {
                  bool gradients);
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
-  std::int64_t count() const { return count_; }                  // elements
+  std::int64_t count() const { return count_; }  // elements
   std::size_t value_bytes() const;
   std::size_t gradient_bytes() const;
   const TensorView& all_gradients() const { return gradients_.view(); }  // flat
   void zero_gradients();
-  // Seeded; a parameter's values depend on the seed and its name alone.
+  // Seeded; a parameter's values depend on the seed, its name and shape alone.
   void initialize(std::uint64_t seed);
 
  private:
@@ -48,5 +49,8 @@ class ParameterStore {
   Tensor values_;
   Tensor gradients_;
 };
+
+// The rows of several matrices [n_i, K] that follow each other in memory, as one matrix [sum of n_i, K].
+TensorView adjacent_rows(const std::vector<TensorView>& matrices);
 
 }  // namespace flashgla::nn

@@ -1,0 +1,356 @@
+#include "flashgla/mixers/gla/gla.h"
+
+#include <array>
+#include <cmath>
+
+#include "flashgla/nn/linear.h"
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+#include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
+#include "flashgla/ops/rms_norm/rms_norm.h"
+#include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
+#include "flashgla/ops/short_convolution/short_convolution.h"
+
+namespace flashgla::mixers {
+
+namespace {
+
+namespace attention = ops::gated_linear_attention;
+namespace convolution = ops::short_convolution;
+
+// dtype of states, gates and reciprocal deviations.
+DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+std::vector<nn::Linear::Part> input_parts(const MixerConfig& config, const std::string& name) {
+  const std::int64_t group = config.num_heads / config.kv_heads();
+  std::vector<nn::Linear::Part> parts = {{name + ".q_proj", config.key_dim()},
+                                         {name + ".k_proj", config.key_dim() / group},
+                                         {name + ".v_proj", config.value_dim() / group},
+                                         {name + ".gk_proj.0", config.gate_low_rank_dim}};
+  if (config.use_output_gate) parts.push_back({name + ".g_proj", config.value_dim()});
+  return parts;
+}
+enum Part : std::size_t { kQ, kK, kV, kLowRank, kOutputGate };  // in the order of input_parts
+
+class GatedLinearAttention : public Mixer {
+ public:
+  GatedLinearAttention(const MixerConfig& config, const std::string& name);
+
+  void for_each_parameter(const nn::ParameterVisitor& visit) override;
+  std::vector<StateEntry> state_layout(std::int64_t sequences) const override;
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+               const LayerState& after) override;
+  void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  void step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) override;
+
+ private:
+  // q, k and v [B,T,channels] of a forward, after the convolution where there is one.
+  using Channels = std::array<TensorView, 3>;
+
+  std::int64_t heads_of(std::size_t part) const { return part == kQ ? config_.num_heads : config_.kv_heads(); }
+  TensorView convolution_weight(std::size_t i, const TensorView& of) const {
+    return of.reshape(Shape({convolutions_[i].shape[0], config_.conv_size}));
+  }
+  static TensorView entry(const LayerState& state, std::size_t i) { return state.empty() ? TensorView() : state[i]; }
+
+  void convolve(Context& context, const TensorView& cu_seqlens, const Channels& out, const LayerState& before,
+                const LayerState& after);
+  void gate(Context& context, const TensorView& logits, const TensorView& g);
+  attention::Inputs attention_inputs(const TensorView& cu_seqlens) const;
+  void normalize(Context& context, const TensorView& o, const TensorView& projected, const TensorView& y,
+                 const TensorView& rstd);
+
+  MixerConfig config_;
+  std::int64_t kv_key_dim_;    // key channels of all key-value heads together
+  std::int64_t kv_value_dim_;  // value channels of the same
+  nn::Linear input_;           // q, k, v, low-rank gate, output gate: one matrix product
+  nn::Linear gate_up_;
+  std::vector<nn::Parameter> convolutions_;  // none, or those of q, k, v
+  std::vector<nn::Parameter> norm_;          // none, or one
+  nn::Linear output_;
+  attention::Options options_;
+
+  struct Saved {
+    TensorView projected;   // [B,T,input_.out()]
+    Channels channels;      // of convolution: recomputed in class activations
+    TensorView logits;      // [B,T,kv_key_dim] of the gate: recomputed
+    TensorView g;           // the log gate itself: recomputed
+    TensorView o;           // [B,T,H,V]
+    TensorView states;      // the operator's own: recomputed
+    TensorView rstd;        // [B*T*H]
+    TensorView normalized;  // [B,T,value_dim]: recomputed
+    LayerState before;
+  } saved_;
+};
+
+GatedLinearAttention::GatedLinearAttention(const MixerConfig& config, const std::string& name)
+    : config_(config),
+      kv_key_dim_(config.key_dim() / config.num_heads * config.kv_heads()),
+      kv_value_dim_(config.value_dim() / config.num_heads * config.kv_heads()),
+      input_(input_parts(config, name), config.hidden_size, config.initializer_range),
+      gate_up_({{name + ".gk_proj.1", kv_key_dim_}}, config.gate_low_rank_dim, config.initializer_range, true),
+      output_({{name + ".o_proj", config.hidden_size}}, config.value_dim(), config.initializer_range) {
+  if (config.feature_map) options_.feature_map = attention::feature_map_from_name(*config.feature_map);
+  if (config.use_short_conv) {
+    const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
+    const std::array<std::int64_t, 3> channels = {config.key_dim(), kv_key_dim_, kv_value_dim_};
+    for (std::size_t i = 0; i < 3; ++i) {
+      nn::Parameter weight;
+      weight.name = name + names[i] + ".weight";
+      weight.shape = Shape({channels[i], 1, config.conv_size});
+      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so small that their product, cubic in
+      // them, drowns in the epsilon of the norm behind the operator.
+      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(config.conv_size));
+      weight.decay = false;
+      convolutions_.push_back(std::move(weight));
+    }
+  }
+  if (config.elementwise_affine) {
+    nn::Parameter weight;
+    weight.name = name + (config.use_output_gate ? ".g_norm_swish_gate.weight" : ".g_norm.weight");
+    weight.shape = Shape({config.value_dim() / config.num_heads});
+    weight.initialization = nn::Initialization::ones;
+    weight.decay = false;
+    norm_.push_back(std::move(weight));
+  }
+}
+
+void GatedLinearAttention::for_each_parameter(const nn::ParameterVisitor& visit) {
+  input_.for_each_parameter(visit);
+  gate_up_.for_each_parameter(visit);
+  for (nn::Parameter& weight : convolutions_) visit(weight);
+  for (nn::Parameter& weight : norm_) visit(weight);
+  output_.for_each_parameter(visit);
+}
+
+std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequences) const {
+  const DType dtype = accumulation_dtype(output_.dtype());
+  std::vector<StateEntry> layout = {{"h",
+                                     Shape({sequences, config_.kv_heads(), config_.key_dim() / config_.num_heads,
+                                            config_.value_dim() / config_.num_heads}),
+                                     dtype}};
+  const std::array<const char*, 3> names = {"conv_q", "conv_k", "conv_v"};
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    layout.push_back({names[i], Shape({sequences, convolutions_[i].shape[0], config_.conv_size - 1}), dtype});
+  }
+  return layout;
+}
+
+void GatedLinearAttention::convolve(Context& context, const TensorView& cu_seqlens, const Channels& out,
+                                    const LayerState& before, const LayerState& after) {
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    convolution::Inputs inputs;
+    inputs.x = input_.part(saved_.projected, i);
+    inputs.weight = convolution_weight(i, convolutions_[i].value);
+    inputs.initial_state = entry(before, i + 1);
+    inputs.cu_seqlens = cu_seqlens;
+    convolution::Outputs outputs;
+    outputs.y = out[i];
+    outputs.final_state = entry(after, i + 1);
+    convolution::forward(context, inputs, outputs, convolution::Activation::silu);
+  }
+}
+
+void GatedLinearAttention::gate(Context& context, const TensorView& logits, const TensorView& g) {
+  gate_up_.forward(context, input_.part(saved_.projected, kLowRank), logits);
+  ops::log_sigmoid_gate::forward(context, logits, g, config_.gate_logit_normalizer,
+                                 config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
+}
+
+attention::Inputs GatedLinearAttention::attention_inputs(const TensorView& cu_seqlens) const {
+  attention::Inputs inputs;
+  inputs.q = saved_.channels[kQ].split_last(heads_of(kQ));
+  inputs.k = saved_.channels[kK].split_last(heads_of(kK));
+  inputs.v = saved_.channels[kV].split_last(heads_of(kV));
+  inputs.g = saved_.g.split_last(config_.kv_heads());
+  inputs.h0 = entry(saved_.before, 0);
+  inputs.cu_seqlens = cu_seqlens;
+  return inputs;
+}
+
+void GatedLinearAttention::normalize(Context& context, const TensorView& o, const TensorView& projected,
+                                     const TensorView& y, const TensorView& rstd) {
+  const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
+  if (config_.use_output_gate) {
+    const TensorView output_gate = input_.part(projected, kOutputGate).split_last(config_.num_heads);
+    ops::rms_norm_swish_gate::forward(context, o, output_gate, weight, y, rstd, config_.norm_eps);
+  } else {
+    ops::rms_norm::Inputs inputs;
+    inputs.x = o;
+    inputs.weight = weight;
+    ops::rms_norm::Outputs outputs;
+    outputs.y = y;
+    outputs.rstd = rstd;
+    ops::rms_norm::forward(context, inputs, outputs, config_.norm_eps);
+  }
+}
+
+void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+                                   const LayerState& after) {
+  Context& context = pass.context;
+  const ArenaScope scope(context.scratch());
+  const std::int64_t batch = x.size(0);
+  const std::int64_t length = x.size(1);
+  const DType wide = accumulation_dtype(x.dtype);
+  const auto sized = [&](std::int64_t channels) { return Shape({batch, length, channels}); };
+
+  saved_.before = before;
+  saved_.projected = pass.keep().tensor(sized(input_.out()), x.dtype, "gla: projections");
+  input_.forward(context, x, saved_.projected);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const TensorView channels = input_.part(saved_.projected, i);
+    saved_.channels[i] = convolutions_.empty()
+                             ? channels
+                             : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
+  }
+  convolve(context, pass.cu_seqlens, saved_.channels, before, after);
+  saved_.logits = pass.keep_or_recompute().tensor(sized(kv_key_dim_), x.dtype, "gla: gates");
+  saved_.g = pass.keep_or_recompute().tensor(sized(kv_key_dim_), wide, "gla: gates");
+  gate(context, saved_.logits, saved_.g);
+
+  saved_.o = pass.keep().tensor(sized(config_.value_dim()), x.dtype, "gla: outputs").split_last(config_.num_heads);
+  const attention::Inputs inputs = attention_inputs(pass.cu_seqlens);
+  attention::Outputs outputs;
+  outputs.o = saved_.o;
+  outputs.ht = entry(after, 0);
+  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
+    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options_));
+    if (bytes > 0) {
+      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "gla: chunk states");
+    }
+  }
+  saved_.states = outputs.states;
+  attention::forward(context, inputs, outputs, options_);
+
+  saved_.rstd = pass.training()
+                    ? pass.saved->tensor(Shape({batch * length * config_.num_heads}), wide, "norms: deviations")
+                    : TensorView();
+  saved_.normalized = pass.keep_or_recompute().tensor(saved_.o.shape, x.dtype, "gla: normalised outputs");
+  normalize(context, saved_.o, saved_.projected, saved_.normalized, saved_.rstd);
+  if (y) output_.forward(context, saved_.normalized.reshape(sized(config_.value_dim())), y);
+}
+
+void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const TensorView& projected = saved_.projected;
+  const auto like = [&](const TensorView& view, DType dtype) {
+    return scratch.tensor(view.shape, dtype, "gla: gradients");
+  };
+
+  if (pass.recompute == nn::Recompute::activations) {
+    if (!convolutions_.empty()) {
+      for (TensorView& channels : saved_.channels) channels = like(channels, x.dtype);
+      convolve(context, pass.cu_seqlens, saved_.channels, saved_.before, {});
+    }
+    saved_.logits = like(saved_.logits, x.dtype);
+    saved_.g = like(saved_.g, saved_.g.dtype);
+    gate(context, saved_.logits, saved_.g);
+    saved_.normalized = like(saved_.o, x.dtype);
+    normalize(context, saved_.o, projected, saved_.normalized, {});
+  }
+
+  const TensorView dprojected = like(projected, x.dtype);
+  const TensorView d_o = like(saved_.o, x.dtype);
+  const Shape rows({x.size(0), x.size(1), config_.value_dim()});
+  output_.backward(context, saved_.normalized.reshape(rows), dy, d_o.reshape(rows));
+  const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
+  const TensorView dweight = norm_.empty() ? TensorView() : norm_.front().gradient;
+  if (config_.use_output_gate) {
+    ops::rms_norm_swish_gate::backward(
+        context, saved_.o, input_.part(projected, kOutputGate).split_last(config_.num_heads), weight, saved_.rstd, d_o,
+        d_o, input_.part(dprojected, kOutputGate).split_last(config_.num_heads), dweight);
+  } else {
+    ops::rms_norm::backward(context, saved_.o, weight, saved_.rstd, d_o, d_o, false, dweight);
+  }
+
+  Channels dchannels;
+  for (std::size_t i = 0; i < 3; ++i) {
+    dchannels[i] = convolutions_.empty() ? input_.part(dprojected, i) : like(saved_.channels[i], x.dtype);
+  }
+  const TensorView dg = like(saved_.g, saved_.g.dtype);
+  attention::Outputs outputs;
+  outputs.o = saved_.o;
+  outputs.states = saved_.states;
+  attention::OutputGradients output_gradients;
+  output_gradients.d_o = d_o;
+  attention::InputGradients input_gradients;
+  input_gradients.dq = dchannels[kQ].split_last(heads_of(kQ));
+  input_gradients.dk = dchannels[kK].split_last(heads_of(kK));
+  input_gradients.dv = dchannels[kV].split_last(heads_of(kV));
+  input_gradients.dg = dg.split_last(config_.kv_heads());
+  attention::backward(context, attention_inputs(pass.cu_seqlens), outputs, output_gradients, input_gradients, options_);
+
+  const TensorView dlogits = like(saved_.logits, x.dtype);
+  ops::log_sigmoid_gate::backward(context, saved_.logits, dg, dlogits, config_.gate_logit_normalizer,
+                                  config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
+  gate_up_.backward(context, input_.part(projected, kLowRank), dlogits, input_.part(dprojected, kLowRank));
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    convolution::Inputs inputs;
+    inputs.x = input_.part(projected, i);
+    inputs.weight = convolution_weight(i, convolutions_[i].value);
+    inputs.initial_state = entry(saved_.before, i + 1);
+    inputs.cu_seqlens = pass.cu_seqlens;
+    convolution::OutputGradients gradients;
+    gradients.dy = dchannels[i];
+    convolution::InputGradients wanted;
+    wanted.dx = input_.part(dprojected, i);
+    wanted.dweight = convolution_weight(i, convolutions_[i].gradient);
+    convolution::backward(context, inputs, gradients, wanted, convolution::Activation::silu);
+  }
+  input_.backward(context, x, dprojected, dx);
+}
+
+void GatedLinearAttention::step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) {
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const std::int64_t batch = x.size(0);
+  const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
+  input_.forward(context, x, projected);
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    const TensorView channels = input_.part(projected, i);
+    convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
+                      convolution::Activation::silu);
+  }
+  const TensorView logits = scratch.tensor(Shape({batch, kv_key_dim_}), x.dtype, "gla: gates");
+  gate_up_.forward(context, input_.part(projected, kLowRank), logits);
+  const TensorView& g = logits;  // decoding runs in f32, as do gates
+  ops::log_sigmoid_gate::forward(context, logits, g, config_.gate_logit_normalizer,
+                                 config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
+  attention::StepInputs inputs;
+  inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
+  inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
+  inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
+  inputs.g = g.split_last(config_.kv_heads());
+  const TensorView flat = scratch.tensor(Shape({batch, config_.value_dim()}), x.dtype, "gla: outputs");
+  const TensorView o = flat.split_last(config_.num_heads);
+  attention::step(context, inputs, state[0], {}, o, options_);
+  normalize(context, o, projected, o, {});
+  output_.forward(context, flat, y);
+}
+
+void require(bool ok, const std::string& field, const std::string& actual, const std::string& expected) {
+  if (!ok) throw Error("config", field, "is " + actual, expected);
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> create_gla(const MixerConfig& config, std::int64_t layer) {
+  const std::int64_t heads = config.num_heads;
+  require(heads > 0, "num_heads", std::to_string(heads), "a positive number");
+  require(config.kv_heads() > 0 && heads % config.kv_heads() == 0, "num_kv_heads", std::to_string(config.kv_heads()),
+          "a divisor of num_heads " + std::to_string(heads));
+  require(config.key_dim() > 0 && config.key_dim() % heads == 0, "expand_k", std::to_string(config.expand_k),
+          "hidden_size * expand_k to be a positive multiple of num_heads " + std::to_string(heads));
+  require(config.value_dim() > 0 && config.value_dim() % heads == 0, "expand_v", std::to_string(config.expand_v),
+          "hidden_size * expand_v to be a positive multiple of num_heads " + std::to_string(heads));
+  require(config.gate_low_rank_dim > 0, "gate_low_rank_dim", std::to_string(config.gate_low_rank_dim),
+          "a positive number");
+  require(config.gate_logit_normalizer > 0, "gate_logit_normalizer", std::to_string(config.gate_logit_normalizer),
+          "a positive number");
+  require(!config.use_short_conv || (config.conv_size >= 2 && config.conv_size <= 4), "conv_size",
+          std::to_string(config.conv_size), "2, 3 or 4");
+  return std::make_unique<GatedLinearAttention>(config, "model.layers." + std::to_string(layer) + ".attn");
+}
+
+}  // namespace flashgla::mixers

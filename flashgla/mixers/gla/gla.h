@@ -1,0 +1,18 @@
+// The GLA layer (Yang et al. 2024, section 4.4; parameters as in flash-linear-attention's checkpoints).
+//
+//     q, k, v = W_q x, W_k x, W_v x                      each with a short convolution and SiLU when configured
+//     g       = log_sigmoid(W_2 (W_1 x) + b) / 16        W_1 to gate_low_rank_dim channels; clamped from below on wish
+//     o       = gated_linear_attention(q, k, v, g)       per head; kv_heads states shared by groups of query heads
+//     y       = W_o (RMSNorm(o) * swish(W_g x))          RMSNorm per head; without the gate: W_o RMSNorm(o)
+#pragma once
+
+#include <memory>
+
+#include "flashgla/mixers/mixer.h"
+
+namespace flashgla::mixers {
+
+// Parameters are named "model.layers.<layer>.attn.<...>".
+std::unique_ptr<Mixer> create_gla(const MixerConfig& config, std::int64_t layer);
+
+}  // namespace flashgla::mixers

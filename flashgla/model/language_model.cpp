@@ -1,0 +1,277 @@
+#include "flashgla/model/language_model.h"
+
+#include "flashgla/base/memory.h"
+#include "flashgla/model/block.h"
+#include "flashgla/ops/cross_entropy/cross_entropy.h"
+#include "flashgla/ops/elementwise/elementwise.h"
+#include "flashgla/ops/embedding/embedding.h"
+#include "flashgla/ops/matmul/matmul.h"
+
+namespace flashgla::model {
+
+DecodeState::DecodeState(std::vector<std::vector<mixers::StateEntry>> layouts, std::int64_t sequences, Device device)
+    : sequences_(sequences), layouts_(std::move(layouts)) {
+  if (sequences <= 0) throw Error("decode state", "sequences", "is " + std::to_string(sequences), "at least 1");
+  std::int64_t elements = 0;
+  DType dtype = DType::f32;
+  for (const auto& layout : layouts_) {
+    for (const mixers::StateEntry& entry : layout) {
+      if (elements > 0 && entry.dtype != dtype) throw Error("decode state: entries of more than one dtype");
+      dtype = entry.dtype;
+      elements += entry.shape.numel();
+    }
+  }
+  memory_ = Tensor::zeros(Shape({elements}), dtype, device);
+  for (std::size_t i = 0; i < layouts_.size(); ++i) layers_.push_back(layer_of(memory_, i));
+  history.resize(static_cast<std::size_t>(sequences));
+}
+
+mixers::LayerState DecodeState::layer_of(const TensorView& flat, std::size_t index) const {
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < index; ++i) {
+    for (const mixers::StateEntry& entry : layouts_[i]) begin += entry.shape.numel();
+  }
+  mixers::LayerState layer;
+  for (const mixers::StateEntry& entry : layouts_[index]) {
+    const std::int64_t end = begin + entry.shape.numel();
+    layer.push_back(flat.slice(0, begin, end).reshape(entry.shape));
+    begin = end;
+  }
+  return layer;
+}
+
+void DecodeState::reset() {
+  zero_memory(memory_->data, memory_->bytes(), memory_->device);
+  history.assign(static_cast<std::size_t>(sequences_), {});
+}
+
+void DecodeState::reset_sequence(std::int64_t i) {
+  for (const mixers::LayerState& layer : layers_) {
+    for (const TensorView& entry : layer) {
+      const TensorView part = entry.select(0, i);
+      zero_memory(part.data, part.bytes(), part.device);
+    }
+  }
+  history[static_cast<std::size_t>(i)] = {};
+}
+
+void DecodeState::History::add(std::int32_t token) {
+  ++tokens;
+  hash = (hash ^ (static_cast<std::uint32_t>(token) + 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
+  hash ^= hash >> 29;
+}
+
+Layers::Layers(const ModelConfig& config) : final_norm("model.norm", config.hidden_size, config.norm_eps) {
+  embedding.name = "model.embeddings.weight";
+  embedding.shape = Shape({config.vocab_size, config.hidden_size});
+  embedding.deviation = config.initializer_range;
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    blocks.push_back(std::make_unique<Block>(config, layer));
+  }
+  if (!config.tie_word_embeddings) {
+    head.push_back(embedding);
+    head.front().name = "lm_head.weight";
+  }
+}
+
+Layers::~Layers() = default;
+
+void Layers::for_each_parameter(const nn::ParameterVisitor& visit) {
+  visit(embedding);
+  for (const auto& block : blocks) block->for_each_parameter(visit);
+  final_norm.for_each_parameter(visit);
+  for (nn::Parameter& weight : head) visit(weight);
+}
+
+std::vector<nn::Parameter> describe_parameters(const ModelConfig& config) {
+  config.validate();
+  Layers layers(config);
+  std::vector<nn::Parameter> parameters;
+  layers.for_each_parameter([&](nn::Parameter& parameter) { parameters.push_back(parameter); });
+  return parameters;
+}
+
+std::int64_t parameter_count(const ModelConfig& config) {
+  std::int64_t count = 0;
+  for (const nn::Parameter& parameter : describe_parameters(config)) count += parameter.shape.numel();
+  return count;
+}
+
+namespace {
+const ModelConfig& validated(const ModelConfig& config) {
+  config.validate();
+  return config;
+}
+}  // namespace
+
+LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training)
+    : config_(validated(config)), dtype_(dtype), device_(device), training_(training), layers_(config) {
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f64) {
+    throw Error("model", "dtype", std::string("is ") + name_of(dtype), "f32, bf16 or f64");
+  }
+  store_ = std::make_unique<nn::ParameterStore>(
+      [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training);
+}
+
+DType LanguageModel::activation_dtype() const {
+  if (dtype_ == DType::f64) return DType::f64;
+  return training_ ? dtype_ : DType::f32;
+}
+
+DecodeState LanguageModel::make_state(std::int64_t sequences) const {
+  std::vector<std::vector<mixers::StateEntry>> layouts;
+  for (const auto& block : layers_.blocks) layouts.push_back(block->mixer().state_layout(sequences));
+  return DecodeState(std::move(layouts), sequences, device_);
+}
+
+void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens,
+                                const TensorView& targets, const TensorView& losses, const DecodeState* state) const {
+  const auto require = [&](bool ok, const char* argument, const TensorView& view, const std::string& expected) {
+    if (!ok) {
+      throw Error(operation, argument, std::string("is ") + name_of(view.dtype) + " " + to_string(view.shape),
+                  expected);
+    }
+  };
+  require(tokens.rank() == 2 && tokens.dtype == DType::i32, "tokens", tokens, "i32 [B,T]");
+  require(targets.shape == tokens.shape && targets.dtype == DType::i32, "targets", targets,
+          "i32 " + to_string(tokens.shape) + " (as tokens)");
+  const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
+  require(losses.rank() == 1 && losses.size(0) == tokens.numel() && losses.dtype == wide, "losses", losses,
+          std::string(name_of(wide)) + " [" + std::to_string(tokens.numel()) + "]");
+  require(!pass.cu_seqlens || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
+  const std::int64_t sequences = pass.cu_seqlens ? pass.cu_seqlens.size(0) - 1 : tokens.size(0);
+  if (state && state->sequences() != sequences) {
+    throw Error(operation, "state", "is of " + std::to_string(state->sequences()) + " sequences",
+                std::to_string(sequences) + " (as in the batch)");
+  }
+}
+
+TensorView LanguageModel::snapshot(Context& context, Arena& arena, const DecodeState* state) const {
+  if (!state) return {};
+  const TensorView copy = arena.tensor(state->all().shape, state->all().dtype, "states");
+  ops::elementwise::convert(context, state->all(), copy);
+  return copy;
+}
+
+void LanguageModel::run_blocks(nn::Pass& pass, const TensorView& x, DecodeState* state) {
+  const ArenaScope scope(pass.context.scratch());
+  const TensorView start = snapshot(pass.context, pass.context.scratch(), state);
+  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
+    layers_.blocks[i]->forward(pass, x, x, state ? state->layer_of(start, i) : mixers::LayerState(),
+                               state ? state->layer(i) : mixers::LayerState());
+  }
+}
+
+void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
+                             const TensorView& losses, DecodeState* state) {
+  check_batch("evaluate", pass, tokens, targets, losses, state);
+  Context& context = pass.context;
+  const ArenaScope scope(context.scratch());
+  nn::Pass inference{context, nullptr, nn::Recompute::nothing, pass.cu_seqlens};
+  const TensorView x = context.scratch().tensor(Shape({tokens.size(0), tokens.size(1), config_.hidden_size}),
+                                                activation_dtype(), "blocks: residual");
+  ops::embedding::forward(context, tokens, layers_.embedding.value, x);
+  run_blocks(inference, x, state);
+  layers_.final_norm.forward(context, x, {}, x, {}, {});
+  ops::cross_entropy::forward(context, {x.as_rows(), head().value, targets.reshape(losses.shape)}, losses);
+}
+
+void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
+                                     const TensorView& losses, double gradient_scale, DecodeState* state) {
+  check_batch("forward_backward", pass, tokens, targets, losses, state);
+  if (!training_) throw Error("forward_backward: the model was made for inference; make it with training = true");
+  if (!pass.saved) throw Error("forward_backward: pass.saved is absent");
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const ArenaScope saved_scope(*pass.saved);
+  const Shape shape({tokens.size(0), tokens.size(1), config_.hidden_size});
+
+  const TensorView start = snapshot(context, *pass.saved, state);
+  std::vector<TensorView> inputs;  // of each block, then of the final norm
+  std::vector<Arena::Mark> marks;
+  inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
+  ops::embedding::forward(context, tokens, layers_.embedding.value, inputs.back());
+  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
+    inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
+    marks.push_back(pass.saved->mark());
+    layers_.blocks[i]->forward(pass, inputs[i], inputs[i + 1], state ? state->layer_of(start, i) : mixers::LayerState(),
+                               state ? state->layer(i) : mixers::LayerState());
+  }
+
+  const TensorView d = scratch.tensor(shape, dtype_, "blocks: gradient");
+  {
+    const ArenaScope head_scope(scratch);
+    const TensorView normalized = scratch.tensor(shape, dtype_, "norms: outputs");
+    const TensorView rstd =
+        scratch.tensor(Shape({tokens.numel()}), dtype_ == DType::f64 ? DType::f64 : DType::f32, "norms: deviations");
+    layers_.final_norm.forward(context, inputs.back(), {}, normalized, {}, rstd);
+    ops::cross_entropy::forward_backward(context, {normalized.as_rows(), head().value, targets.reshape(losses.shape)},
+                                         losses, d.as_rows(), head().gradient, gradient_scale);
+    layers_.final_norm.backward(context, inputs.back(), rstd, d, d, false);
+  }
+  for (std::size_t i = layers_.blocks.size(); i-- > 0;) {
+    layers_.blocks[i]->backward(pass, inputs[i], d);
+    pass.saved->release(marks[i]);
+  }
+  ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
+}
+
+void LanguageModel::prefill(Context& context, const TensorView& tokens, const TensorView& cu_seqlens,
+                            DecodeState& state, const TensorView& logits) {
+  const std::int64_t sequences = state.sequences();
+  if (tokens.rank() != 1 || tokens.dtype != DType::i32) {
+    throw Error("prefill", "tokens", std::string("is ") + name_of(tokens.dtype) + " " + to_string(tokens.shape),
+                "i32 [total]");
+  }
+  if (!(cu_seqlens.shape == Shape({sequences + 1})) || cu_seqlens.dtype != DType::i32 ||
+      cu_seqlens.device != Device::cpu()) {
+    throw Error("prefill", "cu_seqlens",
+                std::string("is ") + name_of(cu_seqlens.dtype) + " " + to_string(cu_seqlens.shape),
+                "i32 [" + std::to_string(sequences + 1) + "] on the cpu (the state's sequences + 1)");
+  }
+  const auto* bounds = cu_seqlens.as<std::int32_t>();
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    if (bounds[i + 1] <= bounds[i]) throw Error("prefill: sequence " + std::to_string(i) + " has no token");
+  }
+  const ArenaScope scope(context.scratch());
+  nn::Pass pass{context, nullptr, nn::Recompute::nothing, cu_seqlens};
+  const TensorView x =
+      context.scratch().tensor(Shape({1, tokens.size(0), config_.hidden_size}), activation_dtype(), "blocks: residual");
+  const TensorView last =
+      context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
+  ops::embedding::forward(context, tokens, layers_.embedding.value, x.as_rows());
+  run_blocks(pass, x, &state);
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    ops::elementwise::convert(context, x.as_rows().slice(0, bounds[i + 1] - 1, bounds[i + 1]), last.slice(0, i, i + 1));
+  }
+  layers_.final_norm.forward(context, last, {}, last, {}, {});
+  ops::matmul::run(context, last, head().value.transpose(0, 1), logits);
+  if (device_ != Device::cpu() || context.planning()) return;
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    for (std::int64_t t = bounds[i]; t < bounds[i + 1]; ++t) {
+      state.history[static_cast<std::size_t>(i)].add(tokens.as<std::int32_t>()[t]);
+    }
+  }
+}
+
+void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits) {
+  const std::int64_t sequences = state.sequences();
+  if (!(tokens.shape == Shape({sequences})) || tokens.dtype != DType::i32) {
+    throw Error("step", "tokens", std::string("is ") + name_of(tokens.dtype) + " " + to_string(tokens.shape),
+                "i32 [" + std::to_string(sequences) + "] (the state's sequences)");
+  }
+  const ArenaScope scope(context.scratch());
+  const TensorView x =
+      context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
+  ops::embedding::forward(context, tokens, layers_.embedding.value, x);
+  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(context, x, state.layer(i));
+  layers_.final_norm.forward(context, x, {}, x, {}, {});
+  ops::matmul::run(context, x, head().value.transpose(0, 1), logits);
+  if (device_ != Device::cpu() || context.planning()) return;
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    state.history[static_cast<std::size_t>(i)].add(tokens.as<std::int32_t>()[i]);
+  }
+}
+
+}  // namespace flashgla::model

@@ -1,0 +1,33 @@
+// SwiGLU feed-forward layer (Shazeer 2020): y = W_down (silu(W_gate x) * W_up x).
+#pragma once
+
+#include <string>
+
+#include "flashgla/nn/linear.h"
+#include "flashgla/nn/pass.h"
+
+namespace flashgla::nn {
+
+class GatedMLP {
+ public:
+  // Parameters "<name>.gate_proj.weight", ".up_proj.weight" [intermediate, hidden], ".down_proj.weight"
+  // [hidden, intermediate].
+  GatedMLP(const std::string& name, std::int64_t hidden, std::int64_t intermediate, double deviation);
+
+  void for_each_parameter(const ParameterVisitor& visit);
+
+  // x, y [...,hidden]; also the decoding step. y absent: only what backward needs is computed.
+  void forward(Pass& pass, const TensorView& x, const TensorView& y);
+  // x as in forward; dx overwritten.
+  void backward(Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx);
+
+ private:
+  Linear gate_up_;
+  Linear down_;
+  struct Saved {
+    TensorView gate_up;  // [rows, 2 intermediate]
+    TensorView hidden;   // [rows, intermediate]; recomputed in class activations
+  } saved_;
+};
+
+}  // namespace flashgla::nn

@@ -1,0 +1,66 @@
+#include "flashgla/nn/linear.h"
+
+#include "flashgla/ops/elementwise/elementwise.h"
+#include "flashgla/ops/matmul/matmul.h"
+
+namespace flashgla::nn {
+
+Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation, bool bias) : in_(in) {
+  for (const Part& part : parts) {
+    Parameter weight;
+    weight.name = part.name + ".weight";
+    weight.shape = Shape({part.out, in});
+    weight.deviation = deviation;
+    weights_.push_back(std::move(weight));
+    out_ += part.out;
+  }
+  if (bias) {
+    Parameter vector;
+    vector.name = parts.front().name + ".bias";
+    vector.shape = Shape({out_});
+    vector.initialization = Initialization::zeros;
+    vector.decay = false;
+    bias_.push_back(std::move(vector));
+  }
+}
+
+void Linear::for_each_parameter(const ParameterVisitor& visit) {
+  for (Parameter& weight : weights_) visit(weight);
+  for (Parameter& bias : bias_) visit(bias);
+}
+
+TensorView Linear::part(const TensorView& y, std::size_t i) const {
+  std::int64_t begin = 0;
+  for (std::size_t before = 0; before < i; ++before) begin += weights_[before].shape[0];
+  return y.slice(-1, begin, begin + weights_[i].shape[0]);
+}
+
+TensorView Linear::weight() const {
+  std::vector<TensorView> views;
+  for (const Parameter& weight : weights_) views.push_back(weight.value);
+  return adjacent_rows(views);
+}
+
+TensorView Linear::weight_gradient() const {
+  std::vector<TensorView> views;
+  for (const Parameter& weight : weights_) views.push_back(weight.gradient);
+  return adjacent_rows(views);
+}
+
+void Linear::forward(Context& context, const TensorView& x, const TensorView& y, bool accumulate) const {
+  ops::matmul::Options options;
+  options.accumulate = accumulate;
+  if (!bias_.empty()) options.bias = bias_.front().value;
+  ops::matmul::run(context, x.as_rows(), weight().transpose(0, 1), y.as_rows(), options);
+}
+
+void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) const {
+  const TensorView dy_rows = dy.as_rows();
+  if (dx) ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), {});
+  ops::matmul::Options accumulate;
+  accumulate.accumulate = true;
+  ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), accumulate);
+  if (!bias_.empty()) ops::elementwise::column_sum(context, dy_rows, bias_.front().gradient, true);
+}
+
+}  // namespace flashgla::nn

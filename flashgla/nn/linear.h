@@ -1,0 +1,47 @@
+// Linear layer, or several that read the same input and run as one matrix product.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flashgla/base/context.h"
+#include "flashgla/nn/parameter.h"
+
+namespace flashgla::nn {
+
+// y = x W^T + b, with W [out,in] the rows of the parts' weights one below the other. A checkpoint sees the parts; the
+// columns of y are theirs in order.
+class Linear {
+ public:
+  struct Part {
+    std::string name;  // "<name>.weight" in the checkpoint
+    std::int64_t out;
+  };
+  // weights normal(0, deviation); bias (one part only) zeros, named "<name>.bias".
+  Linear(const std::vector<Part>& parts, std::int64_t in, double deviation, bool bias = false);
+
+  void for_each_parameter(const ParameterVisitor& visit);
+
+  std::int64_t in() const { return in_; }
+  std::int64_t out() const { return out_; }
+  DType dtype() const { return weights_.front().value.dtype; }
+  // Columns of part i in y (any tensor whose last dimension is out()).
+  TensorView part(const TensorView& y, std::size_t i) const;
+
+  // x [...,in], y [...,out]; overwritten, or added to with accumulate.
+  void forward(Context& context, const TensorView& x, const TensorView& y, bool accumulate = false) const;
+
+  // Adds to the gradients of weights and bias; dx [...,in] is overwritten (absent: not wanted).
+  void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) const;
+
+ private:
+  TensorView weight() const;
+  TensorView weight_gradient() const;
+
+  std::int64_t in_;
+  std::int64_t out_ = 0;
+  std::vector<Parameter> weights_;
+  std::vector<Parameter> bias_;  // none or one
+};
+
+}  // namespace flashgla::nn

@@ -1,0 +1,115 @@
+#include "flashgla/nn/parameter.h"
+
+#include <cmath>
+#include <numbers>
+#include <set>
+
+#include "flashgla/base/context.h"
+#include "flashgla/base/memory.h"
+
+namespace flashgla::nn {
+
+namespace {
+
+// splitmix64's finaliser: a counter becomes 64 well mixed bits.
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t hash_name(const std::string& name) {  // FNV-1a
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+// Pair `index` of standard normals of a stream (Box-Muller).
+void normal_pair(std::uint64_t stream, std::uint64_t index, double out[2]) {
+  constexpr double kUnit = 0x1p-53;
+  const double u = (static_cast<double>(mix(stream + 2 * index) >> 11) + 0.5) * kUnit;
+  const double v = (static_cast<double>(mix(stream + 2 * index + 1) >> 11) + 0.5) * kUnit;
+  const double radius = std::sqrt(-2.0 * std::log(u));
+  out[0] = radius * std::cos(2.0 * std::numbers::pi * v);
+  out[1] = radius * std::sin(2.0 * std::numbers::pi * v);
+}
+
+}  // namespace
+
+ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype,
+                               Device device, bool gradients) {
+  std::set<std::string> names;
+  visit_all([&](Parameter& parameter) {
+    if (!names.insert(parameter.name).second) throw Error("parameter '" + parameter.name + "' exists twice");
+    parameters_.push_back(&parameter);
+    count_ += parameter.shape.numel();
+  });
+  const DType gradient_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
+  values_ = Tensor::empty(Shape({count_}), dtype, device);
+  if (gradients) gradients_ = Tensor::zeros(Shape({count_}), gradient_dtype, device);
+  std::int64_t begin = 0;
+  for (Parameter* parameter : parameters_) {
+    const std::int64_t end = begin + parameter->shape.numel();
+    parameter->value = values_->slice(0, begin, end).reshape(parameter->shape);
+    parameter->gradient = gradients ? gradients_->slice(0, begin, end).reshape(parameter->shape) : TensorView();
+    begin = end;
+  }
+}
+
+std::size_t ParameterStore::value_bytes() const { return values_->bytes(); }
+
+std::size_t ParameterStore::gradient_bytes() const { return gradients_ ? gradients_->bytes() : 0; }
+
+void ParameterStore::zero_gradients() {
+  if (gradients_) zero_memory(gradients_->data, gradients_->bytes(), gradients_->device);
+}
+
+void ParameterStore::initialize(std::uint64_t seed) {
+  constexpr std::int64_t kBlock = 1 << 16;  // elements, even
+  const Context context;
+  for (Parameter* parameter : parameters_) {
+    const bool on_cpu = parameter->value.device == Device::cpu();
+    const Tensor host = on_cpu ? Tensor() : Tensor::empty(parameter->shape, parameter->value.dtype);
+    const TensorView target = on_cpu ? parameter->value : host.view();
+    if (parameter->initialization != Initialization::normal) {
+      fill(target, parameter->initialization == Initialization::ones ? 1.0 : 0.0);
+    } else {
+      const std::uint64_t stream = mix(seed ^ hash_name(parameter->name));
+      const double deviation = parameter->deviation;
+      dispatch_floating(target.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        T* values = target.as<T>();
+        parallel_for_blocks(context, target.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; i += 2) {
+            double pair[2];
+            normal_pair(stream, static_cast<std::uint64_t>(i / 2), pair);
+            values[i] = static_cast<T>(deviation * pair[0]);
+            if (i + 1 < end) values[i + 1] = static_cast<T>(deviation * pair[1]);
+          }
+        });
+      });
+    }
+    if (!on_cpu) {
+      copy_memory(parameter->value.data, parameter->value.device, target.data, target.device, target.bytes());
+    }
+  }
+}
+
+TensorView adjacent_rows(const std::vector<TensorView>& matrices) {
+  if (matrices.empty() || !matrices.front()) return {};
+  TensorView all = matrices.front();
+  const std::byte* end = static_cast<const std::byte*>(all.data) + all.bytes();
+  for (std::size_t i = 1; i < matrices.size(); ++i) {
+    const TensorView& next = matrices[i];
+    if (next.data != end || next.size(1) != all.size(1) || next.dtype != all.dtype) {
+      throw Error("adjacent_rows: matrix " + std::to_string(i) + " of shape " + to_string(next.shape) +
+                  " does not follow the one before it");
+    }
+    all.shape[0] += next.size(0);
+    end += next.bytes();
+  }
+  return all;
+}
+
+}  // namespace flashgla::nn
