@@ -1,0 +1,94 @@
+// What the chunk form's host code and its SIMD sources share: the shape of a problem, and one task of it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::ops::gated_linear_attention::chunk {
+
+constexpr std::int64_t kBlock = 32;         // tokens of a chunk
+constexpr std::int64_t kSegmentBlocks = 4;  // chunks between two kept states
+constexpr std::int64_t kSegment = kBlock * kSegmentBlocks;
+constexpr std::int64_t kLane = 16;  // rows are padded to multiples of this: the widest vector used
+// Base-2 logarithm of the largest decay over a chunk that is divided out and multiplied back in (README.md).
+constexpr float kRange = 56.0f;
+
+constexpr std::int64_t padded(std::int64_t n) { return (n + kLane - 1) / kLane * kLane; }
+
+// Rows [K] or [V] of a tensor [B,T,heads,K]; `token` 0 repeats one row (constant gates).
+struct Rows {
+  std::byte* data = nullptr;
+  std::int64_t token = 0;  // strides in bytes
+  std::int64_t head = 0;
+  DType dtype = DType::f32;
+
+  explicit operator bool() const { return data != nullptr; }
+  void* row(std::int64_t t, std::int64_t h = 0) const { return data + t * token + h * head; }
+};
+
+struct Shapes {
+  std::int64_t K, V;
+  std::int64_t group;   // query heads that share the state
+  std::int64_t values;  // rows of the state: V, and the normaliser as one more value channel that is always 1
+  std::int64_t ldk;     // row stride of matrices [.][K]; a power of two would use few cache sets
+  std::int64_t ldv;     // of matrices [.][V]
+  GateKind gate;
+  FeatureMap feature_map;
+  bool normalize;
+  bool gate_values;  // gv given
+  float scale;
+
+  explicit Shapes(const Problem& p)
+      : K(p.key_dim),
+        V(p.value_dim),
+        group(p.group()),
+        values(p.value_dim + (p.normalize ? 1 : 0)),
+        ldk(padded(p.key_dim) + kLane),
+        ldv(padded(values) + kLane),
+        gate(p.gate),
+        feature_map(p.feature_map),
+        normalize(p.normalize),
+        gate_values(p.gate == GateKind::key_value),
+        scale(p.normalize ? 1.0f : static_cast<float>(p.scale)) {}
+
+  bool key_gates() const { return gate == GateKind::key || gate == GateKind::key_value; }
+  // Gates that are one number per token take a row of one vector.
+  std::int64_t gate_width() const { return key_gates() ? ldk : kLane; }
+  std::int64_t state_floats() const { return values * ldk; }
+};
+
+// Tokens [0, length) of one sequence and key-value head; q, o and their gradients start at the group's first head.
+// States are kept transposed, [values][ldk] with zeros behind K.
+struct ForwardTask {
+  std::int64_t length = 0;
+  Rows q, k, v, g, gv, o;
+  const float* h0 = nullptr;  // [K][V]
+  const float* z0 = nullptr;  // [K]
+  float* ht = nullptr;
+  float* zt = nullptr;
+  float* states = nullptr;  // at the start of each segment; absent: not kept
+};
+
+struct BackwardTask {
+  std::int64_t length = 0;
+  Rows q, k, v, g, gv, o, d_o;
+  Rows dq, dk, dv, dg, dgv;
+  const float* d_ht = nullptr;
+  const float* d_zt = nullptr;
+  float* dh0 = nullptr;
+  float* dz0 = nullptr;
+  double* dg_sum = nullptr;       // constant gates: this task's term
+  const float* states = nullptr;  // at the start of each segment
+};
+
+// Workspace in floats of one worker.
+std::int64_t forward_workspace(const Shapes& shapes);
+std::int64_t backward_workspace(const Shapes& shapes);
+
+// task.o absent: only states and final state.
+void forward_task(const Shapes& shapes, const ForwardTask& task, float* workspace);
+void backward_task(const Shapes& shapes, const BackwardTask& task, float* workspace);
+
+}  // namespace flashgla::ops::gated_linear_attention::chunk
