@@ -1,25 +1,56 @@
 // A model in a folder, in the Hugging Face layout: config.json, model.safetensors (or shards with
-// model.safetensors.index.json), and the tokenizer's files beside them.
+// model.safetensors.index.json), and the tokenizer's files beside them. And the state of a generation in a file.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "flashgla/model/language_model.h"
+#include "flashgla/model/safetensors.h"
 
 namespace flashgla::model {
 
+enum class MlpLayout : std::uint8_t {
+  current,  // mlp.gate_proj and mlp.up_proj, [I, D] each
+  fused,    // before 2025-02: mlp.gate_proj [2I, D], gate first
+};
+
 struct LoadOptions {
-  std::optional<DType> dtype;  // absent: as stored
+  std::optional<DType> dtype;  // absent: as stored (f16 becomes f32)
   Device device;
   bool training = false;
 };
 
 // Throws Error naming file, tensor and remedy when a file is missing, truncated or corrupt, or when the config
-// disagrees with the weights. Accepts both historic MLP layouts (fused [2I, D] gate_proj, gate first).
-std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options);
+// disagrees with the weights. Accepts both MLP layouts, sharded files, and the layout of the paper's authors
+// (authors_layout.h).
+std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options = {});
 
-// Written to temporary names and renamed; `shard_bytes` 0: one file. Tied heads are omitted.
-void save_model(const LanguageModel& model, const std::string& folder, std::size_t shard_bytes = 0);
+struct SaveOptions {
+  std::size_t shard_bytes = 0;  // largest size of a shard's data; 0: one file
+  MlpLayout mlp_layout = MlpLayout::current;
+};
+
+// Everything is written to temporary names first and renamed when all of it is on the disk; a failure leaves what was
+// there before. Tied heads are omitted.
+void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options = {});
+
+// The files that hold a folder's weights: paths, opened and checked, each tensor in one of them only.
+struct Weights {
+  std::vector<SafetensorsReader> files;
+  bool sharded = false;
+
+  const StoredTensor* find(std::string_view name) const;  // null: in none
+};
+Weights open_weights(const std::string& folder);
+
+// Hash of the config and all weights, in hexadecimal.
+std::string fingerprint(const LanguageModel& model);
+
+// The state of a generation, so that a long prompt is paid once. load_state throws Error when the file belongs to
+// another model or another dtype of its weights.
+void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path);
+DecodeState load_state(const LanguageModel& model, const std::string& path);
 
 }  // namespace flashgla::model

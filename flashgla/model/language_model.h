@@ -7,6 +7,7 @@
 
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/config.h"
+#include "flashgla/model/decode_state.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
 #include "flashgla/nn/rms_norm.h"
@@ -29,41 +30,6 @@ struct Layers {
 
 // Names and shapes of the parameters of a model of this shape, in the model's order, without memory for them.
 std::vector<nn::Parameter> describe_parameters(const ModelConfig& config);
-
-// What generation carries: the state of every layer for a number of sequences. Constant in the length.
-class DecodeState {
- public:
-  // layouts: of each layer, for that many sequences (Mixer::state_layout). All zeros.
-  DecodeState(std::vector<std::vector<mixers::StateEntry>> layouts, std::int64_t sequences, Device device);
-
-  std::int64_t sequences() const { return sequences_; }
-  const mixers::LayerState& layer(std::size_t index) const { return layers_[index]; }
-  std::size_t layer_count() const { return layers_.size(); }
-  const std::vector<mixers::StateEntry>& layout(std::size_t index) const { return layouts_[index]; }
-  std::size_t bytes() const { return memory_->bytes(); }
-  const TensorView& all() const { return memory_.view(); }  // flat, every layer
-  // Views of another flat tensor as this state's layer: for a copy of it.
-  mixers::LayerState layer_of(const TensorView& flat, std::size_t index) const;
-
-  void reset();  // all zeros: the start of a sequence
-  void reset_sequence(std::int64_t i);
-
-  // What each sequence has seen since its reset: how many tokens, and their hash in order. Kept by prefill and step
-  // on the CPU; zero elsewhere.
-  struct History {
-    std::int64_t tokens = 0;
-    std::uint64_t hash = 0;
-    void add(std::int32_t token);
-    friend bool operator==(const History&, const History&) = default;
-  };
-  std::vector<History> history;
-
- private:
-  std::int64_t sequences_;
-  std::vector<std::vector<mixers::StateEntry>> layouts_;
-  Tensor memory_;
-  std::vector<mixers::LayerState> layers_;
-};
 
 class LanguageModel {
  public:

@@ -1,0 +1,272 @@
+#include "flashgla/model/checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "flashgla/base/file.h"
+
+namespace flashgla::model {
+
+namespace {
+
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+std::string path_in(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
+
+bool ends_with(std::string_view text, std::string_view end) { return text.ends_with(end); }
+
+// The index's tensor -> file map.
+std::map<std::string, std::string> read_index(const std::string& path) {
+  std::map<std::string, std::string> map;
+  try {
+    const ordered_json index = ordered_json::parse(read_file(path));
+    for (const auto& [tensor, file] : index.at("weight_map").items()) {
+      const std::string name = file.get<std::string>();
+      // Names only: an index must not make us read anywhere else.
+      if (name.empty() || name.find('/') != std::string::npos) {
+        throw Error(path + ": '" + tensor + "' is in '" + name + "'; expected the name of a file in the same folder");
+      }
+      map[tensor] = name;
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(path + ": not an index of shards (" + error.what() + ")");
+  }
+  if (map.empty()) throw Error(path + ": names no tensors");
+  return map;
+}
+
+// The names under which a parameter's tensor is accepted.
+std::vector<std::string> names_of(const std::string& name) {
+  constexpr std::string_view kGated = ".g_norm_swish_gate.weight";
+  if (!ends_with(name, kGated)) return {name};
+  return {name, name.substr(0, name.size() - kGated.size()) + ".g_norm.weight"};  // older, or saved unfused
+}
+
+constexpr std::string_view kGateProjection = ".mlp.gate_proj.weight";
+std::string up_projection_of(const std::string& gate_projection) {
+  return gate_projection.substr(0, gate_projection.size() - kGateProjection.size()) + ".mlp.up_proj.weight";
+}
+
+// Whether this parameter is the gate's half of a fused projection [2I, D] in the file.
+bool is_fused(const nn::Parameter& parameter, const StoredTensor& stored) {
+  return ends_with(parameter.name, kGateProjection) && stored.shape.size() == 2 &&
+         stored.shape[0] == 2 * parameter.shape[0] && stored.shape[1] == parameter.shape[1];
+}
+
+// Checks names and shapes of the weights against the parameters, before memory is taken for a model that a wrong
+// config may make absurdly large. Returns the stored name of each parameter; "" for one within a fused projection.
+std::vector<std::string> match(const std::string& folder, const Weights& weights,
+                               const std::vector<nn::Parameter>& parameters, bool tied) {
+  const std::string remedy = "; correct " + path_in(folder, kConfig) + " or use the weights that belong to it";
+  std::vector<std::string> stored_names;
+  std::set<std::string> used;
+  if (tied) used.insert("lm_head.weight");  // a copy of the embeddings
+  for (const nn::Parameter& parameter : parameters) {
+    const StoredTensor* stored = nullptr;
+    for (const std::string& name : names_of(parameter.name)) {
+      if (stored == nullptr) stored = weights.find(name);
+    }
+    if (stored == nullptr) {
+      if (used.contains(parameter.name)) {  // within a fused projection
+        stored_names.emplace_back();
+        continue;
+      }
+      throw Error(folder + ": the weights have no tensor '" + parameter.name + "' " + to_string(parameter.shape) +
+                  ", which the config asks for" + remedy);
+    }
+    if (is_fused(parameter, *stored)) {
+      used.insert(up_projection_of(parameter.name));
+    } else if (stored->shape_text() != to_string(parameter.shape)) {
+      throw Error(folder + ": tensor '" + stored->name + "' has shape " + stored->shape_text() +
+                  ", but by the config it is " + to_string(parameter.shape) + remedy);
+    }
+    used.insert(stored->name);
+    stored_names.push_back(stored->name);
+  }
+  for (const SafetensorsReader& file : weights.files) {
+    for (const StoredTensor& stored : file.tensors()) {
+      if (!used.contains(stored.name)) {
+        throw Error(file.path() + ": tensor '" + stored.name + "' " + stored.shape_text() +
+                    " has no place in the model that the config describes" + remedy);
+      }
+    }
+  }
+  return stored_names;
+}
+
+DType dtype_as_stored(const Weights& weights, const std::string& name) {
+  const StoredTensor* stored = weights.find(name);
+  if (stored != nullptr && stored->dtype == "BF16") return DType::bf16;
+  if (stored != nullptr && stored->dtype == "F64") return DType::f64;
+  return DType::f32;
+}
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error("cannot make the folder " + folder + ": " + error.message());
+}
+
+std::vector<NamedTensor> tensors_to_save(const LanguageModel& model, MlpLayout layout) {
+  std::vector<NamedTensor> tensors;
+  const auto& parameters = model.parameters().parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (layout == MlpLayout::fused && ends_with(parameters[i]->name, kGateProjection)) {
+      // The up projection follows: together they are the fused matrix.
+      tensors.push_back({parameters[i]->name, nn::adjacent_rows({parameters[i]->value, parameters[i + 1]->value})});
+      ++i;
+    } else {
+      tensors.push_back({parameters[i]->name, parameters[i]->value});
+    }
+  }
+  return tensors;
+}
+
+std::vector<std::vector<NamedTensor>> split(std::vector<NamedTensor> tensors, std::size_t shard_bytes) {
+  std::vector<std::vector<NamedTensor>> shards(1);
+  std::size_t bytes = 0;
+  for (NamedTensor& row : tensors) {
+    if (shard_bytes > 0 && bytes > 0 && bytes + row.tensor.bytes() > shard_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    bytes += row.tensor.bytes();
+    shards.back().push_back(std::move(row));
+  }
+  return shards;
+}
+
+std::string shard_name(std::size_t index, std::size_t count) {
+  if (count == 1) return kWeights;
+  char name[64];
+  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name;
+}
+
+// Weights of an earlier save that the new one does not overwrite and that would be read instead of it.
+void remove_stale(const std::string& folder, const std::set<std::string>& written) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights =
+        name == kWeights || name == kIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+    if (weights && !written.contains(name)) fs::remove(entry.path(), error);
+  }
+}
+
+}  // namespace
+
+const StoredTensor* Weights::find(std::string_view name) const {
+  for (const SafetensorsReader& file : files) {
+    if (const StoredTensor* stored = file.find(name)) return stored;
+  }
+  return nullptr;
+}
+
+Weights open_weights(const std::string& folder) {
+  Weights weights;
+  const std::string index_path = path_in(folder, kIndex);
+  weights.sharded = fs::exists(index_path);
+  if (!weights.sharded) {
+    if (!fs::exists(path_in(folder, kWeights))) {
+      throw Error(folder + ": has neither " + kWeights + " nor " + kIndex + "; a model folder has one of them");
+    }
+    weights.files.emplace_back(path_in(folder, kWeights));
+    return weights;
+  }
+  const std::map<std::string, std::string> map = read_index(index_path);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map) names.insert(file);
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    weights.files.emplace_back(path_in(folder, name));
+    for (const StoredTensor& stored : weights.files.back().tensors()) {
+      const auto row = map.find(stored.name);
+      if (row == map.end() || row->second != name) {
+        throw Error(path_in(folder, name) + ": holds tensor '" + stored.name + "', which " + kIndex + " says is " +
+                    (row == map.end() ? "nowhere" : "in " + row->second));
+      }
+      seen.insert(stored.name);
+    }
+  }
+  for (const auto& [tensor, file] : map) {
+    if (!seen.contains(tensor)) {
+      throw Error(path_in(folder, file) + ": has no tensor '" + tensor + "', which " + kIndex + " says is there");
+    }
+  }
+  return weights;
+}
+
+std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options) {
+  const ModelConfig config = load_config(path_in(folder, kConfig));
+  const Weights weights = open_weights(folder);
+  const std::vector<nn::Parameter> described = describe_parameters(config);
+  const std::vector<std::string> stored_names = match(folder, weights, described, config.tie_word_embeddings);
+
+  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, described.front().name));
+  auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training);
+  const auto& parameters = model->parameters().parameters();
+  std::map<std::string, TensorView> destinations;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (stored_names[i].empty()) continue;
+    const bool fused = i + 1 < parameters.size() && stored_names[i + 1].empty();
+    destinations[stored_names[i]] =
+        fused ? nn::adjacent_rows({parameters[i]->value, parameters[i + 1]->value}) : parameters[i]->value;
+  }
+  for (const SafetensorsReader& file : weights.files) {
+    file.read([&](const StoredTensor& stored) {
+      const auto row = destinations.find(stored.name);
+      return row == destinations.end() ? TensorView() : row->second;
+    });
+  }
+  return model;
+}
+
+void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options) {
+  make_folder(folder);
+  const auto shards = split(tensors_to_save(model, options.mlp_layout), options.shard_bytes);
+  std::deque<AtomicFile> files;
+  std::set<std::string> written;
+  ordered_json weight_map;
+  std::size_t total = 0;
+  const auto add_text = [&](const char* name, const std::string& text) {
+    files.emplace_back(path_in(folder, name));
+    files.back().write(text);
+    files.back().close();
+    written.insert(name);
+  };
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i, shards.size());
+    files.emplace_back(path_in(folder, name));
+    write_safetensors(files.back(), shards[i]);
+    files.back().close();
+    written.insert(name);
+    for (const NamedTensor& row : shards[i]) {
+      weight_map[row.name] = name;
+      total += row.tensor.bytes();
+    }
+  }
+  if (shards.size() > 1) {
+    const ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    add_text(kIndex, index.dump(2) + "\n");
+  }
+  ordered_json config = ordered_json::parse(to_json(model.config()));
+  const std::map<DType, const char*> torch_names = {
+      {DType::f32, "float32"}, {DType::bf16, "bfloat16"}, {DType::f64, "float64"}};
+  config["torch_dtype"] = torch_names.at(model.dtype());
+  add_text(kConfig, config.dump(2) + "\n");
+  for (AtomicFile& file : files) file.finish();
+  remove_stale(folder, written);
+}
+
+}  // namespace flashgla::model

@@ -1,0 +1,332 @@
+#include "flashgla/model/safetensors.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "flashgla/base/memory.h"
+#include "flashgla/ops/elementwise/elementwise.h"
+
+namespace flashgla::model {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kLargestHeader = 100'000'000;
+constexpr std::size_t kPiece = std::size_t{4} << 20;  // bytes converted or hashed at a time
+constexpr const char* kChecksum = "xxh3_64";
+
+struct StoredDType {
+  const char* name;
+  std::uint64_t bytes;
+};
+constexpr StoredDType kStoredDTypes[] = {{"F64", 8}, {"F32", 4}, {"F16", 2},  {"BF16", 2},    {"I64", 8},
+                                         {"I32", 4}, {"I16", 2}, {"I8", 1},   {"U64", 8},     {"U32", 4},
+                                         {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+
+const char* stored_name(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "F64";
+    case DType::f32:
+      return "F32";
+    case DType::bf16:
+      return "BF16";
+    case DType::f16:
+      return "F16";
+    case DType::i64:
+      return "I64";
+    case DType::i32:
+      return "I32";
+    case DType::u16:
+      return "U16";
+    case DType::u8:
+      return "U8";
+  }
+  return "";
+}
+
+constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16,
+                             DType::i64, DType::i32, DType::u16,  DType::u8};
+
+// One 64-bit hash of the data, fed in pieces.
+class Checksum {
+ public:
+  Checksum() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
+  ~Checksum() { XXH3_freeState(state_); }
+  Checksum(const Checksum&) = delete;
+  Checksum& operator=(const Checksum&) = delete;
+  void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
+  std::string text() const {
+    static constexpr char kDigits[] = "0123456789abcdef";
+    std::uint64_t hash = XXH3_64bits_digest(state_);
+    std::string digits(16, '0');
+    for (std::size_t i = 16; i-- > 0; hash >>= 4) digits[i] = kDigits[hash & 15];
+    return digits;
+  }
+
+ private:
+  XXH3_state_t* state_;
+};
+
+// Parses the header; duplicate keys and deep nesting are refused, which the JSON library alone would let pass.
+json parse_header(const std::string& path, const std::byte* begin, std::size_t bytes) {
+  std::vector<std::set<std::string>> keys;
+  const json::parser_callback_t check = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > 4) throw Error(path + ": header is nested too deeply");
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
+      throw Error(path + ": header names '" + parsed.get<std::string>() + "' twice");
+    }
+    return true;
+  };
+  const auto* text = reinterpret_cast<const char*>(begin);
+  if (bytes == 0 || text[0] != '{') throw Error(path + ": not a safetensors file (header does not start with '{')");
+  try {
+    return json::parse(text, text + bytes, check);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(path + ": header is not JSON (" + error.what() + ")");
+  }
+}
+
+bool multiply(std::uint64_t& product, std::uint64_t factor) {
+  return !__builtin_mul_overflow(product, factor, &product);
+}
+
+StoredTensor parse_tensor(const std::string& path, const std::string& name, const json& entry) {
+  const auto refuse = [&](const std::string& why) { return Error(path + ": tensor '" + name + "' " + why); };
+  if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") || !entry.contains("data_offsets")) {
+    throw refuse("has no dtype, shape and data_offsets");
+  }
+  const json& dtype = entry["dtype"];
+  const json& shape = entry["shape"];
+  const json& offsets = entry["data_offsets"];
+  if (!dtype.is_string() || !shape.is_array() || !offsets.is_array() || offsets.size() != 2 ||
+      !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) {
+    throw refuse("has a dtype, shape or data_offsets of the wrong type");
+  }
+  StoredTensor tensor;
+  tensor.name = name;
+  tensor.dtype = dtype.get<std::string>();
+  tensor.begin = offsets[0].get<std::uint64_t>();
+  tensor.end = offsets[1].get<std::uint64_t>();
+  const auto* known = std::find_if(std::begin(kStoredDTypes), std::end(kStoredDTypes),
+                                   [&](const StoredDType& row) { return tensor.dtype == row.name; });
+  if (known == std::end(kStoredDTypes)) throw refuse("has the unknown dtype '" + tensor.dtype + "'");
+  std::uint64_t bytes = known->bytes;
+  constexpr auto kLargest = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  bool empty = false;
+  for (const json& size : shape) {
+    if (!size.is_number_unsigned() || size.get<std::uint64_t>() > kLargest) throw refuse("has a size that is no count");
+    tensor.shape.push_back(static_cast<std::int64_t>(size.get<std::uint64_t>()));
+    empty = empty || tensor.shape.back() == 0;
+  }
+  for (const std::int64_t size : tensor.shape) {
+    if (!empty && !multiply(bytes, static_cast<std::uint64_t>(size))) throw refuse("is larger than any file");
+  }
+  if (empty) bytes = 0;
+  if (tensor.end < tensor.begin || tensor.end - tensor.begin != bytes) {
+    throw refuse("of dtype " + tensor.dtype + " and shape " + tensor.shape_text() + " has data_offsets [" +
+                 std::to_string(tensor.begin) + "," + std::to_string(tensor.end) + "]; expected " +
+                 std::to_string(bytes) + " bytes");
+  }
+  return tensor;
+}
+
+// Contiguous data of one dtype to contiguous memory of another, through aligned pieces.
+void convert_into(Context& context, const std::byte* data, DType dtype, const TensorView& destination) {
+  const auto piece = static_cast<std::int64_t>(kPiece / size_of(dtype));
+  const Tensor source = Tensor::empty(Shape({piece}), dtype);
+  const TensorView flat = destination.reshape(Shape({destination.numel()}));
+  for (std::int64_t begin = 0; begin < destination.numel(); begin += piece) {
+    const std::int64_t end = std::min(begin + piece, destination.numel());
+    const TensorView part = source->slice(0, 0, end - begin);
+    std::memcpy(part.data, data + static_cast<std::size_t>(begin) * size_of(dtype), part.bytes());
+    ops::elementwise::convert(context, part, flat.slice(0, begin, end));
+  }
+}
+
+void fill_from(Context& context, const std::string& path, const StoredTensor& tensor, const std::byte* data,
+               const TensorView& destination) {
+  const auto refuse = [&](const std::string& why) { return Error(path + ": tensor '" + tensor.name + "' " + why); };
+  if (!destination.is_contiguous() || destination.numel() != tensor.numel()) {
+    throw refuse("has shape " + tensor.shape_text() + "; expected " + to_string(destination.shape));
+  }
+  const auto* dtype =
+      std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](DType row) { return tensor.dtype == stored_name(row); });
+  if (dtype == std::end(kDTypes) ||
+      (*dtype != destination.dtype && !(is_floating(*dtype) && is_floating(destination.dtype)))) {
+    throw refuse("is " + tensor.dtype + ", which does not become " + name_of(destination.dtype));
+  }
+  if (destination.numel() == 0) return;
+  if (*dtype == destination.dtype) {
+    copy_memory(destination.data, destination.device, data, Device::cpu(), destination.bytes());
+  } else if (destination.device == Device::cpu()) {
+    convert_into(context, data, *dtype, destination);
+  } else {
+    const Tensor host = Tensor::empty(destination.shape, destination.dtype);
+    convert_into(context, data, *dtype, host);
+    copy_memory(destination.data, destination.device, host->data, Device::cpu(), host->bytes());
+  }
+}
+
+// Calls visit(data, bytes) with the tensor's bytes on the host.
+template <class Visit>
+void on_host(const TensorView& tensor, Visit&& visit) {
+  if (tensor.device == Device::cpu()) {
+    visit(tensor.data, tensor.bytes());
+  } else {
+    const Tensor host = Tensor::empty(tensor.shape, tensor.dtype);
+    copy_memory(host->data, Device::cpu(), tensor.data, tensor.device, tensor.bytes());
+    visit(host->data, host->bytes());
+  }
+}
+
+}  // namespace
+
+std::int64_t StoredTensor::numel() const {
+  std::int64_t product = 1;
+  for (const std::int64_t size : shape) {
+    if (size == 0) return 0;  // before a product of the others could overflow
+  }
+  for (const std::int64_t size : shape) product *= size;
+  return product;
+}
+
+std::string StoredTensor::shape_text() const {
+  std::string text = "[";
+  for (const std::int64_t size : shape) text += (text.size() > 1 ? "," : "") + std::to_string(size);
+  return text + "]";
+}
+
+SafetensorsReader::SafetensorsReader(const std::string& path) : path_(path), file_(path) {
+  std::uint64_t header_bytes = 0;
+  if (file_.size() < sizeof(header_bytes)) {
+    throw Error(path + ": truncated or not a safetensors file (" + std::to_string(file_.size()) + " bytes)");
+  }
+  for (std::size_t i = 0; i < sizeof(header_bytes); ++i) {  // little-endian
+    header_bytes |= std::to_integer<std::uint64_t>(file_.data()[i]) << (8 * i);
+  }
+  if (header_bytes > kLargestHeader) {
+    throw Error(path + ": not a safetensors file (its header would be " + std::to_string(header_bytes) +
+                " bytes; at most " + std::to_string(kLargestHeader) + ")");
+  }
+  data_begin_ = sizeof(header_bytes) + header_bytes;
+  if (data_begin_ > file_.size()) {
+    throw Error(path + ": truncated (" + std::to_string(file_.size()) + " bytes, but its header alone ends at " +
+                std::to_string(data_begin_) + ")");
+  }
+  const json header = parse_header(path, file_.data() + sizeof(header_bytes), header_bytes);
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) throw Error(path + ": __metadata__ is not an object");
+      for (const auto& [key, value] : entry.items()) {
+        if (!value.is_string()) throw Error(path + ": __metadata__ '" + key + "' is not a string");
+        metadata_[key] = value.get<std::string>();
+      }
+    } else {
+      tensors_.push_back(parse_tensor(path, name, entry));
+    }
+  }
+  std::sort(tensors_.begin(), tensors_.end(), [](const StoredTensor& a, const StoredTensor& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
+  std::uint64_t position = 0;
+  for (const StoredTensor& tensor : tensors_) {
+    if (tensor.begin != position) {
+      throw Error(path + ": tensor '" + tensor.name + "' begins at " + std::to_string(tensor.begin) +
+                  (tensor.begin < position ? ", inside the one before it" : ", after a hole") + "; expected " +
+                  std::to_string(position));
+    }
+    position = tensor.end;
+  }
+  if (position != file_.size() - data_begin_) {
+    throw Error(
+        path + (position > file_.size() - data_begin_ ? ": truncated (" : ": more data than the header names (") +
+        std::to_string(file_.size() - data_begin_) + " bytes of data; expected " + std::to_string(position) + ")");
+  }
+}
+
+const StoredTensor* SafetensorsReader::find(std::string_view name) const {
+  for (const StoredTensor& tensor : tensors_) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+void SafetensorsReader::read(const std::function<TensorView(const StoredTensor&)>& destination) const {
+  Context context;
+  Checksum checksum;
+  const auto stated = metadata_.find(kChecksum);
+  for (const StoredTensor& tensor : tensors_) {
+    const std::byte* data = file_.data() + data_begin_ + tensor.begin;
+    if (stated != metadata_.end()) checksum.add(data, tensor.end - tensor.begin);
+    const TensorView view = destination(tensor);
+    if (view) fill_from(context, path_, tensor, data, view);
+  }
+  if (stated != metadata_.end() && checksum.text() != stated->second) {
+    throw Error(path_ + ": corrupt (the checksum of its data is " + checksum.text() + "; the file says " +
+                stated->second + "); copy or download it again");
+  }
+}
+
+void SafetensorsReader::read(const std::vector<NamedTensor>& wanted) const {
+  std::map<std::string_view, const TensorView*> views;
+  for (const NamedTensor& row : wanted) {
+    const StoredTensor* stored = find(row.name);
+    if (stored == nullptr) throw Error(path_ + ": has no tensor '" + row.name + "'");
+    if (stored->shape_text() != to_string(row.tensor.shape)) {
+      throw Error(path_ + ": tensor '" + row.name + "' has shape " + stored->shape_text() + "; expected " +
+                  to_string(row.tensor.shape));
+    }
+    views[row.name] = &row.tensor;
+  }
+  for (const StoredTensor& stored : tensors_) {
+    if (!views.contains(stored.name)) throw Error(path_ + ": has an unexpected tensor '" + stored.name + "'");
+  }
+  read([&](const StoredTensor& stored) { return *views.at(stored.name); });
+}
+
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  AtomicFile file(path);
+  write_safetensors(file, tensors, metadata);
+  file.finish();
+}
+
+void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  Checksum checksum;
+  for (const NamedTensor& row : tensors) {
+    if (!row.tensor.is_contiguous()) throw Error("write_safetensors: tensor '" + row.name + "' is not contiguous");
+    on_host(row.tensor, [&](const void* data, std::size_t bytes) { checksum.add(data, bytes); });
+  }
+  nlohmann::ordered_json header;
+  header["__metadata__"] = metadata;
+  header["__metadata__"]["format"] = "pt";
+  header["__metadata__"][kChecksum] = checksum.text();
+  std::uint64_t position = 0;
+  for (const NamedTensor& row : tensors) {
+    if (header.contains(row.name)) throw Error("write_safetensors: tensor '" + row.name + "' exists twice");
+    const std::uint64_t end = position + row.tensor.bytes();
+    header[row.name] = {{"dtype", stored_name(row.tensor.dtype)},
+                        {"shape", std::vector<std::int64_t>(row.tensor.shape.begin(), row.tensor.shape.end())},
+                        {"data_offsets", {position, end}}};
+    position = end;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
+  file.write(length);
+  file.write(text);
+  for (const NamedTensor& row : tensors) {
+    on_host(row.tensor, [&](const void* data, std::size_t bytes) { file.write(data, bytes); });
+  }
+}
+
+}  // namespace flashgla::model
