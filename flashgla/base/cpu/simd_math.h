@@ -69,7 +69,7 @@ HWY_INLINE void store_part(F32 d, VF32 value, T* to, std::int64_t count) {
 
 // out[i] = f(in0[i], in1[i], ...) for i in [0, count), on vectors. out may be one of the inputs.
 template <class F, class Out, class... In>
-HWY_INLINE void map(std::int64_t count, const F& f, Out* out, const In*... in) {
+HWY_INLINE void map(const F& f, std::int64_t count, Out* out, const In*... in) {
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
@@ -79,7 +79,7 @@ HWY_INLINE void map(std::int64_t count, const F& f, Out* out, const In*... in) {
 
 // As map, for two results: f(out0, out1, in...) sets the first two.
 template <class F, class Out0, class Out1, class... In>
-HWY_INLINE void map2(std::int64_t count, const F& f, Out0* out0, Out1* out1, const In*... in) {
+HWY_INLINE void map2(const F& f, std::int64_t count, Out0* out0, Out1* out1, const In*... in) {
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   VF32 first = hn::Zero(d);
@@ -99,7 +99,7 @@ HWY_INLINE void map2(std::int64_t count, const F& f, Out0* out0, Out1* out1, con
 
 // Sum over i of f(in0[i], in1[i], ...), in a fixed order; f of zeros must be zero. Four sums hide the latency.
 template <class F, class... In>
-HWY_INLINE float sum(std::int64_t count, const F& f, const In*... in) {
+HWY_INLINE float sum(const F& f, std::int64_t count, const In*... in) {
   const F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   VF32 s0 = hn::Zero(d), s1 = hn::Zero(d), s2 = hn::Zero(d), s3 = hn::Zero(d);

@@ -12,24 +12,19 @@ namespace simd = flashgla::simd::HWY_NAMESPACE;
 namespace hn = hwy::HWY_NAMESPACE;
 
 void Exp(const float* in, float* out, std::int64_t count) {
-  simd::map(
-      count, [](simd::VF32 x) { return simd::exp(simd::F32(), x); }, out, in);
+  simd::map([](simd::VF32 x) { return simd::exp(simd::F32(), x); }, count, out, in);
 }
 void Sigmoid(const float* in, float* out, std::int64_t count) {
-  simd::map(
-      count, [](simd::VF32 x) { return simd::sigmoid(simd::F32(), x); }, out, in);
+  simd::map([](simd::VF32 x) { return simd::sigmoid(simd::F32(), x); }, count, out, in);
 }
 void LogSigmoid(const float* in, float* out, std::int64_t count) {
-  simd::map(
-      count, [](simd::VF32 x) { return simd::log_sigmoid(simd::F32(), x); }, out, in);
+  simd::map([](simd::VF32 x) { return simd::log_sigmoid(simd::F32(), x); }, count, out, in);
 }
 void Round(const float* in, BFloat16* out, std::int64_t count) {
-  simd::map(
-      count, [](simd::VF32 x) { return x; }, out, in);
+  simd::map([](simd::VF32 x) { return x; }, count, out, in);
 }
 float Dot(const float* a, const BFloat16* b, std::int64_t count) {
-  return simd::sum(
-      count, [](simd::VF32 x, simd::VF32 y) { return hn::Mul(x, y); }, a, b);
+  return simd::sum([](simd::VF32 x, simd::VF32 y) { return hn::Mul(x, y); }, count, a, b);
 }
 
 }  // namespace HWY_NAMESPACE

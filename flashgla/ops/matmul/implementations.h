@@ -15,6 +15,7 @@ struct Problem {
   bool a_rows_contiguous;     // stride 1 along k
   bool b_columns_contiguous;  // stride 1 along k: b is the transpose of a row-major matrix
   bool c_rows_contiguous;     // stride 1 along n
+  bool has_bias;
 };
 
 struct Implementation {
@@ -28,6 +29,6 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kReference;
+extern const Implementation kStream, kOneDNN, kConverted, kReference;
 
 }  // namespace flashgla::ops::matmul

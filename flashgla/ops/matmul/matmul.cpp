@@ -5,7 +5,7 @@
 namespace flashgla::ops::matmul {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kReference};
+  static const Implementation table[] = {kStream, kOneDNN, kConverted, kReference};
   return table;
 }
 
@@ -48,7 +48,8 @@ void run(Context& context, const TensorView& a, const TensorView& b, const Tenso
                         c.dtype,
                         a.stride[1] == 1 || a.size(1) <= 1,
                         b.stride[0] == 1 || b.size(0) <= 1,
-                        c.stride[1] == 1 || c.size(1) <= 1};
+                        c.stride[1] == 1 || c.size(1) <= 1,
+                        static_cast<bool>(options.bias)};
   select("matmul", implementations(), problem, context.architecture(), context.forced_implementation())
       .run(context, a, b, c, options);
 }

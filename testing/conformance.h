@@ -1,0 +1,95 @@
+// One check for every operator whose arguments are tensors of seeded noise: each implementation of its table, in each
+// dtype, against the reference run in f64 on the same (rounded) values; on the best instruction set on dense and on
+// strided memory, with one, two and three threads for the same bits, and after planning; on the others once.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "flashgla/base/context.h"
+#include "flashgla/base/tensor.h"
+
+namespace flashgla::testing {
+
+enum class Role : std::uint8_t {
+  input,
+  output,       // poisoned before the run; every element must be written
+  accumulated,  // holds values before the run, which it adds to or changes
+};
+
+enum class Kind : std::uint8_t {
+  activation,
+  parameter,
+  accumulator,  // f32; f64 in the f64 run
+  integer,      // i32, filled by `fill`
+};
+
+struct Argument {
+  std::string name;
+  Shape shape;
+  Role role = Role::input;
+  Kind kind = Kind::activation;
+  double deviation = 1.0;
+  double mean = 0.0;
+  bool strided = true;                            // rank 2 and more: also tried with gaps between its rows
+  double relative = 0.0;                          // tolerance of an output; 0: by its dtype
+  std::function<void(const TensorView&)> fill{};  // instead of noise
+};
+
+// Arguments of one run by name; absent view for a name that the case does not have.
+class NamedTensors {
+ public:
+  TensorView operator[](const std::string& name) const {
+    const auto found = views_.find(name);
+    return found == views_.end() ? TensorView() : found->second;
+  }
+  void set(const std::string& name, const TensorView& view) { views_[name] = view; }
+
+ private:
+  std::map<std::string, TensorView> views_;
+};
+
+struct DTypePair {
+  DType activation, parameter;
+};
+
+struct OperatorCase {
+  std::string name;
+  std::vector<Argument> arguments;
+  std::function<void(Context&, const NamedTensors&)> run;
+  std::vector<DTypePair> dtypes{{DType::f32, DType::f32}, {DType::bf16, DType::bf16}};
+};
+
+// How often each implementation ran; one that never supports a case is a hole in the test.
+class Coverage {
+ public:
+  template <class Implementations>
+  explicit Coverage(const Implementations& implementations) {
+    for (const auto& row : implementations) names_.push_back(row.name);
+  }
+  const std::vector<std::string>& names() const { return names_; }
+  void count(const std::string& name) { ++runs_[name]; }
+  // Names of implementations that ran nothing.
+  std::string missing() const;
+
+ private:
+  std::vector<std::string> names_;
+  std::map<std::string, int> runs_;
+};
+
+// Tolerance of an output, relative in the 2-norm: 1e-5 for f32 (sums of some thousands in f32), 5e-3 for bf16 (its
+// rounding), 1e-3 for f16, 1e-12 for f64.
+double tolerance(DType dtype);
+
+// "" or a line for each failure.
+std::string check_conformance(const OperatorCase& operator_case, Coverage& coverage);
+
+// sum of a * b: the scalar whose gradient is taken.
+double dot(const TensorView& a, const TensorView& b);
+
+// What a call throws: its message, or "no error".
+std::string error_of(const std::function<void()>& call);
+
+}  // namespace flashgla::testing
