@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/ops/benches.h"
@@ -28,8 +29,8 @@ struct BenchArguments {
 
 // The rows that other rows are compared with, when they are of the same run.
 struct Ceilings {
-  double gemm_flops = 0.0;       // FLOP/s of the vendor's fp32 product of 1024^3
-  double read_bandwidth = 0.0;   // bytes/s
+  double gemm_flops = 0.0;      // FLOP/s of the vendor's fp32 product of 1024^3
+  double read_bandwidth = 0.0;  // bytes/s
 };
 
 void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
@@ -40,8 +41,8 @@ void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
 }
 
 void print_header() {
-  fmt::print("{:<34} {:<16} {:<44} {:>9} {:>9} {:>8} {:>7} {:>7} {:>7} {:>9}\n", "operation", "implementation", "problem",
-             "ms", "GFLOP/s", "GB/s", "/GEMM", "/read", "/floor", "error");
+  fmt::print("{:<34} {:<16} {:<44} {:>9} {:>9} {:>8} {:>7} {:>7} {:>7} {:>9}\n", "operation", "implementation",
+             "problem", "ms", "GFLOP/s", "GB/s", "/GEMM", "/read", "/floor", "error");
 }
 
 void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
@@ -56,15 +57,17 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
   };
   const double flops = seconds > 0.0 ? row.flops / seconds : 0.0;
   const double bytes = seconds > 0.0 ? row.bytes / seconds : 0.0;
-  fmt::print("{} {} {} {} {} {} {}\n", cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2), cell(flops * 1e-9, 9, 1),
-             cell(bytes * 1e-9, 8, 1), cell(ceilings.gemm_flops > 0 ? flops / ceilings.gemm_flops : 0.0, 7, 2),
+  fmt::print("{} {} {} {} {} {} {}\n", cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2),
+             cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
+             cell(ceilings.gemm_flops > 0 ? flops / ceilings.gemm_flops : 0.0, 7, 2),
              cell(ceilings.read_bandwidth > 0 ? bytes / ceilings.read_bandwidth : 0.0, 7, 2),
              cell(row.floor_milliseconds > 0 ? row.floor_milliseconds / row.milliseconds : 0.0, 7, 2),
              row.error > 0.0 ? fmt::format("{:>9.1e}", row.error) : fmt::format("{:>9}", "-"));
 }
 
 nlohmann::json to_json(const testing::BenchRow& row) {
-  nlohmann::json object = {{"operation", row.operation}, {"implementation", row.implementation}, {"problem", row.problem}};
+  nlohmann::json object = {
+      {"operation", row.operation}, {"implementation", row.implementation}, {"problem", row.problem}};
   if (!row.refused.empty()) {
     object["refused"] = row.refused;
     return object;
@@ -135,15 +138,21 @@ void add_bench(CLI::App& app) {
       "first: a wrong result gets no time. /GEMM: FLOP/s as a share of the machine's own fp32 1024^3 matrix product;\n"
       "/read: bytes per second as a share of its read bandwidth; /floor: share of the least possible time (GPU).\n"
       "All shares are of this run.\n"
-      "Known: " + known_names());
+      "Known: " +
+          known_names());
   verb->add_option("operators", arguments->names, "What to time (default: everything)");
   verb->add_option("--device", arguments->device, "cpu or cuda[:N]")->capture_default_str();
-  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")->capture_default_str()->check(CLI::NonNegativeNumber);
-  verb->add_option("--seconds", arguments->seconds, "Time spent on each figure")->capture_default_str()->check(CLI::PositiveNumber);
+  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  verb->add_option("--seconds", arguments->seconds, "Time spent on each figure")
+      ->capture_default_str()
+      ->check(positive_number());
   verb->add_option("--implementation", arguments->implementation, "Only the implementation of this name");
   verb->add_flag("--sweep", arguments->sweep, "A large grid of shapes instead of the headline cases");
   verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
-  verb->add_option("--peer", arguments->peer, "A command that times a peer on the same inputs; run afterwards, same output");
+  verb->add_option("--peer", arguments->peer,
+                   "A command that times a peer on the same inputs; run afterwards, same output");
   verb->callback([arguments] { run_bench(*arguments); });
 }
 

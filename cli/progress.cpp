@@ -59,8 +59,12 @@ std::string format_count(double count) {
 }
 
 Progress::Progress(std::string label, std::int64_t total, bool quiet)
-    : label_(std::move(label)), total_(total), quiet_(quiet), terminal_(isatty(STDERR_FILENO) != 0),
-      start_(std::chrono::steady_clock::now()), last_draw_(start_) {}
+    : label_(std::move(label)),
+      total_(total),
+      quiet_(quiet),
+      terminal_(isatty(STDERR_FILENO) != 0),
+      start_(std::chrono::steady_clock::now()),
+      last_draw_(start_) {}
 
 Progress::~Progress() {
   if (quiet_ || first_ < 0) return;

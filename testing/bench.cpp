@@ -48,7 +48,7 @@ double cuda_median(Context& context, const std::function<void()>& run, double se
 
 }  // namespace
 
-double median_milliseconds(Context& context, const std::function<void()>& run, double seconds) {
+double median_milliseconds([[maybe_unused]] Context& context, const std::function<void()>& run, double seconds) {
 #ifdef FLASHGLA_CUDA
   if (context.device().kind == Device::Kind::cuda) return cuda_median(context, run, seconds);
 #endif

@@ -58,7 +58,8 @@ std::string check_close(const char* name, const TensorView& x, const TensorView&
   if (!d.finite) {
     text << name << " has NaN or infinite elements";
   } else if (!(d.relative <= relative)) {
-    text << name << ": relative error " << d.relative << " > " << relative << " (reference rms " << d.reference_rms << ")";
+    text << name << ": relative error " << d.relative << " > " << relative << " (reference rms " << d.reference_rms
+         << ")";
   } else {
     const double bound = largest_factor * relative * largest_magnitude(reference);
     if (d.reference_rms > 0.0 && !(d.largest <= bound)) {
@@ -79,13 +80,15 @@ std::string check_gradient(const char* name, const TensorView& x, const TensorVi
                            const std::function<double()>& loss, int samples, double step, double relative) {
   const std::int64_t count = x.numel();
   double scale = 0.0;
-  for (std::int64_t i = 0; i < count; ++i) scale = std::max(scale, std::abs(gradient.reshape(Shape({count})).as<double>()[i]));
+  for (std::int64_t i = 0; i < count; ++i)
+    scale = std::max(scale, std::abs(gradient.reshape(Shape({count})).as<double>()[i]));
   double* values = x.reshape(Shape({count})).as<double>();
   const double* analytic = gradient.reshape(Shape({count})).as<double>();
   std::ostringstream text;
   double worst = 0.0;
   for (int sample = 0; sample < samples; ++sample) {
-    const auto i = static_cast<std::int64_t>(uniform(0x5eed, static_cast<std::uint64_t>(sample)) * static_cast<double>(count));
+    const auto i =
+        static_cast<std::int64_t>(uniform(0x5eed, static_cast<std::uint64_t>(sample)) * static_cast<double>(count));
     const double saved = values[i];
     values[i] = saved + step;
     const double above = loss();

@@ -12,11 +12,11 @@
 namespace flashgla::data {
 
 enum class LoaderMode : std::uint8_t {
-  // Documents back to back in one row of B*T tokens, each its own sequence in cu_seqlens, so that no state and no
-  // target crosses from one to another. Documents longer than T are cut into sequences of T, and the one that does not
-  // fit goes on, as a new sequence, in the next batch.
+  // Documents in shuffled order, back to back in one row of B*T tokens, each its own sequence in cu_seqlens, so that no
+  // state and no target crosses from one to another. A document of n tokens gives n-1 inputs. Those longer than T are
+  // cut into sequences of T, and the one that does not fit goes on, as a new sequence, in the next batch.
   packed,
-  // Rows of T tokens at shuffled places of the token stream, whatever documents lie there; an epoch's rows do not
+  // Rows of T tokens at shuffled places of the token stream, whatever documents lie there. An epoch's rows do not
   // overlap, and each epoch begins at another offset.
   windows,
   // Truncated back-propagation through time: each of B rows walks `segments` consecutive pieces of T tokens; the state
@@ -40,9 +40,9 @@ struct LoaderConfig {
 
 // Views of the loader's own memory, valid until the next call of next().
 struct Batch {
-  TensorView tokens;      // i32 [B,T]; packed: [1,B*T]
-  TensorView targets;     // i32, same shape; the following token, -1 where there is none (or it is padding)
-  TensorView cu_seqlens;  // packed: i32 [N+1]; else absent: each row is a sequence
+  TensorView tokens;                    // i32 [B,T]; packed: [1,B*T]
+  TensorView targets;                   // i32, same shape; the token that follows; -1: padding
+  TensorView cu_seqlens;                // packed: i32 [N+1]; else absent: each row is a sequence
   std::vector<std::uint8_t> continues;  // [B] 1: the row goes on from where the previous batch's row ended
   std::int64_t target_count = 0;        // targets that are not -1
 };
@@ -62,34 +62,38 @@ class Loader {
   void rewind();  // to the state of a new loader
 
   const LoaderConfig& config() const { return config_; }
-  std::int64_t epoch() const { return epoch_; }
-  std::int64_t tokens_per_epoch() const;  // tokens that go through the model
-  std::int64_t batches_per_pass() const;  // of a single pass
+  std::int64_t epoch() const { return cursor_ / units_; }
+  std::int64_t tokens_per_epoch() const { return tokens_per_epoch_; }  // that go through the model
   // Most sequences any batch can hold (packed), else B: for planning memory.
   std::int64_t max_sequences() const { return max_sequences_; }
 
  private:
-  // A run of tokens that fills part of a row.
-  struct Item;
-  void next_packed(Batch& batch);
-  void next_rows(Batch& batch);
-  std::int64_t permuted(std::int64_t epoch, std::int64_t index, std::int64_t count) const;
+  void plan_packed();
+  void plan_rows();
+  bool next_packed(Batch& batch);
+  bool next_rows(Batch& batch);
+  // The place in the file of the counter-th unit drawn.
+  std::int64_t unit_at(std::int64_t counter) const;
   std::int64_t offset_of_epoch(std::int64_t epoch) const;
+  void read(std::int64_t begin, std::int64_t count, std::int64_t to);
+  std::string data_fingerprint() const;
 
   TokenSpan span_;
   LoaderConfig config_;
   std::vector<std::int64_t> document_begins_;  // packed
-  std::int64_t units_ = 0;                     // documents, windows or stretches in an epoch
-  std::int64_t unit_ = 0;                      // tokens of a window or stretch
-  std::int64_t slack_ = 0;                     // largest offset an epoch may begin at
+  std::string data_fingerprint_;
+  std::int64_t units_ = 0;  // documents, windows or stretches in an epoch
+  std::int64_t unit_ = 0;   // tokens of a window or stretch
+  std::int64_t slack_ = 0;  // largest offset an epoch may begin at
   std::int64_t max_sequences_ = 0;
-  // The state.
-  std::int64_t epoch_ = 0;
-  std::int64_t cursor_ = 0;    // units of this epoch already begun (windows, stretches) or done (documents)
-  std::int64_t position_ = 0;  // tokens of the current document already given; segments of the current stretches
+  std::int64_t tokens_per_epoch_ = 0;
+
+  // The state: nothing random is kept, since the order is a function of seed and epoch.
+  std::int64_t cursor_ = 0;    // units done since the start, over all epochs
+  std::int64_t position_ = 0;  // packed: inputs of the current document given; segments: of the current stretches
 
   Tensor tokens_, targets_, cu_seqlens_;
-  std::vector<std::int32_t> read_buffer_;
+  std::vector<std::int32_t> buffer_;
 };
 
 }  // namespace flashgla::data

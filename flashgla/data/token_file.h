@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "flashgla/base/dtype.h"
-#include "flashgla/text/tokenizer.h"
+#include "flashgla/base/file.h"
 
 namespace flashgla::data {
 
@@ -23,9 +25,6 @@ class TokenFile {
   // there, llm.c by its magic number, else nanoGPT. Throws Error naming file and remedy when a file is missing,
   // truncated or inconsistent.
   static std::shared_ptr<const TokenFile> open(const std::string& path, TokenFormat format = TokenFormat::automatic);
-  ~TokenFile();
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
 
   const std::string& path() const { return path_; }
   TokenFormat format() const { return format_; }
@@ -34,7 +33,7 @@ class TokenFile {
   std::int64_t documents() const { return static_cast<std::int64_t>(document_begins_.size()) - 1; }
   // [documents() + 1]: where each document begins; the last is tokens().
   const std::vector<std::int64_t>& document_begins() const { return document_begins_; }
-  std::size_t bytes() const;
+  std::size_t bytes() const { return mapping_.size(); }  // of the .bin
 
   // Copies tokens [begin, begin + count) as i32. Throws Error when a token is negative.
   void read(std::int64_t begin, std::int64_t count, std::int32_t* out) const;
@@ -42,12 +41,14 @@ class TokenFile {
   std::int32_t largest_token() const;
 
  private:
-  TokenFile() = default;
-  struct Mapping;
-  std::unique_ptr<Mapping> mapping_;
-  const std::byte* data_ = nullptr;  // first token
+  explicit TokenFile(const std::string& path) : mapping_(path), path_(path) {}
+  void read_megatron_index(const std::string& index);
+  void read_llmc_header();
+
+  MappedFile mapping_;
+  std::size_t data_begin_ = 0;  // of the first token in the mapping
   std::string path_;
-  TokenFormat format_ = TokenFormat::automatic;
+  TokenFormat format_ = TokenFormat::nanogpt;
   DType dtype_ = DType::u16;
   std::int64_t tokens_ = 0;
   std::vector<std::int64_t> document_begins_;
@@ -65,39 +66,42 @@ struct TokenSpan {
 
 TokenSpan whole(std::shared_ptr<const TokenFile> file);
 
-// The first part and the last `fraction` of the tokens; the cut is moved to the nearest boundary of documents when
-// there is one that leaves neither part empty.
+// The first part and the last `fraction` of the tokens. The cut moves to the nearest boundary of documents when that
+// changes the last part's size by less than half.
 std::pair<TokenSpan, TokenSpan> split(const TokenSpan& span, double fraction);
 
-// Writes stem.bin and stem.idx under temporary names; finish() renames them. Destroyed before that, it removes them.
+// Writes stem.bin and stem.idx under temporary names; publish() gives them their own. Destroyed before that, it leaves
+// nothing behind.
 class TokenFileWriter {
  public:
   // u16 when vocab_size <= 65536, else i32.
-  TokenFileWriter(std::string stem, std::int64_t vocab_size);
-  ~TokenFileWriter();
-  TokenFileWriter(const TokenFileWriter&) = delete;
-  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
+  TokenFileWriter(const std::string& stem, std::int64_t vocab_size);
 
   // Appends to the open document. Throws Error on ids outside the vocabulary and on a full disk.
   void append(std::span<const std::int32_t> ids);
-  void end_document();  // an empty document is not recorded
-  void finish();
+  void end_document();  // a document without tokens is not recorded
+  // Ends the open document and forces both files to disk.
+  void close();
+  void publish();  // close() and rename
 
   std::int64_t tokens() const { return tokens_; }
-  std::int64_t documents() const { return static_cast<std::int64_t>(lengths_.size()); }
+  std::int64_t documents() const { return static_cast<std::int64_t>(document_index_.size()) - 1; }
 
  private:
+  void end_sequence();
   void flush();
 
-  std::string stem_;
   std::int64_t vocab_size_;
   DType dtype_;
-  int descriptor_ = -1;
+  AtomicFile bin_;
+  AtomicFile idx_;
   std::vector<std::byte> buffer_;
-  std::vector<std::int64_t> lengths_;
+  // Megatron's index: documents are runs of sequences, whose lengths are 32-bit.
+  std::vector<std::int32_t> lengths_;
+  std::vector<std::int64_t> document_index_ = {0};
   std::int64_t open_length_ = 0;
   std::int64_t tokens_ = 0;
-  bool finished_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace flashgla::data

@@ -1,6 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
 #include "flashgla/ops/gated_linear_attention/cpu/chunk.h"
+#include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
 #include "flashgla/ops/gated_linear_attention/reference.h"
 
 namespace flashgla::ops::gated_linear_attention {
@@ -8,6 +9,8 @@ namespace flashgla::ops::gated_linear_attention {
 std::span<const Implementation> implementations() {
   static constexpr Implementation rows[] = {
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
+      {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
+       reference::backward, recurrent::step},
       {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, reference::forward,
        reference::backward, reference::step},
   };

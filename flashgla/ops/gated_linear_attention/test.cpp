@@ -101,6 +101,13 @@ Results run(Device device, const char* implementation, const CaseData& host, boo
   return on_cpu(results);
 }
 
+}  // namespace
+
+// Failing cases are named by their problem.
+void PrintTo(const Case& c, std::ostream* out) { *out << describe_case(c); }
+
+namespace {
+
 class Conformance : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Conformance, ForwardAndBackward) {

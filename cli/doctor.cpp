@@ -1,0 +1,150 @@
+// flashgla doctor: says what this machine can run, and checks that it does.
+#include <fmt/core.h>
+#include <hwy/highway.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "flashgla/base/context.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "testing/compare.h"
+#include "testing/random.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+namespace gla = ops::gated_linear_attention;
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown processor";
+}
+
+// Of those that the kernels are compiled for.
+std::string instruction_sets() {
+  const std::int64_t targets = hwy::SupportedTargets();
+  std::string names;
+  if (targets & HWY_AVX3) names += "AVX-512, ";
+  if (targets & HWY_AVX2) names += "AVX2, ";
+  if (targets & HWY_NEON) names += "NEON, ";
+  return names + "portable baseline";
+}
+
+bool program_on_path(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  if (path == nullptr) return false;
+  const std::string folders = path;
+  for (std::size_t begin = 0; begin <= folders.size();) {
+    const std::size_t end = std::min(folders.find(':', begin), folders.size());
+    if (access((std::filesystem::path(folders.substr(begin, end - begin)) / program).c_str(), X_OK) == 0) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+struct Report {
+  bool healthy = true;
+  void line(const char* what, const std::string& finding) { fmt::print("  {:<22} {}\n", what, finding); }
+  void problem(const char* what, const std::string& finding, const std::string& remedy) {
+    healthy = false;
+    fmt::print("  {:<22} PROBLEM: {}; {}\n", what, finding, remedy);
+  }
+};
+
+// Runs each implementation of the operator on one small problem and compares it with the reference.
+void check_implementations(Report& report, Device device) {
+  constexpr std::int64_t kBatch = 2, kLength = 100, kHeads = 2, kKey = 32, kValue = 48;
+  const Tensor q = testing::random_normal({kBatch, kLength, kHeads, kKey}, DType::f32, 1);
+  const Tensor k = testing::random_normal({kBatch, kLength, kHeads, kKey}, DType::f32, 2);
+  const Tensor v = testing::random_normal({kBatch, kLength, kHeads, kValue}, DType::f32, 3);
+  const Tensor g = Tensor::empty({kBatch, kLength, kHeads, kKey}, DType::f32);
+  for (std::int64_t i = 0; i < g->numel(); ++i) {
+    g.as<float>()[i] = static_cast<float>(std::log(testing::uniform(4, static_cast<std::uint64_t>(i))));
+  }
+  const Tensor expected = Tensor::empty(v->shape, DType::f32);
+  {
+    Context context;
+    context.force_implementation("reference");
+    gla::forward(context, {.q = q, .k = k, .v = v, .g = g}, {.o = expected});
+  }
+  for (const gla::Implementation& implementation : gla::implementations()) {
+    if (implementation.device != device.kind) continue;
+    const std::string what = std::string("kernel ") + implementation.name;
+    Context context(device);
+    context.force_implementation(implementation.name);
+    auto here = [&](const Tensor& tensor) {
+      Tensor moved = Tensor::empty(tensor->shape, tensor->dtype, device);
+      copy_memory(moved->data, device, tensor->data, Device::cpu(), tensor->bytes());
+      return moved;
+    };
+    try {
+      const Tensor dq = here(q), dk = here(k), dv = here(v), dg = here(g);
+      const Tensor out = Tensor::empty(v->shape, DType::f32, device);
+      gla::forward(context, {.q = dq, .k = dk, .v = dv, .g = dg}, {.o = out});
+      const Tensor back = Tensor::empty(v->shape, DType::f32);
+      copy_memory(back->data, Device::cpu(), out->data, device, back->bytes());
+      const std::string wrong = testing::check_close("o", back, expected, 2e-5);
+      if (wrong.empty()) {
+        report.line(what.c_str(),
+                    fmt::format("right (relative error {:.1e})", testing::difference(back, expected).relative));
+      } else {
+        report.problem(what.c_str(), wrong, "please report this with the processor's name");
+      }
+    } catch (const Error& error) {
+      report.line(what.c_str(), fmt::format("not for this problem or machine: {}", error.what()));
+    }
+  }
+}
+
+void run_doctor() {
+  Report report;
+  fmt::print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
+  const Context context;
+  report.line("threads", std::to_string(context.threads()));
+  report.line("instruction sets", instruction_sets());
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  report.line("memory", format_bytes(memory));
+  const std::filesystem::space_info space = std::filesystem::space(".");
+  report.line("free disk here", format_bytes(static_cast<double>(space.available)));
+  if (space.available < (std::uintmax_t{1} << 30)) {
+    report.problem("free disk here", "less than 1 GB", "checkpoints may not fit");
+  }
+  if (program_on_path("gnuplot")) {
+    report.line("gnuplot", "found: `flashgla plot` writes PNG");
+  } else {
+    report.line("gnuplot", "missing: `flashgla plot` draws in the terminal only (Debian: gnuplot-nox)");
+  }
+#ifdef FLASHGLA_CUDA
+  const int devices = cuda_device_count();
+  report.line("CUDA", devices > 0 ? fmt::format("{} device(s)", devices) : "built in, but no device or driver found");
+#else
+  const int devices = 0;
+  report.line("CUDA", "not in this build (configure with -DFLASHGLA_CUDA=ON)");
+#endif
+  check_implementations(report, Device::cpu());
+  for (int index = 0; index < devices; ++index) check_implementations(report, Device::cuda(index));
+  fmt::print("{}\n",
+             report.healthy ? "All is well. Next: flashgla train --help" : "Something needs attention: see above.");
+  if (!report.healthy) throw Error("doctor: at least one check failed");
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app) {
+  app.add_subcommand("doctor",
+                     "Says what this machine can run (processor, memory, GPUs, programs) and checks every kernel")
+      ->callback(run_doctor);
+}
+
+}  // namespace flashgla::cli
