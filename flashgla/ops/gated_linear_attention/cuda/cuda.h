@@ -24,8 +24,10 @@ Support portable_supports(const Problem& problem, const Architecture& architectu
 Support hopper_supports(const Problem& problem, const Architecture& architecture);
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
-void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const OutputGradients& output_gradients, const InputGradients& input_gradients);
+void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                       const OutputGradients& output_gradients, const InputGradients& input_gradients);
+void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                     const OutputGradients& output_gradients, const InputGradients& input_gradients);
 void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
           const TensorView& o);
 

@@ -1,0 +1,192 @@
+// The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
+#include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+constexpr int kSumThreads = 256;
+
+// Scalar gates: dg of token t and head is the sum over the key tiles.
+__global__ void sum_scalar_gates(const __grid_constant__ Params p, const float* parts,
+                                 const __grid_constant__ Strided dg, std::int64_t tokens, int key_tiles) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  if (at >= tokens * p.heads) return;
+  float sum = 0.0f;
+  for (int tile = 0; tile < key_tiles; ++tile) sum += parts[tile * tokens * p.heads + at];
+  const std::int64_t token = at / p.heads, head = at % p.heads, length = p.sequences.length;
+  const std::int64_t batch = p.sequences.cu_seqlens ? 0 : token / length,
+                     row = p.sequences.cu_seqlens ? token : token % length;
+  store_as(p.gate_dtype, dg.data, batch * dg.batch + row * dg.token + head * dg.head, sum);
+}
+
+// Constant gates: one block a head sums over all rows.
+__global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t dg_stride, std::int64_t rows,
+                                   int heads) {
+  __shared__ double sums[kSumThreads];
+  double sum = 0.0;
+  for (std::int64_t r = threadIdx.x; r < rows; r += kSumThreads) sum += parts[r * heads + blockIdx.x];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sums[0]);
+}
+
+std::int64_t tokens_of(const Sequences& s) { return s.cu_seqlens ? s.length : s.count * s.length; }
+
+GateTile gate_tile(const Problem& problem) {
+  switch (problem.gate) {
+    case GateKind::none:
+      return GateTile::none;
+    case GateKind::constant:
+    case GateKind::scalar:
+      return GateTile::token;
+    default:
+      return problem.gate_dtype == DType::f32 ? GateTile::wide : GateTile::narrow;
+  }
+}
+
+// 16-byte pieces of every row can be copied at once.
+bool aligned(const TensorView& view) {
+  if (!view) return true;
+  const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(view.dtype));
+  bool ok = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  for (int i = 0; i + 1 < view.rank(); ++i) ok = ok && view.stride[i] % elements == 0;
+  return ok;
+}
+
+// What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces.
+bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
+                 const InputGradients& d_in) {
+  if (problem.dtype != DType::bf16 || problem.gate == GateKind::key_value || problem.algorithm == Algorithm::recurrent)
+    return false;
+  if (problem.feature_map != FeatureMap::identity || problem.normalize) return false;
+  if (problem.key_dim % 8 != 0 || problem.value_dim % 8 != 0) return false;
+  const bool by_key = problem.gate == GateKind::key;
+  return aligned(inputs.q) && aligned(inputs.k) && aligned(inputs.v) && aligned(d_out.d_o) && aligned(d_in.dq) &&
+         aligned(d_in.dk) && aligned(d_in.dv) && (!by_key || (aligned(inputs.g) && aligned(d_in.dg)));
+}
+
+template <class Core>
+void prepare(GateTile gate, const Params& p, const BackwardWorkspace& w, cudaStream_t stream) {
+  switch (gate) {
+    case GateTile::none:
+      return launch_prepare<Core, GateTile::none>(p, w, stream);
+    case GateTile::token:
+      return launch_prepare<Core, GateTile::token>(p, w, stream);
+    case GateTile::narrow:
+      return launch_prepare<Core, GateTile::narrow>(p, w, stream);
+    case GateTile::wide:
+      return launch_prepare<Core, GateTile::wide>(p, w, stream);
+  }
+}
+template <class Core>
+void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
+                   cudaStream_t stream) {
+  switch (gate) {
+    case GateTile::none:
+      return launch_dq_dk_dg<Core, GateTile::none>(p, w, d, stream);
+    case GateTile::token:
+      return launch_dq_dk_dg<Core, GateTile::token>(p, w, d, stream);
+    case GateTile::narrow:
+      return launch_dq_dk_dg<Core, GateTile::narrow>(p, w, d, stream);
+    case GateTile::wide:
+      return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
+  }
+}
+// Two thread groups a block share the gated tile, when blocks enough for the device remain.
+template <class Core, bool kBackwards>
+void pass_states(const Params& p, const BackwardWorkspace& w, const StatePass& pass, int multiprocessors,
+                 cudaStream_t stream) {
+  const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
+  if (tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors)
+    return launch_state<Core, kBackwards, 2>(p, w, pass, stream);
+  launch_state<Core, kBackwards, 1>(p, w, pass, stream);
+}
+
+template <class Core>
+void backward_by_chunks(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                        const OutputGradients& d_out, const InputGradients& d_in) {
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  Params p = make_params(problem, inputs, outputs);
+  plan_chunks(context, p);
+  const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, query_heads = problem.query_heads;
+  const std::int64_t key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  auto take = [&](std::int64_t bytes, const char* label) {
+    return static_cast<char*>(scratch.allocate(static_cast<std::size_t>(bytes), label));
+  };
+  BackwardWorkspace w{};
+  w.gated_q = take(chunks * query_heads * key_tiles * kImageBytes, "gla backward: gated q");
+  w.gated_k = take(chunks * heads * key_tiles * kImageBytes, "gla backward: gated k");
+  w.scores = take(chunks * query_heads * kImageBytes, "gla backward: scores");
+  w.state_gradients = take(chunks * heads * key_tiles * value_tiles * kImageBytes, "gla backward: state gradients");
+  w.decay = reinterpret_cast<float*>(take(chunks * heads * key_tiles * kTile * 4, "gla backward: decay"));
+  w.steep = reinterpret_cast<int*>(take(chunks * heads * key_tiles * 4, "gla backward: decay"));
+  const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
+  const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
+  if (gate_tile(problem) == GateTile::token) {
+    w.gate_parts = reinterpret_cast<float*>(take(key_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
+  }
+  const bool recompute = !outputs.states;
+  if (recompute) p.states = take(chunks * heads * p.key_dim * p.value_dim * 2, "gla backward: states");
+  if (context.planning()) return;
+
+  auto strided = [](const TensorView& view) {
+    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
+  };
+  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
+  if (d_in.dg)
+    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  const int multiprocessors = context.architecture().multiprocessors;
+
+  if (p.sequences.length > 0) prepare<Core>(gate_tile(problem), p, w, stream);
+  if (recompute) {
+    const StatePass forwards{w.gated_k, p.v, static_cast<const float*>(p.h0), nullptr,
+                             static_cast<__nv_bfloat16*>(p.states)};
+    pass_states<Core, false>(p, w, forwards, multiprocessors, stream);
+  }
+  const StatePass backwards{w.gated_q, d.d_o, static_cast<const float*>(d_out.d_ht.data),
+                            static_cast<float*>(d_in.dh0.data), nullptr};
+  pass_states<Core, true>(p, w, backwards, multiprocessors, stream);
+  if (d_in.dv) value_tiles > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
+  if (d_in.dq || d_in.dk || d_in.dg) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
+  if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(key_tiles), d.dg, stream);
+}
+
+}  // namespace
+
+void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
+                      cudaStream_t stream) {
+  if (p.gate == GateKind::scalar) {
+    const std::int64_t blocks = (rows * p.heads + kSumThreads - 1) / kSumThreads;
+    if (blocks == 0) return;
+    sum_scalar_gates<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(p, parts, dg, rows, tiles);
+  } else {
+    sum_constant_gates<<<p.heads, kSumThreads, 0, stream>>>(parts, static_cast<float*>(dg.data), dg.head, rows * tiles,
+                                                            p.heads);
+  }
+  flashgla::cuda::check_launch("gated_linear_attention gate sums");
+}
+
+void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                       const OutputGradients& d_out, const InputGradients& d_in) {
+  if (!fits_chunks(problem, inputs, d_out, d_in))
+    return recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
+  backward_by_chunks<TensorCore80>(context, problem, inputs, outputs, d_out, d_in);
+}
+void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                     const OutputGradients& d_out, const InputGradients& d_in) {
+  if (!fits_chunks(problem, inputs, d_out, d_in))
+    return recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
+  backward_by_chunks<TensorCore90>(context, problem, inputs, outputs, d_out, d_in);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

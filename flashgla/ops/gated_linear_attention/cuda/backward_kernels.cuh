@@ -1,0 +1,82 @@
+// Kernels of the chunked backward and their launch; one translation unit of instantiations/ each core and gate tile.
+#pragma once
+
+#include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_keys.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template <class Core, GateTile kGate>
+__global__ void __launch_bounds__(kGroupThreads)
+    prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) prepare<Core, kGate>(p, w, shared);
+}
+
+template <class Core, bool kBackwards, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups)
+    pass_state_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
+                      const __grid_constant__ StatePass pass) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) pass_state<Core, kBackwards, kGroups>(p, w, pass, shared);
+}
+
+template <class Core, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups)
+    make_dv_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
+                   const __grid_constant__ Gradients d) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) make_dv<Core, kGroups>(p, w, d, shared);
+}
+
+template <class Core, GateTile kGate>
+__global__ void __launch_bounds__(kGroupThreads, 3)
+    make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
+                         const __grid_constant__ Gradients d) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, shared);
+}
+
+template <class Kernel, class... Arguments>
+void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared, cudaStream_t stream,
+            const Arguments&... arguments) {
+  if (shared > 48 * 1024) {
+    flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
+  }
+  kernel<<<grid, threads, shared, stream>>>(arguments...);
+  flashgla::cuda::check_launch(name);
+}
+
+template <class Core, GateTile kGate>
+void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
+  launch("gated_linear_attention prepare", prepare_kernel<Core, kGate>, grid, kGroupThreads, prepare_shared(kGate),
+         stream, p, w);
+}
+
+template <class Core, GateTile kGate>
+void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads),
+                  static_cast<unsigned>(tiles_of(p.key_dim)));
+  launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
+         KeysShared::total(kGate), stream, p, w, d);
+}
+
+template <class Core, bool kBackwards, int kGroups>
+void launch_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, cudaStream_t stream) {
+  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
+  const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count));
+  launch("gated_linear_attention states", pass_state_kernel<Core, kBackwards, kGroups>, grid, kGroupThreads * kGroups,
+         state_shared(kGroups), stream, p, w, pass);
+}
+
+template <class Core, int kGroups>
+void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads),
+                  static_cast<unsigned>((tiles_of(p.value_dim) + kGroups - 1) / kGroups));
+  launch("gated_linear_attention dv", make_dv_kernel<Core, kGroups>, grid, kGroupThreads * kGroups, dv_shared(kGroups),
+         stream, p, w, d);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

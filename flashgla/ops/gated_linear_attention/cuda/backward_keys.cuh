@@ -1,0 +1,320 @@
+// dq, dk and dg of a chunk, for one tile of 64 key channels: the equations are in backward_chunk.cuh.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward_chunk.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
+
+struct KeysShared {                                         // offsets; the epilogue overlays the stages
+  static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh^
+  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, dump = 3 * kTileBytes;
+  static constexpr int b = dump + kTile * kDumpRow * 4;
+  static constexpr int gates = b + kTile * kPaddedRow * 4;
+  static constexpr int small(GateTile gate) {
+    return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
+  }
+  // quarters, inner sums, suffix sums; row sums, beyond
+  static constexpr int total(GateTile gate) { return small(gate) + 3 * sizeof(ColumnParts) + 2 * kTile * 4; }
+};
+
+__device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float* at = dump + row * kDumpRow + 8 * j + 2 * (lane & 3);
+    *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+
+// Columns' sums over the chunk of k~ * (part of dk through dh), by warp.
+__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, const Accumulator& dk, int thread) {
+  const int warp = thread >> 5, lane = thread & 31, row = 16 * warp + (lane >> 2), in_block = 2 * (lane & 3);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 k0 =
+        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row, 8 * j + in_block)));
+    const float2 k1 =
+        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row + 8, 8 * j + in_block)));
+    float x = k0.x * dk[4 * j] + k1.x * dk[4 * j + 2], y = k0.y * dk[4 * j + 1] + k1.y * dk[4 * j + 3];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      x += __shfl_xor_sync(0xffffffffu, x, distance);
+      y += __shfl_xor_sync(0xffffffffu, y, distance);
+    }
+    if (lane < 4) *reinterpret_cast<float2*>(&parts[warp][8 * j + in_block]) = make_float2(x, y);
+  }
+}
+
+// Exact pairs of a steep tile: dq_i += sum_j a_ij k_j 2^(b_i - b_j), dk_j += scale sum_i a_ij q_i 2^(b_i - b_j).
+// q, k: plain; a: zero where i < j.
+__device__ __forceinline__ void add_steep_pairs(Accumulator& dq, Accumulator& dk, const char* q, const char* k,
+                                                const char* a, const float* b, float scale, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2), in_block = 2 * (lane & 3);
+  auto element = [](const char* tile, int r, int c) {
+    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(tile + element_offset(r, c)));
+  };
+  for (int other = 0; other < kTile; ++other) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int own = row + 8 * half;
+      const float as_query = own >= other ? element(a, own, other) : 0.0f;
+      const float as_key = other >= own ? element(a, other, own) * scale : 0.0f;
+#pragma unroll
+      for (int e = 0; e < 16; ++e) {
+        const int c = 8 * (e / 2) + in_block + (e & 1), at = 4 * (e / 2) + 2 * half + (e & 1);
+        const float between = ptx::exp2(-fabsf(b[own * kPaddedRow + c] - b[other * kPaddedRow + c]));
+        dq[at] += as_query * element(k, other, c) * between;
+        dk[at] += as_key * element(q, other, c) * between;
+      }
+    }
+  }
+}
+
+// Grid: chunks x G x key tiles.
+template <class Core, GateTile kGate>
+__device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
+  using Layout = KeysShared;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int kv_head = blockIdx.y, key_tile = blockIdx.z, channel = key_tile * kTile;
+  const std::int64_t chunk = blockIdx.x;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) {
+    if (kGate == GateTile::token && p.gate == GateKind::constant && thread == 0) {
+      w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
+    }
+    return;
+  }
+  const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
+  const bool steep = w.steep[kv_at];
+  char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
+  float *dump = reinterpret_cast<float*>(shared + Layout::dump), *b_all = reinterpret_cast<float*>(shared + Layout::b);
+  ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
+  ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2];
+  float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile;
+
+  const __nv_bfloat16* states =
+      static_cast<const __nv_bfloat16*>(p.states) + ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim;
+  const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
+  const __nv_bfloat16* do_rows = nullptr;
+  bool first = true;
+  auto load = [&](int tile) {
+    if (tile < value_tiles) {
+      const std::uint32_t stage = ptx::shared_address(shared) + tile % Layout::stages * Layout::stage;
+      const int value = tile * kTile;
+      copy_tile(stage, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
+      copy_tile(stage + kTileBytes, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
+      copy_tile(stage + 2 * kTileBytes, states + value, p.value_dim, p.key_dim - channel, p.value_dim - value, thread);
+      if (first)
+        copy_image(stage + 3 * kTileBytes, w.state_gradients + (kv_at * value_tiles + tile) * kTileBytes, thread);
+    }
+    ptx::copy_async_commit();
+  };
+
+  Accumulator dk;
+  clear(dk);
+  float2 dg[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
+  float through = 0.0f;  // sum over values of h dh^: half of key channel thread / 2
+
+  for (int h = 0; h < p.group; ++h) {
+    const int head = kv_head * p.group + h;
+    first = h == 0;
+    do_rows = row_of<__nv_bfloat16>(d.d_o, c, head);
+    Accumulator dq, pairs;
+    clear(dq);
+    clear(pairs);
+    load(0);
+    for (int tile = 0; tile < value_tiles; ++tile) {
+      ptx::copy_async_wait<0>();
+      Core::publish();
+      __syncthreads();
+      load(tile + 1);
+      const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
+      const std::uint32_t stage = ptx::shared_address(stage_memory);
+      Core::begin();
+      Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
+      if (first) {
+        Core::template product<Stored::k_inner, Stored::k_inner>(dk, stage + kTileBytes, stage + 3 * kTileBytes,
+                                                                 thread);
+        const int row = thread >> 1;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t at = tile_piece(row, i + 4 * (thread & 1));
+          const uint4 x = *reinterpret_cast<const uint4*>(stage_memory + 2 * kTileBytes + at);
+          const uint4 y = *reinterpret_cast<const uint4*>(stage_memory + 3 * kTileBytes + at);
+          const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
+            through += s.x * t.x + s.y * t.y;
+          }
+        }
+      }
+      Core::finish();
+    }
+    __syncthreads();
+
+    // The pairs inside the chunk.
+    const char* q_image = w.gated_q + ((chunk * p.heads * p.group + head) * key_tiles + key_tile) * kTileBytes;
+    copy_image(ptx::shared_address(q), q_image, thread);
+    copy_image(ptx::shared_address(k), w.gated_k + kv_at * kTileBytes, thread);
+    copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
+    ptx::copy_async_commit();
+    const int row = 16 * warp + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int query = row + 8 * ((i >> 1) & 1), key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+      pairs[i] = query >= key ? pairs[i] : 0.0f;
+    }
+    put_tile(a, pairs, thread);
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    __syncthreads();
+    sum_quarters<kGate>(quarters, gates, thread);
+    if (first) {
+      sum_beyond(inner, k, dk, thread);
+      through += __shfl_xor_sync(0xffffffffu, through, 1);
+      if ((thread & 1) == 0) {
+        const float factor = steep ? ptx::exp2(w.decay[kv_at * kTile + (thread >> 1)]) : 1.0f;
+        beyond[thread >> 1] = through * factor;
+      }
+    }
+    if (!steep) {
+      std::uint32_t operand[16];
+      to_operand(operand, pairs);
+      Core::begin();
+      Core::template product<Stored::k_outer>(dq, operand, ptx::shared_address(k), thread);
+      Core::template product<Stored::k_outer, Stored::k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q),
+                                                               thread);
+      Core::finish();
+      __syncthreads();
+    } else {
+      __syncthreads();
+      copy_tile(ptx::shared_address(q), row_of<__nv_bfloat16>(p.q, c, head) + channel, p.q.token, c.rows,
+                p.key_dim - channel, thread);
+      copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
+                p.key_dim - channel, thread);
+      ptx::copy_async_commit();
+      float2 b = sum_before(quarters, warp, lane);
+      for (int i = 0; i < 16; ++i) {
+        const float2 g = gate_at<kGate>(gates, 16 * warp + i, lane);
+        b.x += g.x;
+        b.y += g.y;
+        b_all[(16 * warp + i) * kPaddedRow + 2 * lane] = b.x;
+        b_all[(16 * warp + i) * kPaddedRow + 2 * lane + 1] = b.y;
+      }
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int r = row + 8 * ((i >> 1) & 1), column = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+        const float b_own = b_all[r * kPaddedRow + column];
+        dq[i] *= ptx::exp2(b_own);
+        if (first) dk[i] *= ptx::exp2(w.decay[kv_at * kTile + column] - b_own);
+      }
+      add_steep_pairs(dq, dk, q, k, a, b_all, p.scale, thread);
+    }
+
+    // dq, and its part of dg.
+    put_rows(dump, dq, thread);
+    __syncthreads();
+    float2 b = sum_before(quarters, warp, lane);
+    const std::int64_t dq_at = c.batch * d.dq.batch + c.token * d.dq.token + head * d.dq.head + channel + 2 * lane;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 g = gate_at<kGate>(gates, r, lane);
+      b.x += g.x;
+      b.y += g.y;
+      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+      const float q_scale = steep ? p.scale : 1.0f;
+      dg[i].x += y.x * q_scale * x.x;
+      dg[i].y += y.y * q_scale * x.y;
+      const float2 factor =
+          steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+      if (d.dq.data && r < c.rows && channel + 2 * lane < p.key_dim) {
+        *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dq.data) + dq_at + r * d.dq.token) =
+            ptx::pack_bf16(x.x * factor.x, x.y * factor.y);
+      }
+    }
+    __syncthreads();
+  }
+
+  // dk, and its part of dg.
+  put_rows(dump, dk, thread);
+  __syncthreads();
+  float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
+  const std::int64_t dk_at = c.batch * d.dk.batch + c.token * d.dk.token + kv_head * d.dk.head + channel + 2 * lane;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = 16 * warp + i;
+    const float2 g = gate_at<kGate>(gates, r, lane);
+    b.x += g.x;
+    b.y += g.y;
+    const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+    const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+    dg[i].x -= y.x * x.x;
+    dg[i].y -= y.y * x.y;
+    sum.x += dg[i].x;
+    sum.y += dg[i].y;
+    const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+    if (d.dk.data && r < c.rows && channel + 2 * lane < p.key_dim) {
+      *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dk.data) + dk_at + r * d.dk.token) =
+          ptx::pack_bf16(x.x * factor.x, x.y * factor.y);
+    }
+  }
+  if constexpr (kGate == GateTile::none) return;
+
+  // dg: sums from the chunk's end back.
+  *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
+  __syncthreads();
+  float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+#pragma unroll
+  for (int other = 3; other >= 0; --other) {
+    const float2 x = *reinterpret_cast<const float2*>(&inner[other][2 * lane]);
+    const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
+    run.x += x.x + (other > warp ? y.x : 0.0f);
+    run.y += x.y + (other > warp ? y.y : 0.0f);
+  }
+  const std::int64_t dg_at = c.batch * d.dg.batch + c.token * d.dg.token + kv_head * d.dg.head + channel + 2 * lane;
+#pragma unroll
+  for (int i = 15; i >= 0; --i) {
+    const int r = 16 * warp + i;
+    run.x += dg[i].x;
+    run.y += dg[i].y;
+    if constexpr (kGate == GateTile::token) {
+      float x = run.x + run.y;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      if (lane == 0) row_sums[r] = x;
+    } else if (d.dg.data && r < c.rows && channel + 2 * lane < p.key_dim) {
+      if constexpr (kGate == GateTile::narrow) {
+        *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dg.data) + dg_at + r * d.dg.token) =
+            ptx::pack_bf16(run.x, run.y);
+      } else {
+        *reinterpret_cast<float2*>(static_cast<float*>(d.dg.data) + dg_at + r * d.dg.token) = run;
+      }
+    }
+  }
+  if constexpr (kGate == GateTile::token) {
+    __syncthreads();
+    if (p.gate == GateKind::scalar) {
+      const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+      const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+      if (thread < c.rows) w.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
+    } else if (thread == 0) {
+      float total = 0.0f;
+      for (int r = 0; r < c.rows; ++r) total += row_sums[r];
+      w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = total;
+    }
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

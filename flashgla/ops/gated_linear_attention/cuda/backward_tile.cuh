@@ -1,0 +1,244 @@
+// Products of 64x64 tiles of bf16 by a group of 128 threads: the building block of the chunked backward.
+//
+// A tile lies in shared memory as 64 rows of 128 bytes whose eight 16-byte pieces are permuted by the row (the
+// 128-byte swizzle of the copy engine and of wgmma; also free of bank conflicts for ldmatrix). Accumulators are laid
+// out alike by mma.sync and wgmma: warp w of the group holds rows 16w..16w+15, lane l of it rows l/4 and l/4+8 and,
+// of each 8 columns, 2(l%4) and the next. So one kernel source serves both.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kGroupThreads = 128;
+
+using Accumulator = float[32];  // 4 * (8-column block) + {row l/4: 2, row l/4+8: 2}
+
+// Byte offset of element (row, column).
+__device__ __forceinline__ std::uint32_t element_offset(int row, int column) {
+  return tile_piece(row, column >> 3) + ((column & 7) << 1);
+}
+
+__device__ __forceinline__ void clear(Accumulator& a) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] = 0.0f;
+}
+
+// ---- copies ----
+
+// rows x columns (a multiple of 8) of a matrix into a tile, zeros elsewhere. Asynchronous.
+__device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat16* source, std::int64_t row_stride,
+                                          int rows, int columns, int thread) {
+  const int piece = thread & 7;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = (thread >> 3) + 16 * i;
+    const bool inside = row < rows && piece * 8 < columns;
+    ptx::copy_async_16(tile + tile_piece(row, piece), inside ? source + row * row_stride + piece * 8 : source,
+                       inside ? 16 : 0);
+  }
+}
+// A tile that lies in memory as it lies in shared memory. Asynchronous.
+__device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int thread) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = (thread + kGroupThreads * i) * 16;
+    ptx::copy_async_16(tile + at, static_cast<const char*>(image) + at);
+  }
+}
+
+// Puts an accumulator into a tile, rounded to bf16. Each warp writes its own 16 rows only.
+__device__ __forceinline__ void put_tile(char* tile, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int at = (lane & 3) * 4;
+    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row, j) + at) = ptx::pack_bf16(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row + 8, j) + at) = ptx::pack_bf16(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+// An accumulator to memory as a tile image, through `tile`.
+__device__ __forceinline__ void store_image(void* image, char* tile, const Accumulator& a, int thread) {
+  put_tile(tile, a, thread);
+  __syncwarp();
+  const int lane = thread & 31, begin = (thread >> 5) * 2048;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = begin + (lane + 32 * i) * 16;
+    *reinterpret_cast<uint4*>(static_cast<char*>(image) + at) = *reinterpret_cast<const uint4*>(tile + at);
+  }
+  __syncwarp();
+}
+// rows x columns (a multiple of 8) of an accumulator to a matrix, through `tile`.
+__device__ __forceinline__ void store_matrix(__nv_bfloat16* matrix, std::int64_t row_stride, int rows, int columns,
+                                             char* tile, const Accumulator& a, int thread) {
+  put_tile(tile, a, thread);
+  __syncwarp();
+  const int lane = thread & 31, piece = lane & 7;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = (thread >> 5) * 16 + (lane >> 3) + 4 * i;
+    if (row < rows && piece * 8 < columns) {
+      *reinterpret_cast<uint4*>(matrix + row * row_stride + piece * 8) =
+          *reinterpret_cast<const uint4*>(tile + tile_piece(row, piece));
+    }
+  }
+  __syncwarp();
+}
+
+// ---- products ----
+// How an operand's tile is stored: a's as [m][k] or [k][m], b's as [n][k] or [k][n], first index the row.
+enum class Stored { k_inner, k_outer };
+
+// mma.sync: sm_80 and later.
+struct TensorCore80 {
+  static constexpr bool available = true;
+  static __device__ __forceinline__ void begin() {}    // operands are written, barrier passed
+  static __device__ __forceinline__ void finish() {}   // accumulators may be read, operands overwritten by this warp
+  static __device__ __forceinline__ void publish() {}  // before the barrier after ordinary writes to operands
+
+  template <Stored stored>
+  static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
+    const int lane = thread & 31, m = (thread >> 5) * 16;
+    if constexpr (stored == Stored::k_inner) {
+      ptx::load_matrix_4(r, tile + tile_piece(m + (lane & 15), 2 * k16 + (lane >> 4)));
+    } else {
+      const int row = 16 * k16 + (lane & 7) + ((lane & 16) ? 8 : 0);
+      ptx::load_matrix_4_transposed(r, tile + tile_piece(row, (m >> 3) + ((lane >> 3) & 1)));
+    }
+  }
+  // Columns 8j..8j+15.
+  template <Stored stored>
+  static __device__ __forceinline__ void load_b(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int j, int thread) {
+    const int lane = thread & 31;
+    if constexpr (stored == Stored::k_inner) {
+      ptx::load_matrix_4(r, tile + tile_piece(8 * j + (lane & 7) + ((lane & 16) ? 8 : 0), 2 * k16 + ((lane >> 3) & 1)));
+    } else {
+      ptx::load_matrix_4_transposed(r,
+                                    tile + tile_piece(16 * k16 + (lane & 7) + ((lane & 8) ? 8 : 0), j + (lane >> 4)));
+    }
+  }
+  static __device__ __forceinline__ void multiply(float* d, const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                  std::uint32_t b1) {
+    ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(d), a, b0, b1);
+  }
+
+  template <Stored a_stored, Stored b_stored>
+  static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile,
+                                                 int thread) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t a[4], b[4];
+      load_a<a_stored>(a, a_tile, k16, thread);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        load_b<b_stored>(b, b_tile, k16, j, thread);
+        multiply(d + 4 * j, a, b[0], b[1]);
+        multiply(d + 4 * j + 4, a, b[2], b[3]);
+      }
+    }
+  }
+  // d += a b, a an accumulator rounded to bf16.
+  template <Stored b_stored>
+  static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
+                                                 int thread) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        std::uint32_t b[4];
+        load_b<b_stored>(b, b_tile, k16, j, thread);
+        multiply(d + 4 * j, fragment, b[0], b[1]);
+        multiply(d + 4 * j + 4, fragment, b[2], b[3]);
+      }
+    }
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// wgmma reads both operands from shared memory, once a group instead of once a warp.
+struct TensorCore90 {
+  static constexpr bool available = true;
+  static __device__ __forceinline__ void begin() { ptx::wgmma_fence(); }
+  static __device__ __forceinline__ void finish() {
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  }
+  static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
+
+  // Start address, distance of groups of 8 rows (1024 bytes), 128-byte swizzle.
+  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {
+    return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+  }
+  static __device__ __forceinline__ std::uint32_t step(Stored stored, std::uint32_t tile, int k16) {
+    return tile + k16 * (stored == Stored::k_inner ? 32 : 2048);
+  }
+#define FLASHGLA_ACCUMULATOR(d)                                                                               \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
+      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
+      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define FLASHGLA_REGISTERS                                                                                          \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+  "%30,%31}"
+  template <Stored a_stored, Stored b_stored>
+  static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                   ", %32, %33, 1, 1, 1, %34, %35;"
+                   : FLASHGLA_ACCUMULATOR(d)
+                   : "l"(descriptor(step(a_stored, a_tile, k16))), "l"(descriptor(step(b_stored, b_tile, k16))),
+                     "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+    }
+  }
+  template <Stored b_stored>
+  static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
+                                                 int) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                   ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
+                   : FLASHGLA_ACCUMULATOR(d)
+                   : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]),
+                     "l"(descriptor(step(b_stored, b_tile, k16))), "n"(b_stored == Stored::k_outer));
+    }
+  }
+#undef FLASHGLA_ACCUMULATOR
+#undef FLASHGLA_REGISTERS
+};
+#else
+struct TensorCore90 {
+  static constexpr bool available = false;  // kernels compile to nothing
+};
+#endif
+
+// An accumulator as the a operand of a product: in k-steps of 16, the four registers of each.
+__device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const Accumulator& a) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) operand[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
+}
+
+// ---- where a chunk lies ----
+
+struct Chunk {
+  std::int64_t batch;  // row of the batch
+  std::int64_t token;  // of its first token in the row
+  int rows;            // tokens, 1..64
+};
+
+__device__ __forceinline__ Chunk chunk_of(const Span& span, std::int64_t index) {
+  const std::int64_t left = span.length - index * kChunk;
+  return {span.batch, span.begin + index * kChunk, static_cast<int>(left < kChunk ? left : kChunk)};
+}
+// Chunk number `chunk` of the call; without rows beyond the last.
+__device__ __forceinline__ Chunk locate(const Sequences& s, std::int64_t chunk) {
+  const std::int64_t n = sequence_of_chunk(s, chunk);
+  if (n < 0) return {0, 0, 0};
+  const Span span = span_of(s, n);
+  return chunk_of(span, chunk - span.chunk_begin);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
