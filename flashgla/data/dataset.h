@@ -1,11 +1,10 @@
-// A folder of prepared data: train.bin/.idx, validation.bin/.idx, the tokenizer's file and data.json.
+// A folder of prepared data: train.bin/.idx, validation.bin/.idx (unless there is none), the tokenizer's file, and
+// data.json, which says what they hold and which tokenizer made them.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "flashgla/data/token_file.h"
 #include "flashgla/text/tokenizer.h"
@@ -42,29 +41,8 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options = {});
 // vocabulary's size.
 void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& tokenizer, const std::string& path);
 
-struct PrepareOptions {
-  std::vector<std::string> inputs;  // files, folders (recursive), .jsonl files, "-" for standard input
-  std::string out;                  // folder, made when missing
-  std::string tokenizer = "byte";   // "byte", a tokenizer's file or folder, "train:VOCAB", "train-unigram:VOCAB"
-  std::string text_field = "text";  // of .jsonl lines
-  std::string separator;            // ends a document in plain text; empty: a file is one document
-  double validation = 0.05;         // fraction of the tokens
-  std::uint64_t seed = 0;           // which documents are validation
-  int threads = 0;                  // 0: all
-  std::function<void(std::int64_t done, std::int64_t total)> progress;  // bytes of input; total 0: unknown
-};
-
-struct PrepareReport {
-  std::int64_t input_bytes = 0;  // of text
-  std::int64_t train_tokens = 0, train_documents = 0;
-  std::int64_t validation_tokens = 0, validation_documents = 0;
-  std::int64_t vocab_size = 0;
-  std::string tokenizer_kind;
-};
-
-// Each document becomes bos, its tokens, eos (those the tokenizer has). With many documents a seeded choice of whole
-// ones is validation; a single document is cut: its end is validation. Nothing of the folder is replaced until all is
-// written. Throws Error.
-PrepareReport prepare(const PrepareOptions& options);
+constexpr const char* kTrainStem = "train";
+constexpr const char* kValidationStem = "validation";
+constexpr const char* kDatasetFile = "data.json";
 
 }  // namespace flashgla::data

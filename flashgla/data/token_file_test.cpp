@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
 
 #include "flashgla/base/file.h"
@@ -20,6 +21,11 @@ class TokenFiles : public FolderTest {
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(file.tokens()));
     file.read(0, file.tokens(), tokens.data());
     return tokens;
+  }
+  // There are thousands: not forced to disk, and removed first because file systems force what is cut to nothing.
+  void overwrite(const std::string& name, const std::string& content) {
+    std::filesystem::remove(path(name));
+    std::ofstream(path(name), std::ios::binary) << content;
   }
   // llm.c's layout.
   void write_llmc(const std::string& name, std::int32_t version, std::int32_t count,
@@ -130,14 +136,14 @@ TEST_F(TokenFiles, TruncatedPairsAreRefusedAtEveryLength) {
   counting_file({3, 1, 5});
   const std::string bin = read_file(path("tokens.bin")), idx = read_file(path("tokens.idx"));
   for (std::size_t size = 0; size < bin.size(); ++size) {
-    write_file(path("tokens.bin"), bin.substr(0, size));
+    overwrite("tokens.bin", bin.substr(0, size));
     EXPECT_THAT(error_of([&] { TokenFile::open(path("tokens.bin")); }), HasSubstr("truncated")) << size;
   }
-  write_file(path("tokens.bin"), bin + "more");
+  overwrite("tokens.bin", bin + "more");
   EXPECT_THAT(error_of([&] { TokenFile::open(path("tokens.bin")); }), HasSubstr("tokens.bin"));
-  write_file(path("tokens.bin"), bin);
+  overwrite("tokens.bin", bin);
   for (std::size_t size = 0; size < idx.size(); ++size) {
-    write_file(path("tokens.idx"), idx.substr(0, size));
+    overwrite("tokens.idx", idx.substr(0, size));
     EXPECT_THAT(error_of([&] { TokenFile::open(path("tokens.bin")); }), HasSubstr("tokens.idx")) << size;
   }
 }
@@ -162,7 +168,7 @@ TEST_F(TokenFiles, FuzzedIndexesNeverCrash) {
       }
     }
     if (random() % 8 == 0) damaged.resize(random() % damaged.size());
-    write_file(path("tokens.idx"), damaged);
+    overwrite("tokens.idx", damaged);
     try {
       const auto file = TokenFile::open(path("tokens.bin"));
       EXPECT_EQ(file->document_begins().back(), file->tokens());
