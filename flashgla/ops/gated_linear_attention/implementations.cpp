@@ -10,7 +10,7 @@ std::span<const Implementation> implementations() {
   static constexpr Implementation rows[] = {
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
       {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
-       reference::backward, recurrent::step},
+       recurrent::backward, recurrent::step},
       {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, reference::forward,
        reference::backward, reference::step},
   };

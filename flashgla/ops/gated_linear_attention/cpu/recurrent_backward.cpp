@@ -1,0 +1,419 @@
+// The gradient token by token, as the definition has it: dg from dh_t * alpha_t * h_{t-1} itself, not from the closed
+// form that cancels. The states come from checkpoints at the starts of segments and one segment's recomputation.
+#include <cmath>
+
+#include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
+#include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
+#include "flashgla/ops/gated_linear_attention/workers.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "flashgla/ops/gated_linear_attention/cpu/recurrent_backward.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// After highway.h:
+#include "flashgla/ops/gated_linear_attention/cpu/tokens-inl.h"
+
+#ifndef FLASHGLA_GLA_RECURRENT_BACKWARD_TASKS
+#define FLASHGLA_GLA_RECURRENT_BACKWARD_TASKS
+namespace flashgla::ops::gated_linear_attention::recurrent {
+
+// States are kept as tiles of key channels, transposed: [tiles][values][kTile] with zeros behind K, so that sums over
+// values (dq, dk, dg) stay in vector lanes. With normalize the last value channel is 1 in v, and its state is z.
+constexpr std::int64_t kTile = 64;
+constexpr std::int64_t kHistoryBytes = 512 * 1024;     // one segment's states of a tile: within the second-level cache
+constexpr std::int64_t kCheckpointBytes = 64ll << 20;  // of a worker, where longer segments can hold it there
+
+struct BackwardShape {
+  std::int64_t K, V, values, group, tiles, ldk, ldv, segment, segments;
+
+  explicit BackwardShape(const Problem& p)
+      : K(p.key_dim),
+        V(p.value_dim),
+        values(V + (p.normalize ? 1 : 0)),
+        group(p.group()),
+        tiles((K + kTile - 1) / kTile),
+        ldk(tiles * kTile),
+        ldv(padded(values)) {
+    const std::int64_t state_bytes = values * ldk * static_cast<std::int64_t>(sizeof(float));
+    const auto root = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(p.length))));
+    const std::int64_t by_history = std::clamp<std::int64_t>(kHistoryBytes / (values * kTile * 4), 4, 64);
+    segment = std::max(by_history, std::min(root, p.length * state_bytes / kCheckpointBytes));
+    segments = (p.length + segment - 1) / segment;
+  }
+  std::int64_t state() const { return values * ldk; }
+  std::int64_t tile() const { return values * kTile; }
+};
+
+struct BackwardTask {
+  TaskInputs in;
+  Rows o, d_o, dq, dk, dv, dg, dgv;
+  std::int64_t length = 0;
+  const float* h0 = nullptr;  // [K,V]
+  const float* z0 = nullptr;  // [K]
+  const float* d_ht = nullptr;
+  const float* d_zt = nullptr;
+  float* dh0 = nullptr;
+  float* dz0 = nullptr;
+  double* dg_sum = nullptr;  // this task's term of a constant gate's gradient
+};
+
+struct BackwardMemory {
+  float *starts, *gradient, *state, *history;
+  float *alpha, *k, *q, *v, *beta, *dn;  // of one segment; dn: what do is to q^T h
+  float *dq, *dk, *dg, *dv, *dgv, *raw;
+
+  BackwardMemory(const BackwardShape& s, Carver& carver) {
+    starts = carver.take<float>(s.segments * s.state());
+    gradient = carver.take<float>(s.state());
+    state = carver.take<float>(s.state());
+    history = carver.take<float>((s.segment + 1) * s.tile());
+    for (float** rows : {&alpha, &k, &dk, &dg}) *rows = carver.take<float>(s.segment * s.ldk);
+    for (float** rows : {&q, &dq}) *rows = carver.take<float>(s.segment * s.group * s.ldk);
+    for (float** rows : {&v, &beta, &dv, &dgv}) *rows = carver.take<float>(s.segment * s.ldv);
+    dn = carver.take<float>(s.segment * s.group * s.ldv);
+    raw = carver.take<float>(std::max(s.ldk, s.ldv));
+  }
+};
+
+}  // namespace flashgla::ops::gated_linear_attention::recurrent
+#endif  // FLASHGLA_GLA_RECURRENT_BACKWARD_TASKS
+
+HWY_BEFORE_NAMESPACE();
+namespace flashgla::ops::gated_linear_attention::recurrent::HWY_NAMESPACE {
+using namespace gated_linear_attention::HWY_NAMESPACE;
+
+// Calls body<kVectors>(column) over the first `columns` of a tile in blocks of as many vectors as registers allow.
+template <class Body>
+HWY_INLINE void ForColumns(std::int64_t columns, Body&& body) {
+  constexpr int kMost = hn::MaxLanes(D()) >= 16 ? 4 : 2;
+  const std::int64_t lanes = Lanes();
+  std::int64_t c = 0;
+  for (; c + kMost * lanes <= columns; c += kMost * lanes) body.template operator()<kMost>(c);
+  for (; c < columns; c += lanes) body.template operator()<1>(c);
+}
+
+// after = alpha beta^T * before + k v^T, in place or not.
+template <bool kGateValues>
+HWY_INLINE void AdvanceTile(std::int64_t values, std::int64_t columns, const float* before, float* after,
+                            const float* alpha, const float* k, const float* v, const float* beta) {
+  const D d;
+  ForColumns(columns, [&]<int kVectors>(std::int64_t c) HWY_ATTR {
+    Vec alphas[kVectors], ks[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      alphas[j] = hn::LoadU(d, alpha + c + j * Lanes());
+      ks[j] = hn::LoadU(d, k + c + j * Lanes());
+    }
+    for (std::int64_t i = 0; i < values; ++i) {
+      const Vec v_i = hn::Set(d, v[i]);
+      for (int j = 0; j < kVectors; ++j) {
+        const std::int64_t at = i * kTile + c + j * Lanes();
+        Vec h = hn::LoadU(d, before + at);
+        if constexpr (kGateValues) h = hn::Mul(h, hn::Set(d, beta[i]));
+        hn::StoreU(hn::MulAdd(alphas[j], h, hn::Mul(ks[j], v_i)), d, after + at);
+      }
+    }
+  });
+}
+
+// A query head's share: dh += q dn^T, dq = h_t dn.
+HWY_INLINE void ReverseHead(std::int64_t values, std::int64_t columns, float* HWY_RESTRICT dh,
+                            const float* HWY_RESTRICT after, const float* HWY_RESTRICT q, const float* HWY_RESTRICT dn,
+                            float* HWY_RESTRICT dq) {
+  const D d;
+  ForColumns(columns, [&]<int kVectors>(std::int64_t c) HWY_ATTR {
+    Vec qs[kVectors], dqs[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      qs[j] = hn::LoadU(d, q + c + j * Lanes());
+      dqs[j] = hn::Zero(d);
+    }
+    for (std::int64_t i = 0; i < values; ++i) {
+      const Vec dn_i = hn::Set(d, dn[i]);
+      for (int j = 0; j < kVectors; ++j) {
+        const std::int64_t at = i * kTile + c + j * Lanes();
+        hn::StoreU(hn::MulAdd(qs[j], dn_i, hn::LoadU(d, dh + at)), d, dh + at);
+        dqs[j] = hn::MulAdd(hn::LoadU(d, after + at), dn_i, dqs[j]);
+      }
+    }
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(dqs[j], d, dq + c + j * Lanes());
+  });
+}
+
+// One token backwards, the group's first head fused with what all heads share:
+// dh += q dn^T, dq = h_t dn, dk = dh v, dv += dh^T k, dh = alpha beta^T * dh, dg = sum over values of dh * h_{t-1},
+// dgv += the sum over keys.
+template <bool kGate, bool kGateValues>
+HWY_INLINE void ReverseTile(std::int64_t values, std::int64_t columns, float* HWY_RESTRICT dh,
+                            const float* HWY_RESTRICT before, const float* HWY_RESTRICT after,
+                            const float* HWY_RESTRICT alpha, const float* HWY_RESTRICT k, const float* HWY_RESTRICT q,
+                            const float* HWY_RESTRICT v, const float* HWY_RESTRICT beta, const float* HWY_RESTRICT dn,
+                            float* HWY_RESTRICT dq, float* HWY_RESTRICT dk, float* HWY_RESTRICT dg,
+                            float* HWY_RESTRICT dv, float* HWY_RESTRICT dgv) {
+  const D d;
+  ForColumns(columns, [&]<int kVectors>(std::int64_t c) HWY_ATTR {
+    Vec alphas[kVectors], ks[kVectors], qs[kVectors], dqs[kVectors], dks[kVectors], dgs[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      alphas[j] = hn::LoadU(d, alpha + c + j * Lanes());
+      ks[j] = hn::LoadU(d, k + c + j * Lanes());
+      qs[j] = hn::LoadU(d, q + c + j * Lanes());
+      dqs[j] = dks[j] = dgs[j] = hn::Zero(d);
+    }
+    for (std::int64_t i = 0; i < values; ++i) {
+      const Vec v_i = hn::Set(d, v[i]);
+      const Vec dn_i = hn::Set(d, dn[i]);
+      Vec dv_i = hn::Zero(d);
+      Vec dgv_i = hn::Zero(d);
+      for (int j = 0; j < kVectors; ++j) {
+        const std::int64_t at = i * kTile + c + j * Lanes();
+        Vec x = hn::MulAdd(qs[j], dn_i, hn::LoadU(d, dh + at));
+        dqs[j] = hn::MulAdd(hn::LoadU(d, after + at), dn_i, dqs[j]);
+        dks[j] = hn::MulAdd(x, v_i, dks[j]);
+        dv_i = hn::MulAdd(x, ks[j], dv_i);
+        if constexpr (kGate) {
+          x = hn::Mul(x, alphas[j]);
+          if constexpr (kGateValues) x = hn::Mul(x, hn::Set(d, beta[i]));
+          const Vec h = hn::LoadU(d, before + at);
+          dgs[j] = hn::MulAdd(x, h, dgs[j]);
+          if constexpr (kGateValues) dgv_i = hn::MulAdd(x, h, dgv_i);
+        }
+        hn::StoreU(x, d, dh + at);
+      }
+      dv[i] += hn::GetLane(hn::SumOfLanes(d, dv_i));
+      if constexpr (kGateValues) dgv[i] += hn::GetLane(hn::SumOfLanes(d, dgv_i));
+    }
+    for (int j = 0; j < kVectors; ++j) {
+      hn::StoreU(dqs[j], d, dq + c + j * Lanes());
+      hn::StoreU(dks[j], d, dk + c + j * Lanes());
+      hn::StoreU(dgs[j], d, dg + c + j * Lanes());
+    }
+  });
+}
+
+HWY_INLINE void Clear(float* p, std::int64_t n) { std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float)); }
+
+// [K,V] and [K] to tiles and back.
+void LoadTiles(const BackwardShape& s, const float* h, const float* z, float* tiles) {
+  Clear(tiles, s.state());
+  for (std::int64_t k = 0; k < s.K; ++k) {
+    float* column = tiles + k / kTile * s.tile() + k % kTile;
+    for (std::int64_t i = 0; h != nullptr && i < s.V; ++i) column[i * kTile] = h[k * s.V + i];
+    if (z != nullptr) column[s.V * kTile] = z[k];
+  }
+}
+
+void StoreTiles(const BackwardShape& s, const float* tiles, float* h, float* z) {
+  for (std::int64_t k = 0; k < s.K; ++k) {
+    const float* column = tiles + k / kTile * s.tile() + k % kTile;
+    for (std::int64_t i = 0; h != nullptr && i < s.V; ++i) h[k * s.V + i] = column[i * kTile];
+    if (z != nullptr) z[k] = column[s.V * kTile];
+  }
+}
+
+// What the recurrence reads of tokens [begin, begin + count).
+void LoadSegment(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
+                 std::int64_t count, const BackwardMemory& m) {
+  const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
+  for (std::int64_t t = 0; t < count; ++t) {
+    LoadGate(task.in.g, begin + t, per_channel, s.K, s.ldk, m.alpha + t * s.ldk);
+    LoadFeatures(p.feature_map, task.in.k, begin + t, 0, s.K, s.ldk, m.k + t * s.ldk);
+    LoadRow(task.in.v.dtype, task.in.v.row(begin + t), s.V, s.ldv, m.v + t * s.ldv);
+    if (p.normalize) m.v[t * s.ldv + s.V] = 1.0f;
+    if (task.in.gv) LoadGate(task.in.gv, begin + t, true, s.V, s.ldv, m.beta + t * s.ldv);
+  }
+}
+
+// phi(q), and dn = do / divisor; with normalize dn's last channel is the divisor's gradient.
+void LoadSegmentOutputs(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
+                        std::int64_t count, const float* start, const BackwardMemory& m) {
+  if (p.normalize) {
+    float* z = m.raw;
+    for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
+      std::memcpy(z + tile * kTile, start + tile * s.tile() + s.V * kTile, kTile * sizeof(float));
+    }
+    for (std::int64_t t = 0; t < count; ++t) {
+      for (std::int64_t i = 0; i < s.ldk; ++i) z[i] += m.k[t * s.ldk + i];
+      for (std::int64_t head = 0; head < s.group; ++head) {
+        float* q = m.q + (t * s.group + head) * s.ldk;
+        float* dn = m.dn + (t * s.group + head) * s.ldv;
+        LoadFeatures(p.feature_map, task.in.q, begin + t, head, s.K, s.ldk, q);
+        LoadRow(task.d_o.dtype, task.d_o.row(begin + t, head), s.V, s.ldv, dn);
+        float* o = m.dv;  // free until the segment's gradients begin
+        LoadRow(task.o.dtype, task.o.row(begin + t, head), s.V, s.ldv, o);
+        const float inverse = 1.0f / (Dot(s.ldk, q, z) + static_cast<float>(kNormalizerEpsilon));
+        const float d_divisor = -Dot(s.ldv, dn, o) * inverse;
+        ScaleRow(inverse, s.ldv, dn, dn);
+        dn[s.V] = d_divisor;
+      }
+    }
+    return;
+  }
+  for (std::int64_t t = 0; t < count; ++t) {
+    for (std::int64_t head = 0; head < s.group; ++head) {
+      float* dn = m.dn + (t * s.group + head) * s.ldv;
+      LoadFeatures(p.feature_map, task.in.q, begin + t, head, s.K, s.ldk, m.q + (t * s.group + head) * s.ldk);
+      LoadRow(task.d_o.dtype, task.d_o.row(begin + t, head), s.V, s.ldv, dn);
+      ScaleRow(static_cast<float>(p.scale), s.ldv, dn, dn);
+    }
+  }
+}
+
+void StoreSegment(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
+                  std::int64_t count, const BackwardMemory& m) {
+  auto store_features = [&](const Rows& rows, const Rows& original, std::int64_t t, std::int64_t head, float* x) {
+    if (!rows) return;
+    if (p.feature_map != FeatureMap::identity) {
+      LoadRow(original.dtype, original.row(t, head), s.K, s.ldk, m.raw);
+      MultiplyFeatureDerivative(p.feature_map, s.ldk, m.raw, x);
+    }
+    StoreRow(rows.dtype, x, s.K, rows.row(t, head));
+  };
+  for (std::int64_t t = 0; t < count; ++t) {
+    for (std::int64_t head = 0; head < s.group; ++head) {
+      store_features(task.dq, task.in.q, begin + t, head, m.dq + (t * s.group + head) * s.ldk);
+    }
+    store_features(task.dk, task.in.k, begin + t, 0, m.dk + t * s.ldk);
+    if (task.dv) StoreRow(task.dv.dtype, m.dv + t * s.ldv, s.V, task.dv.row(begin + t));
+    if (task.dgv) StoreRow(task.dgv.dtype, m.dgv + t * s.ldv, s.V, task.dgv.row(begin + t));
+    if (!task.dg && task.dg_sum == nullptr) continue;
+    const float* dg = m.dg + t * s.ldk;
+    if (p.gate == GateKind::key || p.gate == GateKind::key_value) {
+      StoreRow(task.dg.dtype, dg, s.K, task.dg.row(begin + t));
+    } else {
+      const float sum = Sum(s.ldk, dg);
+      if (task.dg_sum != nullptr)
+        *task.dg_sum += static_cast<double>(sum);
+      else
+        StoreRow(task.dg.dtype, &sum, 1, task.dg.row(begin + t));
+    }
+  }
+}
+
+template <bool kGate, bool kGateValues>
+void RunTask(const Problem& p, const BackwardShape& s, const BackwardTask& task, const BackwardMemory& m) {
+  auto columns_of = [&](std::int64_t tile) { return std::min(kTile, padded(s.K - tile * kTile)); };
+  const std::int64_t segments = (task.length + s.segment - 1) / s.segment;
+
+  LoadTiles(s, task.h0, task.z0, m.state);
+  for (std::int64_t segment = 0; segment < segments; ++segment) {
+    std::memcpy(m.starts + segment * s.state(), m.state, static_cast<std::size_t>(s.state()) * sizeof(float));
+    if (segment + 1 == segments) break;
+    const std::int64_t begin = segment * s.segment;
+    LoadSegment(p, s, task, begin, s.segment, m);
+    for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
+      float* state = m.state + tile * s.tile();
+      for (std::int64_t t = 0; t < s.segment; ++t) {
+        const std::int64_t k = t * s.ldk + tile * kTile;
+        AdvanceTile<kGateValues>(s.values, columns_of(tile), state, state, m.alpha + k, m.k + k, m.v + t * s.ldv,
+                                 m.beta + t * s.ldv);
+      }
+    }
+  }
+
+  LoadTiles(s, task.d_ht, task.d_zt, m.gradient);
+  if (task.dg_sum != nullptr) *task.dg_sum = 0.0;
+  for (std::int64_t segment = segments - 1; segment >= 0; --segment) {
+    const std::int64_t begin = segment * s.segment;
+    const std::int64_t count = std::min(s.segment, task.length - begin);
+    const float* start = m.starts + segment * s.state();
+    LoadSegment(p, s, task, begin, count, m);
+    LoadSegmentOutputs(p, s, task, begin, count, start, m);
+    Clear(m.dv, s.segment * s.ldv);
+    Clear(m.dgv, s.segment * s.ldv);
+    for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
+      const std::int64_t columns = columns_of(tile);
+      std::memcpy(m.history, start + tile * s.tile(), static_cast<std::size_t>(s.tile()) * sizeof(float));
+      for (std::int64_t t = 0; t < count; ++t) {
+        const std::int64_t k = t * s.ldk + tile * kTile;
+        float* before = m.history + t * s.tile();
+        AdvanceTile<kGateValues>(s.values, columns, before, before + s.tile(), m.alpha + k, m.k + k, m.v + t * s.ldv,
+                                 m.beta + t * s.ldv);
+      }
+      float* dh = m.gradient + tile * s.tile();
+      for (std::int64_t t = count - 1; t >= 0; --t) {
+        const std::int64_t k = t * s.ldk + tile * kTile;
+        const float* before = m.history + t * s.tile();
+        const float* after = before + s.tile();
+        for (std::int64_t head = s.group - 1; head > 0; --head) {
+          const std::int64_t q = (t * s.group + head) * s.ldk + tile * kTile;
+          ReverseHead(s.values, columns, dh, after, m.q + q, m.dn + (t * s.group + head) * s.ldv, m.dq + q);
+        }
+        const std::int64_t q = t * s.group * s.ldk + tile * kTile;
+        ReverseTile<kGate, kGateValues>(s.values, columns, dh, before, after, m.alpha + k, m.k + k, m.q + q,
+                                        m.v + t * s.ldv, m.beta + t * s.ldv, m.dn + t * s.group * s.ldv, m.dq + q,
+                                        m.dk + k, m.dg + k, m.dv + t * s.ldv, m.dgv + t * s.ldv);
+      }
+    }
+    StoreSegment(p, s, task, begin, count, m);
+  }
+  StoreTiles(s, m.gradient, task.dh0, task.dz0);
+}
+
+void Backward(const Problem& p, const BackwardShape& s, const BackwardTask& task, const BackwardMemory& m) {
+  // Columns between padded(K) and the tile's end are never computed; sums over whole rows read them.
+  for (float* rows : {m.dk, m.dg}) Clear(rows, s.segment * s.ldk);
+  switch (p.gate) {
+    case GateKind::none:
+      return RunTask<false, false>(p, s, task, m);
+    case GateKind::key_value:
+      return RunTask<true, true>(p, s, task, m);
+    default:
+      return RunTask<true, false>(p, s, task, m);
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::recurrent::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace flashgla::ops::gated_linear_attention::recurrent {
+
+HWY_EXPORT(Backward);
+
+void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
+              const InputGradients& d_in) {
+  const BackwardShape shape(p);
+  const bool constant = p.gate == GateKind::constant && d_in.dg;
+  // A constant gate's gradient sums over sequences: one term each, added in order at the end.
+  auto* dg_terms = static_cast<double*>(
+      context.scratch().allocate(static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double), "workspace"));
+  Carver counter(nullptr);
+  BackwardMemory(shape, counter);
+  const Workers workers(context, p.sequences * p.heads, counter.used());
+  if (context.planning()) return;
+  workers.run([&](std::int64_t item, std::byte* memory) {
+    const std::int64_t n = item / p.heads;
+    const std::int64_t head = item % p.heads;
+    const Sequence sequence = sequence_of(p, in.cu_seqlens, n);
+    auto rows = [&](const TensorView& view, std::int64_t first_head) {
+      return Rows(view, true, sequence.batch, sequence.begin, first_head);
+    };
+    BackwardTask task;
+    task.in = TaskInputs(p, in, sequence, head);
+    task.length = sequence.length();
+    task.o = rows(out.o, head * p.group());
+    task.d_o = rows(d_out.d_o, head * p.group());
+    task.dq = rows(d_in.dq, head * p.group());
+    task.dk = rows(d_in.dk, head);
+    task.dv = rows(d_in.dv, head);
+    if (!constant) task.dg = rows(d_in.dg, head);
+    task.dgv = rows(d_in.dgv, head);
+    const std::int64_t state = p.key_dim * p.value_dim;
+    task.h0 = state_of<const float>(in.h0, p, n, head, state);
+    task.d_ht = state_of<const float>(d_out.d_ht, p, n, head, state);
+    task.dh0 = state_of<float>(d_in.dh0, p, n, head, state);
+    task.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
+    task.d_zt = state_of<const float>(d_out.d_zt, p, n, head, p.key_dim);
+    task.dz0 = state_of<float>(d_in.dz0, p, n, head, p.key_dim);
+    if (constant) task.dg_sum = dg_terms + item;
+    Carver carver(memory);
+    const BackwardMemory m(shape, carver);
+    HWY_DYNAMIC_DISPATCH(Backward)(p, shape, task, m);
+  });
+  for (std::int64_t head = 0; constant && head < p.heads; ++head) {
+    double sum = 0.0;
+    for (std::int64_t n = 0; n < p.sequences; ++n) sum += dg_terms[n * p.heads + head];
+    store_element(d_in.dg, std::array{head}, sum);
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::recurrent
+#endif  // HWY_ONCE
