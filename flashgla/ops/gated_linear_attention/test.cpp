@@ -180,7 +180,7 @@ TEST(Reference, GradientsAgreeWithFiniteDifferences) {
     SCOPED_TRACE(c.name);
     const CaseData data = make_data(c);
     Results results = make_results(data, true, 0);
-    Context context;
+    Context context(Device::cpu(), 1);  // thousands of tiny calls
     context.force_implementation("reference");
     auto loss = [&] {
       forward(context, data.in, results.out, data.options);
