@@ -127,6 +127,8 @@ std::string check_planning(const OperatorCase& operator_case, const std::vector<
 
 }  // namespace
 
+std::vector<DTypePair> f32_and_bf16() { return {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}}; }
+
 std::string Coverage::missing() const {
   std::string text;
   for (const std::string& name : names_) {

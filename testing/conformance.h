@@ -55,11 +55,14 @@ struct DTypePair {
   DType activation, parameter;
 };
 
+// f32 alone and bf16 alone.
+std::vector<DTypePair> f32_and_bf16();
+
 struct OperatorCase {
   std::string name;
   std::vector<Argument> arguments;
   std::function<void(Context&, const NamedTensors&)> run;
-  std::vector<DTypePair> dtypes{{DType::f32, DType::f32}, {DType::bf16, DType::bf16}};
+  std::vector<DTypePair> dtypes = f32_and_bf16();
 };
 
 // How often each implementation ran; one that never supports a case is a hole in the test.

@@ -9,7 +9,7 @@
 namespace flashgla::ops::elementwise {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kReference};
+  static const Implementation table[] = {kSimd, kReference};
   return table;
 }
 

@@ -17,8 +17,8 @@ struct Implementation {
   const char* name;
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
+  // Both take their workspace before they look whether the context is planning.
   void (*forward)(Context&, const Inputs&, const Outputs&, double epsilon);
-  // Takes its workspace before it looks whether the context is planning.
   void (*backward)(Context&, const TensorView& x, const TensorView& weight, const TensorView& rstd,
                    const TensorView& dy, const TensorView& dx, bool accumulate_dx, const TensorView& dweight);
 };
@@ -26,6 +26,6 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kReference;
+extern const Implementation kSimd, kReference;
 
 }  // namespace flashgla::ops::rms_norm

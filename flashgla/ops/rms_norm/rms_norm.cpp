@@ -5,7 +5,7 @@
 namespace flashgla::ops::rms_norm {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kReference};
+  static const Implementation table[] = {kSimd, kReference};
   return table;
 }
 
@@ -40,8 +40,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, dou
   }
   arguments.check("y", outputs.y, x.dtype, x.shape, "x");
   if (!(epsilon >= 0.0)) arguments.fail("epsilon", "is " + std::to_string(epsilon), "at least 0");
-  const Implementation& implementation = selected(context, x, inputs.weight);
-  if (!context.planning()) implementation.forward(context, inputs, outputs, epsilon);
+  selected(context, x, inputs.weight).forward(context, inputs, outputs, epsilon);
 }
 
 void backward(Context& context, const TensorView& x, const TensorView& weight, const TensorView& rstd,

@@ -17,9 +17,9 @@ struct Implementation {
   const char* name;
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
+  // Both take their workspace before they look whether the context is planning.
   void (*forward)(Context&, const TensorView& x, const TensorView& gate, const TensorView& weight, const TensorView& y,
                   const TensorView& rstd, double epsilon);
-  // Takes its workspace before it looks whether the context is planning.
   void (*backward)(Context&, const TensorView& x, const TensorView& gate, const TensorView& weight,
                    const TensorView& rstd, const TensorView& dy, const TensorView& dx, const TensorView& dgate,
                    const TensorView& dweight);
@@ -28,6 +28,6 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kReference;
+extern const Implementation kSimd, kReference;
 
 }  // namespace flashgla::ops::rms_norm_swish_gate

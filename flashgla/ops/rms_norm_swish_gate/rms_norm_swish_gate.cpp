@@ -5,7 +5,7 @@
 namespace flashgla::ops::rms_norm_swish_gate {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kReference};
+  static const Implementation table[] = {kSimd, kReference};
   return table;
 }
 
@@ -35,8 +35,7 @@ void forward(Context& context, const TensorView& x, const TensorView& gate, cons
   check_inputs(arguments, x, gate, weight, rstd);
   arguments.check("y", y, x.dtype, x.shape, "x");
   if (!(epsilon >= 0.0)) arguments.fail("epsilon", "is " + std::to_string(epsilon), "at least 0");
-  const Implementation& implementation = selected(context, x, weight);
-  if (!context.planning()) implementation.forward(context, x, gate, weight, y, rstd, epsilon);
+  selected(context, x, weight).forward(context, x, gate, weight, y, rstd, epsilon);
 }
 
 void backward(Context& context, const TensorView& x, const TensorView& gate, const TensorView& weight,

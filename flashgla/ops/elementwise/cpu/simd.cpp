@@ -1,0 +1,133 @@
+// One pass over memory each.
+#include "flashgla/ops/elementwise/implementations.h"
+#include "flashgla/ops/partial_sums.h"
+#include "flashgla/ops/rows.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "flashgla/ops/elementwise/cpu/simd.cpp"
+// clang-format off
+#include "hwy/foreach_target.h"  // comes first
+#include "flashgla/base/cpu/simd_math.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace flashgla::ops::elementwise {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+namespace simd = flashgla::simd::HWY_NAMESPACE;
+using simd::VF32;
+
+// out[row] = f(in[row]...) for rows of any dtypes.
+template <class F, class Out, class... In>
+void map_rows(Context& context, const F& f, const TypedRows<Out>& out, const TypedRows<In>&... in) {
+  for_each_piece(context, {&out, &in...}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
+    simd::map(f, count, out[row] + begin, in[row] + begin...);
+  });
+}
+
+template <class T>
+using R = TypedRows<T>;
+
+void AddTo(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  auto add = [](VF32 x, VF32 y) { return hn::Add(x, y); };
+  if (a.dtype == DType::f32) return map_rows(context, add, R<float>(out), R<float>(a), R<float>(b));
+  if (out.dtype == DType::f32) return map_rows(context, add, R<float>(out), R<BFloat16>(a), R<float>(b));
+  map_rows(context, add, R<BFloat16>(out), R<BFloat16>(a), R<BFloat16>(b));
+}
+
+void Scale(Context& context, const TensorView& x, double factor) {
+  auto scale = [=](VF32 value) { return hn::Mul(value, hn::Set(simd::F32(), static_cast<float>(factor))); };
+  if (x.dtype == DType::f32) return map_rows(context, scale, R<float>(x), R<float>(x));
+  map_rows(context, scale, R<BFloat16>(x), R<BFloat16>(x));
+}
+
+void Convert(Context& context, const TensorView& src, const TensorView& dst) {
+  auto same = [](VF32 value) { return value; };
+  if (src.dtype == DType::f32 && dst.dtype == DType::f32) return map_rows(context, same, R<float>(dst), R<float>(src));
+  if (src.dtype == DType::f32) return map_rows(context, same, R<BFloat16>(dst), R<float>(src));
+  if (dst.dtype == DType::f32) return map_rows(context, same, R<float>(dst), R<BFloat16>(src));
+  map_rows(context, same, R<BFloat16>(dst), R<BFloat16>(src));
+}
+
+template <class T>
+void column_sums(Context& context, const TypedRows<T>& dy, const PartialSums& sums) {
+  parallel_for(context, sums.blocks(), [&](std::int64_t block) {
+    std::fill_n(sums[block], dy.length(), 0.0f);
+    for (std::int64_t row = sums.begin(block); row < sums.end(block); ++row) {
+      simd::map([](VF32 total, VF32 value) { return hn::Add(total, value); }, dy.length(), sums[block], sums[block],
+                dy[row]);
+    }
+  });
+}
+
+void ColumnSums(Context& context, const TensorView& dy, const PartialSums& sums) {
+  if (dy.dtype == DType::f32) return column_sums(context, R<float>(dy), sums);
+  column_sums(context, R<BFloat16>(dy), sums);
+}
+
+void SiluForward(Context& context, const TensorView& x, const TensorView& y) {
+  auto silu = [](VF32 value) { return hn::Mul(value, simd::sigmoid(simd::F32(), value)); };
+  if (x.dtype == DType::f32) return map_rows(context, silu, R<float>(y), R<float>(x));
+  map_rows(context, silu, R<BFloat16>(y), R<BFloat16>(x));
+}
+
+void SiluBackward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  auto slope = [](VF32 value, VF32 gradient) {
+    const VF32 s = simd::sigmoid(simd::F32(), value);
+    const VF32 y = hn::Mul(value, s);
+    return hn::Mul(gradient, hn::NegMulAdd(y, s, hn::Add(s, y)));
+  };
+  if (x.dtype == DType::f32) return map_rows(context, slope, R<float>(dx), R<float>(x), R<float>(dy));
+  map_rows(context, slope, R<BFloat16>(dx), R<BFloat16>(x), R<BFloat16>(dy));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace flashgla::ops::elementwise
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace flashgla::ops::elementwise {
+
+HWY_EXPORT(AddTo);
+HWY_EXPORT(Scale);
+HWY_EXPORT(Convert);
+HWY_EXPORT(ColumnSums);
+HWY_EXPORT(SiluForward);
+HWY_EXPORT(SiluBackward);
+
+namespace {
+
+void simd_column_sum(Context& context, const TensorView& dy, const TensorView& db, bool accumulate) {
+  ArenaScope scope(context.scratch());
+  const PartialSums sums(context, rows_of(dy.shape), dy.size(-1), "column_sum");
+  if (context.planning()) return;
+  HWY_DYNAMIC_DISPATCH(ColumnSums)(context, dy, sums);
+  sums.reduce(context, db.as<float>(), accumulate);
+}
+
+}  // namespace
+
+const Implementation kSimd{"simd",
+                           Device::Kind::cpu,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.in, problem.out});
+                           },
+                           [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+                             HWY_DYNAMIC_DISPATCH(AddTo)(context, a, b, out);
+                           },
+                           [](Context& context, const TensorView& x, double factor) {
+                             HWY_DYNAMIC_DISPATCH(Scale)(context, x, factor);
+                           },
+                           [](Context& context, const TensorView& src, const TensorView& dst) {
+                             HWY_DYNAMIC_DISPATCH(Convert)(context, src, dst);
+                           },
+                           simd_column_sum,
+                           [](Context& context, const TensorView& x, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(SiluForward)(context, x, y);
+                           },
+                           [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+                             HWY_DYNAMIC_DISPATCH(SiluBackward)(context, x, dy, dx);
+                           }};
+
+}  // namespace flashgla::ops::elementwise
+#endif
