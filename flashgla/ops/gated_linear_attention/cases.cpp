@@ -1,6 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/cases.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -196,6 +197,49 @@ CaseData on_device(const CaseData& data, Device device) {
   result.d_out = data.d_out;
   result.options = data.options;
   for (TensorView* view : views_of(result)) *view = mirrored(*view, device, result.storage);
+  return result;
+}
+
+namespace {
+// [B,T,heads,...] to the heads [first, first + count) of one row of the batch.
+TensorView narrowed(const TensorView& view, std::int64_t batch, std::int64_t first, std::int64_t count) {
+  return view ? view.slice(0, batch, batch + 1).slice(2, first, first + count) : view;
+}
+// [N,G,...] to one state.
+TensorView narrowed_state(const TensorView& view, std::int64_t batch, std::int64_t head) {
+  return view ? view.slice(0, batch, batch + 1).slice(1, head, head + 1) : view;
+}
+}  // namespace
+
+CaseData one_head(const CaseData& data, std::int64_t batch, std::int64_t head) {
+  const std::int64_t group = data.in.q.size(2) / data.in.k.size(2);
+  CaseData result;
+  result.options = data.options;
+  result.in.q = narrowed(data.in.q, batch, head * group, group);
+  result.in.k = narrowed(data.in.k, batch, head, 1);
+  result.in.v = narrowed(data.in.v, batch, head, 1);
+  result.in.g = data.in.g.rank() == 1 ? data.in.g.slice(0, head, head + 1) : narrowed(data.in.g, batch, head, 1);
+  result.in.gv = narrowed(data.in.gv, batch, head, 1);
+  result.in.h0 = narrowed_state(data.in.h0, batch, head);
+  result.in.z0 = narrowed_state(data.in.z0, batch, head);
+  result.d_out.d_o = narrowed(data.d_out.d_o, batch, head * group, group);
+  result.d_out.d_ht = narrowed_state(data.d_out.d_ht, batch, head);
+  result.d_out.d_zt = narrowed_state(data.d_out.d_zt, batch, head);
+  return result;
+}
+
+Results one_head(const Results& results, std::int64_t batch, std::int64_t head, std::int64_t group) {
+  Results result;
+  result.out.o = narrowed(results.out.o, batch, head * group, group);
+  result.out.ht = narrowed_state(results.out.ht, batch, head);
+  result.out.zt = narrowed_state(results.out.zt, batch, head);
+  result.d_in.dq = narrowed(results.d_in.dq, batch, head * group, group);
+  result.d_in.dk = narrowed(results.d_in.dk, batch, head, 1);
+  result.d_in.dv = narrowed(results.d_in.dv, batch, head, 1);
+  if (results.d_in.dg.rank() != 1) result.d_in.dg = narrowed(results.d_in.dg, batch, head, 1);
+  result.d_in.dgv = narrowed(results.d_in.dgv, batch, head, 1);
+  result.d_in.dh0 = narrowed_state(results.d_in.dh0, batch, head);
+  result.d_in.dz0 = narrowed_state(results.d_in.dz0, batch, head);
   return result;
 }
 
@@ -405,6 +449,70 @@ const std::vector<Case>& conformance_cases() {
     return list;
   }();
   return cases;
+}
+
+namespace {
+Case timed(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::int64_t V, DType dtype, GateKind gate) {
+  const DType gate_dtype = dtype == DType::bf16 ? DType::bf16 : DType::f32;
+  return {.batch = B,
+          .length = T,
+          .query_heads = H,
+          .heads = H,
+          .key_dim = K,
+          .value_dim = V,
+          .gate = gate,
+          .dtype = dtype,
+          .gate_dtype = gate_dtype,
+          .states = false};
+}
+}  // namespace
+
+std::vector<Case> bench_cases(Device device, bool sweep) {
+  std::vector<Case> list;
+  const bool cpu = device.kind == Device::Kind::cpu;
+  if (sweep) {
+    // As many tokens in each, as the batch takes them.
+    const std::int64_t tokens = cpu ? 4096 : 65536;
+    for (const std::int64_t length : {128, 512, 2048, 4096}) {
+      for (const auto& [H, K, V] :
+           {std::array{4, 64, 64}, std::array{4, 128, 128}, std::array{2, 128, 256}, std::array{1, 256, 512}}) {
+        for (const GateKind gate : {GateKind::none, GateKind::scalar, GateKind::key, GateKind::key_value}) {
+          for (const DType dtype : {DType::f32, DType::bf16}) {
+            list.push_back(timed(tokens / length, length, cpu ? H : 4 * H, K, V, dtype, gate));
+          }
+        }
+      }
+    }
+    return list;
+  }
+  if (cpu) {
+    list = {timed(2, 2048, 4, 128, 128, DType::f32, GateKind::key),
+            timed(2, 2048, 4, 128, 128, DType::bf16, GateKind::key),
+            timed(2, 2048, 4, 128, 128, DType::f32, GateKind::scalar),
+            timed(2, 2048, 4, 128, 128, DType::f32, GateKind::none),
+            timed(1, 2048, 4, 64, 64, DType::f32, GateKind::key),
+            timed(16, 64, 4, 64, 64, DType::f32, GateKind::key)};
+    return list;
+  }
+  for (const std::int64_t length : {512, 2048, 4096})
+    list.push_back(timed(32, length, 16, 64, 64, DType::bf16, GateKind::key));
+  list.push_back(timed(8, 4096, 4, 256, 512, DType::bf16, GateKind::key));
+  list.push_back(timed(1, 32768, 4, 256, 512, DType::bf16, GateKind::key));
+  for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar}) {
+    list.push_back(timed(32, 2048, 16, 64, 64, DType::bf16, gate));
+    list.push_back(timed(8, 4096, 4, 256, 512, DType::bf16, gate));
+  }
+  return list;
+}
+
+std::vector<Case> step_cases(Device device, bool sweep) {
+  if (device.kind == Device::Kind::cuda) return {timed(64, 1, 4, 256, 512, DType::bf16, GateKind::key)};
+  std::vector<Case> list = {timed(1, 1, 4, 128, 256, DType::bf16, GateKind::key),
+                            timed(64, 1, 4, 128, 256, DType::bf16, GateKind::key)};
+  if (sweep) {
+    for (const std::int64_t batch : {1, 8, 64}) list.push_back(timed(batch, 1, 4, 256, 512, DType::f32, GateKind::key));
+  }
+  return list;
 }
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -38,6 +38,10 @@ std::string describe_case(const Case& c);
 
 // Correctness: every gate kind, odd lengths and dimensions, every dtype, packing, strides, groups, feature maps.
 const std::vector<Case>& conformance_cases();
+// Timing: the headline shapes of the device, or with `sweep` a grid of lengths, widths, gates and dtypes.
+std::vector<Case> bench_cases(Device device, bool sweep);
+// Timing of one decoding step; the length is 1.
+std::vector<Case> step_cases(Device device, bool sweep);
 
 // Inputs and output gradients of a case, seeded; the storage behind the views.
 struct CaseData {
@@ -53,6 +57,10 @@ CaseData on_device(const CaseData& data, Device device);
 // The same values in float64, contiguous, on the CPU: what the reference is asked.
 CaseData as_float64(const CaseData& data);
 
+// One sequence and key-value head of an unpacked case on the CPU, same memory: where the whole is too much for the
+// reference. A constant gate's gradient sums over sequences and is left out of the results.
+CaseData one_head(const CaseData& data, std::int64_t batch, std::int64_t head);
+
 // Everything the operator can be asked for, filled with NaN. Laid out like the inputs.
 struct Results {
   Outputs out;
@@ -61,6 +69,7 @@ struct Results {
 };
 Results make_results(const CaseData& data, bool final_state, std::size_t states_bytes);
 Results on_cpu(const Results& results);
+Results one_head(const Results& results, std::int64_t batch, std::int64_t head, std::int64_t group);
 
 // Memory of the view's elements with its strides, on the device; the same bytes.
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage);
