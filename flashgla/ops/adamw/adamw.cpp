@@ -5,7 +5,7 @@
 namespace flashgla::ops::adamw {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kReference};
+  static const Implementation table[] = {kSimd, kReference};
   return table;
 }
 

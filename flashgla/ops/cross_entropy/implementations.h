@@ -31,6 +31,6 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kReference;
+extern const Implementation kSimd, kReference;
 
 }  // namespace flashgla::ops::cross_entropy

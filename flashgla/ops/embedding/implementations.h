@@ -24,6 +24,6 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kReference;
+extern const Implementation kSimd, kReference;
 
 }  // namespace flashgla::ops::embedding

@@ -2,6 +2,7 @@
 #include "flashgla/ops/elementwise/implementations.h"
 #include "flashgla/ops/partial_sums.h"
 #include "flashgla/ops/rows.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/elementwise/cpu/simd.cpp"
 // clang-format off

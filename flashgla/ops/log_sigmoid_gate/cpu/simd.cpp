@@ -86,8 +86,10 @@ const Implementation kSimd{
       HWY_DYNAMIC_DISPATCH(Forward)(context, x, g, normalizer, clamp_min);
     },
     [](Context& context, const TensorView& x, const TensorView& dg, const TensorView& dx, double normalizer,
-       double clamp_min) { HWY_DYNAMIC_DISPATCH(Backward)
-                           (context, x, dg, dx, normalizer, clamp_min); }};
+       double clamp_min) {
+      HWY_DYNAMIC_DISPATCH(Backward)
+      (context, x, dg, dx, normalizer, clamp_min);
+    }};
 
 }  // namespace flashgla::ops::log_sigmoid_gate
 #endif

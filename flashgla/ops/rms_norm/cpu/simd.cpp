@@ -5,6 +5,7 @@
 #include "flashgla/ops/rms_norm/implementations.h"
 #include "flashgla/ops/rows.h"
 #include "flashgla/ops/weight_in_f32.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/rms_norm/cpu/simd.cpp"
 // clang-format off

@@ -78,8 +78,10 @@ const Implementation kSimd{
       HWY_DYNAMIC_DISPATCH(Forward)(context, gate, up, y);
     },
     [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy, const TensorView& dgate,
-       const TensorView& dup) { HWY_DYNAMIC_DISPATCH(Backward)
-                                (context, gate, up, dy, dgate, dup); }};
+       const TensorView& dup) {
+      HWY_DYNAMIC_DISPATCH(Backward)
+      (context, gate, up, dy, dgate, dup);
+    }};
 
 }  // namespace flashgla::ops::swiglu
 #endif
