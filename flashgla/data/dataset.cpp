@@ -83,12 +83,17 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options) {
     dataset = open_folder(path);
   } else {
     dataset.train = whole(TokenFile::open(path, options.format));
-    if (!options.tokenizer.empty()) dataset.tokenizer = text::load_tokenizer(options.tokenizer);
+    // One file of a prepared folder has its tokenizer beside it.
+    const fs::path folder = fs::path(dataset.train.file->path()).parent_path();
+    const bool prepared = options.tokenizer.empty() && fs::exists(folder / kDatasetFile);
+    if (prepared || !options.tokenizer.empty()) {
+      dataset.tokenizer = text::load_tokenizer(prepared ? folder.string() : options.tokenizer);
+    }
     const std::int64_t needed = static_cast<std::int64_t>(dataset.train.file->largest_token()) + 1;
     dataset.vocab_size = dataset.tokenizer ? dataset.tokenizer->vocab_size() : needed;
     if (needed > dataset.vocab_size) {
-      throw Error(path + " holds the token " + std::to_string(needed - 1) + ", which the tokenizer " +
-                  options.tokenizer + " (" + std::to_string(dataset.vocab_size) + " words) does not have");
+      throw Error(path + " holds the token " + std::to_string(needed - 1) + ", which its tokenizer (" +
+                  std::to_string(dataset.vocab_size) + " words) does not have");
     }
   }
   if (!dataset.validation.file && options.validation > 0.0) {

@@ -30,7 +30,7 @@ struct Dataset {
 struct OpenOptions {
   TokenFormat format = TokenFormat::automatic;
   double validation = 0.0;  // fraction of a single file to keep for validation when the folder has none
-  std::string tokenizer;    // folder or file of the tokenizer of a foreign token file; empty: none
+  std::string tokenizer;    // folder or file of the tokenizer of a token file; empty: what lies beside it, if anything
 };
 
 // `path`: a folder made by prepare, or a token file. Throws Error when the folder's tokenizer is not the one that made

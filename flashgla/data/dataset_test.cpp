@@ -63,6 +63,7 @@ TEST_F(Datasets, ForeignTokenFilesTakeATokenizer) {
   EXPECT_EQ(alone.validation.size(), 2);
   const Dataset named = open_dataset(path("raw.bin"), {.tokenizer = path("out")});
   EXPECT_EQ(named.vocab_size, 258);
+  EXPECT_EQ(open_dataset(path("out/train.bin")).tokenizer->kind(), "byte") << "found beside it";
   write_file(path("large.bin"), std::string("a\0\2\1", 4));  // 258: one too many
   EXPECT_THAT(refusal(path("large.bin"), {.tokenizer = path("out")}), HasSubstr("token 258"));
   EXPECT_THAT(refusal(path("out"), {.tokenizer = path("out")}), HasSubstr("own tokenizer"));

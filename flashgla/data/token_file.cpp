@@ -82,6 +82,9 @@ std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path, TokenF
 
   std::shared_ptr<TokenFile> file(new TokenFile(bin.string()));
   if (format == TokenFormat::automatic) {
+    if (bin.extension() != ".bin") {
+      throw Error(path + " is no token file (.bin); `flashgla data prepare` turns text into one");
+    }
     format = has_index                        ? TokenFormat::megatron
              : has_llmc_magic(file->mapping_) ? TokenFormat::llmc
                                               : TokenFormat::nanogpt;

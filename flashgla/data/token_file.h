@@ -22,8 +22,8 @@ TokenFormat token_format_from_name(std::string_view name);  // throws Error that
 class TokenFile {
  public:
   // `path`: the .bin (or, for Megatron, the .idx, or both without their ending). `automatic`: Megatron when the .idx is
-  // there, llm.c by its magic number, else nanoGPT. Throws Error naming file and remedy when a file is missing,
-  // truncated or inconsistent.
+  // there, llm.c by its magic number, else nanoGPT; only of names that end in .bin. Throws Error naming file and remedy
+  // when a file is missing, truncated or inconsistent.
   static std::shared_ptr<const TokenFile> open(const std::string& path, TokenFormat format = TokenFormat::automatic);
 
   const std::string& path() const { return path_; }

@@ -117,6 +117,9 @@ TEST_F(TokenFiles, ErrorsNameFileAndRemedy) {
   EXPECT_THAT(open("absent.bin"), HasSubstr("absent.bin"));
   EXPECT_THAT(open("absent.idx"), HasSubstr("absent.idx"));
   EXPECT_THAT(open(""), HasSubstr("flashgla data prepare"));
+  write_file(path("text.txt"), "some text");
+  EXPECT_THAT(open("text.txt"), HasSubstr("text.txt is no token file (.bin)"));
+  EXPECT_THAT(open("text.txt", TokenFormat::nanogpt), HasSubstr("truncated"));
   write_file(path("odd.bin"), "abc");
   EXPECT_THAT(open("odd.bin"), HasSubstr("truncated"));
   write_file(path("empty.bin"), "");
