@@ -1,0 +1,129 @@
+#include "flashgla/model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "flashgla/base/error.h"
+#include "testing/random.h"
+#include "testing/temporary_folder.h"
+
+namespace flashgla::model {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string error_of(const std::string& json) {
+  try {
+    parse_config(json, "config.json");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Config, PresetsHaveThePublishedParameterCounts) {
+  EXPECT_EQ(parameter_count(preset("gla-340m")), 341'707'776);
+  EXPECT_EQ(parameter_count(preset("gla-1.3b")), 1'365'514'240);
+  EXPECT_EQ(parameter_count(preset("gla-2.7b")), 2'703'583'744);
+  EXPECT_LE(parameter_count(preset("gla-tiny")), 850'000);
+  for (const Preset& row : presets()) {
+    EXPECT_NO_THROW(preset(row.name).validate()) << row.name;
+    EXPECT_FALSE(row.summary.empty());
+  }
+  EXPECT_THROW(preset("gla-3b"), Error);
+}
+
+TEST(Config, DefaultsAreThoseOfFlashLinearAttention) {
+  const ModelConfig config = parse_config("{}", "config.json");
+  EXPECT_EQ(config.hidden_size, 2048);
+  EXPECT_EQ(config.num_hidden_layers, 24);
+  EXPECT_EQ(config.num_heads, 4);
+  EXPECT_EQ(config.key_dim(), 1024);
+  EXPECT_EQ(config.value_dim(), 2048);
+  EXPECT_EQ(config.mlp_dim(), 5632);
+  EXPECT_EQ(config.vocab_size, 32000);
+  EXPECT_EQ(config.norm_eps, 1e-6);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  ModelConfig other = config;
+  other.hidden_size = 1024;
+  EXPECT_EQ(other.mlp_dim(), 2816);
+  other.hidden_size = 2560;
+  EXPECT_EQ(other.mlp_dim(), 6912);
+}
+
+TEST(Config, WhatIsWrittenIsReadBack) {
+  ModelConfig config = preset("gla-tiny");
+  config.clamp_min = -0.125;
+  config.num_kv_heads = 1;
+  config.norm_eps = 3e-5;
+  config.feature_map = "relu";
+  config.expand_k = 0.75;
+  config.initializer_range = 0.006;
+  const std::string json = to_json(config);
+  EXPECT_EQ(to_json(parse_config(json, "config.json")), json);
+  EXPECT_THAT(json, HasSubstr("\"model_type\": \"gla\""));
+  EXPECT_THAT(json, HasSubstr("\"intermediate_size\": 320"));
+}
+
+TEST(Config, OlderAndForeignKeysAreUnderstood) {
+  const ModelConfig config = parse_config(
+      R"({"rms_norm_eps": 1e-5, "attn_mode": "chunk", "fuse_norm": true, "use_cache": true, "attn": null,
+          "num_kv_heads": null, "transformers_version": "4.40", "clamp_min": null, "use_gk": true})",
+      "config.json");
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_FALSE(config.num_kv_heads.has_value());
+  EXPECT_EQ(parse_config(R"({"rms_norm_eps": 1e-5, "norm_eps": 1e-4})", "config.json").norm_eps, 1e-4);
+}
+
+TEST(Config, MistakesAreNamed) {
+  EXPECT_EQ(error_of(R"({"hidden_size": "big"})"), "config.json: hidden_size is \"big\"; expected an integer");
+  EXPECT_EQ(error_of(R"({"hidden_size": 1.5})"), "config.json: hidden_size is 1.5; expected an integer");
+  EXPECT_EQ(error_of(R"({"hidden_size": null})"), "config.json: hidden_size is null; expected an integer");
+  EXPECT_EQ(error_of(R"({"tie_word_embeddings": 1})"),
+            "config.json: tie_word_embeddings is 1; expected true or false");
+  EXPECT_EQ(error_of(R"({"num_heads": 3})"),
+            "config.json: config: expand_k is 0.500000; expected hidden_size * expand_k to be a positive multiple of "
+            "num_heads 3");
+  EXPECT_EQ(error_of(R"({"num_kv_heads": 3})"),
+            "config.json: config: num_kv_heads is 3; expected a divisor of num_heads 4");
+  EXPECT_THAT(error_of(R"({"hidden_size": 0})"), HasSubstr("hidden_size is 0"));
+  EXPECT_THAT(error_of(R"({"hidden_size": 9223372036854775807})"), HasSubstr("hidden_size is 9223372036854775807"));
+  EXPECT_THAT(error_of(R"({"hidden_size": 18446744073709551615})"), HasSubstr("expected an integer"));
+  EXPECT_THAT(error_of(R"({"hidden_act": "gelu"})"), HasSubstr("hidden_act is 'gelu'; expected 'swish' or 'silu'"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba"})"), HasSubstr("unknown 'mamba'; known: gla"));
+  EXPECT_THAT(error_of(R"({"feature_map": "tanh"})"), HasSubstr("tanh"));
+  EXPECT_THAT(error_of(R"({"attn": {"layers": [1]}})"), HasSubstr("hybrids with softmax attention"));
+  EXPECT_THAT(error_of(R"({"use_gv": true})"), HasSubstr("use_gv is true; expected false"));
+  EXPECT_THAT(error_of("[1]"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error_of("{\"a\":"), HasSubstr("not JSON"));
+  EXPECT_THROW(load_config("/nonexistent/config.json"), Error);
+}
+
+// Whatever the bytes: an Error or a valid config, never a crash.
+TEST(Config, DamagedTextNeverCrashes) {
+  const std::string whole = to_json(preset("gla-tiny"));
+  for (std::size_t length = 0; length < whole.size() - 2; ++length) {
+    EXPECT_NE(error_of(whole.substr(0, length)), "no error") << length;
+  }
+  int refused = 0;
+  constexpr int kVariants = 4000;
+  for (int variant = 0; variant < kVariants; ++variant) {
+    std::string damaged = whole;
+    const auto seed = static_cast<std::uint64_t>(variant);
+    const int flips = 1 + variant % 3;
+    for (int flip = 0; flip < flips; ++flip) {
+      const auto at = static_cast<std::size_t>(testing::uniform(seed, static_cast<std::uint64_t>(2 * flip)) *
+                                               static_cast<double>(damaged.size()));
+      const auto bit = static_cast<int>(testing::uniform(seed, static_cast<std::uint64_t>(2 * flip + 1)) * 8.0);
+      damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
+    }
+    if (error_of(damaged) != "no error") ++refused;
+  }
+  EXPECT_GT(refused, kVariants / 4);
+  EXPECT_LT(refused, kVariants);
+}
+
+}  // namespace
+}  // namespace flashgla::model
