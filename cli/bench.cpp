@@ -10,6 +10,7 @@
 #include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/model/bench.h"
 #include "flashgla/ops/benches.h"
 
 namespace flashgla::cli {
@@ -80,16 +81,22 @@ nlohmann::json to_json(const testing::BenchRow& row) {
   return object;
 }
 
+std::vector<ops::Bench> all_benches() {
+  std::vector<ops::Bench> all = ops::benches();
+  all.insert(all.end(), model::benches().begin(), model::benches().end());
+  return all;
+}
+
 std::string known_names() {
   std::string names;
-  for (const ops::Bench& bench : ops::benches()) names += (names.empty() ? "" : ", ") + std::string(bench.name);
+  for (const ops::Bench& bench : all_benches()) names += (names.empty() ? "" : ", ") + std::string(bench.name);
   return names;
 }
 
 void run_bench(const BenchArguments& arguments) {
   for (const std::string& name : arguments.names) {
     bool found = false;
-    for (const ops::Bench& bench : ops::benches()) found = found || name == bench.name;
+    for (const ops::Bench& bench : all_benches()) found = found || name == bench.name;
     if (!found) throw Error("bench: unknown operator '" + name + "'; known: " + known_names());
   }
   testing::BenchOptions options;
@@ -114,7 +121,7 @@ void run_bench(const BenchArguments& arguments) {
     }
   };
   for (const testing::BenchRow& row : ops::measure_ceilings(options)) take(row);
-  for (const ops::Bench& bench : ops::benches()) {
+  for (const ops::Bench& bench : all_benches()) {
     bool wanted = arguments.names.empty();
     for (const std::string& name : arguments.names) wanted = wanted || name == bench.name;
     if (!wanted) continue;

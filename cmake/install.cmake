@@ -2,7 +2,7 @@
 # FlashGLA::flashgla for all of them.
 include(CMakePackageConfigHelpers)
 get_property(libraries GLOBAL PROPERTY FLASHGLA_LIBRARIES)
-list(REMOVE_ITEM libraries flashgla_bench flashgla_testing)
+list(REMOVE_ITEM libraries flashgla_bench flashgla_model_bench flashgla_testing)
 add_library(flashgla_all INTERFACE)
 set_target_properties(flashgla_all PROPERTIES EXPORT_NAME flashgla)
 add_library(FlashGLA::flashgla ALIAS flashgla_all)

@@ -132,8 +132,10 @@ TEST_F(Checkpoint, ConfigThatDisagreesWithTheWeightsIsNamed) {
     return error_of([&] { load_model(folder_.path()); });
   };
   EXPECT_EQ(with([](ModelConfig& c) { c.vocab_size = 18; }),
-            folder_.path() + ": tensor 'model.embeddings.weight' has shape [17,12], but by the config it is [18,12]; "
-            "correct " + (folder_ / "config.json") + " or use the weights that belong to it");
+            folder_.path() +
+                ": tensor 'model.embeddings.weight' has shape [17,12], but by the config it is [18,12]; "
+                "correct " +
+                (folder_ / "config.json") + " or use the weights that belong to it");
   EXPECT_THAT(with([](ModelConfig& c) { c.num_hidden_layers = 3; }),
               HasSubstr("have no tensor 'model.layers.2.attn_norm.weight' [12]"));
   EXPECT_THAT(with([](ModelConfig& c) { c.num_hidden_layers = 1; }), HasSubstr("'model.layers.1."));

@@ -120,7 +120,7 @@ struct PresetRow {
 
 constexpr PresetRow kPresets[] = {
     {"gla-tiny", "0.8M parameters, byte level: minutes on two cores", [] { return byte_level(128, 4, 2, 320); }},
-    {"gla-small", "6.5M parameters, byte level: an evening on two cores", [] { return byte_level(256, 8, 4, 768); }},
+    {"gla-small", "7M parameters, byte level: an evening on two cores", [] { return byte_level(256, 8, 4, 768); }},
     {"gla-medium", "25M parameters, 8192 words",
      [] {
        ModelConfig config = shape(384, 12, 4, true);

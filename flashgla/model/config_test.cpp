@@ -81,8 +81,7 @@ TEST(Config, MistakesAreNamed) {
   EXPECT_EQ(error_of(R"({"hidden_size": "big"})"), "config.json: hidden_size is \"big\"; expected an integer");
   EXPECT_EQ(error_of(R"({"hidden_size": 1.5})"), "config.json: hidden_size is 1.5; expected an integer");
   EXPECT_EQ(error_of(R"({"hidden_size": null})"), "config.json: hidden_size is null; expected an integer");
-  EXPECT_EQ(error_of(R"({"tie_word_embeddings": 1})"),
-            "config.json: tie_word_embeddings is 1; expected true or false");
+  EXPECT_EQ(error_of(R"({"tie_word_embeddings": 1})"), "config.json: tie_word_embeddings is 1; expected true or false");
   EXPECT_EQ(error_of(R"({"num_heads": 3})"),
             "config.json: config: expand_k is 0.500000; expected hidden_size * expand_k to be a positive multiple of "
             "num_heads 3");

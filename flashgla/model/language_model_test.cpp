@@ -7,6 +7,7 @@
 
 #include "flashgla/model/small_models.h"
 #include "testing/compare.h"
+#include "testing/conformance.h"
 
 namespace flashgla::model {
 namespace {
@@ -278,10 +279,11 @@ TEST(LanguageModel, Bf16AndF32AgreeWithF64) {
     reference.forward_backward(pass, exact.tokens, exact.targets, exact.losses, 1.0);
     Batch batch(2, 65, config, dtype);
     model.forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
-    // Every layer rounds a handful of times in each direction.
-    EXPECT_EQ(testing::check_close("losses", batch.losses, exact.losses, epsilon(dtype)), "");
+    // What each operator is held to, and for gradients eight times it: they went through every layer twice.
+    const double allowed = testing::tolerance(dtype);
+    EXPECT_EQ(testing::check_close("losses", batch.losses, exact.losses, allowed), "");
     EXPECT_EQ(testing::check_close("gradients", model.parameters().all_gradients(),
-                                   reference.parameters().all_gradients(), 4 * epsilon(dtype)),
+                                   reference.parameters().all_gradients(), 8 * allowed),
               "");
   }
 }

@@ -181,7 +181,9 @@ TEST_F(Safetensors, DamagedFilesNeverCrash) {
   constexpr int kVariants = 5000;
   int refused = 0;
   for (int variant = 0; variant < kVariants; ++variant) {
-    const auto random = [&](int i) { return testing::uniform(static_cast<std::uint64_t>(variant), static_cast<std::uint64_t>(i)); };
+    const auto random = [&](int i) {
+      return testing::uniform(static_cast<std::uint64_t>(variant), static_cast<std::uint64_t>(i));
+    };
     std::string damaged = whole;
     for (int change = 0; change <= variant % 4; ++change) {
       const auto at = static_cast<std::size_t>(random(4 * change) * static_cast<double>(damaged.size()));

@@ -1,0 +1,98 @@
+// flashgla convert: a model folder in another dtype, cut into other files, or in another layout.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "flashgla/base/error.h"
+#include "flashgla/model/checkpoint.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ConvertArguments {
+  std::string in;
+  std::string out;
+  std::string dtype;
+  std::string shard_size;
+  std::string layout = "current";
+};
+
+// "2GB", "500MB", "1.5G", "4096": bytes; units of 1000.
+std::size_t parse_bytes(const std::string& text) {
+  std::size_t end = 0;
+  double value = 0.0;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+    end = 0;
+  }
+  std::string unit = text.substr(end);
+  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (unit.size() == 2 && unit[1] == 'B') unit.pop_back();
+  const std::string units = "BKMGT";
+  const std::size_t power = unit.empty() ? 0 : units.find(unit);
+  if (end == 0 || !std::isfinite(value) || value < 1.0 || unit.size() > 1 || power == std::string::npos) {
+    throw Error("convert: --shard-size is '" + text + "'; expected a size such as 2GB or 500MB");
+  }
+  const double bytes = value * std::pow(1000.0, static_cast<double>(power));
+  if (bytes > 1e18) throw Error("convert: --shard-size is '" + text + "'; expected at most 1e18 bytes");
+  return static_cast<std::size_t>(bytes);
+}
+
+// Everything beside the weights and the config that belongs to a model: its tokenizer, above all.
+void copy_companions(const std::string& in, const std::string& out) {
+  for (const char* name : {"tokenizer.model", "tokenizer.flashgla.json", "tokenizer.json", "tokenizer_config.json",
+                           "special_tokens_map.json", "generation_config.json"}) {
+    if (!fs::exists(fs::path(in) / name)) continue;
+    write_file((fs::path(out) / name).string(), read_file((fs::path(in) / name).string()));
+  }
+}
+
+void run_convert(const ConvertArguments& arguments) {
+  model::LoadOptions load;
+  if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
+  model::SaveOptions save;
+  if (!arguments.shard_size.empty()) save.shard_bytes = parse_bytes(arguments.shard_size);
+  save.mlp_layout = arguments.layout == "fused-mlp" ? model::MlpLayout::fused : model::MlpLayout::current;
+  std::error_code ignored;
+  if (fs::equivalent(arguments.in, arguments.out, ignored)) {
+    throw Error("convert: the output is the input, " + arguments.in + "; name another folder");
+  }
+  const auto model = model::load_model(arguments.in, load);
+  model::save_model(*model, arguments.out, save);
+  copy_companions(arguments.in, arguments.out);
+  fmt::print("{}: {} parameters as {}, {}\n", arguments.out,
+             format_count(static_cast<double>(model->parameters().count())), name_of(model->dtype()),
+             format_bytes(static_cast<double>(model->parameters().value_bytes())));
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  auto arguments = std::make_shared<ConvertArguments>();
+  CLI::App* verb = app.add_subcommand(
+      "convert",
+      "Rewrites a model folder: in another dtype, cut into shards, or in an older layout. Reads every layout that\n"
+      "flash-linear-attention has written, and that of the paper's authors.\n"
+      "  flashgla convert runs/first/model out --dtype bf16 --shard-size 2GB");
+  verb->add_option("in", arguments->in, "The model folder to read")->required();
+  verb->add_option("out", arguments->out, "The folder to write; made when it does not exist")->required();
+  verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)");
+  verb->add_option("--shard-size", arguments->shard_size,
+                   "Cut the weights into files of at most this size, such as 2GB");
+  verb->add_option("--layout", arguments->layout,
+                   "current, or fused-mlp: gate and up projections in one matrix, as before 2025-02")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"current", "fused-mlp"}));
+  verb->callback([arguments] { run_convert(*arguments); });
+}
+
+}  // namespace flashgla::cli

@@ -1,0 +1,210 @@
+// flashgla info: what a model is, from a folder or a preset.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "flashgla/base/error.h"
+#include "flashgla/mixers/mixer.h"
+#include "flashgla/model/checkpoint.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+struct InfoArguments {
+  std::string what;
+  bool json = false;
+};
+
+struct Files {
+  std::vector<std::string> weights;
+  std::uint64_t bytes = 0;
+  std::string dtype;  // of the embeddings
+  std::string layout;
+  std::vector<std::string> tokenizer;
+};
+
+struct Model {
+  std::string source;
+  model::ModelConfig config;
+  std::optional<Files> files;  // absent: a preset
+};
+
+Files describe_files(const std::string& folder, const model::ModelConfig& config) {
+  const model::Weights weights = model::open_weights(folder);
+  Files files;
+  for (const model::SafetensorsReader& file : weights.files) {
+    files.weights.push_back(fs::path(file.path()).filename().string());
+    files.bytes += fs::file_size(file.path());
+  }
+  const model::StoredTensor* embeddings = weights.find("model.embeddings.weight");
+  files.dtype = embeddings != nullptr ? embeddings->dtype : "?";
+  const model::StoredTensor* gate = weights.find("model.layers.0.mlp.gate_proj.weight");
+  const bool fused = gate != nullptr && !gate->shape.empty() && gate->shape[0] == 2 * config.mlp_dim();
+  files.layout = fused ? "Hugging Face, MLP gate and up projections fused (before 2025-02)" : "Hugging Face";
+  for (const char* name : {"tokenizer.model", "tokenizer.flashgla.json", "tokenizer.json"}) {
+    if (fs::exists(fs::path(folder) / name)) files.tokenizer.emplace_back(name);
+  }
+  return files;
+}
+
+Model find_model(const std::string& what) {
+  if (fs::is_directory(what)) {
+    const model::ModelConfig config = model::load_config((fs::path(what) / "config.json").string());
+    return {what, config, describe_files(what, config)};
+  }
+  for (const model::Preset& preset : model::presets()) {
+    if (preset.name == what) return {preset.name + ": " + preset.summary, model::preset(what), std::nullopt};
+  }
+  std::string names;
+  for (const model::Preset& preset : model::presets()) names += (names.empty() ? "" : ", ") + preset.name;
+  throw Error("info: '" + what + "' is neither a model folder nor a preset; presets: " + names);
+}
+
+// Parameters of the same name but for the layer's number, and of the same shape.
+struct ParameterGroup {
+  std::string name;  // "model.layers.*.attn.q_proj.weight"
+  Shape shape;
+  std::int64_t tensors = 0;
+  std::int64_t count() const { return tensors * shape.numel(); }
+};
+
+std::vector<ParameterGroup> group_parameters(const model::ModelConfig& config) {
+  constexpr std::string_view kLayers = "model.layers.";
+  std::vector<ParameterGroup> groups;
+  for (const nn::Parameter& parameter : model::describe_parameters(config)) {
+    std::string name = parameter.name;
+    if (name.starts_with(kLayers)) name.replace(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size(), "*");
+    auto group =
+        std::find_if(groups.begin(), groups.end(), [&](const ParameterGroup& row) { return row.name == name; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {name, parameter.shape, 0});
+    ++group->tensors;
+  }
+  return groups;
+}
+
+struct Memory {
+  double weights_bf16, weights_f32, training_f32, training_bf16, state;
+};
+
+Memory describe_memory(const model::ModelConfig& config) {
+  const auto count = static_cast<double>(model::parameter_count(config));
+  Memory memory{};
+  memory.weights_bf16 = 2 * count;
+  memory.weights_f32 = 4 * count;
+  memory.training_f32 = (4 + 4 + 8) * count;       // weights, gradients, two moments
+  memory.training_bf16 = (2 + 4 + 8 + 4) * count;  // and the f32 master
+  const auto mixer = mixers::find_mixer(config.model_type).create(config, 0);
+  for (const mixers::StateEntry& entry : mixer->state_layout(1)) {
+    memory.state +=
+        static_cast<double>(entry.shape.numel() * config.num_hidden_layers) * static_cast<double>(size_of(entry.dtype));
+  }
+  return memory;
+}
+
+void print_json(const Model& model) {
+  Json object = {{"source", model.source}, {"config", Json::parse(model::to_json(model.config))}};
+  object["parameters"] = model::parameter_count(model.config);
+  for (const ParameterGroup& group : group_parameters(model.config)) {
+    object["parameter_groups"].push_back({{"name", group.name},
+                                          {"shape", std::vector<std::int64_t>(group.shape.begin(), group.shape.end())},
+                                          {"tensors", group.tensors},
+                                          {"parameters", group.count()}});
+  }
+  const Memory memory = describe_memory(model.config);
+  object["memory_bytes"] = {{"weights_bf16", memory.weights_bf16},
+                            {"weights_f32", memory.weights_f32},
+                            {"training_f32_without_activations", memory.training_f32},
+                            {"training_bf16_without_activations", memory.training_bf16},
+                            {"decode_state_per_sequence", memory.state}};
+  if (model.files) {
+    object["files"] = {{"weights", model.files->weights},
+                       {"bytes", model.files->bytes},
+                       {"dtype", model.files->dtype},
+                       {"layout", model.files->layout},
+                       {"tokenizer", model.files->tokenizer}};
+  }
+  fmt::print("{}\n", object.dump(2));
+}
+
+std::string with_commas(std::int64_t count) {
+  std::string digits = std::to_string(count);
+  for (std::int64_t at = static_cast<std::int64_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), ",");
+  }
+  return digits;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  if (names.size() > 3) return names.front() + " ... " + names.back() + " (" + std::to_string(names.size()) + " files)";
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+void print_text(const Model& model) {
+  fmt::print("{}\n\nConfig\n", model.source);
+  const Json config = Json::parse(model::to_json(model.config));
+  for (const auto& [key, value] : config.items()) {
+    if (key != "architectures") fmt::print("  {:<26} {}\n", key, value.is_null() ? "-" : value.dump());
+  }
+  fmt::print("  {:<26} {} (keys {}, values {}, MLP {})\n", "channels", model.config.hidden_size, model.config.key_dim(),
+             model.config.value_dim(), model.config.mlp_dim());
+  fmt::print("\nParameters\n");
+  for (const ParameterGroup& group : group_parameters(model.config)) {
+    fmt::print("  {:<46} {:<14} {:>3} x  {:>15}\n", group.name, to_string(group.shape), group.tensors,
+               with_commas(group.count()));
+  }
+  const std::int64_t count = model::parameter_count(model.config);
+  fmt::print("  {:<46} {:<14} {:>3}    {:>15}  ({})\n", "total", "", "", with_commas(count),
+             format_count(static_cast<double>(count)));
+  const Memory memory = describe_memory(model.config);
+  fmt::print("\nMemory\n");
+  fmt::print("  {:<46} {} as bf16, {} as f32\n", "weights", format_bytes(memory.weights_bf16),
+             format_bytes(memory.weights_f32));
+  fmt::print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
+             "training: weights, gradients, optimizer", format_bytes(memory.training_f32),
+             format_bytes(memory.training_bf16));
+  fmt::print("  {:<46} {}, whatever the length\n", "decoding: state of each sequence", format_bytes(memory.state));
+  if (!model.files) return;
+  fmt::print("\nFiles\n");
+  fmt::print("  {:<46} {} ({}, {})\n", "weights", joined(model.files->weights),
+             format_bytes(static_cast<double>(model.files->bytes)), model.files->dtype);
+  fmt::print("  {:<46} {}\n", "layout", model.files->layout);
+  fmt::print("  {:<46} {}\n", "tokenizer", model.files->tokenizer.empty() ? "none" : joined(model.files->tokenizer));
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto arguments = std::make_shared<InfoArguments>();
+  std::string presets;
+  for (const model::Preset& preset : model::presets()) {
+    presets += fmt::format("\n  {:<12} {}", preset.name, preset.summary);
+  }
+  CLI::App* verb =
+      app.add_subcommand("info", "Shows a model: its configuration, parameters, memory and files.\nPresets:" + presets);
+  verb->add_option("model", arguments->what, "A model folder (config.json, model.safetensors) or the name of a preset")
+      ->required();
+  verb->add_flag("--json", arguments->json, "Print JSON");
+  verb->callback([arguments] {
+    const Model model = find_model(arguments->what);
+    if (arguments->json) {
+      print_json(model);
+    } else {
+      print_text(model);
+    }
+  });
+}
+
+}  // namespace flashgla::cli
