@@ -1,6 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
 #include "flashgla/ops/gated_linear_attention/cpu/chunk.h"
+#include "flashgla/ops/gated_linear_attention/cpu/parallel.h"
 #include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
 #include "flashgla/ops/gated_linear_attention/reference.h"
 
@@ -11,6 +12,8 @@ std::span<const Implementation> implementations() {
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
       {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
        recurrent::backward, recurrent::step},
+      {"cpu_parallel", Device::Kind::cpu, parallel::supports, parallel::states_bytes, parallel::forward,
+       parallel::backward, nullptr},
       {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, reference::forward,
        reference::backward, reference::step},
   };
