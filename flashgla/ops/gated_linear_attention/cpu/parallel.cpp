@@ -25,20 +25,15 @@ struct Widths {
   std::int64_t state() const { return K * ldv; }
 };
 
-// One sequence and key-value head.
-struct Task {
+// One sequence and key-value head; `o` starts at the group's first head.
+struct ForwardTask {
   TaskInputs in;
-  Rows o, d_o, dq, dk, dv, dg, dgv;
+  Rows o;
   std::int64_t length = 0;
   const float* h0 = nullptr;  // [K,V]
   const float* z0 = nullptr;  // [K]
   float* ht = nullptr;
   float* zt = nullptr;
-  const float* d_ht = nullptr;
-  const float* d_zt = nullptr;
-  float* dh0 = nullptr;
-  float* dz0 = nullptr;
-  double* dg_sum = nullptr;  // this task's term of a constant gate's gradient
 };
 
 struct ForwardMemory {
@@ -125,15 +120,15 @@ HWY_INLINE float Dot3(std::int64_t n, const float* x, const float* y, const floa
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-void LoadTokens(const Problem& p, const Task& task, const ForwardMemory& m) {
+void LoadTokens(const Problem& p, const TaskInputs& in, std::int64_t length, const ForwardMemory& m) {
   const Widths s(p);
   const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
-  for (std::int64_t t = 0; t < task.length; ++t) {
-    LoadGate(task.in.g, t, per_channel, s.K, s.ldk, m.alpha + t * s.ldk);
-    LoadFeatures(p.feature_map, task.in.k, t, 0, s.K, s.ldk, m.k + t * s.ldk);
-    LoadRow(task.in.v.dtype, task.in.v.row(t), s.V, s.ldv, m.v + t * s.ldv);
+  for (std::int64_t t = 0; t < length; ++t) {
+    LoadGate(in.g, t, per_channel, s.K, s.ldk, m.alpha + t * s.ldk);
+    LoadFeatures(p.feature_map, in.k, t, 0, s.K, s.ldk, m.k + t * s.ldk);
+    LoadRow(in.v.dtype, in.v.row(t), s.V, s.ldv, m.v + t * s.ldv);
     if (p.normalize) m.v[t * s.ldv + s.V] = 1.0f;
-    if (p.gate == GateKind::key_value) LoadGate(task.in.gv, t, true, s.V, s.ldv, m.beta + t * s.ldv);
+    if (p.gate == GateKind::key_value) LoadGate(in.gv, t, true, s.V, s.ldv, m.beta + t * s.ldv);
   }
 }
 
@@ -154,11 +149,11 @@ void StoreState(const Widths& s, const float* state, float* h, float* z) {
 
 // Queries [begin, end); with `last` the final state too.
 template <bool kGateValues>
-void RunForward(const Problem& p, const Task& task, std::int64_t begin, std::int64_t end, bool last,
+void RunForward(const Problem& p, const ForwardTask& task, std::int64_t begin, std::int64_t end, bool last,
                 const ForwardMemory& m) {
   const Widths s(p);
   const float scale = p.normalize ? 1.0f : static_cast<float>(p.scale);
-  LoadTokens(p, task, m);
+  LoadTokens(p, task.in, task.length, m);
   LoadState(s, task.h0, task.z0, m.h);
   for (std::int64_t i = begin; i < end; ++i) {
     for (std::int64_t head = 0; head < s.group; ++head) {
@@ -205,7 +200,7 @@ void RunForward(const Problem& p, const Task& task, std::int64_t begin, std::int
   StoreState(s, ht, task.ht, task.zt);
 }
 
-void Forward(const Problem& p, const Task& task, std::int64_t begin, std::int64_t end, bool last,
+void Forward(const Problem& p, const ForwardTask& task, std::int64_t begin, std::int64_t end, bool last,
              const ForwardMemory& m) {
   if (p.gate == GateKind::key_value)
     RunForward<true>(p, task, begin, end, last, m);
@@ -316,18 +311,10 @@ HWY_INLINE void ReverseFinalState(const Widths& s, std::int64_t length, const Ba
 }
 
 template <bool kGateValues>
-void RunBackward(const Problem& p, const Task& task, const BackwardMemory& m) {
+void RunBackward(const Problem& p, const BackwardTask& task, const BackwardMemory& m) {
   const Widths s(p);
   const ForwardMemory& x = m.inputs;
-  auto store_features = [&](const Rows& rows, const Rows& original, std::int64_t t, std::int64_t head, float* y) {
-    if (!rows) return;
-    if (p.feature_map != FeatureMap::identity) {
-      LoadRow(original.dtype, original.row(t, head), s.K, s.ldk, m.raw);
-      MultiplyFeatureDerivative(p.feature_map, s.ldk, m.raw, y);
-    }
-    StoreRow(rows.dtype, y, s.K, rows.row(t, head));
-  };
-  LoadTokens(p, task, x);
+  LoadTokens(p, task.in, task.length, x);
   LoadState(s, task.h0, task.z0, m.h0);
   LoadState(s, task.d_ht, task.d_zt, m.d_ht);
   std::memset(m.dh0, 0, static_cast<std::size_t>(s.state()) * sizeof(float));
@@ -339,40 +326,20 @@ void RunBackward(const Problem& p, const Task& task, const BackwardMemory& m) {
     AddTo(s.ldk, x.k + i * s.ldk, m.z);
     for (std::int64_t head = 0; head < s.group; ++head) {
       LoadFeatures(p.feature_map, task.in.q, i, head, s.K, s.ldk, m.q);
-      LoadRow(task.d_o.dtype, task.d_o.row(i, head), s.V, s.ldv, m.dn);
-      if (p.normalize) {
-        LoadRow(task.o.dtype, task.o.row(i, head), s.V, s.ldv, x.o);
-        const float inverse = 1.0f / (Dot(s.ldk, m.q, m.z) + static_cast<float>(kNormalizerEpsilon));
-        const float d_divisor = -Dot(s.ldv, m.dn, x.o) * inverse;
-        ScaleRow(inverse, s.ldv, m.dn, m.dn);
-        m.dn[s.V] = d_divisor;
-      } else {
-        ScaleRow(static_cast<float>(p.scale), s.ldv, m.dn, m.dn);
-      }
+      LoadOutputGradient(p, task, i, head, s.ldk, s.ldv, m.q, m.z, x.o, m.dn);
       ReverseQuery<kGateValues>(s, i, m);
-      store_features(task.dq, task.in.q, i, head, m.dq);
+      StoreFeatures(p.feature_map, task.dq, task.in.q, i, head, s.K, s.ldk, m.raw, m.dq);
     }
   }
   ReverseFinalState<kGateValues>(s, task.length, m);
   if (task.dg_sum != nullptr) *task.dg_sum = 0.0;
   for (std::int64_t t = 0; t < task.length; ++t) {
-    store_features(task.dk, task.in.k, t, 0, m.dk + t * s.ldk);
-    if (task.dv) StoreRow(task.dv.dtype, m.dv + t * s.ldv, s.V, task.dv.row(t));
-    if (task.dgv) StoreRow(task.dgv.dtype, m.dgv + t * s.ldv, s.V, task.dgv.row(t));
-    if (task.dg && (p.gate == GateKind::key || p.gate == GateKind::key_value)) {
-      StoreRow(task.dg.dtype, m.dg + t * s.ldk, s.K, task.dg.row(t));
-    } else if (task.dg || task.dg_sum != nullptr) {
-      const float sum = Sum(s.ldk, m.dg + t * s.ldk);
-      if (task.dg_sum != nullptr)
-        *task.dg_sum += static_cast<double>(sum);
-      else
-        StoreRow(task.dg.dtype, &sum, 1, task.dg.row(t));
-    }
+    StoreToken(p, task, t, s.ldk, m.dk + t * s.ldk, m.dg + t * s.ldk, m.dv + t * s.ldv, m.dgv + t * s.ldv, m.raw);
   }
   StoreState(s, m.dh0, task.dh0, task.dz0);
 }
 
-void Backward(const Problem& p, const Task& task, const BackwardMemory& m) {
+void Backward(const Problem& p, const BackwardTask& task, const BackwardMemory& m) {
   if (p.gate == GateKind::key_value)
     RunBackward<true>(p, task, m);
   else
@@ -387,18 +354,6 @@ namespace flashgla::ops::gated_linear_attention::parallel {
 
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
-
-namespace {
-Task task_of(const Problem& p, const Inputs& in, std::int64_t n, std::int64_t head, Sequence& sequence) {
-  sequence = sequence_of(p, in.cu_seqlens, n);
-  Task task;
-  task.in = TaskInputs(p, in, sequence, head);
-  task.length = sequence.length();
-  task.h0 = state_of<const float>(in.h0, p, n, head, p.key_dim * p.value_dim);
-  task.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
-  return task;
-}
-}  // namespace
 
 Support supports(const Problem& p, const Architecture&) {
   if (p.algorithm != Algorithm::automatic && p.algorithm != Algorithm::parallel) {
@@ -421,8 +376,12 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
     const std::int64_t head = item / blocks % p.heads;
     const std::int64_t n = item / blocks / p.heads;
     const std::int64_t begin = item % blocks * kQueries;
-    Sequence sequence;
-    Task task = task_of(p, in, n, head, sequence);
+    const Sequence sequence = sequence_of(p, in.cu_seqlens, n);
+    ForwardTask task;
+    task.in = TaskInputs(p, in, sequence, head);
+    task.length = sequence.length();
+    task.h0 = state_of<const float>(in.h0, p, n, head, p.key_dim * p.value_dim);
+    task.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
     task.o = Rows(out.o, true, sequence.batch, sequence.begin, head * p.group());
     task.ht = state_of<float>(out.ht, p, n, head, p.key_dim * p.value_dim);
     task.zt = state_of<float>(out.zt, p, n, head, p.key_dim);
@@ -438,43 +397,18 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
 
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
               const InputGradients& d_in) {
-  const bool constant = p.gate == GateKind::constant && d_in.dg;
-  // A constant gate's gradient sums over sequences: one term each, added in order at the end.
-  auto* dg_terms = static_cast<double*>(
-      context.scratch().allocate(static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double), "workspace"));
+  double* dg_terms = take_constant_gate_terms(context, p, d_in.dg);
   Carver counter(nullptr);
   BackwardMemory(p, counter);
   const Workers workers(context, p.sequences * p.heads, counter.used());
   if (context.planning()) return;
   workers.run([&](std::int64_t item, std::byte* memory) {
-    const std::int64_t n = item / p.heads;
-    const std::int64_t head = item % p.heads;
-    Sequence sequence;
-    Task task = task_of(p, in, n, head, sequence);
-    auto rows = [&](const TensorView& view, std::int64_t first_head) {
-      return Rows(view, true, sequence.batch, sequence.begin, first_head);
-    };
-    task.o = rows(out.o, head * p.group());
-    task.d_o = rows(d_out.d_o, head * p.group());
-    task.dq = rows(d_in.dq, head * p.group());
-    task.dk = rows(d_in.dk, head);
-    task.dv = rows(d_in.dv, head);
-    if (!constant) task.dg = rows(d_in.dg, head);
-    task.dgv = rows(d_in.dgv, head);
-    task.d_ht = state_of<const float>(d_out.d_ht, p, n, head, p.key_dim * p.value_dim);
-    task.d_zt = state_of<const float>(d_out.d_zt, p, n, head, p.key_dim);
-    task.dh0 = state_of<float>(d_in.dh0, p, n, head, p.key_dim * p.value_dim);
-    task.dz0 = state_of<float>(d_in.dz0, p, n, head, p.key_dim);
-    if (constant) task.dg_sum = dg_terms + item;
     Carver carver(memory);
     const BackwardMemory m(p, carver);
+    const BackwardTask task(p, in, out, d_out, d_in, item / p.heads, item % p.heads, dg_terms);
     HWY_DYNAMIC_DISPATCH(Backward)(p, task, m);
   });
-  for (std::int64_t head = 0; constant && head < p.heads; ++head) {
-    double sum = 0.0;
-    for (std::int64_t n = 0; n < p.sequences; ++n) sum += dg_terms[n * p.heads + head];
-    store_element(d_in.dg, std::array{head}, sum);
-  }
+  sum_constant_gate_terms(p, dg_terms, d_in.dg);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::parallel

@@ -44,19 +44,6 @@ struct BackwardShape {
   std::int64_t tile() const { return values * kTile; }
 };
 
-struct BackwardTask {
-  TaskInputs in;
-  Rows o, d_o, dq, dk, dv, dg, dgv;
-  std::int64_t length = 0;
-  const float* h0 = nullptr;  // [K,V]
-  const float* z0 = nullptr;  // [K]
-  const float* d_ht = nullptr;
-  const float* d_zt = nullptr;
-  float* dh0 = nullptr;
-  float* dz0 = nullptr;
-  double* dg_sum = nullptr;  // this task's term of a constant gate's gradient
-};
-
 struct BackwardMemory {
   float *starts, *gradient, *state, *history;
   float *alpha, *k, *q, *v, *beta, *dn;  // of one segment; dn: what do is to q^T h
@@ -221,69 +208,33 @@ void LoadSegment(const Problem& p, const BackwardShape& s, const BackwardTask& t
   }
 }
 
-// phi(q), and dn = do / divisor; with normalize dn's last channel is the divisor's gradient.
+// phi(q), and dn of every head.
 void LoadSegmentOutputs(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
                         std::int64_t count, const float* start, const BackwardMemory& m) {
-  if (p.normalize) {
-    float* z = m.raw;
-    for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
-      std::memcpy(z + tile * kTile, start + tile * s.tile() + s.V * kTile, kTile * sizeof(float));
-    }
-    for (std::int64_t t = 0; t < count; ++t) {
-      for (std::int64_t i = 0; i < s.ldk; ++i) z[i] += m.k[t * s.ldk + i];
-      for (std::int64_t head = 0; head < s.group; ++head) {
-        float* q = m.q + (t * s.group + head) * s.ldk;
-        float* dn = m.dn + (t * s.group + head) * s.ldv;
-        LoadFeatures(p.feature_map, task.in.q, begin + t, head, s.K, s.ldk, q);
-        LoadRow(task.d_o.dtype, task.d_o.row(begin + t, head), s.V, s.ldv, dn);
-        float* o = m.dv;  // free until the segment's gradients begin
-        LoadRow(task.o.dtype, task.o.row(begin + t, head), s.V, s.ldv, o);
-        const float inverse = 1.0f / (Dot(s.ldk, q, z) + static_cast<float>(kNormalizerEpsilon));
-        const float d_divisor = -Dot(s.ldv, dn, o) * inverse;
-        ScaleRow(inverse, s.ldv, dn, dn);
-        dn[s.V] = d_divisor;
-      }
-    }
-    return;
+  float* z = m.raw;
+  float* o = m.dv;  // free until the segment's gradients begin
+  for (std::int64_t tile = 0; p.normalize && tile < s.tiles; ++tile) {
+    std::memcpy(z + tile * kTile, start + tile * s.tile() + s.V * kTile, kTile * sizeof(float));
   }
   for (std::int64_t t = 0; t < count; ++t) {
+    for (std::int64_t i = 0; p.normalize && i < s.ldk; ++i) z[i] += m.k[t * s.ldk + i];
     for (std::int64_t head = 0; head < s.group; ++head) {
-      float* dn = m.dn + (t * s.group + head) * s.ldv;
-      LoadFeatures(p.feature_map, task.in.q, begin + t, head, s.K, s.ldk, m.q + (t * s.group + head) * s.ldk);
-      LoadRow(task.d_o.dtype, task.d_o.row(begin + t, head), s.V, s.ldv, dn);
-      ScaleRow(static_cast<float>(p.scale), s.ldv, dn, dn);
+      float* q = m.q + (t * s.group + head) * s.ldk;
+      LoadFeatures(p.feature_map, task.in.q, begin + t, head, s.K, s.ldk, q);
+      LoadOutputGradient(p, task, begin + t, head, s.ldk, s.ldv, q, z, o, m.dn + (t * s.group + head) * s.ldv);
     }
   }
 }
 
 void StoreSegment(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
                   std::int64_t count, const BackwardMemory& m) {
-  auto store_features = [&](const Rows& rows, const Rows& original, std::int64_t t, std::int64_t head, float* x) {
-    if (!rows) return;
-    if (p.feature_map != FeatureMap::identity) {
-      LoadRow(original.dtype, original.row(t, head), s.K, s.ldk, m.raw);
-      MultiplyFeatureDerivative(p.feature_map, s.ldk, m.raw, x);
-    }
-    StoreRow(rows.dtype, x, s.K, rows.row(t, head));
-  };
   for (std::int64_t t = 0; t < count; ++t) {
     for (std::int64_t head = 0; head < s.group; ++head) {
-      store_features(task.dq, task.in.q, begin + t, head, m.dq + (t * s.group + head) * s.ldk);
+      StoreFeatures(p.feature_map, task.dq, task.in.q, begin + t, head, s.K, s.ldk, m.raw,
+                    m.dq + (t * s.group + head) * s.ldk);
     }
-    store_features(task.dk, task.in.k, begin + t, 0, m.dk + t * s.ldk);
-    if (task.dv) StoreRow(task.dv.dtype, m.dv + t * s.ldv, s.V, task.dv.row(begin + t));
-    if (task.dgv) StoreRow(task.dgv.dtype, m.dgv + t * s.ldv, s.V, task.dgv.row(begin + t));
-    if (!task.dg && task.dg_sum == nullptr) continue;
-    const float* dg = m.dg + t * s.ldk;
-    if (p.gate == GateKind::key || p.gate == GateKind::key_value) {
-      StoreRow(task.dg.dtype, dg, s.K, task.dg.row(begin + t));
-    } else {
-      const float sum = Sum(s.ldk, dg);
-      if (task.dg_sum != nullptr)
-        *task.dg_sum += static_cast<double>(sum);
-      else
-        StoreRow(task.dg.dtype, &sum, 1, task.dg.row(begin + t));
-    }
+    StoreToken(p, task, begin + t, s.ldk, m.dk + t * s.ldk, m.dg + t * s.ldk, m.dv + t * s.ldv, m.dgv + t * s.ldv,
+               m.raw);
   }
 }
 
@@ -371,48 +322,18 @@ HWY_EXPORT(Backward);
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
               const InputGradients& d_in) {
   const BackwardShape shape(p);
-  const bool constant = p.gate == GateKind::constant && d_in.dg;
-  // A constant gate's gradient sums over sequences: one term each, added in order at the end.
-  auto* dg_terms = static_cast<double*>(
-      context.scratch().allocate(static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double), "workspace"));
+  double* dg_terms = take_constant_gate_terms(context, p, d_in.dg);
   Carver counter(nullptr);
   BackwardMemory(shape, counter);
   const Workers workers(context, p.sequences * p.heads, counter.used());
   if (context.planning()) return;
   workers.run([&](std::int64_t item, std::byte* memory) {
-    const std::int64_t n = item / p.heads;
-    const std::int64_t head = item % p.heads;
-    const Sequence sequence = sequence_of(p, in.cu_seqlens, n);
-    auto rows = [&](const TensorView& view, std::int64_t first_head) {
-      return Rows(view, true, sequence.batch, sequence.begin, first_head);
-    };
-    BackwardTask task;
-    task.in = TaskInputs(p, in, sequence, head);
-    task.length = sequence.length();
-    task.o = rows(out.o, head * p.group());
-    task.d_o = rows(d_out.d_o, head * p.group());
-    task.dq = rows(d_in.dq, head * p.group());
-    task.dk = rows(d_in.dk, head);
-    task.dv = rows(d_in.dv, head);
-    if (!constant) task.dg = rows(d_in.dg, head);
-    task.dgv = rows(d_in.dgv, head);
-    const std::int64_t state = p.key_dim * p.value_dim;
-    task.h0 = state_of<const float>(in.h0, p, n, head, state);
-    task.d_ht = state_of<const float>(d_out.d_ht, p, n, head, state);
-    task.dh0 = state_of<float>(d_in.dh0, p, n, head, state);
-    task.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
-    task.d_zt = state_of<const float>(d_out.d_zt, p, n, head, p.key_dim);
-    task.dz0 = state_of<float>(d_in.dz0, p, n, head, p.key_dim);
-    if (constant) task.dg_sum = dg_terms + item;
     Carver carver(memory);
     const BackwardMemory m(shape, carver);
+    const BackwardTask task(p, in, out, d_out, d_in, item / p.heads, item % p.heads, dg_terms);
     HWY_DYNAMIC_DISPATCH(Backward)(p, shape, task, m);
   });
-  for (std::int64_t head = 0; constant && head < p.heads; ++head) {
-    double sum = 0.0;
-    for (std::int64_t n = 0; n < p.sequences; ++n) sum += dg_terms[n * p.heads + head];
-    store_element(d_in.dg, std::array{head}, sum);
-  }
+  sum_constant_gate_terms(p, dg_terms, d_in.dg);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::recurrent

@@ -1,10 +1,11 @@
 // What the CPU implementations share outside SIMD code: a sequence and key-value head as rows of memory.
 #pragma once
 
-#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "flashgla/base/context.h"
 #include "flashgla/ops/gated_linear_attention/sequences.h"
 
 namespace flashgla::ops::gated_linear_attention {
@@ -63,6 +64,62 @@ struct TaskInputs {
 template <class T>
 T* state_of(const TensorView& view, const Problem& p, std::int64_t n, std::int64_t head, std::int64_t count) {
   return view ? static_cast<T*>(view.data) + (n * p.heads + head) * count : nullptr;
+}
+
+// The gradient's operands of one sequence and key-value head; rows of q's kind start at the group's first head.
+struct BackwardTask {
+  TaskInputs in;
+  Rows o, d_o, dq, dk, dv, dg, dgv;
+  std::int64_t length = 0;
+  const float* h0 = nullptr;  // [K,V]
+  const float* z0 = nullptr;  // [K]
+  const float* d_ht = nullptr;
+  const float* d_zt = nullptr;
+  float* dh0 = nullptr;
+  float* dz0 = nullptr;
+  double* dg_sum = nullptr;  // a constant gate's gradient: this task's term; then dg is absent
+
+  BackwardTask(const Problem& p, const Inputs& inputs, const Outputs& out, const OutputGradients& d_out,
+               const InputGradients& d_in, std::int64_t n, std::int64_t head, double* dg_terms) {
+    const Sequence s = sequence_of(p, inputs.cu_seqlens, n);
+    auto rows = [&](const TensorView& view, std::int64_t first_head) {
+      return Rows(view, true, s.batch, s.begin, first_head);
+    };
+    in = TaskInputs(p, inputs, s, head);
+    length = s.length();
+    o = rows(out.o, head * p.group());
+    d_o = rows(d_out.d_o, head * p.group());
+    dq = rows(d_in.dq, head * p.group());
+    dk = rows(d_in.dk, head);
+    dv = rows(d_in.dv, head);
+    dgv = rows(d_in.dgv, head);
+    if (dg_terms != nullptr)
+      dg_sum = dg_terms + n * p.heads + head;
+    else
+      dg = rows(d_in.dg, head);
+    const std::int64_t state = p.key_dim * p.value_dim;
+    h0 = state_of<const float>(inputs.h0, p, n, head, state);
+    d_ht = state_of<const float>(d_out.d_ht, p, n, head, state);
+    dh0 = state_of<float>(d_in.dh0, p, n, head, state);
+    z0 = state_of<const float>(inputs.z0, p, n, head, p.key_dim);
+    d_zt = state_of<const float>(d_out.d_zt, p, n, head, p.key_dim);
+    dz0 = state_of<float>(d_in.dz0, p, n, head, p.key_dim);
+  }
+};
+
+// A constant gate's gradient sums over sequences: one term each, added in order at the end. Null for other gates.
+inline double* take_constant_gate_terms(Context& context, const Problem& p, const TensorView& dg) {
+  if (p.gate != GateKind::constant || !dg) return nullptr;
+  return static_cast<double*>(
+      context.scratch().allocate(static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double), "workspace"));
+}
+
+inline void sum_constant_gate_terms(const Problem& p, const double* terms, const TensorView& dg) {
+  for (std::int64_t head = 0; terms != nullptr && head < p.heads; ++head) {
+    double sum = 0.0;
+    for (std::int64_t n = 0; n < p.sequences; ++n) sum += terms[n * p.heads + head];
+    store_element(dg, std::array{head}, sum);
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention

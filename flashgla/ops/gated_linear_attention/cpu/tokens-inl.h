@@ -50,6 +50,48 @@ HWY_INLINE void StoreChannels(const Rows& rows, std::int64_t t, std::int64_t hea
   StoreRow(rows.dtype, x, n, rows.row(t, head) + first * static_cast<std::int64_t>(size_of(rows.dtype)));
 }
 
+// dx = dphi * phi'(x) in place, to the row of dq or dk if that is wanted; `raw` is room for a row.
+HWY_INLINE void StoreFeatures(FeatureMap map, const Rows& rows, const Rows& original, std::int64_t t, std::int64_t head,
+                              std::int64_t n, std::int64_t width, float* raw, float* dphi) {
+  if (!rows) return;
+  if (map != FeatureMap::identity) {
+    LoadRow(original.dtype, original.row(t, head), n, width, raw);
+    MultiplyFeatureDerivative(map, width, raw, dphi);
+  }
+  StoreRow(rows.dtype, dphi, n, rows.row(t, head));
+}
+
+// The gradients of token t's key-value side, as far as they are wanted: dk, dg [ldk], dv, dgv [V].
+HWY_INLINE void StoreToken(const Problem& p, const BackwardTask& task, std::int64_t t, std::int64_t ldk, float* dk,
+                           const float* dg, const float* dv, const float* dgv, float* raw) {
+  StoreFeatures(p.feature_map, task.dk, task.in.k, t, 0, p.key_dim, ldk, raw, dk);
+  if (task.dv) StoreRow(task.dv.dtype, dv, p.value_dim, task.dv.row(t));
+  if (task.dgv) StoreRow(task.dgv.dtype, dgv, p.value_dim, task.dgv.row(t));
+  if (task.dg && (p.gate == GateKind::key || p.gate == GateKind::key_value)) {
+    StoreRow(task.dg.dtype, dg, p.key_dim, task.dg.row(t));
+  } else if (task.dg || task.dg_sum != nullptr) {
+    const float sum = Sum(ldk, dg);
+    if (task.dg_sum != nullptr)
+      *task.dg_sum += static_cast<double>(sum);
+    else
+      StoreRow(task.dg.dtype, &sum, 1, task.dg.row(t));
+  }
+}
+
+// What do is to phi(q)^T h, [V and, with normalize, the divisor's channel]: do / divisor. z is the normaliser's state
+// after the token, o a row of room.
+HWY_INLINE void LoadOutputGradient(const Problem& p, const BackwardTask& task, std::int64_t t, std::int64_t head,
+                                   std::int64_t ldk, std::int64_t ldv, const float* q, const float* z, float* o,
+                                   float* dn) {
+  LoadRow(task.d_o.dtype, task.d_o.row(t, head), p.value_dim, ldv, dn);
+  if (!p.normalize) return ScaleRow(static_cast<float>(p.scale), ldv, dn, dn);
+  LoadRow(task.o.dtype, task.o.row(t, head), p.value_dim, ldv, o);
+  const float inverse = 1.0f / (Dot(ldk, q, z) + static_cast<float>(kNormalizerEpsilon));
+  const float d_divisor = -Dot(ldv, dn, o) * inverse;
+  ScaleRow(inverse, ldv, dn, dn);
+  dn[p.value_dim] = d_divisor;
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
