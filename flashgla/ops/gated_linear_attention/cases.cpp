@@ -404,6 +404,17 @@ const std::vector<Case>& conformance_cases() {
       add("T" + std::to_string(length) + "_bf16",
           {.length = length, .key_dim = 64, .value_dim = 64, .dtype = DType::bf16});
     }
+    for (const auto& [value, value_name] : values) {
+      // Closed forms of dg cancel over such lengths.
+      add(std::string("T20000_") + value_name, {.batch = 1,
+                                                .length = 20000,
+                                                .query_heads = 1,
+                                                .heads = 1,
+                                                .key_dim = 16,
+                                                .value_dim = 16,
+                                                .gate_values = value});
+    }
+    add("T1048576", {.batch = 1, .length = 1 << 20, .query_heads = 1, .heads = 1, .key_dim = 3, .value_dim = 2});
     const std::pair<std::int64_t, std::int64_t> dimensions[] = {
         {1, 1},    {1, 64},    {64, 1},    {3, 5},     {17, 33},   {64, 64},  {100, 20},
         {20, 100}, {128, 256}, {250, 130}, {256, 512}, {511, 257}, {512, 512}};

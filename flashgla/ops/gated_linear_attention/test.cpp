@@ -2,6 +2,7 @@
 // shared cases; and the laws that hold between calls. A new row of the table is tested here without being named.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <cmath>
@@ -483,6 +484,57 @@ TEST(Laws, AbsentMeansZero) {
       }
     });
   }
+}
+
+// Three tokens, 2^31 elements between the first and the last: offsets do not fit 32 bits. The memory is only reserved.
+TEST(Laws, OffsetsBeyond32Bits) {
+  const Case c{.name = "far apart",
+               .batch = 1,
+               .length = 3,
+               .query_heads = 1,
+               .heads = 1,
+               .key_dim = 16,
+               .value_dim = 16,
+               .dtype = DType::bf16,
+               .gate_dtype = DType::bf16};
+  const CaseData near = make_data(c);
+  const Results expected = reference_results(near, true, true);
+  constexpr std::int64_t kApart = (std::int64_t{1} << 30) + 64;
+  const std::size_t bytes = static_cast<std::size_t>(2 * kApart + 1024) * size_of(c.dtype);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "cannot reserve " << bytes << " bytes of address space";
+  std::int64_t used = 0;
+  auto far = [&](const TensorView& view) {
+    TensorView result = view;
+    result.data = static_cast<BFloat16*>(memory) + used;
+    result.stride[1] = kApart;
+    used += view.size(3);
+    return result;
+  };
+  CaseData data = near;
+  for (TensorView* view : {&data.in.q, &data.in.k, &data.in.v, &data.in.g, &data.d_out.d_o}) {
+    const TensorView original = *view;
+    *view = far(original);
+    copy(original, *view);
+  }
+  const Results results = make_results(near, true, 0);
+  Results spread = results;
+  for (TensorView* view : {&spread.out.o, &spread.d_in.dq, &spread.d_in.dk, &spread.d_in.dv, &spread.d_in.dg})
+    *view = far(*view);
+  const Context context(Device::cpu());
+  for (const Implementation& row : implementations()) {
+    if (row.device != Device::Kind::cpu || !row.supports(describe(data.in, data.options), context.architecture()))
+      continue;
+    SCOPED_TRACE(row.name);
+    for (const NamedView& view : outputs_of(spread)) testing::poison(view.view);
+    for (const NamedView& view : gradients_of(spread)) testing::poison(view.view);
+    run_planned(Device::cpu(), row.name, [&](Context& x) { forward(x, data.in, spread.out, data.options); });
+    run_planned(Device::cpu(), row.name,
+                [&](Context& x) { backward(x, data.in, spread.out, data.d_out, spread.d_in, data.options); });
+    expect_all_close(outputs_of(spread), outputs_of(expected), c.dtype);
+    expect_all_close(gradients_of(spread), gradients_of(expected), c.dtype);
+  }
+  munmap(memory, bytes);
 }
 
 TEST(Cuda, DevicePresent) {
