@@ -58,10 +58,11 @@ bool aligned(const TensorView& view) {
   const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(view.dtype));
   bool ok = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
   for (int i = 0; i + 1 < view.rank(); ++i) ok = ok && view.stride[i] % elements == 0;
+  ok = ok && view.stride[1] < (1 << 24);
   return ok;
 }
 
-// What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces.
+// What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces less than 2^24 elements apart.
 bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
                  const InputGradients& d_in) {
   if (problem.dtype != DType::bf16 || problem.gate == GateKind::key_value || problem.algorithm == Algorithm::recurrent)
@@ -111,6 +112,56 @@ void pass_states(const Params& p, const BackwardWorkspace& w, const StatePass& p
 }
 
 template <class Core>
+void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStream_t stream) {
+  switch (gate) {
+    case GateTile::none:
+      return launch_backward_fused<Core, GateTile::none>(p, f, stream);
+    case GateTile::token:
+      return launch_backward_fused<Core, GateTile::token>(p, f, stream);
+    case GateTile::narrow:
+      return launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
+    case GateTile::wide:
+      return launch_backward_fused<Core, GateTile::wide>(p, f, stream);
+  }
+}
+
+// One kernel, where each sequence and head is small enough for a block and there are enough of them.
+bool fits_one_kernel(const Context& context, const Problem& problem, const Outputs& outputs,
+                     const OutputGradients& d_out) {
+  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 && outputs.states &&
+         (!d_out.d_ht || outputs.ht) && problem.sequences * problem.heads >= context.architecture().multiprocessors;
+}
+
+Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in) {
+  auto strided = [](const TensorView& view) {
+    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
+  };
+  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
+  if (d_in.dg)
+    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
+  return d;
+}
+
+template <class Core>
+void backward_in_one_kernel(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                            const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  Params p = make_params(problem, inputs, outputs);
+  plan_chunks(context, p);
+  FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
+                  static_cast<float*>(d_in.dh0.data), nullptr};
+  if (problem.gate == GateKind::constant) {
+    const auto parts = static_cast<std::size_t>(problem.sequences * problem.heads);
+    f.gate_parts = static_cast<float*>(context.scratch().allocate(parts * sizeof(float), "gla backward: gate parts"));
+  }
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  run_fused<Core>(gate_tile(problem), p, f, stream);
+  if (d_in.dg && problem.gate == GateKind::constant)
+    launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
+}
+
+template <class Core>
 void backward_by_chunks(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         const OutputGradients& d_out, const InputGradients& d_in) {
   Arena& scratch = context.scratch();
@@ -138,12 +189,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   if (recompute) p.states = take(chunks * heads * p.key_dim * p.value_dim * 2, "gla backward: states");
   if (context.planning()) return;
 
-  auto strided = [](const TensorView& view) {
-    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
-  };
-  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
-  if (d_in.dg)
-    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
+  const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const int multiprocessors = context.architecture().multiprocessors;
 
@@ -176,17 +222,25 @@ void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, in
   flashgla::cuda::check_launch("gated_linear_attention gate sums");
 }
 
+template <class Core>
+static void run_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                         const OutputGradients& d_out, const InputGradients& d_in) {
+  if (!fits_chunks(problem, inputs, d_out, d_in)) {
+    recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
+  } else if (fits_one_kernel(context, problem, outputs, d_out)) {
+    backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
+  } else {
+    backward_by_chunks<Core>(context, problem, inputs, outputs, d_out, d_in);
+  }
+}
+
 void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                        const OutputGradients& d_out, const InputGradients& d_in) {
-  if (!fits_chunks(problem, inputs, d_out, d_in))
-    return recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  backward_by_chunks<TensorCore80>(context, problem, inputs, outputs, d_out, d_in);
+  run_backward<TensorCore80>(context, problem, inputs, outputs, d_out, d_in);
 }
 void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                      const OutputGradients& d_out, const InputGradients& d_in) {
-  if (!fits_chunks(problem, inputs, d_out, d_in))
-    return recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  backward_by_chunks<TensorCore90>(context, problem, inputs, outputs, d_out, d_in);
+  run_backward<TensorCore90>(context, problem, inputs, outputs, d_out, d_in);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -13,11 +13,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class T>
-__device__ __forceinline__ T* row_of(const Strided& x, const Chunk& c, int head) {
-  return static_cast<T*>(x.data) + c.batch * x.batch + c.token * x.token + head * x.head;
-}
-
 constexpr int kPaddedRow = kTile + 1;  // floats of a row read by columns and by rows
 
 // ---- prepare: q~, k~, p, B ----
@@ -112,10 +107,10 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
     if (steep) {
       add_steep_scores(scores, q, k, b_all, p.scale, thread);
     } else {
-      Core::begin();
+      Core::begin(scores);
       Core::template product<Stored::k_inner, Stored::k_inner>(scores, ptx::shared_address(k), ptx::shared_address(q),
                                                                thread);
-      Core::finish();
+      Core::finish(scores);
     }
     __syncthreads();
   }
@@ -226,9 +221,9 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
       __syncthreads();
       load(step + 2);
       const std::uint32_t stage = ptx::shared_address(shared) + static_cast<int>(step % kStages) * kStageBytes;
-      Core::begin();
+      Core::begin(state);
       Core::template product<Stored::k_outer, Stored::k_outer>(state, stage, stage + (1 + group) * kTileBytes, thread);
-      Core::finish();
+      Core::finish(state);
     }
     if (!kBackwards && !steep_now) apply_decay();
   }
@@ -279,9 +274,9 @@ __device__ void make_dv(const Params& p, const BackwardWorkspace& w, const Gradi
     __syncthreads();
     load(step + 2);
     const std::uint32_t stage = ptx::shared_address(shared) + step % kStages * kStageBytes;
-    Core::begin();
+    Core::begin(dv);
     Core::template product<Stored::k_inner, Stored::k_outer>(dv, stage, stage + (1 + group) * kTileBytes, thread);
-    Core::finish();
+    Core::finish(dv);
   }
   ptx::copy_async_wait<0>();
   __syncthreads();

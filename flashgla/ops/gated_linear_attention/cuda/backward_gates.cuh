@@ -23,7 +23,7 @@ template <GateTile kGate>
 __device__ __forceinline__ void copy_gates(char* gates, const Params& p, const Chunk& c, int head, int channel,
                                            int thread) {
   if constexpr (kGate == GateTile::none) return;
-  const std::int64_t at = c.batch * p.g.batch + c.token * p.g.token + head * p.g.head;
+  const std::int64_t at = anew(c.batch) * p.g.batch + c.token * p.g.token + anew(head) * p.g.head;
   if constexpr (kGate == GateTile::token) {
     if (thread < kTile) {
       reinterpret_cast<float*>(gates)[thread] =

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 
@@ -38,6 +39,19 @@ __global__ void __launch_bounds__(kGroupThreads, 3)
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, shared);
 }
 
+template <class Core, GateTile kGate>
+__global__ void __launch_bounds__(kFusedThreads, 2)
+    backward_fused_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) {
+    if (threadIdx.x < kGroupThreads) {
+      backward_fused<Core, kGate, 0>(p, f, shared);
+    } else {
+      backward_fused<Core, kGate, 1>(p, f, shared);
+    }
+  }
+}
+
 template <class Kernel, class... Arguments>
 void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared, cudaStream_t stream,
             const Arguments&... arguments) {
@@ -46,6 +60,13 @@ void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared
   }
   kernel<<<grid, threads, shared, stream>>>(arguments...);
   flashgla::cuda::check_launch(name);
+}
+
+template <class Core, GateTile kGate>
+void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
+  launch("gated_linear_attention fused backward", backward_fused_kernel<Core, kGate>, grid, kFusedThreads,
+         FusedShared<kGate>::total, stream, p, f);
 }
 
 template <class Core, GateTile kGate>

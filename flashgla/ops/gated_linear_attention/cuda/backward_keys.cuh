@@ -48,6 +48,23 @@ __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, co
   }
 }
 
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
+    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
+      sum += s.x * t.x + s.y * t.y;
+    }
+  }
+  return sum;
+}
+
 // Exact pairs of a steep tile: dq_i += sum_j a_ij k_j 2^(b_i - b_j), dk_j += scale sum_i a_ij q_i 2^(b_i - b_j).
 // q, k: plain; a: zero where i < j.
 __device__ __forceinline__ void add_steep_pairs(Accumulator& dq, Accumulator& dk, const char* q, const char* k,
@@ -136,27 +153,20 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       load(tile + 1);
       const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
       const std::uint32_t stage = ptx::shared_address(stage_memory);
-      Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
-      Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
       if (first) {
+        Core::begin(dq, pairs, dk);
+        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
         Core::template product<Stored::k_inner, Stored::k_inner>(dk, stage + kTileBytes, stage + 3 * kTileBytes,
                                                                  thread);
-        const int row = thread >> 1;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const std::uint32_t at = tile_piece(row, i + 4 * (thread & 1));
-          const uint4 x = *reinterpret_cast<const uint4*>(stage_memory + 2 * kTileBytes + at);
-          const uint4 y = *reinterpret_cast<const uint4*>(stage_memory + 3 * kTileBytes + at);
-          const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
-            through += s.x * t.x + s.y * t.y;
-          }
-        }
+        through += dot_of_rows(stage_memory + 2 * kTileBytes, stage_memory + 3 * kTileBytes, thread);
+        Core::finish(dq, pairs, dk);
+      } else {
+        Core::begin(dq, pairs);
+        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
+        Core::finish(dq, pairs);
       }
-      Core::finish();
     }
     __syncthreads();
 
@@ -188,11 +198,11 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     if (!steep) {
       std::uint32_t operand[16];
       to_operand(operand, pairs);
-      Core::begin();
+      Core::begin(operand, dq, dk);
       Core::template product<Stored::k_outer>(dq, operand, ptx::shared_address(k), thread);
       Core::template product<Stored::k_outer, Stored::k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q),
                                                                thread);
-      Core::finish();
+      Core::finish(dq, dk);
       __syncthreads();
     } else {
       __syncthreads();
@@ -225,7 +235,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     put_rows(dump, dq, thread);
     __syncthreads();
     float2 b = sum_before(quarters, warp, lane);
-    const std::int64_t dq_at = c.batch * d.dq.batch + c.token * d.dq.token + head * d.dq.head + channel + 2 * lane;
+    RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
+    const int dq_inside = d.dq.data && channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int r = 16 * warp + i;
@@ -239,10 +250,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       dg[i].y += y.y * q_scale * x.y;
       const float2 factor =
           steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
-      if (d.dq.data && r < c.rows && channel + 2 * lane < p.key_dim) {
-        *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dq.data) + dq_at + r * d.dq.token) =
-            ptx::pack_bf16(x.x * factor.x, x.y * factor.y);
-      }
+      if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+      dq_walk.step(1);
     }
     __syncthreads();
   }
@@ -251,7 +260,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   put_rows(dump, dk, thread);
   __syncthreads();
   float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
-  const std::int64_t dk_at = c.batch * d.dk.batch + c.token * d.dk.token + kv_head * d.dk.head + channel + 2 * lane;
+  RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
+  const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
+            dk_inside = d.dk.data ? rows_inside : 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int r = 16 * warp + i;
@@ -265,10 +276,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     sum.x += dg[i].x;
     sum.y += dg[i].y;
     const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-    if (d.dk.data && r < c.rows && channel + 2 * lane < p.key_dim) {
-      *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dk.data) + dk_at + r * d.dk.token) =
-          ptx::pack_bf16(x.x * factor.x, x.y * factor.y);
-    }
+    if (i < dk_inside) store_two(dk_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+    dk_walk.step(1);
   }
   if constexpr (kGate == GateTile::none) return;
 
@@ -283,7 +292,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     run.x += x.x + (other > warp ? y.x : 0.0f);
     run.y += x.y + (other > warp ? y.y : 0.0f);
   }
-  const std::int64_t dg_at = c.batch * d.dg.batch + c.token * d.dg.token + kv_head * d.dg.head + channel + 2 * lane;
+  using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
+  RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);
+  const int dg_inside = d.dg.data ? rows_inside : 0;
 #pragma unroll
   for (int i = 15; i >= 0; --i) {
     const int r = 16 * warp + i;
@@ -294,13 +305,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
       if (lane == 0) row_sums[r] = x;
-    } else if (d.dg.data && r < c.rows && channel + 2 * lane < p.key_dim) {
-      if constexpr (kGate == GateTile::narrow) {
-        *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(d.dg.data) + dg_at + r * d.dg.token) =
-            ptx::pack_bf16(run.x, run.y);
-      } else {
-        *reinterpret_cast<float2*>(static_cast<float*>(d.dg.data) + dg_at + r * d.dg.token) = run;
-      }
+    } else {
+      if (i < dg_inside) store_two(dg_walk.place, run);
+      dg_walk.step(-1);
     }
   }
   if constexpr (kGate == GateTile::token) {

@@ -43,6 +43,17 @@ struct StatePass {
   __nv_bfloat16* states;  // forwards: [chunks,G,K,V]; backwards the images go to the workspace
 };
 
+// The backward in one kernel.
+struct FusedBackward {
+  Gradients gradients;
+  const float* d_ht;  // [N,G,K,V] or null: zero
+  float* dh0;         // or null: not wanted
+  float* gate_parts;  // constant gates: [N, G]
+};
+
+// K, V <= 64, G = H, states kept, ht given where dht is.
+template <class Core, GateTile kGate>
+void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream);
 template <class Core, GateTile kGate>
 void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t stream);
 template <class Core, bool kBackwards, int kGroups>

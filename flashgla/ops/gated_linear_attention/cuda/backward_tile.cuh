@@ -25,18 +25,36 @@ __device__ __forceinline__ void clear(Accumulator& a) {
   for (int i = 0; i < 32; ++i) a[i] = 0.0f;
 }
 
+// The same value, but the compiler may not know it: what is computed from it is computed anew where it is used instead
+// of being held in registers through a loop.
+__device__ __forceinline__ int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ std::int64_t anew(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T* anew(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // ---- copies ----
+// Row strides are below 2^24 elements (backward.cu sees to it), so that offsets within a chunk fit 32 bits.
 
 // rows x columns (a multiple of 8) of a matrix into a tile, zeros elsewhere. Asynchronous.
-__device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat16* source, std::int64_t row_stride,
-                                          int rows, int columns, int thread) {
-  const int piece = thread & 7;
+__device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat16* source, int row_stride, int rows,
+                                          int columns, int thread) {
+  const int piece = thread & 7, first = thread >> 3, inside = piece * 8 < columns ? rows : 0;
+  row_stride = anew(row_stride);
+  const __nv_bfloat16* from = source + first * row_stride + piece * 8;
+  const std::uint32_t to = tile + tile_piece(first, piece);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = (thread >> 3) + 16 * i;
-    const bool inside = row < rows && piece * 8 < columns;
-    ptx::copy_async_16(tile + tile_piece(row, piece), inside ? source + row * row_stride + piece * 8 : source,
-                       inside ? 16 : 0);
+    ptx::copy_async_16(to + 16 * 128 * i, from, first + 16 * i < inside ? 16 : 0);  // without bytes nothing is read
+    from += 16 * row_stride;
   }
 }
 // A tile that lies in memory as it lies in shared memory. Asynchronous.
@@ -71,8 +89,8 @@ __device__ __forceinline__ void store_image(void* image, char* tile, const Accum
   __syncwarp();
 }
 // rows x columns (a multiple of 8) of an accumulator to a matrix, through `tile`.
-__device__ __forceinline__ void store_matrix(__nv_bfloat16* matrix, std::int64_t row_stride, int rows, int columns,
-                                             char* tile, const Accumulator& a, int thread) {
+__device__ __forceinline__ void store_matrix(__nv_bfloat16* matrix, int row_stride, int rows, int columns, char* tile,
+                                             const Accumulator& a, int thread) {
   put_tile(tile, a, thread);
   __syncwarp();
   const int lane = thread & 31, piece = lane & 7;
@@ -94,8 +112,11 @@ enum class Stored { k_inner, k_outer };
 // mma.sync: sm_80 and later.
 struct TensorCore80 {
   static constexpr bool available = true;
-  static __device__ __forceinline__ void begin() {}    // operands are written, barrier passed
-  static __device__ __forceinline__ void finish() {}   // accumulators may be read, operands overwritten by this warp
+  // Between begin and finish lie products only; both name the registers these use (accumulators that go on, operands).
+  template <class... Registers>
+  static __device__ __forceinline__ void begin(Registers&...) {}  // operands are written, barrier passed
+  template <class... Registers>
+  static __device__ __forceinline__ void finish(Registers&...) {}  // accumulators may be read, operands overwritten
   static __device__ __forceinline__ void publish() {}  // before the barrier after ordinary writes to operands
 
   template <Stored stored>
@@ -124,9 +145,10 @@ struct TensorCore80 {
     ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(d), a, b0, b1);
   }
 
-  template <Stored a_stored, Stored b_stored>
+  template <Stored a_stored, Stored b_stored, bool kFresh = false>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile,
                                                  int thread) {
+    if constexpr (kFresh) clear(d);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       std::uint32_t a[4], b[4];
@@ -139,10 +161,11 @@ struct TensorCore80 {
       }
     }
   }
-  // d += a b, a an accumulator rounded to bf16.
-  template <Stored b_stored>
+  // a: an accumulator rounded to bf16.
+  template <Stored b_stored, bool kFresh = false>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
                                                  int thread) {
+    if constexpr (kFresh) clear(d);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
@@ -161,10 +184,25 @@ struct TensorCore80 {
 // wgmma reads both operands from shared memory, once a group instead of once a warp.
 struct TensorCore90 {
   static constexpr bool available = true;
-  static __device__ __forceinline__ void begin() { ptx::wgmma_fence(); }
-  static __device__ __forceinline__ void finish() {
+  // The compiler must not move what makes or reads registers of a product into its pipeline.
+  static __device__ __forceinline__ void pin(Accumulator& a) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(a[i])::"memory");
+  }
+  static __device__ __forceinline__ void pin(std::uint32_t (&a)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
+  }
+  template <class... Registers>
+  static __device__ __forceinline__ void begin(Registers&... registers) {
+    (pin(registers), ...);
+    ptx::wgmma_fence();
+  }
+  template <class... Registers>
+  static __device__ __forceinline__ void finish(Registers&... registers) {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
+    (pin(registers), ...);
   }
   static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
 
@@ -175,35 +213,51 @@ struct TensorCore90 {
   static __device__ __forceinline__ std::uint32_t step(Stored stored, std::uint32_t tile, int k16) {
     return tile + k16 * (stored == Stored::k_inner ? 32 : 2048);
   }
-#define FLASHGLA_ACCUMULATOR(d)                                                                               \
-  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),  \
-      "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), \
-      "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define FLASHGLA_ACCUMULATOR(how, d)                                                                              \
+  how(d[0]), how(d[1]), how(d[2]), how(d[3]), how(d[4]), how(d[5]), how(d[6]), how(d[7]), how(d[8]), how(d[9]),   \
+      how(d[10]), how(d[11]), how(d[12]), how(d[13]), how(d[14]), how(d[15]), how(d[16]), how(d[17]), how(d[18]), \
+      how(d[19]), how(d[20]), how(d[21]), how(d[22]), how(d[23]), how(d[24]), how(d[25]), how(d[26]), how(d[27]), \
+      how(d[28]), how(d[29]), how(d[30]), how(d[31])
 #define FLASHGLA_REGISTERS                                                                                          \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31}"
-  template <Stored a_stored, Stored b_stored>
+  // d += a b, or with kFresh d = a b.
+  template <Stored a_stored, Stored b_stored, bool kFresh = false>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                   ", %32, %33, 1, 1, 1, %34, %35;"
-                   : FLASHGLA_ACCUMULATOR(d)
-                   : "l"(descriptor(step(a_stored, a_tile, k16))), "l"(descriptor(step(b_stored, b_tile, k16))),
-                     "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+      const std::uint64_t a = descriptor(step(a_stored, a_tile, k16)), b = descriptor(step(b_stored, b_tile, k16));
+      if (kFresh && k16 == 0) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 0, 1, 1, %34, %35;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 1, 1, 1, %34, %35;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+      }
     }
   }
-  template <Stored b_stored>
+  template <Stored b_stored, bool kFresh = false>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
                                                  int) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                   ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
-                   : FLASHGLA_ACCUMULATOR(d)
-                   : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]),
-                     "l"(descriptor(step(b_stored, b_tile, k16))), "n"(b_stored == Stored::k_outer));
+      const std::uint64_t b = descriptor(step(b_stored, b_tile, k16));
+      if (kFresh && k16 == 0) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", {%32,%33,%34,%35}, %36, 0, 1, 1, %37;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(b_stored == Stored::k_outer));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
+                       "n"(b_stored == Stored::k_outer));
+      }
     }
   }
 #undef FLASHGLA_ACCUMULATOR
@@ -239,6 +293,31 @@ __device__ __forceinline__ Chunk locate(const Sequences& s, std::int64_t chunk) 
   if (n < 0) return {0, 0, 0};
   const Span span = span_of(s, n);
   return chunk_of(span, chunk - span.chunk_begin);
+}
+
+// Of a head, from the chunk's first token.
+template <class T>
+__device__ __forceinline__ T* row_of(const Strided& x, const Chunk& c, int head) {
+  return static_cast<T*>(x.data) + anew(c.batch) * x.batch + c.token * x.token + anew(head) * x.head;
+}
+
+// Walks down the rows of a chunk, from `row` on.
+template <class T>
+struct RowWalk {
+  T* place;
+  int stride;
+  __device__ __forceinline__ RowWalk(const Strided& x, const Chunk& c, int head, int channel, int row)
+      : place(row_of<T>(x, c, head) + channel), stride(anew(static_cast<int>(x.token))) {
+    place += row * stride;
+  }
+  __device__ __forceinline__ void step(int rows) { place += rows * stride; }
+};
+
+__device__ __forceinline__ void store_two(__nv_bfloat16* place, float2 x) {
+  asm volatile("st.global.b32 [%0], %1;" ::"l"(place), "r"(ptx::pack_bf16(x.x, x.y)) : "memory");
+}
+__device__ __forceinline__ void store_two(float* place, float2 x) {
+  asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(x.x), "f"(x.y) : "memory");
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
