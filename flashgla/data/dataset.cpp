@@ -84,7 +84,7 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options) {
   } else {
     dataset.train = whole(TokenFile::open(path, options.format));
     // One file of a prepared folder has its tokenizer beside it.
-    const fs::path folder = fs::path(dataset.train.file->path()).parent_path();
+    const fs::path folder = fs::absolute(dataset.train.file->path()).parent_path();
     const bool prepared = options.tokenizer.empty() && fs::exists(folder / kDatasetFile);
     if (prepared || !options.tokenizer.empty()) {
       dataset.tokenizer = text::load_tokenizer(prepared ? folder.string() : options.tokenizer);
@@ -99,7 +99,7 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options) {
   if (!dataset.validation.file && options.validation > 0.0) {
     std::tie(dataset.train, dataset.validation) = split(dataset.train, options.validation);
     dataset.validation_bytes_per_target = dataset.train_bytes_per_target;
-    // The source's entropy is known of the whole only.
+    dataset.train_entropy_bits_per_byte = 0.0;  // known of the whole only
   }
   return dataset;
 }

@@ -36,8 +36,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   SentencePieceTokenizer(std::string model, const std::string& origin) : model_(std::move(model)) {
     const auto status = processor_.LoadFromSerializedProto(model_);
     if (!status.ok() || processor_.GetPieceSize() == 0) {
-      throw Error(origin + " is not a SentencePiece model, or is damaged" +
-                  (status.ok() ? std::string() : ": " + reason_of(status)));
+      throw Error(origin + " is not a SentencePiece model, or is damaged");
     }
     pieces_.resize(static_cast<std::size_t>(processor_.GetPieceSize()));
     special_.resize(pieces_.size());

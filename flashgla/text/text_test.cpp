@@ -4,6 +4,7 @@
 #include <sentencepiece_trainer.h>
 
 #include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "flashgla/base/error.h"
@@ -270,6 +271,27 @@ TEST_F(TokenizerFiles, DamagedFilesAreNamed) {
     write_file(folder_ / "tokenizer.model", whole.substr(0, size));
     EXPECT_THAT(message(folder_), HasSubstr("tokenizer.model")) << size;
   }
+}
+
+// libsentencepiece is not ours: what it makes of a damaged model must be an Error or a tokenizer that can be used.
+TEST_F(TokenizerFiles, FuzzedModelsNeverCrash) {
+  trained("bpe").save(folder_);
+  const std::string whole = read_file(folder_ / "tokenizer.model");
+  std::mt19937_64 random(4);
+  int refused = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    std::string damaged = whole;
+    for (std::uint64_t i = 0; i <= random() % 4; ++i) damaged[random() % damaged.size()] = static_cast<char>(random());
+    fs::remove(folder_ / "fuzzed.model");
+    std::ofstream(folder_ / "fuzzed.model", std::ios::binary) << damaged;
+    try {
+      const auto tokenizer = load_tokenizer(folder_ / "fuzzed.model");
+      tokenizer->decode(tokenizer->encode("the river \xFF was\n cold"));
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 100);
 }
 
 TEST(StreamDecoder, SplitsNoCharacterAtAnyByte) {

@@ -1,0 +1,55 @@
+# Sourced by the verbs' shell tests (VERB_test.sh PROGRAM): runs in a fresh folder, removed at the end.
+#   succeeds PATTERN ARGUMENT...   exit code 0, and standard output matches the pattern (grep -E)
+#   refuses PATTERN ARGUMENT...    exit code not 0, and standard error holds exactly one line "flashgla: error: ...",
+#                                  which matches the pattern; standard output is empty
+#   holds MESSAGE COMMAND...       the command succeeds
+flashgla=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+checks=0
+failures=0
+
+report() {
+  failures=$((failures + 1))
+  printf 'FAILED: %s\n' "$1"
+  sed 's/^/  stdout: /' stdout | head -n 20
+  sed 's/^/  stderr: /' stderr | head -n 20
+}
+
+succeeds() {
+  pattern=$1
+  shift
+  checks=$((checks + 1))
+  if ! "$flashgla" "$@" >stdout 2>stderr; then
+    report "flashgla $* did not succeed"
+  elif ! grep -Eq -- "$pattern" stdout; then
+    report "flashgla $* does not say: $pattern"
+  fi
+}
+
+refuses() {
+  pattern=$1
+  shift
+  checks=$((checks + 1))
+  if "$flashgla" "$@" >stdout 2>stderr; then
+    report "flashgla $* was not refused"
+  elif [ -s stdout ] || [ "$(grep -c '^flashgla: error: ' stderr)" -ne 1 ]; then
+    report "flashgla $* does not end in one line of error alone"
+  elif ! grep '^flashgla: error: ' stderr | grep -Eq -- "$pattern"; then
+    report "flashgla $* does not say: $pattern"
+  fi
+}
+
+holds() {
+  message=$1
+  shift
+  checks=$((checks + 1))
+  : >stdout
+  "$@" >/dev/null 2>stderr || report "$message"
+}
+
+finish() {
+  printf '%s checks, %s failed\n' "$checks" "$failures"
+  [ "$failures" -eq 0 ]
+}
