@@ -1,5 +1,6 @@
 #include "testing/conformance.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "testing/compare.h"
@@ -7,10 +8,6 @@
 #include "testing/random.h"
 
 namespace flashgla::testing {
-
-namespace {
-
-constexpr std::int64_t kPadding = 5;
 
 DType dtype_of(const Argument& argument, DTypePair dtypes) {
   switch (argument.kind) {
@@ -25,6 +22,10 @@ DType dtype_of(const Argument& argument, DTypePair dtypes) {
   }
   return DType::f32;
 }
+
+namespace {
+
+constexpr std::int64_t kPadding = 5;
 
 // A tensor with or without gaps between its rows, and what the gaps held.
 struct Allocation {
@@ -204,6 +205,40 @@ std::string check_conformance(const OperatorCase& operator_case, Coverage& cover
     }
   }
   return failures.str();
+}
+
+std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, const std::string& implementation,
+                       double* error) {
+  const std::vector<Tensor> values = initial_values(operator_case, dtypes);
+  Run reference(operator_case, values, {DType::f64, DType::f64}, false);
+  reference.execute("reference", 2);
+  Run run(operator_case, values, dtypes, false);
+  run.execute(implementation, 2);
+  *error = 0.0;
+  for (std::size_t i = 0; i < operator_case.arguments.size(); ++i) {
+    const Argument& argument = operator_case.arguments[i];
+    if (!is_written(argument)) continue;
+    *error = std::max(*error, difference(run[i].view, reference[i].view).relative);
+    const double relative = argument.relative > 0.0 ? argument.relative : tolerance(run[i].view.dtype);
+    std::string failure = check_close(argument.name.c_str(), run[i].view, reference[i].view, relative);
+    if (!failure.empty()) return failure;
+  }
+  return "";
+}
+
+PreparedCase::PreparedCase(const OperatorCase& operator_case, DTypePair dtypes) : case_(&operator_case) {
+  storage_ = initial_values(operator_case, dtypes);
+  for (std::size_t i = 0; i < storage_.size(); ++i) tensors_.set(operator_case.arguments[i].name, storage_[i]);
+}
+
+PreparedCase PreparedCase::duplicate() const {
+  PreparedCase result;
+  result.case_ = case_;
+  for (std::size_t i = 0; i < storage_.size(); ++i) {
+    result.storage_.push_back(converted(storage_[i], storage_[i]->dtype));
+    result.tensors_.set(case_->arguments[i].name, result.storage_[i]);
+  }
+  return result;
 }
 
 double dot(const TensorView& a, const TensorView& b) {

@@ -26,6 +26,10 @@ enum class Kind : std::uint8_t {
   integer,      // i32, filled by `fill`
 };
 
+struct DTypePair {
+  DType activation, parameter;
+};
+
 struct Argument {
   std::string name;
   Shape shape;
@@ -38,6 +42,9 @@ struct Argument {
   std::function<void(const TensorView&)> fill{};  // instead of noise
 };
 
+// The dtype that an argument has in a run on such a pair.
+DType dtype_of(const Argument& argument, DTypePair dtypes);
+
 // Arguments of one run by name; absent view for a name that the case does not have.
 class NamedTensors {
  public:
@@ -49,10 +56,6 @@ class NamedTensors {
 
  private:
   std::map<std::string, TensorView> views_;
-};
-
-struct DTypePair {
-  DType activation, parameter;
 };
 
 // f32 alone and bf16 alone.
@@ -88,6 +91,25 @@ double tolerance(DType dtype);
 
 // "" or a line for each failure.
 std::string check_conformance(const OperatorCase& operator_case, Coverage& coverage);
+
+// One implementation on one pair of dtypes, dense, best instruction set: "" or the first failure. `error`: the largest
+// relative error of an output.
+std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, const std::string& implementation,
+                       double* error);
+
+// A case with its tensors, to be run again and again.
+class PreparedCase {
+ public:
+  PreparedCase(const OperatorCase& operator_case, DTypePair dtypes);
+  PreparedCase duplicate() const;  // with tensors of its own, of the same values
+  void run(Context& context) const { case_->run(context, tensors_); }
+
+ private:
+  PreparedCase() = default;
+  const OperatorCase* case_ = nullptr;  // the caller keeps it
+  std::vector<Tensor> storage_;
+  NamedTensors tensors_;
+};
 
 // sum of a * b: the scalar whose gradient is taken.
 double dot(const TensorView& a, const TensorView& b);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "flashgla/ops/adamw/cases.h"
 #include "flashgla/ops/adamw/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -10,43 +11,11 @@
 namespace flashgla::ops::adamw {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(AdamW, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
-  const auto fill_positive = [](const TensorView& view) {
-    for (std::int64_t i = 0; i < view.numel(); ++i) view.as<float>()[i] = static_cast<float>(testing::uniform(9, i));
-  };
   for (const Shape& shape : {Shape({1}), Shape({7, 65}), Shape({40000})}) {
     for (const bool half : {false, true}) {
-      testing::OperatorCase step_case;
-      step_case.name = "step " + to_string(shape);
-      auto argument = [&](const char* name, Role role, Kind kind) {
-        testing::Argument result{name, shape, role, kind};
-        result.strided = false;
-        return result;
-      };
-      step_case.arguments = {argument("parameter", half ? Role::output : Role::accumulated, Kind::activation),
-                             argument("gradient", Role::input, Kind::accumulator),
-                             argument("first_moment", Role::accumulated, Kind::accumulator),
-                             argument("second_moment", Role::accumulated, Kind::accumulator)};
-      step_case.arguments.back().fill = fill_positive;
-      if (half) step_case.arguments.push_back(argument("master", Role::accumulated, Kind::accumulator));
-      step_case.dtypes = {{half ? DType::bf16 : DType::f32, DType::f32}};
-      step_case.run = [](Context& context, const NamedTensors& t) {
-        // The f64 run has no master.
-        const bool doubles = t["parameter"].dtype == DType::f64;
-        Tensors tensors{t["parameter"], t["gradient"], t["first_moment"], t["second_moment"], t["master"]};
-        if (doubles && tensors.master) {
-          tensors.parameter = tensors.master;
-          tensors.master = {};
-        }
-        step(context, tensors, {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 3});
-        if (doubles && t["master"] && !context.planning()) copy(t["master"], t["parameter"]);
-      };
-      EXPECT_EQ(testing::check_conformance(step_case, coverage), "");
+      EXPECT_EQ(testing::check_conformance(step_case(shape, half), coverage), "");
     }
   }
   EXPECT_EQ(coverage.missing(), "");

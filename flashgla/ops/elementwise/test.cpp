@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/elementwise/cases.h"
 #include "flashgla/ops/elementwise/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -8,42 +9,15 @@
 namespace flashgla::ops::elementwise {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(Elementwise, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape :
        {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({700, 30}), Shape({2, 20000}), Shape({0, 4})}) {
-    const Shape columns({shape[-1]});
-    auto check = [&](const char* name, std::vector<testing::Argument> arguments, auto run) {
-      testing::OperatorCase operator_case{std::string(name) + " " + to_string(shape), std::move(arguments), run};
-      EXPECT_EQ(testing::check_conformance(operator_case, coverage), "");
-    };
-    for (const Kind kind : {Kind::activation, Kind::accumulator}) {
-      check("add", {{"x", shape}, {"y", shape, Role::accumulated, kind}},
-            [](Context& context, const NamedTensors& t) { add(context, t["x"], t["y"]); });
-      check("convert", {{"src", shape}, {"dst", shape, Role::output, kind}},
-            [](Context& context, const NamedTensors& t) { convert(context, t["src"], t["dst"]); });
-      check("convert back", {{"src", shape, Role::input, kind}, {"dst", shape, Role::output}},
-            [](Context& context, const NamedTensors& t) { convert(context, t["src"], t["dst"]); });
+    for (const bool narrow : {false, true}) {
+      for (const testing::OperatorCase& one : cases_of(shape, narrow)) {
+        EXPECT_EQ(testing::check_conformance(one, coverage), "");
+      }
     }
-    check("add_to", {{"a", shape}, {"b", shape}, {"out", shape, Role::output}},
-          [](Context& context, const NamedTensors& t) { add_to(context, t["a"], t["b"], t["out"]); });
-    check("scale", {{"x", shape, Role::accumulated}},
-          [](Context& context, const NamedTensors& t) { scale(context, t["x"], -0.3); });
-    check("zero", {{"x", shape, Role::output}}, [](Context& context, const NamedTensors& t) { zero(context, t["x"]); });
-    for (const bool accumulate : {false, true}) {
-      check("column_sum",
-            {{"dy", shape}, {"db", columns, accumulate ? Role::accumulated : Role::output, Kind::accumulator}},
-            [=](Context& context, const NamedTensors& t) { column_sum(context, t["dy"], t["db"], accumulate); });
-    }
-    check("silu", {{"x", shape, Role::input, Kind::activation, 4.0}, {"y", shape, Role::output}},
-          [](Context& context, const NamedTensors& t) { silu_forward(context, t["x"], t["y"]); });
-    check("silu backward",
-          {{"x", shape, Role::input, Kind::activation, 4.0}, {"dy", shape}, {"dx", shape, Role::output}},
-          [](Context& context, const NamedTensors& t) { silu_backward(context, t["x"], t["dy"], t["dx"]); });
   }
   EXPECT_EQ(coverage.missing(), "");
 }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/embedding/cases.h"
 #include "flashgla/ops/embedding/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -8,48 +9,15 @@
 namespace flashgla::ops::embedding {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 constexpr std::int64_t kWords = 11;
-
-void fill_tokens(const TensorView& tokens) {
-  for (std::int64_t i = 0; i < tokens.numel(); ++i) {
-    tokens.as<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7 % kWords);  // every word, many times
-  }
-}
-
-testing::Argument tokens_of(const Shape& shape) {
-  testing::Argument tokens{"tokens", shape, Role::input, Kind::integer};
-  tokens.strided = false;
-  tokens.fill = fill_tokens;
-  return tokens;
-}
 
 TEST(Embedding, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({40, 65}), Shape({2, 13, 200}), Shape({0, 8})}) {
-    const Shape tokens = shape.rank() == 3 ? Shape({shape[0], shape[1]}) : Shape({shape[0]});
-    const Shape table({kWords, shape[-1]});
-    testing::OperatorCase forward_case;
-    forward_case.name = "forward " + to_string(shape);
-    forward_case.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
-    forward_case.arguments = {
-        tokens_of(tokens), {"table", table, Role::input, Kind::parameter}, {"y", shape, Role::output}};
-    forward_case.run = [](Context& context, const NamedTensors& t) {
-      forward(context, t["tokens"], t["table"], t["y"]);
-    };
-    EXPECT_EQ(testing::check_conformance(forward_case, coverage), "");
-
-    testing::OperatorCase backward_case;
-    backward_case.name = "backward " + to_string(shape);
-    backward_case.arguments = {
-        tokens_of(tokens), {"dy", shape}, {"dtable", table, Role::accumulated, Kind::accumulator}};
-    backward_case.run = [](Context& context, const NamedTensors& t) {
-      backward(context, t["tokens"], t["dy"], t["dtable"]);
-    };
-    EXPECT_EQ(testing::check_conformance(backward_case, coverage), "");
+    testing::OperatorCase lookup = forward_case(shape, kWords);
+    lookup.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
+    EXPECT_EQ(testing::check_conformance(lookup, coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(shape, kWords), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
 }
@@ -57,7 +25,7 @@ TEST(Embedding, EveryImplementationAgreesWithTheReference) {
 TEST(Embedding, GradientAgreesWithFiniteDifferences) {
   Context context;
   const Tensor tokens = Tensor::empty({30}, DType::i32), table = testing::random_normal({kWords, 3}, DType::f64, 1);
-  fill_tokens(tokens);
+  fill_tokens(tokens, kWords);
   const Tensor dy = testing::random_normal({30, 3}, DType::f64, 2), y = Tensor::empty({30, 3}, DType::f64);
   const Tensor dtable = Tensor::zeros({kWords, 3}, DType::f64);
   backward(context, tokens, dy, dtable);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "flashgla/ops/global_norm/cases.h"
 #include "flashgla/ops/global_norm/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -11,23 +12,10 @@
 namespace flashgla::ops::global_norm {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(GlobalNorm, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({0}), Shape({1}), Shape({7, 65}), Shape({200001})}) {
-    testing::OperatorCase sum_case;
-    sum_case.name = "sum of squares " + to_string(shape);
-    testing::Argument x{"x", shape};
-    x.strided = false;
-    sum_case.arguments = {x, {"sum", Shape({1}), Role::output, Kind::accumulator}};
-    sum_case.run = [](Context& context, const NamedTensors& t) {
-      const double sum = sum_of_squares(context, t["x"]);
-      if (!context.planning()) fill(t["sum"], sum);
-    };
-    EXPECT_EQ(testing::check_conformance(sum_case, coverage), "");
+    EXPECT_EQ(testing::check_conformance(sum_case(shape), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "flashgla/ops/log_sigmoid_gate/cases.h"
 #include "flashgla/ops/log_sigmoid_gate/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -11,32 +12,13 @@
 namespace flashgla::ops::log_sigmoid_gate {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(LogSigmoidGate, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const double clamp_min : {kNoClamp, -0.1}) {
     for (const Kind gate : {Kind::activation, Kind::accumulator}) {
       for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({2, 20000})}) {
-        testing::OperatorCase forward_case;
-        forward_case.name = "forward " + to_string(shape);
-        forward_case.arguments = {{"x", shape, Role::input, Kind::activation, 5.0}, {"g", shape, Role::output, gate}};
-        forward_case.run = [=](Context& context, const NamedTensors& t) {
-          forward(context, t["x"], t["g"], 16.0, clamp_min);
-        };
-        EXPECT_EQ(testing::check_conformance(forward_case, coverage), "");
-
-        testing::OperatorCase backward_case;
-        backward_case.name = "backward " + to_string(shape);
-        backward_case.arguments = {{"x", shape, Role::input, Kind::activation, 5.0},
-                                   {"dg", shape, Role::input, gate},
-                                   {"dx", shape, Role::output}};
-        backward_case.run = [=](Context& context, const NamedTensors& t) {
-          backward(context, t["x"], t["dg"], t["dx"], 16.0, clamp_min);
-        };
-        EXPECT_EQ(testing::check_conformance(backward_case, coverage), "");
+        EXPECT_EQ(testing::check_conformance(forward_case(shape, gate, clamp_min), coverage), "");
+        EXPECT_EQ(testing::check_conformance(backward_case(shape, gate, clamp_min), coverage), "");
       }
     }
   }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/matmul/cases.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
 #include "flashgla/ops/matmul/implementations.h"
 #include "testing/compare.h"
@@ -9,34 +10,6 @@
 namespace flashgla::ops::matmul {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
-struct Form {
-  bool a_transposed, b_transposed, c_transposed, accumulate, bias;
-};
-
-testing::OperatorCase product(std::int64_t m, std::int64_t n, std::int64_t k, Form form, Kind c_kind) {
-  testing::OperatorCase product_case;
-  product_case.name = "matmul " + to_string(Shape({m, n, k})) + (form.a_transposed ? " aT" : "") +
-                      (form.b_transposed ? " bT" : "") + (form.c_transposed ? " cT" : "") +
-                      (form.accumulate ? " +=" : "") + (form.bias ? " bias" : "");
-  product_case.arguments = {
-      {"a", form.a_transposed ? Shape({k, m}) : Shape({m, k})},
-      {"b", form.b_transposed ? Shape({n, k}) : Shape({k, n}), Role::input, Kind::parameter},
-      {"c", form.c_transposed ? Shape({n, m}) : Shape({m, n}), form.accumulate ? Role::accumulated : Role::output,
-       c_kind},
-  };
-  if (form.bias) product_case.arguments.push_back({"bias", Shape({n}), Role::input, Kind::parameter});
-  product_case.run = [form](Context& context, const NamedTensors& t) {
-    auto view = [&](const char* name, bool transposed) { return transposed ? t[name].transpose(0, 1) : t[name]; };
-    run(context, view("a", form.a_transposed), view("b", form.b_transposed), view("c", form.c_transposed),
-        Options{form.accumulate, t["bias"]});
-  };
-  return product_case;
-}
-
 TEST(Matmul, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& size : {Shape({1, 1, 1}), Shape({1, 37, 65}), Shape({16, 33, 100}), Shape({17, 5, 3}),
@@ -44,10 +17,10 @@ TEST(Matmul, EveryImplementationAgreesWithTheReference) {
     // Every pair of properties in every combination.
     for (const int bits : {0b00000, 0b00111, 0b11001, 0b11110, 0b01010, 0b01101, 0b10011, 0b10100}) {
       const Form form{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
-      testing::OperatorCase to_activation = product(size[0], size[1], size[2], form, Kind::activation);
+      testing::OperatorCase to_activation = product_case(size[0], size[1], size[2], form, Kind::activation);
       to_activation.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
       EXPECT_EQ(testing::check_conformance(to_activation, coverage), "");
-      testing::OperatorCase to_f32 = product(size[0], size[1], size[2], form, Kind::accumulator);
+      testing::OperatorCase to_f32 = product_case(size[0], size[1], size[2], form, Kind::accumulator);
       to_f32.dtypes = {{DType::bf16, DType::bf16}};
       EXPECT_EQ(testing::check_conformance(to_f32, coverage), "");
     }
@@ -58,12 +31,12 @@ TEST(Matmul, EveryImplementationAgreesWithTheReference) {
 TEST(Matmul, SeveralTilesAndPanels) {
   testing::Coverage coverage(implementations());
   for (const Form form : {Form{false, true, false, false, true}, Form{true, false, false, true, false}}) {
-    testing::OperatorCase large = product(600, 1100, 70, form, Kind::activation);
+    testing::OperatorCase large = product_case(600, 1100, 70, form, Kind::activation);
     large.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
     EXPECT_EQ(testing::check_conformance(large, coverage), "");
   }
   // A panel holds 512 columns when K is this large.
-  testing::OperatorCase wide = product(17, 530, 8200, {false, true, false, false, false}, Kind::activation);
+  testing::OperatorCase wide = product_case(17, 530, 8200, {false, true, false, false, false}, Kind::activation);
   wide.dtypes = {{DType::f32, DType::bf16}};
   EXPECT_EQ(testing::check_conformance(wide, coverage), "");
 }

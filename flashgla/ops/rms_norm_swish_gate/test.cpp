@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/rms_norm_swish_gate/cases.h"
 #include "flashgla/ops/rms_norm_swish_gate/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -8,48 +9,14 @@
 namespace flashgla::ops::rms_norm_swish_gate {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
-constexpr double kEpsilon = 1e-6;
-
 TEST(RmsNormSwishGate, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({3, 65}), Shape({2, 5, 3, 64}), Shape({700, 33}), Shape({0, 8})}) {
     for (const bool weighted : {false, true}) {
-      const Shape rows({shape.numel() / shape[-1]}), columns({shape[-1]});
-      testing::OperatorCase forward_case;
-      forward_case.name = "forward " + to_string(shape);
-      forward_case.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
-      forward_case.arguments = {
-          {"x", shape}, {"gate", shape, Role::input, Kind::activation, 3.0}, {"y", shape, Role::output}};
-      if (weighted) {
-        forward_case.arguments.push_back({"weight", columns, Role::input, Kind::parameter});
-        forward_case.arguments.push_back({"rstd", rows, Role::output, Kind::accumulator});
+      for (testing::OperatorCase one : {forward_case(shape, weighted), backward_case(shape, weighted)}) {
+        one.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+        EXPECT_EQ(testing::check_conformance(one, coverage), "");
       }
-      forward_case.run = [](Context& context, const NamedTensors& t) {
-        forward(context, t["x"], t["gate"], t["weight"], t["y"], t["rstd"], kEpsilon);
-      };
-      EXPECT_EQ(testing::check_conformance(forward_case, coverage), "");
-
-      testing::OperatorCase backward_case;
-      backward_case.name = "backward " + to_string(shape);
-      backward_case.dtypes = forward_case.dtypes;
-      backward_case.arguments = {{"x", shape},
-                                 {"gate", shape, Role::input, Kind::activation, 3.0},
-                                 {"rstd", rows, Role::input, Kind::accumulator, 0.1, 1.0},
-                                 {"dy", shape},
-                                 {"dx", shape, Role::output},
-                                 {"dgate", shape, Role::output}};
-      if (weighted) {
-        backward_case.arguments.push_back({"weight", columns, Role::input, Kind::parameter});
-        backward_case.arguments.push_back({"dweight", columns, Role::accumulated, Kind::accumulator});
-      }
-      backward_case.run = [](Context& context, const NamedTensors& t) {
-        backward(context, t["x"], t["gate"], t["weight"], t["rstd"], t["dy"], t["dx"], t["dgate"], t["dweight"]);
-      };
-      EXPECT_EQ(testing::check_conformance(backward_case, coverage), "");
     }
   }
   EXPECT_EQ(coverage.missing(), "");

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/swiglu/cases.h"
 #include "flashgla/ops/swiglu/implementations.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -8,31 +9,11 @@
 namespace flashgla::ops::swiglu {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(Swiglu, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({3, 20000}), Shape({0, 4})}) {
-    testing::OperatorCase forward_case;
-    forward_case.name = "forward " + to_string(shape);
-    forward_case.arguments = {
-        {"gate", shape, Role::input, Kind::activation, 4.0}, {"up", shape}, {"y", shape, Role::output}};
-    forward_case.run = [](Context& context, const NamedTensors& t) { forward(context, t["gate"], t["up"], t["y"]); };
-    EXPECT_EQ(testing::check_conformance(forward_case, coverage), "");
-
-    testing::OperatorCase backward_case;
-    backward_case.name = "backward " + to_string(shape);
-    backward_case.arguments = {{"gate", shape, Role::input, Kind::activation, 4.0},
-                               {"up", shape},
-                               {"dy", shape},
-                               {"dgate", shape, Role::output},
-                               {"dup", shape, Role::output}};
-    backward_case.run = [](Context& context, const NamedTensors& t) {
-      backward(context, t["gate"], t["up"], t["dy"], t["dgate"], t["dup"]);
-    };
-    EXPECT_EQ(testing::check_conformance(backward_case, coverage), "");
+    EXPECT_EQ(testing::check_conformance(forward_case(shape), coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(shape), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
 }

@@ -1,0 +1,31 @@
+// The operator as cases that test and bench share.
+#pragma once
+
+#include "flashgla/ops/swiglu/swiglu.h"
+#include "testing/conformance.h"
+
+namespace flashgla::ops::swiglu {
+
+using testing::Kind;
+using testing::NamedTensors;
+using testing::Role;
+
+inline testing::OperatorCase forward_case(const Shape& shape) {
+  return {"forward " + to_string(shape),
+          {{"gate", shape, Role::input, Kind::activation, 4.0}, {"up", shape}, {"y", shape, Role::output}},
+          [](Context& context, const NamedTensors& t) { forward(context, t["gate"], t["up"], t["y"]); }};
+}
+
+inline testing::OperatorCase backward_case(const Shape& shape) {
+  return {"backward " + to_string(shape),
+          {{"gate", shape, Role::input, Kind::activation, 4.0},
+           {"up", shape},
+           {"dy", shape},
+           {"dgate", shape, Role::output},
+           {"dup", shape, Role::output}},
+          [](Context& context, const NamedTensors& t) {
+            backward(context, t["gate"], t["up"], t["dy"], t["dgate"], t["dup"]);
+          }};
+}
+
+}  // namespace flashgla::ops::swiglu

@@ -1,0 +1,76 @@
+#include "testing/operator_bench.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "flashgla/base/error.h"
+
+namespace flashgla::testing {
+
+namespace {
+
+void run_bench(const OperatorBench& bench, const std::vector<std::string>& implementations, const BenchOptions& options,
+               std::vector<BenchRow>& rows) {
+  const DTypePair dtypes = bench.timed.dtypes.front();
+  std::vector<PreparedCase> copies;
+  for (const std::string& name : implementations) {
+    if (options.implementation.empty() ? name == "reference" : name != options.implementation) continue;
+    BenchRow row;
+    row.operation = bench.operation;
+    row.implementation = name;
+    row.problem = bench.problem;
+    row.flops = bench.flops;
+    row.bytes = bench.bytes;
+    Context context(options.device, options.threads);
+    context.force_implementation(name);
+    try {
+      row.refused = check_once(bench.checked, dtypes, name, &row.error);
+      if (row.refused.empty()) {
+        while (static_cast<int>(copies.size()) < bench.copies) {
+          copies.push_back(copies.empty() ? PreparedCase(bench.timed, dtypes) : copies.front().duplicate());
+        }
+        std::size_t next = 0;
+        row.milliseconds = median_milliseconds(
+            context,
+            [&] {
+              copies[next].run(context);
+              next = (next + 1) % copies.size();
+            },
+            options.seconds);
+      }
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("no implementation fits") != std::string::npos) continue;
+      row.refused = error.what();
+    }
+    rows.push_back(row);
+  }
+}
+
+}  // namespace
+
+std::vector<BenchRow> run_benches(const std::vector<OperatorBench>& benches,
+                                  const std::vector<std::string>& implementations, const BenchOptions& options) {
+  std::vector<BenchRow> rows;
+  for (const OperatorBench& bench : benches) run_bench(bench, implementations, options, rows);
+  return rows;
+}
+
+OperatorBench bytes_bound(const std::string& operation, const std::string& problem, DTypePair dtypes,
+                          const OperatorCase& timed, const OperatorCase& checked) {
+  OperatorBench bench{operation, problem, timed, checked};
+  bench.timed.dtypes = bench.checked.dtypes = {dtypes};
+  for (const Argument& argument : timed.arguments) {
+    const double passes = argument.role == Role::accumulated ? 2.0 : 1.0;
+    bench.bytes +=
+        passes * static_cast<double>(argument.shape.numel()) * static_cast<double>(size_of(dtype_of(argument, dtypes)));
+  }
+  bench.copies = copies_beyond_cache(bench.bytes);
+  return bench;
+}
+
+int copies_beyond_cache(double bytes) {
+  constexpr double kBeyond = 256e6;
+  return static_cast<int>(std::clamp(std::ceil(kBeyond / std::max(bytes, 1.0)), 1.0, 256.0));
+}
+
+}  // namespace flashgla::testing
