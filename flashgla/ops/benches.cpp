@@ -10,6 +10,7 @@
 #include "flashgla/ops/matmul/bench.h"
 #include "flashgla/ops/rms_norm/bench.h"
 #include "flashgla/ops/rms_norm_swish_gate/bench.h"
+#include "flashgla/ops/short_convolution/bench.h"
 #include "flashgla/ops/swiglu/bench.h"
 
 namespace flashgla::ops {
@@ -26,6 +27,7 @@ const std::vector<Bench>& benches() {
       {"log_sigmoid_gate", log_sigmoid_gate::bench},
       {"rms_norm", rms_norm::bench},
       {"rms_norm_swish_gate", rms_norm_swish_gate::bench},
+      {"short_convolution", short_convolution::bench},
       {"swiglu", swiglu::bench},
   };
   return rows;

@@ -1,4 +1,5 @@
-// The definition, in f64.
+// The definition, in f64. A sequence of L tokens is extended by its initial state to e[0 .. L+W-2]: then
+// z[t] = sum_j weight[j] e[t+j], de[p] = sum_j weight[j] dz[p-j], and the final state is e[L .. L+W-2].
 #include <cmath>
 
 #include "flashgla/ops/elements.h"
@@ -8,105 +9,111 @@ namespace flashgla::ops::short_convolution {
 
 namespace {
 
-double sigmoid(double z) { return 1.0 / (1.0 + std::exp(-z)); }
-
-// The input of channel d at time t of a sequence; before its start, from the state (zeros when absent).
-struct History {
-  const Elements& x;
-  const Elements& state;
-  bool has_state;
-  std::int64_t n, row, d, width;  // row: that of the sequence's first token in x
-  double operator()(std::int64_t t) const {
-    if (t >= 0) return x(row + t, d);
-    return has_state ? state(n * x.length() + d, width - 1 + t) : 0.0;
-  }
-};
-
-double convolve(const History& input, const Elements& weight, std::int64_t t) {
-  double z = 0.0;
-  for (std::int64_t j = 0; j < input.width; ++j) z += weight(input.d, j) * input(t - (input.width - 1) + j);
-  return z;
+double silu(double z) { return z / (1.0 + std::exp(-z)); }
+double silu_slope(double z) {
+  const double s = 1.0 / (1.0 + std::exp(-z));
+  return s + z * s * (1.0 - s);
 }
+
+// One channel of one sequence.
+class Channel {
+ public:
+  Channel(const Inputs& inputs, std::int64_t n, std::int64_t d)
+      : x_(inputs.x),
+        weight_(inputs.weight),
+        initial_(inputs.initial_state),
+        has_initial_(inputs.initial_state),
+        sequence_(sequence_at(inputs, n)),
+        width_(inputs.weight.size(1)),
+        state_row_(n * inputs.weight.size(0) + d),
+        d_(d) {}
+
+  std::int64_t length() const { return sequence_.length; }
+  std::int64_t width() const { return width_; }
+  std::int64_t state_row() const { return state_row_; }
+  std::int64_t row(std::int64_t t) const { return sequence_.begin + t; }
+  double weight(std::int64_t j) const { return weight_(d_, j); }
+  double extended(std::int64_t p) const {
+    if (p >= width_ - 1) return x_(row(p - (width_ - 1)), d_);
+    return has_initial_ ? initial_(state_row_, p) : 0.0;
+  }
+  double convolved(std::int64_t t) const {
+    double z = 0.0;
+    for (std::int64_t j = 0; j < width_; ++j) z += weight(j) * extended(t + j);
+    return z;
+  }
+
+ private:
+  Elements x_, weight_, initial_;
+  bool has_initial_;
+  Sequence sequence_;
+  std::int64_t width_, state_row_, d_;
+};
 
 void reference_forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   if (context.planning()) return;
-  const Elements x(inputs.x), weight(inputs.weight), initial(inputs.initial_state);
   const Elements y(outputs.y), final_state(outputs.final_state);
-  const std::int64_t channels = x.length();
-  const std::int64_t width = inputs.weight.size(1);
-  const std::int64_t sequences = inputs.cu_seqlens ? inputs.cu_seqlens.size(0) - 1 : inputs.x.size(0);
-  parallel_for(context, sequences * channels, [&](std::int64_t task) {
-    const std::int64_t n = task / channels, d = task % channels;
-    const Span span = span_of(inputs, n);
-    const std::int64_t row = span.batch * inputs.x.size(1) + span.begin;
-    const std::int64_t length = span.end - span.begin;
-    const History input{x, initial, static_cast<bool>(inputs.initial_state), n, row, d, width};
-    for (std::int64_t t = 0; t < length; ++t) {
-      const double z = convolve(input, weight, t);
-      y.set(row + t, d, activation == Activation::silu ? z * sigmoid(z) : z);
+  const std::int64_t channels = inputs.x.size(2);
+  parallel_for(context, sequences_of(inputs) * channels, [&](std::int64_t task) {
+    const std::int64_t d = task % channels;
+    const Channel channel(inputs, task / channels, d);
+    for (std::int64_t t = 0; t < channel.length(); ++t) {
+      const double z = channel.convolved(t);
+      y.set(channel.row(t), d, activation == Activation::silu ? silu(z) : z);
     }
-    if (!outputs.final_state) return;
-    for (std::int64_t j = 0; j + 1 < width; ++j) final_state.set(task, j, input(length - (width - 1) + j));
+    for (std::int64_t i = 0; outputs.final_state && i < channel.width() - 1; ++i) {
+      final_state.set(channel.state_row(), i, channel.extended(channel.length() + i));
+    }
   });
 }
 
 void reference_backward(Context& context, const Inputs& inputs, const OutputGradients& output_gradients,
                         const InputGradients& input_gradients, Activation activation) {
   if (context.planning()) return;
-  const Elements x(inputs.x), weight(inputs.weight), initial(inputs.initial_state);
   const Elements dy(output_gradients.dy), d_final(output_gradients.d_final_state);
   const Elements dx(input_gradients.dx), dweight(input_gradients.dweight), d_initial(input_gradients.d_initial_state);
-  const std::int64_t channels = x.length();
-  const std::int64_t width = inputs.weight.size(1);
-  const std::int64_t sequences = inputs.cu_seqlens ? inputs.cu_seqlens.size(0) - 1 : inputs.x.size(0);
-  parallel_for(context, channels, [&](std::int64_t d) {
-    double weight_gradient[4] = {};
-    for (std::int64_t n = 0; n < sequences; ++n) {
-      const Span span = span_of(inputs, n);
-      const std::int64_t row = span.batch * inputs.x.size(1) + span.begin;
-      const std::int64_t length = span.end - span.begin;
-      const History input{x, initial, static_cast<bool>(inputs.initial_state), n, row, d, width};
-      // Gradient of the convolution's result at time t; 0 outside the sequence.
-      const auto dz = [&](std::int64_t t) {
+  parallel_for(context, inputs.x.size(2), [&](std::int64_t d) {
+    for (std::int64_t n = 0; n < sequences_of(inputs); ++n) {
+      const Channel channel(inputs, n, d);
+      const std::int64_t length = channel.length(), width = channel.width();
+      auto dz = [&](std::int64_t t) {
         if (t < 0 || t >= length) return 0.0;
-        const double gradient = dy(row + t, d);
-        if (activation == Activation::none) return gradient;
-        const double z = convolve(input, weight, t);
-        const double s = sigmoid(z);
-        return gradient * (s + z * s * (1.0 - s));
+        const double gradient = dy(channel.row(t), d);
+        return activation == Activation::silu ? gradient * silu_slope(channel.convolved(t)) : gradient;
       };
-      // Gradient of the input at time t: of the outputs that it reaches and of the final state, if it is in there.
-      const auto d_input = [&](std::int64_t t) {
+      for (std::int64_t j = 0; j < width; ++j) {
         double total = 0.0;
-        for (std::int64_t j = 0; j < width; ++j) total += weight(d, j) * dz(t + (width - 1) - j);
-        const std::int64_t place = t - (length - (width - 1));
-        if (output_gradients.d_final_state && place >= 0) total += d_final(n * channels + d, place);
-        return total;
-      };
-      for (std::int64_t t = 0; t < length; ++t) {
-        dx.set(row + t, d, d_input(t));
-        for (std::int64_t j = 0; j < width; ++j) weight_gradient[j] += dz(t) * input(t - (width - 1) + j);
+        for (std::int64_t t = 0; t < length; ++t) total += dz(t) * channel.extended(t + j);
+        dweight.add(d, j, total);
       }
-      if (!input_gradients.d_initial_state) continue;
-      for (std::int64_t j = 0; j + 1 < width; ++j) d_initial.set(n * channels + d, j, d_input(j - (width - 1)));
+      for (std::int64_t p = 0; p < length + width - 1; ++p) {
+        double gradient = 0.0;
+        for (std::int64_t j = 0; j < width; ++j) gradient += channel.weight(j) * dz(p - j);
+        if (p >= length && output_gradients.d_final_state) gradient += d_final(channel.state_row(), p - length);
+        if (p >= width - 1) {
+          dx.set(channel.row(p - (width - 1)), d, gradient);
+        } else if (input_gradients.d_initial_state) {
+          d_initial.set(channel.state_row(), p, gradient);
+        }
+      }
     }
-    for (std::int64_t j = 0; j < width; ++j) dweight.add(d, j, weight_gradient[j]);
   });
 }
 
 void reference_step(Context& context, const TensorView& x_view, const TensorView& weight_view,
                     const TensorView& state_view, const TensorView& y_view, Activation activation) {
-  if (context.planning()) return;
   const Elements x(x_view), weight(weight_view), state(state_view), y(y_view);
-  const std::int64_t width = weight_view.size(1);
-  parallel_for(context, x.rows() * x.length(), [&](std::int64_t task) {
-    const std::int64_t n = task / x.length(), d = task % x.length();
-    const double now = x(n, d);
-    double z = weight(d, width - 1) * now;
-    for (std::int64_t j = 0; j + 1 < width; ++j) z += weight(d, j) * state(task, j);
-    for (std::int64_t j = 0; j + 2 < width; ++j) state.set(task, j, state(task, j + 1));
-    state.set(task, width - 2, now);
-    y.set(n, d, activation == Activation::silu ? z * sigmoid(z) : z);
+  const std::int64_t width = weight.length();
+  parallel_for(context, x.rows(), [&](std::int64_t row) {
+    for (std::int64_t d = 0; d < x.length(); ++d) {
+      const std::int64_t state_row = row * x.length() + d;
+      const double value = x(row, d);
+      double z = weight(d, width - 1) * value;
+      for (std::int64_t j = 0; j < width - 1; ++j) z += weight(d, j) * state(state_row, j);
+      for (std::int64_t j = 0; j < width - 2; ++j) state.set(state_row, j, state(state_row, j + 1));
+      state.set(state_row, width - 2, value);
+      y.set(row, d, activation == Activation::silu ? silu(z) : z);
+    }
   });
 }
 
