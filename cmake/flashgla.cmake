@@ -3,7 +3,8 @@
 
 add_library(flashgla_options INTERFACE)
 target_compile_options(flashgla_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow=local -Wno-missing-field-initializers -Wno-restrict>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow=local -Wno-missing-field-initializers -Wno-restrict>
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 if(FLASHGLA_SANITIZE)
   target_compile_options(flashgla_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHGLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)

@@ -3,12 +3,21 @@
 #include "flashgla/ops/gated_linear_attention/cpu/chunk.h"
 #include "flashgla/ops/gated_linear_attention/cpu/parallel.h"
 #include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#endif
 #include "flashgla/ops/gated_linear_attention/reference.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
 std::span<const Implementation> implementations() {
   static constexpr Implementation rows[] = {
+#ifdef FLASHGLA_CUDA
+      {"cuda_sm90", Device::Kind::cuda, cuda::hopper_supports, cuda::states_bytes, cuda::hopper_forward,
+       cuda::hopper_backward, cuda::step},
+      {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::states_bytes, cuda::portable_forward,
+       cuda::portable_backward, cuda::step},
+#endif
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
       {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
        recurrent::backward, recurrent::step},

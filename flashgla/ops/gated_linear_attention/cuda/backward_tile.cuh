@@ -118,6 +118,10 @@ struct TensorCore80 {
   template <class... Registers>
   static __device__ __forceinline__ void finish(Registers&...) {}  // accumulators may be read, operands overwritten
   static __device__ __forceinline__ void publish() {}  // before the barrier after ordinary writes to operands
+  // Products in flight by groups: commit ends a group, wait leaves at most the latest `pending` unfinished.
+  static __device__ __forceinline__ void commit() {}
+  template <int pending>
+  static __device__ __forceinline__ void wait() {}
 
   template <Stored stored>
   static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
@@ -205,6 +209,11 @@ struct TensorCore90 {
     (pin(registers), ...);
   }
   static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
+  static __device__ __forceinline__ void commit() { ptx::wgmma_commit(); }
+  template <int pending>
+  static __device__ __forceinline__ void wait() {
+    ptx::wgmma_wait<pending>();
+  }
 
   // Start address, distance of groups of 8 rows (1024 bytes), 128-byte swizzle.
   static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {

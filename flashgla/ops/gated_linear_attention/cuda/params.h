@@ -27,7 +27,7 @@ struct Sequences {
   std::int64_t most_chunks = 0;               // upper bound of the chunks of all sequences, known on the host
 
   // Chunks of one sequence when not packed.
-  __host__ __device__ std::int64_t chunks_each() const { return (length + kChunk - 1) / kChunk; }
+  constexpr std::int64_t chunks_each() const { return (length + kChunk - 1) / kChunk; }
 };
 
 struct Params {

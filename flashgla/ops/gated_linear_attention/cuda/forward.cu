@@ -1,0 +1,95 @@
+// Rows of the table: what they take, and how forward is put together from the kernels.
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+constexpr std::int64_t kMostKeys = 512;
+constexpr std::int64_t kFewChannels =
+    8;  // below, a tile is mostly padding and bf16 operands have nothing to average over
+constexpr std::int64_t kShortSequence = 16;  // mean tokens a sequence up to which a chunk is mostly empty
+
+Support supports(const Problem& p) {
+  if (p.dtype != DType::f32 && p.dtype != DType::bf16 && p.dtype != DType::f16) {
+    return Support::no(std::string("takes f32, bf16 and f16, not ") + name_of(p.dtype));
+  }
+  if (p.key_dim > kMostKeys || p.value_dim > kMostKeys) {
+    return Support::no("takes K and V up to 512, not K " + std::to_string(p.key_dim) + ", V " +
+                       std::to_string(p.value_dim));
+  }
+  if (p.algorithm == Algorithm::parallel) return Support::no("has no parallel form");
+  return Support::yes();
+}
+
+// Whether the chunk kernels take the call, or the recurrence token by token must.
+bool chunkable(const Problem& p, const Params& params) {
+  const auto fits = [](const Strided& s, int element) { return s.token * element * kChunk < (std::int64_t{1} << 31); };
+  return p.dtype == DType::bf16 && p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity &&
+         !p.normalize && p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.key_dim <= 256 &&
+         p.algorithm != Algorithm::recurrent && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) &&
+         fits(params.o, 2) && fits(params.g, 4) && p.length > kShortSequence * p.sequences;
+}
+
+// One pass where its blocks fill the card and the gating is not repeated for many slices of V.
+bool in_one_pass(const Context& context, const Problem& p) {
+  const std::int64_t slices = (p.value_dim + 63) / 64, blocks = p.sequences * p.query_heads * slices;
+  const bool gate_fits = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
+  return p.key_dim <= 64 && slices <= 2 && gate_fits && blocks >= context.architecture().multiprocessors;
+}
+
+void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
+  if (!chunkable(problem, params)) {
+    if (!context.planning()) launch_recurrent(context.stream(), params);
+  } else if (params.o.data != nullptr && in_one_pass(context, problem)) {
+    if (!context.planning()) launch_fused(context.stream(), params, hopper);
+  } else {
+    forward_in_two_passes(context, params, hopper);
+  }
+}
+
+void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
+  Params params = make_params(problem, inputs, outputs);
+  plan_chunks(context, params);
+  run(context, problem, params, hopper);
+}
+
+}  // namespace
+
+Support portable_supports(const Problem& problem, const Architecture& architecture) {
+  if (architecture.cuda_capability < 80) {
+    return Support::no("needs compute capability 8.0, not " + std::to_string(architecture.cuda_capability / 10) + "." +
+                       std::to_string(architecture.cuda_capability % 10));
+  }
+  return supports(problem);
+}
+
+std::size_t states_bytes(const Problem& problem) {
+  if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
+  const std::size_t element = problem.dtype == DType::f32 ? 4 : 2;
+  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * element;
+}
+
+void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+  forward(context, problem, inputs, outputs, false);
+}
+
+Support hopper_supports(const Problem& problem, const Architecture& architecture) {
+  if (architecture.cuda_capability != 90) return Support::no("needs compute capability 9.0 exactly");
+  return supports(problem);
+}
+
+void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+  forward(context, problem, inputs, outputs, true);
+}
+
+void chunk_states(Context& context, const Problem& problem, const Params& params) {
+  Params states_only = params;
+  states_only.o = {};
+  states_only.ht = nullptr;
+  states_only.zt = nullptr;
+  run(context, problem, states_only, context.architecture().cuda_capability == 90);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,103 @@
+// Launchers of the two-pass forward: preparation, segments, recurrence.
+#include <algorithm>
+
+#include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrence.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+template <class Core, int KB, int groups, bool outputs>
+void recurrence(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+  constexpr int bytes = RecurrencePlan<KB, groups, outputs>::bytes;
+  auto* kernel = recurrence_kernel<Core, KB, groups, outputs>;
+  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                        "recurrence_kernel's shared memory");
+  const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
+  const std::int64_t blocks = p.sequences.count * p.heads * (outputs ? p.group : 1) * segments.count * slices;
+  kernel<<<static_cast<unsigned>(blocks), kGroupThreads * groups, bytes, stream>>>(p, prepared, segments);
+  flashgla::cuda::check_launch("recurrence_kernel");
+}
+
+template <class Core, int KB, int groups>
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segments segments) {
+  if (segments.count > 1) {
+    segments.first_pass = true;
+    recurrence<Core, KB, groups, false>(stream, p, prepared, segments);
+    segments.first_pass = false;
+    const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
+    const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
+    combine_kernel<<<grid, 256, 0, stream>>>(p, prepared, segments);
+    flashgla::cuda::check_launch("combine_kernel");
+  }
+  p.o.data != nullptr ? recurrence<Core, KB, groups, true>(stream, p, prepared, segments)
+                      : recurrence<Core, KB, groups, false>(stream, p, prepared, segments);
+}
+
+template <class Core, int KB>
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+  p.value_dim > 64 ? run<Core, KB, 2>(stream, p, prepared, segments) : run<Core, KB, 1>(stream, p, prepared, segments);
+}
+
+template <class Core>
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+  flashgla::cuda::check(
+      cudaFuncSetAttribute(forward_prepare_kernel<Core>, cudaFuncAttributeMaxDynamicSharedMemorySize, kPrepareBytes),
+      "forward_prepare_kernel's shared memory");
+  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
+  forward_prepare_kernel<Core><<<static_cast<unsigned>(blocks), kGroupThreads, kPrepareBytes, stream>>>(p, prepared);
+  flashgla::cuda::check_launch("forward_prepare_kernel");
+  switch (prepared.blocks) {
+    case 1:
+      return run<Core, 1>(stream, p, prepared, segments);
+    case 2:
+      return run<Core, 2>(stream, p, prepared, segments);
+    case 3:
+      return run<Core, 3>(stream, p, prepared, segments);
+    default:
+      return run<Core, 4>(stream, p, prepared, segments);
+  }
+}
+
+// Time is cut as far as it takes to fill the card, where a cut pays: the first pass costs about half of the second.
+Segments plan_segments(const Params& p, int multiprocessors, int blocks) {
+  const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
+  const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
+  const std::int64_t busy = p.sequences.count * p.heads * p.group * slices;
+  const std::int64_t slots =
+      static_cast<std::int64_t>(multiprocessors) * (blocks * (p.value_dim > 64 ? 2 : 1) >= 4 ? 1 : 2);
+  Segments segments;
+  const std::int64_t most = std::min(slots / busy, longest / 2);
+  if (most < 2) return segments;
+  segments.chunks = static_cast<int>((longest + most - 1) / most);
+  segments.count = static_cast<int>((longest + segments.chunks - 1) / segments.chunks);
+  return segments;
+}
+
+}  // namespace
+
+void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
+  const int blocks = (params.key_dim + 63) / 64;
+  const std::int64_t chunks = params.sequences.most_chunks, heads = params.heads, query_heads = heads * params.group;
+  Arena& scratch = context.scratch();
+  const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  Prepared prepared{};
+  prepared.blocks = blocks;
+  prepared.q = static_cast<char*>(scratch.allocate(bytes(chunks * query_heads * blocks * kTileBytes), "gla: gated q"));
+  prepared.k = static_cast<char*>(scratch.allocate(bytes(chunks * heads * blocks * kTileBytes), "gla: gated k"));
+  prepared.scores = static_cast<char*>(scratch.allocate(bytes(chunks * query_heads * kTileBytes), "gla: scores"));
+  prepared.decay = static_cast<float*>(scratch.allocate(bytes(chunks * heads * blocks * 64 * 4), "gla: chunk decays"));
+  Segments segments = plan_segments(params, context.architecture().multiprocessors, blocks);
+  if (segments.count > 1) {
+    const std::int64_t elements = segments.count * params.sequences.count * heads * params.key_dim * params.value_dim;
+    segments.starts = static_cast<float*>(scratch.allocate(bytes(elements * 4), "gla: segment states"));
+  }
+  if (context.planning()) return;
+  auto* stream = static_cast<cudaStream_t>(context.stream());
+  hopper ? run<TensorCore90>(stream, params, prepared, segments)
+         : run<TensorCore80>(stream, params, prepared, segments);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
