@@ -48,9 +48,11 @@ Weights open_weights(const std::string& folder);
 // Hash of the config and all weights, in hexadecimal.
 std::string fingerprint(const LanguageModel& model);
 
-// The state of a generation, so that a long prompt is paid once. load_state throws Error when the file belongs to
-// another model or another dtype of its weights.
-void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path);
-DecodeState load_state(const LanguageModel& model, const std::string& path);
+// The state of a generation, so that a long prompt is paid once, and what the caller keeps `beside` it (filled by
+// load_state). load_state throws Error when the file belongs to another model or another dtype of its weights.
+void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path,
+                const std::vector<NamedTensor>& beside = {});
+DecodeState load_state(const LanguageModel& model, const std::string& path,
+                       const std::vector<NamedTensor>& beside = {});
 
 }  // namespace flashgla::model

@@ -11,8 +11,9 @@ namespace {
 
 constexpr const char* kKind = "flashgla decode state";
 
-// The state's tensors under the names that they have in the file, and the histories.
-std::vector<NamedTensor> state_tensors(const DecodeState& state, const Tensor& tokens, const Tensor& hashes) {
+// The state's tensors under the names that they have in the file, the histories, and what the caller keeps beside them.
+std::vector<NamedTensor> state_tensors(const DecodeState& state, const Tensor& tokens, const Tensor& hashes,
+                                       const std::vector<NamedTensor>& beside) {
   std::vector<NamedTensor> tensors;
   for (std::size_t layer = 0; layer < state.layer_count(); ++layer) {
     for (std::size_t i = 0; i < state.layer(layer).size(); ++i) {
@@ -21,6 +22,7 @@ std::vector<NamedTensor> state_tensors(const DecodeState& state, const Tensor& t
   }
   tensors.push_back({"history.tokens", tokens});
   tensors.push_back({"history.hash", hashes});
+  tensors.insert(tensors.end(), beside.begin(), beside.end());
   return tensors;
 }
 
@@ -48,7 +50,8 @@ std::string fingerprint(const LanguageModel& model) {
   return text;
 }
 
-void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path) {
+void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path,
+                const std::vector<NamedTensor>& beside) {
   const Tensor tokens = Tensor::empty(Shape({state.sequences()}), DType::i64);
   const Tensor hashes = Tensor::empty(Shape({state.sequences()}), DType::i64);
   for (std::int64_t i = 0; i < state.sequences(); ++i) {
@@ -56,14 +59,14 @@ void save_state(const LanguageModel& model, const DecodeState& state, const std:
     tokens.as<std::int64_t>()[i] = history.tokens;
     hashes.as<std::int64_t>()[i] = static_cast<std::int64_t>(history.hash);
   }
-  write_safetensors(path, state_tensors(state, tokens, hashes),
+  write_safetensors(path, state_tensors(state, tokens, hashes, beside),
                     {{"kind", kKind},
                      {"sequences", std::to_string(state.sequences())},
                      {"model_dtype", name_of(model.dtype())},
                      {"model_fingerprint", fingerprint(model)}});
 }
 
-DecodeState load_state(const LanguageModel& model, const std::string& path) {
+DecodeState load_state(const LanguageModel& model, const std::string& path, const std::vector<NamedTensor>& beside) {
   const SafetensorsReader file(path);
   const auto stated = [&](const char* key) {
     const auto row = file.metadata().find(key);
@@ -90,7 +93,7 @@ DecodeState load_state(const LanguageModel& model, const std::string& path) {
   DecodeState state = model.make_state(history->shape[0]);
   const Tensor tokens = Tensor::empty(Shape({state.sequences()}), DType::i64);
   const Tensor hashes = Tensor::empty(Shape({state.sequences()}), DType::i64);
-  file.read(state_tensors(state, tokens, hashes));
+  file.read(state_tensors(state, tokens, hashes, beside));
   for (std::int64_t i = 0; i < state.sequences(); ++i) {
     state.history[static_cast<std::size_t>(i)] = {tokens.as<std::int64_t>()[i],
                                                   static_cast<std::uint64_t>(hashes.as<std::int64_t>()[i])};

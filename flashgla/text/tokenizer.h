@@ -56,7 +56,8 @@ class Tokenizer {
 // that complete it arrive, and bytes that can never become one come out as U+FFFD.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // `first`: the first token begins a text (see token_bytes), and does not go on from one.
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool first = true) : tokenizer_(&tokenizer), first_(first) {}
 
   // The text that became whole with this token; often empty in the middle of a character.
   std::string push(std::int32_t id);
@@ -67,7 +68,7 @@ class StreamDecoder {
  private:
   const Tokenizer* tokenizer_;
   std::string held_;
-  bool first_ = true;
+  bool first_;
 };
 
 // 256 bytes, then bos = 256 and eos = 257.
