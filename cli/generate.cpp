@@ -1,0 +1,331 @@
+// flashgla generate: text from a model.
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "cli/checks.h"
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "flashgla/base/error.h"
+#include "flashgla/generate/generator.h"
+#include "flashgla/model/checkpoint.h"
+#include "flashgla/train/run_folder.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct GenerateArguments {
+  std::string model;
+  std::string checkpoint = "latest";
+  std::string prompt;
+  std::string prompts_file;
+  std::string save_state;
+  std::string load_state;
+  std::vector<std::string> stop;
+  generate::GenerateOptions options;
+  std::int64_t seed = -1;
+  std::string dtype;
+  int threads = 0;
+  bool prompt_given = false;
+  bool interactive = false;
+  bool json = false;
+  bool ignore_end = false;
+  bool only_new = false;
+};
+
+std::atomic<int> interruptions = 0;
+
+// The first Ctrl-C ends the text being written; without one being written, or the second time, the program.
+void on_interrupt(int) {
+  if (interruptions.fetch_add(1) > 0) ::_exit(130);
+}
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// \n, \t, \r and \\ as a shell's user types them.
+std::string unescaped(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      result += text[i];
+      continue;
+    }
+    const char next = text[++i];
+    if (next == 'n') {
+      result += '\n';
+    } else if (next == 't') {
+      result += '\t';
+    } else if (next == 'r') {
+      result += '\r';
+    } else if (next == '\\') {
+      result += '\\';
+    } else {
+      result += {'\\', next};
+    }
+  }
+  return result;
+}
+
+std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
+
+// One prompt a line; lines that begin with '{' are JSON objects with a "prompt".
+std::vector<std::string> read_prompts(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(path + ": cannot be read");
+  std::vector<std::string> prompts;
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    if (line.empty()) continue;
+    if (line.front() != '{') {
+      prompts.push_back(line);
+      continue;
+    }
+    try {
+      prompts.push_back(nlohmann::json::parse(line).at("prompt").get<std::string>());
+    } catch (const nlohmann::json::exception& error) {
+      throw Error(path + ": line " + std::to_string(number) + " is no JSON object with a \"prompt\": " + error.what());
+    }
+  }
+  if (prompts.empty()) throw Error(path + ": holds no prompt");
+  return prompts;
+}
+
+struct Speed {
+  std::int64_t prompt_tokens = 0;
+  double prompt_seconds = 0.0;
+  std::int64_t tokens = 0;
+  double seconds = 0.0;
+};
+
+void print_speed(const Speed& speed, std::uint64_t seed) {
+  std::string line = "\n[";
+  if (speed.prompt_tokens > 0) {
+    line += fmt::format("prompt {} tokens, {} tok/s; ", speed.prompt_tokens,
+                        format_count(static_cast<double>(speed.prompt_tokens) / std::max(speed.prompt_seconds, 1e-9)));
+  }
+  line += fmt::format("generated {} tokens, {} tok/s; seed {}]\n", speed.tokens,
+                      format_count(static_cast<double>(speed.tokens) / std::max(speed.seconds, 1e-9)), seed);
+  std::fflush(stdout);
+  fmt::print(stderr, "{}", line);
+}
+
+// A line typed, what the model makes of it, the next line: one sequence, without end.
+void converse(const generate::Generator& generator, const model::LanguageModel& model, generate::Session& session,
+              const GenerateArguments& arguments) {
+  fmt::print(
+      stderr,
+      "Type the beginning of a text and press Enter; an empty line lets the model go on. Ctrl-C stops the text,\n"
+      "Ctrl-D leaves; /reset forgets everything, /save FILE keeps the state.\n");
+  std::string line;
+  Speed speed;
+  for (;;) {
+    fmt::print(stderr, "\n> ");
+    interruptions = 1;  // nothing is being written: Ctrl-C leaves
+    if (!std::getline(std::cin, line)) break;
+    interruptions = 0;
+    if (line == "/reset") {
+      session.reset();
+      continue;
+    }
+    if (line.starts_with("/save ")) {
+      try {
+        session.save(model, line.substr(6));
+        fmt::print(stderr, "saved {}\n", line.substr(6));
+      } catch (const Error& error) {
+        fmt::print(stderr, "{}\n", error.what());
+      }
+      continue;
+    }
+    auto start = Clock::now();
+    const bool begins = session.fresh();
+    const text::TokenIds tokens = generator.encode(line, begins);
+    if (!tokens.empty()) generator.feed(session, {tokens});
+    speed.prompt_tokens += static_cast<std::int64_t>(tokens.size());
+    speed.prompt_seconds += seconds_since(start);
+    start = Clock::now();
+    if (!arguments.only_new) fmt::print("{}", line);
+    const auto results = generator.generate(session, arguments.options, [](std::size_t, std::string_view text) {
+      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fflush(stdout);
+    });
+    fmt::print("\n");
+    std::fflush(stdout);
+    speed.tokens += results.front().tokens;
+    speed.seconds += seconds_since(start);
+  }
+  print_speed(speed, arguments.options.sampling.seed);
+}
+
+void run_generate(GenerateArguments& arguments) {
+  const std::string folder = train::find_model_folder(arguments.model, arguments.checkpoint);
+  std::vector<std::string> prompts;
+  if (!arguments.prompts_file.empty()) {
+    prompts = read_prompts(arguments.prompts_file);
+  } else if (arguments.prompt_given) {
+    prompts = {arguments.prompt};
+  } else if (!arguments.interactive && ::isatty(STDIN_FILENO) == 0) {
+    prompts = {standard_input()};
+  } else {
+    prompts = {""};
+  }
+  if (prompts.size() > 1 && !(arguments.save_state.empty() && arguments.load_state.empty())) {
+    throw Error("generate: --save-state and --load-state go with one prompt, not " + std::to_string(prompts.size()));
+  }
+  for (const std::string& stop : arguments.stop) arguments.options.stop.push_back(unescaped(stop));
+  arguments.options.stop_at_end = !arguments.ignore_end;
+  arguments.options.sampling.seed =
+      arguments.seed >= 0 ? static_cast<std::uint64_t>(arguments.seed) : std::random_device{}();
+  arguments.options.sampling.validate();
+
+  Context context(Device::cpu(), arguments.threads);
+  model::LoadOptions load;
+  if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
+  const auto model = model::load_model(folder, load);
+  const auto tokenizer = text::load_tokenizer(folder);
+  const generate::Generator generator(context, *model, *tokenizer);
+  generate::Session session(*model, static_cast<std::int64_t>(prompts.size()));
+  if (!arguments.load_state.empty()) session.load(*model, arguments.load_state);
+
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  ::sigaction(SIGINT, &action, nullptr);
+  arguments.options.should_stop = [] { return interruptions.load() > 0; };
+  if (arguments.interactive) {
+    converse(generator, *model, session, arguments);
+    if (!arguments.save_state.empty()) session.save(*model, arguments.save_state);
+    return;
+  }
+
+  Speed speed;
+  auto start = Clock::now();
+  const bool begins = session.fresh();
+  std::vector<text::TokenIds> tokens;
+  for (const std::string& prompt : prompts) {
+    tokens.push_back(generator.encode(prompt, begins));
+    speed.prompt_tokens += static_cast<std::int64_t>(tokens.back().size());
+  }
+  // An empty prompt goes on from a loaded state as it is.
+  if (begins || !tokens.front().empty()) generator.feed(session, tokens);
+  speed.prompt_seconds = seconds_since(start);
+
+  // One text is streamed; several would be mixed up, and are written when all are done.
+  const bool stream = prompts.size() == 1 && !arguments.json;
+  std::vector<std::string> texts(prompts.size());
+  if (stream && !arguments.only_new) fmt::print("{}", prompts.front());
+  start = Clock::now();
+  const auto results = generator.generate(session, arguments.options, [&](std::size_t i, std::string_view text) {
+    if (!stream) {
+      texts[i] += text;
+      return;
+    }
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
+  speed.seconds = seconds_since(start);
+  for (const generate::Generation& result : results) speed.tokens += result.tokens;
+  for (std::size_t i = 0; i < prompts.size() && !stream; ++i) {
+    if (arguments.json) {
+      const nlohmann::ordered_json row = {{"prompt", prompts[i]},
+                                          {"text", texts[i]},
+                                          {"prompt_tokens", tokens[i].size()},
+                                          {"tokens", results[i].tokens},
+                                          {"finish", generate::name_of(results[i].finish)},
+                                          {"seed", arguments.options.sampling.seed}};
+      fmt::print("{}\n", row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    } else {
+      fmt::print("[{}]\n{}{}\n", i + 1, arguments.only_new ? "" : prompts[i], texts[i]);
+    }
+  }
+  if (stream) fmt::print("\n");
+  if (!arguments.save_state.empty()) session.save(*model, arguments.save_state);
+  print_speed(speed, arguments.options.sampling.seed);
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  auto& sampling = arguments->options.sampling;
+  CLI::App* verb = app.add_subcommand(
+      "generate",
+      "Lets a model write. The prompt comes from --prompt, from --prompts (one a line, written side by side), or from\n"
+      "standard input. Memory does not grow with the length of the text.\n"
+      "\n"
+      "  flashgla generate runs/first --prompt 'Once upon a time' --temperature 0.8\n"
+      "  flashgla generate runs/first --interactive\n"
+      "  flashgla generate M --prompt \"$(cat long.txt)\" --max-tokens 0 --save-state long.state\n"
+      "  flashgla generate M --load-state long.state --prompt ' The end'     the long prompt is not read again");
+  verb->add_option("model", arguments->model, "A model folder, or the run folder of flashgla train")->required();
+  verb->add_option("--checkpoint", arguments->checkpoint, "Of a run: latest, best, or step-N as its folder is called")
+      ->capture_default_str();
+  auto* prompt = verb->add_option_function<std::string>(
+      "--prompt",
+      [arguments](const std::string& text) {
+        arguments->prompt = text;
+        arguments->prompt_given = true;
+      },
+      "The beginning of the text");
+  auto* prompts = verb->add_option("--prompts", arguments->prompts_file,
+                                   "File of prompts: one a line, or JSON lines with a \"prompt\"");
+  auto* interactive = verb->add_flag("--interactive", arguments->interactive, "Type, and let the model go on");
+  prompt->excludes(prompts);
+  interactive->excludes(prompt)->excludes(prompts);
+  verb->add_option("--max-tokens", arguments->options.max_tokens, "Most tokens to write (of each text)")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  verb->add_option("--temperature", sampling.temperature, "Below 1: more likely; above: more varied; 0: greedy")
+      ->capture_default_str()
+      ->check(non_negative_number())
+      ->group("Sampling");
+  verb->add_flag_callback(
+          "--greedy", [arguments] { arguments->options.sampling.temperature = 0.0; }, "Always the most likely token")
+      ->group("Sampling");
+  verb->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0: all")
+      ->capture_default_str()
+      ->check(non_negative_number())
+      ->group("Sampling");
+  verb->add_option("--top-p", sampling.top_p, "Only the most likely tokens that together reach this probability")
+      ->capture_default_str()
+      ->check(number_between(1e-9, 1.0, "above 0 and at most 1"))
+      ->group("Sampling");
+  verb->add_option("--min-p", sampling.min_p, "Only tokens with this share of the most likely one's probability")
+      ->capture_default_str()
+      ->check(number_between(0.0, 1.0, "from 0 to 1"))
+      ->group("Sampling");
+  verb->add_option("--repetition-penalty", sampling.repetition_penalty,
+                   "Above 1: tokens already seen become less likely")
+      ->capture_default_str()
+      ->check(positive_number())
+      ->group("Sampling");
+  verb->add_option("--seed", arguments->seed, "Equal seeds write equal texts; -1: a new one each time (it is printed)")
+      ->capture_default_str()
+      ->group("Sampling");
+  verb->add_option("--stop", arguments->stop, "End where this text would come (may be repeated; \\n is a new line)")
+      ->allow_extra_args(false);
+  verb->add_flag("--ignore-end", arguments->ignore_end, "Go on past the model's end-of-text token");
+  verb->add_option("--save-state", arguments->save_state, "Write the state to this file at the end");
+  verb->add_option("--load-state", arguments->load_state, "Go on from a saved state")->check(CLI::ExistingFile);
+  verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt");
+  verb->add_flag("--only-new", arguments->only_new, "Do not repeat the prompt before the text");
+  verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
+  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  verb->callback([arguments] { run_generate(*arguments); });
+}
+
+}  // namespace flashgla::cli

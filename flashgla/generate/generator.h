@@ -1,0 +1,82 @@
+// Generator: prompts in chunk form, then one token at a time in recurrent form, with text streamed in whole characters.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "flashgla/base/context.h"
+#include "flashgla/generate/sampler.h"
+#include "flashgla/model/checkpoint.h"
+#include "flashgla/model/language_model.h"
+#include "flashgla/text/tokenizer.h"
+
+namespace flashgla::generate {
+
+struct GenerateOptions {
+  SamplerOptions sampling;
+  std::int64_t max_tokens = 256;
+  std::vector<std::string> stop;      // text at which a sequence ends; never given out
+  bool stop_at_end = true;            // end at the tokenizer's eos
+  std::function<bool()> should_stop;  // asked between tokens; absent: never
+};
+
+enum class Finish : std::uint8_t { length, stop_string, end_of_text, interrupted };
+const char* name_of(Finish finish);
+
+// What became of one sequence.
+struct Generation {
+  std::int64_t tokens = 0;
+  Finish finish = Finish::length;
+};
+
+// Sequences in progress: what they have seen, as the layers' states and the logits of the next token. Its size does not
+// depend on how much that was.
+class Session {
+ public:
+  Session(const model::LanguageModel& model, std::int64_t sequences);
+
+  std::int64_t sequences() const { return state.sequences(); }
+  bool fresh() const;  // nothing seen yet
+  void reset();
+
+  // To and from a file. load throws Error when the file is of another model or number of sequences.
+  void save(const model::LanguageModel& model, const std::string& path) const;
+  void load(const model::LanguageModel& model, const std::string& path);
+
+  model::DecodeState state;
+  Tensor logits;  // of the next token: f32 [N,V]
+  Tensor seen;    // u8 [N,V]: 1 for tokens of this sequence, for the repetition penalty
+
+ private:
+  std::vector<model::NamedTensor> beside_state() const;
+};
+
+class Generator {
+ public:
+  // All are the caller's and must outlive this. Throws Error when the tokenizer has more tokens than the model.
+  Generator(Context& context, model::LanguageModel& model, const text::Tokenizer& tokenizer);
+
+  // The tokens of a prompt: its text, after bos when it begins a sequence and the tokenizer has one. An empty text that
+  // begins a sequence is bos, or eos without one.
+  text::TokenIds encode(std::string_view text, bool begins) const;
+
+  // Takes the tokens in, at least one for each sequence, in pieces of at most `piece_tokens` so that the memory does
+  // not grow with the prompt.
+  void feed(Session& session, const std::vector<text::TokenIds>& tokens) const;
+
+  // Goes on from where the sequences are. on_text(sequence, text) gets each sequence's text as it becomes whole. What
+  // was generated is then part of the session (an eos is not), so that feed or generate can go on.
+  std::vector<Generation> generate(Session& session, const GenerateOptions& options,
+                                   const std::function<void(std::size_t, std::string_view)>& on_text) const;
+
+ private:
+  Context& context_;
+  model::LanguageModel& model_;
+  const text::Tokenizer& tokenizer_;
+};
+
+}  // namespace flashgla::generate
