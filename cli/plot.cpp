@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/train/metrics.h"
@@ -199,7 +200,7 @@ void add_plot(CLI::App& app) {
       ->check(CLI::IsMember(std::vector<std::string>{"x", "y"}));
   verb->add_option("--smooth", arguments->smooth, "Mean over this many rows of training; 0: a hundredth of them")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   verb->add_flag("--terminal", arguments->terminal, "Draw with characters on standard output");
   verb->callback([arguments] { run_plot(*arguments); });
 }

@@ -7,7 +7,6 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "flashgla/base/dtype.h"
 #include "flashgla/base/error.h"
 #include "flashgla/nn/pass.h"
 
@@ -79,7 +78,8 @@ std::vector<Field> fields(TrainConfig& c) {
        "packed: whole documents, back to back; segments: long stretches with the state carried; windows: random "
        "places; automatic: packed, or windows in data of few documents",
        &c.order},
-      {"segments", "length", "segments of sequence_length through which the state is carried (order segments)",
+      {"segments", "length",
+       "segments of sequence_length through which the state is carried (order segments); 0: through all of the data",
        &c.segments},
       {"learning_rate", "optimizer", "highest learning rate, reached after the warm-up", &c.learning_rate},
       {"initial_learning_rate", "optimizer", "rate at the start of the warm-up", &c.initial_learning_rate},
@@ -91,7 +91,6 @@ std::vector<Field> fields(TrainConfig& c) {
       {"weight_decay", "optimizer", "decoupled decay of matrices", &c.weight_decay},
       {"clip_norm", "optimizer", "gradients are scaled down to this global norm; 0: never", &c.clip_norm},
       {"dtype", "machine", "f32, or bf16 with f32 master weights", &c.dtype},
-      {"device", "machine", "cpu or cuda", &c.device},
       {"threads", "machine", "CPU threads; 0: all", &c.threads},
       {"recompute", "machine", "what backward computes again: nothing, activations or block; less memory, more time",
        &c.recompute},
@@ -106,6 +105,13 @@ std::vector<Field> fields(TrainConfig& c) {
       {"max_skipped_updates", "records", "updates in a row with a non-finite gradient after which the run stops",
        &c.max_skipped_updates},
   };
+}
+
+std::string value_text(const Field& field) {
+  return std::visit(Overloaded{[](const std::string* value) { return *value; },
+                               [](const std::int64_t* value) { return std::to_string(*value); },
+                               [](const double* value) { return text_of(*value); }},
+                    field.value);
 }
 
 std::int64_t parse_count(const std::string& text) {
@@ -215,10 +221,8 @@ void TrainConfig::validate() const {
           "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
   require(order == "automatic" || order == "packed" || order == "segments" || order == "windows", "order",
           "'" + order + "'", "automatic, packed, segments or windows");
-  require(segments >= 1, "segments", number(segments), "at least 1");
+  require(segments >= 0, "segments", number(segments), "0 (the whole data) or more");
   require(segments == 1 || order == "segments", "segments", number(segments), "1, or order 'segments' with it");
-  require(order != "segments" || accumulation() == 1 || segments == 1, "micro_batch", number(micro_batch),
-          "0 with carried states");
   require(learning_rate > 0.0, "learning_rate", text_of(learning_rate), "a positive number");
   require(initial_learning_rate >= 0.0 && initial_learning_rate <= learning_rate, "initial_learning_rate",
           text_of(initial_learning_rate), "between 0 and learning_rate (" + text_of(learning_rate) + ")");
@@ -233,7 +237,6 @@ void TrainConfig::validate() const {
   require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
   require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
   require(dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'", "f32 or bf16");
-  device_from_name(device);
   nn::recompute_from_name(recompute);
   require(threads >= 0, "threads", number(threads), "0 (all) or more");
   require(log_every >= 1, "log_every", number(log_every), "at least 1");

@@ -36,7 +36,6 @@ struct TrainConfig {
   double clip_norm = 1.0;
   // Where and in what precision.
   std::string dtype = "f32";
-  std::string device = "cpu";
   std::int64_t threads = 0;
   std::string recompute = "nothing";
   std::int64_t seed = 1;
@@ -65,6 +64,8 @@ struct Field {
   const char* help;
   std::variant<std::string*, std::int64_t*, double*> value;
 };
+
+std::string value_text(const Field& field);
 
 // Pointers into `config`, in the order in which they are written and shown.
 std::vector<Field> fields(TrainConfig& config);

@@ -1,0 +1,253 @@
+// flashgla train: from tokens, or plain text, to a model.
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "cli/checks.h"
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "flashgla/base/error.h"
+#include "flashgla/data/prepare.h"
+#include "flashgla/train/trainer.h"
+
+namespace flashgla::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of validation, where plain text is given.
+constexpr double kValidationShare = 0.1;
+
+struct TrainArguments {
+  std::string config;
+  std::map<std::string, std::string> fields;  // given on the command line
+  std::int64_t batch = 0;                     // sequences, in place of batch_tokens
+  std::int64_t steps = 0;                     // in place of train_tokens
+  bool resume = false;
+  bool quiet = false;
+  bool plan_only = false;
+};
+
+std::atomic<int> interruptions = 0;
+static_assert(std::atomic<int>::is_always_lock_free);
+
+// The first signal lets the step end; the second ends the program.
+void on_signal(int) {
+  if (interruptions.fetch_add(1) > 0) {
+    const char text[] = "\nflashgla: stopped at once; the last checkpoint is as it was\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
+    ::_exit(130);
+  }
+  const char text[] = "\nflashgla: finishing the step and saving; once more to stop at once\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
+}
+
+// Installs the handler for the life of the object.
+class SignalScope {
+ public:
+  SignalScope() {
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_RESTART;
+    ::sigaction(SIGINT, &action, &interrupt_);
+    ::sigaction(SIGTERM, &action, &terminate_);
+  }
+  ~SignalScope() {
+    ::sigaction(SIGINT, &interrupt_, nullptr);
+    ::sigaction(SIGTERM, &terminate_, nullptr);
+  }
+  SignalScope(const SignalScope&) = delete;
+  SignalScope& operator=(const SignalScope&) = delete;
+
+ private:
+  struct sigaction interrupt_ {};
+  struct sigaction terminate_ {};
+};
+
+bool is_plain_text(const std::string& path) {
+  const fs::path file(path);
+  return fs::is_regular_file(file) && file.extension() != ".bin" && file.extension() != ".idx";
+}
+
+// Plain text becomes byte-level tokens in the run folder.
+std::string prepared(const std::string& path, const std::string& out, bool quiet) {
+  const std::string folder = out + "/data";
+  if (fs::exists(folder + "/train.bin")) return folder;
+  fs::create_directories(folder);
+  Progress progress("preparing " + path, 0, quiet);
+  data::PrepareOptions options;
+  options.inputs = {path};
+  options.out = folder;
+  options.validation = kValidationShare;
+  const data::PrepareReport report = data::prepare(options);
+  progress.message(fmt::format("{}: {} tokens (bytes) for training, {} for validation, in {}", path,
+                               format_count(static_cast<double>(report.train.tokens)),
+                               format_count(static_cast<double>(report.validation.tokens)), folder));
+  return folder;
+}
+
+void print_plan(train::Trainer& trainer) {
+  const auto& config = trainer.model().config();
+  fmt::print("{} parameters: {} layers of width {}, {} heads, vocabulary {}\n",
+             format_count(static_cast<double>(trainer.model().parameters().count())), config.num_hidden_layers,
+             config.hidden_size, config.num_heads, config.vocab_size);
+  const auto& run = trainer.config();
+  fmt::print("{} steps of {} tokens ({} sequences of {}, {} at a time), order {}\n", trainer.total_steps(),
+             run.batch_tokens, run.sequences_per_batch(), run.sequence_length, run.sequences_per_micro_batch(),
+             run.order);
+  fmt::print("\nmemory\n");
+  const auto& plan = trainer.plan();
+  for (std::size_t i = 0; i < plan.rows.size();) {
+    std::size_t sum = 0;
+    std::size_t end = i;
+    for (; end < plan.rows.size() && plan.rows[end].group == plan.rows[i].group; ++end) sum += plan.rows[end].bytes;
+    fmt::print("  {:<42} {:>10}\n", plan.rows[i].group, format_bytes(static_cast<double>(sum)));
+    for (; i < end; ++i) {
+      if (plan.rows[i].bytes * 20 < sum) continue;  // small things are in the sum
+      fmt::print("    {:<40} {:>10}\n", plan.rows[i].label, format_bytes(static_cast<double>(plan.rows[i].bytes)));
+    }
+  }
+  fmt::print("  {:<42} {:>10}\n\n", "total", format_bytes(static_cast<double>(plan.total())));
+  std::fflush(stdout);
+}
+
+std::string figures_of(const train::MetricsRow& row) {
+  std::string text = fmt::format("loss {:.4f}", row.loss);
+  if (std::isfinite(row.bits_per_byte)) text += fmt::format("  {:.3f} bits/byte", row.bits_per_byte);
+  return text + fmt::format("  {} tok/s", format_count(row.tokens_per_second));
+}
+
+train::TrainConfig resolve(const TrainArguments& arguments) {
+  train::TrainConfig config;
+  const auto out = arguments.fields.find("out");
+  const bool known_run = arguments.resume && out != arguments.fields.end() && fs::exists(out->second + "/train.json");
+  if (!arguments.config.empty()) {
+    train::load_config(config, arguments.config);
+  } else if (known_run) {
+    train::load_config(config, out->second + "/train.json");
+  }
+  for (const auto& [name, text] : arguments.fields) train::set_field(config, name, text);
+  if (arguments.batch > 0) config.batch_tokens = arguments.batch * config.sequence_length;
+  if (arguments.steps > 0) config.train_tokens = arguments.steps * config.batch_tokens;
+  return config;
+}
+
+void run_train(const TrainArguments& arguments) {
+  train::TrainConfig config = resolve(arguments);
+  config.validate();
+  if (!fs::exists(config.data)) throw Error(config.data + ": there is no such data; see flashgla data --help");
+  if (is_plain_text(config.data)) config.data = prepared(config.data, config.out, arguments.quiet);
+
+  std::unique_ptr<Progress> progress;
+  const auto say = [&](const std::string& line) {
+    if (progress) {
+      progress->message(line);
+    } else if (!arguments.quiet) {
+      fmt::print(stderr, "{}\n", line);
+    }
+  };
+  // Figures of the last rows, so that the line does not jump.
+  double loss = 0.0;
+  train::Events events;
+  events.step = [&](const train::MetricsRow& row) {
+    if (row.kind == "skipped") {
+      say(row.message);
+      return;
+    }
+    loss = loss == 0.0 ? row.loss : 0.95 * loss + 0.05 * row.loss;
+    train::MetricsRow shown = row;
+    shown.bits_per_byte *= loss / row.loss;
+    shown.loss = loss;
+    progress->update(row.step, figures_of(shown));
+  };
+  events.evaluation = [&](const train::MetricsRow& row) {
+    std::string line =
+        fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", row.step, row.loss, row.perplexity);
+    if (std::isfinite(row.bits_per_byte)) line += fmt::format(", {:.4f} bits/byte", row.bits_per_byte);
+    say(line);
+  };
+  events.checkpoint = [&](const std::string& path) { say("saved " + path); };
+  events.notice = say;
+  events.stop_requested = [] { return interruptions.load() > 0; };
+
+  train::Trainer trainer(config, events, arguments.resume);
+  if (!arguments.quiet) print_plan(trainer);
+  if (arguments.plan_only) return;
+  const SignalScope signals;
+  progress = std::make_unique<Progress>("training", trainer.total_steps(), arguments.quiet);
+  if (trainer.steps_done() > 0) say(fmt::format("going on from step {}", trainer.steps_done()));
+  const train::Outcome outcome = trainer.run();
+  progress.reset();
+  if (outcome == train::Outcome::interrupted) {
+    fmt::print("stopped at step {} of {}; go on with:\n  flashgla train --out {} --resume\n", trainer.steps_done(),
+               trainer.total_steps(), config.out);
+    std::fflush(stdout);
+    throw CLI::RuntimeError(130);  // as a program ended by Ctrl-C, so that a script does not go on
+  }
+  if (arguments.quiet) return;
+  fmt::print("finished: {}\n", config.out);
+  const double entropy = trainer.dataset().validation_entropy_bits_per_byte;
+  const double reached = trainer.last_evaluation() ? trainer.last_evaluation()->bits_per_byte : 0.0;
+  if (entropy > 0.0 && reached > 0.0) {
+    fmt::print("the source's own entropy is {:.4f} bits/byte: the model is {:.4f} ({:.1f}%) above it\n", entropy,
+               reached - entropy, 100.0 * (reached / entropy - 1.0));
+  }
+  fmt::print("next: flashgla generate {0}    flashgla plot {0}\n", config.out);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* verb = app.add_subcommand(
+      "train",
+      "Trains a model. Data: a folder made by `flashgla data prepare`, or a plain text file (taken byte by byte, its\n"
+      "last tenth kept for validation). Every flag below is also a key of the --config file; flags win.\n"
+      "\n"
+      "  flashgla train --data book.txt --out runs/book                     a small model on one text\n"
+      "  flashgla train --config configs/gla-340m-15b.json --data D --out R   the paper's recipe\n"
+      "  flashgla train --out runs/book --resume                            go on with an interrupted run\n"
+      "\n"
+      "Ctrl-C ends the step, saves, and says how to go on.");
+  verb->add_option("--config", arguments->config, "JSON file with any of the fields below (see configs/)")
+      ->check(CLI::ExistingFile);
+  verb->add_flag("--resume", arguments->resume,
+                 "Go on from the newest whole checkpoint in the run folder, with its configuration unless --config is "
+                 "given; without a checkpoint, begin");
+  verb->add_flag("--quiet", arguments->quiet, "Print nothing but errors and how to go on");
+  verb->add_flag("--plan", arguments->plan_only, "Print the memory plan and stop");
+  train::TrainConfig defaults;
+  for (const train::Field& field : train::fields(defaults)) {
+    std::string flag = std::string("--") + field.name;
+    for (char& c : flag) c = c == '_' ? '-' : c;
+    if (flag == "--model") flag += ",--preset";
+    if (flag == "--sequence-length") flag += ",--length";
+    const std::string standard = train::value_text(field);
+    const std::string name = field.name;
+    auto* option = verb->add_option_function<std::string>(
+        flag, [arguments, name](const std::string& text) { arguments->fields[name] = text; }, field.help);
+    option->group(field.group)->type_name(field.value.index() == 0 ? "TEXT" : "NUMBER");
+    if (!standard.empty()) option->default_str(standard);
+  }
+  verb->add_option("--batch", arguments->batch, "Sequences of one update, in place of --batch-tokens")
+      ->check(positive_number())
+      ->excludes("--batch-tokens")
+      ->group("length");
+  verb->add_option("--steps", arguments->steps, "Updates, in place of --train-tokens")
+      ->check(positive_number())
+      ->excludes("--train-tokens")
+      ->group("length");
+  verb->callback([arguments] { run_train(*arguments); });
+}
+
+}  // namespace flashgla::cli

@@ -1,0 +1,186 @@
+#include "flashgla/train/run_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "flashgla/base/error.h"
+#include "flashgla/base/file.h"
+
+namespace flashgla::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kPrefix = "step-";
+constexpr const char* kTemporary = ".partial";
+
+std::string hexadecimal(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string checksum(const void* data, std::size_t bytes) { return hexadecimal(XXH3_64bits(data, bytes)); }
+
+std::string checkpoint_name(std::int64_t step) {
+  std::string digits = std::to_string(step);
+  return kPrefix + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* begin = name.data() + std::char_traits<char>::length(kPrefix);
+  const char* end = name.data() + name.size();
+  std::int64_t step = 0;
+  const auto [stopped, error] = std::from_chars(begin, end, step);
+  if (error != std::errc() || stopped != end) return std::nullopt;
+  return step;
+}
+
+void sync_folder(const fs::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);
+  ::close(descriptor);
+}
+
+std::string pointer(const fs::path& folder, const char* name) {
+  const fs::path file = folder / name;
+  if (!fs::is_regular_file(file)) return {};
+  std::string text = read_file(file.string());
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+void RunFolder::create() const {
+  std::error_code error;
+  const fs::path checkpoints = fs::path(path_) / "checkpoints";
+  fs::create_directories(checkpoints, error);
+  if (error) throw Error(path_ + ": the run folder cannot be made: " + error.message());
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    if (entry.path().extension() == kTemporary) fs::remove_all(entry.path());
+  }
+}
+
+std::vector<CheckpointInfo> RunFolder::checkpoints() const {
+  std::vector<CheckpointInfo> result;
+  const fs::path folder = fs::path(path_) / "checkpoints";
+  if (!fs::is_directory(folder)) return result;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && entry.is_directory()) result.push_back({*step, entry.path().string()});
+  }
+  std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  return result;
+}
+
+std::string RunFolder::save(std::int64_t step, const std::function<void(const std::string& folder)>& write,
+                            const std::string& progress) const {
+  const fs::path folder = fs::path(path_) / "checkpoints";
+  const fs::path target = folder / checkpoint_name(step);
+  const fs::path temporary = folder / (checkpoint_name(step) + kTemporary);
+  try {
+    fs::remove_all(temporary);
+    fs::create_directories(temporary);
+    write(temporary.string());
+    Json root = Json::object();
+    root["format"] = 1;
+    root["progress"] = Json::parse(progress);
+    Json files = Json::object();
+    std::vector<fs::path> names;
+    for (const auto& entry : fs::directory_iterator(temporary)) names.push_back(entry.path());
+    std::sort(names.begin(), names.end());
+    for (const fs::path& name : names) {
+      const MappedFile content(name.string());
+      files[name.filename().string()] = {{"bytes", content.size()}, {"xxh3", checksum(content.data(), content.size())}};
+    }
+    root["files"] = files;
+    const std::string text = root.dump();
+    root["xxh3"] = checksum(text.data(), text.size());
+    write_file((temporary / "trainer.json").string(), root.dump(1) + "\n");
+    sync_folder(temporary);
+    fs::remove_all(target);  // a corrupt checkpoint of the same step, passed over before
+    fs::rename(temporary, target);
+    sync_folder(folder);
+    write_file((folder / "latest").string(), checkpoint_name(step) + "\n");
+  } catch (const std::exception& error) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw Error("checkpoint of step " + std::to_string(step) + " was not saved: " + error.what());
+  }
+  return target.string();
+}
+
+void RunFolder::mark_best(std::int64_t step) const {
+  write_file(path_ + "/checkpoints/best", checkpoint_name(step) + "\n");
+}
+
+void RunFolder::prune(std::int64_t keep) const {
+  const std::string best = pointer(fs::path(path_) / "checkpoints", "best");
+  std::int64_t seen = 0;
+  for (const CheckpointInfo& checkpoint : checkpoints()) {
+    if (++seen > keep && fs::path(checkpoint.path).filename() != best) fs::remove_all(checkpoint.path);
+  }
+}
+
+std::string verify_checkpoint(const std::string& path) {
+  const std::string file = path + "/trainer.json";
+  if (!fs::is_regular_file(file)) throw Error(file + " is missing");
+  Json root;
+  try {
+    root = Json::parse(read_file(file));
+    const std::string expected = root.at("xxh3").get<std::string>();
+    root.erase("xxh3");
+    const std::string text = root.dump();
+    if (checksum(text.data(), text.size()) != expected) throw Error(file + " is corrupt: its checksum does not agree");
+    for (const auto& [name, facts] : root.at("files").items()) {
+      const std::string each = path + "/" + name;
+      if (!fs::is_regular_file(each)) throw Error(each + " is missing");
+      const MappedFile content(each);
+      const auto bytes = facts.at("bytes").get<std::uint64_t>();
+      if (content.size() != bytes) {
+        throw Error(each + " is truncated or changed: " + std::to_string(content.size()) + " bytes, " +
+                    std::to_string(bytes) + " when it was saved");
+      }
+      if (checksum(content.data(), content.size()) != facts.at("xxh3").get<std::string>()) {
+        throw Error(each + " is corrupt: its checksum does not agree");
+      }
+    }
+    return root.at("progress").dump();
+  } catch (const Json::exception& error) {
+    throw Error(file + " is corrupt: " + error.what());
+  }
+}
+
+std::string find_model_folder(const std::string& path, const std::string& which) {
+  const fs::path given(path);
+  if (fs::is_regular_file(given / "config.json")) return path;
+  const fs::path folder = given / "checkpoints";
+  if (!fs::is_directory(folder)) {
+    throw Error(path + ": neither a model (no config.json) nor a run of `flashgla train` (no checkpoints)");
+  }
+  std::string name = which;
+  if (which == "latest" || which == "best") {
+    name = pointer(folder, which.c_str());
+    const auto all = RunFolder(path).checkpoints();
+    if (all.empty()) throw Error(path + ": the run has no checkpoint yet");
+    if (name.empty() && which == "latest") name = fs::path(all.front().path).filename().string();
+    if (name.empty()) throw Error(path + ": the run has no best checkpoint: it was never evaluated");
+  }
+  if (!fs::is_regular_file(folder / name / "config.json")) {
+    throw Error(path + ": there is no checkpoint '" + name + "'");
+  }
+  return (folder / name).string();
+}
+
+}  // namespace flashgla::train

@@ -1,0 +1,62 @@
+// The folder of a run:
+//
+//     train.json               the configuration, as resolved
+//     metrics.jsonl
+//     checkpoints/step-00000500/   config.json, model.safetensors, the tokenizer's file: a model folder;
+//                              optimizer.safetensors; trainer.json: progress, and the size and checksum of every file
+//     checkpoints/latest       text: the name of the newest checkpoint
+//     checkpoints/best         text: the name of the one with the lowest validation loss
+//
+// A checkpoint is written to a temporary folder and renamed when all of it is on the disk.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace flashgla::train {
+
+struct CheckpointInfo {
+  std::int64_t step = 0;
+  std::string path;
+};
+
+class RunFolder {
+ public:
+  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+  std::string config_file() const { return path_ + "/train.json"; }
+  std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
+
+  // Makes the folder; removes what an interrupted save left behind.
+  void create() const;
+
+  // By step, the newest first.
+  std::vector<CheckpointInfo> checkpoints() const;
+
+  // Calls `write` with a temporary folder to fill, adds `progress` (a JSON object) and the checksums as trainer.json,
+  // and publishes the folder as the checkpoint of `step`, the latest. When anything fails the temporary folder is
+  // removed and the earlier checkpoints are as they were. Returns the path.
+  std::string save(std::int64_t step, const std::function<void(const std::string& folder)>& write,
+                   const std::string& progress) const;
+
+  void mark_best(std::int64_t step) const;
+  // Removes checkpoints but the `keep` newest and the best.
+  void prune(std::int64_t keep) const;
+
+ private:
+  std::string path_;
+};
+
+// Reads trainer.json of a checkpoint, verifies it and the size and checksum of each file that it names, and returns the
+// progress that save was given. Throws Error that names the file that is missing, truncated or changed.
+std::string verify_checkpoint(const std::string& path);
+
+// What a user names a model by: a model folder as it is; a run folder: its latest checkpoint, or `which` ("best",
+// "latest", "step-00000500"). Throws Error that says what was looked for.
+std::string find_model_folder(const std::string& path, const std::string& which = "latest");
+
+}  // namespace flashgla::train

@@ -1,0 +1,460 @@
+// Whole runs of a very small model: resume, accumulation, carried states, non-finite gradients, the memory plan, and
+// checkpoints that are damaged or cannot be written.
+#include "flashgla/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "flashgla/base/file.h"
+#include "flashgla/data/prepare.h"
+
+namespace flashgla::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+constexpr const char* kModel = R"({"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 64,
+  "tie_word_embeddings": true, "use_short_conv": true})";
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    root_ = fs::temp_directory_path() / ("flashgla_trainer_" + std::to_string(::getpid()));
+    fs::create_directories(root_);
+    prepare("one", "");
+    prepare("many", "\n\n");
+  }
+  static void TearDownTestSuite() { fs::remove_all(root_); }
+
+  // Text with something to learn: words of a small vocabulary, in paragraphs.
+  static void prepare(const std::string& name, const std::string& separator) {
+    const std::vector<std::string> words = {"the ",  "cat ", "sat ",  "on ", "a ",
+                                            "mat, ", "and ", "then ", "it ", "ran. "};
+    std::string text;
+    std::uint32_t random = 12345;
+    for (int i = 0; i < 6000; ++i) {
+      random = random * 1664525u + 1013904223u;
+      text += words[(random >> 16) % words.size()];
+      if ((random >> 8) % 17 == 0) text += "\n\n";
+    }
+    std::ofstream(root_ / (name + ".txt")) << text;
+    data::PrepareOptions options;
+    options.inputs = {(root_ / (name + ".txt")).string()};
+    options.out = (root_ / name).string();
+    options.separator = separator;
+    options.validation = 0.1;
+    data::prepare(options);
+  }
+
+  void TearDown() override {
+    for (const auto& entry : fs::directory_iterator(root_)) {
+      if (entry.path().filename().string().starts_with("run")) fs::remove_all(entry.path());
+    }
+  }
+
+  static TrainConfig config(const std::string& run, const std::string& order = "windows") {
+    TrainConfig result;
+    result.model = kModel;
+    result.data = (root_ / (order == "packed" ? "many" : "one")).string();
+    result.out = (root_ / ("run_" + run)).string();
+    result.threads = 1;  // small steps; and the machine may be busy
+    result.train_tokens = 12 * 256;
+    result.batch_tokens = 256;
+    result.sequence_length = 64;
+    result.order = order;
+    result.segments = order == "segments" ? 3 : 1;
+    result.learning_rate = 3e-3;
+    result.warmup_tokens = 512;
+    result.evaluate_every = 4;
+    result.evaluation_tokens = 1024;
+    result.checkpoint_every = 0;
+    return result;
+  }
+
+  static std::vector<MetricsRow> rows(const TrainConfig& config, const std::string& kind = "train") {
+    std::vector<MetricsRow> result;
+    for (const MetricsRow& row : read_metrics(config.out + "/metrics.jsonl")) {
+      if (row.kind == kind) result.push_back(row);
+    }
+    return result;
+  }
+
+  static std::string weights(const TrainConfig& config) {
+    return read_file(find_model_folder(config.out) + "/model.safetensors");
+  }
+
+  static void train(const TrainConfig& config) { EXPECT_EQ(Trainer(config, {}, false).run(), Outcome::finished); }
+
+  static inline fs::path root_;
+};
+
+void expect_same(const std::vector<MetricsRow>& a, const std::vector<MetricsRow>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].step, b[i].step);
+    EXPECT_EQ(a[i].loss, b[i].loss) << "step " << a[i].step;  // to the last bit
+    EXPECT_TRUE(a[i].gradient_norm == b[i].gradient_norm || (a[i].kind == "eval")) << "step " << a[i].step;
+    EXPECT_TRUE(a[i].learning_rate == b[i].learning_rate || (a[i].kind == "eval")) << "step " << a[i].step;
+  }
+}
+
+TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
+  for (const char* order : {"windows", "segments", "packed"}) {
+    for (const char* dtype : {"f32", "bf16"}) {
+      SCOPED_TRACE(std::string(order) + " " + dtype);
+      TrainConfig whole = config("whole", order);
+      whole.dtype = dtype;
+      train(whole);
+
+      TrainConfig broken = config("broken", order);
+      broken.dtype = dtype;
+      int seen = 0;
+      Events stop_at_5;
+      stop_at_5.stop_requested = [&] { return ++seen == 5; };
+      EXPECT_EQ(Trainer(broken, stop_at_5, false).run(), Outcome::interrupted);
+      seen = 0;  // and once more, after five further steps
+      EXPECT_EQ(Trainer(broken, stop_at_5, true).run(), Outcome::interrupted);
+      Trainer last(broken, {}, true);
+      EXPECT_EQ(last.steps_done(), 10);
+      EXPECT_EQ(last.run(), Outcome::finished);
+
+      expect_same(rows(whole), rows(broken));
+      expect_same(rows(whole, "eval"), rows(broken, "eval"));
+      EXPECT_EQ(weights(whole), weights(broken));
+      TearDown();
+    }
+  }
+}
+
+TEST_F(TrainerTest, ThreadsDoNotChangeTheBits) {
+  TrainConfig one = config("one_thread");
+  one.threads = 1;
+  train(one);
+  TrainConfig two = config("two_threads");
+  two.threads = 2;
+  train(two);
+  expect_same(rows(one), rows(two));
+  EXPECT_EQ(weights(one), weights(two));
+}
+
+TEST_F(TrainerTest, RecomputeDoesNotChangeTheBits) {
+  TrainConfig keep = config("keep");
+  train(keep);
+  for (const char* recompute : {"activations", "block"}) {
+    TrainConfig again = config(std::string("recompute_") + recompute);
+    again.recompute = recompute;
+    train(again);
+    expect_same(rows(keep), rows(again));
+  }
+}
+
+TEST_F(TrainerTest, AccumulatedMicroBatchesAreTheLargeBatch) {
+  for (const char* order : {"windows", "segments"}) {
+    SCOPED_TRACE(order);
+    TrainConfig large = config("large", order);
+    train(large);
+    for (std::int64_t micro : {1, 2}) {
+      TrainConfig small = config("small", order);
+      small.micro_batch = micro;
+      train(small);
+      const auto a = rows(large);
+      const auto b = rows(small);
+      ASSERT_EQ(a.size(), b.size());
+      // Rounding differs, and grows over the steps.
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_NEAR(a[i].loss, b[i].loss, 1e-4 * a[i].loss);
+        EXPECT_NEAR(a[i].gradient_norm, b[i].gradient_norm, (i == 0 ? 1e-5 : 5e-3) * a[i].gradient_norm);
+      }
+      EXPECT_NEAR(a[0].loss, b[0].loss, 1e-6 * a[0].loss);
+      fs::remove_all(small.out);
+    }
+    TearDown();
+  }
+}
+
+TEST_F(TrainerTest, LossFalls) {
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const char* order : {"windows", "segments", "packed"}) {
+      TrainConfig run = config(std::string("falls_") + dtype + order, order);
+      run.dtype = dtype;
+      run.train_tokens = 60 * 256;
+      train(run);
+      const auto result = rows(run);
+      EXPECT_NEAR(result.front().loss, std::log(258.0), 0.3) << dtype << " " << order;
+      EXPECT_LT(result.back().loss, 2.6) << dtype << " " << order;
+      const auto evaluations = rows(run, "eval");
+      EXPECT_LT(evaluations.back().loss, 2.6);
+      // A byte a token, and one target fewer than a document has tokens: bos and eos are no bytes.
+      EXPECT_NEAR(evaluations.back().bits_per_byte, evaluations.back().loss / std::log(2.0), 0.05);
+    }
+  }
+}
+
+// With the state carried from segment to segment, the cut of the sequence does not matter to the loss.
+TEST_F(TrainerTest, CarriedStatesMakeOneLongSequence) {
+  TrainConfig run = config("carried", "segments");
+  run.segments = 0;
+  train(run);
+  const auto evaluate = [&](std::int64_t length, const char* order, std::int64_t segments) {
+    TrainConfig other = config("other", order);
+    other.initial_weights = run.out;
+    other.sequence_length = length;
+    other.batch_tokens = 2 * length;
+    other.segments = segments;
+    const double loss = Trainer(other, {}, false).evaluate(0).loss;
+    fs::remove_all(other.out);
+    return loss;
+  };
+  const double whole = evaluate(64, "segments", 0);
+  EXPECT_NEAR(evaluate(32, "segments", 0), whole, 2e-5 * whole);
+  EXPECT_GT(std::abs(evaluate(32, "windows", 1) - whole), 1e-3 * whole);  // where it is not carried
+}
+
+TEST_F(TrainerTest, NonFiniteGradientsNeverReachTheWeights) {
+  TrainConfig run = config("poison");
+  run.max_skipped_updates = 3;
+  Trainer trainer(run, {}, false);
+  trainer.step();
+  nn::Parameter& victim = *trainer.model().parameters().parameters()[3];
+  float* values = victim.value.as<float>();
+  const float before = values[1];
+  values[1] = std::numeric_limits<float>::quiet_NaN();
+  const auto snapshot = [&] {
+    std::string bytes;
+    for (const nn::Parameter* parameter : trainer.model().parameters().parameters()) {
+      bytes.append(static_cast<const char*>(parameter->value.data), parameter->value.bytes());
+    }
+    for (const model::NamedTensor& state : trainer.state_tensors()) {
+      bytes.append(static_cast<const char*>(state.tensor.data), state.tensor.bytes());
+    }
+    return bytes;
+  };
+  const std::string untouched = snapshot();
+  const MetricsRow skipped = trainer.step();
+  EXPECT_EQ(skipped.kind, "skipped");
+  EXPECT_THAT(skipped.message, HasSubstr("no update, weights as before"));
+  EXPECT_THAT(skipped.message, HasSubstr("model."));
+  EXPECT_TRUE(snapshot() == untouched);
+
+  values[1] = before;  // the cause is gone: training goes on
+  EXPECT_EQ(trainer.step().kind, "train");
+
+  values[1] = std::numeric_limits<float>::infinity();
+  EXPECT_THAT([&] { trainer.run(); },
+              ThrowsMessage<Error>(::testing::AllOf(HasSubstr("3 updates in a row were not made"),
+                                                    HasSubstr("Try a lower learning_rate"), HasSubstr("of step 3"))));
+  const auto reported = rows(run, "skipped");
+  ASSERT_EQ(reported.size(), 3u);
+  EXPECT_EQ(reported.front().step, 4);
+}
+
+TEST_F(TrainerTest, NothingIsAllocatedInTheLoop) {
+  for (const char* order : {"windows", "segments", "packed"}) {
+    for (const char* recompute : {"nothing", "block"}) {
+      SCOPED_TRACE(std::string(order) + " " + recompute);
+      TrainConfig run = config("plan", order);
+      run.recompute = recompute;
+      Trainer trainer(run, {}, false);
+      std::size_t scratch = 0;
+      std::size_t activations = 0;
+      for (const MemoryPlan::Row& row : trainer.plan().rows) {
+        if (row.group == "scratch") scratch += row.bytes;
+        if (row.group == "activations") activations += row.bytes;
+      }
+      EXPECT_GT(scratch, 0u);
+      EXPECT_GT(activations, 0u);
+      trainer.step();
+      trainer.evaluate(1024);
+      // The arenas are frozen: a byte more than planned would have been an Error. Nor does anything else grow.
+      const struct mallinfo2 before = ::mallinfo2();
+      for (int i = 0; i < 10; ++i) trainer.step();
+      trainer.evaluate(1024);
+      const struct mallinfo2 after = ::mallinfo2();
+      const auto in_use = [](const struct mallinfo2& info) { return info.uordblks + info.hblkhd; };
+      EXPECT_LE(in_use(after), in_use(before) + 4096);
+      EXPECT_EQ(trainer.context().scratch().used(), 0u);
+      EXPECT_EQ(trainer.context().scratch().peak(), scratch);
+      fs::remove_all(run.out);
+    }
+  }
+}
+
+TEST_F(TrainerTest, RecomputeSavesActivations) {
+  std::size_t previous = std::numeric_limits<std::size_t>::max();
+  for (const char* recompute : {"nothing", "activations", "block"}) {
+    TrainConfig run = config("less");
+    run.recompute = recompute;
+    const Trainer trainer(run, {}, false);
+    std::size_t activations = 0;
+    for (const MemoryPlan::Row& row : trainer.plan().rows) activations += row.group == "activations" ? row.bytes : 0;
+    EXPECT_LT(activations, previous) << recompute;
+    previous = activations;
+    fs::remove_all(run.out);
+  }
+}
+
+TEST_F(TrainerTest, DamagedCheckpointsArePassedOverAloud) {
+  TrainConfig run = config("damaged");
+  run.checkpoint_every = 4;
+  run.keep_checkpoints = 10;
+  train(run);
+  const TrainConfig clean = run;
+  const auto uninterrupted = rows(run);
+  const auto names = {"model.safetensors", "optimizer.safetensors", "trainer.json", "config.json"};
+  for (const std::string name : names) {
+    for (const char* damage : {"truncated", "flipped", "missing"}) {
+      SCOPED_TRACE(name + " " + damage);
+      const auto checkpoints = RunFolder(run.out).checkpoints();
+      ASSERT_EQ(checkpoints.size(), 3u);
+      const std::string file = checkpoints.front().path + "/" + name;
+      const std::string content = read_file(file);
+      if (std::strcmp(damage, "truncated") == 0) {
+        fs::resize_file(file, content.size() * 2 / 3);
+      } else if (std::strcmp(damage, "flipped") == 0) {
+        std::string changed = content;
+        changed[changed.size() / 2] = static_cast<char>(changed[changed.size() / 2] ^ 4);
+        std::ofstream(file, std::ios::binary) << changed;
+      } else {
+        fs::remove(file);
+      }
+      std::vector<std::string> notices;
+      Events events;
+      events.notice = [&](const std::string& line) { notices.push_back(line); };
+      {
+        Trainer trainer(run, events, true);
+        EXPECT_EQ(trainer.steps_done(), 8);
+        ASSERT_EQ(notices.size(), 1u);
+        EXPECT_THAT(notices[0], HasSubstr(name));
+        EXPECT_EQ(trainer.run(), Outcome::finished);  // replaces the damaged one
+      }
+      expect_same(uninterrupted, rows(run));
+    }
+  }
+  for (const CheckpointInfo& checkpoint : RunFolder(run.out).checkpoints())
+    fs::remove(checkpoint.path + "/config.json");
+  EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(HasSubstr("none of its checkpoints is whole")));
+}
+
+TEST_F(TrainerTest, KeepsTheNewestAndTheBest) {
+  TrainConfig run = config("keep_best");
+  run.checkpoint_every = 2;
+  run.keep_checkpoints = 2;
+  train(run);
+  const auto kept = RunFolder(run.out).checkpoints();
+  ASSERT_GE(kept.size(), 2u);
+  EXPECT_LE(kept.size(), 3u);
+  EXPECT_EQ(kept[0].step, 12);
+  EXPECT_EQ(kept[1].step, 10);
+  EXPECT_EQ(find_model_folder(run.out), kept[0].path);
+  EXPECT_TRUE(fs::exists(find_model_folder(run.out, "best") + "/tokenizer.flashgla.json"));
+  EXPECT_THAT([&] { find_model_folder(run.out, "step-7"); }, ThrowsMessage<Error>(HasSubstr("no checkpoint 'step-7'")));
+}
+
+// A write that fails half-way, as on a full disk: files may not grow past a limit.
+TEST_F(TrainerTest, FullDiskLeavesThePreviousCheckpoint) {
+  TrainConfig run = config("full");
+  Trainer trainer(run, {}, false);
+  trainer.step();
+  const std::string good = trainer.save();
+  trainer.step();
+  ::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit before {};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  struct rlimit small = before;
+  small.rlim_cur = 20000;
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    trainer.save();
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(message, HasSubstr("checkpoint of step 2 was not saved"));
+  EXPECT_THAT(message, HasSubstr("File too large"));
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  EXPECT_NO_THROW(verify_checkpoint(good));
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(run.out + "/checkpoints")) left.push_back(entry.path().filename());
+  std::sort(left.begin(), left.end());
+  EXPECT_THAT(left, ::testing::ElementsAre("latest", "step-00000001"));
+  EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
+}
+
+TEST_F(TrainerTest, RefusalsNameTheThingAndTheRemedy) {
+  TrainConfig run = config("refusals");
+  train(run);
+  EXPECT_THAT([&] { Trainer(run, {}, false); }, ThrowsMessage<Error>(HasSubstr("go on with --resume")));
+  TrainConfig other = config("refusals2");
+  other.model = R"({"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2, "vocab_size": 100,
+                    "bos_token_id": 1, "eos_token_id": 2})";
+  EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("vocab_size is 100")));
+  other = config("refusals3");
+  other.batch_tokens = 100;
+  EXPECT_THAT([&] { Trainer(other, {}, false); },
+              ThrowsMessage<Error>(HasSubstr("batch_tokens is 100; expected a multiple of sequence_length (64)")));
+  other = config("refusals4");
+  other.data = (root_ / "nowhere").string();
+  EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("nowhere")));
+}
+
+TEST(TrainConfigTest, FileAndFieldsRoundTrip) {
+  TrainConfig config;
+  parse_config(config, R"({"train_tokens": "1.6M", "learning_rate": 0.002, "model": {"hidden_size": 64}, "_": "note"})",
+               "file");
+  EXPECT_EQ(config.train_tokens, 1600000);
+  EXPECT_EQ(config.learning_rate, 0.002);
+  EXPECT_EQ(config.model, R"({"hidden_size":64})");
+  set_field(config, "batch-tokens", "0.5M");
+  EXPECT_EQ(config.batch_tokens, 500000);
+  TrainConfig again;
+  parse_config(again, to_json(config), "again");
+  EXPECT_EQ(to_json(again), to_json(config));
+}
+
+TEST(TrainConfigTest, BadFieldsAreNamed) {
+  const auto parse = [](const char* json) {
+    return [json] {
+      TrainConfig config;
+      parse_config(config, json, "run.json");
+    };
+  };
+  EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not valid JSON")));
+  EXPECT_THAT(parse("[]"), ThrowsMessage<Error>(HasSubstr("run.json: expected a JSON object")));
+  EXPECT_THAT(parse(R"({"lr": 1})"), ThrowsMessage<Error>(HasSubstr("run.json: there is no training field 'lr'")));
+  EXPECT_THAT(parse(R"({"learning_rate": true})"),
+              ThrowsMessage<Error>(HasSubstr("learning_rate is true; expected a number")));
+  EXPECT_THAT(parse(R"({"batch_tokens": 1.5})"),
+              ThrowsMessage<Error>(HasSubstr("batch_tokens: '1.5' is not a whole number")));
+  EXPECT_THAT(parse(R"({"train_tokens": "many"})"),
+              ThrowsMessage<Error>(HasSubstr("train_tokens: 'many' is not a number")));
+  EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
+}
+
+TEST(TrainConfigTest, ScheduleOfThePapersRecipe) {
+  TrainConfig config;
+  config.train_tokens = parse_count("15B");
+  config.batch_tokens = 524288;
+  config.sequence_length = 2048;
+  config.warmup_tokens = parse_count("0.5B");
+  const Schedule schedule = config.schedule();
+  EXPECT_EQ(schedule.total_steps, 28611);
+  EXPECT_EQ(schedule.warmup_steps, 954);
+  EXPECT_DOUBLE_EQ(schedule.learning_rate(954), 3e-4);
+}
+
+}  // namespace
+}  // namespace flashgla::train
