@@ -28,7 +28,7 @@ def folder_of(path):
 
 
 def is_test_or_bench(path):
-    return pathlib.PurePath(path).stem.split("_")[-1] in ("test", "bench", "benches", "ceilings")
+    return pathlib.PurePath(path).stem.split("_")[-1] in ("test", "bench", "benches", "ceilings", "cases", "conformance")
 
 
 def main():

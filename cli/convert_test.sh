@@ -1,0 +1,29 @@
+#!/bin/sh
+# flashgla info and convert, driven from the shell, on checkpoints good and damaged.
+. "$(dirname "$0")/shell_test.sh"
+
+"$flashgla" data stories --seed 7 --megabytes 0.1 --out stories.jsonl --quiet >/dev/null
+"$flashgla" data prepare stories.jsonl --out tokens --quiet >/dev/null
+"$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 5 --out run >/dev/null 2>&1
+
+succeeds '.' convert run bf16 --dtype bf16
+succeeds 'bf16' info bf16
+succeeds '.' convert run shards --shard-size 1MB
+holds 'there is an index' test -s shards/model.safetensors.index.json
+succeeds '.' generate shards --prompt One --max-tokens 5 --seed 1
+succeeds '.' convert run fused --layout fused-mlp
+succeeds '.' generate fused --prompt One --max-tokens 5 --seed 1
+
+refuses 'no-such-model' convert no-such-model out
+refuses 'int3' convert run out --dtype int3
+cp -r bf16 truncated && truncate -s -100 truncated/model.safetensors
+refuses 'truncated/model.safetensors' generate truncated --prompt x
+cp -r bf16 flipped
+printf '\377\377' | dd of=flipped/model.safetensors bs=1 seek=$(($(stat -c %s flipped/model.safetensors) - 50)) conv=notrunc status=none
+refuses 'checksum' generate flipped --prompt x
+cp -r bf16 disagree && sed -i 's/"hidden_size": *[0-9]*/"hidden_size": 64/' disagree/config.json
+refuses 'shape' generate disagree --prompt x
+cp -r bf16 noconfig && rm noconfig/config.json
+refuses 'config.json' generate noconfig --prompt x
+holds 'what was refused left nothing' test ! -e out
+finish

@@ -1,0 +1,31 @@
+#!/bin/sh
+# flashgla generate, driven from the shell: sampling flags, batches, state files, bad arguments.
+. "$(dirname "$0")/shell_test.sh"
+
+"$flashgla" data stories --seed 7 --megabytes 0.1 --out stories.jsonl --quiet >/dev/null
+"$flashgla" data prepare stories.jsonl --out tokens --quiet >/dev/null
+"$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --out run >/dev/null 2>&1
+
+succeeds '.' generate run --max-tokens 40 --prompt Once --seed 5
+cp stdout first
+holds 'the seed is said' sh -c 'cat stdout stderr >said; grep -qE "seed:? 5" said'
+succeeds '.' generate run --max-tokens 40 --prompt Once --seed 5
+holds 'the same seed writes the same' cmp stdout first
+succeeds '.' generate run --max-tokens 40 --prompt Once --greedy
+succeeds '.' generate run --max-tokens 40 --prompt Once --temperature 0.7 --top-k 20 --top-p 0.9 --min-p 0.01 --repetition-penalty 1.1
+printf 'Once\nOne morning\n\303\244\n' >prompts.txt
+succeeds '.' generate run --max-tokens 40 --prompts prompts.txt --seed 1
+succeeds '.' generate run --max-tokens 40 --prompt 'A long story about a fox' --save-state fox.state --seed 1
+holds 'the state is a file' test -s fox.state
+succeeds '.' generate run --max-tokens 40 --load-state fox.state --prompt ' and' --seed 1
+holds 'standard input is read' sh -c "echo 'Once upon' | '$flashgla' generate run --max-tokens 5 --seed 1"
+
+refuses 'no-such-model' generate no-such-model --prompt x
+refuses 'temperature' generate run --prompt x --temperature -1
+refuses 'top-p' generate run --prompt x --top-p 2
+refuses 'max-tokens' generate run --prompt x --max-tokens -5
+refuses 'no-such-prompts' generate run --prompts no-such-prompts
+refuses 'no-such-state' generate run --prompt x --load-state no-such-state
+head -c 100 fox.state >broken.state
+refuses 'broken.state' generate run --prompt x --load-state broken.state
+finish

@@ -1,0 +1,26 @@
+#!/bin/sh
+# The program itself, its help, and the verbs that need no data.
+. "$(dirname "$0")/shell_test.sh"
+
+succeeds 'flashgla train'
+succeeds '^flashgla [0-9]+\.[0-9]+' --version
+refuses 'fly' fly
+refuses '--fly' --fly
+for verb in train generate data bench convert info doctor plot; do
+  succeeds 'Usage' $verb --help
+  refuses '--no-such-flag' $verb --no-such-flag
+done
+
+succeeds 'cpu_chunk +right' doctor
+succeeds 'All is well' doctor
+
+succeeds '341,707,776' info gla-340m
+refuses 'no-such-model' info no-such-model
+
+refuses 'frobnicate.*known: ' bench frobnicate
+refuses 'tpu' bench --device tpu
+refuses '--seconds' bench --seconds -1
+succeeds '"operation": ?"swiglu' bench swiglu --seconds 0.01 --json
+cp stdout stdout.json
+holds 'the JSON of bench is JSON' python3 -c 'import json; assert all("operation" in row for row in json.load(open("stdout.json")))'
+finish

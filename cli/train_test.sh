@@ -1,0 +1,37 @@
+#!/bin/sh
+# flashgla train and plot, driven from the shell: a small run, resumed, interrupted, refused.
+. "$(dirname "$0")/shell_test.sh"
+
+"$flashgla" data stories --seed 7 --megabytes 0.1 --out stories.jsonl --quiet >/dev/null
+"$flashgla" data prepare stories.jsonl --out tokens --quiet >/dev/null
+small="--data tokens --preset gla-tiny --batch 2 --length 64"
+
+succeeds 'parameters' train $small --steps 20 --out run
+holds 'metrics are JSON lines' python3 -c '
+import json
+rows = [json.loads(line) for line in open("run/metrics.jsonl")]
+assert sum("loss" in row for row in rows) >= 20, rows'
+succeeds '' train $small --steps 24 --out run --resume
+succeeds '' plot run --out loss.png
+holds 'a PNG was drawn' sh -c 'head -c 4 loss.png | grep -q PNG'
+succeeds '.' plot run --terminal
+refuses '--resume' train $small --steps 5 --out run
+
+"$flashgla" train $small --steps 100000 --out interrupted >stdout 2>stderr &
+process=$!
+for attempt in $(seq 150); do
+  [ "$(wc -l <interrupted/metrics.jsonl 2>/dev/null || echo 0)" -gt 5 ] && break
+  sleep 0.2
+done
+kill -INT $process
+wait $process
+holds 'Ctrl-C says how to go on' sh -c 'cat stdout stderr >said; grep -q -- --resume said'
+succeeds '.' generate interrupted --prompt One --max-tokens 5 --seed 1
+
+refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a
+refuses 'gla-gigantic.*gla-340m' train --data tokens --preset gla-gigantic --out a
+refuses '--steps' train $small --steps many --out a
+refuses 'learning.rate' train $small --steps 5 --learning-rate -1 --out a
+holds 'what was refused left nothing' test ! -e a
+refuses 'no-such-run' plot no-such-run --out x.png
+finish
