@@ -253,22 +253,32 @@ TokenFileWriter::TokenFileWriter(const std::string& stem, std::int64_t vocab_siz
   if (vocab_size < 1 || vocab_size > std::numeric_limits<std::int32_t>::max()) {
     throw Error("token file", "vocab_size", "is " + std::to_string(vocab_size), "1 .. 2147483647");
   }
-  buffer_.reserve(kBuffer + 4);
+  buffer_.reserve(kBuffer);
 }
 
 void TokenFileWriter::append(std::span<const std::int32_t> ids) {
-  for (const std::int32_t id : ids) {
-    if (id < 0 || id >= vocab_size_) {
-      throw Error("token file", "token", "is " + std::to_string(id), "0 .. " + std::to_string(vocab_size_ - 1));
-    }
-    const auto narrow = static_cast<std::uint16_t>(id);
-    const auto* bytes =
-        dtype_ == DType::u16 ? reinterpret_cast<const std::byte*>(&narrow) : reinterpret_cast<const std::byte*>(&id);
-    buffer_.insert(buffer_.end(), bytes, bytes + size_of(dtype_));
-    if (buffer_.size() >= kBuffer) flush();
-    if (++open_length_ == kLongestSequence) end_sequence();
+  const auto outside =
+      std::find_if(ids.begin(), ids.end(), [&](std::int32_t id) { return id < 0 || id >= vocab_size_; });
+  if (outside != ids.end()) {
+    throw Error("token file", "token", "is " + std::to_string(*outside), "0 .. " + std::to_string(vocab_size_ - 1));
   }
-  tokens_ += static_cast<std::int64_t>(ids.size());
+  while (!ids.empty()) {
+    const auto space = static_cast<std::size_t>(kLongestSequence - open_length_);
+    const auto count = std::min({ids.size(), space, (kBuffer - buffer_.size()) / size_of(dtype_)});
+    const std::size_t used = buffer_.size();
+    buffer_.resize(used + count * size_of(dtype_));
+    if (dtype_ == DType::u16) {
+      auto* to = reinterpret_cast<std::uint16_t*>(buffer_.data() + used);
+      for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<std::uint16_t>(ids[i]);
+    } else {
+      std::memcpy(buffer_.data() + used, ids.data(), count * sizeof(std::int32_t));
+    }
+    ids = ids.subspan(count);
+    tokens_ += static_cast<std::int64_t>(count);
+    open_length_ += static_cast<std::int64_t>(count);
+    if (open_length_ == kLongestSequence) end_sequence();
+    if (buffer_.size() == kBuffer) flush();
+  }
 }
 
 void TokenFileWriter::end_sequence() {

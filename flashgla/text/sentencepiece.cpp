@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <mutex>
 #include <unordered_map>
 
 #include "flashgla/base/error.h"
@@ -42,6 +43,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     special_.resize(pieces_.size());
     byte_ids_.fill(-1);
     bool newline_in_piece = false;
+    bool piece_crosses_words = false;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const int id = static_cast<int>(i);
       const std::string& piece = processor_.IdToPiece(id);
@@ -56,6 +58,10 @@ class SentencePieceTokenizer final : public Tokenizer {
       } else {
         pieces_[i] = with_spaces(piece);
         newline_in_piece = newline_in_piece || (piece.size() > 1 && piece.find('\n') != std::string::npos);
+        const std::string& text = pieces_[i];
+        for (std::size_t at = 1; at < text.size(); ++at) {
+          piece_crosses_words = piece_crosses_words || (text[at] == ' ' && text[at - 1] != ' ');
+        }
       }
     }
     const bool has_bytes = std::all_of(byte_ids_.begin(), byte_ids_.end(), [](int id) { return id >= 0; });
@@ -70,6 +76,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       lossless_ = lossless_ && decode(segment(probe)) == probe;
     }
     splits_at_newlines_ = lossless_ && !newline_in_piece;
+    splits_at_words_ = lossless_ && !piece_crosses_words;
   }
 
   std::string_view kind() const override { return "sentencepiece"; }
@@ -96,10 +103,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::size_t begin = 0;  // of the run of text that SentencePiece takes
     std::size_t i = 0;
     const auto flush = [&](std::size_t end) {
-      if (end > begin) {
-        const TokenIds run = segment(text.substr(begin, end - begin));
-        ids.insert(ids.end(), run.begin(), run.end());
-      }
+      if (end > begin) append_run(text.substr(begin, end - begin), ids);
     };
     while (i < text.size()) {
       const Utf8Character character = first_character(text.substr(i));
@@ -111,6 +115,9 @@ class SentencePieceTokenizer final : public Tokenizer {
       } else if (splits_at_newlines_ && bytes == "\n") {  // short runs keep SentencePiece's tables small
         flush(i + 1);
         begin = i + 1;
+      } else if (splits_at_words_ && bytes == " " && i > begin && text[i - 1] != ' ') {
+        flush(i);
+        begin = i;
       }
       i += character.length;
     }
@@ -139,6 +146,30 @@ class SentencePieceTokenizer final : public Tokenizer {
     return static_cast<std::size_t>(id);
   }
 
+  // Words come again and again; libsentencepiece is asked once for each of the first hundred thousand or so.
+  void append_run(std::string_view run, TokenIds& ids) const {
+    constexpr std::size_t kLongestWord = 32, kWordsInShard = 4096;
+    if (!splits_at_words_ || run.size() > kLongestWord) {
+      const TokenIds fresh = segment(run);
+      ids.insert(ids.end(), fresh.begin(), fresh.end());
+      return;
+    }
+    const std::size_t hash = std::hash<std::string_view>()(run);
+    Shard& shard = shards_[hash % shards_.size()];
+    {
+      const std::lock_guard<std::mutex> lock(shard.mutex);
+      const auto known = shard.words.find(run);
+      if (known != shard.words.end()) {
+        ids.insert(ids.end(), known->second.begin(), known->second.end());
+        return;
+      }
+    }
+    TokenIds fresh = segment(run);
+    ids.insert(ids.end(), fresh.begin(), fresh.end());
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    if (shard.words.size() < kWordsInShard) shard.words.emplace(std::string(run), std::move(fresh));
+  }
+
   TokenIds segment(std::string_view text) const {
     TokenIds ids;
     const auto status = processor_.Encode(text, &ids);
@@ -154,6 +185,18 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool drops_first_space_ = false;
   bool lossless_ = false;
   bool splits_at_newlines_ = false;
+  // No piece goes on from one word into the space before the next, so words are encoded by themselves.
+  bool splits_at_words_ = false;
+
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  struct Shard {
+    std::mutex mutex;
+    std::unordered_map<std::string, TokenIds, Hash, std::equal_to<>> words;
+  };
+  mutable std::array<Shard, 32> shards_;
 };
 
 // Cuts text into lines that SentencePiece trains on: valid UTF-8 without its space sign, at most kLongest bytes.

@@ -3,9 +3,11 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
@@ -139,6 +141,38 @@ TEST(Tokenizer, LongTextsMayBeCutAfterNewlines) {
     }
     EXPECT_EQ(joined, tokenizer->encode(text)) << tokenizer->kind();
   }
+}
+
+// Words are encoded by themselves and remembered; the ids must be those of libsentencepiece for the whole text.
+TEST(Tokenizer, AgreesWithTheLibraryOnWholeTexts) {
+  for (const char* type : {"bpe", "unigram"}) {
+    const fs::path folder = fs::path(::testing::TempDir()) / "flashgla_whole_texts";
+    fs::create_directories(folder);
+    trained(type).save(folder);
+    sentencepiece::SentencePieceProcessor processor;
+    ASSERT_TRUE(processor.Load((folder / "tokenizer.model").string()).ok());
+    std::vector<std::string> texts = {"the   river  was cold ", "  ", " a", "a ",
+                                      "unseen wordthewas \t tab\n\nnew  line\n "};
+    for (int lines = 1; lines < 60; ++lines) texts.push_back(sample_text(lines));
+    for (const std::string& text : texts) {
+      ASSERT_EQ(trained(type).encode(text), processor.EncodeAsIds(text)) << type << ": " << text;
+    }
+    fs::remove_all(folder);
+  }
+}
+
+TEST(Tokenizer, MayBeSharedByThreads) {
+  const std::string text = sample_text(200);
+  const TokenIds expected = trained("bpe").encode(text);
+  const auto fresh = [] {
+    const std::string corpus = sample_text(800);
+    return train_sentencepiece(source_of(corpus), {.vocab_size = 350});
+  }();
+  std::vector<std::thread> threads;
+  std::atomic<int> equal{0};
+  for (int i = 0; i < 4; ++i) threads.emplace_back([&] { equal += fresh->encode(text) == expected; });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(equal, 4);
 }
 
 TEST(Tokenizer, TrainedModelsShortenTheirText) {
