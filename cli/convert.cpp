@@ -10,6 +10,7 @@
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
 
@@ -57,18 +58,19 @@ void copy_companions(const std::string& in, const std::string& out) {
 }
 
 void run_convert(const ConvertArguments& arguments) {
+  const std::string in = train::find_model_folder(arguments.in);
   model::LoadOptions load;
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   model::SaveOptions save;
   if (!arguments.shard_size.empty()) save.shard_bytes = parse_bytes(arguments.shard_size);
   save.mlp_layout = arguments.layout == "fused-mlp" ? model::MlpLayout::fused : model::MlpLayout::current;
   std::error_code ignored;
-  if (fs::equivalent(arguments.in, arguments.out, ignored)) {
-    throw Error("convert: the output is the input, " + arguments.in + "; name another folder");
+  if (fs::equivalent(in, arguments.out, ignored)) {
+    throw Error("convert: the output is the input, " + in + "; name another folder");
   }
-  const auto model = model::load_model(arguments.in, load);
+  const auto model = model::load_model(in, load);
   model::save_model(*model, arguments.out, save);
-  copy_companions(arguments.in, arguments.out);
+  copy_companions(in, arguments.out);
   fmt::print("{}: {} parameters as {}, {}\n", arguments.out,
              format_count(static_cast<double>(model->parameters().count())), name_of(model->dtype()),
              format_bytes(static_cast<double>(model->parameters().value_bytes())));
@@ -82,8 +84,8 @@ void add_convert(CLI::App& app) {
       "convert",
       "Rewrites a model folder: in another dtype, cut into shards, or in an older layout. Reads every layout that\n"
       "flash-linear-attention has written, and that of the paper's authors.\n"
-      "  flashgla convert runs/first/model out --dtype bf16 --shard-size 2GB");
-  verb->add_option("in", arguments->in, "The model folder to read")->required();
+      "  flashgla convert runs/first out --dtype bf16 --shard-size 2GB");
+  verb->add_option("in", arguments->in, "The model folder to read, or a run folder: its latest checkpoint")->required();
   verb->add_option("out", arguments->out, "The folder to write; made when it does not exist")->required();
   verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)");
   verb->add_option("--shard-size", arguments->shard_size,

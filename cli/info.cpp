@@ -13,6 +13,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
 
@@ -60,8 +61,9 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
 
 Model find_model(const std::string& what) {
   if (fs::is_directory(what)) {
-    const model::ModelConfig config = model::load_config((fs::path(what) / "config.json").string());
-    return {what, config, describe_files(what, config)};
+    const std::string folder = train::find_model_folder(what);
+    const model::ModelConfig config = model::load_config((fs::path(folder) / "config.json").string());
+    return {folder, config, describe_files(folder, config)};
   }
   for (const model::Preset& preset : model::presets()) {
     if (preset.name == what) return {preset.name + ": " + preset.summary, model::preset(what), std::nullopt};

@@ -36,30 +36,14 @@ int main(int argc, char** argv) {
     return fmt::format("flashgla: error: {}; see {} --help\n", error.what(), name);
   });
 
-#ifdef FLASHGLA_VERB_train
   flashgla::cli::add_train(app);
-#endif
-#ifdef FLASHGLA_VERB_generate
   flashgla::cli::add_generate(app);
-#endif
-#ifdef FLASHGLA_VERB_data
   flashgla::cli::add_data(app);
-#endif
-#ifdef FLASHGLA_VERB_plot
   flashgla::cli::add_plot(app);
-#endif
-#ifdef FLASHGLA_VERB_info
   flashgla::cli::add_info(app);
-#endif
-#ifdef FLASHGLA_VERB_convert
   flashgla::cli::add_convert(app);
-#endif
-#ifdef FLASHGLA_VERB_bench
   flashgla::cli::add_bench(app);
-#endif
-#ifdef FLASHGLA_VERB_doctor
   flashgla::cli::add_doctor(app);
-#endif
 
   try {
     app.parse(argc, argv);

@@ -8,8 +8,15 @@ refuses 'fly' fly
 refuses '--fly' --fly
 for verb in train generate data bench convert info doctor plot; do
   succeeds 'Usage' $verb --help
-  refuses '--no-such-flag' $verb --no-such-flag
 done
+refuses '--no-such-flag' train --no-such-flag
+refuses '--no-such-flag' generate run --no-such-flag
+refuses '--no-such-flag' data info tokens --no-such-flag
+refuses '--no-such-flag' bench --no-such-flag
+refuses '--no-such-flag' convert in out --no-such-flag
+refuses '--no-such-flag' info gla-tiny --no-such-flag
+refuses '--no-such-flag' doctor --no-such-flag
+refuses '--no-such-flag' plot run --no-such-flag
 
 succeeds 'cpu_chunk +right' doctor
 succeeds 'All is well' doctor

@@ -20,12 +20,13 @@ refuses '--resume' train $small --steps 5 --out run
 "$flashgla" train $small --steps 100000 --out interrupted >stdout 2>stderr &
 process=$!
 for attempt in $(seq 150); do
-  [ "$(wc -l <interrupted/metrics.jsonl 2>/dev/null || echo 0)" -gt 5 ] && break
+  [ -f interrupted/metrics.jsonl ] && [ "$(wc -l <interrupted/metrics.jsonl)" -gt 5 ] && break
   sleep 0.2
 done
 kill -INT $process
 wait $process
-holds 'Ctrl-C says how to go on' sh -c 'cat stdout stderr >said; grep -q -- --resume said'
+cat stdout stderr >said
+holds 'Ctrl-C says how to go on' grep -q -- '--resume' said
 succeeds '.' generate interrupted --prompt One --max-tokens 5 --seed 1
 
 refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a

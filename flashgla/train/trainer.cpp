@@ -96,10 +96,10 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
                 "); go on with --resume, or choose another folder with --out");
   }
   open_data();
-  folder_.create();
   if (!resume || !load_checkpoint()) build_model(config_.initial_weights);
   flops_per_token_ = training_flops_per_token(model_->config());
   plan_memory();
+  folder_.create();
   config_.model = model::to_json(model_->config());
   write_file(folder_.config_file(), to_json(config_));
   metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_);
