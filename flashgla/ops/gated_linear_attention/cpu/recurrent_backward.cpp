@@ -19,7 +19,7 @@ namespace flashgla::ops::gated_linear_attention::recurrent {
 
 // States are kept as tiles of key channels, transposed: [tiles][values][kTile] with zeros behind K, so that sums over
 // values (dq, dk, dg) stay in vector lanes. With normalize the last value channel is 1 in v, and its state is z.
-constexpr std::int64_t kTile = 64;
+constexpr std::int64_t kTile = 32;
 constexpr std::int64_t kHistoryBytes = 512 * 1024;     // one segment's states of a tile: within the second-level cache
 constexpr std::int64_t kCheckpointBytes = 64ll << 20;  // of a worker, where longer segments can hold it there
 
@@ -53,7 +53,7 @@ struct BackwardMemory {
     starts = carver.take<float>(s.segments * s.state());
     gradient = carver.take<float>(s.state());
     state = carver.take<float>(s.state());
-    history = carver.take<float>((s.segment + 1) * s.tile());
+    history = carver.take<float>(s.segment * s.tile());
     for (float** rows : {&alpha, &k, &dk, &dg}) *rows = carver.take<float>(s.segment * s.ldk);
     for (float** rows : {&q, &dq}) *rows = carver.take<float>(s.segment * s.group * s.ldk);
     for (float** rows : {&v, &beta, &dv, &dgv}) *rows = carver.take<float>(s.segment * s.ldv);
@@ -72,7 +72,7 @@ using namespace gated_linear_attention::HWY_NAMESPACE;
 // Calls body<kVectors>(column) over the first `columns` of a tile in blocks of as many vectors as registers allow.
 template <class Body>
 HWY_INLINE void ForColumns(std::int64_t columns, Body&& body) {
-  constexpr int kMost = hn::MaxLanes(D()) >= 16 ? 4 : 2;
+  constexpr int kMost = 2;  // registers: six rows of a token a vector, in AVX2 of sixteen
   const std::int64_t lanes = Lanes();
   std::int64_t c = 0;
   for (; c + kMost * lanes <= columns; c += kMost * lanes) body.template operator()<kMost>(c);
@@ -102,10 +102,13 @@ HWY_INLINE void AdvanceTile(std::int64_t values, std::int64_t columns, const flo
   });
 }
 
-// A query head's share: dh += q dn^T, dq = h_t dn.
+// A query head's share: dh += q dn^T, dq = h_t dn, by way of the state before the token:
+// h_t dn = alpha * (h_{t-1} (beta * dn)) + k (v . dn), so that one state is read instead of two.
+template <bool kGateValues>
 HWY_INLINE void ReverseHead(std::int64_t values, std::int64_t columns, float* HWY_RESTRICT dh,
-                            const float* HWY_RESTRICT after, const float* HWY_RESTRICT q, const float* HWY_RESTRICT dn,
-                            float* HWY_RESTRICT dq) {
+                            const float* HWY_RESTRICT before, const float* HWY_RESTRICT alpha,
+                            const float* HWY_RESTRICT k, const float* HWY_RESTRICT q, const float* HWY_RESTRICT beta,
+                            const float* HWY_RESTRICT dn, float v_dn, float* HWY_RESTRICT dq) {
   const D d;
   ForColumns(columns, [&]<int kVectors>(std::int64_t c) HWY_ATTR {
     Vec qs[kVectors], dqs[kVectors];
@@ -115,62 +118,82 @@ HWY_INLINE void ReverseHead(std::int64_t values, std::int64_t columns, float* HW
     }
     for (std::int64_t i = 0; i < values; ++i) {
       const Vec dn_i = hn::Set(d, dn[i]);
+      const Vec read_i = kGateValues ? hn::Set(d, beta[i] * dn[i]) : dn_i;
       for (int j = 0; j < kVectors; ++j) {
         const std::int64_t at = i * kTile + c + j * Lanes();
         hn::StoreU(hn::MulAdd(qs[j], dn_i, hn::LoadU(d, dh + at)), d, dh + at);
-        dqs[j] = hn::MulAdd(hn::LoadU(d, after + at), dn_i, dqs[j]);
+        dqs[j] = hn::MulAdd(hn::LoadU(d, before + at), read_i, dqs[j]);
       }
     }
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(dqs[j], d, dq + c + j * Lanes());
+    for (int j = 0; j < kVectors; ++j) {
+      const std::int64_t at = c + j * Lanes();
+      const Vec written = hn::Mul(hn::LoadU(d, k + at), hn::Set(d, v_dn));
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, alpha + at), dqs[j], written), d, dq + at);
+    }
   });
 }
 
 // One token backwards, the group's first head fused with what all heads share:
-// dh += q dn^T, dq = h_t dn, dk = dh v, dv += dh^T k, dh = alpha beta^T * dh, dg = sum over values of dh * h_{t-1},
-// dgv += the sum over keys.
+// dh += q dn^T, dq = h_t dn (as above), dk = dh v, dv += dh^T k, dh = alpha beta^T * dh, dg = sum over values of
+// dh * h_{t-1}, dgv += the sum over keys.
 template <bool kGate, bool kGateValues>
 HWY_INLINE void ReverseTile(std::int64_t values, std::int64_t columns, float* HWY_RESTRICT dh,
-                            const float* HWY_RESTRICT before, const float* HWY_RESTRICT after,
-                            const float* HWY_RESTRICT alpha, const float* HWY_RESTRICT k, const float* HWY_RESTRICT q,
-                            const float* HWY_RESTRICT v, const float* HWY_RESTRICT beta, const float* HWY_RESTRICT dn,
+                            const float* HWY_RESTRICT before, const float* HWY_RESTRICT alpha,
+                            const float* HWY_RESTRICT k, const float* HWY_RESTRICT q, const float* HWY_RESTRICT v,
+                            const float* HWY_RESTRICT beta, const float* HWY_RESTRICT dn, float v_dn,
                             float* HWY_RESTRICT dq, float* HWY_RESTRICT dk, float* HWY_RESTRICT dg,
                             float* HWY_RESTRICT dv, float* HWY_RESTRICT dgv) {
   const D d;
+  constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(D()));
+  // The terms of as many dv and dgv as a vector has lanes, to be summed together.
+  HWY_ALIGN float dv_terms[kLanes * kLanes] = {};
+  HWY_ALIGN float dgv_terms[kGateValues ? kLanes * kLanes : 1] = {};
   ForColumns(columns, [&]<int kVectors>(std::int64_t c) HWY_ATTR {
     Vec alphas[kVectors], ks[kVectors], qs[kVectors], dqs[kVectors], dks[kVectors], dgs[kVectors];
     for (int j = 0; j < kVectors; ++j) {
-      alphas[j] = hn::LoadU(d, alpha + c + j * Lanes());
-      ks[j] = hn::LoadU(d, k + c + j * Lanes());
-      qs[j] = hn::LoadU(d, q + c + j * Lanes());
+      alphas[j] = hn::LoadU(d, alpha + c + j * kLanes);
+      ks[j] = hn::LoadU(d, k + c + j * kLanes);
+      qs[j] = hn::LoadU(d, q + c + j * kLanes);
       dqs[j] = dks[j] = dgs[j] = hn::Zero(d);
     }
-    for (std::int64_t i = 0; i < values; ++i) {
-      const Vec v_i = hn::Set(d, v[i]);
-      const Vec dn_i = hn::Set(d, dn[i]);
-      Vec dv_i = hn::Zero(d);
-      Vec dgv_i = hn::Zero(d);
-      for (int j = 0; j < kVectors; ++j) {
-        const std::int64_t at = i * kTile + c + j * Lanes();
-        Vec x = hn::MulAdd(qs[j], dn_i, hn::LoadU(d, dh + at));
-        dqs[j] = hn::MulAdd(hn::LoadU(d, after + at), dn_i, dqs[j]);
-        dks[j] = hn::MulAdd(x, v_i, dks[j]);
-        dv_i = hn::MulAdd(x, ks[j], dv_i);
-        if constexpr (kGate) {
-          x = hn::Mul(x, alphas[j]);
-          if constexpr (kGateValues) x = hn::Mul(x, hn::Set(d, beta[i]));
+    for (std::int64_t begin = 0; begin < values; begin += kLanes) {
+      const std::int64_t count = std::min(kLanes, values - begin);
+      for (std::int64_t row = 0; row < count; ++row) {
+        const std::int64_t i = begin + row;
+        const Vec v_i = hn::Set(d, v[i]);
+        const Vec dn_i = hn::Set(d, dn[i]);
+        const Vec read_i = kGateValues ? hn::Set(d, beta[i] * dn[i]) : dn_i;
+        Vec dv_i = hn::Zero(d);
+        Vec dgv_i = hn::Zero(d);
+        for (int j = 0; j < kVectors; ++j) {
+          const std::int64_t at = i * kTile + c + j * kLanes;
           const Vec h = hn::LoadU(d, before + at);
-          dgs[j] = hn::MulAdd(x, h, dgs[j]);
-          if constexpr (kGateValues) dgv_i = hn::MulAdd(x, h, dgv_i);
+          Vec x = hn::MulAdd(qs[j], dn_i, hn::LoadU(d, dh + at));
+          dqs[j] = hn::MulAdd(h, read_i, dqs[j]);
+          dks[j] = hn::MulAdd(x, v_i, dks[j]);
+          dv_i = hn::MulAdd(x, ks[j], dv_i);
+          if constexpr (kGate) {
+            x = hn::Mul(x, alphas[j]);
+            if constexpr (kGateValues) x = hn::Mul(x, hn::Set(d, beta[i]));
+            dgs[j] = hn::MulAdd(x, h, dgs[j]);
+            if constexpr (kGateValues) dgv_i = hn::MulAdd(x, h, dgv_i);
+          }
+          hn::StoreU(x, d, dh + at);
         }
-        hn::StoreU(x, d, dh + at);
+        hn::StoreU(dv_i, d, dv_terms + row * kLanes);
+        if constexpr (kGateValues) hn::StoreU(dgv_i, d, dgv_terms + row * kLanes);
       }
-      dv[i] += hn::GetLane(hn::SumOfLanes(d, dv_i));
-      if constexpr (kGateValues) dgv[i] += hn::GetLane(hn::SumOfLanes(d, dgv_i));
+      // Rows past `count` are left from before: they end in the padding behind the values.
+      hn::StoreU(hn::Add(hn::LoadU(d, dv + begin), SumOfRows(dv_terms)), d, dv + begin);
+      if constexpr (kGateValues) {
+        hn::StoreU(hn::Add(hn::LoadU(d, dgv + begin), SumOfRows(dgv_terms)), d, dgv + begin);
+      }
     }
     for (int j = 0; j < kVectors; ++j) {
-      hn::StoreU(dqs[j], d, dq + c + j * Lanes());
-      hn::StoreU(dks[j], d, dk + c + j * Lanes());
-      hn::StoreU(dgs[j], d, dg + c + j * Lanes());
+      const std::int64_t at = c + j * kLanes;
+      hn::StoreU(hn::MulAdd(alphas[j], dqs[j], hn::Mul(ks[j], hn::Set(d, v_dn))), d, dq + at);
+      hn::StoreU(dks[j], d, dk + at);
+      hn::StoreU(dgs[j], d, dg + at);
     }
   });
 }
@@ -272,7 +295,7 @@ void RunTask(const Problem& p, const BackwardShape& s, const BackwardTask& task,
     for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
       const std::int64_t columns = columns_of(tile);
       std::memcpy(m.history, start + tile * s.tile(), static_cast<std::size_t>(s.tile()) * sizeof(float));
-      for (std::int64_t t = 0; t < count; ++t) {
+      for (std::int64_t t = 0; t + 1 < count; ++t) {
         const std::int64_t k = t * s.ldk + tile * kTile;
         float* before = m.history + t * s.tile();
         AdvanceTile<kGateValues>(s.values, columns, before, before + s.tile(), m.alpha + k, m.k + k, m.v + t * s.ldv,
@@ -282,15 +305,19 @@ void RunTask(const Problem& p, const BackwardShape& s, const BackwardTask& task,
       for (std::int64_t t = count - 1; t >= 0; --t) {
         const std::int64_t k = t * s.ldk + tile * kTile;
         const float* before = m.history + t * s.tile();
-        const float* after = before + s.tile();
+        const float* v = m.v + t * s.ldv;
+        const float* beta = m.beta + t * s.ldv;
         for (std::int64_t head = s.group - 1; head > 0; --head) {
           const std::int64_t q = (t * s.group + head) * s.ldk + tile * kTile;
-          ReverseHead(s.values, columns, dh, after, m.q + q, m.dn + (t * s.group + head) * s.ldv, m.dq + q);
+          const float* dn = m.dn + (t * s.group + head) * s.ldv;
+          ReverseHead<kGateValues>(s.values, columns, dh, before, m.alpha + k, m.k + k, m.q + q, beta, dn,
+                                   Dot(s.ldv, v, dn), m.dq + q);
         }
         const std::int64_t q = t * s.group * s.ldk + tile * kTile;
-        ReverseTile<kGate, kGateValues>(s.values, columns, dh, before, after, m.alpha + k, m.k + k, m.q + q,
-                                        m.v + t * s.ldv, m.beta + t * s.ldv, m.dn + t * s.group * s.ldv, m.dq + q,
-                                        m.dk + k, m.dg + k, m.dv + t * s.ldv, m.dgv + t * s.ldv);
+        const float* dn = m.dn + t * s.group * s.ldv;
+        ReverseTile<kGate, kGateValues>(s.values, columns, dh, before, m.alpha + k, m.k + k, m.q + q, v, beta, dn,
+                                        Dot(s.ldv, v, dn), m.dq + q, m.dk + k, m.dg + k, m.dv + t * s.ldv,
+                                        m.dgv + t * s.ldv);
       }
     }
     StoreSegment(p, s, task, begin, count, m);

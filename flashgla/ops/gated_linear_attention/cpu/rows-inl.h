@@ -167,6 +167,25 @@ HWY_INLINE float Sum(std::int64_t width, const float* a) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+// Lane i of the result: the sum of row i of a [lanes][lanes] matrix. A tree over all rows at once costs a quarter of as
+// many sums over the lanes of one vector.
+HWY_INLINE Vec SumOfRows(const float* HWY_RESTRICT rows) {
+  const D d;
+  constexpr std::size_t kLanes = hn::MaxLanes(D());
+  Vec sums[kLanes];
+  for (std::size_t i = 0; i < kLanes; ++i) sums[i] = hn::LoadU(d, rows + i * kLanes);
+#if HWY_TARGET != HWY_SCALAR
+  for (std::size_t left = kLanes / 2; left >= 1; left /= 2) {
+    for (std::size_t i = 0; i < left; ++i) {
+      const Vec low = sums[2 * i];
+      const Vec high = sums[2 * i + 1];
+      sums[i] = hn::Add(hn::ConcatEven(d, high, low), hn::ConcatOdd(d, high, low));
+    }
+  }
+#endif
+  return sums[0];
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
