@@ -16,6 +16,7 @@
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "hwy/highway.h"
 #include "testing/compare.h"
+#include "testing/instruction_sets.h"
 #include "testing/random.h"
 
 namespace flashgla::ops::gated_linear_attention {
@@ -365,13 +366,51 @@ TEST(Laws, SameBitsForAnyNumberOfThreadsAndEveryRun) {
     SCOPED_TRACE(c.name);
     c.length = 130;
     c.value_dim = 70;
-    const CaseData host = make_data(c);
-    for_each_implementation(describe(host.in, host.options), [&](Device device, const Implementation& row) {
-      const Results one = run(device, row.name, host, true, true, true, 1);
-      for (const int threads : {2, 2, 3}) {
-        const Results other = run(device, row.name, host, true, true, true, threads);
-        expect_same_bits(outputs_of(other), outputs_of(one));
-        expect_same_bits(gradients_of(other), gradients_of(one));
+    // One sequence with one head, and packed sequences with one head: fewer than threads, so shared out over time.
+    Case few = c;
+    few.batch = few.heads = 1;
+    few.query_heads = 2;
+    few.length = 300;
+    Case few_packed = few;
+    few_packed.lengths = {0, 270, 30, 0};
+    for (const Case& shape : {c, few, few_packed}) {
+      SCOPED_TRACE(describe_case(shape));
+      const CaseData host = make_data(shape);
+      for_each_implementation(describe(host.in, host.options), [&](Device device, const Implementation& row) {
+        const Results one = run(device, row.name, host, true, true, true, 1);
+        for (const int threads : {2, 2, 3, 9}) {
+          for (const bool keep_states : {true, false}) {
+            const Results other = run(device, row.name, host, true, keep_states, true, threads);
+            expect_same_bits(outputs_of(other), outputs_of(one));
+            expect_same_bits(gradients_of(other), gradients_of(one));
+          }
+        }
+      });
+    }
+  }
+}
+
+// SIMD sources are compiled several times; each of those that this machine runs is right.
+TEST(Laws, EveryInstructionSet) {
+  std::vector<Case> cases = law_cases(DType::f32);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (Case c : law_cases(dtype)) {
+      c.gate_dtype = dtype;
+      cases.push_back(c);
+    }
+  }
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name + " " + name_of(c.dtype));
+    const CaseData data = make_data(c);
+    const Results expected = reference_results(data, true, true);
+    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+      if (device.kind != Device::Kind::cpu || std::string(row.name) == "reference") return;
+      for (const testing::InstructionSet& set : testing::instruction_sets()) {
+        SCOPED_TRACE(set.name);
+        const testing::UseInstructionSet use(set);
+        const Results actual = run(device, row.name, data, true, true, true);
+        expect_all_close(outputs_of(actual), outputs_of(expected), c.dtype);
+        expect_all_close(gradients_of(actual), gradients_of(expected), c.dtype);
       }
     });
   }

@@ -36,53 +36,116 @@ std::size_t kept_bytes(const Problem& p) {
   return static_cast<std::size_t>(most_segments(p) * p.heads * Shapes(p).state_floats()) * sizeof(float);
 }
 
-// A problem's sequences, and for each of them and each head the place of its kept states.
+// A problem's sequences and segments, and the place of their kept states: [segments of n][...] for each n and head.
 struct Layout {
   std::vector<Sequence> sequences;
   std::vector<std::int64_t> first_segment;
+  std::vector<std::int64_t> sequence_of_segment;
 
   Layout(const Problem& p, const TensorView& cu_seqlens) {
-    std::int64_t segment = 0;
     for (std::int64_t n = 0; n < p.sequences; ++n) {
       sequences.push_back(sequence_of(p, cu_seqlens, n));
-      first_segment.push_back(segment);
-      segment += segments(sequences.back().length());
+      first_segment.push_back(static_cast<std::int64_t>(sequence_of_segment.size()));
+      sequence_of_segment.resize(sequence_of_segment.size() + segments(sequences.back().length()), n);
     }
   }
-  float* states(float* memory, const Problem& p, const Shapes& s, std::int64_t n, std::int64_t head) const {
-    if (memory == nullptr) return nullptr;
-    return memory + (first_segment[n] * p.heads + head * segments(sequences[n].length())) * s.state_floats();
+  std::int64_t kept_index(const Problem& p, std::int64_t n, std::int64_t head) const {
+    return first_segment[n] * p.heads + head * segments(sequences[n].length());
   }
 };
 
-ForwardTask forward_task_of(const Problem& p, const Inputs& in, const Layout& layout, std::int64_t item) {
-  const std::int64_t n = item / p.heads;
-  const std::int64_t head = item % p.heads;
+// One call's problem, data and ways to share it between threads.
+struct Job {
+  Context& context;
+  const Problem& p;
+  const Inputs& in;
+  const Shapes shapes;
+  const std::int64_t items;  // sequences times heads
+  // When the items are fewer than the threads: first the states, whose recurrence runs over time but shares the value
+  // channels between tasks, then all segments at once from their true states. What is computed is the same, bit by bit.
+  const bool by_segments;
+  const std::int64_t slices;
+
+  Job(Context& c, const Problem& problem, const Inputs& inputs, bool segments_possible)
+      : context(c),
+        p(problem),
+        in(inputs),
+        shapes(problem),
+        items(problem.sequences * problem.heads),
+        by_segments(segments_possible && items < c.threads() && most_segments(problem) > problem.sequences),
+        slices(!by_segments || shapes.normalize || shapes.gate_values
+                   ? 1
+                   : std::min((c.threads() + items - 1) / items, padded(shapes.V) / kLane)) {}
+
+  Workers workers(std::int64_t tasks, std::int64_t floats) const {
+    return {context, tasks, static_cast<std::size_t>(floats) * sizeof(float)};
+  }
+  std::int64_t segment_tasks() const { return most_segments(p) * p.heads; }
+  // Value channels [first, first + count) of a slice.
+  std::pair<std::int64_t, std::int64_t> slice(std::int64_t index) const {
+    if (slices == 1) return {0, shapes.V};
+    const std::int64_t width = padded((shapes.V + slices - 1) / slices);
+    const std::int64_t first = std::min(index * width, shapes.V);
+    return {first, std::min(width, shapes.V - first)};
+  }
+};
+
+// Rows [..][V] from value channel `first` on.
+Rows from_channel(Rows rows, std::int64_t first) {
+  if (rows) rows.data += first * static_cast<std::int64_t>(size_of(rows.dtype));
+  return rows;
+}
+
+// From token `begin` on.
+Rows from_token(Rows rows, std::int64_t begin) {
+  if (rows) rows.data = rows.row(begin);
+  return rows;
+}
+
+ForwardTask inputs_of(const Job& job, const Layout& layout, std::int64_t n, std::int64_t head) {
   const Sequence& sequence = layout.sequences[n];
   ForwardTask task;
   task.length = sequence.length();
-  task.q = rows_of(in.q, sequence, head * p.group());
-  task.k = rows_of(in.k, sequence, head);
-  task.v = rows_of(in.v, sequence, head);
-  task.g = rows_of(in.g, sequence, head);
-  task.gv = rows_of(in.gv, sequence, head);
-  task.h0 = state_of(in.h0, n, head);
-  task.z0 = state_of(in.z0, n, head);
+  task.q = rows_of(job.in.q, sequence, head * job.p.group());
+  task.k = rows_of(job.in.k, sequence, head);
+  task.v = rows_of(job.in.v, sequence, head);
+  task.g = rows_of(job.in.g, sequence, head);
+  task.gv = rows_of(job.in.gv, sequence, head);
+  task.h0 = state_of(job.in.h0, n, head);
+  task.z0 = state_of(job.in.z0, n, head);
   return task;
 }
 
-void run_forward(const Problem& p, const Inputs& in, const Outputs& out, const Layout& layout, const Workers& workers,
-                 float* states) {
-  const Shapes shapes(p);
-  workers.run([&](std::int64_t item, std::byte* memory) {
-    const std::int64_t n = item / p.heads;
-    const std::int64_t head = item % p.heads;
-    ForwardTask task = forward_task_of(p, in, layout, item);
-    task.o = rows_of(out.o, layout.sequences[n], head * p.group());
+// body(task index within the segments' tasks, n, head, segment of n).
+template <class Body>
+void for_each_segment(const Job& job, const Layout& layout, const Workers& workers, Body&& body) {
+  workers.run([&](std::int64_t task, std::byte* memory) {
+    const std::int64_t index = task / job.p.heads;
+    if (index >= static_cast<std::int64_t>(layout.sequence_of_segment.size())) return;
+    const std::int64_t n = layout.sequence_of_segment[index];
+    body(n, task % job.p.heads, index - layout.first_segment[n], reinterpret_cast<float*>(memory));
+  });
+}
+
+// Passes over the sequences' time: outputs where out.o is given, final states, kept states.
+void run_forward(const Job& job, const Layout& layout, const Workers& workers, const Outputs& out, float* states) {
+  workers.run([&](std::int64_t index, std::byte* memory) {
+    const std::int64_t item = index / job.slices;
+    const std::int64_t n = item / job.p.heads;
+    const std::int64_t head = item % job.p.heads;
+    const auto [first, count] = job.slice(index % job.slices);
+    if (count == 0 && job.slices > 1) return;
+    ForwardTask task = inputs_of(job, layout, n, head);
+    task.v = from_channel(task.v, first);
+    task.o = rows_of(out.o, layout.sequences[n], head * job.p.group());
+    if (task.h0 != nullptr) task.h0 += first;
     task.ht = state_of(out.ht, n, head);
+    if (task.ht != nullptr) task.ht += first;
     task.zt = state_of(out.zt, n, head);
-    task.states = layout.states(states, p, shapes, n, head);
-    forward_task(shapes, task, reinterpret_cast<float*>(memory));
+    if (states != nullptr) {
+      task.states = states + layout.kept_index(job.p, n, head) * job.shapes.kept_floats + first * job.shapes.ldk;
+    }
+    forward_task(job.slices == 1 ? job.shapes : job.shapes.slice(count), task, reinterpret_cast<float*>(memory));
   });
 }
 
@@ -100,34 +163,56 @@ std::size_t states_bytes(const Problem& p) { return p.algorithm == Algorithm::ch
 
 void forward(Context& context, const Problem& p, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
-  const Workers workers(context, p.sequences * p.heads,
-                        static_cast<std::size_t>(forward_workspace(Shapes(p))) * sizeof(float));
+  const Job job(context, p, in, true);
+  const std::int64_t workspace = forward_workspace(job.shapes);
+  auto* states = static_cast<float*>(out.states.data);
+  if (job.by_segments && states == nullptr) {
+    states = static_cast<float*>(context.scratch().allocate(kept_bytes(p), "states"));
+  }
+  const Workers over_time = job.workers(job.items * job.slices, workspace);
+  const Workers over_segments = job.workers(job.by_segments ? job.segment_tasks() : 0, workspace);
   if (context.planning()) return;
-  run_forward(p, in, out, Layout(p, in.cu_seqlens), workers, static_cast<float*>(out.states.data));
+  const Layout layout(p, in.cu_seqlens);
+  Outputs now = out;
+  if (job.by_segments) now.o = {};
+  run_forward(job, layout, over_time, now, states);
+  if (!job.by_segments) return;
+  for_each_segment(job, layout, over_segments,
+                   [&](std::int64_t n, std::int64_t head, std::int64_t segment, float* memory) {
+                     ForwardTask task = inputs_of(job, layout, n, head);
+                     const std::int64_t begin = segment * kSegment;
+                     for (Rows* rows : {&task.q, &task.k, &task.v, &task.g, &task.gv}) *rows = from_token(*rows, begin);
+                     task.o = from_token(rows_of(out.o, layout.sequences[n], head * p.group()), begin);
+                     task.length = std::min(kSegment, task.length - begin);
+                     task.start = states + (layout.kept_index(p, n, head) + segment) * job.shapes.kept_floats;
+                     forward_task(job.shapes, task, memory);
+                   });
 }
 
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
               const InputGradients& d_in) {
-  const Shapes shapes(p);
   const ArenaScope scope(context.scratch());
   Arena& scratch = context.scratch();
-  const std::int64_t items = p.sequences * p.heads;
-  auto* states =
-      static_cast<float*>(out.states ? out.states.data : scratch.allocate(kept_bytes(p), "recomputed states"));
-  auto* dg_sums =
-      static_cast<double*>(scratch.allocate(static_cast<std::size_t>(items) * sizeof(double), "gate gradients"));
+  const Job job(context, p, in, !p.normalize);
+  const Shapes& shapes = job.shapes;
+  auto* states = static_cast<float*>(out.states ? out.states.data : scratch.allocate(kept_bytes(p), "states"));
+  auto* d_states =
+      job.by_segments ? static_cast<float*>(scratch.allocate(kept_bytes(p), "gradients of states")) : nullptr;
+  auto* dg_sums = static_cast<double*>(
+      scratch.allocate(static_cast<std::size_t>(job.segment_tasks()) * sizeof(double), "gate gradients"));
   const std::int64_t workspace = std::max(forward_workspace(shapes), backward_workspace(shapes));
-  const Workers workers(context, items, static_cast<std::size_t>(workspace) * sizeof(float));
+  const Workers over_time = job.workers(job.items * job.slices, workspace);
+  const Workers over_segments = job.workers(job.by_segments ? job.segment_tasks() : 0, workspace);
   if (context.planning()) return;
   const Layout layout(p, in.cu_seqlens);
-  if (!out.states) run_forward(p, in, Outputs{}, layout, workers, states);
+  if (!out.states) run_forward(job, layout, over_time, Outputs{}, states);
 
   const bool constant = p.gate == GateKind::constant && d_in.dg;
-  workers.run([&](std::int64_t item, std::byte* memory) {
-    const std::int64_t n = item / p.heads;
-    const std::int64_t head = item % p.heads;
+  auto task_of = [&](std::int64_t n, std::int64_t head) {
     const Sequence& sequence = layout.sequences[n];
-    const ForwardTask inputs = forward_task_of(p, in, layout, item);
+    const ForwardTask inputs = inputs_of(job, layout, n, head);
+    const std::int64_t kept = layout.kept_index(p, n, head);
+    const std::int64_t query = head * p.group();
     BackwardTask task;
     task.length = inputs.length;
     task.q = inputs.q;
@@ -135,9 +220,9 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
     task.v = inputs.v;
     task.g = inputs.g;
     task.gv = inputs.gv;
-    task.o = rows_of(out.o, sequence, head * p.group());
-    task.d_o = rows_of(d_out.d_o, sequence, head * p.group());
-    task.dq = rows_of(d_in.dq, sequence, head * p.group());
+    task.o = rows_of(out.o, sequence, query);
+    task.d_o = rows_of(d_out.d_o, sequence, query);
+    task.dq = rows_of(d_in.dq, sequence, query);
     task.dk = rows_of(d_in.dk, sequence, head);
     task.dv = rows_of(d_in.dv, sequence, head);
     if (!constant) task.dg = rows_of(d_in.dg, sequence, head);
@@ -146,14 +231,53 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
     task.d_zt = state_of(d_out.d_zt, n, head);
     task.dh0 = state_of(d_in.dh0, n, head);
     task.dz0 = state_of(d_in.dz0, n, head);
-    if (constant) task.dg_sum = dg_sums + item;
-    task.states = layout.states(states, p, shapes, n, head);
-    backward_task(shapes, task, reinterpret_cast<float*>(memory));
-  });
+    if (constant) task.dg_sums = dg_sums + kept;
+    task.states = states + kept * shapes.kept_floats;
+    return task;
+  };
+  if (!job.by_segments) {
+    over_time.run([&](std::int64_t item, std::byte* memory) {
+      backward_task(shapes, task_of(item / p.heads, item % p.heads), reinterpret_cast<float*>(memory));
+    });
+  } else {
+    over_time.run([&](std::int64_t index, std::byte* memory) {
+      const std::int64_t item = index / job.slices;
+      const std::int64_t n = item / p.heads;
+      const std::int64_t head = item % p.heads;
+      const auto [first, count] = job.slice(index % job.slices);
+      if (count == 0 && job.slices > 1) return;
+      BackwardTask task = task_of(n, head);
+      task.d_o = from_channel(task.d_o, first);
+      if (task.d_ht != nullptr) task.d_ht += first;
+      if (task.dh0 != nullptr) task.dh0 += first;
+      task.d_states = d_states + layout.kept_index(p, n, head) * shapes.kept_floats + first * shapes.ldk;
+      backward_states_task(job.slices == 1 ? shapes : shapes.slice(count), task, reinterpret_cast<float*>(memory));
+    });
+    for_each_segment(job, layout, over_segments,
+                     [&](std::int64_t n, std::int64_t head, std::int64_t segment, float* memory) {
+                       BackwardTask task = task_of(n, head);
+                       const std::int64_t begin = segment * kSegment;
+                       for (Rows* rows : {&task.q, &task.k, &task.v, &task.g, &task.gv, &task.o, &task.d_o, &task.dq,
+                                          &task.dk, &task.dv, &task.dg, &task.dgv}) {
+                         *rows = from_token(*rows, begin);
+                       }
+                       task.length = std::min(kSegment, task.length - begin);
+                       task.d_end = d_states + (layout.kept_index(p, n, head) + segment) * shapes.kept_floats;
+                       task.dh0 = nullptr;
+                       task.states += segment * shapes.kept_floats;
+                       if (constant) task.dg_sums += segment;
+                       backward_task(shapes, task, memory);
+                     });
+  }
   if (constant) {
     for (std::int64_t head = 0; head < p.heads; ++head) {
       double sum = 0.0;
-      for (std::int64_t n = 0; n < p.sequences; ++n) sum += dg_sums[n * p.heads + head];
+      for (std::int64_t n = 0; n < p.sequences; ++n) {
+        const double* terms = dg_sums + layout.kept_index(p, n, head);
+        for (std::int64_t segment = 0; segment < segments(layout.sequences[n].length()); ++segment) {
+          sum += terms[segment];
+        }
+      }
       d_in.dg.as<float>()[head * d_in.dg.stride[0]] = static_cast<float>(sum);
     }
   }

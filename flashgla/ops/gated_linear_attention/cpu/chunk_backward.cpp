@@ -42,8 +42,9 @@ struct BackwardBuffers {
   float* row_v;       // [ldv]
   float* boundary_k;  // [ldk] sum over V of dH * H
   float* boundary_v;  // [ldv] sum over K
-  float* d_state;     // [values][ldk]
-  float* states;      // kSegmentBlocks + 1 of them: before each chunk of the segment, and after the last
+  Ahead ahead;
+  float* d_state;  // [values][ldk]
+  float* states;   // kSegmentBlocks + 1 of them: before each chunk of the segment, and after the last
 
   static std::int64_t floats(const Shapes& s) {
     return Keys::floats(s) + Anchored::floats(s) + kBlock * (7 * s.ldk + 6 * s.ldv + 2 * kBlock) + 2 * (s.ldk + s.ldv) +
@@ -123,6 +124,27 @@ HWY_NOINLINE void LoadOutputGradients(const Shapes& s, const BackwardTask& task,
   FillZero(b.d_o + count * s.ldv, (padded(count) - count) * s.ldv);
 }
 
+// The state's gradient from after the chunk to before it; `head` after head of the group.
+HWY_NOINLINE void AdvanceGradient(const Shapes& s, const Gates& gates, const Gates& gates_values, std::int64_t count,
+                                  std::int64_t head, BackwardBuffers& b) {
+  const D d;
+  const std::int64_t wide_k = padded(s.K);
+  if (head == 0) {
+    if (s.gate_values) {
+      for (std::int64_t v = 0; v < s.values; ++v) {
+        const Vec total = hn::Set(d, gates_values.total[v]);
+        float* row = b.d_state + v * s.ldk;
+        for (std::int64_t k = 0; k < s.ldk; k += Lanes()) hn::StoreU(hn::Mul(hn::LoadU(d, row + k), total), d, row + k);
+      }
+    }
+    Gemm<Start::scale>(s.values, wide_k, count, {b.d_o, 1, s.ldv}, b.q, s.ldk, b.d_state, s.ldk, nullptr, gates.total,
+                       &b.ahead);
+  } else {
+    Gemm<Start::add>(s.values, wide_k, count, {b.d_o, 1, s.ldv}, b.q, s.ldk, b.d_state, s.ldk, nullptr, nullptr,
+                     &b.ahead);
+  }
+}
+
 // dq of one query head, and its part of dk, dv, dg and of the state's gradient.
 HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std::int64_t begin, std::int64_t count,
                                   std::int64_t head, const float* state, BackwardBuffers& b) {
@@ -156,7 +178,7 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
     PrepareQueries(s, task, begin, count, head, nullptr, b.q_plain);
   }
 
-  Gemm<Start::zero>(count, wide_k, s.values, {b.d_o, s.ldv, 1}, state, s.ldk, b.dq, s.ldk);
+  Gemm<Start::zero>(count, wide_k, s.values, {b.d_o, s.ldv, 1}, state, s.ldk, b.dq, s.ldk, nullptr, nullptr, &b.ahead);
   Factors back = keys.gates.before;  // from b.dq to the gradient of phi(q), less the scale
   if (keys.in_range) {
     for (std::int64_t i = 0; i < tokens; i += kLane) {
@@ -195,20 +217,7 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
       StoreRow(task.dq.dtype, row, s.K, task.dq.row(begin + t, head));
     }
   }
-  // The state's gradient, from after the chunk to before it.
-  if (head == 0) {
-    if (s.gate_values) {
-      for (std::int64_t v = 0; v < s.values; ++v) {
-        const Vec total = hn::Set(d, keys.gates_values.total[v]);
-        float* row = b.d_state + v * s.ldk;
-        for (std::int64_t k = 0; k < s.ldk; k += Lanes()) hn::StoreU(hn::Mul(hn::LoadU(d, row + k), total), d, row + k);
-      }
-    }
-    Gemm<Start::scale>(s.values, wide_k, count, {b.d_o, 1, s.ldv}, b.q, s.ldk, b.d_state, s.ldk, nullptr,
-                       keys.gates.total);
-  } else {
-    Gemm<Start::add>(s.values, wide_k, count, {b.d_o, 1, s.ldv}, b.q, s.ldk, b.d_state, s.ldk);
-  }
+  AdvanceGradient(s, keys.gates, keys.gates_values, count, head, b);
 }
 
 // The gate's gradient from its per-token terms: suffix sums on top of the boundary's. terms [count][ld].
@@ -245,12 +254,12 @@ HWY_NOINLINE void StoreGateGradients(const Gates& gates, const Rows& target, std
 }
 
 HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::int64_t begin, std::int64_t count,
-                                const float* state, const float* next_state, BackwardBuffers& b) {
+                                const float* state, const float* next_state, double* dg_sum, BackwardBuffers& b) {
   Keys& keys = b.keys;
   const std::int64_t tokens = padded(count);
   const std::int64_t wide_k = padded(s.K);
   const std::int64_t wide_v = padded(s.values);
-  const bool wants_dg = static_cast<bool>(task.dg) || task.dg_sum != nullptr;
+  const bool wants_dg = static_cast<bool>(task.dg) || dg_sum != nullptr;
   PrepareKeys(s, task, begin, count, keys);
   if (wants_dg || task.dgv) Boundary(s, b.d_state, next_state, b);
   FillZero(b.dg, kBlock * s.ldk);
@@ -258,8 +267,10 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
 
   Transpose(tokens, wide_v, keys.v, s.ldv, b.v_t, kBlock);
   Transpose(tokens, wide_k, keys.k_update, s.ldk, b.k_update_t, kBlock);
-  Gemm<Start::zero>(count, wide_k, s.values, {keys.v_update, s.ldv, 1}, b.d_state, s.ldk, b.dk, s.ldk);
-  Gemm<Start::zero>(s.values, tokens, s.K, {b.d_state, s.ldk, 1}, b.k_update_t, kBlock, b.dv_t, kBlock);
+  Gemm<Start::zero>(count, wide_k, s.values, {keys.v_update, s.ldv, 1}, b.d_state, s.ldk, b.dk, s.ldk, nullptr, nullptr,
+                    &b.ahead);
+  Gemm<Start::zero>(s.values, tokens, s.K, {b.d_state, s.ldk, 1}, b.k_update_t, kBlock, b.dv_t, kBlock, nullptr,
+                    nullptr, &b.ahead);
   FillZero(b.dv_t + s.values * kBlock, (wide_v - s.values) * kBlock);
   const Factors totals = {keys.gates.total, 0, 1};
   if (keys.in_range) {
@@ -303,35 +314,113 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
     if (task.dv) StoreRow(task.dv.dtype, dv, s.V, task.dv.row(begin + t));
   }
   if (wants_dg) {
-    StoreGateGradients(keys.gates, task.dg, begin, count, s.K, s.ldk, b.dg, b.boundary_k, task.dg_sum, b.row_k);
+    StoreGateGradients(keys.gates, task.dg, begin, count, s.K, s.ldk, b.dg, b.boundary_k, dg_sum, b.row_k);
   }
   if (task.dgv) {
     StoreGateGradients(keys.gates_values, task.dgv, begin, count, s.V, s.ldv, b.dgv, b.boundary_v, nullptr, b.row_v);
   }
 }
 
+// What chunk i of the segment should find near: its own results' memory, and its share of the chunk before it and of
+// the segment before.
+HWY_NOINLINE void LookAhead(const Shapes& s, const BackwardTask& task, std::int64_t segment, std::int64_t i,
+                            BackwardBuffers& b) {
+  const std::int64_t begin = segment * kSegment + i * kBlock;
+  const std::int64_t count = HWY_MIN(kBlock, task.length - begin);
+  const std::int64_t gate_channels = s.key_gates() ? s.K : 1;
+  b.ahead.Restart(count * s.K * s.values * (2 + 2 * s.group));
+  AddRows(b.ahead, task.dq, begin, count, s.K, s.group);
+  if (segment > 0) {
+    AddRows(b.ahead, task.g, begin - kSegment, kBlock, gate_channels);
+    AddRows(b.ahead, task.gv, begin - kSegment, kBlock, s.V);
+    AddRows(b.ahead, task.k, begin - kSegment, kBlock, s.K);
+    AddRows(b.ahead, task.v, begin - kSegment, kBlock, s.V);
+    const std::int64_t share = s.state_floats() / kSegmentBlocks;
+    b.ahead.Add(task.states + (segment - 1) * s.kept_floats + i * share, 1, 0,
+                share * static_cast<std::int64_t>(sizeof(float)));
+  }
+  if (begin > 0) {
+    AddRows(b.ahead, task.q, begin - kBlock, kBlock, s.K, s.group);
+    AddRows(b.ahead, task.d_o, begin - kBlock, kBlock, s.V, s.group);
+    if (s.gate_values || s.normalize) AddRows(b.ahead, task.o, begin - kBlock, kBlock, s.V, s.group);
+  }
+  AddRows(b.ahead, task.dk, begin, count, s.K);
+  AddRows(b.ahead, task.dv, begin, count, s.V);
+  AddRows(b.ahead, task.dg, begin, count, gate_channels);
+  AddRows(b.ahead, task.dgv, begin, count, s.V);
+}
+
+HWY_INLINE void LoadEnd(const Shapes& s, const BackwardTask& task, float* d_state) {
+  if (task.d_end != nullptr) {
+    CopyState(s, task.d_end, d_state);
+  } else {
+    LoadState(s, task.d_ht, task.d_zt, d_state);
+  }
+}
+
 void BackwardTaskKernel(const Shapes& s, const BackwardTask& task, float* workspace) {
   BackwardBuffers b(s, workspace);
   const std::int64_t size = s.state_floats();
-  LoadState(s, task.d_ht, task.d_zt, b.d_state);
-  if (task.dg_sum != nullptr) *task.dg_sum = 0.0;
-  for (std::int64_t segment = (task.length + kSegment - 1) / kSegment; segment-- > 0;) {
+  LoadEnd(s, task, b.d_state);
+  const std::int64_t segments = (task.length + kSegment - 1) / kSegment;
+  for (std::int64_t segment = segments; segment-- > 0;) {
     const std::int64_t first = segment * kSegment;
     const std::int64_t blocks = HWY_MIN(kSegmentBlocks, (task.length - first + kBlock - 1) / kBlock);
-    std::memcpy(b.states, task.states + segment * size, static_cast<std::size_t>(size) * sizeof(float));
-    for (std::int64_t i = 0; i < blocks; ++i) {
+    const bool last = segment + 1 == segments;
+    // The state after the segment is the one before the next.
+    if (!last) CopyState(s, b.states, b.states + kSegmentBlocks * size);
+    CopyState(s, task.states + segment * s.kept_floats, b.states);
+    if (task.dg_sums != nullptr) task.dg_sums[segment] = 0.0;
+    for (std::int64_t i = 0; i < (last ? blocks : blocks - 1); ++i) {
       const std::int64_t begin = first + i * kBlock;
       const std::int64_t count = HWY_MIN(kBlock, task.length - begin);
       PrepareKeys(s, task, begin, count, b.keys);
-      AdvanceState(s, b.keys, count, b.states + i * size, b.states + (i + 1) * size);
+      AdvanceState(s, b.keys, count, b.states + i * size, b.states + (i + 1) * size, nullptr);
     }
     for (std::int64_t i = blocks; i-- > 0;) {
       const std::int64_t begin = first + i * kBlock;
+      LookAhead(s, task, segment, i, b);
       BackwardBlock(s, task, begin, HWY_MIN(kBlock, task.length - begin), b.states + i * size,
-                    b.states + (i + 1) * size, b);
+                    b.states + (i + 1) * size, task.dg_sums == nullptr ? nullptr : task.dg_sums + segment, b);
     }
   }
   StoreState(s, b.d_state, task.dh0, task.dz0);
+}
+
+void BackwardStatesKernel(const Shapes& s, const BackwardTask& task, float* workspace) {
+  BackwardBuffers b(s, workspace);
+  Keys& keys = b.keys;
+  LoadEnd(s, task, b.d_state);
+  for (std::int64_t begin = (task.length + kBlock - 1) / kBlock * kBlock; (begin -= kBlock) >= 0;) {
+    const std::int64_t count = HWY_MIN(kBlock, task.length - begin);
+    if (begin + kBlock >= task.length || (begin + kBlock) % kSegment == 0) {
+      CopyState(s, b.d_state, task.d_states + begin / kSegment * s.kept_floats);
+    }
+    b.ahead.Restart(count * s.K * s.values * s.group);
+    if (begin > 0) {
+      AddRows(b.ahead, task.g, begin - kBlock, kBlock, s.key_gates() ? s.K : 1);
+      AddRows(b.ahead, task.gv, begin - kBlock, kBlock, s.V);
+      AddRows(b.ahead, task.q, begin - kBlock, kBlock, s.K, s.group);
+      AddRows(b.ahead, task.d_o, begin - kBlock, kBlock, s.V, s.group);
+    }
+    LoadGates(task.g, begin, count, s.K, keys.gates);
+    ComputeFactors(count, keys.gates);
+    if (s.gate_values) {
+      LoadGates(task.gv, begin, count, s.V, keys.gates_values);
+      ComputeFactors(count, keys.gates_values);
+    }
+    for (std::int64_t head = 0; head < s.group; ++head) {
+      PrepareQueries(s, task, begin, count, head, &keys.gates.before, b.q);
+      LoadOutputGradients(s, task, begin, count, head, nullptr, b);
+      if (s.gate_values) {
+        for (std::int64_t t = 0; t < count; ++t) {
+          MultiplyRow(keys.gates_values.before, t, s.ldv, b.d_o + t * s.ldv, b.d_o + t * s.ldv);
+        }
+      }
+      AdvanceGradient(s, keys.gates, keys.gates_values, count, head, b);
+    }
+  }
+  StoreState(s, b.d_state, task.dh0, nullptr);
 }
 
 std::int64_t BackwardWorkspace(const Shapes& s) { return BackwardBuffers::floats(s); }
@@ -342,11 +431,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace flashgla::ops::gated_linear_attention::chunk {
 HWY_EXPORT(BackwardTaskKernel);
+HWY_EXPORT(BackwardStatesKernel);
 HWY_EXPORT(BackwardWorkspace);
 
 std::int64_t backward_workspace(const Shapes& s) { return HWY_DYNAMIC_DISPATCH(BackwardWorkspace)(s); }
 void backward_task(const Shapes& s, const BackwardTask& task, float* workspace) {
   HWY_DYNAMIC_DISPATCH(BackwardTaskKernel)(s, task, workspace);
+}
+void backward_states_task(const Shapes& s, const BackwardTask& task, float* workspace) {
+  HWY_DYNAMIC_DISPATCH(BackwardStatesKernel)(s, task, workspace);
 }
 }  // namespace flashgla::ops::gated_linear_attention::chunk
 #endif

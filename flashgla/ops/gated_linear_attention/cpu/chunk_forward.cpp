@@ -19,6 +19,7 @@ struct ForwardBuffers {
   float* o_t;    // [ldv][kBlock]
   float* o;      // [kBlock][ldv]
   float* state;  // [values][ldk]
+  Ahead ahead;
 
   static std::int64_t floats(const Shapes& s) {
     return Keys::floats(s) + Anchored::floats(s) + 2 * kBlock * (s.ldk + s.ldv) + kBlock * kBlock + s.state_floats();
@@ -42,7 +43,8 @@ HWY_NOINLINE void ForwardOutputs(const Shapes& s, const ForwardTask& task, std::
   Keys& keys = b.keys;
   PrepareQueries(s, task, begin, count, head, &keys.gates.before, b.q);
   Transpose(tokens, padded(s.K), b.q, s.ldk, b.q_t, kBlock);
-  Gemm<Start::zero>(s.values, tokens, s.K, {b.state, s.ldk, 1}, b.q_t, kBlock, b.o_t, kBlock);
+  Gemm<Start::zero>(s.values, tokens, s.K, {b.state, s.ldk, 1}, b.q_t, kBlock, b.o_t, kBlock, nullptr, nullptr,
+                    &b.ahead);
   if (keys.in_range) {
     // Only columns i >= j of P^T, in blocks of kLane.
     for (std::int64_t j = 0; j < tokens; j += kLane) {
@@ -78,18 +80,30 @@ HWY_NOINLINE void ForwardOutputs(const Shapes& s, const ForwardTask& task, std::
 
 void ForwardTaskKernel(const Shapes& s, const ForwardTask& task, float* workspace) {
   ForwardBuffers b(s, workspace);
-  LoadState(s, task.h0, task.z0, b.state);
+  if (task.start != nullptr) {
+    CopyState(s, task.start, b.state);
+  } else {
+    LoadState(s, task.h0, task.z0, b.state);
+  }
   for (std::int64_t begin = 0; begin < task.length; begin += kBlock) {
     const std::int64_t count = HWY_MIN(kBlock, task.length - begin);
     if (task.states != nullptr && begin % kSegment == 0) {
-      std::memcpy(task.states + begin / kSegment * s.state_floats(), b.state,
-                  static_cast<std::size_t>(s.state_floats()) * sizeof(float));
+      CopyState(s, b.state, task.states + begin / kSegment * s.kept_floats);
     }
     PrepareKeys(s, task, begin, count, b.keys);
+    const std::int64_t next = begin + kBlock;
+    const std::int64_t next_count = HWY_MIN(kBlock, task.length - next);
+    b.ahead.Restart(kBlock * s.K * s.values * (task.o ? 1 + s.group : 1));
+    if (task.o) AddRows(b.ahead, task.o, begin, count, s.V, s.group);
+    AddRows(b.ahead, task.g, next, next_count, s.key_gates() ? s.K : 1);
+    AddRows(b.ahead, task.gv, next, next_count, s.V);
+    AddRows(b.ahead, task.k, next, next_count, s.K);
+    AddRows(b.ahead, task.v, next, next_count, s.V);
+    if (task.o) AddRows(b.ahead, task.q, next, next_count, s.K, s.group);
     if (task.o) {
       for (std::int64_t head = 0; head < s.group; ++head) ForwardOutputs(s, task, begin, count, head, b);
     }
-    AdvanceState(s, b.keys, count, b.state, b.state);
+    AdvanceState(s, b.keys, count, b.state, b.state, &b.ahead);
   }
   StoreState(s, b.state, task.ht, task.zt);
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "flashgla/base/cpu/simd_math.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -76,6 +77,52 @@ HWY_INLINE void Tile(std::int64_t p, Strided a, const float* HWY_RESTRICT b, std
   }
 }
 
+// Memory that the next chunk reads, or this one writes, brought near while products are computed: the rows of a head
+// lie a token apart, which the hardware does not foresee. A few lines at a time, so that no product waits.
+class Ahead {
+ public:
+  // `work` in multiply-adds that will be reported before the memory is wanted.
+  void Restart(std::int64_t work) {
+    count_ = current_ = 0;
+    offset_ = lines_ = credit_ = 0;
+    work_ = work;
+  }
+  // `rows` stretches of `bytes`, `stride` bytes apart.
+  void Add(const void* data, std::int64_t rows, std::int64_t stride, std::int64_t bytes) {
+    if (data == nullptr || rows <= 0 || bytes <= 0 || count_ == kMost) return;
+    stretches_[count_++] = {static_cast<const char*>(data), rows, stride, bytes};
+    lines_ += rows * ((bytes + 63) / 64);
+  }
+  void Work(std::int64_t work) {
+    if (current_ == count_) return;
+    credit_ += work * lines_;
+    while (credit_ > 0 && current_ < count_) {
+      credit_ -= work_;
+      Stretch& s = stretches_[current_];
+      hwy::Prefetch(s.data + offset_);
+      offset_ += 64;
+      if (offset_ < s.bytes) continue;
+      offset_ = 0;
+      s.data += s.stride;
+      if (--s.rows == 0) ++current_;
+    }
+  }
+
+ private:
+  struct Stretch {
+    const char* data;
+    std::int64_t rows, stride, bytes;
+  };
+  static constexpr int kMost = 24;
+  Stretch stretches_[kMost];
+  int count_ = 0;
+  int current_ = 0;
+  std::int64_t offset_ = 0;
+  std::int64_t lines_ = 0;
+  std::int64_t credit_ = 0;
+  std::int64_t work_ = 1;
+};
+
 // Columns [begin, end) of kRows rows.
 template <int kRows, Start kStart>
 HWY_INLINE void Columns(std::int64_t begin, std::int64_t end, std::int64_t p, Strided a, const float* b,
@@ -92,7 +139,7 @@ HWY_INLINE void Columns(std::int64_t begin, std::int64_t end, std::int64_t p, St
 template <Start kStart>
 inline HWY_NOINLINE void Gemm(std::int64_t m, std::int64_t n, std::int64_t p, Strided a, const float* b,
                               std::int64_t ldb, float* c, std::int64_t ldc, const float* from = nullptr,
-                              const float* scale = nullptr) {
+                              const float* scale = nullptr, Ahead* ahead = nullptr) {
   if (from == nullptr) from = c;
   if constexpr (kStart != Start::scale) scale = c;  // never read
   const std::int64_t lanes = Lanes();
@@ -106,6 +153,7 @@ inline HWY_NOINLINE void Gemm(std::int64_t m, std::int64_t n, std::int64_t p, St
     const auto rows = [&](std::int64_t first) { return Strided{a.data + first * a.row, a.row, a.column}; };
     for (; i + kRows <= m; i += kRows) {
       Columns<kRows, kStart>(j, end, p, rows(i), b, ldb, c + i * ldc, ldc, from + i * ldc, scale);
+      if (ahead != nullptr) ahead->Work(kRows * (end - j) * p);
     }
     for (; i + 2 <= m; i += 2) {
       Columns<2, kStart>(j, end, p, rows(i), b, ldb, c + i * ldc, ldc, from + i * ldc, scale);

@@ -28,10 +28,12 @@ inline HWY_NOINLINE void LoadRow(DType dtype, const void* source, std::int64_t n
   const std::int64_t lanes = Lanes();
   std::int64_t i = 0;
   switch (dtype) {
-    case DType::f32:
-      std::memcpy(target, source, static_cast<std::size_t>(n) * sizeof(float));
-      i = n;
+    case DType::f32: {
+      const auto* s = static_cast<const float*>(source);
+      for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, s + i), d, target + i);
+      for (; i < n; ++i) target[i] = s[i];
       break;
+    }
     case DType::bf16: {
       const auto* s = static_cast<const BFloat16*>(source);
       for (; i + lanes <= n; i += lanes) hn::StoreU(simd::load(d, s + i), d, target + i);
@@ -55,9 +57,12 @@ inline HWY_NOINLINE void StoreRow(DType dtype, const float* HWY_RESTRICT source,
   const std::int64_t lanes = Lanes();
   std::int64_t i = 0;
   switch (dtype) {
-    case DType::f32:
-      std::memcpy(target, source, static_cast<std::size_t>(n) * sizeof(float));
+    case DType::f32: {
+      auto* t = static_cast<float*>(target);
+      for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, source + i), d, t + i);
+      for (; i < n; ++i) t[i] = source[i];
       break;
+    }
     case DType::bf16: {
       auto* t = static_cast<BFloat16*>(target);
       for (; i + lanes <= n; i += lanes) simd::store(d, hn::LoadU(d, source + i), t + i);
@@ -369,9 +374,17 @@ inline HWY_NOINLINE void PrepareQueries(const Shapes& s, const Task& task, std::
   FillZero(q + count * s.ldk, (padded(count) - count) * s.ldk);
 }
 
+// `count` rows of `channels` elements from token `begin`, of every head that `heads` counts.
+HWY_INLINE void AddRows(Ahead& ahead, const Rows& rows, std::int64_t begin, std::int64_t count, std::int64_t channels,
+                        std::int64_t heads = 1) {
+  if (!rows || rows.token == 0) return;
+  const auto bytes = channels * static_cast<std::int64_t>(size_of(rows.dtype));
+  for (std::int64_t head = 0; head < heads; ++head) ahead.Add(rows.row(begin, head), count, rows.token, bytes);
+}
+
 // after = total * before + v^T k: the state past the chunk. May be in place.
 inline HWY_NOINLINE void AdvanceState(const Shapes& s, const Keys& keys, std::int64_t count, const float* before,
-                                      float* after) {
+                                      float* after, Ahead* ahead) {
   const D d;
   if (s.gate_values) {
     for (std::int64_t v = 0; v < s.values; ++v) {
@@ -383,7 +396,7 @@ inline HWY_NOINLINE void AdvanceState(const Shapes& s, const Keys& keys, std::in
     before = after;
   }
   Gemm<Start::scale>(s.values, padded(s.K), count, {keys.v_update, 1, s.ldv}, keys.k_update, s.ldk, after, s.ldk,
-                     before, keys.gates.total);
+                     before, keys.gates.total, ahead);
 }
 
 // The state between [K][V] (z [K]) and its transpose [values][ldk].
@@ -391,16 +404,20 @@ inline HWY_NOINLINE void LoadState(const Shapes& s, const float* h, const float*
   FillZero(state, s.state_floats());
   if (h != nullptr) {
     for (std::int64_t k = 0; k < s.K; ++k) {
-      for (std::int64_t v = 0; v < s.V; ++v) state[v * s.ldk + k] = h[k * s.V + v];
+      for (std::int64_t v = 0; v < s.V; ++v) state[v * s.ldk + k] = h[k * s.columns + v];
     }
   }
   if (s.normalize && z != nullptr) std::memcpy(state + s.V * s.ldk, z, static_cast<std::size_t>(s.K) * sizeof(float));
 }
 
+HWY_INLINE void CopyState(const Shapes& s, const float* from, float* to) {
+  std::memcpy(to, from, static_cast<std::size_t>(s.state_floats()) * sizeof(float));
+}
+
 inline HWY_NOINLINE void StoreState(const Shapes& s, const float* state, float* h, float* z) {
   if (h != nullptr) {
     for (std::int64_t k = 0; k < s.K; ++k) {
-      for (std::int64_t v = 0; v < s.V; ++v) h[k * s.V + v] = state[v * s.ldk + k];
+      for (std::int64_t v = 0; v < s.V; ++v) h[k * s.columns + v] = state[v * s.ldk + k];
     }
   }
   if (s.normalize && z != nullptr) std::memcpy(z, state + s.V * s.ldk, static_cast<std::size_t>(s.K) * sizeof(float));

@@ -25,7 +25,7 @@ struct Rows {
   DType dtype = DType::f32;
 
   explicit operator bool() const { return data != nullptr; }
-  void* row(std::int64_t t, std::int64_t h = 0) const { return data + t * token + h * head; }
+  std::byte* row(std::int64_t t, std::int64_t h = 0) const { return data + t * token + h * head; }
 };
 
 struct Shapes {
@@ -39,6 +39,8 @@ struct Shapes {
   bool normalize;
   bool gate_values;  // gv given
   float scale;
+  std::int64_t columns;      // of the states that callers see, [K][columns]: V, also where this is a slice of it
+  std::int64_t kept_floats;  // from one kept state to the next
 
   explicit Shapes(const Problem& p)
       : K(p.key_dim),
@@ -51,7 +53,17 @@ struct Shapes {
         feature_map(p.feature_map),
         normalize(p.normalize),
         gate_values(p.gate == GateKind::key_value),
-        scale(p.normalize ? 1.0f : static_cast<float>(p.scale)) {}
+        scale(p.normalize ? 1.0f : static_cast<float>(p.scale)),
+        columns(p.value_dim),
+        kept_floats(values * ldk) {}
+
+  // The same with `count` of the value channels. Not with a normaliser or gates over values.
+  Shapes slice(std::int64_t count) const {
+    Shapes part = *this;
+    part.V = part.values = count;
+    part.ldv = padded(count) + kLane;
+    return part;
+  }
 
   bool key_gates() const { return gate == GateKind::key || gate == GateKind::key_value; }
   // Gates that are one number per token take a row of one vector.
@@ -60,12 +72,13 @@ struct Shapes {
 };
 
 // Tokens [0, length) of one sequence and key-value head; q, o and their gradients start at the group's first head.
-// States are kept transposed, [values][ldk] with zeros behind K.
+// Inside, states are kept transposed, [values][ldk] with zeros behind K.
 struct ForwardTask {
   std::int64_t length = 0;
-  Rows q, k, v, g, gv, o;
-  const float* h0 = nullptr;  // [K][V]
-  const float* z0 = nullptr;  // [K]
+  Rows q, k, v, g, gv, o;        // o absent: only the states
+  const float* start = nullptr;  // the state before the first token as kept; absent: h0 and z0
+  const float* h0 = nullptr;     // [K][V]
+  const float* z0 = nullptr;     // [K]
   float* ht = nullptr;
   float* zt = nullptr;
   float* states = nullptr;  // at the start of each segment; absent: not kept
@@ -75,20 +88,23 @@ struct BackwardTask {
   std::int64_t length = 0;
   Rows q, k, v, g, gv, o, d_o;
   Rows dq, dk, dv, dg, dgv;
+  const float* d_end = nullptr;  // gradient of the state after the last token as kept; absent: d_ht and d_zt
   const float* d_ht = nullptr;
   const float* d_zt = nullptr;
   float* dh0 = nullptr;
   float* dz0 = nullptr;
-  double* dg_sum = nullptr;       // constant gates: this task's term
+  double* dg_sums = nullptr;      // constant gates: one term a segment
   const float* states = nullptr;  // at the start of each segment
+  float* d_states = nullptr;      // backward_states_task: gradients of the states at the end of each segment
 };
 
 // Workspace in floats of one worker.
 std::int64_t forward_workspace(const Shapes& shapes);
 std::int64_t backward_workspace(const Shapes& shapes);
 
-// task.o absent: only states and final state.
 void forward_task(const Shapes& shapes, const ForwardTask& task, float* workspace);
 void backward_task(const Shapes& shapes, const BackwardTask& task, float* workspace);
+// Only the states' gradients: d_states, dh0. Not with a normaliser, whose divisor needs the states themselves.
+void backward_states_task(const Shapes& shapes, const BackwardTask& task, float* workspace);
 
 }  // namespace flashgla::ops::gated_linear_attention::chunk
