@@ -1,5 +1,6 @@
 // flashgla data: make a corpus (stories), turn text into tokens (prepare), look into token files (info).
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "cli/checks.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
+#include "flashgla/base/error.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
 #include "flashgla/data/stories.h"
@@ -21,12 +23,28 @@ namespace flashgla::cli {
 
 namespace {
 
+volatile sig_atomic_t interrupted = 0;
+
+// The first Ctrl-C (or SIGTERM) ends the work at the next report of progress, so that nothing half-written stays
+// behind; the second one ends the program.
+void stop_cleanly_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted = 1; };
+  action.sa_flags = SA_RESETHAND;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
 // A library callback that draws a progress line, begun at the first report, with the rate as its figure.
 class ByteProgress {
  public:
-  ByteProgress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) {}
+  ByteProgress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) { stop_cleanly_on_signals(); }
 
   void operator()(std::int64_t done, std::int64_t total) {
+    if (interrupted) {
+      progress_.reset();
+      throw Error("interrupted; nothing was written");
+    }
     if (!progress_) {
       progress_.emplace(label_, total, quiet_);
       start_ = std::chrono::steady_clock::now();

@@ -54,6 +54,18 @@ holds 'a full disk is an error in one line' sh -c "
   grep -q '^flashgla: error: cannot write full.jsonl' message"
 holds 'and leaves nothing half-written' sh -c '! ls full* 2>/dev/null | grep -q .'
 
+# An interruption.
+holds 'an interrupted run leaves nothing half-written' sh -c "
+  mkfifo pipe; (cat a.jsonl a.jsonl a.jsonl; sleep 20) >pipe &
+  writer=\$!
+  '$flashgla' data prepare - --json-lines --out stopped --quiet <pipe 2>message &
+  program=\$!
+  while ! ls stopped/train.bin.partial* >files 2>&1; do kill -0 \$program || exit 1; sleep 0.05; done
+  kill -TERM \$program
+  wait \$program && exit 1
+  kill \$writer
+  grep -qi '^flashgla: error: .*interrupted' message && [ -z \"\$(ls -A stopped)\" ]"
+
 # info
 succeeds 'megatron u16' data info bytes --first 5
 succeeds '"vocab_size": 400' data info pieces --json
