@@ -9,6 +9,7 @@
 #include <set>
 
 #include "flashgla/base/file.h"
+#include "flashgla/model/authors_layout.h"
 
 namespace flashgla::model {
 
@@ -164,6 +165,16 @@ void remove_stale(const std::string& folder, const std::set<std::string>& writte
   }
 }
 
+std::unique_ptr<LanguageModel> load_authors_model(const std::string& folder, const std::string& config_text,
+                                                  const LoadOptions& options) {
+  const ModelConfig config = parse_authors_config(config_text, path_in(folder, kConfig));
+  const Weights weights = open_weights(folder);
+  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, "transformer.wte.weight"));
+  auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training);
+  load_authors_weights(weights, *model);
+  return model;
+}
+
 }  // namespace
 
 const StoredTensor* Weights::find(std::string_view name) const {
@@ -208,7 +219,12 @@ Weights open_weights(const std::string& folder) {
 }
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options) {
-  const ModelConfig config = load_config(path_in(folder, kConfig));
+  const std::string config_path = path_in(folder, kConfig);
+  if (fs::exists(config_path)) {
+    const std::string text = read_file(config_path);
+    if (is_authors_config(text)) return load_authors_model(folder, text, options);
+  }
+  const ModelConfig config = load_config(config_path);
   const Weights weights = open_weights(folder);
   const std::vector<nn::Parameter> described = describe_parameters(config);
   const std::vector<std::string> stored_names = match(folder, weights, described, config.tie_word_embeddings);

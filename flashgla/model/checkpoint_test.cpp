@@ -209,7 +209,7 @@ TEST_F(Checkpoint, FailedWriteLeavesWhatWasThere) {
 TEST_F(Checkpoint, StateFileContinuesAGeneration) {
   for (const SmallModel& row : small_models()) {
     const auto model = make_small(row.config, DType::f32, false);
-    Context context;
+    Context context(Device::cpu(), 1);
     DecodeState state = model->make_state(2);
     const Tensor logits = Tensor::empty(Shape({2, row.config.vocab_size}), DType::f32);
     model->prefill(context, int_tensor({3, 1, 4, 1, 5}), int_tensor({0, 2, 5}), state, logits);

@@ -32,6 +32,7 @@ void visit_fields(Config& config, Visit&& visit) {
   visit("use_short_conv", config.use_short_conv);
   visit("conv_size", config.conv_size);
   visit("use_output_gate", config.use_output_gate);
+  visit("output_gate_bias", config.output_gate_bias);
   visit("clamp_min", config.clamp_min);
   visit("hidden_act", config.hidden_act);
   visit("elementwise_affine", config.elementwise_affine);

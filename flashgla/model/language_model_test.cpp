@@ -44,7 +44,7 @@ TEST_P(EverySmallModel, GradientsAgreeWithFiniteDifferences) {
   const auto model = make_small(config, DType::f64, true);
   Batch batch(2, 7, config, DType::f64);
   batch.targets.as<std::int32_t>()[3] = -1;
-  Context context;
+  Context context(Device::cpu(), 1);
   Arena saved;
   nn::Pass pass{context, &saved, nn::Recompute::nothing, {}};
   model->parameters().zero_gradients();
@@ -68,7 +68,7 @@ TEST_P(EverySmallModel, PackedSequencesEqualSeparateOnes) {
   const auto model = make_small(config, DType::f64, true);
   const std::vector<std::int32_t> bounds = {0, 5, 5, 6, 13};  // one is empty
   Batch packed(1, bounds.back(), config, DType::f64);
-  Context context;
+  Context context(Device::cpu(), 1);
   Arena saved;
   const Tensor cu_seqlens = int_tensor(bounds);
   nn::Pass pass{context, &saved, nn::Recompute::nothing, cu_seqlens};
@@ -106,7 +106,7 @@ TEST_P(EverySmallModel, StateCarriedOverSegmentsEqualsTheWhole) {
   const auto model = make_small(config, DType::f64, true);
   const std::int64_t length = 9;
   Batch whole(2, length, config, DType::f64);
-  Context context;
+  Context context(Device::cpu(), 1);
   nn::Pass pass{context};
   DecodeState end = model->make_state(2);
   model->evaluate(pass, whole.tokens, whole.targets, whole.losses, &end);
@@ -129,7 +129,7 @@ TEST_P(EverySmallModel, TrainingStartsFromTheStateAndLeavesItsEnd) {
   const ModelConfig& config = GetParam().config;
   const auto model = make_small(config, DType::f64, true);
   Batch batch(2, 6, config, DType::f64);
-  Context context;
+  Context context(Device::cpu(), 1);
   Arena saved;
   nn::Pass evaluation{context};
   DecodeState start = model->make_state(2);
@@ -165,7 +165,7 @@ TEST_P(EverySmallModel, StepEqualsPrefillEqualsEvaluate) {
   const std::int64_t length = 9;
   const std::int64_t sequences = 3;
   const Tensor tokens = random_tokens(Shape({sequences, length}), config.vocab_size, 21);
-  Context context;
+  Context context(Device::cpu(), 1);
   DecodeState stepped = model->make_state(sequences);
   const Tensor logits = Tensor::empty(Shape({sequences, config.vocab_size}), DType::f64);
   const Tensor column = Tensor::empty(Shape({sequences}), DType::i32);
@@ -243,7 +243,7 @@ TEST_P(EverySmallModel, PlannedMemoryIsWhatTheStepTakes) {
   const auto model = make_small(config, DType::f32, true);
   Batch batch(2, 40, config, DType::f32);
   for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
-    Context context;
+    Context context(Device::cpu(), 1);
     Arena saved;
     nn::Pass pass{context, &saved, recompute, {}};
     DecodeState state = model->make_state(2);
@@ -265,7 +265,7 @@ TEST(LanguageModel, Bf16AndF32AgreeWithF64) {
   config.num_hidden_layers = 4;
   Batch exact(2, 65, config, DType::f64);
   LanguageModel reference(config, DType::f64, Device::cpu(), true);
-  Context context;
+  Context context(Device::cpu(), 1);
   Arena saved;
   nn::Pass pass{context, &saved, nn::Recompute::nothing, {}};
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -293,22 +293,22 @@ TEST(LanguageModel, GradientDescentLowersTheLoss) {
   LanguageModel model(config, DType::f32, Device::cpu(), true);
   model.parameters().initialize(7);
   Batch batch(2, 16, config, DType::f32);
-  Context context;
+  Context context(Device::cpu(), 1);
   Arena saved;
   nn::Pass pass{context, &saved, nn::Recompute::nothing, {}};
   std::vector<double> losses;
-  for (int step = 0; step < 200; ++step) {
+  for (int step = 0; step < 300; ++step) {
     model.parameters().zero_gradients();
     model.forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0 / static_cast<double>(batch.count));
     losses.push_back(sum(batch.losses) / static_cast<double>(batch.count));
     for (const nn::Parameter* parameter : model.parameters().parameters()) {
       for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
-        parameter->value.as<float>()[i] -= 0.5f * parameter->gradient.as<float>()[i];
+        parameter->value.as<float>()[i] -= 0.1f * parameter->gradient.as<float>()[i];
       }
     }
   }
   EXPECT_NEAR(losses.front(), std::log(17.0), 0.1);
-  EXPECT_LT(losses.back(), 0.8 * losses.front());
+  EXPECT_LT(losses.back(), 0.2 * losses.front()) << "32 random targets can be learnt by heart";
 }
 
 TEST(LanguageModel, InitialisationDependsOnSeedAndNameAlone) {
@@ -354,7 +354,7 @@ TEST(LanguageModel, BadCallsAreRefusedWithTheArgumentNamed) {
   const ModelConfig config = small_models().front().config;
   const auto model = make_small(config, DType::f32, false);
   Batch batch(2, 5, config, DType::f32);
-  Context context;
+  Context context(Device::cpu(), 1);
   nn::Pass pass{context};
   EXPECT_EQ(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets->slice(1, 0, 4), batch.losses); }),
             "evaluate: targets is i32 [2,4]; expected i32 [2,5] (as tokens)");

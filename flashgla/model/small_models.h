@@ -33,6 +33,7 @@ inline std::vector<SmallModel> small_models() {
   add("grouped_heads", [](ModelConfig& c) { c.hidden_size = 16, c.num_heads = 4, c.num_kv_heads = 2; });
   add("short_convolution", [](ModelConfig& c) { c.use_short_conv = true; });
   add("no_output_gate", [](ModelConfig& c) { c.use_output_gate = false; });
+  add("output_gate_bias", [](ModelConfig& c) { c.output_gate_bias = true; });
   add("tied", [](ModelConfig& c) { c.tie_word_embeddings = true; });
   add("no_affine", [](ModelConfig& c) { c.elementwise_affine = false; });
   add("feature_map", [](ModelConfig& c) { c.feature_map = "elu_plus_one"; });

@@ -47,19 +47,20 @@ TensorView Linear::weight_gradient() const {
   return adjacent_rows(views);
 }
 
-void Linear::forward(Context& context, const TensorView& x, const TensorView& y, bool accumulate) const {
+void Linear::forward(Context& context, const TensorView& x, const TensorView& y) const {
   ops::matmul::Options options;
-  options.accumulate = accumulate;
   if (!bias_.empty()) options.bias = bias_.front().value;
   ops::matmul::run(context, x.as_rows(), weight().transpose(0, 1), y.as_rows(), options);
 }
 
-void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) const {
+void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
+                      bool accumulate) const {
   const TensorView dy_rows = dy.as_rows();
-  if (dx) ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), {});
-  ops::matmul::Options accumulate;
-  accumulate.accumulate = true;
-  ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), accumulate);
+  ops::matmul::Options options;
+  options.accumulate = accumulate;
+  ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), options);
+  options.accumulate = true;
+  ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), options);
   if (!bias_.empty()) ops::elementwise::column_sum(context, dy_rows, bias_.front().gradient, true);
 }
 

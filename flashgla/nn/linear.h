@@ -28,11 +28,12 @@ class Linear {
   // Columns of part i in y (any tensor whose last dimension is out()).
   TensorView part(const TensorView& y, std::size_t i) const;
 
-  // x [...,in], y [...,out]; overwritten, or added to with accumulate.
-  void forward(Context& context, const TensorView& x, const TensorView& y, bool accumulate = false) const;
+  // x [...,in], y [...,out].
+  void forward(Context& context, const TensorView& x, const TensorView& y) const;
 
-  // Adds to the gradients of weights and bias; dx [...,in] is overwritten (absent: not wanted).
-  void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) const;
+  // Adds to the gradients of weights and bias; dx [...,in] is overwritten, or added to with accumulate.
+  void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
+                bool accumulate = false) const;
 
  private:
   TensorView weight() const;

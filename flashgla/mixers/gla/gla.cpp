@@ -22,14 +22,12 @@ DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 
 
 std::vector<nn::Linear::Part> input_parts(const MixerConfig& config, const std::string& name) {
   const std::int64_t group = config.num_heads / config.kv_heads();
-  std::vector<nn::Linear::Part> parts = {{name + ".q_proj", config.key_dim()},
-                                         {name + ".k_proj", config.key_dim() / group},
-                                         {name + ".v_proj", config.value_dim() / group},
-                                         {name + ".gk_proj.0", config.gate_low_rank_dim}};
-  if (config.use_output_gate) parts.push_back({name + ".g_proj", config.value_dim()});
-  return parts;
+  return {{name + ".q_proj", config.key_dim()},
+          {name + ".k_proj", config.key_dim() / group},
+          {name + ".v_proj", config.value_dim() / group},
+          {name + ".gk_proj.0", config.gate_low_rank_dim}};
 }
-enum Part : std::size_t { kQ, kK, kV, kLowRank, kOutputGate };  // in the order of input_parts
+enum Part : std::size_t { kQ, kK, kV, kLowRank };  // in the order of input_parts
 
 class GatedLinearAttention : public Mixer {
  public:
@@ -56,28 +54,30 @@ class GatedLinearAttention : public Mixer {
                 const LayerState& after);
   void gate(Context& context, const TensorView& logits, const TensorView& g);
   attention::Inputs attention_inputs(const TensorView& cu_seqlens) const;
-  void normalize(Context& context, const TensorView& o, const TensorView& projected, const TensorView& y,
+  void normalize(Context& context, const TensorView& o, const TensorView& output_gate, const TensorView& y,
                  const TensorView& rstd);
 
   MixerConfig config_;
   std::int64_t kv_key_dim_;    // key channels of all key-value heads together
   std::int64_t kv_value_dim_;  // value channels of the same
-  nn::Linear input_;           // q, k, v, low-rank gate, output gate: one matrix product
+  nn::Linear input_;           // q, k, v and the low-rank gate: one matrix product
   nn::Linear gate_up_;
   std::vector<nn::Parameter> convolutions_;  // none, or those of q, k, v
   std::vector<nn::Parameter> norm_;          // none, or one
+  std::vector<nn::Linear> output_gate_;      // none, or one
   nn::Linear output_;
   attention::Options options_;
 
   struct Saved {
-    TensorView projected;   // [B,T,input_.out()]
-    Channels channels;      // of convolution: recomputed in class activations
-    TensorView logits;      // [B,T,kv_key_dim] of the gate: recomputed
-    TensorView g;           // the log gate itself: recomputed
-    TensorView o;           // [B,T,H,V]
-    TensorView states;      // the operator's own: recomputed
-    TensorView rstd;        // [B*T*H]
-    TensorView normalized;  // [B,T,value_dim]: recomputed
+    TensorView projected;    // [B,T,input_.out()]
+    TensorView output_gate;  // [B,T,value_dim], before the swish; absent without it
+    Channels channels;       // of convolution: recomputed in class activations
+    TensorView logits;       // [B,T,kv_key_dim] of the gate: recomputed
+    TensorView g;            // the log gate itself: recomputed
+    TensorView o;            // [B,T,H,V]
+    TensorView states;       // the operator's own: recomputed
+    TensorView rstd;         // [B*T*H]
+    TensorView normalized;   // [B,T,value_dim]: recomputed
     LayerState before;
   } saved_;
 };
@@ -90,6 +90,10 @@ GatedLinearAttention::GatedLinearAttention(const MixerConfig& config, const std:
       gate_up_({{name + ".gk_proj.1", kv_key_dim_}}, config.gate_low_rank_dim, config.initializer_range, true),
       output_({{name + ".o_proj", config.hidden_size}}, config.value_dim(), config.initializer_range) {
   if (config.feature_map) options_.feature_map = attention::feature_map_from_name(*config.feature_map);
+  if (config.use_output_gate) {
+    output_gate_.push_back(nn::Linear({{name + ".g_proj", config.value_dim()}}, config.hidden_size,
+                                      config.initializer_range, config.output_gate_bias));
+  }
   if (config.use_short_conv) {
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     const std::array<std::int64_t, 3> channels = {config.key_dim(), kv_key_dim_, kv_value_dim_};
@@ -116,6 +120,7 @@ GatedLinearAttention::GatedLinearAttention(const MixerConfig& config, const std:
 
 void GatedLinearAttention::for_each_parameter(const nn::ParameterVisitor& visit) {
   input_.for_each_parameter(visit);
+  for (nn::Linear& gate : output_gate_) gate.for_each_parameter(visit);
   gate_up_.for_each_parameter(visit);
   for (nn::Parameter& weight : convolutions_) visit(weight);
   for (nn::Parameter& weight : norm_) visit(weight);
@@ -167,12 +172,12 @@ attention::Inputs GatedLinearAttention::attention_inputs(const TensorView& cu_se
   return inputs;
 }
 
-void GatedLinearAttention::normalize(Context& context, const TensorView& o, const TensorView& projected,
+void GatedLinearAttention::normalize(Context& context, const TensorView& o, const TensorView& output_gate,
                                      const TensorView& y, const TensorView& rstd) {
   const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
-  if (config_.use_output_gate) {
-    const TensorView output_gate = input_.part(projected, kOutputGate).split_last(config_.num_heads);
-    ops::rms_norm_swish_gate::forward(context, o, output_gate, weight, y, rstd, config_.norm_eps);
+  if (output_gate) {
+    ops::rms_norm_swish_gate::forward(context, o, output_gate.split_last(config_.num_heads), weight, y, rstd,
+                                      config_.norm_eps);
   } else {
     ops::rms_norm::Inputs inputs;
     inputs.x = o;
@@ -196,6 +201,11 @@ void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const Te
   saved_.before = before;
   saved_.projected = pass.keep().tensor(sized(input_.out()), x.dtype, "gla: projections");
   input_.forward(context, x, saved_.projected);
+  saved_.output_gate = {};
+  for (const nn::Linear& gate : output_gate_) {
+    saved_.output_gate = pass.keep().tensor(sized(gate.out()), x.dtype, "gla: projections");
+    gate.forward(context, x, saved_.output_gate);
+  }
   for (std::size_t i = 0; i < 3; ++i) {
     const TensorView channels = input_.part(saved_.projected, i);
     saved_.channels[i] = convolutions_.empty()
@@ -225,7 +235,7 @@ void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const Te
                     ? pass.saved->tensor(Shape({batch * length * config_.num_heads}), wide, "norms: deviations")
                     : TensorView();
   saved_.normalized = pass.keep_or_recompute().tensor(saved_.o.shape, x.dtype, "gla: normalised outputs");
-  normalize(context, saved_.o, saved_.projected, saved_.normalized, saved_.rstd);
+  normalize(context, saved_.o, saved_.output_gate, saved_.normalized, saved_.rstd);
   if (y) output_.forward(context, saved_.normalized.reshape(sized(config_.value_dim())), y);
 }
 
@@ -247,7 +257,7 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
     saved_.g = like(saved_.g, saved_.g.dtype);
     gate(context, saved_.logits, saved_.g);
     saved_.normalized = like(saved_.o, x.dtype);
-    normalize(context, saved_.o, projected, saved_.normalized, {});
+    normalize(context, saved_.o, saved_.output_gate, saved_.normalized, {});
   }
 
   const TensorView dprojected = like(projected, x.dtype);
@@ -256,10 +266,11 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
   output_.backward(context, saved_.normalized.reshape(rows), dy, d_o.reshape(rows));
   const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
   const TensorView dweight = norm_.empty() ? TensorView() : norm_.front().gradient;
-  if (config_.use_output_gate) {
-    ops::rms_norm_swish_gate::backward(
-        context, saved_.o, input_.part(projected, kOutputGate).split_last(config_.num_heads), weight, saved_.rstd, d_o,
-        d_o, input_.part(dprojected, kOutputGate).split_last(config_.num_heads), dweight);
+  TensorView doutput_gate;
+  if (saved_.output_gate) {
+    doutput_gate = like(saved_.output_gate, x.dtype);
+    ops::rms_norm_swish_gate::backward(context, saved_.o, saved_.output_gate.split_last(config_.num_heads), weight,
+                                       saved_.rstd, d_o, d_o, doutput_gate.split_last(config_.num_heads), dweight);
   } else {
     ops::rms_norm::backward(context, saved_.o, weight, saved_.rstd, d_o, d_o, false, dweight);
   }
@@ -299,6 +310,7 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
     convolution::backward(context, inputs, gradients, wanted, convolution::Activation::silu);
   }
   input_.backward(context, x, dprojected, dx);
+  for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
 }
 
 void GatedLinearAttention::step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) {
@@ -307,6 +319,11 @@ void GatedLinearAttention::step(Context& context, const TensorView& x, const Ten
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
   input_.forward(context, x, projected);
+  TensorView output_gate;
+  for (const nn::Linear& gate : output_gate_) {
+    output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
+    gate.forward(context, x, output_gate);
+  }
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     const TensorView channels = input_.part(projected, i);
     convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
@@ -325,7 +342,7 @@ void GatedLinearAttention::step(Context& context, const TensorView& x, const Ten
   const TensorView flat = scratch.tensor(Shape({batch, config_.value_dim()}), x.dtype, "gla: outputs");
   const TensorView o = flat.split_last(config_.num_heads);
   attention::step(context, inputs, state[0], {}, o, options_);
-  normalize(context, o, projected, o, {});
+  normalize(context, o, output_gate, o, {});
   output_.forward(context, flat, y);
 }
 
