@@ -1,4 +1,6 @@
 // The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
+#include <algorithm>
+
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
@@ -101,14 +103,34 @@ void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, c
       return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
   }
 }
-// Two thread groups a block share the gated tile, when blocks enough for the device remain.
+// Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
+// cutting time into segments.
+struct StatePlan {
+  int groups, segments;
+  std::int64_t tiles;
+
+  StatePlan(const Params& p, int multiprocessors)
+      : tiles(p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim)) {
+    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
+    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
+    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
+  }
+};
 template <class Core, bool kBackwards>
-void pass_states(const Params& p, const BackwardWorkspace& w, const StatePass& pass, int multiprocessors,
-                 cudaStream_t stream) {
-  const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
-  if (tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors)
-    return launch_state<Core, kBackwards, 2>(p, w, pass, stream);
-  launch_state<Core, kBackwards, 1>(p, w, pass, stream);
+void pass_states(const Params& p, const BackwardWorkspace& w, StatePass pass, const StatePlan& plan, cudaStream_t stream) {
+  auto launch = [&] {
+    plan.groups == 2 ? launch_state<Core, kBackwards, 2>(p, w, pass, stream)
+                     : launch_state<Core, kBackwards, 1>(p, w, pass, stream);
+  };
+  pass.segments = plan.segments;
+  pass.segment_ends = w.segment_ends;
+  pass.segment_decays = w.segment_decays;
+  if (plan.segments > 1) {
+    pass.ends_only = true;
+    launch();
+    pass.ends_only = false;
+  }
+  launch();
 }
 
 template <class Core>
@@ -185,23 +207,28 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   if (gate_tile(problem) == GateTile::token) {
     w.gate_parts = reinterpret_cast<float*>(take(key_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
   }
+  const StatePlan plan(p, context.architecture().multiprocessors);
+  if (plan.segments > 1) {
+    const std::int64_t ends = (plan.segments - 1) * plan.tiles;
+    w.segment_ends = reinterpret_cast<float*>(take(ends * kTile * kTile * 4, "gla backward: segments"));
+    w.segment_decays = reinterpret_cast<float*>(take(ends * kTile * 4, "gla backward: segments"));
+  }
   const bool recompute = !outputs.states;
   if (recompute) p.states = take(chunks * heads * p.key_dim * p.value_dim * 2, "gla backward: states");
   if (context.planning()) return;
 
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  const int multiprocessors = context.architecture().multiprocessors;
 
   if (p.sequences.length > 0) prepare<Core>(gate_tile(problem), p, w, stream);
   if (recompute) {
     const StatePass forwards{w.gated_k, p.v, static_cast<const float*>(p.h0), nullptr,
                              static_cast<__nv_bfloat16*>(p.states)};
-    pass_states<Core, false>(p, w, forwards, multiprocessors, stream);
+    pass_states<Core, false>(p, w, forwards, plan, stream);
   }
   const StatePass backwards{w.gated_q, d.d_o, static_cast<const float*>(d_out.d_ht.data),
                             static_cast<float*>(d_in.dh0.data), nullptr};
-  pass_states<Core, true>(p, w, backwards, multiprocessors, stream);
+  pass_states<Core, true>(p, w, backwards, plan, stream);
   if (d_in.dv) value_tiles > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
   if (d_in.dq || d_in.dk || d_in.dg) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
   if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(key_tiles), d.dg, stream);

@@ -127,8 +127,8 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
 
 constexpr int state_shared(int groups) { return 3 * (1 + groups) * kTileBytes + groups * kTileBytes; }
 
-// Grid: N x G x ceil(value tiles / kGroups) x key tiles, innermost last; a thread group holds one 64x64 tile of the
-// state.
+// Grid: (N x G x ceil(value tiles / kGroups) x key tiles, innermost last) x segments; a thread group holds one 64x64 tile
+// of the state. Steps and chunks are counted in the order of the walk.
 template <class Core, bool kBackwards, int kGroups>
 __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, char* shared) {
   constexpr int kStages = 3, kStageBytes = (1 + kGroups) * kTileBytes;
@@ -141,7 +141,10 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
   const std::int64_t n = blockIdx.x / blocks / p.heads;
   const bool active = value_tile < value_tiles;
   const Span span = span_of(p.sequences, n);
-  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk, steps = chunks * heads_a;
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const int segment = blockIdx.y;
+  const std::int64_t first = chunks * segment / pass.segments, last = chunks * (segment + 1) / pass.segments;
+  const std::int64_t steps = last * heads_a;
   const int channel = key_tile * kTile, value = value_tile * kTile;
   char* out = shared + kStages * kStageBytes + group * kTileBytes;
 
@@ -162,8 +165,8 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
     }
     ptx::copy_async_commit();
   };
-  load(0);
-  load(1);
+  load(first * heads_a);
+  load(first * heads_a + 1);
 
   const int row = 16 * warp + (lane >> 2);
   const std::int64_t state_at = (n * p.heads + kv_head) * p.key_dim * p.value_dim;
@@ -177,24 +180,46 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
   };
   Accumulator state;
   clear(state);
-  if (pass.start) for_each([&](int i, std::int64_t at) { state[i] = pass.start[state_at + at]; });
+  if (pass.start && segment == 0) for_each([&](int i, std::int64_t at) { state[i] = pass.start[state_at + at]; });
+  const std::int64_t tile_at = ((n * p.heads + kv_head) * key_tiles + key_tile) * value_tiles + value_tile;
+  const std::int64_t tiles = p.sequences.count * p.heads * key_tiles * value_tiles;
+  auto segment_end = [&](int s, int block) {  // four of this thread's elements
+    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
+  };
+  if (!pass.ends_only && active) {
+    for (int s = 0; s < segment; ++s) {
+      const float* sums = pass.segment_decays + (s * tiles + tile_at) * kTile;
+      const float factor[2] = {ptx::exp2(sums[row]), ptx::exp2(sums[row + 8])};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 end = *segment_end(s, j);
+        state[4 * j] = state[4 * j] * factor[0] + end.x;
+        state[4 * j + 1] = state[4 * j + 1] * factor[0] + end.y;
+        state[4 * j + 2] = state[4 * j + 2] * factor[1] + end.z;
+        state[4 * j + 3] = state[4 * j + 3] * factor[1] + end.w;
+      }
+    }
+  }
 
+  float decay_sums[2] = {0.0f, 0.0f};
   float decay[2] = {0.0f, 0.0f};
   bool steep = false;
   auto load_decay = [&](std::int64_t i) {
-    if (i >= chunks) return;
+    if (i >= last) return;
     const std::int64_t at =
         ((span.chunk_begin + (kBackwards ? chunks - 1 - i : i)) * p.heads + kv_head) * key_tiles + key_tile;
     decay[0] = w.decay[at * kTile + row];
     decay[1] = w.decay[at * kTile + row + 8];
     steep = w.steep[at];
   };
-  load_decay(0);
-  std::int64_t step = 0;
-  for (std::int64_t i = 0; i < chunks; ++i) {
+  load_decay(first);
+  std::int64_t step = first * heads_a;
+  for (std::int64_t i = first; i < last; ++i) {
     const std::int64_t chunk = span.chunk_begin + (kBackwards ? chunks - 1 - i : i);
     const float factor[2] = {ptx::exp2(decay[0]), ptx::exp2(decay[1])};
     const bool steep_now = steep;
+    decay_sums[0] += decay[0];
+    decay_sums[1] += decay[1];
     load_decay(i + 1);
     auto apply_decay = [&] {
 #pragma unroll
@@ -202,14 +227,14 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
     };
     if constexpr (kBackwards) {
       if (!steep_now) apply_decay();
-      if (active) {
+      if (active && !pass.ends_only) {
         store_image(w.state_gradients +
                         (((chunk * p.heads + kv_head) * key_tiles + key_tile) * value_tiles + value_tile) * kTileBytes,
                     out, state, thread);
       }
       if (steep_now) apply_decay();
     } else {
-      if (active) {
+      if (active && !pass.ends_only) {
         store_matrix(pass.states + ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim + value,
                      p.value_dim, p.key_dim - channel, p.value_dim - value, out, state, thread);
       }
@@ -228,22 +253,36 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
     if (!kBackwards && !steep_now) apply_decay();
   }
   ptx::copy_async_wait<0>();
-  if (pass.end && active) for_each([&](int i, std::int64_t at) { pass.end[state_at + at] = state[i]; });
+  if (!active) return;
+  if (pass.ends_only) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    if ((lane & 3) == 0) {
+      float* sums = pass.segment_decays + (segment * tiles + tile_at) * kTile;
+      sums[row] = decay_sums[0];
+      sums[row + 8] = decay_sums[1];
+    }
+  } else if (pass.end && segment == pass.segments - 1) {
+    for_each([&](int i, std::int64_t at) { pass.end[state_at + at] = state[i]; });
+  }
 }
 
 // ---- dv ----
 
 constexpr int dv_shared(int groups) { return 3 * (1 + groups) * kTileBytes; }
 
-// Grid: chunks x G x ceil(value tiles / kGroups); a thread group makes one 64x64 tile of dv.
+// Grid: chunks x G x ceil(value tiles / kGroups), innermost last, so that what neighbours share is in the cache; a thread
+// group makes one 64x64 tile of dv.
 template <class Core, int kGroups>
 __device__ void make_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   constexpr int kStages = 3, kStageBytes = (1 + kGroups) * kTileBytes;
   const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads;
-  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim), kv_head = blockIdx.y;
-  const int value_tile = blockIdx.z * kGroups + group, value = value_tile * kTile;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const unsigned blocks = (value_tiles + kGroups - 1) / kGroups;
+  const int kv_head = static_cast<int>(blockIdx.x / blocks % p.heads);
+  const int value_tile = static_cast<int>(blockIdx.x % blocks) * kGroups + group, value = value_tile * kTile;
   const bool active = value_tile < value_tiles;
-  const std::int64_t chunk = blockIdx.x;
+  const std::int64_t chunk = blockIdx.x / blocks / p.heads;
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) return;
   const int steps = key_tiles + p.group;

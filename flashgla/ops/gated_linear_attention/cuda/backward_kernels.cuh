@@ -78,8 +78,7 @@ void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t st
 
 template <class Core, GateTile kGate>
 void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads),
-                  static_cast<unsigned>(tiles_of(p.key_dim)));
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
   launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
          KeysShared::total(kGate), stream, p, w, d);
 }
@@ -87,15 +86,16 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
 template <class Core, bool kBackwards, int kGroups>
 void launch_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, cudaStream_t stream) {
   const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
-  const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count));
+  const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count),
+                  static_cast<unsigned>(pass.segments - pass.ends_only));
   launch("gated_linear_attention states", pass_state_kernel<Core, kBackwards, kGroups>, grid, kGroupThreads * kGroups,
          state_shared(kGroups), stream, p, w, pass);
 }
 
 template <class Core, int kGroups>
 void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads),
-                  static_cast<unsigned>((tiles_of(p.value_dim) + kGroups - 1) / kGroups));
+  const std::int64_t blocks = (tiles_of(p.value_dim) + kGroups - 1) / kGroups;
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * blocks));
   launch("gated_linear_attention dv", make_dv_kernel<Core, kGroups>, grid, kGroupThreads * kGroups, dv_shared(kGroups),
          stream, p, w, d);
 }

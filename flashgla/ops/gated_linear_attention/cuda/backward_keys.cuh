@@ -90,14 +90,15 @@ __device__ __forceinline__ void add_steep_pairs(Accumulator& dq, Accumulator& dk
   }
 }
 
-// Grid: chunks x G x key tiles.
+// Grid: chunks x G x key tiles, innermost last, so that what neighbours share is in the cache.
 template <class Core, GateTile kGate>
 __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   using Layout = KeysShared;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const int kv_head = blockIdx.y, key_tile = blockIdx.z, channel = key_tile * kTile;
-  const std::int64_t chunk = blockIdx.x;
+  const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads), key_tile = static_cast<int>(blockIdx.x % key_tiles);
+  const int channel = key_tile * kTile;
+  const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) {
     if (kGate == GateTile::token && p.gate == GateKind::constant && thread == 0) {

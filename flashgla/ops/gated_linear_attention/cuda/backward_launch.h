@@ -28,19 +28,27 @@ struct BackwardWorkspace {
   float* decay;           // [chunks, G, 64 key tiles]: B
   int* steep;             // [chunks, G, key tiles]
   float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]
+  float* segment_ends;    // see StatePass
+  float* segment_decays;
 };
 
 struct Gradients {
   Strided d_o, dq, dk, dv, dg;  // without data: not wanted
 };
 
-// One pass over the chunks of each sequence.
+// One pass over the chunks of each sequence. Where sequences and tiles are too few to fill the device, each sequence is
+// cut into segments: a first launch (ends_only) finds what each adds to the state and how it decays it, a second starts
+// every segment from the truth.
 struct StatePass {
   const char* a_images;   // gated_q (backwards) or gated_k (forwards)
   Strided b;              // do, or v
   const float* start;     // [N,G,K,V] or null: zeros. dht, or h0
   float* end;             // likewise, or null: not wanted. dh0
   __nv_bfloat16* states;  // forwards: [chunks,G,K,V]; backwards the images go to the workspace
+  int segments = 1;
+  bool ends_only = false;          // of all segments but the last walked; nothing else is written
+  float* segment_ends = nullptr;   // [segments - 1, tiles of all states, 4096]
+  float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], base 2
 };
 
 // The backward in one kernel.
