@@ -117,7 +117,8 @@ struct StatePlan {
   }
 };
 template <class Core, bool kBackwards>
-void pass_states(const Params& p, const BackwardWorkspace& w, StatePass pass, const StatePlan& plan, cudaStream_t stream) {
+void pass_states(const Params& p, const BackwardWorkspace& w, StatePass pass, const StatePlan& plan,
+                 cudaStream_t stream) {
   auto launch = [&] {
     plan.groups == 2 ? launch_state<Core, kBackwards, 2>(p, w, pass, stream)
                      : launch_state<Core, kBackwards, 1>(p, w, pass, stream);

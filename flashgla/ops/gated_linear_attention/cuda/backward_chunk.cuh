@@ -127,8 +127,8 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
 
 constexpr int state_shared(int groups) { return 3 * (1 + groups) * kTileBytes + groups * kTileBytes; }
 
-// Grid: (N x G x ceil(value tiles / kGroups) x key tiles, innermost last) x segments; a thread group holds one 64x64 tile
-// of the state. Steps and chunks are counted in the order of the walk.
+// Grid: (N x G x ceil(value tiles / kGroups) x key tiles, innermost last) x segments; a thread group holds one 64x64
+// tile of the state. Steps and chunks are counted in the order of the walk.
 template <class Core, bool kBackwards, int kGroups>
 __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, char* shared) {
   constexpr int kStages = 3, kStageBytes = (1 + kGroups) * kTileBytes;
@@ -256,7 +256,8 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
   if (!active) return;
   if (pass.ends_only) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    for (int j = 0; j < 8; ++j)
+      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
     if ((lane & 3) == 0) {
       float* sums = pass.segment_decays + (segment * tiles + tile_at) * kTile;
       sums[row] = decay_sums[0];
@@ -271,8 +272,8 @@ __device__ void pass_state(const Params& p, const BackwardWorkspace& w, const St
 
 constexpr int dv_shared(int groups) { return 3 * (1 + groups) * kTileBytes; }
 
-// Grid: chunks x G x ceil(value tiles / kGroups), innermost last, so that what neighbours share is in the cache; a thread
-// group makes one 64x64 tile of dv.
+// Grid: chunks x G x ceil(value tiles / kGroups), innermost last, so that what neighbours share is in the cache; a
+// thread group makes one 64x64 tile of dv.
 template <class Core, int kGroups>
 __device__ void make_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   constexpr int kStages = 3, kStageBytes = (1 + kGroups) * kTileBytes;

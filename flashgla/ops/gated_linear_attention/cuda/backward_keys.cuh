@@ -96,7 +96,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   using Layout = KeysShared;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads), key_tile = static_cast<int>(blockIdx.x % key_tiles);
+  const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
+            key_tile = static_cast<int>(blockIdx.x % key_tiles);
   const int channel = key_tile * kTile;
   const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
   const Chunk c = locate(p.sequences, chunk);

@@ -46,8 +46,8 @@ struct StatePass {
   float* end;             // likewise, or null: not wanted. dh0
   __nv_bfloat16* states;  // forwards: [chunks,G,K,V]; backwards the images go to the workspace
   int segments = 1;
-  bool ends_only = false;          // of all segments but the last walked; nothing else is written
-  float* segment_ends = nullptr;   // [segments - 1, tiles of all states, 4096]
+  bool ends_only = false;           // of all segments but the last walked; nothing else is written
+  float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
   float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], base 2
 };
 

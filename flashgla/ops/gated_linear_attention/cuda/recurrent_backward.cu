@@ -83,17 +83,16 @@ __global__ void finish_state(const __grid_constant__ Params p, const float* ends
   }
 }
 
-// dg or dgv: for each sequence, head and channel the suffix sum of left * d_left - right * d_right, from the final
-// state's term, in float64; 0 where the gate is shut. A thread walks one channel back through time.
+// dg or dgv of the tokens up to a checkpoint, per head and channel: the suffix sum of left * d_left - right * d_right
+// in float64, from the product of the states' h and dh at the checkpoint; 0 where the gate is shut. A thread walks one
+// channel back through time.
 struct GateScan {
   Operand left, right, gate;
   const float *d_left, *d_right;  // [tokens, H, d_stride]: every query head's
   int left_stride, right_stride;
-  float left_scale;
   int channels;
-  const float* d_ht;    // null: zero
-  const float* h_ends;  // [N, H, K, columns]: of the group's first head
-  int h_columns;
+  const float *h, *dh;  // [checkpoints, H, K, columns]
+  int columns;
   bool over_values;  // channels are values
   Strided gradient;  // or, for scalar and constant gates, sums [tokens, G, channels]
   DType dtype;
@@ -104,22 +103,30 @@ __global__ void scan_gates(const __grid_constant__ Params p, const __grid_consta
   if (at >= count) return;
   const int channel = static_cast<int>(at % s.channels), head = static_cast<int>(at / s.channels % p.heads),
             heads = p.heads * p.group;
-  const std::int64_t n = at / s.channels / p.heads;
+  const std::int64_t number = at / s.channels / p.heads;
+  std::int64_t n = 0;  // the last sequence whose checkpoints begin at or before it
+  for (std::int64_t high = p.sequences.count; high - n > 1;) {
+    const std::int64_t middle = (n + high) / 2;
+    (checkpoint_begin(p.sequences, middle) <= number ? n : high) = middle;
+  }
   const Span span = span_of(p.sequences, n);
+  const std::int64_t first = (number - checkpoint_begin(p.sequences, n)) * kCheckpoint;
+  if (first >= span.length) return;
+  const std::int64_t last = min(first + kCheckpoint, span.length) - 1;
   const std::int64_t token_base = p.sequences.cu_seqlens ? 0 : span.batch * p.sequences.length;
   double run = 0.0;
-  if (s.d_ht) {
-    const int others = s.over_values ? p.key_dim : p.value_dim;
+  for (int h = head * p.group; h < (head + 1) * p.group; ++h) {
+    const int others = s.over_values ? p.key_dim : s.columns;
     for (int other = 0; other < others; ++other) {
       const int key = s.over_values ? other : channel, value = s.over_values ? channel : other;
-      run += static_cast<double>(s.d_ht[((n * p.heads + head) * p.key_dim + key) * p.value_dim + value]) *
-             s.h_ends[((n * heads + head * p.group) * p.key_dim + key) * s.h_columns + value];
+      const std::int64_t place = ((number * heads + h) * p.key_dim + key) * s.columns + value;
+      run += static_cast<double>(s.h[place]) * s.dh[place];
     }
   }
-  for (std::int64_t t = span.begin + span.length - 1; t >= span.begin; --t) {
+  for (std::int64_t t = span.begin + last; t >= span.begin + first; --t) {
     const std::int64_t token = token_base + t;
     for (int h = head * p.group; h < (head + 1) * p.group; ++h) {
-      run += static_cast<double>(load_operand(s.left, span.batch, t, h, channel)) * s.left_scale *
+      run += static_cast<double>(load_operand(s.left, span.batch, t, h, channel)) *
              s.d_left[(token * heads + h) * s.left_stride + channel];
       run -= static_cast<double>(load_operand(s.right, span.batch, t, h, channel)) *
              s.d_right[(token * heads + h) * s.right_stride + channel];
@@ -190,7 +197,12 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   float* dv = take(tokens * heads * values, "gla backward: f32 gradients");
   float* o = value_gates || problem.normalize ? take(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
   float* d_sums = problem.normalize ? take(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
-  float* h_ends = take(p.sequences.count * heads * K * values, "gla backward: states");
+  const std::int64_t checkpoints = problem.packed
+                                       ? problem.length / kCheckpoint + problem.sequences
+                                       : problem.sequences * ((problem.length + kCheckpoint - 1) / kCheckpoint);
+  const std::int64_t kept = key_gates || value_gates ? checkpoints * heads * K * values : 0;
+  float* h_kept = kept > 0 ? take(kept, "gla backward: states") : nullptr;
+  float* dh_kept = kept > 0 ? take(kept, "gla backward: states") : nullptr;
   float* dh_ends = take(p.sequences.count * heads * K * values, "gla backward: states");
   float* gate_sums = per_head && key_gates ? take(tokens * p.heads * K, "gla backward: gate sums") : nullptr;
   float* gate_parts = per_head && key_gates ? take(tokens * p.heads, "gla backward: gate sums") : nullptr;
@@ -219,7 +231,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   const auto* d_zt = problem.normalize ? static_cast<const float*>(d_out.d_zt.data) : nullptr;
   const int columns = static_cast<int>(values);
 
-  if (o) launch(p, {v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr}, stream);
+  if (o) launch(p, {v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr, nullptr}, stream);
   if (problem.normalize) {
     normalizer_gradients<<<blocks_for(tokens * heads), kThreads, 0, stream>>>(p, d_o, o, d_sums, tokens * heads);
     check_launch("normalizer_gradients");
@@ -228,10 +240,10 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
            .dtype = DType::f32,
            .width = columns};
   }
-  launch(p, {k, g, v, d_o, gv, key_width, columns, false, h0, z0, false, false, dq, h_ends}, stream);
-  launch(p, {q, g, d_o, v, gv, key_width, columns, true, d_ht, d_zt, false, true, dk, dh_ends}, stream);
+  launch(p, {k, g, v, d_o, gv, key_width, columns, false, h0, z0, false, false, dq, nullptr, h_kept}, stream);
+  launch(p, {q, g, d_o, v, gv, key_width, columns, true, d_ht, d_zt, false, true, dk, dh_ends, dh_kept}, stream);
   if (d_in.dv || value_gates)
-    launch(p, {d_o, gv, q, k, g, columns, key_width, true, d_ht, d_zt, true, true, dv, nullptr}, stream);
+    launch(p, {d_o, gv, q, k, g, columns, key_width, true, d_ht, d_zt, true, true, dv, nullptr, nullptr}, stream);
 
   auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
                     float factor, const Strided& input, FeatureMap map) {
@@ -252,13 +264,13 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
     check_launch("finish_state");
   }
   auto scan = [&](const GateScan& s) {
-    const std::int64_t count = p.sequences.count * p.heads * s.channels;
+    const std::int64_t count = checkpoints * p.heads * s.channels;
     scan_gates<<<blocks_for(count), kThreads, 0, stream>>>(p, s, count);
     check_launch("scan_gates");
   };
   if (key_gates) {
     // q comes scaled and dq without the scale: the product has it once.
-    scan({q, k, g, dq, dk, key_width, key_width, 1.0f, key_width, d_ht, h_ends, columns, false,
+    scan({q, k, g, dq, dk, key_width, key_width, key_width, h_kept, dh_kept, columns, false,
           per_head ? Strided{} : strided(d_in.dg), p.gate_dtype, gate_sums});
     if (per_head) {
       sum_channels<<<blocks_for(tokens * p.heads), kThreads, 0, stream>>>(gate_sums, key_width, gate_parts,
@@ -270,7 +282,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
     }
   }
   if (value_gates) {
-    scan({d_o, v, gv, o, dv, columns, columns, 1.0f, value_width, d_ht, h_ends, columns, true, strided(d_in.dgv),
+    scan({d_o, v, gv, o, dv, columns, columns, value_width, h_kept, dh_kept, columns, true, strided(d_in.dgv),
           p.gate_dtype, nullptr});
   }
 }

@@ -36,6 +36,17 @@ __device__ __forceinline__ float load_operand(const Operand& x, std::int64_t bat
   return x.scale * feature(x.map, value);
 }
 
+// The gates' gradients are sums over time; they start anew every so many tokens from states kept there, so that a long
+// sequence's rounding does not pile up.
+constexpr int kCheckpoint = 2048;
+
+// Checkpoint j of a sequence is number checkpoint_begin + j and lies at the end of its j-th kCheckpoint tokens, or of
+// it.
+__device__ __forceinline__ std::int64_t checkpoint_begin(const Sequences& s, std::int64_t n) {
+  if (s.cu_seqlens == nullptr) return n * ((s.length + kCheckpoint - 1) / kCheckpoint);
+  return sequence_start(s, n) / kCheckpoint + n;
+}
+
 struct RecurrentPass {
   Operand x, row_gate;        // rows
   Operand y, z, column_gate;  // columns
@@ -48,6 +59,7 @@ struct RecurrentPass {
   bool start_in_first_head;  // of a group only (what all heads' gradients add up to)
   float* out;                // [tokens, H, rows]
   float* end;                // [N, H, rows, columns] or null
+  float* checkpoints;        // [checkpoints, H, rows, columns] or null: M there; backwards before the token's own part
 };
 
 constexpr int kPassWarps = 8, kPassRows = 4, kPassTokens = 8;  // rows of a warp; tokens of a tile
@@ -93,6 +105,23 @@ __global__ void __launch_bounds__(kPassWarps * 32)
     }
   }
 
+  auto store = [&](float* matrices, std::int64_t number) {
+#pragma unroll
+    for (int i = 0; i < kPassRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int r = first_row + warp * kPassRows + i, c = lane + 32 * j;
+        if (r < pass.rows && c < pass.columns) {
+          matrices[((number * query_heads + query_head) * pass.rows + r) * pass.columns + c] = m[i][j];
+        }
+      }
+    }
+  };
+  auto checkpoint = [&](std::int64_t t) {  // of the sequence
+    if (pass.checkpoints == nullptr || ((t + 1) % kCheckpoint != 0 && t + 1 != span.length)) return;
+    store(pass.checkpoints, checkpoint_begin(p.sequences, n) + t / kCheckpoint);
+  };
+
   for (std::int64_t done = 0; done < span.length; done += kPassTokens) {
     const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kPassTokens), span.length - done));
     auto token_of = [&](int t) { return span.begin + (pass.backwards ? span.length - 1 - done - t : done + t); };
@@ -115,6 +144,7 @@ __global__ void __launch_bounds__(kPassWarps * 32)
       const float* x = x_tile + t * kBlockRows + warp * kPassRows;
       const float* a = a_tile + t * kBlockRows + warp * kPassRows;
       float sum[kPassRows] = {};
+      if (pass.backwards) checkpoint(span.length - 1 - done - t);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const int at = t * kWidth + lane + 32 * j;
@@ -127,6 +157,7 @@ __global__ void __launch_bounds__(kPassWarps * 32)
           if (pass.backwards) m[i][j] *= a[i] * c;
         }
       }
+      if (!pass.backwards) checkpoint(done + t);
 #pragma unroll
       for (int distance = 16; distance > 0; distance /= 2) {
 #pragma unroll
@@ -140,16 +171,7 @@ __global__ void __launch_bounds__(kPassWarps * 32)
     }
   }
 
-  if (pass.end == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < kPassRows; ++i) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      const int r = first_row + warp * kPassRows + i, c = lane + 32 * j;
-      if (r < pass.rows && c < pass.columns)
-        pass.end[((n * query_heads + query_head) * pass.rows + r) * pass.columns + c] = m[i][j];
-    }
-  }
+  if (pass.end) store(pass.end, n);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
