@@ -3,6 +3,8 @@
 // and shared memory: backward.md.
 #pragma once
 
+#include <type_traits>
+
 #include "flashgla/ops/gated_linear_attention/cuda/backward_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -108,8 +110,15 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   float* suffix = reinterpret_cast<float*>(shared + Layout::suffix);  // [8 warps][64]: sums of dg's parts
   float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [parity of the chunk][64]: dh . h at its end
   float* row_sums = reinterpret_cast<float*>(shared + Layout::rows);
+  auto* token_factors = reinterpret_cast<float2*>(shared + Layout::prefix);  // of gates by token: of q and k, [64]
+  float* token_b = prefix + 2 * kTile;
   char* x = shared + Layout::x;
 
+  float token_gate = 0.0f;  // of the chunk under way; to shared memory when the chunk before it is done
+  auto put_token_gate = [&](std::int64_t index) {
+    if (kGate != GateTile::token || kGroup == 1 || this_thread >= kTile) return;
+    reinterpret_cast<float*>(shared + (index & 1) * Layout::stage + Layout::gates)[this_thread] = token_gate;
+  };
   auto load = [&](std::int64_t index) {
     const int thread = anew(this_thread);
     const Chunk c = chunk_of(span, index);
@@ -118,7 +127,12 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     if constexpr (kGroup == 0) {
       copy_tile(at + Layout::q, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
       copy_tile(at + Layout::k, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
-      copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
+      if constexpr (kGate == GateTile::token) {
+        const std::int64_t at = c.batch * p.g.batch + (c.token + thread) * p.g.token + head * p.g.head;
+        token_gate = thread < c.rows ? load_as(p.gate_dtype, p.g.data, at) : 0.0f;
+      } else {
+        copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
+      }
     } else {
       const auto* states = static_cast<const __nv_bfloat16*>(p.states) +
                            ((span.chunk_begin + index) * p.heads + anew(head)) * p.key_dim * p.value_dim;
@@ -129,7 +143,10 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     }
     ptx::copy_async_commit();
   };
-  if (chunks > 0) load(chunks - 1);
+  if (chunks > 0) {
+    load(chunks - 1);
+    put_token_gate(chunks - 1);
+  }
 
   // dh, held by the second group; and what dg of the last chunk gets from beyond it.
   Accumulator dh;
@@ -193,10 +210,29 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
     };
 
-    // Gates: b before the warp's rows, and the whole chunk's.
+    // Gates: b before the warp's rows, and the whole chunk's. With one gate a token, every warp scans them all.
     bool steep = false;
     float2 start = make_float2(0.0f, 0.0f), total = start;
-    if constexpr (kGate != GateTile::none) {
+    if constexpr (kGate == GateTile::token) {
+      const int lane = anew(this_lane);
+      const float low = gate_at<kGate>(gates, 2 * lane, lane).x, high = gate_at<kGate>(gates, 2 * lane + 1, lane).x;
+      float b = low + high;  // at the end of token 2 lane + 1
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const float other = __shfl_up_sync(0xffffffffu, b, distance);
+        b += lane >= distance ? other : 0.0f;
+      }
+      total.x = total.y = __shfl_sync(0xffffffffu, b, 31);
+      steep = total.x < -kSteep;
+      if (lane / 4 == warp) {  // the warp's rows
+        const float from = steep ? total.x : 0.0f;
+        token_factors[2 * lane] = make_float2(p.scale * ptx::exp2(b - high), ptx::exp2(from - (b - high)));
+        token_factors[2 * lane + 1] = make_float2(p.scale * ptx::exp2(b), ptx::exp2(from - b));
+        token_b[2 * lane] = b - high;
+        token_b[2 * lane + 1] = b;
+      }
+      __syncwarp();
+    } else if constexpr (kGate != GateTile::none) {
       const int lane = anew(this_lane);
       float2 sum = make_float2(0.0f, 0.0f);
       const int first = kFusedRows * anew(warp);
@@ -217,34 +253,44 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
       steep = __any_sync(0xffffffffu, total.x < -kSteep || total.y < -kSteep);  // alike in every warp
     }
-    {
-      const int lane = anew(this_lane);
+    auto gate_rows = [&](auto is_steep) {
+      const int lane = anew(this_lane), first = kFusedRows * anew(warp);
       float2 b = start;
-      const float2 from = steep ? total : make_float2(0.0f, 0.0f);
-      const int first = kFusedRows * anew(warp);
 #pragma unroll
       for (int i = 0; i < kFusedRows; ++i) {
         const std::uint32_t at = element_offset(first + i, 2 * lane);
         float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
-        y.x *= p.scale;
-        y.y *= p.scale;
-        if constexpr (kGate != GateTile::none) {
+        float2 y_factor = make_float2(p.scale, p.scale), z_factor;
+        if constexpr (kGate == GateTile::token) {
+          const float2 factors = token_factors[first + i];
+          y_factor = make_float2(factors.x, factors.x);
+          z_factor = make_float2(factors.y, factors.y);
+        } else if constexpr (kGate != GateTile::none) {
           const float2 g = gate_at<kGate>(gates, first + i, lane);
           b.x += g.x;
           b.y += g.y;
-          const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
-          y.x *= ptx::exp2(b.x);
-          y.y *= ptx::exp2(b.y);
-          *reinterpret_cast<std::uint32_t*>(k + at) =
-              ptx::pack_bf16(z.x * ptx::exp2(from.x - b.x), z.y * ptx::exp2(from.y - b.y));
+          y_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+          z_factor = is_steep ? make_float2(ptx::exp2(total.x - b.x), ptx::exp2(total.y - b.y))
+                              : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
         }
-        *reinterpret_cast<std::uint32_t*>(q + at) = ptx::pack_bf16(y.x, y.y);
+        *reinterpret_cast<std::uint32_t*>(q + at) = ptx::pack_bf16(y.x * y_factor.x, y.y * y_factor.y);
+        if constexpr (kGate != GateTile::none) {
+          const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
+          *reinterpret_cast<std::uint32_t*>(k + at) = ptx::pack_bf16(z.x * z_factor.x, z.y * z_factor.y);
+        }
       }
+    };
+    if (kGate != GateTile::token && steep) {
+      gate_rows(std::true_type{});
+    } else {
+      gate_rows(std::false_type{});
     }
     if constexpr (kGroup == 1) {
       const int thread = anew(this_thread);
       float factor[2] = {1.0f, 1.0f};
-      if constexpr (kGate != GateTile::none) {
+      if constexpr (kGate == GateTile::token) {
+        factor[0] = factor[1] = ptx::exp2(total.x);
+      } else if constexpr (kGate != GateTile::none) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float decay = 0.0f;
@@ -351,14 +397,18 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         for (int half = 0; half < 2; ++half) {  // this group's four warps walk the rows of all eight
           const int first = warp - 4 + 4 * half;
           float2 sum = make_float2(0.0f, 0.0f);
-          for (int w = 0; w < first; ++w) {
+          for (int w = 0; w < first && kGate != GateTile::token; ++w) {
             sum.x += prefix[w * kTile + 2 * lane];
             sum.y += prefix[w * kTile + 2 * lane + 1];
           }
           for (int i = 0; i < kFusedRows; ++i) {
-            const float2 g = gate_at<kGate>(gates, kFusedRows * first + i, lane);
-            sum.x += g.x;
-            sum.y += g.y;
+            if constexpr (kGate == GateTile::token) {
+              sum.x = sum.y = token_b[kFusedRows * first + i];
+            } else {
+              const float2 g = gate_at<kGate>(gates, kFusedRows * first + i, lane);
+              sum.x += g.x;
+              sum.y += g.y;
+            }
             *reinterpret_cast<float2*>(b.at(kFusedRows * first + i, 2 * lane)) = sum;
           }
         }
@@ -380,37 +430,56 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     const int lane = anew(this_lane);
 
     // dq and dk, row by row, and dg's part of the row.
-    float2 part[kFusedRows], b = start, sum = make_float2(0.0f, 0.0f);
-    const float q_scale = steep ? p.scale : 1.0f;
+    float2 part[kFusedRows], sum = make_float2(0.0f, 0.0f);
     const int first = kFusedRows * anew(warp);
-    RowWalk<__nv_bfloat16> dq_walk(f.gradients.dq, c, head, 2 * lane, first),
-        dk_walk(f.gradients.dk, c, head, 2 * lane, first);
     const int rows_inside = 2 * lane < p.key_dim ? c.rows - first : 0;
-    const int dq_inside = f.gradients.dq.data ? rows_inside : 0, dk_inside = f.gradients.dk.data ? rows_inside : 0;
+    auto finish_rows = [&](auto is_steep) {
+      RowWalk<__nv_bfloat16> dq_walk(f.gradients.dq, c, head, 2 * lane, first);
+      RowWalk<__nv_bfloat16> dk_walk(f.gradients.dk, c, head, 2 * lane, first);
+      const int dq_inside = f.gradients.dq.data ? rows_inside : 0, dk_inside = f.gradients.dk.data ? rows_inside : 0;
+      float2 b = start;
 #pragma unroll
-    for (int i = 0; i < kFusedRows; ++i) {
-      const int r = first + i;
-      const float2 dq = *reinterpret_cast<const float2*>(dq_sums.at(r, 2 * lane));
-      const float2 dk = *reinterpret_cast<const float2*>(dk_sums.at(r, 2 * lane));
-      float2 dq_factor = make_float2(p.scale, p.scale), dk_factor = make_float2(1.0f, 1.0f);
-      if constexpr (kGate != GateTile::none) {
-        const float2 g = gate_at<kGate>(gates, r, lane);
-        b.x += g.x;
-        b.y += g.y;
-        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-        const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-        part[i] = make_float2(y.x * q_scale * dq.x - z.x * dk.x, y.y * q_scale * dq.y - z.y * dk.y);
-        sum.x += part[i].x;
-        sum.y += part[i].y;
-        if (!steep) {
-          dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
-          dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+      for (int i = 0; i < kFusedRows; ++i) {
+        const int r = first + i;
+        float2 dq = *reinterpret_cast<const float2*>(dq_sums.at(r, 2 * lane));
+        float2 dk = *reinterpret_cast<const float2*>(dk_sums.at(r, 2 * lane));
+        if (is_steep) {  // q and k are plain
+          dq.x *= p.scale;
+          dq.y *= p.scale;
         }
+        float2 dq_factor = make_float2(1.0f, 1.0f), dk_factor = dq_factor;
+        if constexpr (kGate == GateTile::none) {
+          dq_factor = make_float2(p.scale, p.scale);
+        } else {
+          const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+          const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+          part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
+          sum.x += part[i].x;
+          sum.y += part[i].y;
+          if (!is_steep) {
+            if constexpr (kGate == GateTile::token) {
+              const float2 factors = token_factors[r];
+              dq_factor = make_float2(factors.x, factors.x);
+              dk_factor = make_float2(factors.y, factors.y);
+            } else {
+              const float2 g = gate_at<kGate>(gates, r, lane);
+              b.x += g.x;
+              b.y += g.y;
+              dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+              dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+            }
+          }
+        }
+        if (i < dq_inside) store_two(dq_walk.place, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
+        if (i < dk_inside) store_two(dk_walk.place, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
+        dq_walk.step(1);
+        dk_walk.step(1);
       }
-      if (i < dq_inside) store_two(dq_walk.place, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
-      if (i < dk_inside) store_two(dk_walk.place, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
-      dq_walk.step(1);
-      dk_walk.step(1);
+    };
+    if (steep) {
+      finish_rows(std::true_type{});
+    } else {
+      finish_rows(std::false_type{});
     }
     const float* from_beyond = beyond + (index & 1) * kTile;
     if constexpr (kGate == GateTile::narrow || kGate == GateTile::wide) {
@@ -435,13 +504,22 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
     }
     if constexpr (kGate == GateTile::token) {
+      float rows[kFusedRows];
 #pragma unroll
-      for (int i = 0; i < kFusedRows; ++i) {
-        float row = part[i].x + part[i].y;
+      for (int i = 0; i < kFusedRows; ++i) rows[i] = part[i].x + part[i].y;
+        // Sums over the lanes, each exchange halving the rows a lane goes on with: 4, 2, 1.
 #pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) row += __shfl_xor_sync(0xffffffffu, row, distance);
-        if (lane == 0) row_sums[kFusedRows * warp + i] = row;
+      for (int left = kFusedRows / 2, distance = 16; left > 0; left /= 2, distance /= 2) {
+        const bool upper = lane & distance;
+#pragma unroll
+        for (int i = 0; i < left; ++i) {
+          const float given = upper ? rows[i] : rows[i + left];
+          rows[i] = (upper ? rows[i + left] : rows[i]) + __shfl_xor_sync(0xffffffffu, given, distance);
+        }
       }
+      rows[0] += __shfl_xor_sync(0xffffffffu, rows[0], 2);
+      rows[0] += __shfl_xor_sync(0xffffffffu, rows[0], 1);
+      if ((lane & 3) == 0) row_sums[first + (lane >> 2)] = rows[0];
       __syncthreads();
       if (warp == 0) {
         float run = from_beyond[2 * lane] + from_beyond[2 * lane + 1];
@@ -469,6 +547,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         }
       }
     }
+    if (index > 0) put_token_gate(index - 1);
     if constexpr (Layout::stages == 1) {
       __syncthreads();
       if (index > 0) load(index - 1);
