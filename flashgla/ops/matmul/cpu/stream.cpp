@@ -1,5 +1,9 @@
 // Products with few rows, M <= 16, by a row-major weight [N,K]: decoding. Bound by the bytes of the weight, so each of
-// its elements is read from memory once, converted in registers, and used for all M rows from the first-level cache.
+// its elements is read from memory once, widened in registers, and used for all M rows from the first-level cache.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
 #include "flashgla/ops/matmul/implementations.h"
 #include "flashgla/ops/rows.h"
 
@@ -7,6 +11,7 @@
 #define HWY_TARGET_INCLUDE "flashgla/ops/matmul/cpu/stream.cpp"
 // clang-format off
 #include "hwy/foreach_target.h"  // comes first
+#include "hwy/cache_control.h"
 #include "flashgla/base/cpu/simd_math.h"
 // clang-format on
 
@@ -16,37 +21,99 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
+using simd::VF32;
 
 constexpr int kColumns = 4;  // weight rows at once
 constexpr int kRows = 4;     // rows of a at once: 16 accumulators
 
-// totals[i][j] = sum_k a[i * a_stride + k] w[j * w_stride + k].
+// Two vectors of weights from memory. bf16 comes as pairs in 32-bit lanes, widened by a shift and a mask: the first
+// vector then holds the even elements and the second the odd ones, and `arrange` puts the rows of a in the same order.
+HWY_INLINE void load_two(simd::F32 d, const float* w, VF32& first, VF32& second) {
+  first = hn::LoadU(d, w);
+  second = hn::LoadU(d, w + hn::Lanes(d));
+}
+HWY_INLINE void load_two(simd::F32 d, const BFloat16* w, VF32& even, VF32& odd) {
+  const hn::Rebind<std::uint32_t, simd::F32> d32;
+#if HWY_TARGET == HWY_SCALAR
+  std::uint32_t one_pair;
+  std::memcpy(&one_pair, w, sizeof(one_pair));
+  const auto pairs = hn::Set(d32, one_pair);
+#else
+  const hn::Repartition<std::uint16_t, simd::F32> d16;
+  const auto pairs = hn::BitCast(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(w)));
+#endif
+  even = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+  odd = hn::BitCast(d, hn::And(pairs, hn::Set(d32, 0xffff0000u)));
+}
+
+// Rows of a in f32, in the order in which load_two gives weights, with zeros up to the row's padded length.
+template <class W, class A>
+void arrange(const TensorView& from, float* to, std::int64_t padded) {
+  const simd::F32 d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t k_size = from.size(1);
+  for (std::int64_t m = 0; m < from.size(0); ++m, to += padded) {
+    const A* row = from.as<A>() + m * from.stride[0];
+    std::int64_t k = 0;
+    for (; k + 2 * lanes <= k_size; k += 2 * lanes) {
+      VF32 first, second;
+      if constexpr (std::is_same_v<W, float>) {
+        first = simd::load(d, row + k);
+        second = simd::load(d, row + k + lanes);
+      } else if constexpr (std::is_same_v<A, float>) {
+        hn::LoadInterleaved2(d, row + k, first, second);
+      } else {
+        load_two(d, row + k, first, second);
+      }
+      hn::StoreU(first, d, to + k);
+      hn::StoreU(second, d, to + k + lanes);
+    }
+    std::fill(to + k, to + padded, 0.0f);
+    for (std::int64_t i = 0; k + i < k_size; ++i) {
+      to[k + (std::is_same_v<W, float> ? i : i % 2 * lanes + i / 2)] = static_cast<float>(row[k + i]);
+    }
+  }
+}
+
+// totals[i][j] = sum_k a[i * a_stride + k] w[j * w_stride + k], a arranged for W.
 template <int Rows, int Columns, class W>
 HWY_INLINE void dot_block(const float* a, std::int64_t a_stride, const W* w, std::int64_t w_stride, std::int64_t k_size,
                           float (&totals)[kRows][kColumns]) {
   const simd::F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  simd::VF32 sums[Rows][Columns];
+  VF32 sums[Rows][Columns];
   for (int i = 0; i < Rows; ++i) {
     for (int j = 0; j < Columns; ++j) sums[i][j] = hn::Zero(d);
   }
-  std::int64_t k = 0;
-  for (; k + lanes <= k_size; k += lanes) {
-    simd::VF32 weights[Columns];
-    for (int j = 0; j < Columns; ++j) weights[j] = simd::load(d, w + j * w_stride + k);
+  auto add_products = [&](const W* const(&weights)[Columns], std::int64_t k) HWY_ATTR {
+    VF32 first[Columns], second[Columns];
+    for (int j = 0; j < Columns; ++j) load_two(d, weights[j], first[j], second[j]);
     for (int i = 0; i < Rows; ++i) {
-      const simd::VF32 value = hn::LoadU(d, a + i * a_stride + k);
-      for (int j = 0; j < Columns; ++j) sums[i][j] = hn::MulAdd(value, weights[j], sums[i][j]);
-    }
-  }
-  if (k < k_size) {
-    for (int j = 0; j < Columns; ++j) {
-      const simd::VF32 weight = simd::load_part(d, w + j * w_stride + k, k_size - k);
-      for (int i = 0; i < Rows; ++i) {
-        const simd::VF32 value = simd::load_part(d, a + i * a_stride + k, k_size - k);
-        sums[i][j] = hn::MulAdd(value, weight, sums[i][j]);
+      const VF32 a_first = hn::LoadU(d, a + i * a_stride + k);
+      const VF32 a_second = hn::LoadU(d, a + i * a_stride + k + lanes);
+      for (int j = 0; j < Columns; ++j) {
+        sums[i][j] = hn::MulAdd(a_first, first[j], sums[i][j]);
+        sums[i][j] = hn::MulAdd(a_second, second[j], sums[i][j]);
       }
     }
+  };
+  const std::int64_t ahead = w_stride * Columns;  // rows are too short for the processor to foresee the next ones
+  const W* weights[Columns];
+  std::int64_t k = 0;
+  for (; k + 2 * lanes <= k_size; k += 2 * lanes) {
+    for (int j = 0; j < Columns; ++j) {
+      weights[j] = w + j * w_stride + k;
+      hwy::Prefetch(weights[j] + ahead);
+    }
+    add_products(weights, k);
+  }
+  if (k < k_size) {
+    W rest[Columns][2 * HWY_MAX_BYTES / sizeof(float)] = {};
+    for (int j = 0; j < Columns; ++j) {
+      std::copy_n(w + j * w_stride + k, k_size - k, rest[j]);
+      weights[j] = rest[j];
+    }
+    add_products(weights, k);
   }
   for (int i = 0; i < Rows; ++i) {
     for (int j = 0; j < Columns; ++j) totals[i][j] = hn::GetLane(hn::SumOfLanes(d, sums[i][j]));
@@ -69,21 +136,21 @@ HWY_INLINE void dot_rows(int rows, const float* a, std::int64_t a_stride, const 
 }
 
 template <class W, class C>
-void stream_columns(const TensorView& a, const W* w, std::int64_t w_stride, const TensorView& c, const Options& options,
-                    std::int64_t begin, std::int64_t end) {
-  const std::int64_t rows = a.size(0), k_size = a.size(1);
-  const float* a_data = a.as<float>();
+void stream_columns(const float* a, std::int64_t a_stride, const TensorView& b, const TensorView& c,
+                    const Options& options, std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = c.size(0), k_size = b.size(0), w_stride = b.stride[1];
+  const W* w = b.as<W>();
   float totals[kRows][kColumns];
   for (std::int64_t n = begin; n < end;) {
     const bool whole = end - n >= kColumns;
     const std::int64_t columns = whole ? kColumns : 1;
     for (std::int64_t m = 0; m < rows; m += kRows) {
       const auto block = static_cast<int>(std::min<std::int64_t>(kRows, rows - m));
-      const float* a_block = a_data + m * a.stride[0];
+      const float* a_block = a + m * a_stride;
       if (whole) {
-        dot_rows<kColumns>(block, a_block, a.stride[0], w + n * w_stride, w_stride, k_size, totals);
+        dot_rows<kColumns>(block, a_block, a_stride, w + n * w_stride, w_stride, k_size, totals);
       } else {
-        dot_rows<1>(block, a_block, a.stride[0], w + n * w_stride, w_stride, k_size, totals);
+        dot_rows<1>(block, a_block, a_stride, w + n * w_stride, w_stride, k_size, totals);
       }
       for (int i = 0; i < block; ++i) {
         C* out = c.as<C>() + (m + i) * c.stride[0] + n;
@@ -102,27 +169,24 @@ void stream_columns(const TensorView& a, const W* w, std::int64_t w_stride, cons
   }
 }
 
-void Convert(const TensorView& from, const TensorView& to) {
-  for (std::int64_t m = 0; m < from.size(0); ++m) {
-    simd::map([](simd::VF32 x) { return x; }, from.size(1), to.as<float>() + m * to.stride[0],
-              from.as<BFloat16>() + m * from.stride[0]);
-  }
-}
-
-template <class W, class C>
-void stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options) {
+template <class A, class W, class C>
+void stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options,
+            const TensorView& arranged) {
   constexpr std::int64_t kBytesPerTask = 128 * 1024;
+  arrange<W, A>(a, arranged.as<float>(), arranged.size(1));
   const std::int64_t row_bytes = std::max<std::int64_t>(1, a.size(1) * static_cast<std::int64_t>(sizeof(W)));
   const std::int64_t grain = std::max<std::int64_t>(1, kBytesPerTask / (row_bytes * kColumns)) * kColumns;
   parallel_for_blocks(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
-    stream_columns<W, C>(a, b.as<W>(), b.stride[1], c, options, begin, end);
+    stream_columns<W, C>(arranged.as<float>(), arranged.size(1), b, c, options, begin, end);
   });
 }
 
-void Stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options) {
-  if (b.dtype == DType::f32) return stream<float, float>(context, a, b, c, options);
-  if (c.dtype == DType::f32) return stream<BFloat16, float>(context, a, b, c, options);
-  stream<BFloat16, BFloat16>(context, a, b, c, options);
+void Stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options,
+            const TensorView& arranged) {
+  if (b.dtype == DType::f32) return stream<float, float, float>(context, a, b, c, options, arranged);
+  if (a.dtype == DType::f32) return stream<float, BFloat16, float>(context, a, b, c, options, arranged);
+  if (c.dtype == DType::f32) return stream<BFloat16, BFloat16, float>(context, a, b, c, options, arranged);
+  stream<BFloat16, BFloat16, BFloat16>(context, a, b, c, options, arranged);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -132,7 +196,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace flashgla::ops::matmul {
 
-HWY_EXPORT(Convert);
 HWY_EXPORT(Stream);
 
 namespace {
@@ -141,12 +204,11 @@ constexpr std::int64_t kMostRows = 16;
 
 void run_stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
                 const Options& options) {
+  constexpr std::int64_t kMultiple = 64;  // twice the lanes of any vector
+  const std::int64_t padded = (a.size(1) + kMultiple - 1) / kMultiple * kMultiple;
   ArenaScope scope(context.scratch());
-  TensorView rows = a;
-  if (a.dtype == DType::bf16) rows = context.scratch().tensor(a.shape, DType::f32, "matmul: rows in f32");
-  if (context.planning()) return;
-  if (a.dtype == DType::bf16) HWY_DYNAMIC_DISPATCH(Convert)(a, rows);
-  HWY_DYNAMIC_DISPATCH(Stream)(context, rows, b, c, options);
+  const TensorView arranged = context.scratch().tensor({a.size(0), padded}, DType::f32, "matmul: rows in f32");
+  if (!context.planning()) HWY_DYNAMIC_DISPATCH(Stream)(context, a, b, c, options, arranged);
 }
 
 }  // namespace
