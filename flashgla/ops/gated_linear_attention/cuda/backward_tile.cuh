@@ -112,6 +112,7 @@ enum class Stored { k_inner, k_outer };
 // mma.sync: sm_80 and later.
 struct TensorCore80 {
   static constexpr bool available = true;
+  static constexpr bool copies_in_bulk = false;
   // Between begin and finish lie products only; both name the registers these use (accumulators that go on, operands).
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&...) {}  // operands are written, barrier passed
@@ -188,6 +189,7 @@ struct TensorCore80 {
 // wgmma reads both operands from shared memory, once a group instead of once a warp.
 struct TensorCore90 {
   static constexpr bool available = true;
+  static constexpr bool copies_in_bulk = true;  // the copy engine with its barriers is there too
   // The compiler must not move what makes or reads registers of a product into its pipeline.
   static __device__ __forceinline__ void pin(Accumulator& a) {
 #pragma unroll

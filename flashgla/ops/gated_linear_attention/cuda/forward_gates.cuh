@@ -27,6 +27,14 @@ __device__ __forceinline__ void unpack_gates(float (&g)[8], const uint4& raw) {
   for (int e = 0; e < 8; ++e) g[e] = base_2_gate(g[e]);
 }
 
+// This thread's gates from a tile of bf16.
+__device__ __forceinline__ void read_gates(Gates& g, std::uint32_t tile, int thread) {
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    unpack_gates(g[i], load_shared_16(tile + own_piece(thread, i)));
+  }
+}
+
 // Totals of the four warps, 64 floats each, lie in pieces of a tile that the writing thread owns.
 __device__ __forceinline__ std::uint32_t total_piece(std::uint32_t tile, int warp, int half, int piece) {
   return tile + tile_piece(16 * warp + 12 + half, piece);
@@ -61,7 +69,7 @@ __device__ __forceinline__ void scan_gates(Gates& g, float (&before)[8], std::ui
   }
 }
 
-// After the barrier: adds the earlier warps to `before`; `all` is the sum of all.
+// After the barrier: g becomes the sum from the chunk's start; `all` is the sum over the chunk.
 __device__ __forceinline__ void add_total(float (&sum)[8], std::uint32_t totals, int warp, int thread) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -72,7 +80,8 @@ __device__ __forceinline__ void add_total(float (&sum)[8], std::uint32_t totals,
     sum[4 * half + 3] += __uint_as_float(raw.w);
   }
 }
-__device__ __forceinline__ void finish_scan(float (&before)[8], float (&all)[8], std::uint32_t totals, int thread) {
+__device__ __forceinline__ void finish_scan(Gates& g, float (&before)[8], float (&all)[8], std::uint32_t totals,
+                                            int thread) {
 #pragma unroll
   for (int e = 0; e < 8; ++e) all[e] = 0.0f;
 #pragma unroll
@@ -82,6 +91,11 @@ __device__ __forceinline__ void finish_scan(float (&before)[8], float (&all)[8],
       for (int e = 0; e < 8; ++e) before[e] += all[e];
     }
     add_total(all, totals, w, thread);
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) g[i][e] += before[e];
   }
 }
 // The sum over the warps after this thread's.
@@ -144,8 +158,9 @@ __device__ __forceinline__ float2 tile_pair(std::uint32_t tile, int row, int cha
 // Rungs 2 and 3 for the rows of one warp: s += scores over the tile's 64 channels, from q and k as loaded.
 // gate(token, channel): base-2 gates of channel and channel + 1.
 template <class Gate>
-__device__ __noinline__ void add_scores_by_sub_chunks(Accumulator& s, std::uint32_t q_tile, std::uint32_t k_tile,
-                                                      Gate gate, int warp, int lane) {
+__device__ __forceinline__ void add_scores_by_sub_chunks(Accumulator& s, std::uint32_t q_tile, std::uint32_t k_tile,
+                                                         Gate gate, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
   float2 total = make_float2(0.0f, 0.0f);
   for (int t = 0; t < 16; ++t) {
     const float2 g = gate(16 * warp + t, 2 * lane);

@@ -65,41 +65,49 @@ __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint3
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
+// Where the piece of this thread's row i lies in a tile.
+__device__ __forceinline__ std::uint32_t own_piece(int thread, int i) {
+  return (tile_piece(kRowsEach * (thread / 8), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
+}
+
+static __device__ __noinline__ void gather_tile(std::uint32_t tile, const Rows r, int thread) {
+  for (int i = 0; i < kRowsEach; ++i) {
+    store_shared_16(tile + own_piece(thread, i), gather_piece(r, kRowsEach * (thread / 8) + i, thread % 8 * 8));
+  }
+}
 // Starts the copy of a 64-channel tile; the pieces outside become zeros.
 __device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, bool in_pieces, int thread) {
-  const int piece = thread % 8;
+  if (!in_pieces) return gather_tile(tile, r, thread);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+  const char* from = r.data + (left > 0 ? row * r.stride + thread % 8 * 16 : 0);
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
-    const int row = kRowsEach * (thread / 8) + i;
-    const std::uint32_t address = tile + tile_piece(row, piece);
-    if (in_pieces) {
-      const bool inside = row < r.rows && piece * 8 < r.channels;
-      ptx::copy_async_16(address, inside ? r.data + row * r.stride + piece * 16 : r.data, inside ? 16 : 0);
-    } else {
-      store_shared_16(address, gather_piece(r, row, piece * 8));
-    }
+    ptx::copy_async_16(tile + own_piece(thread, i), i < left ? from + i * r.stride : r.data, i < left ? 16 : 0);
   }
 }
 
-// Writes a tile to the rows of a tensor of 16-bit elements.
-__device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bool in_pieces, int thread) {
+static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t tile, int thread) {
   const int piece = thread % 8;
-#pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const int row = kRowsEach * (thread / 8) + i;
-    if (row >= r.rows || piece * 8 >= r.channels) continue;
-    const uint4 x = load_shared_16(tile + tile_piece(row, piece));
-    char* target = const_cast<char*>(r.data) + row * r.stride + piece * 16;
-    if (in_pieces) {
-      *reinterpret_cast<uint4*>(target) = x;
-    } else {
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    if (row >= r.rows) return;
+    const uint4 x = load_shared_16(tile + own_piece(thread, i));
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    auto* target = reinterpret_cast<std::uint16_t*>(const_cast<char*>(r.data) + row * r.stride) + piece * 8;
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (piece * 8 + e < r.channels)
-          reinterpret_cast<std::uint16_t*>(target)[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
-      }
+    for (int e = 0; e < 8; ++e) {
+      if (piece * 8 + e < r.channels) target[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
     }
+  }
+}
+// Writes a tile to the rows of a tensor of 16-bit elements.
+__device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bool in_pieces, int thread) {
+  if (!in_pieces) return scatter_tile(r, tile, thread);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+  char* to = const_cast<char*>(r.data) + row * r.stride + thread % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    if (i < left) *reinterpret_cast<uint4*>(to + i * r.stride) = load_shared_16(tile + own_piece(thread, i));
   }
 }
 
@@ -120,24 +128,43 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
 
 // ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
 
-// From and to an f32 state [K,V]; `key` and `value` are the tile's first channels.
-__device__ __forceinline__ void read_state(Accumulator& h, const float* state, int K, int V, int key, int value,
-                                           int thread) {
+// From and to an f32 state [K,V]; `key` and `value` are the tile's first channels. Pairs of neighbours at once where
+// V is even and the state aligned.
+template <bool store>
+__device__ __forceinline__ void move_state(Accumulator& h, float* state, int K, int V, int key, int value, int thread) {
   const int lane = thread % 32, row = key + thread / 32 * 16 + lane / 4, column = value + 2 * (lane % 4);
+  const bool in_pairs = V % 2 == 0 && reinterpret_cast<std::uintptr_t>(state) % 8 == 0;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int r = row + (i & 2) * 4, c = column + i / 4 * 8 + (i & 1);
-    h[i] = state != nullptr && r < K && c < V ? state[static_cast<std::int64_t>(r) * V + c] : 0.0f;
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= K) continue;
+    float* at = state + static_cast<std::int64_t>(row + 8 * half) * V + column;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
+      const int left = V - column - 8 * j;
+      if (in_pairs && left > 0) {
+        if constexpr (store) {
+          *reinterpret_cast<float2*>(at + 8 * j) = make_float2(x, y);
+        } else {
+          const float2 pair = *reinterpret_cast<const float2*>(at + 8 * j);
+          x = pair.x;
+          y = pair.y;
+        }
+      } else {
+        if (left > 0) store ? at[8 * j] = x : x = at[8 * j];
+        if (left > 1) store ? at[8 * j + 1] = y : y = at[8 * j + 1];
+      }
+    }
   }
 }
-__device__ __forceinline__ void write_state(float* state, const Accumulator& h, int K, int V, int key, int value,
+__device__ __forceinline__ void read_state(Accumulator& h, const float* state, int K, int V, int key, int value,
+                                           int thread) {
+  clear(h);
+  if (state != nullptr) move_state<false>(h, const_cast<float*>(state), K, V, key, value, thread);
+}
+__device__ __forceinline__ void write_state(float* state, Accumulator& h, int K, int V, int key, int value,
                                             int thread) {
-  const int lane = thread % 32, row = key + thread / 32 * 16 + lane / 4, column = value + 2 * (lane % 4);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int r = row + (i & 2) * 4, c = column + i / 4 * 8 + (i & 1);
-    if (r < K && c < V) state[static_cast<std::int64_t>(r) * V + c] = h[i];
-  }
+  move_state<true>(h, state, K, V, key, value, thread);
 }
 
 // Rows lane / 4 and lane / 4 + 8 of the warp times x and y.

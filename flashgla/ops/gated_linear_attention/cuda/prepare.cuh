@@ -21,164 +21,214 @@ struct Prepared {
   int blocks;  // ceil(K / 64)
 };
 
-// Eight gates of a row, base 2, zeros outside. kind key only; T is bf16 or f32.
-__device__ __forceinline__ void fetch_gates(float (&g)[8], const Params& p, const Rows& r, bool in_pieces, int row,
-                                            int piece) {
-#pragma unroll
-  for (int e = 0; e < 8; ++e) g[e] = 0.0f;
-  if (row >= r.rows || piece * 8 >= r.channels) return;
-  const char* at = r.data + static_cast<std::int64_t>(row) * r.stride;
-  if (p.gate_dtype == DType::f32) {
-    const float* x = reinterpret_cast<const float*>(at) + piece * 8;
-    if (in_pieces) {
-      const float4 low = *reinterpret_cast<const float4*>(x), high = *reinterpret_cast<const float4*>(x + 4);
-      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int e = 0; e < 8; ++e) g[e] = base_2_gate(all[e]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (piece * 8 + e < r.channels) g[e] = base_2_gate(x[e]);
-      }
-    }
+// Shared memory: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
+constexpr int kGatePitch = 68;
+constexpr int kPrepareBytes = 3 * kTileBytes + 64 * kGatePitch * 4;
+
+// One chunk and 64 key channels.
+struct PrepareBlock {
+  Span span;
+  std::int64_t first;  // token of the sequence
+  int query_head, head, channel;
+  std::uint32_t q_tile, k_tile, g_tile;
+  float* gates;
+  char* q_image;
+  char* k_image;  // null: another query head of the group writes it
+};
+
+// Starts the copy of key gates.
+__device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& b, int thread) {
+  if (p.gate_dtype != DType::f32) {
+    const Rows r = rows_of(p.g, 2, b.span, b.first, b.head, b.channel, p.key_dim);
+    load_tile(b.g_tile, r, aligned(r), thread);
     return;
   }
-  unpack_gates(g, in_pieces ? *reinterpret_cast<const uint4*>(at + piece * 16) : gather_piece(r, row, piece * 8));
+  const Rows r = rows_of(p.g, 4, b.span, b.first, b.head, b.channel, p.key_dim);
+  const bool in_pieces = aligned(r);
+  const int channel = 8 * (thread % 8);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int row = kRowsEach * (thread / 8) + i;
+    float* to = b.gates + kGatePitch * row + channel;
+    const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(row) * r.stride) + channel;
+    if (in_pieces) {
+      const bool inside = row < r.rows && channel < r.channels;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::copy_async_16(ptx::shared_address(to + 4 * half),
+                           inside ? from + 4 * half : static_cast<const void*>(r.data), inside ? 16 : 0);
+      }
+    } else {
+      for (int e = 0; e < 8; ++e) to[e] = row < r.rows && channel + e < r.channels ? from[e] : 0.0f;
+    }
+  }
+}
+// This thread's gates, key gates after the copy has arrived.
+__device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const PrepareBlock& b, int thread) {
+  if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return read_gates(g, b.g_tile, thread);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int row = kRowsEach * (thread / 8) + i;
+    if (p.gate == GateKind::key) {
+      const float4* from = reinterpret_cast<const float4*>(b.gates + kGatePitch * row + 8 * (thread % 8));
+      const float4 low = from[0], high = from[1];
+      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) g[i][e] = base_2_gate(all[e]);
+    } else {
+      const float gate =
+          b.first + row < b.span.length ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, 0) : 0.0f;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) g[i][e] = gate;
+    }
+  }
 }
 
-constexpr int kPrepareBytes = 3 * kTileBytes + 64 * 66 * 4;
+// A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
+// of its own, so that its registers are not the common path's.
+static __device__ __noinline__ void prepare_steep(const Params& p, const PrepareBlock& b, int thread) {
+  __syncthreads();
+  Gates later, g;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int row = kRowsEach * (thread / 8) + i, channel = b.channel + 8 * (thread % 8) + e;
+      const bool inside = b.first + row < b.span.length && channel < p.key_dim;
+      g[i][e] = later[i][e] = inside ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, channel) : 0.0f;
+      b.gates[kGatePitch * row + 8 * (thread % 8) + e] = g[i][e];
+    }
+  }
+  float before[8], after[8], all[8];
+  scan_gates(g, before, b.g_tile, thread);
+  __syncthreads();
+  finish_scan(g, before, all, b.g_tile, thread);
+  sum_later_warps(after, b.g_tile, thread);
+  suffix_gates(later, after, thread);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const std::uint32_t at = own_piece(thread, i);
+    float x[8], y[8];
+    unpack_8(load_shared_16(b.q_tile + at), x);
+    unpack_8(load_shared_16(b.k_tile + at), y);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      x[e] *= ptx::exp2(g[i][e]);
+      y[e] *= ptx::exp2(later[i][e]);
+    }
+    *reinterpret_cast<uint4*>(b.q_image + at) = pack_8(x);
+    if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = pack_8(y);
+  }
+  Accumulator s;
+  clear(s);
+  const float* gates = b.gates;
+  const auto gate = [gates](int token, int channel) {
+    return *reinterpret_cast<const float2*>(gates + kGatePitch * token + channel);
+  };
+  add_scores_by_sub_chunks(s, b.q_tile, b.k_tile, gate, thread);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = s[i];
+}
 
 template <class Core>
 __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& out, char* shared) {
-  const std::uint32_t q_tile = ptx::shared_address(shared), k_tile = q_tile + kTileBytes, totals = k_tile + kTileBytes;
-  float* gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);  // [64][66], only for the ladder
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, piece = thread % 8;
+  PrepareBlock b;
+  b.q_tile = ptx::shared_address(shared);
+  b.k_tile = b.q_tile + kTileBytes;
+  b.g_tile = b.k_tile + kTileBytes;
+  b.gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);
+  const int thread = threadIdx.x, lane = thread % 32, piece = thread % 8;
   const int heads = p.heads * p.group;
   const std::int64_t chunk = blockIdx.x / heads;
-  const int query_head = blockIdx.x % heads, head = query_head / p.group;
+  b.query_head = blockIdx.x % heads;
+  b.head = b.query_head / p.group;
   const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) return;
-  const Span span = span_of(p.sequences, n);
-  const std::int64_t first = (chunk - span.chunk_begin) * kChunk;
-  const bool leads = query_head % p.group == 0;
-  const bool over_keys = p.gate == GateKind::key;
+  b.span = span_of(p.sequences, n);
+  b.first = (chunk - b.span.chunk_begin) * kChunk;
+  const bool leads = b.query_head % p.group == 0;
 
   Accumulator s;
   clear(s);
 #pragma unroll 1
   for (int kb = 0; kb < out.blocks; ++kb) {
-    const Rows q_rows = rows_of(p.q, 2, span, first, query_head, 64 * kb, p.key_dim),
-               k_rows = rows_of(p.k, 2, span, first, head, 64 * kb, p.key_dim);
-    load_tile(q_tile, q_rows, aligned(q_rows), thread);
-    load_tile(k_tile, k_rows, aligned(k_rows), thread);
+    b.channel = 64 * kb;
+    b.q_image = out.q + ((chunk * heads + b.query_head) * out.blocks + kb) * kTileBytes;
+    char* k_image = out.k + ((chunk * p.heads + b.head) * out.blocks + kb) * kTileBytes;
+    b.k_image = leads ? k_image : nullptr;
+    const Rows q_rows = rows_of(p.q, 2, b.span, b.first, b.query_head, b.channel, p.key_dim);
+    const Rows k_rows = rows_of(p.k, 2, b.span, b.first, b.head, b.channel, p.key_dim);
+    if (p.gate == GateKind::key) load_gates(p, b, thread);
     ptx::copy_async_commit();
-    const auto fetch = [&](Gates& g) {
-      if (over_keys) {
-        const Rows g_rows = rows_of(p.g, p.gate_dtype == DType::f32 ? 4 : 2, span, first, head, 64 * kb, p.key_dim);
-        const bool g_pieces = aligned(g_rows);
+    load_tile(b.q_tile, q_rows, aligned(q_rows), thread);
+    load_tile(b.k_tile, k_rows, aligned(k_rows), thread);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    Gates g;
+    bool one_anchor;
+    {
+      float before[8], all[8];
+      fetch_gates(g, p, b, thread);
+      scan_gates(g, before, b.g_tile, thread);
+      __syncthreads();
+      finish_scan(g, before, all, b.g_tile, thread);
+      one_anchor = in_range(all);
+      if (leads && thread < 8) {
+        float* decay = out.decay + ((chunk * p.heads + b.head) * out.blocks + kb) * 64 + 8 * piece;
 #pragma unroll
-        for (int i = 0; i < kRowsEach; ++i) fetch_gates(g[i], p, g_rows, g_pieces, kRowsEach * (thread / 8) + i, piece);
-      } else {
+        for (int e = 0; e < 8; ++e) decay[e] = ptx::exp2(all[e]);
+      }
+      ptx::copy_async_wait<0>();
+      if (one_anchor) {
 #pragma unroll
         for (int i = 0; i < kRowsEach; ++i) {
-          const int row = kRowsEach * (thread / 8) + i;
-          const float gate = row < q_rows.rows ? key_gate(p, span.batch, span.begin + first + row, head, 0) : 0.0f;
+          const std::uint32_t at = own_piece(thread, i);
+          float x[8], y[8];
+          unpack_8(load_shared_16(b.q_tile + at), x);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) g[i][e] = gate;
+          for (int e = 0; e < 8; ++e) x[e] *= ptx::exp2(g[i][e]);
+          const uint4 gated = pack_8(x);
+          store_shared_16(b.q_tile + at, gated);
+          *reinterpret_cast<uint4*>(b.q_image + at) = gated;
+          unpack_8(load_shared_16(b.k_tile + at), x);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            y[e] = x[e] * ptx::exp2(-g[i][e]);
+            x[e] *= ptx::exp2(all[e] - g[i][e]);
+          }
+          store_shared_16(b.k_tile + at, pack_8(y));
+          if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(x);
         }
       }
-    };
-    Gates g;
-    fetch(g);
-    float before[8], all[8];
-    scan_gates(g, before, totals, thread);
-    ptx::copy_async_wait<0>();
-    __syncthreads();
-    finish_scan(before, all, totals, thread);
-
-    char* q_image = out.q + ((chunk * heads + query_head) * out.blocks + kb) * kTileBytes;
-    char* k_image = out.k + ((chunk * p.heads + head) * out.blocks + kb) * kTileBytes;
-    if (leads && thread < 8) {
-      float* decay = out.decay + ((chunk * p.heads + head) * out.blocks + kb) * 64 + 8 * piece;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) decay[e] = ptx::exp2(all[e]);
     }
-    if (in_range(all)) {
-#pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        const std::uint32_t at = tile_piece(kRowsEach * (thread / 8) + i, piece);
-        float x[8], y[8];
-        unpack_8(load_shared_16(q_tile + at), x);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] *= ptx::exp2(before[e] + g[i][e]);
-        const uint4 gated = pack_8(x);
-        store_shared_16(q_tile + at, gated);
-        *reinterpret_cast<uint4*>(q_image + at) = gated;
-        unpack_8(load_shared_16(k_tile + at), x);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float sum = before[e] + g[i][e];
-          y[e] = x[e] * ptx::exp2(-sum);
-          x[e] *= ptx::exp2(all[e] - sum);
-        }
-        store_shared_16(k_tile + at, pack_8(y));
-        if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(x);
-      }
+    if (one_anchor) {
       Core::publish();
       __syncthreads();
       Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner>(s, q_tile, k_tile, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
       Core::finish();
     } else {
-      float after[8];
-      sum_later_warps(after, totals, thread);
-      Gates later;
-      fetch(later);
+      const PrepareBlock copy = b;  // so that b itself may stay in registers
+      prepare_steep(p, copy, thread);
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) gates[66 * (kRowsEach * (thread / 8) + i) + 8 * piece + e] = later[i][e];
-      }
-      suffix_gates(later, after, thread);
-#pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        const std::uint32_t at = tile_piece(kRowsEach * (thread / 8) + i, piece);
-        float x[8], y[8];
-        unpack_8(load_shared_16(q_tile + at), x);
-        unpack_8(load_shared_16(k_tile + at), y);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          x[e] *= ptx::exp2(before[e] + g[i][e]);
-          y[e] *= ptx::exp2(later[i][e]);
-        }
-        *reinterpret_cast<uint4*>(q_image + at) = pack_8(x);
-        if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(y);
-      }
-      __syncthreads();
-      Accumulator exact;
-      clear(exact);
-      add_scores_by_sub_chunks(
-          exact, q_tile, k_tile,
-          [&](int token, int channel) { return *reinterpret_cast<const float2*>(gates + 66 * token + channel); }, warp,
-          lane);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] += exact[i];
+      for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
     }
     __syncthreads();
   }
   std::uint32_t packed[16];
   select_scores(packed, s, thread);
-  char* image = out.scores + (chunk * heads + query_head) * kTileBytes;
-  const int row = 16 * warp + lane / 4;
+  char* image = out.scores + (chunk * heads + b.query_head) * kTileBytes;
+  const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    store_shared_4(q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
+    store_shared_4(b.q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
   }
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
-    const std::uint32_t at = tile_piece(kRowsEach * (thread / 8) + i, piece);
-    *reinterpret_cast<uint4*>(image + at) = load_shared_16(q_tile + at);
+    const std::uint32_t at = own_piece(thread, i);
+    *reinterpret_cast<uint4*>(image + at) = load_shared_16(b.q_tile + at);
   }
 }
 

@@ -16,6 +16,7 @@ struct Segments {
   int count = 1;            // of each sequence; the last may be empty
   int chunks = 0;           // chunks of a segment
   bool first_pass = false;  // find end states from zero
+  float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment, by the first pass
   float* starts = nullptr;  // [count, N, G, K, V]: end states from zero, then start states; null with one segment
 };
 
@@ -23,13 +24,38 @@ struct Segments {
 template <int KB, int groups, bool outputs>
 struct RecurrencePlan {
   static constexpr int k_slots = outputs ? 1 : 2;
-  static constexpr int q = 0;                           // [2][KB]
-  static constexpr int k = q + (outputs ? 2 * KB : 0);  // [k_slots][KB]
-  static constexpr int scores = k + k_slots * KB;       // [2]
-  static constexpr int v = scores + (outputs ? 2 : 0);  // [2][groups]
-  static constexpr int h = v + 2 * groups;              // [groups][KB]
-  static constexpr int bytes = (h + groups * KB) * kTileBytes;
+  static constexpr int q = 0;                                      // [2][KB]
+  static constexpr int k = q + (outputs ? 2 * KB : 0);             // [k_slots][KB]
+  static constexpr int scores = k + k_slots * KB;                  // [2]
+  static constexpr int v = scores + (outputs ? 2 : 0);             // [2][groups]
+  static constexpr int h = v + 2 * groups;                         // [groups][KB]
+  static constexpr int barriers = (h + groups * KB) * kTileBytes;  // bytes: q and P [2], k [2]
+  static constexpr int bytes = barriers + 4 * 8;
 };
+
+// The copy engine and its barriers, where there is one.
+__device__ __forceinline__ void init_barriers(std::uint32_t first, int count) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  for (int i = 0; i < count; ++i) ptx::mbarrier_init(first + 8 * i, 1);
+  ptx::fence_barrier_init();
+#endif
+}
+__device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::mbarrier_arrive_expect(barrier, bytes);
+#endif
+}
+__device__ __forceinline__ void copy_in_bulk(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::copy_bulk(to, from, bytes, barrier);
+#endif
+}
+template <class Core>
+__device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (Core::copies_in_bulk) ptx::mbarrier_wait(barrier, parity);
+#endif
+}
 
 template <class Core, int KB, int groups, bool outputs>
 __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, const Segments& segments,
@@ -44,6 +70,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   std::int64_t rest = blockIdx.x / slices;
   const int segment = static_cast<int>(rest % segments.count);
   rest /= segments.count;
+  if (segments.first_pass && segment + 1 == segments.count) return;  // nothing starts where the last one ends
   const int query_head = static_cast<int>(rest % heads), head = query_head / group;
   const std::int64_t n = rest / heads;
   const int K = p.key_dim, V = p.value_dim;
@@ -59,25 +86,41 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
   const std::uint32_t h_tiles = tile(Plan::h + part * KB);
 
-  // `tiles` tiles that lie in memory as in shared memory, by the whole block.
-  const auto load_images = [&](int at, const char* image, int tiles) {
-    for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups)
-      ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
+  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
+  // threads. Slots of q and P, and without outputs of k, alternate; both have barriers of their own.
+  const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16;
+  const auto load_images = [&](int at, const char* image, int tiles, std::uint32_t barrier) {
+    if constexpr (Core::copies_in_bulk) {
+      if (threadIdx.x == 0) copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier);
+    } else {
+      for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
+        ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
+      }
+    }
+  };
+  const auto expect = [&](std::uint32_t barrier, int tiles) {
+    if constexpr (Core::copies_in_bulk) {
+      if (threadIdx.x == 0) expect_bytes(barrier, tiles * kTileBytes);
+    }
   };
   const auto load_k = [&](int c) {
-    if (c < end)
-      load_images(Plan::k + (c % Plan::k_slots) * KB,
-                  in.k + ((span.chunk_begin + c) * p.heads + head) * KB * kTileBytes, KB);
+    if (c >= end) return;
+    const int slot = (c - begin) % Plan::k_slots;
+    expect(k_barrier + 8 * slot, KB);
+    load_images(Plan::k + slot * KB, in.k + ((span.chunk_begin + c) * p.heads + head) * KB * kTileBytes, KB,
+                k_barrier + 8 * slot);
   };
   const auto load_rest = [&](int c) {
     if (c >= end) return;
+    const int slot = (c - begin) & 1;
     if constexpr (outputs) {
       const std::int64_t at = (span.chunk_begin + c) * heads + query_head;
-      load_images(Plan::q + (c & 1) * KB, in.q + at * KB * kTileBytes, KB);
-      load_images(Plan::scores + (c & 1), in.scores + at * kTileBytes, 1);
+      expect(q_barrier + 8 * slot, KB + 1);
+      load_images(Plan::q + slot * KB, in.q + at * KB * kTileBytes, KB, q_barrier + 8 * slot);
+      load_images(Plan::scores + slot, in.scores + at * kTileBytes, 1, q_barrier + 8 * slot);
     }
     const Rows r = rows_of(p.v, 2, span, static_cast<std::int64_t>(c) * kChunk, head, v0, V);
-    load_tile(base + tile(Plan::v + (c & 1) * groups + part), r, aligned(r), thread);
+    load_tile(base + tile(Plan::v + slot * groups + part), r, aligned(r), thread);
   };
   // Decays of this thread's two rows of each tile of the state.
   float2 decay[KB];
@@ -108,16 +151,24 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   __syncwarp();
   if (keeps_states && begin < end) write_states(begin);
 
+  if constexpr (Core::copies_in_bulk) {
+    if (threadIdx.x == 0) init_barriers(q_barrier, 4);
+    __syncthreads();
+  }
   load_rest(begin);
   ptx::copy_async_commit();
   load_k(begin);
   ptx::copy_async_commit();
   load_decay(begin);
+  float2 product[KB];
+#pragma unroll
+  for (int kb = 0; kb < KB; ++kb) product[kb] = make_float2(1.0f, 1.0f);
 #pragma unroll 1
   for (int c = begin; c < end; ++c) {
-    const std::uint32_t q = base + tile(Plan::q + (c & 1) * KB), k = base + tile(Plan::k + (c % Plan::k_slots) * KB);
-    const std::uint32_t scores = base + tile(Plan::scores + (c & 1));
-    const int v_slot = Plan::v + (c & 1) * groups + part;
+    const int round = c - begin, slot = round & 1, k_slot = round % Plan::k_slots;
+    const std::uint32_t q = base + tile(Plan::q + slot * KB), k = base + tile(Plan::k + k_slot * KB);
+    const std::uint32_t scores = base + tile(Plan::scores + slot);
+    const int v_slot = Plan::v + slot * groups + part;
     const std::uint32_t v = base + tile(v_slot);
     load_rest(c + 1);
     if constexpr (!outputs) load_k(c + 1);
@@ -126,25 +177,34 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
     if constexpr (outputs) {
       ptx::copy_async_wait<2>();
       Core::publish();
-      __syncthreads();  // q, P, v and h are there
+      __syncthreads();  // v and h are there, and q and P
+      wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
       clear(o);
       Core::begin();
 #pragma unroll
-      for (int kb = 0; kb < KB; ++kb)
+      for (int kb = 0; kb < KB; ++kb) {
         Core::template product<Stored::k_inner, Stored::k_outer>(o, q + tile(kb), base + h_tiles + tile(kb), thread);
+      }
       Core::template product<Stored::k_inner, Stored::k_outer>(o, scores, v, thread);
       Core::commit();
     }
 #pragma unroll
-    for (int kb = 0; kb < KB; ++kb) scale_rows(h[kb], decay[kb].x, decay[kb].y);
+    for (int kb = 0; kb < KB; ++kb) {
+      scale_rows(h[kb], decay[kb].x, decay[kb].y);
+      if constexpr (!outputs) product[kb] = make_float2(product[kb].x * decay[kb].x, product[kb].y * decay[kb].y);
+    }
     load_decay(c + 1);
-    ptx::copy_async_wait<1>();
-    Core::publish();
-    __syncthreads();  // k is there
+    if constexpr (!outputs || !Core::copies_in_bulk) {
+      ptx::copy_async_wait<1>();
+      Core::publish();
+      __syncthreads();  // k (without outputs v too) is there
+    }
+    wait_for_bulk<Core>(k_barrier + 8 * k_slot, (round / Plan::k_slots) & 1);
     Core::begin();
 #pragma unroll
-    for (int kb = 0; kb < KB; ++kb)
+    for (int kb = 0; kb < KB; ++kb) {
       Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
+    }
     Core::finish();
     __syncthreads();  // all operands have been read
     if constexpr (outputs) {
@@ -168,6 +228,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
     if (keep) write_states(c + 1);
   }
   if (!leads) return;
+  if (segments.first_pass && v0 == 0 && lane % 4 == 0) {
+    float* at = segments.decays + ((segment * p.sequences.count * p.heads) + cell) * KB * 64 + 16 * warp + lane / 4;
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) {
+      at[64 * kb] = product[kb].x;
+      at[64 * kb + 8] = product[kb].y;
+    }
+  }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
   const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
   float* target = segments.first_pass                  ? start
@@ -191,29 +259,29 @@ __global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2
 // Segment end states from zero to start states, in place: start_0 = h0, start_{s+1} = (product of decays of s) start_s
 // + end_s. Thread: one element of one (sequence, head); grid: (ceil(K V / 256), N * G).
 __global__ void __launch_bounds__(256)
-    combine_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared in,
-                   const __grid_constant__ Segments segments) {
+    combine_kernel(const __grid_constant__ Params p, int blocks, const __grid_constant__ Segments segments) {
   const std::int64_t cell_size = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
   const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element >= cell_size) return;
   const int key = static_cast<int>(element / p.value_dim);
-  const std::int64_t cell = blockIdx.y;
-  const std::int64_t n = cell / p.heads;
-  const int head = static_cast<int>(cell % p.heads);
-  const Span span = span_of(p.sequences, n);
-  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
   float state = p.h0 == nullptr ? 0.0f : static_cast<const float*>(p.h0)[cell * cell_size + element];
-  for (int s = 0; s < segments.count; ++s) {
-    float* slot = segments.starts + (s * p.sequences.count * p.heads + cell) * cell_size + element;
-    const float from_zero = *slot;
-    *slot = state;
-    const std::int64_t begin = static_cast<std::int64_t>(s) * segments.chunks,
-                       end = min(chunks, begin + segments.chunks);
-    if (begin >= chunks) continue;
-    float decay = 1.0f;
-    for (std::int64_t c = begin; c < end; ++c)
-      decay *= in.decay[((span.chunk_begin + c) * p.heads + head) * in.blocks * 64 + key];
-    state = decay * state + from_zero;
+  constexpr int kAtOnce = 8;  // loads in flight
+  for (int first = 0; first < segments.count; first += kAtOnce) {
+    float from_zero[kAtOnce], decay[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      // What the last segment ends in is not wanted, nor found.
+      const bool wanted = first + i + 1 < segments.count;
+      const std::int64_t at = (first + i) * cells + cell;
+      from_zero[i] = wanted ? segments.starts[at * cell_size + element] : 0.0f;
+      decay[i] = wanted ? segments.decays[at * blocks * 64 + key] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i < segments.count) segments.starts[((first + i) * cells + cell) * cell_size + element] = state;
+      state = fmaf(decay[i], state, from_zero[i]);
+    }
   }
 }
 

@@ -29,7 +29,7 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segment
     segments.first_pass = false;
     const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
     const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
-    combine_kernel<<<grid, 256, 0, stream>>>(p, prepared, segments);
+    combine_kernel<<<grid, 256, 0, stream>>>(p, prepared.blocks, segments);
     flashgla::cuda::check_launch("combine_kernel");
   }
   p.o.data != nullptr ? recurrence<Core, KB, groups, true>(stream, p, prepared, segments)
@@ -92,6 +92,8 @@ void forward_in_two_passes(Context& context, const Params& params, bool hopper) 
   Segments segments = plan_segments(params, context.architecture().multiprocessors, blocks);
   if (segments.count > 1) {
     const std::int64_t elements = segments.count * params.sequences.count * heads * params.key_dim * params.value_dim;
+    const std::int64_t decays = segments.count * params.sequences.count * heads * blocks * 64;
+    segments.decays = static_cast<float*>(scratch.allocate(bytes(decays * 4), "gla: segment decays"));
     segments.starts = static_cast<float*>(scratch.allocate(bytes(elements * 4), "gla: segment states"));
   }
   if (context.planning()) return;
