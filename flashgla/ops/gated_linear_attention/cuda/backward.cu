@@ -152,7 +152,8 @@ void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStrea
 bool fits_one_kernel(const Context& context, const Problem& problem, const Outputs& outputs,
                      const OutputGradients& d_out) {
   return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 && outputs.states &&
-         (!d_out.d_ht || outputs.ht) && problem.sequences * problem.heads >= context.architecture().multiprocessors;
+         (!d_out.d_ht || outputs.ht) && context.architecture().shared_memory >= kFusedSharedBytes &&
+         problem.sequences * problem.heads >= context.architecture().multiprocessors;
 }
 
 Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in) {

@@ -64,6 +64,7 @@ void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared
 
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
+  static_assert(FusedShared<kGate>::total <= kFusedSharedBytes);
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
   launch("gated_linear_attention fused backward", backward_fused_kernel<Core, kGate>, grid, kFusedThreads,
          FusedShared<kGate>::total, stream, p, f);

@@ -51,7 +51,8 @@ struct StatePass {
   float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], base 2
 };
 
-// The backward in one kernel.
+// The backward in one kernel. Shared memory a block needs at most; devices with less go by chunks.
+constexpr int kFusedSharedBytes = 112 * 1024;
 struct FusedBackward {
   Gradients gradients;
   const float* d_ht;  // [N,G,K,V] or null: zero
