@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "flashgla/model/small_models.h"
+#include "flashgla/model/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/temporary_folder.h"

@@ -7,7 +7,7 @@
 #include <csignal>
 #include <set>
 
-#include "flashgla/model/small_models.h"
+#include "flashgla/model/cases.h"
 #include "testing/compare.h"
 #include "testing/temporary_folder.h"
 

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "flashgla/model/small_models.h"
+#include "flashgla/model/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 
