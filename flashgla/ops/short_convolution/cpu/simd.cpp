@@ -64,43 +64,76 @@ void load_initial(const Inputs& inputs, const Slice& slice, std::int64_t width, 
   }
 }
 
-// out = sum_j weight[j] rows(j), where weight is [W,D] at the slice's first channel. All buffers hold kSlice elements,
-// but for the weight.
-template <class RowOf>
-void convolve(const float* weight, std::int64_t channels, std::int64_t width, std::int64_t count, const RowOf& rows,
-              float* out) {
-  simd::map([](VF32 w, VF32 e) { return hn::Mul(w, e); }, count, out, weight, rows(0));
-  for (std::int64_t j = 1; j < width; ++j) {
-    simd::map([](VF32 w, VF32 e, VF32 total) { return hn::MulAdd(w, e, total); }, count, out, weight + j * channels,
-              rows(j), static_cast<const float*>(out));
+// One to `lanes` elements at a time: f(i, count) for pieces of a slice, where all but the last are whole vectors.
+template <class F>
+HWY_INLINE void for_each_vector(std::int64_t count, const F& f) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(simd::F32()));
+  for (std::int64_t i = 0; i < count; i += lanes) f(i, std::min(lanes, count - i));
+}
+template <class T>
+HWY_INLINE VF32 load_up_to(const T* from, std::int64_t count) {
+  const simd::F32 d;
+  return count == static_cast<std::int64_t>(hn::Lanes(d)) ? simd::load(d, from) : simd::load_part(d, from, count);
+}
+template <class T>
+HWY_INLINE void store_up_to(VF32 value, T* to, std::int64_t count) {
+  const simd::F32 d;
+  if (count == static_cast<std::int64_t>(hn::Lanes(d))) {
+    simd::store(d, value, to);
+  } else {
+    simd::store_part(d, value, to, count);
   }
 }
 
-template <class T>
+// The slice's weights as [W, kSlice], zero beyond its channels.
+struct SliceWeight {
+  alignas(64) float rows[kMostWidth][kSlice];
+
+  SliceWeight(const float* weight, const Slice& slice, std::int64_t channels, std::int64_t width) {
+    for (std::int64_t j = 0; j < width; ++j) {
+      std::fill_n(rows[j], kSlice, 0.0f);
+      std::copy_n(weight + j * channels + slice.begin, slice.count, rows[j]);
+    }
+  }
+};
+
+// z[t] = sum_j weight[j] e[t+j], where e[t+W-1] is the input that arrives.
+template <int Width>
+HWY_INLINE VF32 convolve(const SliceWeight& weight, const float* const (&taps)[Width], VF32 arriving, std::int64_t i) {
+  const simd::F32 d;
+  VF32 z = hn::Mul(hn::Load(d, weight.rows[Width - 1] + i), arriving);
+  for (int j = 0; j < Width - 1; ++j) z = hn::MulAdd(hn::Load(d, weight.rows[j] + i), hn::Load(d, taps[j] + i), z);
+  return z;
+}
+
+template <int Width, class T>
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation,
-             const float* weight) {
+             const float* weights) {
   const TypedRows<T> x(inputs.x), y(outputs.y);
-  const std::int64_t channels = inputs.x.size(2), width = inputs.weight.size(1);
+  const std::int64_t channels = inputs.x.size(2);
+  const bool silu = activation == Activation::silu;
   parallel_for(context, tasks_of(inputs), [&](std::int64_t task) {
+    const simd::F32 d;
     const Slice slice(task, channels);
     const Sequence sequence = sequence_at(inputs, slice.n);
-    Window window(width);
-    load_initial(inputs, slice, width, window);
-    alignas(64) float z[kSlice];
+    const SliceWeight weight(weights, slice, channels, Width);
+    Window window(Width);
+    load_initial(inputs, slice, Width, window);
     for (std::int64_t t = 0; t < sequence.length; ++t) {
-      const std::int64_t row = sequence.begin + t;
-      simd::map([](VF32 value) { return value; }, slice.count, window[t + width - 1], x[row] + slice.begin);
-      convolve(
-          weight + slice.begin, channels, width, slice.count, [&](std::int64_t j) { return window[t + j]; }, z);
-      T* out = y[row] + slice.begin;
-      if (activation == Activation::silu) {
-        simd::map([](VF32 v) { return hn::Mul(v, simd::sigmoid(simd::F32(), v)); }, slice.count, out, z);
-      } else {
-        simd::map([](VF32 v) { return v; }, slice.count, out, z);
-      }
+      const T* in = x[sequence.begin + t] + slice.begin;
+      T* out = y[sequence.begin + t] + slice.begin;
+      const float* taps[Width];
+      for (int j = 0; j < Width; ++j) taps[j] = window[t + j];
+      float* newest = window[t + Width - 1];
+      for_each_vector(slice.count, [&](std::int64_t i, std::int64_t count) {
+        const VF32 arriving = load_up_to(in + i, count);
+        hn::Store(arriving, d, newest + i);
+        const VF32 z = convolve(weight, taps, arriving, i);
+        store_up_to(silu ? hn::Mul(z, simd::sigmoid(d, z)) : z, out + i, count);
+      });
     }
     if (!outputs.final_state) return;
-    for (std::int64_t i = 0; i < width - 1; ++i) {
+    for (std::int64_t i = 0; i < Width - 1; ++i) {
       for (std::int64_t c = 0; c < slice.count; ++c) {
         *state_at(outputs.final_state, slice, c, i) = window[sequence.length + i][c];
       }
@@ -109,61 +142,78 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Act
 }
 
 // dweights: [N,W,D], a sum for each sequence.
-template <class T>
+template <int Width, class T>
 void backward(Context& context, const Inputs& inputs, const OutputGradients& output_gradients,
-              const InputGradients& input_gradients, Activation activation, const float* weight, float* dweights) {
+              const InputGradients& input_gradients, Activation activation, const float* weights, float* dweights) {
   const TypedRows<T> x(inputs.x), dy(output_gradients.dy), dx(input_gradients.dx);
-  const std::int64_t channels = inputs.x.size(2), width = inputs.weight.size(1);
+  const std::int64_t channels = inputs.x.size(2);
+  const bool silu = activation == Activation::silu;
   parallel_for(context, tasks_of(inputs), [&](std::int64_t task) {
+    const simd::F32 d;
     const Slice slice(task, channels);
     const Sequence sequence = sequence_at(inputs, slice.n);
-    const float* slice_weight = weight + slice.begin;
-    float* slice_dweight = dweights + slice.n * width * channels + slice.begin;
-    for (std::int64_t j = 0; j < width; ++j) std::fill_n(slice_dweight + j * channels, slice.count, 0.0f);
-    Window window(width), dz(width);
-    load_initial(inputs, slice, width, window);
-    alignas(64) float buffer[kSlice];
-    for (std::int64_t p = 0; p < sequence.length + width - 1; ++p) {
-      float* gradient = dz[p];
-      if (p < sequence.length) {
-        const std::int64_t row = sequence.begin + p;
-        simd::map([](VF32 value) { return value; }, slice.count, window[p + width - 1], x[row] + slice.begin);
-        if (activation == Activation::silu) {
-          convolve(
-              slice_weight, channels, width, slice.count, [&](std::int64_t j) { return window[p + j]; }, buffer);
-          simd::map(
-              [](VF32 g, VF32 z) {
-                const VF32 s = simd::sigmoid(simd::F32(), z);
-                const VF32 swish = hn::Mul(z, s);
-                return hn::Mul(g, hn::NegMulAdd(swish, s, hn::Add(s, swish)));
-              },
-              slice.count, gradient, dy[row] + slice.begin, static_cast<const float*>(buffer));
+    const SliceWeight weight(weights, slice, channels, Width);
+    alignas(64) float dweight[Width][kSlice] = {};
+    alignas(64) float de[kSlice];
+    Window window(Width), dz(Width);
+    load_initial(inputs, slice, Width, window);
+    for (std::int64_t p = 0; p < sequence.length + Width - 1; ++p) {
+      const bool inside = p < sequence.length;
+      const float* taps[Width];
+      const float* gradients[Width];  // dz[p-j]
+      for (int j = 0; j < Width; ++j) {
+        taps[j] = window[p + j];
+        gradients[j] = dz[p - j + Width];
+      }
+      float *newest = window[p + Width - 1], *newest_dz = dz[p];
+      const T* in = inside ? x[sequence.begin + p] + slice.begin : nullptr;
+      const T* dy_row = inside ? dy[sequence.begin + p] + slice.begin : nullptr;
+      T* dx_row = p >= Width - 1 ? dx[sequence.begin + p - (Width - 1)] + slice.begin : nullptr;
+      const bool plain = dx_row && inside;  // no state takes part
+      for_each_vector(slice.count, [&](std::int64_t i, std::int64_t count) {
+        VF32 gradient = hn::Zero(d);
+        if (inside) {
+          const VF32 arriving = load_up_to(in + i, count);
+          hn::Store(arriving, d, newest + i);
+          gradient = load_up_to(dy_row + i, count);
+          if (silu) {
+            const VF32 z = convolve(weight, taps, arriving, i);
+            const VF32 s = simd::sigmoid(d, z);
+            const VF32 swish = hn::Mul(z, s);
+            gradient = hn::Mul(gradient, hn::NegMulAdd(swish, s, hn::Add(s, swish)));
+          }
+          for (int j = 0; j < Width; ++j) {
+            float* sums = dweight[j] + i;
+            hn::Store(hn::MulAdd(gradient, hn::Load(d, taps[j] + i), hn::Load(d, sums)), d, sums);
+          }
+        }
+        hn::Store(gradient, d, newest_dz + i);
+        VF32 total = hn::Mul(hn::Load(d, weight.rows[0] + i), gradient);
+        for (int j = 1; j < Width; ++j) {
+          total = hn::MulAdd(hn::Load(d, weight.rows[j] + i), hn::Load(d, gradients[j] + i), total);
+        }
+        if (plain) {
+          store_up_to(total, dx_row + i, count);
         } else {
-          simd::map([](VF32 g) { return g; }, slice.count, gradient, dy[row] + slice.begin);
+          hn::Store(total, d, de + i);
         }
-        for (std::int64_t j = 0; j < width; ++j) {
-          float* sums = slice_dweight + j * channels;
-          simd::map([](VF32 total, VF32 g, VF32 e) { return hn::MulAdd(g, e, total); }, slice.count, sums,
-                    static_cast<const float*>(sums), static_cast<const float*>(gradient), window[p + j]);
-        }
-      } else {
-        std::fill_n(gradient, slice.count, 0.0f);
-      }
-      convolve(
-          slice_weight, channels, width, slice.count, [&](std::int64_t j) { return dz[p - j + width]; }, buffer);
-      if (p >= sequence.length && output_gradients.d_final_state) {
+      });
+      if (plain) continue;
+      if (!inside && output_gradients.d_final_state) {
         for (std::int64_t c = 0; c < slice.count; ++c) {
-          buffer[c] += *state_at(output_gradients.d_final_state, slice, c, p - sequence.length);
+          de[c] += *state_at(output_gradients.d_final_state, slice, c, p - sequence.length);
         }
       }
-      if (p >= width - 1) {
-        simd::map([](VF32 value) { return value; }, slice.count, dx[sequence.begin + p - (width - 1)] + slice.begin,
-                  static_cast<const float*>(buffer));
+      if (dx_row) {
+        simd::map([](VF32 value) { return value; }, slice.count, dx_row, static_cast<const float*>(de));
       } else if (input_gradients.d_initial_state) {
         for (std::int64_t c = 0; c < slice.count; ++c) {
-          *state_at(input_gradients.d_initial_state, slice, c, p) = buffer[c];
+          *state_at(input_gradients.d_initial_state, slice, c, p) = de[c];
         }
       }
+    }
+    for (int j = 0; j < Width; ++j) {
+      std::copy_n(dweight[j], slice.count, dweights + (slice.n * Width + j) * channels + slice.begin);
     }
   });
 }
@@ -191,17 +241,43 @@ void step(Context& context, const TensorView& x_view, const TensorView& weight_v
   });
 }
 
-void Forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation,
-             const float* weight) {
-  if (inputs.x.dtype == DType::f32) return forward<float>(context, inputs, outputs, activation, weight);
-  forward<BFloat16>(context, inputs, outputs, activation, weight);
+template <class T>
+void forward_of_width(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation,
+                      const float* weights) {
+  switch (inputs.weight.size(1)) {
+    case 2:
+      return forward<2, T>(context, inputs, outputs, activation, weights);
+    case 3:
+      return forward<3, T>(context, inputs, outputs, activation, weights);
+    default:
+      return forward<4, T>(context, inputs, outputs, activation, weights);
+  }
 }
 
-void Backward(Context& context, const Inputs& inputs, const OutputGradients& output_gradients,
-              const InputGradients& input_gradients, Activation activation, const float* weight, float* dweights) {
+template <class T>
+void backward_of_width(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
+                       Activation activation, const float* weights, float* dweights) {
+  switch (inputs.weight.size(1)) {
+    case 2:
+      return backward<2, T>(context, inputs, from, to, activation, weights, dweights);
+    case 3:
+      return backward<3, T>(context, inputs, from, to, activation, weights, dweights);
+    default:
+      return backward<4, T>(context, inputs, from, to, activation, weights, dweights);
+  }
+}
+
+void Forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation,
+             const float* weights) {
   const bool wide = inputs.x.dtype == DType::f32;
-  (wide ? backward<float> : backward<BFloat16>)(context, inputs, output_gradients, input_gradients, activation, weight,
-                                                dweights);
+  (wide ? forward_of_width<float> : forward_of_width<BFloat16>)(context, inputs, outputs, activation, weights);
+}
+
+void Backward(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
+              Activation activation, const float* weights, float* dweights) {
+  const bool wide = inputs.x.dtype == DType::f32;
+  (wide ? backward_of_width<float> : backward_of_width<BFloat16>)(context, inputs, from, to, activation, weights,
+                                                                  dweights);
 }
 
 void Step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
