@@ -14,7 +14,6 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/ops/gated_linear_attention/cases.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
-#include "hwy/highway.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
 #include "testing/random.h"
@@ -434,30 +433,6 @@ TEST(Laws, EveryAlgorithmEqualsEveryOther) {
       expect_all_close(gradients_of(actual), gradients_of(expected), c.dtype);
     }
   }
-}
-
-// The SIMD sources are compiled for several instruction sets; all of those that this processor has are run.
-TEST(Laws, EveryInstructionSetAgrees) {
-  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-      for (const Case& c : law_cases(dtype)) {
-        SCOPED_TRACE(std::string(name_of(dtype)) + " " + c.name);
-        const CaseData data = make_data(c);
-        const Results expected = reference_results(data, true, true);
-        for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
-          if (device.kind != Device::Kind::cpu) return;
-          const Results actual = run(device, row.name, data, true, true, true);
-          expect_all_close(outputs_of(actual), outputs_of(expected), dtype);
-          expect_all_close(gradients_of(actual), gradients_of(expected), dtype);
-        });
-      }
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 TEST(Laws, GradientsNotAskedForAreNotNeeded) {
