@@ -91,6 +91,14 @@ static __device__ __noinline__ void gate_steep_chunk(std::uint32_t q, std::uint3
   for (int i = 0; i < 16; ++i) store_shared_4(g_tile + 64 * thread + 4 * i, scores[i]);
 }
 
+// threadIdx.x as the compiler does not know it: addresses that depend on it are worked out anew instead of being kept,
+// for registers are scarcer than instructions here.
+__device__ __forceinline__ int fresh_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // grid: N * H * ceil(V / 64), value slices fastest.
 template <class Core, FusedGate gate>
 __device__ __forceinline__ void fused(const Params& p, char* shared) {
@@ -152,9 +160,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
 
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
-    // Addresses are worked out anew in each round: registers are scarcer.
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int thread = fresh_thread();
     const int lane = thread % 32, warp = thread / 32;
     const std::uint32_t q = base + q_slot(c), k = base + k_slot(c), v = base + v_slot(c);
     load(q_slot(c + 1), p.q, c + 1, query_head, 0, K, thread);
@@ -198,8 +204,6 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
         if (lane >= step) high += other;
       }
       const double low = high - own, last = __shfl_sync(0xffffffffu, high, 31);
-      const std::int64_t t = static_cast<std::int64_t>(c + 1) * kChunk + 2 * lane;
-      next_gates = make_float2(row_gate(t), row_gate(t + 1));
       decay.x = decay.y = ptx::exp2(static_cast<float>(last));
       one_anchor = last >= -kRange;
       if (one_anchor) {
@@ -273,18 +277,23 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Core::template product<Stored::k_outer, Stored::k_outer>(h, k, v, thread);
     Core::finish();
     __syncthreads();  // the operands have been read
+    const int mover = fresh_thread();
+    if constexpr (gate == FusedGate::row) {
+      const std::int64_t t = static_cast<std::int64_t>(c + 1) * kChunk + 2 * (mover % 32);
+      next_gates = make_float2(row_gate(t), row_gate(t + 1));
+    }
     if constexpr (key) {
-      load(v_slot(c + 1), p.v, c + 1, head, v0, V, thread);
+      load(v_slot(c + 1), p.v, c + 1, head, v0, V, mover);
       ptx::copy_async_commit();
     }
     if (one_anchor) scale_rows(h, decay.x, decay.y);
-    put_tile(shared + h_slot, h, thread);
+    put_tile(shared + h_slot, h, mover);
     scale_rows(o, p.scale * row_factors.x, p.scale * row_factors.y);
-    put_tile(shared + q_slot(c), o, thread);
+    put_tile(shared + q_slot(c), o, mover);
     __syncwarp();
     const Rows o_rows = rows(p.o, c, query_head, v0, V);
-    store_tile(o_rows, q, aligned(o_rows), thread);
-    if (keeps_states && c + 1 < chunks) write_states(c + 1, thread);
+    store_tile(o_rows, q, aligned(o_rows), mover);
+    if (keeps_states && c + 1 < chunks) write_states(c + 1, mover);
   }
   if (p.ht != nullptr && leads)
     write_state(static_cast<float*>(p.ht) + cell, h, K, V, 0, v0, static_cast<int>(threadIdx.x));
