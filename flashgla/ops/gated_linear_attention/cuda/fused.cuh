@@ -4,8 +4,6 @@
 //
 //     q~ = q 2^G, k~ = k 2^-G;  o = scale (select(q~ k~^T) v + q~ h);  h' = 2^G_last (h + k~^T v)
 //
-// with one gate a token as
-//     v~ = v 2^-G;  o = scale 2^G (select(q k^T) v~ + q h);  h' = 2^G_last (h + k^T v~)
 // and where the chunk's gates are out of one anchor's range (forward_gates.cuh), with k 2^(G_last - G) instead of k~
 // and the decay before the product.
 //
@@ -171,8 +169,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
 
     std::uint32_t scores[16] = {};
     bool one_anchor = true;
-    float2 decay = make_float2(1.0f, 1.0f);        // of the state's rows, over the chunk
-    float2 row_factors = make_float2(1.0f, 1.0f);  // of the output's rows
+    float2 decay = make_float2(1.0f, 1.0f);  // of the state's rows, over the chunk
     if constexpr (key) {
       const std::uint32_t g_tile = base + g_slot;
       Gates g;
@@ -207,19 +204,15 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       decay.x = decay.y = ptx::exp2(static_cast<float>(last));
       one_anchor = last >= -kRange;
       if (one_anchor) {
-        // In range, floats will do: what the rows of o and the tokens this thread loads have come down to.
+        // In range, floats will do.
         const float x = static_cast<float>(low), y = static_cast<float>(high);
-        const auto sum_at = [&](int lane_with, bool odd) {
-          const float even = __shfl_sync(0xffffffffu, x, lane_with), next = __shfl_sync(0xffffffffu, y, lane_with);
-          return odd ? next : even;
-        };
-        const int source = 8 * warp + lane / 8;
-        row_factors = make_float2(ptx::exp2(sum_at(source, lane & 4)), ptx::exp2(sum_at(source + 4, lane & 4)));
+        float2 factors[kRowsEach];
 #pragma unroll
         for (int i = 0; i < kRowsEach; ++i) {
-          scale_piece(v + own_piece(thread, i),
-                      ptx::exp2(-__shfl_sync(0xffffffffu, i & 1 ? y : x, 8 * warp + 2 * (lane / 8) + i / 2)));
+          const float sum = __shfl_sync(0xffffffffu, i & 1 ? y : x, 8 * warp + 2 * (lane / 8) + i / 2);
+          factors[i] = make_float2(ptx::exp2(sum), ptx::exp2(-sum));
         }
+        gate_operands(q, k, thread, [&](int i, int) { return factors[i]; });
       } else {
         // Pair by pair from the sums in double, whatever their size.
         const auto row_sum = [&](int lane_with) {
@@ -288,7 +281,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     }
     if (one_anchor) scale_rows(h, decay.x, decay.y);
     put_tile(shared + h_slot, h, mover);
-    scale_rows(o, p.scale * row_factors.x, p.scale * row_factors.y);
+    scale_rows(o, p.scale, p.scale);
     put_tile(shared + q_slot(c), o, mover);
     __syncwarp();
     const Rows o_rows = rows(p.o, c, query_head, v0, V);
