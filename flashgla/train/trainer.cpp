@@ -137,7 +137,11 @@ void Trainer::open_data() {
 void Trainer::build_model(const std::string& weights) {
   const DType dtype = dtype_from_name(config_.dtype);
   if (!weights.empty()) {
-    model_ = model::load_model(find_model_folder(weights), {dtype, Device::cpu(), true});
+    const std::string folder = find_model_folder(weights);
+    if (fs::exists(folder + "/tokenizer.model") || fs::exists(folder + "/tokenizer.flashgla.json")) {
+      data::require_same_tokenizer(dataset_, *text::load_tokenizer(folder), config_.data);
+    }
+    model_ = model::load_model(folder, {dtype, Device::cpu(), true});
     require_vocabulary(model_->config(), dataset_);
   } else {
     const model::ModelConfig shape = resolve_model(config_, dataset_);

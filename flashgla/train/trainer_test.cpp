@@ -406,6 +406,15 @@ TEST_F(TrainerTest, RefusalsNameTheThingAndTheRemedy) {
   other.batch_tokens = 100;
   EXPECT_THAT([&] { Trainer(other, {}, false); },
               ThrowsMessage<Error>(HasSubstr("batch_tokens is 100; expected a multiple of sequence_length (64)")));
+  data::PrepareOptions pieces;
+  pieces.inputs = {(root_ / "one.txt").string()};
+  pieces.out = (root_ / "run_pieces_data").string();
+  pieces.tokenizer = "train:300";
+  data::prepare(pieces);
+  other = config("refusals5");
+  other.data = pieces.out;
+  other.initial_weights = run.out;
+  EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("tokenizer")));
   other = config("refusals4");
   other.data = (root_ / "nowhere").string();
   EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("nowhere")));
@@ -442,6 +451,21 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
   EXPECT_THAT(parse(R"({"train_tokens": "many"})"),
               ThrowsMessage<Error>(HasSubstr("train_tokens: 'many' is not a number")));
   EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
+}
+
+// Every recipe in configs/ names fields that there are and values that go together.
+TEST(TrainConfigTest, RecipesAreValid) {
+  int recipes = 0;
+  for (const auto& entry : fs::directory_iterator(FLASHGLA_CONFIGS)) {
+    SCOPED_TRACE(entry.path().string());
+    TrainConfig config;
+    config.data = "data";
+    config.out = "out";
+    load_config(config, entry.path().string());
+    EXPECT_NO_THROW(config.validate());
+    ++recipes;
+  }
+  EXPECT_GE(recipes, 4);
 }
 
 TEST(TrainConfigTest, ScheduleOfThePapersRecipe) {
