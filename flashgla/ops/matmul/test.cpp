@@ -1,4 +1,9 @@
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
+
+#include <chrono>
+#include <cstring>
 
 #include "flashgla/ops/matmul/cases.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
@@ -39,6 +44,35 @@ TEST(Matmul, SeveralTilesAndPanels) {
   testing::OperatorCase wide = product_case(17, 530, 8200, {false, true, false, false, false}, Kind::activation);
   wide.dtypes = {{DType::f32, DType::bf16}};
   EXPECT_EQ(testing::check_conformance(wide, coverage), "");
+}
+
+// A program that catches signals (Ctrl-C, a profiler's clock) while products run: see OneDnnScope.
+TEST(Matmul, SignalsMayComeAtAnyTime) {
+  struct sigaction action {}, before {};
+  static volatile sig_atomic_t caught;
+  caught = 0;
+  action.sa_handler = [](int) { caught = caught + 1; };
+  action.sa_flags = SA_RESTART;
+  ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
+  const itimerval every_half_millisecond{{0, 500}, {0, 500}}, never{};
+  Context context;
+  const Tensor a = testing::random_normal({600, 512}, DType::f32, 1);
+  const Tensor b = testing::random_normal({512, 700}, DType::f32, 2);
+  const Tensor expected = Tensor::empty({600, 700}, DType::f32);
+  const Tensor c = Tensor::empty({600, 700}, DType::f32);
+  run(context, a, b, expected);
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &every_half_millisecond, nullptr), 0);
+  const auto start = std::chrono::steady_clock::now();
+  bool same = true;
+  while (same && (caught < 400 || std::chrono::steady_clock::now() - start < std::chrono::milliseconds(500))) {
+    run(context, a, b, c);
+    same = std::memcmp(c->data, expected->data, c->bytes()) == 0;
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(30)) break;
+  }
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_TRUE(same);
+  EXPECT_GE(caught, 400);
 }
 
 TEST(Matmul, TilesCoverThePlaneOnceWhateverItsShape) {

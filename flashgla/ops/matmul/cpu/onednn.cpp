@@ -1,6 +1,7 @@
 // Large products by oneDNN, one single-threaded call a tile. oneDNN's own threading would cut differently, and so
 // round differently, for each number of threads.
 #include <omp.h>
+#include <signal.h>
 
 #include <array>
 #include <map>
@@ -103,16 +104,29 @@ class Products {
   std::size_t scratch_bytes_ = 0;
 };
 
-// oneDNN asks OpenMP how many threads it may use, when it compiles and when it runs.
-class OneThread {
+// What must hold on a thread while oneDNN works on it.
+//  - It asks OpenMP how many threads it may use, when it compiles and when it runs: one.
+//  - Its compiled products (seen in 2.6.3, from AVX2 on) keep data below the stack pointer, where the frame of a signal
+//    handler goes: a signal caught in the middle of one corrupts the heap. Signals wait until the product is done.
+class OneDnnScope {
  public:
-  OneThread() : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~OneThread() { omp_set_num_threads(saved_); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  OneDnnScope() : threads_(omp_get_max_threads()) {
+    omp_set_num_threads(1);
+    sigset_t caught;
+    sigfillset(&caught);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&caught, fault);
+    pthread_sigmask(SIG_BLOCK, &caught, &signals_);
+  }
+  ~OneDnnScope() {
+    pthread_sigmask(SIG_SETMASK, &signals_, nullptr);
+    omp_set_num_threads(threads_);
+  }
+  OneDnnScope(const OneDnnScope&) = delete;
+  OneDnnScope& operator=(const OneDnnScope&) = delete;
 
  private:
-  int saved_;
+  int threads_;
+  sigset_t signals_;
 };
 
 void* element(const TensorView& view, std::int64_t row, std::int64_t col) {
@@ -189,7 +203,7 @@ void run_tiles(Context& context, const TensorView& a, const TensorView& b, const
   const TensorView bias_in_product = c.dtype == DType::bf16 ? options.bias : TensorView();  // before it is rounded
   const Tiles tiles = tiles_of(c.size(0), c.size(1));
   parallel_for(context, tiles.count(), [&](std::int64_t index) {
-    const OneThread one_thread;
+    const OneDnnScope scope;
     const Tile tile = tile_at(tiles, index);
     if (sgemm) {
       run_sgemm(a, b, c, tile, options.accumulate);
