@@ -49,7 +49,7 @@ struct GenerateArguments {
 
 std::atomic<int> interruptions = 0;
 
-// The first Ctrl-C ends the text being written; without one being written, or the second time, the program.
+// The first Ctrl-C ends the text being written, or the wait for a line; the second one the program.
 void on_interrupt(int) {
   if (interruptions.fetch_add(1) > 0) ::_exit(130);
 }
@@ -129,14 +129,13 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
   fmt::print(
       stderr,
       "Type the beginning of a text and press Enter; an empty line lets the model go on. Ctrl-C stops the text,\n"
-      "Ctrl-D leaves; /reset forgets everything, /save FILE keeps the state.\n");
+      "Ctrl-D leaves. /reset forgets everything, /save FILE keeps the state; // begins a text with a slash.\n");
   std::string line;
   Speed speed;
   for (;;) {
     fmt::print(stderr, "\n> ");
-    interruptions = 1;  // nothing is being written: Ctrl-C leaves
-    if (!std::getline(std::cin, line)) break;
     interruptions = 0;
+    if (!std::getline(std::cin, line)) break;
     if (line == "/reset") {
       session.reset();
       continue;
@@ -148,6 +147,12 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
       } catch (const Error& error) {
         fmt::print(stderr, "{}\n", error.what());
       }
+      continue;
+    }
+    if (line.starts_with("//")) {
+      line.erase(0, 1);
+    } else if (line.starts_with("/")) {
+      fmt::print(stderr, "no such command: {}; there are /reset and /save FILE, and // begins a text with a slash\n", line);
       continue;
     }
     auto start = Clock::now();

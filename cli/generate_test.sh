@@ -22,6 +22,28 @@ holds 'the state is a file' test -s fox.state
 succeeds '.' generate run --max-tokens 40 --load-state fox.state --prompt ' and' --seed 1
 holds 'standard input is read' sh -c "echo 'Once upon' | '$flashgla' generate run --max-tokens 5 --seed 1"
 
+
+printf 'Once\n/what\n//slash\n/save kept.state\n/save no/such/folder\n/reset\n\n' |
+  "$flashgla" generate run --interactive --max-tokens 5 --seed 1 >written 2>said
+holds 'a conversation ends well' test $? -eq 0
+holds 'an unknown command is named' grep -q 'no such command: /what' said
+holds 'a text may begin with a slash' grep -q '^/slash' written
+holds '/save keeps the state' test -s kept.state
+holds 'a state that cannot be written is said' grep -q 'no/such/folder' said
+mkfifo keys
+"$flashgla" generate run --interactive --max-tokens 5 --seed 1 --save-state left.state <keys >waiting 2>said &
+process=$!
+exec 3>keys
+echo Once >&3
+for attempt in $(seq 50); do [ -s waiting ] && break; sleep 0.2; done
+sleep 0.5
+kill -INT $process
+for attempt in $(seq 50); do [ -f left.state ] && break; sleep 0.2; done
+holds 'Ctrl-C at the prompt keeps the state' test -s left.state
+exec 3>&-
+wait $process
+holds 'and leaves well' test $? -eq 0
+
 refuses 'no-such-model' generate no-such-model --prompt x
 refuses 'temperature' generate run --prompt x --temperature -1
 refuses 'top-p' generate run --prompt x --top-p 2

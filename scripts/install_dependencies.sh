@@ -9,7 +9,7 @@ packages=(
   libsentencepiece-dev               # tokenizer
   nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev
   libgtest-dev libgmock-dev          # tests
-  python3-minimal                    # the structure test
+  python3                            # the structure test, and checks of JSON output
   gnuplot-nox                        # loss curves as PNG
 )
 
