@@ -49,6 +49,13 @@ int main(int argc, char** argv) {
     for (const CLI::App* parent = verb->get_parent(); parent != nullptr; parent = parent->get_parent()) {
       name = parent->get_name() + " " + name;
     }
+    const auto known = verb->get_subcommands([](const CLI::App*) { return true; });
+    const auto unknown = verb->remaining();
+    if (!known.empty() && !unknown.empty() && !unknown.front().starts_with("-")) {
+      std::string names;
+      for (const CLI::App* each : known) names += (names.empty() ? "" : ", ") + each->get_name();
+      return fmt::format("flashgla: error: there is no '{} {}'; known: {}\n", name, unknown.front(), names);
+    }
     return fmt::format("flashgla: error: {}; see {} --help\n", error.what(), name);
   });
 

@@ -11,6 +11,8 @@ for verb in train generate data bench convert info doctor plot; do
 done
 refuses '--no-such-flag' train --no-such-flag
 refuses '--no-such-flag' generate run --no-such-flag
+refuses "there is no 'flashgla frobnicate'; known: train" frobnicate
+refuses "there is no 'flashgla data frobnicate'; known: stories" data frobnicate
 refuses '--no-such-flag' data info tokens --no-such-flag
 refuses '--no-such-flag' bench --no-such-flag
 refuses '--no-such-flag' convert in out --no-such-flag
