@@ -152,7 +152,8 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
     if (line.starts_with("//")) {
       line.erase(0, 1);
     } else if (line.starts_with("/")) {
-      fmt::print(stderr, "no such command: {}; there are /reset and /save FILE, and // begins a text with a slash\n", line);
+      fmt::print(stderr, "no such command: {}; there are /reset and /save FILE, and // begins a text with a slash\n",
+                 line);
       continue;
     }
     auto start = Clock::now();
