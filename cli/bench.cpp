@@ -1,16 +1,21 @@
 // flashgla bench: times every implementation of the operators and the model, beside the floor.
+#include "flashgla/model/bench.h"
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
-#include "flashgla/model/bench.h"
+#include "flashgla/base/file.h"
 #include "flashgla/ops/benches.h"
 
 namespace flashgla::cli {
@@ -26,28 +31,48 @@ struct BenchArguments {
   double seconds = 0.5;
   bool sweep = false;
   bool json = false;
+  std::string save;
 };
 
 // The rows that other rows are compared with, when they are of the same run.
 struct Ceilings {
-  double gemm_flops = 0.0;      // FLOP/s of the vendor's fp32 product of 1024^3
-  double read_bandwidth = 0.0;  // bytes/s
+  bool cuda = false;
+  double flops = 0.0;      // FLOP/s: of the vendor's fp32 product of 1024^3 on the CPU, of bf16 products on CUDA
+  double bandwidth = 0.0;  // bytes/s: read on the CPU, copied on CUDA (read + written)
+  double launch = 0.0;     // seconds of an empty kernel; 0 on the CPU
 };
 
 void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
   const double seconds = row.milliseconds * 1e-3;
   if (seconds <= 0.0) return;
-  if (row.operation == ops::kGemmCeiling) ceilings.gemm_flops = row.flops / seconds;
-  if (row.operation == ops::kReadCeiling) ceilings.read_bandwidth = row.bytes / seconds;
+  if (row.operation == ops::kGemmCeiling || row.operation == ops::kTensorCeiling) ceilings.flops = row.flops / seconds;
+  if (row.operation == ops::kReadCeiling || row.operation == ops::kCopyCeiling)
+    ceilings.bandwidth = row.bytes / seconds;
+  if (row.operation == ops::kLaunchCeiling) ceilings.launch = seconds;
 }
 
-void print_header() {
-  fmt::print("{:<34} {:<16} {:<44} {:>9} {:>9} {:>8} {:>7} {:>7} {:>7} {:>9}\n", "operation", "implementation",
-             "problem", "ms", "GFLOP/s", "GB/s", "/GEMM", "/read", "/floor", "error");
+// The least time that a row can take on CUDA, by the ceilings measured in this run; 0: unknown.
+double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings) {
+  if (!ceilings.cuda || ceilings.flops <= 0.0 || ceilings.bandwidth <= 0.0) return 0.0;
+  if (row.flops <= 0.0 && row.bytes <= 0.0) return 0.0;
+  return 1e3 * std::max({row.flops / ceilings.flops, row.bytes / ceilings.bandwidth, ceilings.launch});
+}
+
+double share_of_floor(const testing::BenchRow& row, const Ceilings& ceilings) {
+  return row.milliseconds > 0.0 ? floor_milliseconds(row, ceilings) / row.milliseconds : 0.0;
+}
+
+void print_header(const Ceilings& ceilings) {
+  fmt::print("{:<49} {:<16} {:<44} {:>9} ", "operation", "implementation", "problem", "ms");
+  if (ceilings.cuda) {
+    fmt::print("{:>8} {:>7} {:>7} {:>8} {:>9}\n", "TFLOP/s", "TB/s", "/floor", "MiB", "error");
+  } else {
+    fmt::print("{:>9} {:>8} {:>7} {:>7} {:>9}\n", "GFLOP/s", "GB/s", "/GEMM", "/read", "error");
+  }
 }
 
 void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
-  fmt::print("{:<34} {:<16} {:<44} ", row.operation, row.implementation, row.problem);
+  fmt::print("{:<49} {:<16} {:<44} ", row.operation, row.implementation, row.problem);
   if (!row.refused.empty()) {
     fmt::print("refused: {}\n", row.refused);
     return;
@@ -58,15 +83,19 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
   };
   const double flops = seconds > 0.0 ? row.flops / seconds : 0.0;
   const double bytes = seconds > 0.0 ? row.bytes / seconds : 0.0;
-  fmt::print("{} {} {} {} {} {} {}\n", cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2),
-             cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
-             cell(ceilings.gemm_flops > 0 ? flops / ceilings.gemm_flops : 0.0, 7, 2),
-             cell(ceilings.read_bandwidth > 0 ? bytes / ceilings.read_bandwidth : 0.0, 7, 2),
-             cell(row.floor_milliseconds > 0 ? row.floor_milliseconds / row.milliseconds : 0.0, 7, 2),
-             row.error > 0.0 ? fmt::format("{:>9.1e}", row.error) : fmt::format("{:>9}", "-"));
+  const std::string milliseconds = cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2);
+  const std::string error = row.error > 0.0 ? fmt::format("{:>9.1e}", row.error) : fmt::format("{:>9}", "-");
+  if (ceilings.cuda) {
+    fmt::print("{} {} {} {} {} {}\n", milliseconds, cell(flops * 1e-12, 8, 1), cell(bytes * 1e-12, 7, 2),
+               cell(share_of_floor(row, ceilings), 7, 2), cell(row.memory / 1048576.0, 8, 0), error);
+  } else {
+    fmt::print("{} {} {} {} {} {}\n", milliseconds, cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
+               cell(ceilings.flops > 0 ? flops / ceilings.flops : 0.0, 7, 2),
+               cell(ceilings.bandwidth > 0 ? bytes / ceilings.bandwidth : 0.0, 7, 2), error);
+  }
 }
 
-nlohmann::json to_json(const testing::BenchRow& row) {
+nlohmann::json to_json(const testing::BenchRow& row, const Ceilings& ceilings) {
   nlohmann::json object = {
       {"operation", row.operation}, {"implementation", row.implementation}, {"problem", row.problem}};
   if (!row.refused.empty()) {
@@ -76,9 +105,81 @@ nlohmann::json to_json(const testing::BenchRow& row) {
   object["milliseconds"] = row.milliseconds;
   object["flops"] = row.flops;
   object["bytes"] = row.bytes;
-  if (row.floor_milliseconds > 0) object["floor_milliseconds"] = row.floor_milliseconds;
+  if (const double floor = floor_milliseconds(row, ceilings); floor > 0) object["floor_milliseconds"] = floor;
+  if (row.memory > 0) object["memory_bytes"] = row.memory;
   object["error"] = row.error;
   return object;
+}
+
+nlohmann::json all_to_json(const std::vector<testing::BenchRow>& rows, const Ceilings& ceilings) {
+  nlohmann::json array = nlohmann::json::array();
+  for (const testing::BenchRow& row : rows) array.push_back(to_json(row, ceilings));
+  return array;
+}
+
+// A row as to_json writes it, from a peer. FLOPs and bytes that it leaves out are taken from our row of the same
+// operation and problem, so that shares compare.
+testing::BenchRow from_peer(const nlohmann::json& object, const std::vector<testing::BenchRow>& ours) {
+  testing::BenchRow row;
+  row.operation = object.at("operation").get<std::string>();
+  row.implementation = object.at("implementation").get<std::string>();
+  row.problem = object.at("problem").get<std::string>();
+  if (object.contains("refused")) {
+    row.refused = object.at("refused").get<std::string>();
+    return row;
+  }
+  row.milliseconds = object.at("milliseconds").get<double>();
+  for (const testing::BenchRow& own : ours) {
+    if (own.operation == row.operation && own.problem == row.problem) {
+      row.flops = own.flops;
+      row.bytes = own.bytes;
+    }
+  }
+  row.flops = object.value("flops", row.flops);
+  row.bytes = object.value("bytes", row.bytes);
+  row.memory = object.value("memory_bytes", 0.0);
+  row.error = object.value("error", 0.0);
+  return row;
+}
+
+// Runs the peer's command: our rows as JSON on its standard input, its rows as JSON from its standard output.
+std::vector<testing::BenchRow> run_peer(const std::string& command, const std::vector<testing::BenchRow>& ours,
+                                        const Ceilings& ceilings) {
+  const std::string text = all_to_json(ours, ceilings).dump();
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> input(std::tmpfile(), std::fclose);
+  if (!input || std::fwrite(text.data(), 1, text.size(), input.get()) != text.size() || std::fflush(input.get()) != 0 ||
+      std::fseek(input.get(), 0, SEEK_SET) != 0) {
+    throw Error("bench: no temporary file for the peer's input");
+  }
+  const std::string redirected = "{ " + command + "\n} </dev/fd/" + std::to_string(fileno(input.get()));
+  std::FILE* output = popen(redirected.c_str(), "r");
+  if (output == nullptr) throw Error("bench: cannot start the peer's command: " + command);
+  std::string answer;
+  char block[4096];
+  for (std::size_t n = 0; (n = std::fread(block, 1, sizeof(block), output)) > 0;) answer.append(block, n);
+  if (pclose(output) != 0) throw Error("bench: the peer's command failed: " + command);
+  std::vector<testing::BenchRow> peers;
+  try {
+    for (const nlohmann::json& object : nlohmann::json::parse(answer)) peers.push_back(from_peer(object, ours));
+  } catch (const nlohmann::json::exception& error) {
+    throw Error("bench: the peer's output is not a JSON array of rows (" + std::string(error.what()) + "): " + command);
+  }
+  return peers;
+}
+
+// By operation, the row that is furthest from its floor.
+void print_worst(const std::vector<testing::BenchRow>& rows, const Ceilings& ceilings) {
+  std::map<std::string, const testing::BenchRow*> worst;
+  for (const testing::BenchRow& row : rows) {
+    const double share = share_of_floor(row, ceilings);
+    if (share <= 0.0 || row.operation.starts_with("ceiling")) continue;
+    const testing::BenchRow*& least = worst[row.operation];
+    if (least == nullptr || share < share_of_floor(*least, ceilings)) least = &row;
+  }
+  for (const auto& [operation, row] : worst) {
+    fmt::print("furthest from its floor, {}: {} on {}, {:.3f} of the floor\n", operation, row->problem,
+               row->implementation, share_of_floor(*row, ceilings));
+  }
 }
 
 std::vector<ops::Bench> all_benches() {
@@ -106,19 +207,17 @@ void run_bench(const BenchArguments& arguments) {
   options.implementation = arguments.implementation;
   options.sweep = arguments.sweep;
 
-  Ceilings ceilings;
-  nlohmann::json rows = nlohmann::json::array();
+  Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
+  std::vector<testing::BenchRow> rows;
   bool refused = false;
-  if (!arguments.json) print_header();
+  if (!arguments.json) print_header(ceilings);
   auto take = [&](const testing::BenchRow& row) {
     note_ceilings(row, ceilings);
     refused = refused || !row.refused.empty();
-    if (arguments.json) {
-      rows.push_back(to_json(row));
-    } else {
-      print_row(row, ceilings);
-      std::fflush(stdout);
-    }
+    rows.push_back(row);
+    if (arguments.json) return;
+    print_row(row, ceilings);
+    std::fflush(stdout);
   };
   for (const testing::BenchRow& row : ops::measure_ceilings(options)) take(row);
   for (const ops::Bench& bench : all_benches()) {
@@ -127,11 +226,18 @@ void run_bench(const BenchArguments& arguments) {
     if (!wanted) continue;
     for (const testing::BenchRow& row : bench.run(options)) take(row);
   }
-  if (arguments.json) fmt::print("{}\n", rows.dump(1));
-  std::fflush(stdout);
-  if (!arguments.peer.empty() && std::system(arguments.peer.c_str()) != 0) {
-    throw Error("bench: the peer's command failed: " + arguments.peer);
+  if (!arguments.peer.empty()) {
+    const std::vector<testing::BenchRow> ours = rows;
+    for (const testing::BenchRow& row : run_peer(arguments.peer, ours, ceilings)) take(row);
   }
+  const nlohmann::json array = all_to_json(rows, ceilings);
+  if (!arguments.save.empty()) write_file(arguments.save, array.dump(1) + "\n");
+  if (arguments.json) {
+    fmt::print("{}\n", array.dump(1));
+  } else if (arguments.sweep) {
+    print_worst(rows, ceilings);
+  }
+  std::fflush(stdout);
   if (refused) throw Error("bench: at least one implementation gave a wrong result and was not timed");
 }
 
@@ -143,8 +249,11 @@ void add_bench(CLI::App& app) {
       "bench",
       "Times every implementation of the operators and of the model, and checks each against the float64 reference\n"
       "first: a wrong result gets no time. /GEMM: FLOP/s as a share of the machine's own fp32 1024^3 matrix product;\n"
-      "/read: bytes per second as a share of its read bandwidth; /floor: share of the least possible time (GPU).\n"
-      "All shares are of this run.\n"
+      "/read: bytes per second as a share of its read bandwidth. On CUDA, /floor: the least possible time as a share "
+      "of\n"
+      "the measured one, the longest of the bytes at the copy bandwidth, the FLOPs at the rate of the tensor cores "
+      "and\n"
+      "one launch; MiB: outputs, gradients and workspace. All shares are of ceilings measured in this run.\n"
       "Known: " +
           known_names());
   verb->add_option("operators", arguments->names, "What to time (default: everything)");
@@ -158,8 +267,11 @@ void add_bench(CLI::App& app) {
   verb->add_option("--implementation", arguments->implementation, "Only the implementation of this name");
   verb->add_flag("--sweep", arguments->sweep, "A large grid of shapes instead of the headline cases");
   verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
-  verb->add_option("--peer", arguments->peer,
-                   "A command that times a peer on the same inputs; run afterwards, same output");
+  verb->add_option("--save", arguments->save, "A file to write the rows to as JSON, besides what is printed");
+  verb->add_option(
+      "--peer", arguments->peer,
+      "A command that times peers: gets our rows as JSON on its standard input and prints its own as a JSON\n"
+      "array of the same form, which join the table (scripts/torch_peers.py)");
   verb->callback([arguments] { run_bench(*arguments); });
 }
 

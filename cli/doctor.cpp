@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -107,6 +108,26 @@ void check_implementations(Report& report, Device device) {
   }
 }
 
+#ifdef FLASHGLA_CUDA
+// From this process' first touch of the driver to the first result of forward and backward: nothing is compiled or
+// tuned when a kernel first runs, so this is CUDA's own start and little else.
+void time_first_call(Report& report, std::chrono::steady_clock::time_point begin) {
+  const Device device = Device::cuda(0);
+  const Shape shape({4, 512, 40, 64});
+  const Tensor x = Tensor::zeros(shape, DType::bf16, device), o = Tensor::zeros(shape, DType::bf16, device);
+  const Tensor dq = Tensor::zeros(shape, DType::bf16, device), dk = Tensor::zeros(shape, DType::bf16, device);
+  Context context(device);
+  const gla::Inputs inputs{.q = x, .k = x, .v = x, .g = x};
+  gla::forward(context, inputs, {.o = o});
+  gla::backward(context, inputs, {.o = o}, {.d_o = x}, {.dq = dq, .dk = dk});
+  BFloat16 first;
+  copy_memory(&first, Device::cpu(), dk->data, device, sizeof(first));
+  report.line("first call on CUDA",
+              fmt::format("{:.2f} s, CUDA's start included",
+                          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
+}
+#endif
+
 void run_doctor() {
   Report report;
   fmt::print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
@@ -126,7 +147,9 @@ void run_doctor() {
     report.line("gnuplot", "missing: `flashgla plot` draws in the terminal only (Debian: gnuplot-nox)");
   }
 #ifdef FLASHGLA_CUDA
+  const auto before_cuda = std::chrono::steady_clock::now();
   const int devices = cuda_device_count();
+  if (devices > 0) time_first_call(report, before_cuda);
   report.line("CUDA", devices > 0 ? fmt::format("{} device(s)", devices) : "built in, but no device or driver found");
 #else
   const int devices = 0;

@@ -21,16 +21,16 @@ struct BenchOptions {
 struct BenchRow {
   std::string operation;  // "gated_linear_attention forward"
   std::string implementation;
-  std::string problem;              // "B2 T2048 H4 K128 V128 f32 key gate"
-  double milliseconds = 0.0;        // median
-  double flops = 0.0;               // model FLOPs of one run, by the formula in the operator's README
-  double bytes = 0.0;               // bytes that must move, each tensor once
-  double floor_milliseconds = 0.0;  // 0: unknown on this device
-  double error = 0.0;               // largest relative error against the float64 reference
-  std::string refused;              // why no time is given
+  std::string problem;        // "B2 T2048 H4 K128 V128 f32 key gate"
+  double milliseconds = 0.0;  // median
+  double flops = 0.0;         // model FLOPs of one run, by the formula in the operator's README
+  double bytes = 0.0;         // bytes that must move, each tensor once
+  double memory = 0.0;        // bytes held beyond the inputs: outputs, gradients, workspace; 0: not counted
+  double error = 0.0;         // largest relative error against the float64 reference
+  std::string refused;        // why no time is given
 };
 
-// Median wall-clock milliseconds of run() (CUDA: device events around it), at least five runs.
+// Median wall-clock milliseconds of run(), at least five runs. CUDA: by device events, from a cold cache.
 double median_milliseconds(Context& context, const std::function<void()>& run, double seconds);
 
 }  // namespace flashgla::testing

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numbers>
 
+#include "flashgla/base/context.h"
+
 namespace flashgla::testing {
 
 namespace {
@@ -26,19 +28,25 @@ double normal(std::uint64_t seed, std::uint64_t index) {
   return radius * std::cos(2.0 * std::numbers::pi * uniform(seed, 2 * index + 1));
 }
 
-void fill_normal(const TensorView& view, std::uint64_t seed, double deviation, double mean) {
+void fill_by_index(const TensorView& view, const std::function<double(std::uint64_t)>& value) {
   if (!view.is_contiguous()) {
-    Tensor packed = random_normal(view.shape, view.dtype, seed, deviation, mean);
+    const Tensor packed = Tensor::empty(view.shape, view.dtype);
+    fill_by_index(packed, value);
     copy(packed, view);
     return;
   }
+  constexpr std::int64_t kGrain = 1 << 14;
   dispatch_floating(view.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* out = view.as<T>();
-    for (std::int64_t i = 0; i < view.numel(); ++i) {
-      out[i] = static_cast<T>(mean + deviation * normal(seed, static_cast<std::uint64_t>(i)));
-    }
+    parallel_for_blocks(Context(), view.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) out[i] = static_cast<T>(value(static_cast<std::uint64_t>(i)));
+    });
   });
+}
+
+void fill_normal(const TensorView& view, std::uint64_t seed, double deviation, double mean) {
+  fill_by_index(view, [=](std::uint64_t i) { return mean + deviation * normal(seed, i); });
 }
 
 Tensor random_normal(const Shape& shape, DType dtype, std::uint64_t seed, double deviation, double mean) {

@@ -6,6 +6,9 @@
 
 #include "dnnl.h"
 #include "flashgla/ops/benches.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/ops/ceilings_cuda.h"
+#endif
 #include "testing/random.h"
 
 namespace flashgla::ops {
@@ -66,7 +69,9 @@ testing::BenchRow read_ceiling(Context& context, double seconds) {
 }  // namespace
 
 std::vector<testing::BenchRow> measure_ceilings(const testing::BenchOptions& options) {
-  if (options.device.kind != Device::Kind::cpu) return {};
+#ifdef FLASHGLA_CUDA
+  if (options.device.kind == Device::Kind::cuda) return measure_cuda_ceilings(options);
+#endif
   Context context(options.device, options.threads);
   return {gemm_ceiling(context, options.seconds), read_ceiling(context, options.seconds)};
 }

@@ -1,12 +1,10 @@
 #include "flashgla/ops/gated_linear_attention/bench.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "flashgla/ops/gated_linear_attention/cases.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
-#include "testing/compare.h"
+#include "flashgla/ops/gated_linear_attention/spot_check.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -41,31 +39,14 @@ double input_bytes(const Inputs& in) {
                              in.g.numel() * (in.g ? size_of(in.g.dtype) : 0) + (in.gv ? in.gv.bytes() : 0));
 }
 
-// The largest relative error over the results of the first and the last sequence and head; what exceeds its tolerance
-// is described in `wrong`.
-double check(const CaseData& data, const Results& results, bool gradients, std::string& wrong) {
-  const Problem p = describe(data.in, data.options);
-  const Results host = on_cpu(results);
-  double largest = 0.0;
-  for (const auto& [batch, head] : {std::pair<std::int64_t, std::int64_t>{0, 0}, {p.batch - 1, p.heads - 1}}) {
-    const CaseData part = one_head(data, batch, head);
-    const Results actual = one_head(host, batch, head, p.group());
-    const Results expected = reference_results(part, static_cast<bool>(results.out.ht), gradients);
-    auto compare = [&](const std::vector<NamedView>& views, const std::vector<NamedView>& references) {
-      for (const NamedView& view : views) {
-        for (const NamedView& reference : references) {
-          if (std::strcmp(view.name, reference.name) != 0) continue;
-          largest = std::max(largest, testing::difference(view.view, reference.view).relative);
-          const std::string text =
-              testing::check_close(view.name, view.view, reference.view, tolerance(p.dtype, view.gradient));
-          if (!text.empty()) wrong = text;
-        }
-      }
-    };
-    compare(outputs_of(actual), outputs_of(expected));
-    if (gradients) compare(gradients_of(actual), gradients_of(expected));
+// Bytes that a call holds beyond its inputs: what it writes and the most workspace it took.
+double held_bytes(const Results& results, const Outputs& out, bool gradients, Context& context) {
+  std::size_t bytes = out.o.bytes() + context.scratch().peak();
+  for (const TensorView& view : {out.ht, out.zt, out.states}) bytes += view ? view.bytes() : 0;
+  if (gradients) {
+    for (const NamedView& gradient : gradients_of(results)) bytes += gradient.view.bytes();
   }
-  return largest;
+  return static_cast<double>(bytes);
 }
 
 struct Bench {
@@ -80,53 +61,54 @@ struct Bench {
     return named && row.supports(p, architecture);
   }
 
-  void add(BenchRow row, Context& context, const std::string& wrong, const std::function<void()>& run) {
-    row.refused = wrong;
-    if (wrong.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+  // Runs once, checks, and times what is right.
+  void add(const char* operation, BenchRow row, const CaseData& data, const SpotCheck& check, const Results& results,
+           const Outputs& out, bool gradients) {
+    Context context(options.device, options.threads);
+    context.force_implementation(row.implementation);
+    auto run = [&] {
+      forward(context, data.in, out, data.options);
+      if (gradients) backward(context, data.in, out, data.d_out, results.d_in, data.options);
+    };
+    run();
+    row.operation = operation;
+    row.refused = check.compare(results, gradients, &row.error);
+    row.memory = held_bytes(results, out, gradients, context);
+    if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
     rows.push_back(std::move(row));
   }
 
   void time_case(const Case& c) {
     const CaseData host = make_data(c);
+    const SpotCheck check(host, true);
     const CaseData data = on_device(host, options.device);
     const Problem p = describe(data.in, data.options);
     for (const Implementation& implementation : implementations()) {
-      Context context(options.device, options.threads);
+      const Context context(options.device, options.threads);
       if (!wanted(implementation, p, context.architecture())) continue;
-      context.force_implementation(implementation.name);
-      const Results results = make_results(data, c.states, states_bytes(context, p));
-      Outputs inference = results.out;
-      inference.states = {};
-      auto run_forward = [&] { forward(context, data.in, inference, data.options); };
-      auto run_both = [&] {
-        forward(context, data.in, results.out, data.options);
-        backward(context, data.in, results.out, data.d_out, results.d_in, data.options);
-      };
+      const std::size_t kept = implementation.states_bytes(p);
+      const Results results = make_results(data, c.states, kept);
+      Outputs without_states = results.out;
+      without_states.states = {};
       BenchRow row{.implementation = implementation.name, .problem = describe_case(c)};
       const double in = input_bytes(data.in);
       const auto o = static_cast<double>(results.out.o.bytes());
-      std::string wrong;
-
-      run_forward();
-      row.operation = "gated_linear_attention forward";
       row.flops = forward_flops(p);
       row.bytes = in + o;
-      row.error = check(host, results, false, wrong);
-      add(row, context, wrong, run_forward);
-
-      wrong.clear();
-      run_both();
-      row.operation = "gated_linear_attention fwd+bwd";
+      add("gated_linear_attention forward", row, data, check, results, without_states, false);
       row.flops = training_flops(p);
       row.bytes = 3.0 * in + 2.0 * o;
-      row.error = check(host, results, true, wrong);
-      add(row, context, wrong, run_both);
+      add("gated_linear_attention fwd+bwd", row, data, check, results, results.out, true);
+      if (kept > 0 && !options.sweep) {
+        add("gated_linear_attention fwd+bwd, states recomputed", row, data, check, results, without_states, true);
+      }
     }
   }
 
   void time_step(Case c) {
     c.states = true;
     const CaseData host = make_data(c);
+    const SpotCheck check(host, false);
     const CaseData data = on_device(host, options.device);
     const Problem p = describe(data.in, data.options);
     for (const Implementation& implementation : implementations()) {
@@ -147,14 +129,14 @@ struct Bench {
       const TensorView o = stepped.out.o.select(1, 0);
       auto run = [&] { step(context, token, stepped.out.ht, {}, o, data.options); };
       run();
-      std::string wrong;
       BenchRow row{.operation = "gated_linear_attention step",
                    .implementation = implementation.name,
                    .problem = describe_case(c)};
       row.flops = step_flops(p);
       row.bytes = input_bytes(data.in) + static_cast<double>(o.bytes() + 2 * stepped.out.ht.bytes());
-      row.error = check(host, stepped, false, wrong);
-      add(row, context, wrong, run);
+      row.refused = check.compare(stepped, false, &row.error);
+      if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+      rows.push_back(std::move(row));
     }
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -51,12 +52,17 @@ double constant_gate_value(const Case& c, std::int64_t head) {
   return values[head % 5];
 }
 
+TensorView poisoned(const Shape& shape, DType dtype, std::vector<Tensor>& storage, Device device = Device::cpu()) {
+  storage.push_back(Tensor::empty(shape, dtype, device));
+  fill_with_nan(storage.back()->data, storage.back()->bytes(), device);
+  return storage.back();
+}
+
 // A tensor of this shape with room between its tokens.
-TensorView with_gaps(const Shape& shape, DType dtype, std::vector<Tensor>& storage) {
+TensorView with_gaps(const Shape& shape, DType dtype, std::vector<Tensor>& storage, Device device = Device::cpu()) {
   const std::int64_t heads = shape[2];
   const std::int64_t channels = shape.rank() == 4 ? shape[3] : 1;
-  storage.push_back(Tensor::empty(Shape({shape[0], shape[1], heads * channels + 3}), dtype));
-  testing::poison(storage.back());
+  poisoned(Shape({shape[0], shape[1], heads * channels + 3}), dtype, storage, device);
   const TensorView part = storage.back().view().slice(2, 0, heads * channels);
   return shape.rank() == 4 ? part.split_last(heads) : part;
 }
@@ -68,12 +74,6 @@ TensorView filled(const Shape& shape, DType dtype, bool strided, std::uint64_t s
     return view;
   }
   storage.push_back(testing::random_normal(shape, dtype, seed));
-  return storage.back();
-}
-
-TensorView poisoned(const Shape& shape, DType dtype, std::vector<Tensor>& storage) {
-  storage.push_back(Tensor::empty(shape, dtype));
-  testing::poison(storage.back());
   return storage.back();
 }
 
@@ -89,6 +89,18 @@ std::vector<TensorView*> views_of(Results& r) {
 }
 
 }  // namespace
+
+void fill_with_nan(void* memory, std::size_t bytes, Device device) {
+  if (device.kind == Device::Kind::cpu) {
+    std::memset(memory, 0xff, bytes);
+    return;
+  }
+  static const std::vector<unsigned char> ones(std::size_t{1} << 24, 0xff);
+  for (std::size_t at = 0; at < bytes; at += ones.size()) {
+    copy_memory(static_cast<unsigned char*>(memory) + at, device, ones.data(), Device::cpu(),
+                std::min(ones.size(), bytes - at));
+  }
+}
 
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage) {
   if (!view) return {};
@@ -139,14 +151,11 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
     in.v = filled(Shape({B, T, c.heads, V}), c.dtype, false, seed + 3, storage);
   }
   auto gate = [&](const Shape& shape, std::uint64_t stream) {
-    Tensor values = Tensor::empty(shape, DType::f64);
-    for (std::int64_t i = 0; i < values->numel(); ++i) {
-      values.as<double>()[i] =
-          shape.rank() == 1 ? constant_gate_value(c, i) : gate_value(c, seed + stream, static_cast<std::uint64_t>(i));
-    }
-    TensorView view = c.strided && shape.rank() > 1 ? with_gaps(shape, gate_dtype_of(c), storage)
-                                                    : poisoned(shape, gate_dtype_of(c), storage);
-    copy(values, view);
+    const TensorView view = c.strided && shape.rank() > 1 ? with_gaps(shape, gate_dtype_of(c), storage)
+                                                          : poisoned(shape, gate_dtype_of(c), storage);
+    testing::fill_by_index(view, [&](std::uint64_t i) {
+      return shape.rank() == 1 ? constant_gate_value(c, static_cast<std::int64_t>(i)) : gate_value(c, seed + stream, i);
+    });
     return view;
   };
   switch (c.gate) {
@@ -243,6 +252,31 @@ Results one_head(const Results& results, std::int64_t batch, std::int64_t head, 
   return result;
 }
 
+namespace {
+void narrow_time(std::initializer_list<TensorView*> views, std::int64_t begin, std::int64_t end) {
+  for (TensorView* view : views) {
+    if (*view && view->rank() >= 3) *view = view->slice(1, begin, end);
+  }
+}
+}  // namespace
+
+CaseData slice_tokens(const CaseData& data, std::int64_t begin, std::int64_t end) {
+  CaseData part;
+  part.in = data.in;
+  part.d_out = data.d_out;
+  part.options = data.options;
+  narrow_time({&part.in.q, &part.in.k, &part.in.v, &part.in.g, &part.in.gv, &part.d_out.d_o}, begin, end);
+  return part;
+}
+
+Results slice_tokens(const Results& results, std::int64_t begin, std::int64_t end) {
+  Results part;
+  part.out = results.out;
+  part.d_in = results.d_in;
+  narrow_time({&part.out.o, &part.d_in.dq, &part.d_in.dk, &part.d_in.dv, &part.d_in.dg, &part.d_in.dgv}, begin, end);
+  return part;
+}
+
 CaseData as_float64(const CaseData& data) {
   CaseData result;
   result.in = data.in;
@@ -261,48 +295,39 @@ Results make_results(const CaseData& data, bool final_state, std::size_t states_
   const DType state_dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   const Device device = data.in.q.device;
   const bool strided = !data.in.q.is_contiguous();
-  Results host;
-  std::vector<Tensor>& storage = host.storage;
+  Results results;
+  std::vector<Tensor>& storage = results.storage;
+  auto make = [&](const Shape& shape, DType dtype, bool gaps = false) {
+    return gaps ? with_gaps(shape, dtype, storage, device) : poisoned(shape, dtype, storage, device);
+  };
   const Shape h({p.sequences, p.heads, p.key_dim, p.value_dim});
   const Shape z({p.sequences, p.heads, p.key_dim});
-  const Shape o({p.batch, p.length, p.query_heads, p.value_dim});
-  host.out.o = strided ? with_gaps(o, p.dtype, storage) : poisoned(o, p.dtype, storage);
+  results.out.o = make(Shape({p.batch, p.length, p.query_heads, p.value_dim}), p.dtype, strided);
   if (final_state) {
-    host.out.ht = poisoned(h, state_dtype, storage);
-    if (p.normalize) host.out.zt = poisoned(z, state_dtype, storage);
+    results.out.ht = make(h, state_dtype);
+    if (p.normalize) results.out.zt = make(z, state_dtype);
   }
-  if (states_bytes > 0) {
-    host.out.states = poisoned(Shape({static_cast<std::int64_t>(states_bytes)}), DType::u8, storage);
-    std::fill_n(host.out.states.as<std::uint8_t>(), states_bytes, std::uint8_t{0xff});
-  }
+  if (states_bytes > 0) results.out.states = make(Shape({static_cast<std::int64_t>(states_bytes)}), DType::u8);
   if (strided) {
-    storage.push_back(Tensor::empty(
-        Shape({p.batch, p.length, p.query_heads * p.key_dim + p.heads * (p.key_dim + p.value_dim)}), p.dtype));
-    testing::poison(storage.back());
+    make(Shape({p.batch, p.length, p.query_heads * p.key_dim + p.heads * (p.key_dim + p.value_dim)}), p.dtype);
     const auto views = fused_views(storage.back(), p.query_heads, p.heads, p.key_dim, p.value_dim);
-    host.d_in.dq = views[0];
-    host.d_in.dk = views[1];
-    host.d_in.dv = views[2];
+    results.d_in.dq = views[0];
+    results.d_in.dk = views[1];
+    results.d_in.dv = views[2];
   } else {
-    host.d_in.dq = poisoned(data.in.q.shape, p.dtype, storage);
-    host.d_in.dk = poisoned(data.in.k.shape, p.dtype, storage);
-    host.d_in.dv = poisoned(data.in.v.shape, p.dtype, storage);
+    results.d_in.dq = make(data.in.q.shape, p.dtype);
+    results.d_in.dk = make(data.in.k.shape, p.dtype);
+    results.d_in.dv = make(data.in.v.shape, p.dtype);
   }
   auto gate_gradient = [&](const TensorView& gate) {
     if (!gate) return TensorView();
-    const DType dtype = p.gate == GateKind::constant ? state_dtype : p.gate_dtype;
-    return strided && gate.rank() > 1 ? with_gaps(gate.shape, dtype, storage) : poisoned(gate.shape, dtype, storage);
+    return make(gate.shape, p.gate == GateKind::constant ? state_dtype : p.gate_dtype, strided && gate.rank() > 1);
   };
-  host.d_in.dg = gate_gradient(data.in.g);
-  host.d_in.dgv = gate_gradient(data.in.gv);
-  if (data.in.h0) host.d_in.dh0 = poisoned(h, state_dtype, storage);
-  if (data.in.z0) host.d_in.dz0 = poisoned(z, state_dtype, storage);
-  if (device.kind == Device::Kind::cpu) return host;
-  Results result;
-  result.out = host.out;
-  result.d_in = host.d_in;
-  for (TensorView* view : views_of(result)) *view = mirrored(*view, device, result.storage);
-  return result;
+  results.d_in.dg = gate_gradient(data.in.g);
+  results.d_in.dgv = gate_gradient(data.in.gv);
+  if (data.in.h0) results.d_in.dh0 = make(h, state_dtype);
+  if (data.in.z0) results.d_in.dz0 = make(z, state_dtype);
+  return results;
 }
 
 Results on_cpu(const Results& results) {
@@ -481,18 +506,34 @@ Case timed(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::
 std::vector<Case> bench_cases(Device device, bool sweep) {
   std::vector<Case> list;
   const bool cpu = device.kind == Device::Kind::cpu;
-  if (sweep) {
-    // As many tokens in each, as the batch takes them.
-    const std::int64_t tokens = cpu ? 4096 : 65536;
+  if (sweep && cpu) {
+    constexpr std::int64_t kTokens = 4096;  // in each, as the batch takes them
     for (const std::int64_t length : {128, 512, 2048, 4096}) {
       for (const auto& [H, K, V] :
            {std::array{4, 64, 64}, std::array{4, 128, 128}, std::array{2, 128, 256}, std::array{1, 256, 512}}) {
         for (const GateKind gate : {GateKind::none, GateKind::scalar, GateKind::key, GateKind::key_value}) {
           for (const DType dtype : {DType::f32, DType::bf16}) {
-            list.push_back(timed(tokens / length, length, cpu ? H : 4 * H, K, V, dtype, gate));
+            list.push_back(timed(kTokens / length, length, H, K, V, dtype, gate));
           }
         }
       }
+    }
+    return list;
+  }
+  if (sweep) {
+    constexpr std::int64_t kH = 4, kMostElements = std::int64_t{1} << 26;  // of one tensor
+    const std::pair<std::int64_t, std::int64_t> widths[] = {{64, 64},   {128, 128}, {128, 256},
+                                                            {256, 256}, {256, 512}, {512, 512}};
+    for (const auto& [K, V] : widths) {
+      for (const std::int64_t length : {64, 512, 4096, 32768, 131072}) {
+        for (const std::int64_t batch : {1, 8, 64}) {
+          if (batch * length * kH * std::max(K, V) > kMostElements) continue;
+          list.push_back(timed(batch, length, kH, K, V, DType::bf16, GateKind::key));
+        }
+      }
+      for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key_value})
+        list.push_back(timed(8, 2048, kH, K, V, DType::bf16, gate));
+      for (const DType dtype : {DType::f16, DType::f32}) list.push_back(timed(8, 2048, kH, K, V, dtype, GateKind::key));
     }
     return list;
   }
@@ -505,14 +546,13 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
             timed(16, 64, 4, 64, 64, DType::f32, GateKind::key)};
     return list;
   }
-  for (const std::int64_t length : {512, 2048, 4096})
-    list.push_back(timed(32, length, 16, 64, 64, DType::bf16, GateKind::key));
-  list.push_back(timed(8, 4096, 4, 256, 512, DType::bf16, GateKind::key));
-  list.push_back(timed(1, 32768, 4, 256, 512, DType::bf16, GateKind::key));
-  for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar}) {
-    list.push_back(timed(32, 2048, 16, 64, 64, DType::bf16, gate));
-    list.push_back(timed(8, 4096, 4, 256, 512, DType::bf16, gate));
-  }
+  constexpr DType bf16 = DType::bf16;
+  list = {timed(32, 2048, 16, 64, 64, bf16, GateKind::key),    timed(16, 2048, 4, 128, 256, bf16, GateKind::key),
+          timed(8, 4096, 4, 256, 512, bf16, GateKind::key),    timed(1, 32768, 4, 256, 512, bf16, GateKind::key),
+          timed(1, 2048, 4, 256, 512, bf16, GateKind::key),    timed(32, 2048, 16, 64, 64, bf16, GateKind::none),
+          timed(8, 4096, 4, 256, 512, bf16, GateKind::none),   timed(32, 2048, 16, 64, 64, bf16, GateKind::constant),
+          timed(32, 2048, 16, 64, 64, bf16, GateKind::scalar), timed(32, 512, 16, 64, 64, bf16, GateKind::key),
+          timed(32, 1024, 16, 64, 64, bf16, GateKind::key)};
   return list;
 }
 

@@ -71,6 +71,13 @@ Results make_results(const CaseData& data, bool final_state, std::size_t states_
 Results on_cpu(const Results& results);
 Results one_head(const Results& results, std::int64_t batch, std::int64_t head, std::int64_t group);
 
+// Tokens [begin, end) of every sequence of an unpacked case or of its results; same memory, states as they are.
+CaseData slice_tokens(const CaseData& data, std::int64_t begin, std::int64_t end);
+Results slice_tokens(const Results& results, std::int64_t begin, std::int64_t end);
+
+// Bytes of ones, which are NaN in every floating dtype, on any device.
+void fill_with_nan(void* memory, std::size_t bytes, Device device);
+
 // Memory of the view's elements with its strides, on the device; the same bytes.
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage);
 

@@ -1,19 +1,15 @@
 // Conformance: every implementation of the table, on every device there is, against the float64 reference over the
 // shared cases; and the laws that hold between calls. A new row of the table is tested here without being named.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <vector>
 
 #include "flashgla/base/memory.h"
-#include "flashgla/ops/gated_linear_attention/cases.h"
-#include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "flashgla/ops/gated_linear_attention/test_support.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
 #include "testing/random.h"
@@ -24,91 +20,7 @@ namespace {
 using testing::check_close;
 using testing::check_gradient;
 using testing::converted;
-using testing::random_normal;
 using testing::same_bits;
-
-std::vector<Device> devices() {
-  std::vector<Device> list = {Device::cpu()};
-  if (cuda_device_count() > 0) list.push_back(Device::cuda(0));
-  return list;
-}
-
-// Runs the call with the implementation of that name in exactly the workspace that a dry run planned, filled with NaN.
-void run_planned(Device device, const char* implementation, const std::function<void(Context&)>& call,
-                 int threads = 2) {
-  Context context(device, threads);
-  context.force_implementation(implementation);
-  Arena& scratch = context.scratch();
-  scratch.begin_planning();
-  call(context);
-  const std::size_t bytes = scratch.peak();
-  scratch.commit_plan();
-  if (bytes > 0) {
-    ArenaScope scope(scratch);
-    const std::vector<unsigned char> nan(bytes, 0xff);
-    copy_memory(scratch.allocate(bytes), device, nan.data(), Device::cpu(), bytes);
-  }
-  call(context);
-}
-
-std::size_t states_bytes_of(Device device, const char* implementation, const Problem& problem) {
-  Context context(device);
-  context.force_implementation(implementation);
-  return states_bytes(context, problem);
-}
-
-void expect_all_close(const std::vector<NamedView>& actual, const std::vector<NamedView>& expected, DType dtype,
-                      double slack = 1.0) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_STREQ(actual[i].name, expected[i].name);
-    EXPECT_EQ(
-        check_close(actual[i].name, actual[i].view, expected[i].view, slack * tolerance(dtype, actual[i].gradient)),
-        "");
-  }
-}
-
-void expect_same_bits(const std::vector<NamedView>& actual, const std::vector<NamedView>& expected) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_TRUE(same_bits(actual[i].view, expected[i].view)) << actual[i].name;
-  }
-}
-
-// Calls visit(device, implementation) for the rows that support the problem.
-template <class Visit>
-void for_each_implementation(const Problem& problem, Visit&& visit) {
-  for (const Device device : devices()) {
-    const Context context(device);
-    for (const Implementation& row : implementations()) {
-      if (row.device != device.kind || !row.supports(problem, context.architecture())) continue;
-      SCOPED_TRACE(std::string(row.name) + " on " + name_of(device));
-      visit(device, row);
-    }
-  }
-}
-
-Results run(Device device, const char* implementation, const CaseData& host, bool final_state, bool keep_states,
-            bool gradients, int threads = 2) {
-  const CaseData data = device.kind == Device::Kind::cpu ? host : on_device(host, device);
-  const Problem problem = describe(data.in, data.options);
-  Results results = make_results(data, final_state, keep_states ? states_bytes_of(device, implementation, problem) : 0);
-  run_planned(
-      device, implementation, [&](Context& c) { forward(c, data.in, results.out, data.options); }, threads);
-  if (gradients) {
-    run_planned(
-        device, implementation,
-        [&](Context& c) { backward(c, data.in, results.out, data.d_out, results.d_in, data.options); }, threads);
-  }
-  return on_cpu(results);
-}
-
-}  // namespace
-
-// Failing cases are named by their problem.
-void PrintTo(const Case& c, std::ostream* out) { *out << describe_case(c); }
-
-namespace {
 
 class Conformance : public ::testing::TestWithParam<Case> {};
 
@@ -131,38 +43,6 @@ TEST_P(Conformance, ForwardAndBackward) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Conformance, ::testing::ValuesIn(conformance_cases()),
                          [](const auto& parameter) { return parameter.param.name; });
-
-// Laws run over one case per gate kind; f64 where only the definition is asked.
-std::vector<Case> law_cases(DType dtype) {
-  std::vector<Case> cases;
-  for (const GateKind gate :
-       {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key, GateKind::key_value}) {
-    for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
-      cases.push_back({.name = std::string(name_of(gate)) + (values == GateValues::trained ? " trained" : " extreme"),
-                       .batch = 2,
-                       .length = 70,
-                       .query_heads = 4,
-                       .heads = 2,
-                       .key_dim = 20,
-                       .value_dim = 24,
-                       .gate = gate,
-                       .gate_values = values,
-                       .dtype = dtype});
-    }
-  }
-  cases.push_back({.name = "normalized",
-                   .batch = 2,
-                   .length = 70,
-                   .query_heads = 4,
-                   .heads = 2,
-                   .key_dim = 20,
-                   .value_dim = 24,
-                   .gate = GateKind::none,
-                   .dtype = dtype,
-                   .feature_map = FeatureMap::elu_plus_one,
-                   .normalize = true});
-  return cases;
-}
 
 double dot(const TensorView& a, const TensorView& b) {
   const Tensor x = converted(a, DType::f64);
@@ -286,21 +166,6 @@ TEST(Laws, PackedEqualsApart) {
       }
     });
   }
-}
-
-struct StepData {
-  StepInputs in;
-  TensorView o;
-};
-
-// Token t of every sequence.
-StepData slice_token(const Inputs& in, const TensorView& o, std::int64_t t) {
-  StepData step;
-  step.in = {.q = in.q.select(1, t), .k = in.k.select(1, t), .v = in.v.select(1, t)};
-  if (in.g) step.in.g = in.g.rank() == 1 ? in.g : in.g.select(1, t);
-  if (in.gv) step.in.gv = in.gv.select(1, t);
-  step.o = o.select(1, t);
-  return step;
 }
 
 TEST(Laws, StepsEqualForward) {
@@ -500,6 +365,35 @@ TEST(Laws, AbsentMeansZero) {
   }
 }
 
+// A gate that is not a number is not taken for a reset: all outputs from its token on are NaN, in its head alone.
+TEST(Laws, NanGatesGiveNan) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const GateKind gate : {GateKind::constant, GateKind::scalar, GateKind::key, GateKind::key_value}) {
+      const Case c{.name = name_of(gate), .length = 90, .gate = gate, .dtype = dtype, .gate_dtype = dtype};
+      SCOPED_TRACE(describe_case(c));
+      constexpr std::int64_t kToken = 37;
+      const CaseData clean = make_data(c);
+      CaseData data = make_data(c);
+      const TensorView at = gate == GateKind::constant ? data.in.g.slice(0, 1, 2)
+                            : gate == GateKind::scalar
+                                ? data.in.g.slice(0, 0, 1).slice(1, kToken, kToken + 1).slice(2, 1, 2)
+                                : data.in.g.slice(0, 0, 1).slice(1, kToken, kToken + 1).slice(2, 1, 2).slice(3, 5, 6);
+      testing::poison(at);
+      for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+        const Results good = run(device, row.name, clean, true, false, false);
+        const Results bad = run(device, row.name, data, true, false, false);
+        const std::int64_t first = gate == GateKind::constant ? 0 : kToken;
+        const Tensor o = converted(bad.out.o.slice(0, 0, 1).slice(1, first, c.length).slice(2, 1, 2), DType::f64);
+        std::int64_t numbers = 0;
+        for (std::int64_t i = 0; i < o->numel(); ++i) numbers += !std::isnan(o.as<double>()[i]);
+        EXPECT_EQ(numbers, 0) << "of " << o->numel() << " outputs from the token on are numbers";
+        EXPECT_TRUE(same_bits(bad.out.o.slice(2, 0, 1), good.out.o.slice(2, 0, 1))) << "another head changed";
+        EXPECT_TRUE(same_bits(bad.out.ht.slice(1, 0, 1), good.out.ht.slice(1, 0, 1))) << "another head's state changed";
+      });
+    }
+  }
+}
+
 // Three tokens, 2^31 elements between the first and the last: offsets do not fit 32 bits. The memory is only reserved.
 TEST(Laws, OffsetsBeyond32Bits) {
   const Case c{.name = "far apart",
@@ -549,251 +443,6 @@ TEST(Laws, OffsetsBeyond32Bits) {
     expect_all_close(gradients_of(spread), gradients_of(expected), c.dtype);
   }
   munmap(memory, bytes);
-}
-
-TEST(Cuda, DevicePresent) {
-  if (cuda_device_count() == 0)
-    GTEST_SKIP() << "no CUDA device (or a build without CUDA): the CUDA rows are not tested here";
-}
-
-// Bad input: each is refused with the argument's name.
-struct Bad {
-  const char* argument;
-  std::function<void(CaseData&, Results&)> spoil;
-};
-
-class Refusals : public ::testing::Test {
- protected:
-  // Spoils one argument of a good call, and expects forward or backward to name it.
-  void expect_refused(const Case& c, const Bad& bad) {
-    SCOPED_TRACE(bad.argument);
-    CaseData data = make_data(c);
-    Results results = make_results(data, true, 0);
-    Context context;
-    context.force_implementation("reference");
-    forward(context, data.in, results.out, data.options);
-    bad.spoil(data, results);
-    try {
-      forward(context, data.in, results.out, data.options);
-      backward(context, data.in, results.out, data.d_out, results.d_in, data.options);
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.argument(), bad.argument) << error.what();
-      EXPECT_THAT(error.what(), ::testing::StartsWith("gated_linear_attention: " + std::string(bad.argument) + " "));
-    }
-  }
-  TensorView other(const Shape& shape, DType dtype = DType::f32) {
-    storage_.push_back(Tensor::zeros(shape, dtype));
-    return storage_.back();
-  }
-  TensorView offsets(std::vector<std::int32_t> values) {
-    storage_.push_back(Tensor::empty(Shape({static_cast<std::int64_t>(values.size())}), DType::i32));
-    std::memcpy(storage_.back()->data, values.data(), values.size() * sizeof(std::int32_t));
-    return storage_.back();
-  }
-  std::vector<Tensor> storage_;
-};
-
-TEST_F(Refusals, NameTheArgument) {
-  const Case key{.name = "key", .batch = 2, .length = 9, .query_heads = 4, .heads = 2, .key_dim = 3, .value_dim = 5};
-  const Bad bads[] = {
-      {"q", [&](CaseData& d, Results&) { d.in.q = {}; }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.q = other(Shape({2, 9, 4}));
-       }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.q = other(Shape({2, 0, 4, 3}));
-       }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.q = other(Shape({2, 9, 4, 3}), DType::i32);
-       }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.q.device = Device::cuda(0);
-         d.in.k.device = d.in.v.device = d.in.g.device = d.in.h0.device = Device::cuda(0);
-       }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.q = other(Shape({2, 9, 3, 4})).transpose(2, 3);
-       }},
-      {"k", [&](CaseData& d, Results&) { d.in.k = {}; }},
-      {"k",
-       [&](CaseData& d, Results&) {
-         d.in.k = other(Shape({2, 9, 3, 3}));
-       }},
-      {"k",
-       [&](CaseData& d, Results&) {
-         d.in.k = other(Shape({2, 9, 2, 4}));
-       }},
-      {"k",
-       [&](CaseData& d, Results&) {
-         d.in.k = other(Shape({2, 9, 2, 3}), DType::bf16);
-       }},
-      {"k",
-       [&](CaseData& d, Results&) {
-         d.in.k = other(Shape({2, 8, 2, 3}));
-       }},
-      {"v",
-       [&](CaseData& d, Results&) {
-         d.in.v = other(Shape({2, 9, 4, 5}));
-       }},
-      {"v", [&](CaseData& d, Results&) { d.in.v.device = Device::cuda(0); }},
-      {"g",
-       [&](CaseData& d, Results&) {
-         d.in.g = other(Shape({2, 9, 2, 5}));
-       }},
-      {"g",
-       [&](CaseData& d, Results&) {
-         d.in.g = other(Shape({2, 9}));
-       }},
-      {"g", [&](CaseData& d, Results&) { d.in.g = other(Shape({4})); }},
-      {"g",
-       [&](CaseData& d, Results&) {
-         d.in.g = other(Shape({2, 9, 2, 3}), DType::bf16);
-       }},
-      {"g",
-       [&](CaseData& d, Results&) {
-         d.in.g = other(Shape({2, 9, 3, 2})).transpose(2, 3);
-       }},
-      {"g",
-       [&](CaseData& d, Results&) {
-         d.in.g = other(Shape({2, 9, 2}));
-         d.in.gv = other(Shape({2, 9, 2, 5}));
-       }},
-      {"gv",
-       [&](CaseData& d, Results&) {
-         d.in.gv = other(Shape({2, 9, 2, 3}));
-       }},
-      {"h0",
-       [&](CaseData& d, Results&) {
-         d.in.h0 = other(Shape({2, 4, 3, 5}));
-       }},
-      {"h0",
-       [&](CaseData& d, Results&) {
-         d.in.h0 = other(Shape({2, 2, 3, 5}), DType::bf16);
-       }},
-      {"h0",
-       [&](CaseData& d, Results&) {
-         d.in.h0 = other(Shape({2, 2, 5, 3})).transpose(2, 3);
-       }},
-      {"z0",
-       [&](CaseData& d, Results&) {
-         d.in.z0 = other(Shape({2, 2, 3}));
-       }},
-      {"scale", [&](CaseData& d, Results&) { d.options.scale = std::numeric_limits<double>::quiet_NaN(); }},
-      {"normalize", [&](CaseData& d, Results&) { d.options.normalize = true; }},
-      {"o", [&](CaseData&, Results& r) { r.out.o = {}; }},
-      {"o",
-       [&](CaseData&, Results& r) {
-         r.out.o = other(Shape({2, 9, 2, 5}));
-       }},
-      {"o", [&](CaseData&, Results& r) { r.out.o.stride[1] = 0; }},
-      {"ht",
-       [&](CaseData&, Results& r) {
-         r.out.ht = other(Shape({2, 2, 5, 3}));
-       }},
-      {"zt",
-       [&](CaseData&, Results& r) {
-         r.out.zt = other(Shape({2, 2, 3}));
-       }},
-      {"states", [&](CaseData&, Results& r) { r.out.states = other(Shape({7}), DType::u8); }},
-      {"d_o", [&](CaseData& d, Results&) { d.d_out.d_o = {}; }},
-      {"d_o",
-       [&](CaseData& d, Results&) {
-         d.d_out.d_o = other(Shape({2, 9, 4, 5}), DType::f64);
-       }},
-      {"d_ht",
-       [&](CaseData& d, Results&) {
-         d.d_out.d_ht = other(Shape({1, 2, 3, 5}));
-       }},
-      {"d_zt",
-       [&](CaseData& d, Results&) {
-         d.d_out.d_zt = other(Shape({2, 2, 3}));
-       }},
-      {"dq",
-       [&](CaseData&, Results& r) {
-         r.d_in.dq = other(Shape({2, 9, 2, 3}));
-       }},
-      {"dk", [&](CaseData&, Results& r) { r.d_in.dk.stride[0] = 0; }},
-      {"dv",
-       [&](CaseData&, Results& r) {
-         r.d_in.dv = other(Shape({2, 9, 2, 5}), DType::f16);
-       }},
-      {"dg",
-       [&](CaseData&, Results& r) {
-         r.d_in.dg = other(Shape({2, 9, 2, 3}), DType::bf16);
-       }},
-      {"dgv",
-       [&](CaseData&, Results& r) {
-         r.d_in.dgv = other(Shape({2, 9, 2, 5}));
-       }},
-      {"dh0",
-       [&](CaseData&, Results& r) {
-         r.d_in.dh0 = other(Shape({2, 2, 3, 4}));
-       }},
-      {"dz0",
-       [&](CaseData&, Results& r) {
-         r.d_in.dz0 = other(Shape({2, 2, 3}));
-       }},
-      {"cu_seqlens",
-       [&](CaseData& d, Results&) {
-         d.in.cu_seqlens = other(Shape({2, 1}), DType::i32);
-       }},
-      {"cu_seqlens", [&](CaseData& d, Results&) { d.in.cu_seqlens = other(Shape({3}), DType::f32); }},
-      {"q",
-       [&](CaseData& d, Results&) {
-         d.in.cu_seqlens = offsets({0, 4, 9});
-       }},
-  };
-  for (const Bad& bad : bads) expect_refused(key, bad);
-}
-
-TEST_F(Refusals, NameBadPacking) {
-  const Case packed{.name = "packed", .heads = 2, .key_dim = 3, .value_dim = 5, .lengths = {4, 5}};
-  for (const std::vector<std::int32_t>& values :
-       {std::vector<std::int32_t>{1, 4, 9}, {0, 10, 9}, {0, 4, 8}, {0, -1, 9}}) {
-    expect_refused(packed, {"cu_seqlens", [&](CaseData& d, Results&) { d.in.cu_seqlens = offsets(values); }});
-  }
-}
-
-TEST_F(Refusals, Steps) {
-  Context context;
-  const TensorView q = other(Shape({2, 4, 3})), k = other(Shape({2, 2, 3})), v = other(Shape({2, 2, 5}));
-  const TensorView h = other(Shape({2, 2, 3, 5})), o = other(Shape({2, 4, 5}));
-  step(context, {.q = q, .k = k, .v = v}, h, {}, o);
-  auto expect = [&](const char* argument, const StepInputs& in, const TensorView& state, const TensorView& z,
-                    const TensorView& out) {
-    SCOPED_TRACE(argument);
-    try {
-      step(context, in, state, z, out);
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.argument(), argument) << error.what();
-    }
-  };
-  expect("h", {.q = q, .k = k, .v = v}, {}, {}, o);
-  expect("h", {.q = q, .k = k, .v = v}, other(Shape({2, 4, 3, 5})), {}, o);
-  expect("h", {.q = q, .k = k, .v = v}, other(Shape({2, 2, 3, 5}), DType::f16), {}, o);
-  expect("z", {.q = q, .k = k, .v = v}, h, other(Shape({2, 2, 3})), o);
-  expect("o", {.q = q, .k = k, .v = v}, h, {}, other(Shape({2, 2, 5})));
-  expect("g", {.q = q, .k = k, .v = v, .g = other(Shape({2, 4}))}, h, {}, o);
-  expect("k", {.q = q, .k = other(Shape({2, 2, 4})), .v = v}, h, {}, o);
-}
-
-TEST(Names, RoundTripAndRefuse) {
-  EXPECT_EQ(gate_kind_from_name(name_of(GateKind::key_value)), GateKind::key_value);
-  EXPECT_EQ(algorithm_from_name(name_of(Algorithm::chunk_recomputed)), Algorithm::chunk_recomputed);
-  EXPECT_EQ(feature_map_from_name(name_of(FeatureMap::relu)), FeatureMap::relu);
-  try {
-    gate_kind_from_name("vector");
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "gated_linear_attention: gate is 'vector'; expected one of none, constant, scalar, key, key_value");
-  }
 }
 
 }  // namespace

@@ -91,13 +91,13 @@ HWY_INLINE void StoreRow(DType dtype, const float* HWY_RESTRICT source, std::int
   }
 }
 
-// 2^x to 1e-7 relative for x <= 127; below -126 zero, so that no denormal appears and 2^-inf = 0.
-HWY_INLINE Vec Exp2(Vec x) {
+// 2^x to 1e-7 relative for x <= 127; below -126 zero, so that no denormal appears and 2^-inf = 0. NaN gives NaN.
+HWY_INLINE Vec Exp2(Vec exponent) {
   const D d;
   const hn::RebindToSigned<D> di;
   const Vec magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
-  x = hn::Max(x, hn::Set(d, -126.0f));
+  const auto tiny = hn::Lt(exponent, hn::Set(d, -126.0f));
+  const Vec x = hn::Max(exponent, hn::Set(d, -126.0f));
   const Vec shifted = hn::Add(x, magic);
   const Vec r = hn::Sub(x, hn::Sub(shifted, magic));
   // Chebyshev fit of (2^r - 1) / r on [-1/2, 1/2]; relative error of 2^r 5e-9 before rounding.
@@ -109,7 +109,8 @@ HWY_INLINE Vec Exp2(Vec x) {
   y = hn::MulAdd(y, r, hn::Set(d, 0.6931471880262288f));
   y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
   const auto bits = hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  return hn::IfThenZeroElse(tiny, hn::BitCast(d, bits));
+  const Vec power = hn::IfThenZeroElse(tiny, hn::BitCast(d, bits));
+  return hn::IfThenElse(hn::IsNaN(exponent), exponent, power);
 }
 
 HWY_INLINE Vec Exp(Vec x) { return Exp2(hn::Mul(x, hn::Set(D(), 1.44269504088896f))); }

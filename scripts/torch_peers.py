@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Times peers of gated_linear_attention on one GPU, for `flashgla bench gated_linear_attention --device cuda --peer ...`.
+
+Reads the bench's rows as JSON from standard input and prints rows of the same form: PyTorch's causal softmax attention
+at equal width (cuDNN's and FlashAttention's kernels) for every problem, and with --fla also flash-linear-attention's
+kernels for the same gates (pip install fla-core). Inputs are drawn as the bench's are: q, k, v and output gradients
+normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA tunes itself for minutes on each new shape:
+--only TEXT limits what is timed to problems that contain TEXT.
+
+  flashgla bench gated_linear_attention --device cuda --peer "python3 scripts/torch_peers.py --only 'B32 '"
+"""
+import argparse
+import json
+import re
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+DEVICE = "cuda"
+FORWARD = "gated_linear_attention forward"
+BOTH = "gated_linear_attention fwd+bwd"
+PROBLEM = re.compile(r"B(\d+) T(\d+) H(\d+) K(\d+) V(\d+) bf16 (\w+) gate$")
+
+
+def median_milliseconds(run, seconds, flush):
+    """As the bench: cold cache, several runs queued at a time, the first round not counted."""
+    times = []
+    for round_number in range(1000):
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(5)]
+        for start, stop in events:
+            flush.zero_()
+            start.record()
+            run()
+            stop.record()
+        torch.cuda.synchronize()
+        if round_number:
+            times += [start.elapsed_time(stop) for start, stop in events]
+        if times and sum(times) > 1e3 * seconds:
+            break
+    return statistics.median(times)
+
+
+def extra_memory(run):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def time_call(name, problem, call, leaves, gradient, arguments, flush):
+    """Rows of forward and of forward + backward of call()."""
+
+    def both():
+        call().backward(gradient)
+
+    def forget():
+        for leaf in leaves:
+            leaf.grad = None
+
+    def both_and_forget():
+        both()
+        forget()
+
+    rows = []
+    with torch.no_grad():
+        call()
+        rows.append({"operation": FORWARD, "implementation": name, "problem": problem,
+                     "memory_bytes": extra_memory(call),
+                     "milliseconds": median_milliseconds(call, arguments.seconds, flush)})
+    both_and_forget()
+    memory = extra_memory(both)
+    forget()
+    rows.append({"operation": BOTH, "implementation": name, "problem": problem, "memory_bytes": memory,
+                 "milliseconds": median_milliseconds(both_and_forget, arguments.seconds, flush)})
+    return rows
+
+
+def normal(*shape):
+    return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def softmax_rows(problem, B, T, H, K, V, arguments, flush):
+    """Attention as wide as q and k are: heads of 64 or 128 channels, as many as that makes."""
+    d = 64 if K <= 64 else 128
+    heads = max(H * max(K, V) // d, 1)
+    q, k, v = (normal(B, heads, T, d).requires_grad_() for _ in range(3))
+    gradient = normal(B, heads, T, d)
+    rows = []
+    for name, backend in (("softmax_cudnn", SDPBackend.CUDNN_ATTENTION), ("softmax_flash", SDPBackend.FLASH_ATTENTION)):
+
+        def call():
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        for row in time_call(name, problem, call, (q, k, v), gradient, arguments, flush):
+            # Another operator: its FLOPs (causal: half of the square) and its bytes.
+            square = 2.0 * B * heads * T * T * d
+            tensor = 2.0 * B * heads * T * d
+            forward = row["operation"] == FORWARD
+            row["flops"] = square * (1.0 if forward else 3.5)
+            row["bytes"] = tensor * (4 if forward else 12)
+            rows.append(row)
+    return rows
+
+
+def fla_rows(problem, B, T, H, K, V, gate, arguments, flush):
+    q, k = (normal(B, T, H, K).requires_grad_() for _ in range(2))
+    v, gradient = normal(B, T, H, V).requires_grad_(), normal(B, T, H, V)
+    leaves = [q, k, v]
+    if gate == "key":
+        from fla.ops.gla import chunk_gla
+        g = (F.logsigmoid(torch.randn(B, T, H, K, device=DEVICE)) / 16).to(torch.bfloat16).requires_grad_()
+        leaves.append(g)
+        call = lambda: chunk_gla(q, k, v, g)[0]
+    elif gate == "scalar":
+        from fla.ops.simple_gla import fused_chunk_simple_gla
+        g = (F.logsigmoid(torch.randn(B, T, H, device=DEVICE)) / 16).requires_grad_()
+        leaves.append(g)
+        call = lambda: fused_chunk_simple_gla(q, k, v, g)[0]
+    elif gate == "constant":
+        from fla.ops.retention import chunk_retention
+        call = lambda: chunk_retention(q, k, v)[0]
+    else:
+        from fla.ops.linear_attn import fused_chunk_linear_attn
+        call = lambda: fused_chunk_linear_attn(q, k, v, normalize=False)[0]
+    return time_call("fla", problem, call, leaves, gradient, arguments, flush)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fla", metavar="TEXT", help="time flash-linear-attention on problems that contain TEXT")
+    parser.add_argument("--only", metavar="TEXT", default="", help="time softmax on problems that contain TEXT")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time spent on each figure")
+    arguments = parser.parse_args()
+    problems = []
+    for row in json.load(sys.stdin):
+        if row["operation"] == FORWARD and row["problem"] not in problems and PROBLEM.match(row["problem"]):
+            problems.append(row["problem"])
+    torch.manual_seed(0)
+    flush = torch.empty(256 << 20, device=DEVICE, dtype=torch.uint8)
+    rows, seen = [], set()
+    for problem in problems:
+        *sizes, gate = PROBLEM.match(problem).groups()
+        sizes = [int(size) for size in sizes]
+        try:
+            if arguments.only in problem and tuple(sizes) not in seen:
+                seen.add(tuple(sizes))
+                rows += softmax_rows(problem, *sizes, arguments, flush)
+            if arguments.fla is not None and arguments.fla in problem:
+                rows += fla_rows(problem, *sizes, gate, arguments, flush)
+        except Exception as error:  # a peer that does not run this shape must not lose the others
+            print(f"torch_peers: {problem}: {error}", file=sys.stderr)
+        torch.cuda.empty_cache()
+    json.dump(rows, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
