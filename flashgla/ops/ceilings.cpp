@@ -7,7 +7,7 @@
 #include "dnnl.h"
 #include "flashgla/ops/benches.h"
 #ifdef FLASHGLA_CUDA
-#include "flashgla/ops/ceilings_cuda.h"
+#include "flashgla/ops/cuda_ceilings.h"
 #endif
 #include "testing/random.h"
 

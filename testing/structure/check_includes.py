@@ -28,7 +28,8 @@ def folder_of(path):
 
 
 def is_test_or_bench(path):
-    return pathlib.PurePath(path).stem.split("_")[-1] in ("test", "bench", "benches", "ceilings", "cases", "conformance")
+    return pathlib.PurePath(path).stem.split("_")[-1] in ("test", "bench", "benches", "ceilings", "cases", "check",
+                                                           "support", "conformance")
 
 
 def main():

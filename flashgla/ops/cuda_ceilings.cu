@@ -5,7 +5,7 @@
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/tensor.h"
 #include "flashgla/ops/benches.h"
-#include "flashgla/ops/ceilings_cuda.h"
+#include "flashgla/ops/cuda_ceilings.h"
 
 namespace flashgla::ops {
 
