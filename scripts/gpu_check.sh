@@ -3,6 +3,7 @@
 #   scripts/gpu_check.sh [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
 # OUT: folder for logs, bench.txt and bench.json (default build-cuda/gpu_check).
+# GPU_CHECK_SANITIZER_SECONDS (900): how long each run of compute-sanitizer may take.
 # Ends with a line "GPU check: N passed, N failed"; exit code 0 only when nothing failed.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,22 +19,49 @@ export OMP_WAIT_POLICY=passive FLASHGLA_TEST_DEVICE=cuda
 passed=0 failed=0
 report() {  # STATUS WHAT LOG
   if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
-  printf '%-6s %-28s %s\n' "$([ "$1" -eq 0 ] && echo passed || echo FAILED)" "$2" "$3"
+  printf '%-6s %-44s %s\n' "$([ "$1" -eq 0 ] && echo passed || echo FAILED)" "$2" "$3"
 }
 
 "$bin/flashgla" doctor | tee "$out/doctor.txt"
 report "${PIPESTATUS[0]}" doctor "$out/doctor.txt"
 
-# Tests in as many processes as there are pairs of cores; those that fill the device's memory afterwards, alone.
+# Tests in as many processes as there are pairs of cores, and beside them compute-sanitizer on each kernel path once, one
+# process a path for racecheck, which slows shared memory down a hundredfold and more. What fills the device's memory
+# runs afterwards, alone.
 large='Cuda.MoreThan*:Cuda.OffsetsBeyond*:Cuda.AMillion*'
-shards=$(( ($(nproc) + 1) / 2 ))
-echo "Tests on CUDA, $shards processes"
+paths=(CudaPaths.RightAndRepeatable/narrow_two_chunks_{key_trained,key_extreme,scalar_trained,none_trained}
+       CudaPaths.RightAndRepeatable/f32_tiles_f16_64_extreme
+       Conformance.ForwardAndBackward/{K128_V256_bf16,key_bf16_extreme,constant_bf16}
+       CudaPaths.RightAndRepeatable/segments_key_trained)
+filter=$(printf '*%s:' "${paths[@]}")
+if [ "$("$test" --gtest_list_tests --gtest_filter="$filter" | grep -c '^  ')" -ne ${#paths[@]} ]; then
+  echo "error: not every path named in $0 is a test" >&2
+  exit 1
+fi
 declare -A jobs
+start() {  # WHAT LOG COMMAND...
+  local what=$1 log=$2
+  shift 2
+  "$@" >"$log" 2>&1 &
+  jobs[$!]="$what|$log"
+}
+shards=$(( ($(nproc) + 1) / 2 ))
+echo "Tests on CUDA, $shards processes, and compute-sanitizer"
 for ((i = 0; i < shards; ++i)); do
-  GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i "$test" --gtest_brief=1 --gtest_filter="-$large" \
-    >"$out/test_$i.txt" 2>&1 &
-  jobs[$!]="tests $i of $shards|$out/test_$i.txt"
+  start "tests $i of $shards" "$out/test_$i.txt" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+    "$test" --gtest_brief=1 --gtest_filter="-$large"
 done
+sanitizer_seconds=${GPU_CHECK_SANITIZER_SECONDS:-900}
+if command -v compute-sanitizer >/dev/null; then
+  start memcheck "$out/memcheck.txt" timeout "$sanitizer_seconds" \
+    compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 "$test" --gtest_filter="$filter"
+  for path in "${paths[@]}"; do
+    start "racecheck ${path##*/}" "$out/racecheck_${path##*/}.txt" timeout "$sanitizer_seconds" \
+      compute-sanitizer --tool racecheck --error-exitcode 9 --print-limit 20 "$test" --gtest_filter="*$path"
+  done
+else
+  echo "skipped: no compute-sanitizer on PATH"
+fi
 for pid in "${!jobs[@]}"; do
   wait "$pid"
   report $? "${jobs[$pid]%%|*}" "${jobs[$pid]##*|}"
@@ -42,27 +70,6 @@ done
 report $? "tests of large problems" "$out/test_large.txt"
 grep -h '^\[  FAILED  \].*(' "$out"/test_*.txt | sort -u
 grep -h '^\[  SKIPPED \]' "$out"/test_*.txt | sort -u
-
-# Each kernel path once; both tools slow kernels down a hundredfold.
-sanitized='*CudaPaths*/narrow_key_extreme:*CudaPaths*/narrow_packed_key_trained:*CudaPaths*/narrow_strided_scalar_trained'
-sanitized+=':*CudaPaths*/narrow_unaligned_constant_extreme:*CudaPaths*/narrow_none_trained'
-sanitized+=':*CudaPaths*/wide_128_256_key_trained:*CudaPaths*/wide_96_200_scalar_extreme:*CudaPaths*/segments_key_trained'
-sanitized+=':*CudaPaths*/tokens_f32:Cuda.GraphOfAStep*'
-if command -v compute-sanitizer >/dev/null; then
-  jobs=()
-  for tool in memcheck racecheck; do
-    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$test" --gtest_brief=1 \
-      --gtest_filter="$sanitized" >"$out/$tool.txt" 2>&1 &
-    jobs[$!]="compute-sanitizer $tool|$out/$tool.txt"
-  done
-  for pid in "${!jobs[@]}"; do
-    wait "$pid"
-    report $? "${jobs[$pid]%%|*}" "${jobs[$pid]##*|}"
-  done
-  grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/memcheck.txt" "$out/racecheck.txt"
-else
-  echo "skipped: no compute-sanitizer on PATH"
-fi
 
 unset FLASHGLA_TEST_DEVICE
 "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.05 --save "$out/bench.json" "$@" | tee "$out/bench.txt"

@@ -29,7 +29,8 @@ const Device kCuda = Device::cuda(0);
 
 // The kernels are chosen by type, widths and how many blocks there are. Each of these would fall to one path on any
 // device with at most 136 multiprocessors: one pass and one kernel (136 sequence-heads of 64 channels), two passes and
-// chunks (wide heads, few sequences), with segments of time (one sequence), token by token (f32, f16).
+// chunks (wide heads, few sequences), with segments of time (one sequence), tiles of f32 (f32, f16, more than 256 key
+// channels), token by token (gates over values).
 std::vector<Case> path_cases() {
   std::vector<Case> list;
   auto add = [&](std::string name, Case c) {
@@ -52,6 +53,9 @@ std::vector<Case> path_cases() {
                         .dtype = DType::bf16,
                         .gate_dtype = DType::bf16};
       add("narrow_" + name, narrow);
+      Case two_chunks = narrow;
+      two_chunks.length = 70;
+      add("narrow_two_chunks_" + name, two_chunks);
       Case strided = narrow;
       strided.strided = true;
       strided.key_dim = 40;
@@ -87,16 +91,31 @@ std::vector<Case> path_cases() {
       add("segments_" + name, segments);
     }
   }
-  for (const DType dtype : {DType::f32, DType::f16}) {
-    add(std::string("tokens_") + name_of(dtype), {.batch = 3,
-                                                  .length = 203,
-                                                  .query_heads = 4,
-                                                  .heads = 2,
-                                                  .key_dim = 96,
-                                                  .value_dim = 160,
-                                                  .gate_values = GateValues::extreme,
-                                                  .dtype = dtype});
+  // Tiles of f32: one key tile and several, narrow and wide slices of V.
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+      for (const auto& [K, V] : {std::pair{64, 64}, {96, 160}, {272, 96}}) {
+        if (dtype == DType::bf16 && K <= 256) continue;
+        const std::string name = std::string("f32_tiles_") + name_of(dtype) + "_" + std::to_string(K) +
+                                 (values == GateValues::trained ? "_trained" : "_extreme");
+        add(name, {.batch = 3,
+                   .length = 203,
+                   .query_heads = 4,
+                   .heads = 2,
+                   .key_dim = K,
+                   .value_dim = V,
+                   .gate_values = values,
+                   .dtype = dtype});
+      }
+    }
   }
+  add("tokens_f32", {.length = 203,
+                     .query_heads = 4,
+                     .heads = 2,
+                     .key_dim = 40,
+                     .value_dim = 64,
+                     .gate = GateKind::key_value,
+                     .gate_values = GateValues::extreme});
   return list;
 }
 
@@ -129,6 +148,28 @@ TEST_P(CudaPaths, RightAndRepeatable) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
                          [](const auto& parameter) { return parameter.param.name; });
+
+// Where the caller allows it, f32 products are rounded to tf32, which has f16's 11 bits: its tolerance, and other bits
+// than without.
+TEST(Cuda, Float32MathIsHonoured) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+    const Case c{.length = 203, .key_dim = 100, .value_dim = 72, .gate_values = values};
+    const CaseData exact = make_data(c);
+    CaseData rounded = make_data(c);
+    rounded.options.float32_math = Float32Math::tf32;
+    const Results expected = reference_results(exact, true, true);
+    for_each_implementation(describe(exact.in, exact.options), [&](Device device, const Implementation& row) {
+      if (device.kind != Device::Kind::cuda) return;
+      const Results f32 = run(device, row.name, exact, true, false, true);
+      const Results tf32 = run(device, row.name, rounded, true, false, true);
+      expect_all_close(outputs_of(f32), outputs_of(expected), DType::f32);
+      expect_all_close(outputs_of(tf32), outputs_of(expected), DType::f16);
+      expect_all_close(gradients_of(tf32), gradients_of(expected), DType::f16);
+      EXPECT_FALSE(testing::same_bits(tf32.out.o, f32.out.o));
+    });
+  }
+}
 
 // A stream, and a graph of what `call` queues on it. Capture in global mode refuses allocation and synchronisation.
 class Capture {

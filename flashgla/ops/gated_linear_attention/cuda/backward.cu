@@ -1,10 +1,12 @@
 // The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
 #include <algorithm>
+#include <type_traits>
 
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -67,10 +69,7 @@ bool aligned(const TensorView& view) {
 // What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces less than 2^24 elements apart.
 bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
                  const InputGradients& d_in) {
-  if (problem.dtype != DType::bf16 || problem.gate == GateKind::key_value || problem.algorithm == Algorithm::recurrent)
-    return false;
-  if (problem.feature_map != FeatureMap::identity || problem.normalize) return false;
-  if (problem.key_dim % 8 != 0 || problem.value_dim % 8 != 0) return false;
+  if (!backward_in_chunks(problem)) return false;
   const bool by_key = problem.gate == GateKind::key;
   return aligned(inputs.q) && aligned(inputs.k) && aligned(inputs.v) && aligned(d_out.d_o) && aligned(d_in.dq) &&
          aligned(d_in.dk) && aligned(d_in.dv) && (!by_key || (aligned(inputs.g) && aligned(d_in.dg)));
@@ -149,9 +148,10 @@ void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStrea
 }
 
 // One kernel, where each sequence and head is small enough for a block and there are enough of them.
-bool fits_one_kernel(const Context& context, const Problem& problem, const Outputs& outputs,
+bool fits_one_kernel(const Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                      const OutputGradients& d_out) {
-  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 && outputs.states &&
+  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
+         (outputs.states || forward_in_one_pass(context, problem, make_params(problem, inputs, outputs))) &&
          (!d_out.d_ht || outputs.ht) && context.architecture().shared_memory >= kFusedSharedBytes &&
          problem.sequences * problem.heads >= context.architecture().multiprocessors;
 }
@@ -178,8 +178,20 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
     const auto parts = static_cast<std::size_t>(problem.sequences * problem.heads);
     f.gate_parts = static_cast<float*>(context.scratch().allocate(parts * sizeof(float), "gla backward: gate parts"));
   }
+  Params states_only = p;
+  if (!outputs.states) {
+    const std::size_t bytes = static_cast<std::size_t>(p.sequences.most_chunks * p.heads * p.key_dim * p.value_dim) * 2;
+    p.states = states_only.states = context.scratch().allocate(bytes, "gla backward: states");
+    // o is not wanted again: all sequences and heads write it to one place that nothing reads.
+    const std::size_t row_bytes = static_cast<std::size_t>(p.value_dim) * 2;
+    void* unread =
+        context.scratch().allocate(static_cast<std::size_t>(problem.length) * row_bytes, "gla backward: unread o");
+    states_only.o = {unread, 0, p.value_dim, 0};
+    states_only.ht = nullptr;
+  }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (!outputs.states) launch_fused(context.stream(), states_only, std::is_same_v<Core, TensorCore90>);
   run_fused<Core>(gate_tile(problem), p, f, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
@@ -206,8 +218,9 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   w.steep = reinterpret_cast<int*>(take(chunks * heads * key_tiles * 4, "gla backward: decay"));
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
+  const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
   if (gate_tile(problem) == GateTile::token) {
-    w.gate_parts = reinterpret_cast<float*>(take(key_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
+    w.gate_parts = reinterpret_cast<float*>(take(gate_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
   }
   const StatePlan plan(p, context.architecture().multiprocessors);
   if (plan.segments > 1) {
@@ -233,10 +246,17 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   pass_states<Core, true>(p, w, backwards, plan, stream);
   if (d_in.dv) value_tiles > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
   if (d_in.dq || d_in.dk || d_in.dg) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
-  if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(key_tiles), d.dg, stream);
+  if (sums_gates && problem.gate == GateKind::constant) launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
+  if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream);
 }
 
 }  // namespace
+
+bool backward_in_chunks(const Problem& problem) {
+  return problem.dtype == DType::bf16 && problem.gate != GateKind::key_value &&
+         problem.algorithm != Algorithm::recurrent && problem.feature_map == FeatureMap::identity &&
+         !problem.normalize && problem.key_dim % 8 == 0 && problem.value_dim % 8 == 0;
+}
 
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
                       cudaStream_t stream) {
@@ -256,7 +276,7 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
                          const OutputGradients& d_out, const InputGradients& d_in) {
   if (!fits_chunks(problem, inputs, d_out, d_in)) {
     recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  } else if (fits_one_kernel(context, problem, outputs, d_out)) {
+  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
     backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
   } else {
     backward_by_chunks<Core>(context, problem, inputs, outputs, d_out, d_in);

@@ -48,6 +48,25 @@ __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, co
   }
 }
 
+// This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
+template <class Weight>
+__device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2), in_block = 2 * (lane & 3);
+  float sum = 0.0f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float of_row = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 x = ptx::unpack_bf16(
+          *reinterpret_cast<const std::uint32_t*>(tile + element_offset(row + 8 * half, 8 * j + in_block)));
+      of_row += x.x * a[4 * j + 2 * half] + x.y * a[4 * j + 2 * half + 1];
+    }
+    sum += weight(row + 8 * half) * of_row;
+  }
+  return sum;
+}
+
 // Half of the dot product of row thread / 2 of two tiles.
 __device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
   float sum = 0.0f;
@@ -138,7 +157,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   float2 dg[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
-  float through = 0.0f;  // sum over values of h dh^: half of key channel thread / 2
+  float crossing = 0.0f;  // constant gates: this thread's part of dg, see constant_gate.cuh
+  float through = 0.0f;   // sum over values of h dh^: half of key channel thread / 2
 
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
@@ -195,6 +215,13 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       if ((thread & 1) == 0) {
         const float factor = steep ? ptx::exp2(w.decay[kv_at * kTile + (thread >> 1)]) : 1.0f;
         beyond[thread >> 1] = through * factor;
+        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * through * factor;
+      }
+    }
+    if constexpr (kGate == GateTile::token) {
+      if (p.gate == GateKind::constant) {
+        crossing += weighted_dot(q, dq, thread, [](int r) { return static_cast<float>(r + 1); });
+        if (first) crossing += weighted_dot(k, dk, thread, [&](int r) { return static_cast<float>(c.rows - 1 - r); });
       }
     }
     if (!steep) {
@@ -282,6 +309,19 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     dk_walk.step(1);
   }
   if constexpr (kGate == GateTile::none) return;
+  if constexpr (kGate == GateTile::token) {
+    if (p.gate == GateKind::constant) {
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+      if (lane == 0) row_sums[warp] = crossing;
+      __syncthreads();
+      if (thread == 0) {
+        w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] =
+            row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+      }
+      return;
+    }
+  }
 
   // dg: sums from the chunk's end back.
   *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
@@ -314,15 +354,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   }
   if constexpr (kGate == GateTile::token) {
     __syncthreads();
-    if (p.gate == GateKind::scalar) {
-      const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
-      const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-      if (thread < c.rows) w.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
-    } else if (thread == 0) {
-      float total = 0.0f;
-      for (int r = 0; r < c.rows; ++r) total += row_sums[r];
-      w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = total;
-    }
+    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+    if (thread < c.rows) w.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
   }
 }
 

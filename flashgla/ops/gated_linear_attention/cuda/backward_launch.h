@@ -27,7 +27,7 @@ struct BackwardWorkspace {
   char* state_gradients;  // images [chunks, G, key tiles, value tiles]: dh^ (dh in steep tiles), [k][v]
   float* decay;           // [chunks, G, 64 key tiles]: B
   int* steep;             // [chunks, G, key tiles]
-  float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]
+  float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
   float* segment_ends;    // see StatePass
   float* segment_decays;
 };
@@ -71,6 +71,9 @@ template <class Core, int kGroups>
 void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
 template <class Core, GateTile kGate>
 void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
+// The rows of gate_parts beyond the key tiles.
+template <class Core>
+void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);
 // Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order.
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
                       cudaStream_t stream);

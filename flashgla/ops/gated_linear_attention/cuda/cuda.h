@@ -16,7 +16,13 @@ std::int64_t most_chunks(const Problem& problem);
 // ArenaScope.
 void plan_chunks(Context& context, Params& params);
 
-// Bytes of Outputs.states: the chunk-start states of most_chunks(problem) chunks (params.h).
+// Whether the backward goes by chunks, as far as the problem alone tells: then it reads their start states.
+bool backward_in_chunks(const Problem& problem);
+
+// Whether the one-pass forward takes the call: it alone needs no workspace to find the chunk states.
+bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params);
+
+// Bytes of Outputs.states: the chunk-start states of most_chunks(problem) chunks (params.h), where backward reads them.
 std::size_t states_bytes(const Problem& problem);
 
 // Rows of the table. `hopper` stands for the row cuda_sm90.
@@ -30,8 +36,5 @@ void hopper_backward(Context& context, const Problem& problem, const Inputs& inp
                      const OutputGradients& output_gradients, const InputGradients& input_gradients);
 void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
           const TensorView& o);
-
-// Writes params.states for every chunk (o is not touched): what backward calls when forward left no states.
-void chunk_states(Context& context, const Problem& problem, const Params& params);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -23,13 +23,18 @@ Support supports(const Problem& p) {
   return Support::yes();
 }
 
-// Whether the chunk kernels take the call, or the recurrence token by token must.
-bool chunkable(const Problem& p, const Params& params) {
+// Whether chunks can serve the call at all, or the recurrence token by token must.
+bool in_chunks(const Problem& p) {
+  return p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity && !p.normalize &&
+         p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
+         p.length > kShortSequence * p.sequences;
+}
+
+// Whether the kernels whose tiles are bf16 take it.
+bool in_bf16_tiles(const Problem& p, const Params& params) {
   const auto fits = [](const Strided& s, int element) { return s.token * element * kChunk < (std::int64_t{1} << 31); };
-  return p.dtype == DType::bf16 && p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity &&
-         !p.normalize && p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.key_dim <= 256 &&
-         p.algorithm != Algorithm::recurrent && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) &&
-         fits(params.o, 2) && fits(params.g, 4) && p.length > kShortSequence * p.sequences;
+  return p.dtype == DType::bf16 && p.key_dim <= 256 && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) &&
+         fits(params.o, 2) && fits(params.g, 4);
 }
 
 // One pass where its blocks fill the card and the gating is not repeated for many slices of V.
@@ -39,10 +44,24 @@ bool in_one_pass(const Context& context, const Problem& p) {
   return p.key_dim <= 64 && slices <= 2 && gate_fits && blocks >= context.architecture().multiprocessors;
 }
 
+}  // namespace
+
+bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
+  return in_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem);
+}
+
+namespace {
+
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  if (!chunkable(problem, params)) {
+  if (!in_chunks(problem)) {
     if (!context.planning()) launch_recurrent(context.stream(), params);
-  } else if (params.o.data != nullptr && in_one_pass(context, problem)) {
+  } else if (!in_bf16_tiles(problem, params)) {
+    const bool split = problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee;
+    if (context.planning()) return;
+    f32_tiles_fit(params.key_dim, context.architecture().shared_memory)
+        ? launch_f32_tiles(context.stream(), params, split)
+        : launch_recurrent(context.stream(), params);
+  } else if (in_one_pass(context, problem)) {
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
   } else {
     forward_in_two_passes(context, params, hopper);
@@ -66,9 +85,8 @@ Support portable_supports(const Problem& problem, const Architecture& architectu
 }
 
 std::size_t states_bytes(const Problem& problem) {
-  if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
-  const std::size_t element = problem.dtype == DType::f32 ? 4 : 2;
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * element;
+  if (problem.algorithm == Algorithm::chunk_recomputed || !backward_in_chunks(problem)) return 0;
+  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * 2;
 }
 
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
@@ -82,14 +100,6 @@ Support hopper_supports(const Problem& problem, const Architecture& architecture
 
 void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   forward(context, problem, inputs, outputs, true);
-}
-
-void chunk_states(Context& context, const Problem& problem, const Params& params) {
-  Params states_only = params;
-  states_only.o = {};
-  states_only.ht = nullptr;
-  states_only.zt = nullptr;
-  run(context, problem, states_only, context.architecture().cuda_capability == 90);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -36,7 +36,7 @@ struct Params {
   void* ht = nullptr;        // as h0
   const void* z0 = nullptr;  // f32 [N,G,K]
   void* zt = nullptr;
-  // Chunk START states, h before the chunk's first token: [chunks, G, K, V], bf16 when q is bf16 or f16, else f32.
+  // Chunk START states, h before the chunk's first token: bf16 [chunks, G, K, V].
   void* states = nullptr;
   Sequences sequences;
   int heads = 1, group = 1;  // G; H / G

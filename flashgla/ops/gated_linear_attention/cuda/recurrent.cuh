@@ -56,7 +56,6 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
   const int V = p.value_dim, K = p.key_dim;
   const Span span = span_of(p.sequences, n);
   const std::int64_t state_offset = (n * p.heads + head) * static_cast<std::int64_t>(K) * V;
-  const bool wide_states = p.dtype == DType::f32;
 
   float h[R];
 #pragma unroll
@@ -82,8 +81,7 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         const int k = warp * R + r;
-        if (k < K)
-          store_as(wide_states ? DType::f32 : DType::bf16, p.states, base + static_cast<std::int64_t>(k) * V, h[r]);
+        if (k < K) store_as(DType::bf16, p.states, base + static_cast<std::int64_t>(k) * V, h[r]);
       }
     }
     const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kTile), span.length - t0));

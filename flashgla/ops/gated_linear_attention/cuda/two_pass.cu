@@ -32,8 +32,7 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segment
     combine_kernel<<<grid, 256, 0, stream>>>(p, prepared.blocks, segments);
     flashgla::cuda::check_launch("combine_kernel");
   }
-  p.o.data != nullptr ? recurrence<Core, KB, groups, true>(stream, p, prepared, segments)
-                      : recurrence<Core, KB, groups, false>(stream, p, prepared, segments);
+  recurrence<Core, KB, groups, true>(stream, p, prepared, segments);
 }
 
 template <class Core, int KB>
