@@ -29,10 +29,9 @@ report "${PIPESTATUS[0]}" doctor "$out/doctor.txt"
 # process a path for racecheck, which slows shared memory down a hundredfold and more. What fills the device's memory
 # runs afterwards, alone.
 large='Cuda.MoreThan*:Cuda.OffsetsBeyond*:Cuda.AMillion*'
-paths=(CudaPaths.RightAndRepeatable/narrow_two_chunks_{key_trained,key_extreme,scalar_trained,none_trained}
-       CudaPaths.RightAndRepeatable/f32_tiles_f16_64_extreme
-       Conformance.ForwardAndBackward/{K128_V256_bf16,key_bf16_extreme,constant_bf16}
-       CudaPaths.RightAndRepeatable/segments_key_trained)
+paths=(CudaPaths.EveryElementIsFinite/narrow_two_chunks_{key_trained,key_extreme,scalar_trained,none_trained}
+       CudaPaths.EveryElementIsFinite/wide_{96_200_constant_trained,128_256_key_extreme}
+       CudaPaths.EveryElementIsFinite/{f32_tiles_f16_96_extreme,f32_tiles_f32_64_trained,tokens_f32,segments_key_trained})
 filter=$(printf '*%s:' "${paths[@]}")
 if [ "$("$test" --gtest_list_tests --gtest_filter="$filter" | grep -c '^  ')" -ne ${#paths[@]} ]; then
   echo "error: not every path named in $0 is a test" >&2

@@ -146,6 +146,19 @@ TEST_P(CudaPaths, RightAndRepeatable) {
   });
 }
 
+// Each kernel once, without the reference: what compute-sanitizer, which slows them down a hundredfold, is given.
+TEST_P(CudaPaths, EveryElementIsFinite) {
+  const Case& c = GetParam();
+  const CaseData data = make_data(c);
+  for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+    if (device.kind != Device::Kind::cuda) return;
+    const Results actual = run(device, row.name, data, c.states, true, true);
+    for (const auto& views : {outputs_of(actual), gradients_of(actual)}) {
+      for (const NamedView& view : views) EXPECT_TRUE(testing::difference(view.view, view.view).finite) << view.name;
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
                          [](const auto& parameter) { return parameter.param.name; });
 

@@ -27,7 +27,7 @@ Support supports(const Problem& p) {
 bool in_chunks(const Problem& p) {
   return p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity && !p.normalize &&
          p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
-         p.length > kShortSequence * p.sequences;
+         p.batch * p.length > kShortSequence * p.sequences;
 }
 
 // Whether the kernels whose tiles are bf16 take it.
