@@ -27,6 +27,7 @@ struct BenchArguments {
   std::string device = "cpu";
   std::string implementation;
   std::string peer;
+  std::string only;
   int threads = 0;
   double seconds = 0.5;
   bool sweep = false;
@@ -205,6 +206,7 @@ void run_bench(const BenchArguments& arguments) {
   options.threads = arguments.threads;
   options.seconds = arguments.seconds;
   options.implementation = arguments.implementation;
+  options.only = arguments.only;
   options.sweep = arguments.sweep;
 
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
@@ -265,6 +267,7 @@ void add_bench(CLI::App& app) {
       ->capture_default_str()
       ->check(positive_number());
   verb->add_option("--implementation", arguments->implementation, "Only the implementation of this name");
+  verb->add_option("--only", arguments->only, "Only problems whose description contains this, such as 'K64 V64'");
   verb->add_flag("--sweep", arguments->sweep, "A large grid of shapes instead of the headline cases");
   verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
   verb->add_option("--save", arguments->save, "A file to write the rows to as JSON, besides what is printed");

@@ -14,6 +14,7 @@ struct BenchOptions {
   int threads = 0;             // 0: all
   double seconds = 0.5;        // time spent on each figure after the warm-up
   std::string implementation;  // only this one; empty: every implementation of the table that supports the case
+  std::string only;            // only problems whose description contains this; empty: all
   bool sweep = false;          // the large grid instead of the headline cases
 };
 

@@ -51,7 +51,9 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
 std::vector<BenchRow> run_benches(const std::vector<OperatorBench>& benches,
                                   const std::vector<std::string>& implementations, const BenchOptions& options) {
   std::vector<BenchRow> rows;
-  for (const OperatorBench& bench : benches) run_bench(bench, implementations, options, rows);
+  for (const OperatorBench& bench : benches) {
+    if (bench.problem.find(options.only) != std::string::npos) run_bench(bench, implementations, options, rows);
+  }
   return rows;
 }
 

@@ -19,6 +19,13 @@ __device__ __forceinline__ float exp2(float x) {
   return y;
 }
 
+// The larger of two; NaN where either is.
+__device__ __forceinline__ float larger_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // Two floats to one register of two narrow ones; `low` is the element of lower address.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;

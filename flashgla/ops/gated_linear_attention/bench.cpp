@@ -145,8 +145,13 @@ struct Bench {
 
 std::vector<BenchRow> bench(const BenchOptions& options) {
   Bench bench{options, {}};
-  for (const Case& c : bench_cases(options.device, options.sweep)) bench.time_case(c);
-  for (const Case& c : step_cases(options.device, options.sweep)) bench.time_step(c);
+  const auto wanted = [&](const Case& c) { return describe_case(c).find(options.only) != std::string::npos; };
+  for (const Case& c : bench_cases(options.device, options.sweep)) {
+    if (wanted(c)) bench.time_case(c);
+  }
+  for (const Case& c : step_cases(options.device, options.sweep)) {
+    if (wanted(c)) bench.time_step(c);
+  }
   return std::move(bench.rows);
 }
 

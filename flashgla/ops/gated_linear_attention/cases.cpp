@@ -547,12 +547,13 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
     return list;
   }
   constexpr DType bf16 = DType::bf16;
-  list = {timed(32, 2048, 16, 64, 64, bf16, GateKind::key),    timed(16, 2048, 4, 128, 256, bf16, GateKind::key),
-          timed(8, 4096, 4, 256, 512, bf16, GateKind::key),    timed(1, 32768, 4, 256, 512, bf16, GateKind::key),
-          timed(1, 2048, 4, 256, 512, bf16, GateKind::key),    timed(32, 2048, 16, 64, 64, bf16, GateKind::none),
-          timed(8, 4096, 4, 256, 512, bf16, GateKind::none),   timed(32, 2048, 16, 64, 64, bf16, GateKind::constant),
-          timed(32, 2048, 16, 64, 64, bf16, GateKind::scalar), timed(32, 512, 16, 64, 64, bf16, GateKind::key),
-          timed(32, 1024, 16, 64, 64, bf16, GateKind::key)};
+  list = {timed(32, 2048, 16, 64, 64, bf16, GateKind::key),      timed(16, 2048, 4, 128, 256, bf16, GateKind::key),
+          timed(8, 4096, 4, 256, 512, bf16, GateKind::key),      timed(1, 32768, 4, 256, 512, bf16, GateKind::key),
+          timed(1, 2048, 4, 256, 512, bf16, GateKind::key),      timed(32, 2048, 16, 64, 64, bf16, GateKind::none),
+          timed(8, 4096, 4, 256, 512, bf16, GateKind::none),     timed(32, 2048, 16, 64, 64, bf16, GateKind::constant),
+          timed(32, 2048, 16, 64, 64, bf16, GateKind::scalar),   timed(32, 512, 16, 64, 64, bf16, GateKind::key),
+          timed(32, 1024, 16, 64, 64, bf16, GateKind::key),      timed(32, 2048, 16, 64, 64, DType::f16, GateKind::key),
+          timed(32, 2048, 16, 64, 64, DType::f32, GateKind::key)};
   return list;
 }
 

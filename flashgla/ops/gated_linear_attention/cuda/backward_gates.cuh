@@ -57,7 +57,7 @@ __device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) 
   } else {
     g = *reinterpret_cast<const float2*>(gates + row * 256 + lane * 8);
   }
-  return make_float2(larger_or_nan(g.x * kLog2E, kStrongest), larger_or_nan(g.y * kLog2E, kStrongest));
+  return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
 }
 
 using ColumnParts = float[4][kTile];  // one value a warp and channel

@@ -55,15 +55,8 @@ __device__ __forceinline__ void store_as(DType dtype, void* data, std::int64_t o
 // Below this a gate of one token, in base 2, is as good as -inf: 2^x is 0 in every dtype. Clamping keeps sums finite.
 constexpr float kHardReset = -4096.0f;
 
-// The larger of two; NaN where either is, so that a gate that is not a number does not pass for a reset.
-__device__ __forceinline__ float larger_or_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-
-// A natural-log gate in base 2; -inf becomes kHardReset.
-__device__ __forceinline__ float base_2_gate(float g) { return larger_or_nan(g * kLog2E, kHardReset); }
+// A natural-log gate in base 2; -inf becomes kHardReset, and NaN does not pass for it.
+__device__ __forceinline__ float base_2_gate(float g) { return ptx::larger_or_nan(g * kLog2E, kHardReset); }
 
 // Gate of token t (within batch element b), key-value head h, channel k, in base 2; 0 for no gate.
 __device__ __forceinline__ float key_gate(const Params& p, std::int64_t b, std::int64_t t, int h, int k) {

@@ -1,15 +1,22 @@
-// Forward in chunks on tensor cores for operands that bf16 would round: f16 and f32 inputs, and bf16 with more than 256
-// key channels. Tiles are f32 in shared memory; a product is one tf32 product (f16 and bf16 are tf32 numbers; f32 where
-// the caller allows tf32), or three that leave f32's error: x = hi + lo, both tf32, and all but lo lo.
+// One recurrence in chunks on tensor cores, for operands that bf16 would round: f16 and f32 inputs, and bf16 with more
+// than 256 key channels. As token by token in recurrent_backward.cuh, only with other operands it is the forward and
+// each of the three gradients:
+//     M_t = 2^{gate_t} * M_{t-1} + key_t value_t^T,   out_t = query_t^T M_t        (backwards in time: the gate of t+1)
+// the gate being over the key's channels (o and dv) or over the value's (dq and dk).
 //
-// A block of 256 threads walks through one (sequence, query head, slice of kValues value channels) with the state in
-// shared memory. Of each chunk it takes the key channels by tiles of 64:
-//     S += q~ k~^T, o += q~ h, h' = 2^G_last (h + k~^T v);  q~ = q 2^G, k~ = k 2^-G  (G: the chunk's sums of gates)
-// and in the end o += select(S) v. A tile out of one anchor's range ("steep") takes its scores pair by pair from sums
-// that run from the query back to the key, and k 2^(sum of later gates) into the state: exact for any gates.
+// Tiles are f32 in shared memory; a product is one tf32 product (f16 and bf16 are tf32 numbers; f32 where the caller
+// allows tf32), or three that leave f32's error: x = hi + lo, both tf32, and all but lo lo.
+//
+// A block of 256 threads walks through one (sequence, query head, slice of kValues value channels) with M in shared
+// memory. Of each chunk it takes the key channels by tiles of 64. Gates over keys, G the chunk's sums:
+//     S += q~ k~^T, out += q~ M, M' = 2^G_last (M + k~^T v);  q~ = q 2^G, k~ = k 2^-G;  in the end out += select(S) v
+// Gates over values:
+//     S += q k^T, out += q M, M' = (M + k^T v~) 2^G_last;  v~ = v 2^-G;  in the end out = (out + select(S) v~) 2^G
+// Tiles out of one anchor's range ("steep") take the pairs inside the chunk one by one, from sums that run from the
+// query back to the key, and 2^(sum of later gates) into M: exact for any gates.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrent_backward.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -23,11 +30,39 @@ constexpr int kValueRow = kValues + 8;
 // Offsets in floats.
 template <int kValues>
 struct WidePlan {
-  static constexpr int q = 0, k = q + 64 * kKeyRow, g = k + 64 * kKeyRow, scores = g + 64 * kKeyRow,
-                       totals = scores + 64 * kKeyRow,  // [4][64]: sums of gates of 16 tokens
-      decay = totals + 4 * 64, v = decay + 64, h = v + 64 * kValueRow<kValues>;
+  static constexpr int q = 0, k = q + 64 * kKeyRow, scores = k + 64 * kKeyRow, totals = scores + 64 * kKeyRow,
+                       decay = totals + kWideThreads, g = decay + 64,
+                       v = g + 64 * (kKeyRow > kValueRow<kValues> ? kKeyRow : kValueRow<kValues>),
+                       h = v + 64 * kValueRow<kValues>;
   static constexpr int bytes(int key_tiles) { return (h + key_tiles * 64 * kValueRow<kValues>)*4; }
 };
+
+// Where the recurrence reads and writes.
+struct WidePass {
+  Operand query, key, value, gate;  // gate: base-2 logarithms, as load_gate reads them
+  int keys = 0, values = 0;         // channels
+  bool backwards = false;
+  // M at the beginning as [N,G,K,V] (by_values: key channels are V, read transposed), or null: zeros; in the first head
+  // of a group only, or in each.
+  const float* start = nullptr;
+  bool by_values = false, start_in_first_head = false;
+  Strided out;  // of the call's dtype, or f32 when out_f32, where heads are query heads
+  bool out_f32 = false;
+  float out_scale = 1.0f;
+  __nv_bfloat16* states =
+      nullptr;                   // M before each chunk, first heads of groups: bf16 [chunks, G, keys, values], or null
+  float* group_end = nullptr;    // M at the end, first heads of groups: [N, G, keys, values], or null
+  float* end = nullptr;          // M at the end (backwards with the first token's gate): [N, H, values, keys], or null
+  float* checkpoints = nullptr;  // as RecurrentPass has them: [checkpoints, H, values, keys], or null
+};
+
+__device__ __forceinline__ float load_gate(const Operand& x, std::int64_t batch, std::int64_t token, int query_head,
+                                           int channel) {
+  if (x.view.data == nullptr || channel >= x.width) return 0.0f;
+  return base_2_gate(load_as(x.dtype, x.view.data,
+                             batch * x.view.batch + token * x.view.token + query_head / x.heads_each * x.view.head +
+                                 channel * x.channel_step));
+}
 
 // The a operand of a product of 16 x 8: elements (l/4, l%4), (l/4+8, l%4), (l/4, l%4+4), (l/4+8, l%4+4).
 template <bool kSplit>
@@ -40,12 +75,12 @@ struct WideFragment {
   }
 };
 
-// d (16 x 8 blocks, kBlocks side by side) += a b over `kDepth` of depth; a(row, depth), b(depth, column) give elements.
-template <bool kSplit, int kDepth, int kBlocks, class A, class B>
+// d (16 x 8 blocks, kBlocks side by side) += a b over a depth of 64; a(row, depth), b(depth, column) give elements.
+template <bool kSplit, int kBlocks, class A, class B>
 __device__ __forceinline__ void multiply_wide(float (&d)[kBlocks][4], int lane, A a, B b) {
   const int row = lane >> 2, in_four = lane & 3;
 #pragma unroll 2
-  for (int depth = 0; depth < kDepth; depth += 8) {
+  for (int depth = 0; depth < 64; depth += 8) {
     WideFragment<kSplit> left;
     left.set(0, a(row, depth + in_four));
     left.set(1, a(row + 8, depth + in_four));
@@ -65,20 +100,10 @@ __device__ __forceinline__ void multiply_wide(float (&d)[kBlocks][4], int lane, 
   }
 }
 
-// 64 tokens x `columns` of a matrix to rows of shared memory, zeros beyond `tokens` and `inside` columns.
-template <int columns, int row_floats>
-__device__ __forceinline__ void load_wide(float* to, DType dtype, const Strided& s, std::int64_t at, int tokens,
-                                          int inside) {
-  constexpr int kRowsAtOnce = kWideThreads / columns;
-  const int column = threadIdx.x % columns, first = threadIdx.x / columns;
-  at += first * s.token + column;
-#pragma unroll 8
-  for (int row = first; row < 64; row += kRowsAtOnce, at += kRowsAtOnce * s.token)
-    to[row * row_floats + column] = row < tokens && column < inside ? load_as(dtype, s.data, at) : 0.0f;
-}
+// What follows exists for steep chunks. Thread: query threadIdx.x / 4, channels threadIdx.x % 4 and every fourth from
+// there; it walks from the query back with each channel's running sum of gates.
 
-// Scores of a steep tile, added to `scores`. Thread: query threadIdx.x / 4, channels threadIdx.x % 4 and every fourth
-// from there; it walks from the query back with the running sum of gates of each.
+// Scores of a tile with gates over keys, added to `scores`.
 static __device__ __noinline__ void add_exact_scores(float* scores, const float* q_tile, const float* k_tile,
                                                      const float* g_tile) {
   const int query = threadIdx.x >> 2, part = threadIdx.x & 3;
@@ -103,131 +128,234 @@ static __device__ __noinline__ void add_exact_scores(float* scores, const float*
   }
 }
 
-// Grid: N * H * ceil(V / kValues), value slices fastest.
-template <bool kSplit, int kValues>
-__device__ __forceinline__ void forward_in_f32_tiles(const Params& p, float* shared) {
+// Gates over values: sum of scores times values within the chunk replaces the values. Two barriers inside.
+template <int kValues>
+static __device__ __noinline__ void replace_by_exact_sums(float* v_tile, const float* scores, const float* g_tile) {
+  constexpr int kEach = kValues / 4;
+  const int query = threadIdx.x >> 2, part = threadIdx.x & 3;
+  float out[kEach], sums[kEach];
+#pragma unroll
+  for (int c = 0; c < kEach; ++c) out[c] = sums[c] = 0.0f;
+  for (int key = query; key >= 0; --key) {
+    const float p = scores[query * kKeyRow + key];
+#pragma unroll
+    for (int c = 0; c < kEach; ++c) {
+      const int at = key * kValueRow<kValues> + 4 * c + part;
+      out[c] += p * v_tile[at] * ptx::exp2(sums[c]);
+      sums[c] += g_tile[at];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kEach; ++c) v_tile[query * kValueRow<kValues> + 4 * c + part] = out[c];
+  __syncthreads();
+}
+
+// Sums of gates over the chunk of kChannels channels: thread takes channel threadIdx.x % kChannels and kRun tokens.
+template <int kChannels>
+struct GateRun {
+  static constexpr int kRuns = kWideThreads / kChannels, kRun = 64 / kRuns;
+  int channel, first;
+  float before, after, total;  // sums of the tokens before this thread's, after them, and of all
+
+  __device__ __forceinline__ GateRun() : channel(threadIdx.x % kChannels), first(threadIdx.x / kChannels * kRun) {}
+  __device__ __forceinline__ void put(float* totals, float sum) const { totals[threadIdx.x] = sum; }
+  __device__ __forceinline__ void take(const float* totals) {
+    before = after = total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const float part = totals[i * kChannels + channel];
+      total += part;
+      before += i * kRun < first ? part : 0.0f;
+      after += i * kRun > first ? part : 0.0f;
+    }
+  }
+};
+
+// Grid: N * H * ceil(values / kValues), value slices fastest.
+template <bool kSplit, int kValues, bool kGatesOverValues>
+__device__ __forceinline__ void walk_in_f32_tiles(const Params& p, const WidePass& pass, float* shared) {
   using Plan = WidePlan<kValues>;
   constexpr int kBlocks = kValues / 16;  // of 8 columns, a warp's half of the slice
+  constexpr int kRow = kValueRow<kValues>;
   float *q_tile = shared + Plan::q, *k_tile = shared + Plan::k, *g_tile = shared + Plan::g,
         *scores = shared + Plan::scores, *totals = shared + Plan::totals, *decay = shared + Plan::decay,
-        *v_tile = shared + Plan::v;
+        *v_tile = shared + Plan::v, *state = shared + Plan::h;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int row0 = warp % 4 * 16, column0 = warp / 4 * (kValues / 2), score_column0 = warp / 4 * 32;
-  const int K = p.key_dim, V = p.value_dim, key_tiles = (K + 63) / 64, slices = (V + kValues - 1) / kValues;
+  const int keys = pass.keys, values = pass.values, key_tiles = (keys + 63) / 64,
+            slices = (values + kValues - 1) / kValues;
   const int heads = p.heads * p.group, query_head = static_cast<int>(blockIdx.x / slices % heads);
   const int head = query_head / p.group, v0 = static_cast<int>(blockIdx.x % slices) * kValues;
   const std::int64_t n = blockIdx.x / slices / heads;
   const bool leads = query_head % p.group == 0;
   const Span span = span_of(p.sequences, n);
-  const std::int64_t cell = (n * p.heads + head) * static_cast<std::int64_t>(K) * V;
-  const auto h_tile = [&](int tile) { return shared + Plan::h + tile * 64 * kValueRow<kValues>; };
-  const auto for_state = [&](auto visit) {  // visit(place in shared memory, offset in a [K,V] matrix)
-    const int column = thread % kValues;
-    for (int row = thread / kValues; row < key_tiles * 64; row += kWideThreads / kValues)
-      visit(h_tile(0) + row * kValueRow<kValues> + column, row < K && v0 + column < V,
-            static_cast<std::int64_t>(row) * V + v0 + column);
-  };
-  const auto* h0 = static_cast<const float*>(p.h0);
-  for_state([&](float* h, bool inside, std::int64_t at) { *h = h0 != nullptr && inside ? h0[cell + at] : 0.0f; });
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
 
-  for (std::int64_t t0 = 0; t0 < span.length; t0 += kChunk) {
+  // visit(element of M in shared memory, key channel, value channel), for those that exist.
+  const auto for_state = [&](auto visit) {
+    const int value = v0 + thread % kValues;
+    if (value >= values) return;
+    for (int key = thread / kValues; key < keys; key += kWideThreads / kValues)
+      visit(state[key * kRow + thread % kValues], key, value);
+  };
+  const std::int64_t state_elements = static_cast<std::int64_t>(keys) * values;
+  const auto at_keys = [&](int key, int value) { return static_cast<std::int64_t>(key) * values + value; };
+  const auto at_values = [&](int key, int value) { return static_cast<std::int64_t>(value) * keys + key; };
+  for (int i = thread; i < key_tiles * 64 * kRow; i += kWideThreads) state[i] = 0.0f;
+  __syncthreads();
+  if (pass.start != nullptr && (leads || !pass.start_in_first_head)) {
+    const float* start = pass.start + (n * p.heads + head) * state_elements;
+    for_state(
+        [&](float& m, int key, int value) { m = start[pass.by_values ? at_values(key, value) : at_keys(key, value)]; });
+  }
+  const auto store_checkpoint = [&](std::int64_t token, auto factor) {  // token: of the sequence, at a chunk's end
+    if (pass.checkpoints == nullptr || ((token + 1) % kCheckpoint != 0 && token + 1 != span.length)) return;
+    const std::int64_t number = checkpoint_begin(p.sequences, n) + token / kCheckpoint;
+    float* to = pass.checkpoints + (number * heads + query_head) * state_elements;
+    for_state([&](const float& m, int key, int value) { to[at_values(key, value)] = m * factor(key, value); });
+  };
+
+  for (std::int64_t step = 0; step < chunks; ++step) {
+    // Backwards the rows of the tiles are the chunk's tokens from its last: a row is always later than those above it.
+    const std::int64_t index = pass.backwards ? chunks - 1 - step : step, t0 = index * kChunk;
     const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kChunk), span.length - t0));
-    const std::int64_t token = span.begin + t0;
-    const auto place = [&](const Strided& s, int of_head) {
-      return span.batch * s.batch + token * s.token + of_head * s.head;
+    const auto token_of = [&](int row) { return span.begin + t0 + (pass.backwards ? tokens - 1 - row : row); };
+    // By it M decays from the row before to this one.
+    const auto gate = [&](int row, int channel) {
+      const std::int64_t token = token_of(row) + pass.backwards;
+      return row < tokens && token < span.begin + span.length
+                 ? load_gate(pass.gate, span.batch, token, query_head, channel)
+                 : 0.0f;
     };
-    __syncthreads();  // the chunk before has been read
-    if (p.states != nullptr && leads) {
-      const std::int64_t start = ((span.chunk_begin + t0 / kChunk) * p.heads + head) * static_cast<std::int64_t>(K) * V;
-      for_state([&](const float* h, bool inside, std::int64_t at) {
-        if (inside) store_as(DType::bf16, p.states, start + at, *h);
-      });
+    const auto first_factor = [&](int key, int value) { return exp2f(gate(0, kGatesOverValues ? value : key)); };
+    const auto load_values = [&] {
+      for (int i = thread; i < 64 * kValues; i += kWideThreads) {
+        const int row = i / kValues, column = i % kValues;
+        v_tile[row * kRow + column] = row < tokens && v0 + column < values
+                                          ? load_operand(pass.value, span.batch, token_of(row), query_head, v0 + column)
+                                          : 0.0f;
+      }
+    };
+    __syncthreads();  // the chunk before has been read and M written
+    if (pass.states != nullptr && leads) {
+      __nv_bfloat16* to = pass.states + ((span.chunk_begin + index) * p.heads + head) * state_elements;
+      for_state([&](const float& m, int key, int value) { to[at_keys(key, value)] = __float2bfloat16_rn(m); });
     }
-    load_wide<kValues, kValueRow<kValues>>(v_tile, p.dtype, p.v, place(p.v, head) + v0, tokens, V - v0);
+    if (pass.backwards) store_checkpoint(t0 + tokens - 1, first_factor);
+    load_values();
     for (int i = thread; i < 64 * kKeyRow; i += kWideThreads) scores[i] = 0.0f;
+
+    bool steep = false;
+    if constexpr (kGatesOverValues) {
+      GateRun<kValues> run;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < run.kRun; ++i) {
+        const float g = v0 + run.channel < values ? gate(run.first + i, v0 + run.channel) : 0.0f;
+        g_tile[(run.first + i) * kRow + run.channel] = g;
+        sum += g;
+      }
+      run.put(totals, sum);
+      __syncthreads();
+      run.take(totals);
+      steep = __syncthreads_or(!(run.total >= -kWideRange));
+      if (run.first == 0) decay[run.channel] = ptx::exp2(run.total);
+      if (!steep) {
+#pragma unroll
+        for (int i = 0; i < run.kRun; ++i) {
+          const int at = (run.first + i) * kRow + run.channel;
+          run.before += g_tile[at];
+          v_tile[at] *= ptx::exp2(-run.before);
+          g_tile[at] = ptx::exp2(run.before);
+        }
+      } else {
+#pragma unroll
+        for (int i = run.kRun - 1; i >= 0; --i) {
+          const int at = (run.first + i) * kRow + run.channel;
+          v_tile[at] *= ptx::exp2(run.after);
+          run.after += g_tile[at];
+        }
+      }
+    }
+
     float s[4][4] = {}, o[kBlocks][4] = {};
     for (int tile = 0; tile < key_tiles; ++tile) {
       const int channel0 = tile * 64;
       if (tile > 0) __syncthreads();
-      load_wide<64, kKeyRow>(q_tile, p.dtype, p.q, place(p.q, query_head) + channel0, tokens, K - channel0);
-      load_wide<64, kKeyRow>(k_tile, p.dtype, p.k, place(p.k, head) + channel0, tokens, K - channel0);
-      // Thread: a channel, and 16 tokens of it.
-      const int channel = thread % 64, quarter = thread / 64;
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int t = 16 * quarter + i;
-        const float g =
-            t < tokens && channel0 + channel < K ? key_gate(p, span.batch, token + t, head, channel0 + channel) : 0.0f;
-        g_tile[t * kKeyRow + channel] = g;
-        sum += g;
+      for (int i = thread; i < 64 * 64; i += kWideThreads) {
+        const int row = i / 64, channel = i % 64, at = row * kKeyRow + channel;
+        const bool inside = row < tokens && channel0 + channel < keys;
+        q_tile[at] =
+            inside ? load_operand(pass.query, span.batch, token_of(row), query_head, channel0 + channel) : 0.0f;
+        k_tile[at] = inside ? load_operand(pass.key, span.batch, token_of(row), query_head, channel0 + channel) : 0.0f;
       }
-      totals[quarter * 64 + channel] = sum;
-      __syncthreads();
-      float before = 0.0f, after = 0.0f, total = 0.0f;
+      if constexpr (!kGatesOverValues) {
+        GateRun<64> run;
+        float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float part = totals[i * 64 + channel];
-        total += part;
-        before += i < quarter ? part : 0.0f;
-        after += i > quarter ? part : 0.0f;
-      }
-      const bool steep = __syncthreads_or(!(total >= -kWideRange));
-      if (steep) {
-        add_exact_scores(scores, q_tile, k_tile, g_tile);
+        for (int i = 0; i < run.kRun; ++i) {
+          const float g = channel0 + run.channel < keys ? gate(run.first + i, channel0 + run.channel) : 0.0f;
+          g_tile[(run.first + i) * kKeyRow + run.channel] = g;
+          sum += g;
+        }
+        run.put(totals, sum);
         __syncthreads();
-      }
-      if (quarter == 0) decay[channel] = ptx::exp2(total);
+        run.take(totals);
+        steep = __syncthreads_or(!(run.total >= -kWideRange));
+        if (steep) {
+          add_exact_scores(scores, q_tile, k_tile, g_tile);
+          __syncthreads();
+        }
+        if (run.first == 0) decay[run.channel] = ptx::exp2(run.total);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int at = (16 * quarter + i) * kKeyRow + channel;
-        before += g_tile[at];
-        q_tile[at] *= ptx::exp2(before);
-        if (!steep) k_tile[at] *= ptx::exp2(-before);
-      }
-      if (steep) {
+        for (int i = 0; i < run.kRun; ++i) {
+          const int at = (run.first + i) * kKeyRow + run.channel;
+          run.before += g_tile[at];
+          q_tile[at] *= ptx::exp2(run.before);
+          if (!steep) k_tile[at] *= ptx::exp2(-run.before);
+        }
+        if (steep) {
 #pragma unroll
-        for (int i = 15; i >= 0; --i) {
-          const int at = (16 * quarter + i) * kKeyRow + channel;
-          k_tile[at] *= ptx::exp2(after);
-          after += g_tile[at];
+          for (int i = run.kRun - 1; i >= 0; --i) {
+            const int at = (run.first + i) * kKeyRow + run.channel;
+            k_tile[at] *= ptx::exp2(run.after);
+            run.after += g_tile[at];
+          }
         }
       }
       __syncthreads();
-      float* h = h_tile(tile);
-      const auto gated_q = [&](int row, int depth) { return q_tile[(row0 + row) * kKeyRow + depth]; };
-      if (!steep) {
-        multiply_wide<kSplit, 64>(s, lane, gated_q, [&](int depth, int column) {
-          return k_tile[(score_column0 + column) * kKeyRow + depth];
-        });
+      float* m = state + tile * 64 * kRow;
+      const auto query = [&](int row, int depth) { return q_tile[(row0 + row) * kKeyRow + depth]; };
+      if (kGatesOverValues || !steep) {
+        multiply_wide<kSplit>(
+            s, lane, query, [&](int depth, int column) { return k_tile[(score_column0 + column) * kKeyRow + depth]; });
       }
-      multiply_wide<kSplit, 64>(
-          o, lane, gated_q, [&](int depth, int column) { return h[depth * kValueRow<kValues> + column0 + column]; });
-      __syncthreads();  // h has been read
-      float state[kBlocks][4];
-      const int row = row0 + (lane >> 2);
-      const float first[2] = {steep ? decay[row] : 1.0f, steep ? decay[row + 8] : 1.0f};
-      const float last[2] = {steep ? 1.0f : decay[row], steep ? 1.0f : decay[row + 8]};
-      const auto state_place = [&](int j, int half) {
-        return reinterpret_cast<float2*>(h + (row + 8 * half) * kValueRow<kValues> + column0 + 8 * j + 2 * (lane & 3));
+      multiply_wide<kSplit>(o, lane, query, [&](int depth, int column) { return m[depth * kRow + column0 + column]; });
+      __syncthreads();  // M has been read
+      const auto place = [&](int j, int e) {
+        return std::pair{row0 + (lane >> 2) + 8 * (e / 2), column0 + 8 * j + 2 * (lane & 3) + e % 2};
       };
+      const auto factor = [&](int key, int column) { return decay[kGatesOverValues ? column : key]; };
+      float next[kBlocks][4];
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 x = *state_place(j, half);
-          state[j][2 * half] = x.x * first[half];
-          state[j][2 * half + 1] = x.y * first[half];
+        for (int e = 0; e < 4; ++e) {
+          const auto [key, column] = place(j, e);
+          next[j][e] = m[key * kRow + column] * (steep ? factor(key, column) : 1.0f);
         }
       }
-      multiply_wide<kSplit, 64>(
-          state, lane, [&](int of_row, int depth) { return k_tile[depth * kKeyRow + row0 + of_row]; },
-          [&](int depth, int column) { return v_tile[depth * kValueRow<kValues> + column0 + column]; });
+      multiply_wide<kSplit>(
+          next, lane, [&](int row, int depth) { return k_tile[depth * kKeyRow + row0 + row]; },
+          [&](int depth, int column) { return v_tile[depth * kRow + column0 + column]; });
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          *state_place(j, half) = make_float2(state[j][2 * half] * last[half], state[j][2 * half + 1] * last[half]);
+        for (int e = 0; e < 4; ++e) {
+          const auto [key, column] = place(j, e);
+          m[key * kRow + column] = next[j][e] * (steep ? 1.0f : factor(key, column));
+        }
       }
     }
     __syncthreads();
@@ -240,32 +368,68 @@ __device__ __forceinline__ void forward_in_f32_tiles(const Params& p, float* sha
         x = query >= key ? x + s[j][e] : 0.0f;
       }
     }
+    const bool exact_sums = kGatesOverValues && steep;
+    if (exact_sums) load_values();  // as they were
     __syncthreads();
-    multiply_wide<kSplit, 64>(
-        o, lane, [&](int row, int depth) { return scores[(row0 + row) * kKeyRow + depth]; },
-        [&](int depth, int column) { return v_tile[depth * kValueRow<kValues> + column0 + column]; });
+    if (exact_sums) {
+      replace_by_exact_sums<kValues>(v_tile, scores, g_tile);
+      GateRun<kValues> run;
+      run.take(totals);
+#pragma unroll
+      for (int i = 0; i < run.kRun; ++i) {
+        const int at = (run.first + i) * kRow + run.channel;
+        run.before += g_tile[at];
+        g_tile[at] = ptx::exp2(run.before);
+      }
+      __syncthreads();
+    } else {
+      multiply_wide<kSplit>(
+          o, lane, [&](int row, int depth) { return scores[(row0 + row) * kKeyRow + depth]; },
+          [&](int depth, int column) { return v_tile[depth * kRow + column0 + column]; });
+    }
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int t = row0 + (lane >> 2) + 8 * (e / 2), column = v0 + column0 + 8 * j + 2 * (lane & 3) + e % 2;
-        if (t < tokens && column < V)
-          store_as(p.dtype, p.o.data, place(p.o, query_head) + t * p.o.token + column, p.scale * o[j][e]);
+        const int row = row0 + (lane >> 2) + 8 * (e / 2), column = column0 + 8 * j + 2 * (lane & 3) + e % 2;
+        float x = o[j][e];
+        if constexpr (kGatesOverValues) x *= g_tile[row * kRow + column];
+        if (exact_sums) x += v_tile[row * kRow + column];
+        if (row < tokens && v0 + column < values) {
+          store_as(
+              pass.out_f32 ? DType::f32 : p.dtype, pass.out.data,
+              span.batch * pass.out.batch + token_of(row) * pass.out.token + query_head * pass.out.head + v0 + column,
+              pass.out_scale * x);
+        }
       }
     }
+    if (pass.checkpoints != nullptr && !pass.backwards) {
+      __syncthreads();
+      store_checkpoint(t0 + tokens - 1, [](int, int) { return 1.0f; });
+    }
   }
-  if (p.ht == nullptr || !leads) return;
+
   __syncthreads();
-  auto* ht = static_cast<float*>(p.ht);
-  for_state([&](const float* h, bool inside, std::int64_t at) {
-    if (inside) ht[cell + at] = *h;
-  });
+  if (pass.group_end != nullptr && leads) {
+    float* to = pass.group_end + (n * p.heads + head) * state_elements;
+    for_state([&](const float& m, int key, int value) { to[at_keys(key, value)] = m; });
+  }
+  if (pass.end != nullptr) {
+    float* to = pass.end + (n * heads + query_head) * state_elements;
+    for_state([&](const float& m, int key, int value) {
+      const float gate = pass.backwards && span.length > 0
+                             ? load_gate(pass.gate, span.batch, span.begin, query_head, kGatesOverValues ? value : key)
+                             : 0.0f;
+      to[at_values(key, value)] = m * exp2f(gate);
+    });
+  }
 }
 
-template <bool kSplit, int kValues>
-__global__ void __launch_bounds__(kWideThreads, 2) f32_tiles_kernel(const __grid_constant__ Params p) {
+template <bool kSplit, int kValues, bool kGatesOverValues>
+__global__ void __launch_bounds__(kWideThreads, kValues == 64 ? 2 : 1)
+    f32_tiles_kernel(const __grid_constant__ Params p, const __grid_constant__ WidePass pass) {
   extern __shared__ __align__(16) float wide_shared[];
-  forward_in_f32_tiles<kSplit, kValues>(p, wide_shared);
+  walk_in_f32_tiles<kSplit, kValues, kGatesOverValues>(p, pass, wide_shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,5 +1,6 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -23,13 +24,6 @@ Support supports(const Problem& p) {
   return Support::yes();
 }
 
-// Whether chunks can serve the call at all, or the recurrence token by token must.
-bool in_chunks(const Problem& p) {
-  return p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity && !p.normalize &&
-         p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
-         p.batch * p.length > kShortSequence * p.sequences;
-}
-
 // Whether the kernels whose tiles are bf16 take it.
 bool in_bf16_tiles(const Problem& p, const Params& params) {
   const auto fits = [](const Strided& s, int element) { return s.token * element * kChunk < (std::int64_t{1} << 31); };
@@ -46,14 +40,20 @@ bool in_one_pass(const Context& context, const Problem& p) {
 
 }  // namespace
 
+bool goes_by_chunks(const Problem& p) {
+  return p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity && !p.normalize &&
+         p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
+         p.batch * p.length > kShortSequence * p.sequences;
+}
+
 bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
-  return in_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem);
+  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem);
 }
 
 namespace {
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  if (!in_chunks(problem)) {
+  if (!goes_by_chunks(problem)) {
     if (!context.planning()) launch_recurrent(context.stream(), params);
   } else if (!in_bf16_tiles(problem, params)) {
     const bool split = problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee;

@@ -16,10 +16,4 @@ void launch_fused(void* stream, const Params& params, bool hopper);
 // bf16, K <= 256, as launch_fused otherwise, but key gates in bf16 or f32. Takes its workspace from context.scratch().
 void forward_in_two_passes(Context& context, const Params& params, bool hopper);
 
-// K <= 512, identity features, no normaliser, no gate over values; any dtype. split: f32 products in three of tf32, else
-// operands are rounded to tf32.
-void launch_f32_tiles(void* stream, const Params& params, bool split);
-// Whether a block's state and tiles fit the shared memory that it may use.
-bool f32_tiles_fit(int key_dim, std::int64_t shared_memory);
-
 }  // namespace flashgla::ops::gated_linear_attention::cuda

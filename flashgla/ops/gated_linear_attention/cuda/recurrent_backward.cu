@@ -2,6 +2,7 @@
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent_backward.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -152,7 +153,7 @@ __global__ void sum_channels(const float* sums, int channels, float* parts, std:
 }
 
 template <int kColumns>
-void launch(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
+void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
   constexpr int bytes = pass_shared_bytes<kColumns>();
   flashgla::cuda::check(
       cudaFuncSetAttribute(recurrent_pass_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -163,12 +164,12 @@ void launch(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
   recurrent_pass_kernel<kColumns><<<grid, kPassWarps * 32, bytes, stream>>>(p, pass);
   check_launch("recurrent_pass_kernel");
 }
-void launch(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
+void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
   const int columns = (pass.columns + 31) / 32;
-  if (columns <= 2) return launch<2>(p, pass, stream);
-  if (columns <= 4) return launch<4>(p, pass, stream);
-  if (columns <= 8) return launch<8>(p, pass, stream);
-  launch<17>(p, pass, stream);  // 512 and the normaliser's
+  if (columns <= 2) return launch_by_tokens<2>(p, pass, stream);
+  if (columns <= 4) return launch_by_tokens<4>(p, pass, stream);
+  if (columns <= 8) return launch_by_tokens<8>(p, pass, stream);
+  launch_by_tokens<17>(p, pass, stream);  // 512 and the normaliser's
 }
 
 unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
@@ -230,8 +231,13 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   const auto* d_ht = static_cast<const float*>(d_out.d_ht.data);
   const auto* d_zt = problem.normalize ? static_cast<const float*>(d_out.d_zt.data) : nullptr;
   const int columns = static_cast<int>(values);
+  const auto launch = [&](const RecurrentPass& pass) {
+    goes_by_chunks(problem) && f32_tiles_fit(pass.columns, context.architecture().shared_memory)
+        ? launch_f32_tiles(context.stream(), p, pass)
+        : launch_by_tokens(p, pass, stream);
+  };
 
-  if (o) launch(p, {v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr, nullptr}, stream);
+  if (o) launch({v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr, nullptr});
   if (problem.normalize) {
     normalizer_gradients<<<blocks_for(tokens * heads), kThreads, 0, stream>>>(p, d_o, o, d_sums, tokens * heads);
     check_launch("normalizer_gradients");
@@ -240,10 +246,10 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
            .dtype = DType::f32,
            .width = columns};
   }
-  launch(p, {k, g, v, d_o, gv, key_width, columns, false, h0, z0, false, false, dq, nullptr, h_kept}, stream);
-  launch(p, {q, g, d_o, v, gv, key_width, columns, true, d_ht, d_zt, false, true, dk, dh_ends, dh_kept}, stream);
+  launch({k, g, v, d_o, gv, key_width, columns, false, h0, z0, false, false, dq, nullptr, h_kept});
+  launch({q, g, d_o, v, gv, key_width, columns, true, d_ht, d_zt, false, true, dk, dh_ends, dh_kept});
   if (d_in.dv || value_gates)
-    launch(p, {d_o, gv, q, k, g, columns, key_width, true, d_ht, d_zt, true, true, dv, nullptr, nullptr}, stream);
+    launch({d_o, gv, q, k, g, columns, key_width, true, d_ht, d_zt, true, true, dv, nullptr, nullptr});
 
   auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
                     float factor, const Strided& input, FeatureMap map) {
