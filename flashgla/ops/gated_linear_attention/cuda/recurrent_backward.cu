@@ -124,21 +124,41 @@ __global__ void scan_gates(const __grid_constant__ Params p, const __grid_consta
       run += static_cast<double>(s.h[place]) * s.dh[place];
     }
   }
-  for (std::int64_t t = span.begin + last; t >= span.begin + first; --t) {
-    const std::int64_t token = token_base + t;
+  // Several tokens at a time, so that their loads are under way together.
+  constexpr int kAtOnce = 8;
+  for (std::int64_t begin = span.begin + last; begin >= span.begin + first; begin -= kAtOnce) {
+    const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kAtOnce), begin - span.begin - first + 1));
+    double terms[kAtOnce] = {};
+    float gates[kAtOnce];
     for (int h = head * p.group; h < (head + 1) * p.group; ++h) {
-      run += static_cast<double>(load_operand(s.left, span.batch, t, h, channel)) *
-             s.d_left[(token * heads + h) * s.left_stride + channel];
-      run -= static_cast<double>(load_operand(s.right, span.batch, t, h, channel)) *
-             s.d_right[(token * heads + h) * s.right_stride + channel];
+      float left[kAtOnce], d_left[kAtOnce], right[kAtOnce], d_right[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const std::int64_t t = i < tokens ? begin - i : begin, row = (token_base + t) * heads + h;
+        left[i] = load_operand(s.left, span.batch, t, h, channel);
+        right[i] = load_operand(s.right, span.batch, t, h, channel);
+        gates[i] = load_operand(s.gate, span.batch, t, head * p.group, channel);
+        d_left[i] = s.d_left[row * s.left_stride + channel];
+        d_right[i] = s.d_right[row * s.right_stride + channel];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        terms[i] += static_cast<double>(left[i]) * d_left[i];
+        terms[i] -= static_cast<double>(right[i]) * d_right[i];
+      }
     }
-    const float g =
-        load_operand(s.gate, span.batch, t, head * p.group, channel) == 0.0f ? 0.0f : static_cast<float>(run);
-    if (s.sums) {
-      s.sums[(token * p.heads + head) * s.channels + channel] = g;
-    } else {
-      store_as(s.dtype, s.gradient.data,
-               span.batch * s.gradient.batch + t * s.gradient.token + head * s.gradient.head + channel, g);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i >= tokens) break;
+      run += terms[i];
+      const std::int64_t t = begin - i;
+      const float g = gates[i] == 0.0f ? 0.0f : static_cast<float>(run);
+      if (s.sums) {
+        s.sums[((token_base + t) * p.heads + head) * s.channels + channel] = g;
+      } else {
+        store_as(s.dtype, s.gradient.data,
+                 span.batch * s.gradient.batch + t * s.gradient.token + head * s.gradient.head + channel, g);
+      }
     }
   }
 }
