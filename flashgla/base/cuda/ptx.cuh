@@ -43,6 +43,12 @@ __device__ __forceinline__ float2 unpack_bf16(std::uint32_t packed) {
 __device__ __forceinline__ float2 unpack_f16(std::uint32_t packed) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
+// a b + c on pairs of bf16, rounded once.
+__device__ __forceinline__ std::uint32_t fma_bf16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
 __device__ __forceinline__ std::uint32_t to_tf32(float x) {
   std::uint32_t y;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));

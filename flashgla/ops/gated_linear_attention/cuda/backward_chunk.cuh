@@ -13,35 +13,41 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kPaddedRow = kTile + 1;  // floats of a row read by columns and by rows
-
 // ---- prepare: q~, k~, p, B ----
 
-constexpr int prepare_shared(GateTile gate) {
-  return 2 * kTileBytes + gate_bytes(gate) + kTile * kPaddedRow * 4 + 1024 + 256;
-}
+// Tiles of q, k and room for X; gates; sums by warp.
+constexpr int prepare_shared(GateTile gate) { return 3 * kTileBytes + gate_bytes(gate) + sizeof(ColumnParts); }
 
-// Adds the exact pairs of a steep tile to p transposed.
-__device__ __forceinline__ void add_steep_scores(Accumulator& p, const char* q, const char* k, const float* b,
-                                                 float scale, int thread) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-  auto element = [](const char* tile, int r, int c) {
-    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(tile + element_offset(r, c)));
-  };
-  for (int c = 0; c < kTile; ++c) {
-    const float k0 = element(k, row, c) * scale, k1 = element(k, row + 8, c) * scale;
-    const float b0 = b[row * kPaddedRow + c], b1 = b[(row + 8) * kPaddedRow + c];
+// A steep tile, from q and k as loaded: its scores, transposed, 32 floats a thread, and the images (k_image: or null).
+// A function of its own, so that its registers are not the common path's.
+template <GateTile kGate>
+static __device__ __noinline__ void prepare_steep(float* scores, char* q_image, char* k_image, std::uint32_t q,
+                                                  std::uint32_t k, std::uint32_t x, const char* gates,
+                                                  const ColumnParts& parts, float scale, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  const GateColumns<kGate, 4> columns{gates, &parts[0][0], warp, lane};
+  Accumulator sum;
+  clear(sum);
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    Accumulator s;
+    level_scores(s, size, q, k, x, columns, thread);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int i = 8 * j + 2 * (lane & 3) + e;
-        const float qi = element(q, i, c), bi = b[i * kPaddedRow + c];
-        p[4 * j + e] += k0 * qi * ptx::exp2(bi - b0);
-        p[4 * j + 2 + e] += k1 * qi * ptx::exp2(bi - b1);
-      }
-    }
+    for (int i = 0; i < 32; ++i)
+      sum[i] += counts(column_of_element(thread, i), row_of_element(thread, i), size) ? scale * s[i] : 0.0f;
+    if (size == 0) break;
   }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) scores[i] = sum[i];
+  const auto put = [&](char* image, std::uint32_t tile, int row, float2 sum, float factor) {
+    const std::uint32_t at = element_offset(row, 2 * lane);
+    const float2 y = ptx::unpack_bf16(load_shared_4(tile + at));
+    *reinterpret_cast<std::uint32_t*>(image + at) =
+        ptx::pack_bf16(y.x * factor * ptx::exp2(sum.x), y.y * factor * ptx::exp2(sum.y));
+  };
+  walk_up(columns, kTile, warp, [&](int row, float2 sum) { put(q_image, q, row, sum, scale); });
+  if (k_image == nullptr) return;
+  walk_down(columns, kTile, warp, [&](int row, float2 sum) { put(k_image, k, row, sum, 1.0f); });
 }
 
 // Grid: chunks x query heads.
@@ -52,9 +58,8 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
   const int head = blockIdx.y, kv_head = head / p.group, heads = p.heads * p.group, key_tiles = tiles_of(p.key_dim);
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) return;
-  char *q = shared, *k = q + kTileBytes, *gates = k + kTileBytes;
-  float* b_all = reinterpret_cast<float*>(gates + gate_bytes(kGate));
-  ColumnParts& parts = *reinterpret_cast<ColumnParts*>(b_all + kTile * kPaddedRow);
+  char *q = shared, *k = q + kTileBytes, *x = k + kTileBytes, *gates = x + kTileBytes;
+  ColumnParts& parts = *reinterpret_cast<ColumnParts*>(gates + gate_bytes(kGate));
   const __nv_bfloat16 *q_rows = row_of<__nv_bfloat16>(p.q, c, head), *k_rows = row_of<__nv_bfloat16>(p.k, c, kv_head);
 
   Accumulator scores;
@@ -80,33 +85,31 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
     }
     char* q_image = w.gated_q + ((chunk * heads + head) * key_tiles + tile) * kTileBytes;
     char* k_image = w.gated_k + kv_at * kTileBytes;
+    if (steep) {
+      float part[32];
+      prepare_steep<kGate>(part, q_image, first ? k_image : nullptr, ptx::shared_address(q), ptx::shared_address(k),
+                           ptx::shared_address(x), gates, parts, p.scale, thread);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = 16 * warp + i;
-      const float2 g = gate_at<kGate>(gates, row, lane);
-      b.x += g.x;
-      b.y += g.y;
-      const std::uint32_t at = element_offset(row, 2 * lane);
-      const float2 x = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
-      const float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
-      const float2 from = steep ? total : make_float2(0.0f, 0.0f);
-      const std::uint32_t gated_q = ptx::pack_bf16(x.x * p.scale * ptx::exp2(b.x), x.y * p.scale * ptx::exp2(b.y));
-      const std::uint32_t gated_k = ptx::pack_bf16(y.x * ptx::exp2(from.x - b.x), y.y * ptx::exp2(from.y - b.y));
-      *reinterpret_cast<std::uint32_t*>(q_image + at) = gated_q;
-      if (first) *reinterpret_cast<std::uint32_t*>(k_image + at) = gated_k;
-      if (steep) {
-        b_all[row * kPaddedRow + 2 * lane] = b.x;
-        b_all[row * kPaddedRow + 2 * lane + 1] = b.y;
-      } else {
+      for (int i = 0; i < 32; ++i) scores[i] += part[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int row = 16 * warp + i;
+        const float2 g = gate_at<kGate>(gates, row, lane);
+        b.x += g.x;
+        b.y += g.y;
+        const std::uint32_t at = element_offset(row, 2 * lane);
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
+        const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
+        const std::uint32_t gated_q = ptx::pack_bf16(y.x * p.scale * ptx::exp2(b.x), y.y * p.scale * ptx::exp2(b.y));
+        const std::uint32_t gated_k = ptx::pack_bf16(z.x * ptx::exp2(-b.x), z.y * ptx::exp2(-b.y));
+        *reinterpret_cast<std::uint32_t*>(q_image + at) = gated_q;
+        if (first) *reinterpret_cast<std::uint32_t*>(k_image + at) = gated_k;
         *reinterpret_cast<std::uint32_t*>(q + at) = gated_q;
         *reinterpret_cast<std::uint32_t*>(k + at) = gated_k;
       }
-    }
-    Core::publish();
-    __syncthreads();
-    if (steep) {
-      add_steep_scores(scores, q, k, b_all, p.scale, thread);
-    } else {
+      Core::publish();
+      __syncthreads();
       Core::begin(scores);
       Core::template product<Stored::k_inner, Stored::k_inner>(scores, ptx::shared_address(k), ptx::shared_address(q),
                                                                thread);

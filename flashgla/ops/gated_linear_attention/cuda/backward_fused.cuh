@@ -1,6 +1,6 @@
-// The backward of heads of up to 64 x 64 in one kernel: a block walks a sequence and head back in time with the state's
-// gradient in registers; each input is read once and each gradient leaves once. Equations: backward_chunk.cuh; roles
-// and shared memory: backward.md.
+// The backward of heads of up to 64 x 64 with key gates of f32 in one kernel: a block walks a sequence and head back in
+// time with the state's gradient in registers; each input is read once and each gradient leaves once. Equations:
+// backward_chunk.cuh; roles and shared memory: backward.md.
 #pragma once
 
 #include <type_traits>
@@ -9,20 +9,18 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kFusedThreads = 2 * kGroupThreads;
 constexpr int kFusedWarps = 8, kFusedRows = kTile / kFusedWarps;  // rows of a chunk a warp walks
 
 template <GateTile kGate>
 struct FusedShared {
-  // b of steep chunks takes v and h; dq's accumulator takes d_o and v; dk's takes h and x.
+  // Factors of steep chunks take v and h, X takes x; dq's accumulator takes d_o and v; dk's takes h and x.
   static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
                        gates = 5 * kTileBytes;
-  static constexpr int stage = gates + (kGate == GateTile::token ? 1024 : gate_bytes(kGate));
+  static constexpr int stage = gates + gate_bytes(kGate);
   static constexpr int stages = kGate == GateTile::wide ? 1 : 2;
   static constexpr int x = stage * stages;  // dh^
   static constexpr int prefix = x + kTileBytes, suffix = prefix + kFusedWarps * kTile * 4;
-  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, rows = beyond + 2 * kTile * 4;
-  static constexpr int total = rows + kTile * 4;
+  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, total = beyond + 2 * kTile * 4;
 };
 
 // 64 rows of 64 floats whose eight-column blocks are permuted by the row; the upper 32 rows may lie elsewhere.
@@ -43,12 +41,6 @@ struct FloatTile {
   }
 };
 
-// Row and column in the tile of element i of this thread's accumulator.
-__device__ __forceinline__ int row_of_element(int thread, int i) {
-  return (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * ((i >> 1) & 1);
-}
-__device__ __forceinline__ int column_of_element(int thread, int i) { return 8 * (i / 4) + 2 * (thread & 3) + (i & 1); }
-
 // Keeps queries at or after their key: of [query][key], and of [key][query].
 __device__ __forceinline__ void mask(Accumulator& a, int thread) {
 #pragma unroll
@@ -59,39 +51,69 @@ __device__ __forceinline__ void mask_transposed(Accumulator& a, int thread) {
   for (int i = 0; i < 32; ++i) a[i] = column_of_element(thread, i) >= row_of_element(thread, i) ? a[i] : 0.0f;
 }
 
-__device__ __forceinline__ float tile_element(const char* tile, int row, int column) {
-  return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(tile + element_offset(row, column)));
-}
-
-// Pairs of a steep chunk. Scores [key][query]; then the sums over keys for dq, or over queries for dk.
-// Kept out of line, and away from the accumulators' registers: rare and large.
-__device__ __forceinline__ void steep_scores(std::uint32_t (&operand)[16], const char* q, const char* k, FloatTile b,
-                                             float scale, int thread) {
-  Accumulator p;
-  clear(p);
-  for (int c = 0; c < kTile; ++c) {
+// A steep chunk, one thread group's part of it; the groups meet at its barriers. d (32 floats a thread): dq or dk from
+// beyond the chunk, which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and
+// [key][query] for dk. The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
+template <GateTile kGate, int kGroup>
+static __device__ __noinline__ void finish_steep_group(float* d_kept, std::uint32_t* scores, const std::uint32_t* pairs,
+                                                       std::uint32_t q, std::uint32_t k, std::uint32_t x,
+                                                       FloatTile factors, const char* gates, const float* prefix,
+                                                       float scale, int thread) {
+  const int warp = (thread >> 5) + 4 * kGroup, lane = thread & 31;
+  const GateColumns<kGate, kFusedWarps> columns{gates, prefix, warp, lane};
+  const auto factor = [&](int i) { return *factors.at(row_of_element(thread, i), column_of_element(thread, i)); };
+  const auto put_factor = [&](int row, float2 f) { *reinterpret_cast<float2*>(factors.at(row, 2 * lane)) = f; };
+  const auto put_power = [&](int row, float2 sum) { put_factor(row, make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y))); };
+  Accumulator d;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int key = row_of_element(thread, i), query = column_of_element(thread, i);
-      const float between = query >= key ? ptx::exp2(*b.at(query, c) - *b.at(key, c)) : 0.0f;
-      p[i] += scale * tile_element(k, key, c) * tile_element(q, query, c) * between;
-    }
+  for (int i = 0; i < 32; ++i) d[i] = d_kept[i];
+  walk_up(columns, kTile, warp, put_power);
+  __syncthreads();
+  if constexpr (kGroup == 0) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
   }
-  to_operand(operand, p);
-}
-template <bool kQueries>
-__device__ __forceinline__ void steep_pairs(Accumulator& d, const char* others, const char* pairs, FloatTile b,
-                                            float scale, int thread) {
-  clear(d);
-  for (int other = 0; other < kTile; ++other) {
+  __syncthreads();
+  walk_down(columns, kTile, warp, put_power);
+  __syncthreads();
+  if constexpr (kGroup == 1) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int own = row_of_element(thread, i), c = column_of_element(thread, i);
-      const bool counts = kQueries ? own >= other : other >= own;
-      const float pair =
-          counts ? (kQueries ? tile_element(pairs, own, other) : scale * tile_element(pairs, other, own)) : 0.0f;
-      d[i] += pair * tile_element(others, other, c) * ptx::exp2(-fabsf(*b.at(own, c) - *b.at(other, c)));
+    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
+  }
+  std::uint32_t operand[16], found[16] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) operand[i] = pairs[i];
+  const float pair_scale = kGroup == 0 ? 1.0f : scale;
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    if (size > 0) {
+      __syncthreads();
+      put_level(x, q, k, columns, size, warp, lane, put_factor);
+      __syncthreads();
     }
+    Accumulator s;
+    if constexpr (kGroup == 0) {
+      clear(s);
+      TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, size > 0 ? x : k, size > 0 ? x : q, thread);
+      merge_level<true>(found, s, size, scale, thread);
+    }
+    clear(s);
+    add_masked_product(s, operand,
+                       size > 0      ? x
+                       : kGroup == 0 ? k
+                                     : q,
+                       thread, [size](int row, int column) {
+                         return kGroup == 0 ? counts(row, column, size) : counts(column, row, size);
+                       });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[i] += pair_scale * (size > 0 ? factor(i) : 1.0f) * s[i];
+    if (size == 0) break;
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d_kept[i] = d[i];
+  if constexpr (kGroup == 0) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) scores[i] = found[i];
   }
 }
 
@@ -109,16 +131,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   float* prefix = reinterpret_cast<float*>(shared + Layout::prefix);  // [8 warps][64]: sums of base-2 gates
   float* suffix = reinterpret_cast<float*>(shared + Layout::suffix);  // [8 warps][64]: sums of dg's parts
   float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [parity of the chunk][64]: dh . h at its end
-  float* row_sums = reinterpret_cast<float*>(shared + Layout::rows);
-  auto* token_factors = reinterpret_cast<float2*>(shared + Layout::prefix);  // of gates by token: of q and k, [64]
-  float* token_b = prefix + 2 * kTile;
   char* x = shared + Layout::x;
 
-  float token_gate = 0.0f;  // of the chunk under way; to shared memory when the chunk before it is done
-  auto put_token_gate = [&](std::int64_t index) {
-    if (kGate != GateTile::token || kGroup == 1 || this_thread >= kTile) return;
-    reinterpret_cast<float*>(shared + (index & 1) * Layout::stage + Layout::gates)[this_thread] = token_gate;
-  };
   auto load = [&](std::int64_t index) {
     const int thread = anew(this_thread);
     const Chunk c = chunk_of(span, index);
@@ -127,12 +141,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     if constexpr (kGroup == 0) {
       copy_tile(at + Layout::q, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
       copy_tile(at + Layout::k, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
-      if constexpr (kGate == GateTile::token) {
-        const std::int64_t at = c.batch * p.g.batch + (c.token + thread) * p.g.token + head * p.g.head;
-        token_gate = thread < c.rows ? load_as(p.gate_dtype, p.g.data, at) : 0.0f;
-      } else {
-        copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
-      }
+      copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
     } else {
       const auto* states = static_cast<const __nv_bfloat16*>(p.states) +
                            ((span.chunk_begin + index) * p.heads + anew(head)) * p.key_dim * p.value_dim;
@@ -143,10 +152,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     }
     ptx::copy_async_commit();
   };
-  if (chunks > 0) {
-    load(chunks - 1);
-    put_token_gate(chunks - 1);
-  }
+  if (chunks > 0) load(chunks - 1);
 
   // dh, held by the second group; and what dg of the last chunk gets from beyond it.
   Accumulator dh;
@@ -178,7 +184,6 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread,
                [&](int i) { return make_float2(from(ht, i), from(ht, i + 1)); });
   }
-  float constant_gate = 0.0f;  // the first warp's, of constant gates
 
   for (std::int64_t index = chunks - 1; index >= 0; --index) {
     const Chunk c = chunk_of(span, index);
@@ -210,29 +215,9 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
     };
 
-    // Gates: b before the warp's rows, and the whole chunk's. With one gate a token, every warp scans them all.
-    bool steep = false;
+    // Gates: b before the warp's rows, and the whole chunk's.
     float2 start = make_float2(0.0f, 0.0f), total = start;
-    if constexpr (kGate == GateTile::token) {
-      const int lane = anew(this_lane);
-      const float low = gate_at<kGate>(gates, 2 * lane, lane).x, high = gate_at<kGate>(gates, 2 * lane + 1, lane).x;
-      float b = low + high;  // at the end of token 2 lane + 1
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const float other = __shfl_up_sync(0xffffffffu, b, distance);
-        b += lane >= distance ? other : 0.0f;
-      }
-      total.x = total.y = __shfl_sync(0xffffffffu, b, 31);
-      steep = total.x < -kSteep;
-      if (lane / 4 == warp) {  // the warp's rows
-        const float from = steep ? total.x : 0.0f;
-        token_factors[2 * lane] = make_float2(p.scale * ptx::exp2(b - high), ptx::exp2(from - (b - high)));
-        token_factors[2 * lane + 1] = make_float2(p.scale * ptx::exp2(b), ptx::exp2(from - b));
-        token_b[2 * lane] = b - high;
-        token_b[2 * lane + 1] = b;
-      }
-      __syncwarp();
-    } else if constexpr (kGate != GateTile::none) {
+    {
       const int lane = anew(this_lane);
       float2 sum = make_float2(0.0f, 0.0f);
       const int first = kFusedRows * anew(warp);
@@ -251,53 +236,40 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         total.x += part.x;
         total.y += part.y;
       }
-      steep = __any_sync(0xffffffffu, total.x < -kSteep || total.y < -kSteep);  // alike in every warp
     }
+    const bool steep = __any_sync(0xffffffffu, total.x < -kSteep || total.y < -kSteep);  // alike in every warp
     auto gate_rows = [&](auto is_steep) {
       const int lane = anew(this_lane), first = kFusedRows * anew(warp);
       float2 b = start;
 #pragma unroll
       for (int i = 0; i < kFusedRows; ++i) {
         const std::uint32_t at = element_offset(first + i, 2 * lane);
-        float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
-        float2 y_factor = make_float2(p.scale, p.scale), z_factor;
-        if constexpr (kGate == GateTile::token) {
-          const float2 factors = token_factors[first + i];
-          y_factor = make_float2(factors.x, factors.x);
-          z_factor = make_float2(factors.y, factors.y);
-        } else if constexpr (kGate != GateTile::none) {
-          const float2 g = gate_at<kGate>(gates, first + i, lane);
-          b.x += g.x;
-          b.y += g.y;
-          y_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
-          z_factor = is_steep ? make_float2(ptx::exp2(total.x - b.x), ptx::exp2(total.y - b.y))
-                              : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-        }
-        *reinterpret_cast<std::uint32_t*>(q + at) = ptx::pack_bf16(y.x * y_factor.x, y.y * y_factor.y);
-        if constexpr (kGate != GateTile::none) {
-          const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
-          *reinterpret_cast<std::uint32_t*>(k + at) = ptx::pack_bf16(z.x * z_factor.x, z.y * z_factor.y);
-        }
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
+        const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
+        const float2 g = gate_at<kGate>(gates, first + i, lane);
+        b.x += g.x;
+        b.y += g.y;
+        const float2 from = is_steep ? total : make_float2(0.0f, 0.0f);
+        *reinterpret_cast<std::uint32_t*>(q + at) =
+            ptx::pack_bf16(y.x * p.scale * ptx::exp2(b.x), y.y * p.scale * ptx::exp2(b.y));
+        *reinterpret_cast<std::uint32_t*>(k + at) =
+            ptx::pack_bf16(z.x * ptx::exp2(from.x - b.x), z.y * ptx::exp2(from.y - b.y));
       }
     };
-    if (kGate != GateTile::token && steep) {
+    if (steep) {
       gate_rows(std::true_type{});
     } else {
       gate_rows(std::false_type{});
     }
     if constexpr (kGroup == 1) {
       const int thread = anew(this_thread);
-      float factor[2] = {1.0f, 1.0f};
-      if constexpr (kGate == GateTile::token) {
-        factor[0] = factor[1] = ptx::exp2(total.x);
-      } else if constexpr (kGate != GateTile::none) {
+      float factor[2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float decay = 0.0f;
+      for (int e = 0; e < 2; ++e) {
+        float decay = 0.0f;
 #pragma unroll
-          for (int w = 0; w < kFusedWarps; ++w) decay += prefix[w * kTile + row_of_element(thread, 2 * e)];
-          factor[e] = ptx::exp2(decay);
-        }
+        for (int w = 0; w < kFusedWarps; ++w) decay += prefix[w * kTile + row_of_element(thread, 2 * e)];
+        factor[e] = ptx::exp2(decay);
       }
       if (steep) put_tile(x, dh, thread);
 #pragma unroll
@@ -340,31 +312,29 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::finish(dv, pairs, d);
         mask(pairs, thread);
         __syncthreads();  // 1 of steep chunks: v, h, x, q~ and k~ are done with
-        put_tile(x, pairs, thread);
         copy_tile(q_tile, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
         copy_tile(k_tile, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
         ptx::copy_async_commit();
         ptx::copy_async_wait<0>();
-        __syncthreads();  // 2: pairs, q, k and b are there
-        const FloatTile b{shared, stage_at + Layout::v, stage_at + Layout::v};
-        std::uint32_t scores[16];
-        steep_scores(scores, q, k, b, p.scale, thread);
+        __syncthreads();  // 2: q and k are there
+        std::uint32_t steep_pairs[16], steep_scores[16];
+        to_operand(steep_pairs, pairs);
+        Aside sums(d);
+        const Aside values(dv);
+        finish_steep_group<kGate, 0>(sums.kept, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
+                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
+                                     p.scale, thread);
+        sums.restore(d);
+        values.restore(dv);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) operand[i] = scores[i];
+        for (int i = 0; i < 16; ++i) operand[i] = steep_scores[i];
         Core::begin(operand, dv);
         Core::template product<k_outer>(dv, operand, do_tile, thread);
         Core::finish(dv);
         store_dv(dv);
-        Accumulator inner;
-        steep_pairs<true>(inner, k, x, b, 1.0f, thread);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          d[i] = d[i] * ptx::exp2(*b.at(row_of_element(thread, i), column_of_element(thread, i))) + inner[i];
-        }
       }
     } else {
       auto put_next_beyond = [&] {
-        if constexpr (kGate == GateTile::none) return;
         const char* h = stage + Layout::h;
         put_beyond(beyond + ((index + 1) & 1) * kTile, thread, [&](int i) {
           return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
@@ -386,40 +356,25 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::finish(d, dh);
         put_next_beyond();
       } else {
+        Accumulator pairs;  // [key][query]
         Core::begin(dh);
         Core::template product<k_inner, k_inner, true>(d, v_tile, x_tile, thread);
+        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
         Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
-        Core::finish(d, dh);
+        Core::finish(d, pairs, dh);
         put_next_beyond();
+        mask_transposed(pairs, thread);
+        std::uint32_t steep_pairs[16];
+        to_operand(steep_pairs, pairs);
+        Aside sums(d);
+        const Aside gradient(dh);
         __syncthreads();  // 1
-        const FloatTile b{shared, stage_at + Layout::v, stage_at + Layout::v};
-        const int lane = this_lane;
-        for (int half = 0; half < 2; ++half) {  // this group's four warps walk the rows of all eight
-          const int first = warp - 4 + 4 * half;
-          float2 sum = make_float2(0.0f, 0.0f);
-          for (int w = 0; w < first && kGate != GateTile::token; ++w) {
-            sum.x += prefix[w * kTile + 2 * lane];
-            sum.y += prefix[w * kTile + 2 * lane + 1];
-          }
-          for (int i = 0; i < kFusedRows; ++i) {
-            if constexpr (kGate == GateTile::token) {
-              sum.x = sum.y = token_b[kFusedRows * first + i];
-            } else {
-              const float2 g = gate_at<kGate>(gates, kFusedRows * first + i, lane);
-              sum.x += g.x;
-              sum.y += g.y;
-            }
-            *reinterpret_cast<float2*>(b.at(kFusedRows * first + i, 2 * lane)) = sum;
-          }
-        }
         __syncthreads();  // 2
-        Accumulator inner;
-        steep_pairs<false>(inner, q, x, b, p.scale, thread);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const int row = row_of_element(thread, i), column = column_of_element(thread, i);
-          d[i] = d[i] * ptx::exp2(*b.at(kTile - 1, column) - *b.at(row, column)) + inner[i];
-        }
+        finish_steep_group<kGate, 1>(sums.kept, nullptr, steep_pairs, q_tile, k_tile, x_tile,
+                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
+                                     p.scale, thread);
+        sums.restore(d);
+        gradient.restore(dh);
       }
     }
     __syncthreads();
@@ -448,27 +403,17 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
           dq.y *= p.scale;
         }
         float2 dq_factor = make_float2(1.0f, 1.0f), dk_factor = dq_factor;
-        if constexpr (kGate == GateTile::none) {
-          dq_factor = make_float2(p.scale, p.scale);
-        } else {
-          const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-          const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-          part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
-          sum.x += part[i].x;
-          sum.y += part[i].y;
-          if (!is_steep) {
-            if constexpr (kGate == GateTile::token) {
-              const float2 factors = token_factors[r];
-              dq_factor = make_float2(factors.x, factors.x);
-              dk_factor = make_float2(factors.y, factors.y);
-            } else {
-              const float2 g = gate_at<kGate>(gates, r, lane);
-              b.x += g.x;
-              b.y += g.y;
-              dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
-              dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-            }
-          }
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+        const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+        part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
+        sum.x += part[i].x;
+        sum.y += part[i].y;
+        if (!is_steep) {
+          const float2 g = gate_at<kGate>(gates, r, lane);
+          b.x += g.x;
+          b.y += g.y;
+          dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+          dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
         }
         if (i < dq_inside) store_two(dq_walk.place, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
         if (i < dk_inside) store_two(dk_walk.place, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
@@ -481,86 +426,32 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     } else {
       finish_rows(std::false_type{});
     }
-    const float* from_beyond = beyond + (index & 1) * kTile;
-    if constexpr (kGate == GateTile::narrow || kGate == GateTile::wide) {
-      *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = sum;
-      __syncthreads();
-      float2 run = *reinterpret_cast<const float2*>(from_beyond + 2 * lane);
+    *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = sum;
+    __syncthreads();
+    float2 run = *reinterpret_cast<const float2*>(beyond + (index & 1) * kTile + 2 * lane);
 #pragma unroll
-      for (int w = kFusedWarps - 1; w >= 0; --w) {
-        const float2 other = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
-        run.x += w > warp ? other.x : 0.0f;
-        run.y += w > warp ? other.y : 0.0f;
-      }
-      using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
-      RowWalk<Gate> dg_walk(f.gradients.dg, c, head, 2 * lane, first + kFusedRows - 1);
-      const int dg_inside = f.gradients.dg.data ? rows_inside : 0;
-#pragma unroll
-      for (int i = kFusedRows - 1; i >= 0; --i) {
-        run.x += part[i].x;
-        run.y += part[i].y;
-        if (i < dg_inside) store_two(dg_walk.place, run);
-        dg_walk.step(-1);
-      }
+    for (int w = kFusedWarps - 1; w >= 0; --w) {
+      const float2 other = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
+      run.x += w > warp ? other.x : 0.0f;
+      run.y += w > warp ? other.y : 0.0f;
     }
-    if constexpr (kGate == GateTile::token) {
-      float rows[kFusedRows];
+    using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
+    RowWalk<Gate> dg_walk(f.gradients.dg, c, head, 2 * lane, first + kFusedRows - 1);
+    const int dg_inside = f.gradients.dg.data ? rows_inside : 0;
 #pragma unroll
-      for (int i = 0; i < kFusedRows; ++i) rows[i] = part[i].x + part[i].y;
-        // Sums over the lanes, each exchange halving the rows a lane goes on with: 4, 2, 1.
-#pragma unroll
-      for (int left = kFusedRows / 2, distance = 16; left > 0; left /= 2, distance /= 2) {
-        const bool upper = lane & distance;
-#pragma unroll
-        for (int i = 0; i < left; ++i) {
-          const float given = upper ? rows[i] : rows[i + left];
-          rows[i] = (upper ? rows[i + left] : rows[i]) + __shfl_xor_sync(0xffffffffu, given, distance);
-        }
-      }
-      rows[0] += __shfl_xor_sync(0xffffffffu, rows[0], 2);
-      rows[0] += __shfl_xor_sync(0xffffffffu, rows[0], 1);
-      if ((lane & 3) == 0) row_sums[first + (lane >> 2)] = rows[0];
-      __syncthreads();
-      if (warp == 0) {
-        float run = from_beyond[2 * lane] + from_beyond[2 * lane + 1];
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) run += __shfl_xor_sync(0xffffffffu, run, distance);
-        const float high = row_sums[2 * lane + 1], both = high + row_sums[2 * lane];
-        float after = both;  // of this and later lanes' rows
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const float other = __shfl_down_sync(0xffffffffu, after, distance);
-          after += lane + distance < 32 ? other : 0.0f;
-        }
-        const float low_dg = run + after, high_dg = run + after - both + high;
-        if (p.gate == GateKind::scalar) {
-          if (f.gradients.dg.data) {
-            const std::int64_t at =
-                c.batch * f.gradients.dg.batch + c.token * f.gradients.dg.token + head * f.gradients.dg.head;
-            if (2 * lane < c.rows)
-              store_as(p.gate_dtype, f.gradients.dg.data, at + 2 * lane * f.gradients.dg.token, low_dg);
-            if (2 * lane + 1 < c.rows)
-              store_as(p.gate_dtype, f.gradients.dg.data, at + (2 * lane + 1) * f.gradients.dg.token, high_dg);
-          }
-        } else {
-          constant_gate += (2 * lane < c.rows ? low_dg : 0.0f) + (2 * lane + 1 < c.rows ? high_dg : 0.0f);
-        }
-      }
+    for (int i = kFusedRows - 1; i >= 0; --i) {
+      run.x += part[i].x;
+      run.y += part[i].y;
+      if (i < dg_inside) store_two(dg_walk.place, run);
+      dg_walk.step(-1);
     }
-    if (index > 0) put_token_gate(index - 1);
     if constexpr (Layout::stages == 1) {
       __syncthreads();
       if (index > 0) load(index - 1);
     }
   }
 
-  const int lane = this_lane, thread = this_thread;
-  if (kGate == GateTile::token && p.gate == GateKind::constant && warp == 0) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2)
-      constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
-    if (lane == 0) f.gate_parts[n * p.heads + head] = constant_gate;
-  }
+  const int thread = this_thread;
   if constexpr (kGroup == 1) {
     if (f.dh0 == nullptr) return;
 #pragma unroll

@@ -4,10 +4,10 @@
 // The ladder: a 64-channel tile of a chunk is steep when one of its channels decays by more than 2^kSteep. In the
 // others q~_t = scale q_t 2^b_t and k~_t = k_t 2^-b_t are bf16 numbers without overflow, all products are plain matrix
 // products, and q~_i k~_j = q_i k_j 2^(b_i - b_j). Steep ones keep exponents <= 0 and take the pairs inside the chunk
-// one by one.
+// by halving (halving.cuh).
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward_tile.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/halving.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -59,6 +59,19 @@ __device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) 
   }
   return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
 }
+
+// The gates of a chunk for halving, as they lie in shared memory; totals: [kWarpsIn][64], sums over the warps' rows.
+template <GateTile kGate, int kWarpsIn>
+struct GateColumns {
+  static constexpr int kWarps = kWarpsIn, kRows = kTile / kWarps;
+  const char* gates;
+  const float* totals;
+  int warp, lane;
+  __device__ __forceinline__ float2 gate(int i) const { return gate_at<kGate>(gates, kRows * warp + i, lane); }
+  __device__ __forceinline__ float2 total(int w) const {
+    return *reinterpret_cast<const float2*>(totals + w * kTile + 2 * lane);
+  }
+};
 
 using ColumnParts = float[4][kTile];  // one value a warp and channel
 

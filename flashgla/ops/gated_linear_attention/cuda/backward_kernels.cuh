@@ -2,14 +2,16 @@
 #pragma once
 
 #include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_channels.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_rows.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core, GateTile kGate>
-__global__ void __launch_bounds__(kGroupThreads)
+__global__ void __launch_bounds__(kGroupThreads, 5)
     prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w) {
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare<Core, kGate>(p, w, shared);
@@ -52,6 +54,32 @@ __global__ void __launch_bounds__(kFusedThreads, 2)
   }
 }
 
+template <class Core>
+__global__ void __launch_bounds__(kFusedThreads, 2)
+    backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) {
+    if (threadIdx.x < kGroupThreads) {
+      backward_channels<Core, 0>(p, f, shared);
+    } else {
+      backward_channels<Core, 1>(p, f, shared);
+    }
+  }
+}
+
+template <class Core, bool kGated>
+__global__ void __launch_bounds__(kFusedThreads, 2)
+    backward_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) {
+    if (threadIdx.x < kGroupThreads) {
+      backward_rows<Core, kGated, 0>(p, f, shared);
+    } else {
+      backward_rows<Core, kGated, 1>(p, f, shared);
+    }
+  }
+}
+
 template <class Kernel, class... Arguments>
 void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared, cudaStream_t stream,
             const Arguments&... arguments) {
@@ -64,10 +92,19 @@ void launch(const char* name, Kernel* kernel, dim3 grid, int threads, int shared
 
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
-  static_assert(FusedShared<kGate>::total <= kFusedSharedBytes);
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
-  launch("gated_linear_attention fused backward", backward_fused_kernel<Core, kGate>, grid, kFusedThreads,
-         FusedShared<kGate>::total, stream, p, f);
+  const char* name = "gated_linear_attention fused backward";
+  if constexpr (kGate == GateTile::none || kGate == GateTile::token) {
+    static_assert(RowsShared::total <= kFusedSharedBytes);
+    launch(name, backward_rows_kernel<Core, kGate == GateTile::token>, grid, kFusedThreads, RowsShared::total, stream,
+           p, f);
+  } else if constexpr (kGate == GateTile::narrow) {
+    static_assert(ChannelsShared::total <= kFusedSharedBytes);
+    launch(name, backward_channels_kernel<Core>, grid, kFusedThreads, ChannelsShared::total, stream, p, f);
+  } else {
+    static_assert(FusedShared<kGate>::total <= kFusedSharedBytes);
+    launch(name, backward_fused_kernel<Core, kGate>, grid, kFusedThreads, FusedShared<kGate>::total, stream, p, f);
+  }
 }
 
 template <class Core, GateTile kGate>

@@ -10,8 +10,8 @@ constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for a
 struct KeysShared {                                         // offsets; the epilogue overlays the stages
   static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh^
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, dump = 3 * kTileBytes;
-  static constexpr int b = dump + kTile * kDumpRow * 4;
-  static constexpr int gates = b + kTile * kPaddedRow * 4;
+  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
+  static constexpr int gates = x + kTileBytes;
   static constexpr int small(GateTile gate) {
     return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
   }
@@ -84,28 +84,81 @@ __device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int t
   return sum;
 }
 
-// Exact pairs of a steep tile: dq_i += sum_j a_ij k_j 2^(b_i - b_j), dk_j += scale sum_i a_ij q_i 2^(b_i - b_j).
-// q, k: plain; a: zero where i < j.
-__device__ __forceinline__ void add_steep_pairs(Accumulator& dq, Accumulator& dk, const char* q, const char* k,
-                                                const char* a, const float* b, float scale, int thread) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2), in_block = 2 * (lane & 3);
-  auto element = [](const char* tile, int r, int c) {
-    return __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(tile + element_offset(r, c)));
+// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's when `first`),
+// and the pairs inside come to it. q, k: as loaded; a: [query][key], zero above the diagonal; factors: [64][kDumpRow].
+template <GateTile kGate>
+static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
+                                                 char* a, std::uint32_t x, float* factors, const char* gates,
+                                                 const ColumnParts& quarters, float scale, bool first, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
+  Accumulator dq, dk;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq[i] = dq_kept[i];
+    dk[i] = dk_kept[i];
+  }
+  const auto factor = [&](int i) {
+    return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
   };
-  for (int other = 0; other < kTile; ++other) {
+  const auto put_factor = [&](int row, float2 x) {
+    *reinterpret_cast<float2*>(factors + row * kDumpRow + 2 * lane) = x;
+  };
+  const auto power = [](float2 sum) { return make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)); };
+  __syncthreads();
+  walk_up(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int own = row + 8 * half;
-      const float as_query = own >= other ? element(a, own, other) : 0.0f;
-      const float as_key = other >= own ? element(a, other, own) * scale : 0.0f;
+  for (int i = 0; i < 32; ++i) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
+    if (query > key) *place(key, query) = *place(query, key);
+  }
+  __syncthreads();
 #pragma unroll
-      for (int e = 0; e < 16; ++e) {
-        const int c = 8 * (e / 2) + in_block + (e & 1), at = 4 * (e / 2) + 2 * half + (e & 1);
-        const float between = ptx::exp2(-fabsf(b[own * kPaddedRow + c] - b[other * kPaddedRow + c]));
-        dq[at] += as_query * element(k, other, c) * between;
-        dk[at] += as_key * element(q, other, c) * between;
-      }
+  for (int i = 0; i < 32; ++i) dq[i] *= factor(i);
+  __syncthreads();
+  walk_down(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  __syncthreads();
+  if (first) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
+  }
+  std::uint32_t operand[16];
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<Stored::k_inner>(r, ptx::shared_address(a), k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
+  }
+  const auto itself = [](int row, int column) { return row == column; };
+  Accumulator d;
+  add_masked_product(dq, operand, k, thread, itself);
+  clear(d);
+  add_masked_product(d, operand, q, thread, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dk[i] += scale * d[i];
+#pragma unroll 1
+  for (int size = kTile / 2; size > 0; size /= 2) {
+    __syncthreads();
+    put_level(x, q, k, columns, size, warp, lane, put_factor);
+    __syncthreads();
+    clear(d);
+    add_masked_product(d, operand, x, thread, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float sum = factor(i) * d[i];
+      const bool query = (row_of_element(thread, i) & size) != 0;
+      dq[i] += query ? sum : 0.0f;
+      dk[i] += query ? 0.0f : scale * sum;
     }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq_kept[i] = dq[i];
+    dk_kept[i] = dk[i];
   }
 }
 
@@ -129,7 +182,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
   const bool steep = w.steep[kv_at];
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
-  float *dump = reinterpret_cast<float*>(shared + Layout::dump), *b_all = reinterpret_cast<float*>(shared + Layout::b);
+  float* dump = reinterpret_cast<float*>(shared + Layout::dump);
   ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
   ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2];
   float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile;
@@ -240,24 +293,15 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
                 p.key_dim - channel, thread);
       ptx::copy_async_commit();
-      float2 b = sum_before(quarters, warp, lane);
-      for (int i = 0; i < 16; ++i) {
-        const float2 g = gate_at<kGate>(gates, 16 * warp + i, lane);
-        b.x += g.x;
-        b.y += g.y;
-        b_all[(16 * warp + i) * kPaddedRow + 2 * lane] = b.x;
-        b_all[(16 * warp + i) * kPaddedRow + 2 * lane + 1] = b.y;
-      }
       ptx::copy_async_wait<0>();
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int r = row + 8 * ((i >> 1) & 1), column = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-        const float b_own = b_all[r * kPaddedRow + column];
-        dq[i] *= ptx::exp2(b_own);
-        if (first) dk[i] *= ptx::exp2(w.decay[kv_at * kTile + column] - b_own);
-      }
-      add_steep_pairs(dq, dk, q, k, a, b_all, p.scale, thread);
+      Aside queries(dq), keys(dk);
+      const Aside gate_parts(dg);
+      finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
+                          ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, first, thread);
+      queries.restore(dq);
+      keys.restore(dk);
+      gate_parts.restore(dg);
     }
 
     // dq, and its part of dg.

@@ -12,6 +12,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kGroupThreads = 128;
+constexpr int kFusedThreads = 2 * kGroupThreads;  // of the backward in one kernel
 
 using Accumulator = float[32];  // 4 * (8-column block) + {row l/4: 2, row l/4+8: 2}
 
@@ -20,9 +21,21 @@ __device__ __forceinline__ std::uint32_t element_offset(int row, int column) {
   return tile_piece(row, column >> 3) + ((column & 7) << 1);
 }
 
+// Row and column in the tile of element i of this thread's accumulator.
+__device__ __forceinline__ int row_of_element(int thread, int i) {
+  return (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * ((i >> 1) & 1);
+}
+__device__ __forceinline__ int column_of_element(int thread, int i) { return 8 * (i / 4) + 2 * (thread & 3) + (i & 1); }
+
 __device__ __forceinline__ void clear(Accumulator& a) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) a[i] = 0.0f;
+}
+
+// Rows lane / 4 and lane / 4 + 8 of the warp times x and y.
+__device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
 }
 
 // The same value, but the compiler may not know it: what is computed from it is computed anew where it is used instead
@@ -40,6 +53,30 @@ __device__ __forceinline__ T* anew(T* x) {
   asm volatile("" : "+l"(x));
   return x;
 }
+
+// The thread within its group, threadIdx.x as the compiler does not know it: addresses that depend on it are worked out
+// anew instead of being kept, for registers are scarcer than instructions here.
+__device__ __forceinline__ int fresh_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread & (kGroupThreads - 1);  // not negative: no sign to look after
+}
+
+// What lies in registers, out of the way of a call. The compiler would otherwise keep it in memory all along.
+template <class T, int count>
+struct Aside {
+  T kept[count];
+  __device__ __forceinline__ explicit Aside(const T (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) kept[i] = x[i];
+    asm volatile("" ::"l"(kept) : "memory");
+  }
+  __device__ __forceinline__ void restore(T (&x)[count]) const {
+    asm volatile("" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = kept[i];
+  }
+};
 
 // ---- copies ----
 // Row strides are below 2^24 elements (backward.cu sees to it), so that offsets within a chunk fit 32 bits.
@@ -121,8 +158,19 @@ struct TensorCore80 {
   static __device__ __forceinline__ void publish() {}  // before the barrier after ordinary writes to operands
   // Products in flight by groups: commit ends a group, wait leaves at most the latest `pending` unfinished.
   static __device__ __forceinline__ void commit() {}
-  template <int pending>
-  static __device__ __forceinline__ void wait() {}
+  template <int pending, class... Registers>
+  static __device__ __forceinline__ void wait(Registers&...) {}
+  // Operand k16 of a product, as load_a gives it, into a tile: the warp's own 16 rows.
+  static __device__ __forceinline__ void put_fragment(std::uint32_t tile, const std::uint32_t (&r)[4], int k16,
+                                                      int thread) {
+    const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+    __syncwarp();  // other lanes may have read what is written over
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t at = tile + tile_piece(row + 8 * (i & 1), 2 * k16 + (i >> 1)) + 4 * (lane & 3);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(r[i]) : "memory");
+    }
+  }
 
   template <Stored stored>
   static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
@@ -212,17 +260,23 @@ struct TensorCore90 {
   }
   static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
   static __device__ __forceinline__ void commit() { ptx::wgmma_commit(); }
-  template <int pending>
-  static __device__ __forceinline__ void wait() {
+  template <int pending, class... Registers>
+  static __device__ __forceinline__ void wait(Registers&... registers) {
     ptx::wgmma_wait<pending>();
+    (pin(registers), ...);
+  }
+  static __device__ __forceinline__ void put_fragment(std::uint32_t tile, const std::uint32_t (&r)[4], int k16,
+                                                      int thread) {
+    const int lane = thread & 31;
+    ptx::store_matrix_4(tile + tile_piece((thread >> 5) * 16 + (lane & 15), 2 * k16 + (lane >> 4)), r[0], r[1], r[2],
+                        r[3]);
   }
 
-  // Start address, distance of groups of 8 rows (1024 bytes), 128-byte swizzle.
-  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {
-    return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-  }
-  static __device__ __forceinline__ std::uint32_t step(Stored stored, std::uint32_t tile, int k16) {
-    return tile + k16 * (stored == Stored::k_inner ? 32 : 2048);
+  // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
+  // swizzle.
+  static __device__ __forceinline__ std::uint64_t descriptor(Stored stored, std::uint32_t tile, int k16) {
+    const std::uint32_t low = (((tile & 0x3ffff) >> 4) | (1u << 16)) + k16 * (stored == Stored::k_inner ? 2 : 128);
+    return (static_cast<std::uint64_t>((1u << 30) | 64u) << 32) | low;
   }
 #define FLASHGLA_ACCUMULATOR(how, d)                                                                              \
   how(d[0]), how(d[1]), how(d[2]), how(d[3]), how(d[4]), how(d[5]), how(d[6]), how(d[7]), how(d[8]), how(d[9]),   \
@@ -237,7 +291,7 @@ struct TensorCore90 {
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t a = descriptor(step(a_stored, a_tile, k16)), b = descriptor(step(b_stored, b_tile, k16));
+      const std::uint64_t a = descriptor(a_stored, a_tile, k16), b = descriptor(b_stored, b_tile, k16);
       if (kFresh && k16 == 0) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
                      ", %32, %33, 0, 1, 1, %34, %35;"
@@ -256,7 +310,7 @@ struct TensorCore90 {
                                                  int) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t b = descriptor(step(b_stored, b_tile, k16));
+      const std::uint64_t b = descriptor(b_stored, b_tile, k16);
       if (kFresh && k16 == 0) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
                      ", {%32,%33,%34,%35}, %36, 0, 1, 1, %37;"
@@ -284,6 +338,48 @@ struct TensorCore90 {
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const Accumulator& a) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) operand[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
+}
+
+// An accumulator, rounded, to a tile; each warp writes its own 16 rows.
+template <class Core>
+__device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulator& a, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
+    Core::put_fragment(tile, r, k16, thread);
+  }
+}
+
+// Ones at [row][column] where column <= row (upper: column >= row), as an operand: its product with a tile of [token]
+// [channel] is the running sum over tokens, from the first one (upper: from the last).
+template <bool kUpper>
+__device__ __forceinline__ void triangle_of_ones(std::uint32_t (&operand)[16], int thread) {
+  constexpr std::uint32_t ones = 0x3f803f80, low_one = 0x00003f80, high_one = 0x3f800000;
+  const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
+  // Of an 8x8 block on the diagonal.
+  const std::uint32_t lower = column < row ? ones : column == row ? low_one : 0;
+  const std::uint32_t upper = column > row ? ones : column + 1 == row ? high_one : column == row ? ones : 0;
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const bool before = kUpper ? k16 > warp : k16 < warp, on = k16 == warp;
+    operand[4 * k16] = operand[4 * k16 + 3] = before ? ones : on ? (kUpper ? upper : lower) : 0;
+    operand[4 * k16 + (kUpper ? 2 : 1)] = before || on ? ones : 0;
+    operand[4 * k16 + (kUpper ? 1 : 2)] = before ? ones : 0;
+  }
+}
+// Sums over the rows of a tile of the columns that are this thread's rows in an accumulator.
+__device__ __forceinline__ float2 sum_rows_of_tile(std::uint32_t tile, int thread) {
+  constexpr std::uint32_t ones = 0x3f803f80;
+  float sums[4] = {};
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t a[4];
+    TensorCore80::load_a<Stored::k_outer>(a, tile, k16, thread);
+    TensorCore80::multiply(sums, a, ones, ones);
+  }
+  return make_float2(sums[0], sums[2]);
 }
 
 // ---- where a chunk lies ----

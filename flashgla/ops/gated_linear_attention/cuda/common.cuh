@@ -109,4 +109,29 @@ __device__ __forceinline__ std::uint32_t tile_piece(int row, int piece) {
   return static_cast<std::uint32_t>(row * 128 + ((piece ^ (row & 7)) << 4));
 }
 
+// To global memory, also where the compiler does not see that the address is one of it.
+__device__ __forceinline__ void store_global_16(void* place, uint4 x) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(place), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_16(std::uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -44,27 +44,6 @@ __device__ __forceinline__ uint4 gather_piece(const Rows& r, int row, int channe
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-__device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(address)
-               : "memory");
-  return x;
-}
-__device__ __forceinline__ void store_shared_16(std::uint32_t address, uint4 x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-               : "memory");
-}
-__device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
-  std::uint32_t x;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
-  return x;
-}
-__device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-
 // Where the piece of this thread's row i lies in a tile.
 __device__ __forceinline__ std::uint32_t own_piece(int thread, int i) {
   return (tile_piece(kRowsEach * (thread / 8), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
@@ -165,12 +144,6 @@ __device__ __forceinline__ void read_state(Accumulator& h, const float* state, i
 __device__ __forceinline__ void write_state(float* state, Accumulator& h, int K, int V, int key, int value,
                                             int thread) {
   move_state<true>(h, state, K, V, key, value, thread);
-}
-
-// Rows lane / 4 and lane / 4 + 8 of the warp times x and y.
-__device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
 }
 
 // Scores of tokens i (rows) against j (columns), selected j <= i, as the operand of P v.

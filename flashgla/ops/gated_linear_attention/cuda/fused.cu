@@ -24,8 +24,9 @@ void launch(void* stream, const Params& p) {
     case GateKind::none:
       return launch<Core, FusedGate::none>(stream, p);
     case GateKind::constant:
+      return launch<Core, FusedGate::constant>(stream, p);
     case GateKind::scalar:
-      return launch<Core, FusedGate::row>(stream, p);
+      return launch<Core, FusedGate::scalar>(stream, p);
     default:
       return launch<Core, FusedGate::key>(stream, p);
   }

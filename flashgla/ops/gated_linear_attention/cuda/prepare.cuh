@@ -84,51 +84,57 @@ __device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const Pre
   }
 }
 
+// Gates in f32 in shared memory, 16 rows a warp.
+struct SharedColumns {
+  static constexpr int kWarps = 4, kRows = 16;
+  const float* place;  // of the warp's first row, this lane's channels
+  float2 totals[kWarps];
+  __device__ __forceinline__ float2 gate(int i) const {
+    return *reinterpret_cast<const float2*>(place + kGatePitch * i);
+  }
+  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
+};
+
 // A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
 // of its own, so that its registers are not the common path's.
 static __device__ __noinline__ void prepare_steep(const Params& p, const PrepareBlock& b, int thread) {
+  const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
   __syncthreads();
-  Gates later, g;
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int row = kRowsEach * (thread / 8) + i, channel = b.channel + 8 * (thread % 8) + e;
-      const bool inside = b.first + row < b.span.length && channel < p.key_dim;
-      g[i][e] = later[i][e] = inside ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, channel) : 0.0f;
-      b.gates[kGatePitch * row + 8 * (thread % 8) + e] = g[i][e];
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int row = 16 * warp + i;
+    const auto gate = [&](int of) {
+      return b.first + row < b.span.length && of < p.key_dim
+                 ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, of)
+                 : 0.0f;
+    };
+    *reinterpret_cast<float2*>(b.gates + kGatePitch * row + 2 * lane) = make_float2(gate(channel), gate(channel + 1));
   }
-  float before[8], after[8], all[8];
-  scan_gates(g, before, b.g_tile, thread);
+  SharedColumns columns;
+  columns.place = b.gates + kGatePitch * 16 * warp + 2 * lane;
+  exchange_totals(columns.totals, columns, b.g_tile, warp, lane);
+  Accumulator sum;
+  clear(sum);
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    Accumulator s;
+    level_scores(s, size, b.q_tile, b.k_tile, b.g_tile, columns, thread);
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      sum[i] += counts(row_of_element(thread, i), column_of_element(thread, i), size) ? s[i] : 0.0f;
+    if (size == 0) break;
+  }
   __syncthreads();
-  finish_scan(g, before, all, b.g_tile, thread);
-  sum_later_warps(after, b.g_tile, thread);
-  suffix_gates(later, after, thread);
+  gate_exactly(b.q_tile, b.k_tile, columns, thread);
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const std::uint32_t at = own_piece(thread, i);
-    float x[8], y[8];
-    unpack_8(load_shared_16(b.q_tile + at), x);
-    unpack_8(load_shared_16(b.k_tile + at), y);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      x[e] *= ptx::exp2(g[i][e]);
-      y[e] *= ptx::exp2(later[i][e]);
-    }
-    *reinterpret_cast<uint4*>(b.q_image + at) = pack_8(x);
-    if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = pack_8(y);
+    *reinterpret_cast<uint4*>(b.q_image + at) = load_shared_16(b.q_tile + at);
+    if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = load_shared_16(b.k_tile + at);
   }
-  Accumulator s;
-  clear(s);
-  const float* gates = b.gates;
-  const auto gate = [gates](int token, int channel) {
-    return *reinterpret_cast<const float2*>(gates + kGatePitch * token + channel);
-  };
-  add_scores_by_sub_chunks(s, b.q_tile, b.k_tile, gate, thread);
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = s[i];
+  for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = sum[i];
 }
 
 template <class Core>
