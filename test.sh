@@ -4,8 +4,9 @@
 #   ./test.sh [REGEX]   only the tests whose names match
 set -euo pipefail
 cd "$(dirname "$0")"
-scripts/install_dependencies.sh
-scripts/build.sh build -- -DFLASHGLA_TESTS=ON
+scripts/install_dependencies.sh python
+python=$(scripts/python_environment.sh build/python-environment)
+scripts/build.sh build -- -DFLASHGLA_TESTS=ON -DFLASHGLA_PYTHON=ON -DPython_EXECUTABLE="$python"
 
 echo "Testing"
 log=build/test.log

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing of the Debian packages that FlashGLA builds with. Says what; does nothing when all is there.
+#   install_dependencies.sh [python]   with what the Python package needs
 set -euo pipefail
 
 packages=(
@@ -12,6 +13,7 @@ packages=(
   python3                            # the structure test, and checks of JSON output
   gnuplot-nox                        # loss curves as PNG
 )
+[ "${1:-}" != python ] || packages+=(python3-dev python3-venv)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -86,4 +86,14 @@ void Arena::commit_plan() {
   frozen_ = true;
 }
 
+void Arena::borrow(void* memory, std::size_t bytes) {
+  if (!planning_ && used_ != 0) throw Error("arena: memory can be borrowed only while nothing is allocated");
+  planning_ = false;
+  used_ = 0;
+  live_.clear();
+  blocks_.clear();
+  blocks_.push_back({static_cast<std::byte*>(memory), 0, bytes, nullptr});
+  frozen_ = true;
+}
+
 }  // namespace flashgla

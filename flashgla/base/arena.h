@@ -39,6 +39,9 @@ class Arena {
   // Ends the dry run; from now the arena holds exactly its peak (one block), and allocating more is an Error.
   void commit_plan();
   bool planning() const { return planning_; }
+  // Ends the dry run; from now the arena is memory that the caller owns and keeps alive, and never grows. May be called
+  // again, after another dry run or without one, while nothing is allocated.
+  void borrow(void* memory, std::size_t bytes);
   // Bytes live at the moment of the peak, by label.
   const std::map<std::string, std::size_t>& plan() const { return plan_at_peak_; }
 

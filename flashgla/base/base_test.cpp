@@ -87,6 +87,22 @@ TEST(Arena, GrowsWithoutMovingWhatIsLive) {
   EXPECT_EQ(arena.used(), 64u);
 }
 
+TEST(Arena, BorrowsWhatADryRunPlanned) {
+  Arena arena;
+  for (const std::size_t bytes : {1000u, 3000u}) {
+    arena.begin_planning();
+    { ArenaScope scope(arena); arena.allocate(bytes); }
+    const std::size_t planned = arena.peak();
+    const Tensor memory = Tensor::empty({static_cast<std::int64_t>(planned)}, DType::u8);
+    arena.borrow(memory->data, planned);
+    EXPECT_FALSE(arena.planning());
+    ArenaScope scope(arena);
+    EXPECT_EQ(arena.allocate(bytes), memory->data);
+    EXPECT_THROW(arena.allocate(1), Error);
+    EXPECT_THROW(arena.borrow(memory->data, planned), Error);
+  }
+}
+
 TEST(ParallelFor, RunsEveryTaskOnceAndRethrows) {
   const Context context(Device::cpu(), 2);
   std::vector<int> seen(1000, 0);

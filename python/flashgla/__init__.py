@@ -1,0 +1,159 @@
+"""Gated linear attention (Yang et al. 2024) on arrays of NumPy, PyTorch, CuPy and JAX, without a copy.
+
+For each sequence n, and each key-value head with its query heads:
+
+    h_t = (exp(g_t) exp(gv_t)^T) * h_{t-1} + phi(k_t) v_t^T          h in R^{K x V}
+    o_t = scale * phi(q_t)^T h_t
+
+Gates are natural logarithms in [-inf, 0]; -inf forgets everything. With `normalize` (no gate) z_t = z_{t-1} + phi(k_t)
+and o_t = phi(q_t)^T h_t / (phi(q_t) . z_t + 1e-10); the scale would cancel and is not applied.
+
+B batch, T length, H query heads, G key-value heads (G divides H), K and V key and value channels per head, N sequences
+(B, or those that cu_seqlens packs). dtypes: q, k, v one of float64, float32, bfloat16, float16; gates that or float32;
+states float32 (float64 with float64). Any strides, but the last dimension is contiguous, and states wholly.
+
+Modules: `flashgla.torch` (PyTorch operators), `flashgla.ops` (functions named as in flash-linear-attention),
+`flashgla.fla` (puts them behind flash-linear-attention's models). An argument that is not what it must be is a
+ValueError that names it, what it is and what it must be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _flashgla
+from ._arrays import is_torch, library_of
+
+__all__ = ["Gradients", "gated_linear_attention", "gated_linear_attention_backward", "step", "with_cuda"]
+__version__ = "0.1.0"
+
+#: Whether this build of the package holds the CUDA kernels.
+with_cuda: bool = _flashgla.with_cuda
+
+
+class Gradients(NamedTuple):
+    """Gradients of a loss with respect to the inputs, in their shapes and dtypes; None where there was no input.
+
+    `dg` of a constant gate [G] is float32 (float64 with float64). `d_initial_state` is a pair with `normalize`.
+    """
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dg: Any
+    dgv: Any
+    d_initial_state: Any
+
+
+def _pair(state: Any, normalize: bool) -> tuple[Any, Any]:
+    """(h, z) of a state argument: with normalize a pair, else h alone."""
+    if state is None:
+        return None, None
+    if not normalize:
+        return state, None
+    if not isinstance(state, (tuple, list)) or len(state) != 2:
+        raise ValueError(f"gated_linear_attention: a state is of type {type(state).__name__}; expected a pair (h, z), as "
+                         "normalize is set")
+    return state[0], state[1]
+
+
+def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None, scale: float | None = None,
+                           initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
+                           algorithm: str = "automatic", *, feature_map: str = "identity", normalize: bool = False,
+                           float32_math: str = "ieee") -> tuple[Any, Any]:
+    """The operator, for whole sequences. Returns (o, final state or None), arrays of q's library on q's device.
+
+    Args:
+        q: queries [B,T,H,K].
+        k: keys [B,T,G,K]; H / G consecutive query heads share a key-value head.
+        v: values [B,T,G,V].
+        g: log gate over keys: [G] constant, [B,T,G] one a token and head, [B,T,G,K] a vector over keys, None no gate.
+        gv: log gate over values [B,T,G,V]; then g is [B,T,G,K] or None.
+        scale: factor on q^T h; None is K^-1/2.
+        initial_state: h before the first token [N,G,K,V]; with `normalize` a pair (h, z), z [N,G,K]. None is zeros.
+        output_final_state: whether the second result is the state after the last token, shaped as initial_state.
+        cu_seqlens: int32 or int64 [N+1], 0 = c_0 <= ... <= c_N = T: N sequences packed into one row (B = 1).
+        algorithm: automatic, recurrent, parallel, chunk_materialized (states kept for backward) or chunk_recomputed.
+        feature_map: phi: identity, elu_plus_one or relu.
+        normalize: divide by the sum of keys (linear attention; no gate).
+        float32_math: what float32 products on CUDA may be rounded to: ieee or tf32.
+
+    With PyTorch tensors the result has gradients (flashgla.torch). Raises ValueError naming the argument, TypeError
+    for what is no array.
+    """
+    if is_torch(q):
+        from . import torch as adapter
+
+        return adapter.gated_linear_attention(
+            q, k, v, g, gv, scale, initial_state, output_final_state, cu_seqlens, algorithm, feature_map=feature_map,
+            normalize=normalize, float32_math=float32_math)
+    library = library_of(q)
+    h0, z0 = _pair(initial_state, normalize)
+    operands = _flashgla.Operands(*_views(library, q, k, v, g, gv, h0, z0, cu_seqlens), scale, algorithm, feature_map,
+                                  normalize, float32_math)
+    o_shape, h_shape, z_shape = operands.output_shapes()
+    o = library.empty(o_shape, operands.dtype)
+    ht = library.empty(h_shape, operands.state_dtype) if output_final_state else None
+    zt = library.empty(z_shape, operands.state_dtype) if output_final_state and normalize else None
+    operands.forward(*_views(library, o, ht, zt, writable=True), None, library.stream, 0, library.allocate)
+    o, ht, zt = (library.finish(x) for x in (o, ht, zt))
+    return o, ((ht, zt) if output_final_state and normalize else ht)
+
+
+def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = None, gv: Any = None,
+                                    scale: float | None = None, initial_state: Any = None, cu_seqlens: Any = None,
+                                    algorithm: str = "automatic", *, feature_map: str = "identity",
+                                    normalize: bool = False, float32_math: str = "ieee", o: Any = None,
+                                    final_state: Any = None, d_final_state: Any = None) -> Gradients:
+    """Gradients of a loss whose gradients with respect to o and the final state are `d_o` and `d_final_state`.
+
+    Args:
+        d_o: [B,T,H,V], o's dtype.
+        o: what gated_linear_attention returned: needed with `normalize` or `gv`.
+        final_state: what it returned: optional, saves its recomputation when d_final_state is given.
+        d_final_state: as the final state; None is zero.
+
+    The rest as in gated_linear_attention. The states between chunks are computed anew. With PyTorch tensors use autograd.
+    """
+    if is_torch(q):
+        raise TypeError("gated_linear_attention_backward: q is a torch.Tensor; expected arrays of another library: "
+                        "PyTorch's autograd calls the gradient itself")
+    library = library_of(q)
+    h0, z0 = _pair(initial_state, normalize)
+    d_ht, d_zt = _pair(d_final_state, normalize)
+    ht, _ = _pair(final_state, normalize)
+    inputs = _views(library, q, k, v, g, gv, h0, z0, cu_seqlens)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math)
+
+    gradients = [None if x is None else library.empty(x.shape, x.dtype) for x in inputs[:7]]
+    if g is not None and len(inputs[3].shape) == 1:
+        gradients[3] = library.empty(inputs[3].shape, operands.state_dtype)
+    operands.backward(*_views(library, o, ht, None, d_o, d_ht, d_zt), *_views(library, *gradients, writable=True),
+                      library.stream, 0, library.allocate)
+    dq, dk, dv, dg, dgv, dh0, dz0 = (library.finish(x) for x in gradients)
+    return Gradients(dq, dk, dv, dg, dgv, (dh0, dz0) if normalize and initial_state is not None else dh0)
+
+
+def step(q: Any, k: Any, v: Any, state: Any, g: Any = None, gv: Any = None, scale: float | None = None, *,
+         feature_map: str = "identity", normalize: bool = False) -> Any:
+    """One token for each of B sequences: returns o [B,H,V] and updates `state` in place.
+
+    q [B,H,K], k [B,G,K], v [B,G,V]; g [G], [B,G] or [B,G,K]; gv [B,G,V]. `state`: h [B,G,K,V], float32, or bfloat16 on
+    request (float64 with float64); with `normalize` a pair (h, z), z [B,G,K]. Contiguous and writable, so never a JAX
+    array. The rest as in gated_linear_attention.
+    """
+    if is_torch(q):
+        from . import torch as adapter
+
+        return adapter.step(q, k, v, state, g, gv, scale, feature_map=feature_map, normalize=normalize)
+    library = library_of(q)
+    h, z = _pair(state, normalize)
+    views = _views(library, q, k, v, g, gv)
+    o = library.empty((*views[0].shape[:-1], *views[2].shape[-1:]), views[0].dtype)
+    _flashgla.step(*views, *_views(library, h, z, o, writable=True), scale, feature_map, normalize, library.stream, 0,
+                   library.allocate)
+    return library.finish(o)
+
+
+def _views(library: Any, *arrays: Any, writable: bool = False) -> list[Any]:
+    return [None if x is None else library.view(x, writable) for x in arrays]

@@ -1,0 +1,153 @@
+#include "operands.h"
+
+#include <nanobind/stl/string.h>
+#include <omp.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace flashgla::python {
+
+namespace {
+
+// Contexts that no call uses, by where they run: a context serves one call at a time, and its memory is kept.
+class ContextPool {
+ public:
+  struct Key {
+    Device::Kind kind;
+    int index;
+    std::uintptr_t stream;
+    int threads;
+    bool borrows;  // its workspace comes from the caller
+    auto operator<=>(const Key&) const = default;
+  };
+
+  std::unique_ptr<Context> take(const Key& key) {
+    {
+      const std::lock_guard lock(mutex_);
+      auto& free = free_[key];
+      if (!free.empty()) {
+        auto context = std::move(free.back());
+        free.pop_back();
+        return context;
+      }
+    }
+    auto context = std::make_unique<Context>(Device{key.kind, key.index}, key.threads);
+    context->set_stream(reinterpret_cast<void*>(key.stream));
+    return context;
+  }
+
+  void give_back(const Key& key, std::unique_ptr<Context> context) {
+    const std::lock_guard lock(mutex_);
+    free_[key].push_back(std::move(context));
+  }
+
+  // Never destroyed: at exit CUDA may be gone before it.
+  static ContextPool& instance() {
+    static auto* pool = new ContextPool;
+    return *pool;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::vector<std::unique_ptr<Context>>> free_;
+};
+
+class Lease {
+ public:
+  Lease(Device device, const Place& place)
+      : key_{device.kind, device.index, place.stream, place.threads > 0 ? place.threads : omp_get_max_threads(),
+             !place.allocate.is_none()},
+        context_(ContextPool::instance().take(key_)) {}
+  ~Lease() { ContextPool::instance().give_back(key_, std::move(context_)); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  Context& context() { return *context_; }
+
+ private:
+  ContextPool::Key key_;
+  std::unique_ptr<Context> context_;
+};
+
+void run(Device device, const Place& place, const std::function<void(Context&)>& call) {
+  Lease lease(device, place);
+  Context& context = lease.context();
+  std::optional<Array> workspace;
+  if (!place.allocate.is_none()) {
+    context.scratch().begin_planning();
+    call(context);
+    const std::size_t bytes = context.scratch().peak();
+    if (bytes > 0) workspace.emplace(place.allocate(bytes), true, std::nullopt);
+    if (workspace && (workspace->view.device != device || workspace->view.bytes() < bytes)) {
+      throw Error("allocate returned " + to_string(workspace->view.shape) + " on " + name_of(workspace->view.device) +
+                  "; expected " + std::to_string(bytes) + " bytes on " + name_of(device));
+    }
+    context.scratch().borrow(workspace ? workspace->view.data : nullptr, bytes);
+  }
+  const nb::gil_scoped_release unlocked;
+  call(context);
+}
+
+nb::tuple to_tuple(const Shape& shape) {
+  nb::list sizes;
+  for (const std::int64_t size : shape) sizes.append(size);
+  return nb::tuple(sizes);
+}
+
+gla::Float32Math float32_math_from_name(const std::string& name) {
+  if (name == "ieee") return gla::Float32Math::ieee;
+  if (name == "tf32") return gla::Float32Math::tf32;
+  throw Error("gated_linear_attention", "float32_math", "is '" + name + "'", "ieee or tf32");
+}
+
+}  // namespace
+
+gla::Options options_of(std::optional<double> scale, const std::string& algorithm, const std::string& feature_map,
+                        bool normalize, const std::string& float32_math) {
+  gla::Options options;
+  // The operator's 0 stands for its default, which is None here.
+  if (scale && *scale == 0.0) throw Error("gated_linear_attention", "scale", "is 0", "another number, or None for K^-1/2");
+  options.scale = scale.value_or(0.0);
+  options.algorithm = gla::algorithm_from_name(algorithm);
+  options.feature_map = gla::feature_map_from_name(feature_map);
+  options.normalize = normalize;
+  options.float32_math = float32_math_from_name(float32_math);
+  return options;
+}
+
+Operands::Operands(const gla::Inputs& inputs, const gla::Options& options)
+    : inputs_(inputs), options_(options), problem_(gla::describe(inputs, options)) {}
+
+std::size_t Operands::states_bytes() const {
+  Lease lease(inputs_.q.device, {.allocate = nb::none()});
+  return gla::states_bytes(lease.context(), problem_);
+}
+
+nb::tuple Operands::output_shapes() const {
+  const gla::Problem& p = problem_;
+  return nb::make_tuple(to_tuple({p.batch, p.length, p.query_heads, p.value_dim}),
+                        to_tuple({p.sequences, p.heads, p.key_dim, p.value_dim}),
+                        to_tuple({p.sequences, p.heads, p.key_dim}));
+}
+
+void Operands::forward(const gla::Outputs& outputs, const Place& place) const {
+  run(inputs_.q.device, place, [&](Context& context) { gla::forward(context, inputs_, outputs, options_); });
+}
+
+void Operands::backward(const gla::Outputs& outputs, const gla::OutputGradients& output_gradients,
+                        const gla::InputGradients& input_gradients, const Place& place) const {
+  run(inputs_.q.device, place, [&](Context& context) {
+    gla::backward(context, inputs_, outputs, output_gradients, input_gradients, options_);
+  });
+}
+
+void step(const gla::StepInputs& inputs, const TensorView& h, const TensorView& z, const TensorView& o,
+          const gla::Options& options, const Place& place) {
+  run(inputs.q.device, place, [&](Context& context) { gla::step(context, inputs, h, z, o, options); });
+}
+
+}  // namespace flashgla::python

@@ -1,0 +1,50 @@
+// One call of gated_linear_attention: its inputs and options, and the ways to run it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "array.h"
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::python {
+
+namespace gla = ops::gated_linear_attention;
+
+// Where a call runs. `stream`: cudaStream_t as an integer, 0 on CPU. `threads` 0: as OMP_NUM_THREADS says. `allocate`:
+// function of bytes that returns (writable array of that many bytes, on the call's device and stream); none: the
+// library's own memory, kept for the next call.
+struct Place {
+  std::uintptr_t stream = 0;
+  int threads = 0;
+  nb::object allocate;
+};
+
+gla::Options options_of(std::optional<double> scale, const std::string& algorithm, const std::string& feature_map,
+                        bool normalize, const std::string& float32_math);
+
+class Operands {
+ public:
+  Operands(const gla::Inputs& inputs, const gla::Options& options);
+
+  std::size_t states_bytes() const;
+  // Shapes and dtypes of the outputs: o, (ht, zt) by name.
+  nb::tuple output_shapes() const;
+  const char* dtype() const { return name_of(problem_.dtype); }
+  const char* state_dtype() const { return problem_.dtype == DType::f64 ? "f64" : "f32"; }
+
+  void forward(const gla::Outputs& outputs, const Place& place) const;
+  void backward(const gla::Outputs& outputs, const gla::OutputGradients& output_gradients,
+                const gla::InputGradients& input_gradients, const Place& place) const;
+
+ private:
+  gla::Inputs inputs_;
+  gla::Options options_;
+  gla::Problem problem_;
+};
+
+void step(const gla::StepInputs& inputs, const TensorView& h, const TensorView& z, const TensorView& o,
+          const gla::Options& options, const Place& place);
+
+}  // namespace flashgla::python
