@@ -203,16 +203,18 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
     sequences = _sequences(q, cu_seqlens)
     if not any(isinstance(size, torch.SymInt) for size in (batch, length, sequences)):
         return ask(batch, length, sequences)
-    # One state for every `tokens` tokens that a sequence has or begins: asked for, and the answers checked.
-    one_more, several = ask(1, 1025, 1) - ask(1, 1024, 1), ask(1, 1024, 1)
-    if one_more == 0:
-        if several != 0:
-            raise NotImplementedError("flashgla: states whose size is not known for symbolic lengths")
+    # One state for every `tokens` tokens that a sequence has or begins; packing counts one more a sequence.
+    packed = cu_seqlens is not None
+    base = ask(1, 1024, 1)
+    of_1024_tokens = ask(1, 2048, 1) - base
+    of_one = ask(1, 1024, 2) - base if packed else ask(1, 1025, 1) - base
+    if of_1024_tokens == 0 and base == 0:
         return 0
-    tokens = 1024 * one_more // (several - (0 if cu_seqlens is None else one_more))
-    if cu_seqlens is None:
-        return batch * ((length + tokens - 1) // tokens) * one_more
-    return (length // tokens + sequences) * one_more
+    if base != of_1024_tokens + packed * of_one or of_1024_tokens % of_one != 0:
+        raise NotImplementedError("flashgla: states whose size is not known for symbolic lengths")
+    tokens = 1024 * of_one // of_1024_tokens
+    states = length // tokens + sequences if packed else batch * ((length + tokens - 1) // tokens)
+    return states * of_one
 
 
 @torch.library.register_fake("flashgla::forward", lib=_library)

@@ -1,0 +1,433 @@
+"""Checks flashgla's PyTorch operators: python torch_check.py [--device cpu|cuda]. Needs PyTorch and an installed flashgla
+(or PYTHONPATH). Prints a line a check; exit code 1 when one fails."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import traceback
+
+import flashgla
+import flashgla.ops as ops
+import flashgla.torch  # noqa: F401  registers torch.ops.flashgla
+import torch
+import torch._dynamo.testing
+from recurrence import error, recurrence
+
+TOLERANCE = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 6.4e-4, torch.bfloat16: 5e-3}
+GATES = ["none", "constant", "scalar", "key", "value", "key_value"]
+device = "cpu"
+
+
+def inputs(gate="key", dtype=torch.float32, batch=2, length=70, heads=4, groups=2, key_dim=16, value_dim=32, seed=0,
+           gradients=False):
+    """[q, k, v, g, gv], drawn anew for each seed."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    q, k, v = normal(batch, length, heads, key_dim), normal(batch, length, groups, key_dim), normal(
+        batch, length, groups, value_dim)
+    shapes = {"constant": (groups,), "scalar": (batch, length, groups), "key": k.shape, "key_value": k.shape}
+    g = -normal(*shapes[gate]).abs() / 4 if gate in shapes else None
+    gv = -normal(*v.shape).abs() / 4 if gate in ("value", "key_value") else None
+    result = []
+    for x in (q, k, v, g, gv):
+        constant = x is not None and x.dim() == 1 and dtype != torch.float64
+        x = x if x is None else x.to(device, torch.float32 if constant else dtype)
+        result.append(x.requires_grad_() if gradients and x is not None else x)
+    return result
+
+
+def normal(*shape, dtype=torch.float32, seed=9):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device, dtype)
+
+
+def cu_seqlens(*ends, dtype=torch.int32):
+    return torch.tensor([0, *ends], dtype=dtype, device=device)
+
+
+def close(actual, expected, tolerance, what=""):
+    assert actual is not None, f"{what} is None"
+    wrong = error(actual, expected)
+    assert wrong <= tolerance, f"{what}: error {wrong:.2e}, tolerance {tolerance:.2e}"
+
+
+def gradients_close(outputs, expected, leaves, tolerance):
+    """Outputs, and the gradients of random linear functions of them, as those of the recurrence."""
+    weights = [normal(*x.shape, dtype=torch.float64, seed=20 + i) for i, x in enumerate(expected)]
+    names = ["o", "ht", "zt"]
+    for name, actual, wanted in zip(names, outputs, expected):
+        close(actual, wanted, tolerance, name)
+    sums = [sum((x.double() * w).sum() for x, w in zip(group, weights)) for group in (outputs, expected)]
+    actual, wanted = (torch.autograd.grad(x, leaves, retain_graph=True) for x in sums)
+    for i, (mine, theirs) in enumerate(zip(actual, wanted)):
+        assert mine.dtype == leaves[i].dtype
+        close(mine, theirs, 2 * tolerance, f"gradient {i}")
+
+
+# ---- checks: functions named check_... ----
+
+def check_outputs_and_gradients():
+    dtypes = [torch.float32, torch.float16, torch.bfloat16] + ([torch.float64] if device == "cpu" else [])
+    for dtype, gate in itertools.product(dtypes, GATES):
+        state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        leaves = [*inputs(gate, dtype, gradients=True), normal(2, 2, 16, 32, dtype=state_dtype).requires_grad_()]
+        o, ht = flashgla.gated_linear_attention(*leaves[:5], initial_state=leaves[5], output_final_state=True)
+        assert o.dtype == dtype and ht.dtype == state_dtype and o.device == leaves[0].device
+        expected = recurrence(*leaves[:5], initial_state=leaves[5])[:2]
+        gradients_close((o, ht), expected, [x for x in leaves if x is not None], TOLERANCE[dtype])
+
+
+def check_options():
+    for feature_map in ("relu", "elu_plus_one"):
+        leaves = inputs("none", gradients=True)[:3]
+        leaves += [normal(2, 2, 16, 32).requires_grad_(), normal(2, 2, 16).abs().requires_grad_()]
+        state = (leaves[3], leaves[4])
+        o, (ht, zt) = flashgla.gated_linear_attention(*leaves[:3], initial_state=state, output_final_state=True,
+                                                      feature_map="elu_plus_one", normalize=True)
+        expected = recurrence(*leaves[:3], initial_state=state, feature_map="elu_plus_one", normalize=True)
+        gradients_close((o, ht, zt), expected, leaves, 1e-5)
+        leaves = inputs(gradients=True)[:4]
+        o, _ = flashgla.gated_linear_attention(*leaves, scale=0.3, feature_map=feature_map)
+        gradients_close((o,), recurrence(*leaves, scale=0.3, feature_map=feature_map)[:1], leaves, 1e-5)
+
+
+def check_packed_sequences():
+    for dtype in (torch.int32, torch.int64):
+        leaves = [*inputs(batch=1, gradients=True)[:4], normal(4, 2, 16, 32).requires_grad_()]
+        packing = cu_seqlens(17, 17, 50, 70, dtype=dtype)
+        o, ht = flashgla.gated_linear_attention(*leaves[:4], initial_state=leaves[4], output_final_state=True,
+                                                cu_seqlens=packing)
+        expected = recurrence(*leaves[:4], initial_state=leaves[4], cu_seqlens=packing)[:2]
+        gradients_close((o, ht), expected, leaves, 1e-5)
+
+
+def check_strides():
+    """q, k, v from one projection; a gradient that is one number expanded."""
+    fused = normal(2, 70, 4, 64).requires_grad_()
+    q, k, v = fused[..., :16], fused[..., 16:32], fused[..., 32:]
+    (mine,) = torch.autograd.grad(flashgla.gated_linear_attention(q, k, v)[0].sum(), fused)
+    (theirs,) = torch.autograd.grad(recurrence(q, k, v)[0].sum(), fused)
+    close(mine, theirs, 2e-5)
+    turned = normal(2, 4, 16, 70).transpose(1, 3).transpose(2, 3)  # last dimension strided: copied
+    close(flashgla.gated_linear_attention(turned, turned, turned)[0], recurrence(turned, turned, turned)[0], 1e-5)
+
+
+def check_gradcheck():
+    for gate, normalize in [*((gate, False) for gate in GATES), ("none", True)]:
+        leaves = inputs(gate, torch.float64, length=7, key_dim=3, value_dim=5, gradients=True)
+        if normalize:
+            leaves = [x if x is None else x.detach().abs().requires_grad_() for x in leaves]
+        h0 = normal(2, 2, 3, 5, dtype=torch.float64).requires_grad_()
+        z0 = normal(2, 2, 3, dtype=torch.float64).abs().requires_grad_()
+        present = [i for i, x in enumerate(leaves) if x is not None]
+
+        def function(h0, z0, *given, present=present, normalize=normalize):
+            arguments = [None] * 5
+            for i, x in zip(present, given):
+                arguments[i] = x
+            o, state = flashgla.gated_linear_attention(*arguments, initial_state=(h0, z0) if normalize else h0,
+                                                       output_final_state=True, normalize=normalize)
+            return (o, *state) if normalize else (o, state)
+
+        z = z0 if normalize else None
+        assert torch.autograd.gradcheck(function, (h0, z, *(leaves[i] for i in present)))
+
+
+def check_registration():
+    """torch.library.opcheck: schema, autograd, fake tensors, and compiled graphs with symbolic shapes."""
+    options = (None, "automatic", "identity", False, "ieee")
+    packing = cu_seqlens(100, 150, 400)
+    for gate, batch in itertools.product(GATES, (1, 2)):
+        leaves = inputs(gate, length=400, batch=batch, gradients=True)
+        packed = packing if batch == 1 else None
+        h0 = normal(3 if batch == 1 else 2, 2, 16, 32).requires_grad_()
+        # Packed sequences leave some of the states' bytes unwritten, which opcheck would compare.
+        torch.library.opcheck(torch.ops.flashgla.forward.default,
+                              (*leaves, h0, None, packed, *options, True, packed is None), rtol=1e-4, atol=1e-4)
+        plain = [x if x is None else x.detach() for x in leaves]
+        outputs = torch.ops.flashgla.forward(*plain, h0.detach(), None, packed, *options, True, True)
+        wanted = [x is not None for x in plain] + [True, False]
+        states = outputs[3] if outputs[3].numel() else None
+        torch.library.opcheck(
+            torch.ops.flashgla.backward.default,
+            (*plain, h0.detach(), None, packed, *options, outputs[0], outputs[1], states, outputs[0], None, None, wanted))
+    plain = [x[:, 0].contiguous() for x in inputs()[:4]]
+    torch.library.opcheck(torch.ops.flashgla.step.default, (*plain, None, normal(2, 2, 16, 32), None, None, "identity", False))
+
+
+def check_compile():
+    """No graph break, the same bits as without, and one graph for all lengths."""
+    def function(q, k, v, g, h0, packing=None):
+        o, ht = flashgla.gated_linear_attention(q * 1, k, v, g, initial_state=h0, output_final_state=True,
+                                                cu_seqlens=packing)
+        return o * 2, ht
+
+    for name, dynamic in (("static", False), ("dynamic", True), ("packed", True)):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=counter)
+        for length in (200,) if name == "static" else (200, 333, 500, 129):
+            batch, packing = (1, cu_seqlens(60, length)) if name == "packed" else (2, None)
+            leaves = [*inputs(length=length, batch=batch, gradients=True)[:4], normal(2, 2, 16, 32).requires_grad_()]
+            results = []
+            for f in (function, compiled):
+                o, ht = f(*leaves, packing)
+                results.append((o, ht, *torch.autograd.grad(o.sum() + (ht * ht).sum(), leaves)))
+            assert all(torch.equal(a, b) for a, b in zip(*results)), (name, length)
+        assert counter.frame_count == 1, f"{counter.frame_count} graphs"
+    torch._dynamo.reset()
+    leaves = [*inputs(length=200, gradients=True)[:4], normal(2, 2, 16, 32).requires_grad_()]
+    compiled = torch.compile(function, fullgraph=True)  # inductor
+    gradients = [torch.autograd.grad(f(*leaves)[0].sum(), leaves) for f in (function, compiled)]
+    for mine, theirs in zip(*gradients):
+        close(mine, theirs, 1e-6)
+    torch._dynamo.reset()
+    torch.compile(lambda q, k, v: ops.chunk_retention(q, k, v)[0], fullgraph=True, backend="aot_eager")(
+        *inputs(groups=4)[:3])
+
+
+def check_autocast():
+    q, k, v, g, _ = inputs(length=100, gradients=True)
+    dtype = torch.bfloat16
+    with torch.autocast(device, dtype):
+        o, ht = flashgla.gated_linear_attention(q, k.to(dtype), v, g, output_final_state=True)
+        twice = torch.compile(lambda *x: flashgla.gated_linear_attention(*x)[0], fullgraph=True, backend="aot_eager")(
+            q, k.to(dtype), v, g)
+    assert o.dtype == dtype and ht.dtype == torch.float32 and torch.equal(o, twice)
+    expected = recurrence(q.to(dtype), k.to(dtype), v.to(dtype), g)[0]  # the gate keeps its float32
+    leaves = [q, k, v, g]
+    gradients_close((o,), (expected,), leaves, 1e-2)
+    with torch.autocast(device, dtype):
+        o_t = flashgla.torch.step(*(x[:, 0].detach() for x in (q, k, v)), torch.zeros_like(ht), g[:, 0].detach())
+    assert o_t.dtype == dtype and error(o_t, expected[:, 0]) < 1e-2
+    if device == "cpu":
+        q, k, v, g, _ = inputs(dtype=torch.float64)
+        with torch.autocast(device, dtype):
+            assert flashgla.gated_linear_attention(q, k, v, g)[0].dtype == torch.float64
+
+
+def check_saved_tensors():
+    leaves = inputs(length=300, gradients=True)[:4]
+    o, ht = flashgla.gated_linear_attention(*leaves, output_final_state=True)
+    loss = (o * o).sum() + (ht * ht).sum()
+    first, second = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    only_state = torch.autograd.grad((ht * ht).sum(), leaves, retain_graph=True, allow_unused=True)
+    assert only_state[1] is not None and only_state[0].abs().sum() == 0
+    only_q = torch.autograd.grad(o.sum(), leaves[:1], retain_graph=True)
+    assert torch.isfinite(only_q[0]).all()
+    with torch.no_grad():
+        leaves[0].mul_(2)
+    try:
+        loss.backward()
+        raise AssertionError("a changed input was not noticed")
+    except RuntimeError as problem:
+        assert "modified by an inplace operation" in str(problem)
+    leaves = inputs(gradients=True)[:4]
+    (gradient,) = torch.autograd.grad(flashgla.gated_linear_attention(*leaves)[0].square().sum(), leaves[:1],
+                                      create_graph=True)
+    try:
+        gradient.sum().backward()
+        raise AssertionError("a second derivative was given")
+    except NotImplementedError as problem:
+        assert "second derivative" in str(problem)
+
+
+def check_steps():
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v, g, _ = inputs(dtype=dtype, length=4)
+        h = torch.zeros(2, 2, 16, 32, device=device)
+        expected, ht, _ = recurrence(q, k, v, g)
+        for t in range(4):
+            close(flashgla.step(q[:, t], k[:, t], v[:, t], h, g[:, t]), expected[:, t], TOLERANCE[dtype])
+        close(h, ht, TOLERANCE[dtype])
+    torch._dynamo.reset()
+    h, same = torch.zeros(2, 2, 16, 32, device=device), torch.zeros(2, 2, 16, 32, device=device)
+    token = [x[:, 0].contiguous() for x in (q, k, v)]
+    mine = torch.compile(lambda *x: flashgla.step(*x), fullgraph=True, backend="aot_eager")(*token, h)
+    assert torch.equal(mine, flashgla.step(*token, same)) and torch.equal(h, same)
+
+
+def check_refusals():
+    q, k, v, g, _ = inputs()
+    for call, text in [
+        (lambda: flashgla.gated_linear_attention(q, k[:, 1:], v), "k has shape [2,69,2,16]"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, g[:0]), "no elements"),
+        (lambda: flashgla.gated_linear_attention(q[0], k, v), "q has shape"),
+        (lambda: ops.chunk_simple_gla(q, k, v, chunk_size=32), "chunk_simple_gla: chunk_size is 32"),
+        (lambda: ops.chunk_retention(q, k, v, head_first=True), "head_first is True"),
+        (lambda: ops.parallel_retention(q, k, v, output_attentions=True), "output_attentions is True"),
+        (lambda: ops.parallel_simple_gla(q, k, v, output_attentions=True), "output_attentions is True"),
+        (lambda: ops.fused_recurrent_gla(q, k, v, transpose_state_layout=True), "transpose_state_layout is True"),
+        (lambda: ops.chunk_gsa(q, k, v, k), "g is None"),
+    ]:
+        try:
+            call()
+            raise AssertionError(f"not refused: {text}")
+        except ValueError as problem:
+            assert text in str(problem), problem
+
+
+def check_names():
+    """Functions named as in FLA, with all that is FLA's own: reversed time, transposed states, packing."""
+    q, k, v, g, gv = inputs("key_value", groups=4, gradients=True)
+    one, gamma = inputs("scalar", groups=4)[3], inputs("constant", groups=4)[3]
+    heads = torch.arange(4, device=device, dtype=torch.float64)
+    retention = torch.log1p(-torch.exp2(-5 - heads))
+    lightning = -(8 / 4) * (1 - 2 / 5) * heads
+    functions = [
+        (ops.chunk_gla, {"g": g}, {"g": g}), (ops.fused_recurrent_gla, {"gk": g, "gv": gv}, {"g": g, "gv": gv}),
+        (ops.fused_recurrent_gla, {"gv": gv}, {"gv": gv}), (ops.chunk_simple_gla, {"g": one}, {"g": one}),
+        (ops.chunk_simple_gla, {"g_gamma": gamma}, {"g": gamma}),
+        (ops.fused_chunk_simple_gla, {"g": one, "g_gamma": gamma}, {"g": one + gamma}),
+        (ops.fused_recurrent_simple_gla, {"g": one}, {"g": one}), (ops.parallel_simple_gla, {"g": one}, {"g": one}),
+        (ops.chunk_retention, {}, {"g": retention}), (ops.fused_chunk_retention, {}, {"g": retention}),
+        (ops.parallel_retention, {}, {"g": retention}), (ops.fused_recurrent_retention, {}, {"g": retention}),
+        (ops.chunk_linear_attn, {"normalize": False}, {}), (ops.fused_chunk_linear_attn, {"normalize": False}, {}),
+        (ops.fused_recurrent_linear_attn, {}, {}),
+        (ops.chunk_lightning_attn, {"layer_idx": 2, "num_layers": 5}, {"g": lightning}),
+        (ops.fused_recurrent_lightning_attn, {"layer_idx": 2, "num_layers": 5}, {"g": lightning})]
+    for function, mine, theirs in functions:
+        accepted = function.__code__.co_varnames[:function.__code__.co_argcount]
+        states = "initial_state" in accepted
+        for packed, reverse, v_first in itertools.product((False, True), repeat=3):
+            if (reverse and "reverse" not in accepted) or (v_first and "state_v_first" not in accepted):
+                continue
+            def row(x, packed=packed):
+                return x if x is None or x.dim() == 1 or not packed else x[:1]
+
+            packing = cu_seqlens(20, 70) if packed else None
+            h0 = normal(2, 4, 16, 32) if states else None
+            extra = {"scale": 0.5, "cu_seqlens": packing}
+            if states:
+                extra |= {"initial_state": h0.transpose(-1, -2).contiguous() if v_first else h0, "output_final_state": True}
+            extra |= {"reverse": True} if reverse else {}
+            extra |= {"state_v_first": True} if v_first else {}
+            o, ht = function(row(q), row(k), row(v), **{n: row(x) if torch.is_tensor(x) else x for n, x in mine.items()},
+                             **extra)
+            arguments = {"q": q, "k": k, "v": v, **theirs}
+            arguments = {name: row(x) for name, x in arguments.items()}
+            if reverse:  # token by token backwards, sequence by sequence
+                ends = [0, 20, 70] if packed else [0, 70]
+                turn = torch.cat([torch.arange(b - 1, a - 1, -1) for a, b in zip(ends, ends[1:])]).to(device)
+                arguments = {name: x if x.dim() == 1 else x[:, turn] for name, x in arguments.items()}
+            expected, expected_ht, _ = recurrence(**arguments, scale=0.5, initial_state=h0, cu_seqlens=packing)
+            if reverse:
+                expected = expected[:, turn]
+            what = f"{function.__name__} packed={packed} reverse={reverse} state_v_first={v_first}"
+            assert (ht is not None) == states, what
+            outputs, wanted = ((o,), (expected,)) if ht is None else ((o, ht.transpose(-1, -2) if v_first else ht),
+                                                                      (expected, expected_ht))
+            gradients_close(outputs, wanted, [q, k, v], 1e-5)
+    for function in (ops.chunk_linear_attn, ops.fused_chunk_linear_attn, ops.fused_recurrent_linear_attn):
+        q, k, v = (x.detach().abs().requires_grad_() for x in inputs(groups=4)[:3])
+        o, (ht, zt) = function(q, k, v, normalize=True, output_final_state=True)
+        assert zt.shape == (2, 1, 4, 16)
+        gradients_close((o,), recurrence(q, k, v, normalize=True)[:1], [q, k, v], 1e-5)
+        o, (_, zt) = function(q, k, v, normalize=True, initial_state=(ht, zt), output_final_state=True)
+        expected = recurrence(*(torch.cat([x, x], 1) for x in (q, k, v)), normalize=True)
+        gradients_close((o,), (expected[0][:, 70:],), [q, k, v], 1e-5)
+        close(zt.squeeze(1), expected[2], 1e-5)
+    for function in (ops.chunk_gsa, ops.fused_recurrent_gsa):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)] + [normal(2, 70, 4, 8).requires_grad_(),
+                                                                     (-normal(2, 70, 4, 8).abs()).requires_grad_()]
+        o, (hk, hv) = function(*leaves, output_final_state=True)
+        q_, k_, v_, s, g = leaves
+        slots, expected_hk, _ = recurrence(q_, k_, s, gv=g)
+        expected, expected_hv, _ = recurrence(slots.softmax(-1), s, v_, g, scale=1.0)
+        gradients_close((o, hk, hv), (expected, expected_hk, expected_hv), leaves, 2e-5)
+
+
+def check_cuda_graph():
+    leaves = [x.detach().requires_grad_() for x in inputs(dtype=torch.bfloat16, length=300)[:4]]
+    packing = cu_seqlens(0, 100, 600)
+    packed = [x.detach().reshape(1, 600, *x.shape[2:]).requires_grad_() for x in leaves]
+
+    def work():
+        o, ht = flashgla.gated_linear_attention(*leaves, output_final_state=True)
+        p, _ = flashgla.gated_linear_attention(*packed, cu_seqlens=packing)
+        return (o, ht, p, *torch.autograd.grad(o.float().sum() + ht.sum(), leaves),
+                *torch.autograd.grad(p.float().sum(), packed))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = work()
+    with torch.no_grad():
+        for i, x in enumerate((*leaves, *packed)):
+            x.copy_(-normal(*x.shape, seed=30 + i).abs())
+    graph.replay()
+    eager = work()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, eager))
+
+
+def check_no_synchronisation():
+    leaves = inputs(dtype=torch.bfloat16, length=300, batch=1, gradients=True)[:4]
+    packing = cu_seqlens(100, 300)
+    state = normal(1, 2, 16, 32)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(100_000_000)  # about 50 ms; a call that waits would return after it
+        done = torch.cuda.Event()
+        o, _ = flashgla.gated_linear_attention(*leaves, cu_seqlens=packing)
+        o.sum().backward()
+        flashgla.step(*(x[:, 0].detach() for x in leaves[:3]), state, leaves[3][:, 0].detach())
+        done.record()
+        assert not done.query(), "the calls waited for the device"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_streams():
+    """Work on a side stream waits for nothing but its own stream."""
+    plain = inputs(dtype=torch.bfloat16, length=300)[:4]
+    expected = flashgla.gated_linear_attention(*plain)[0]
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        copies = [x * 1 for x in plain]  # ready only when the side stream gets there
+        o = flashgla.gated_linear_attention(*copies)[0]
+    torch.cuda.synchronize()
+    assert torch.equal(o, expected)
+
+
+ONLY_ON = {check_gradcheck: "cpu", check_cuda_graph: "cuda", check_no_synchronisation: "cuda", check_streams: "cuda"}
+
+
+def main() -> int:
+    global device
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", help="checks whose names hold this")
+    arguments = parser.parse_args()
+    device = arguments.device
+    torch._dynamo.config.recompile_limit = 4
+    failed = 0
+    for name, check in list(globals().items()):
+        if not name.startswith("check_") or arguments.only not in name:
+            continue
+        if ONLY_ON.get(check, device) != device:
+            print(f"-       {name[6:]} ({ONLY_ON[check]} only)")
+            continue
+        try:
+            check()
+            print(f"ok      {name[6:]}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {name[6:]}\n{traceback.format_exc()}", flush=True)
+    print(f"PyTorch {torch.__version__} on {device}: {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
