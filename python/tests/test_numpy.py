@@ -1,5 +1,6 @@
 """The package on NumPy arrays, against the recurrence written out in float64. Needs numpy and pytest."""
 
+import pathlib
 import threading
 
 import flashgla
@@ -279,3 +280,11 @@ def test_threads_do_not_share_memory():
 def test_package():
     assert isinstance(flashgla.with_cuda, bool)
     assert all(getattr(flashgla, name).__doc__ for name in flashgla.__all__ if callable(getattr(flashgla, name)))
+
+
+def test_readme_example():
+    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    example = text.split("## NumPy")[1].split("```python")[1].split("```")[0]
+    names = {}
+    exec(example, names)
+    assert names["o"].shape == (2, 100, 4, 128) and names["o_next"].shape == (2, 4, 128)
