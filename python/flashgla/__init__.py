@@ -52,8 +52,8 @@ def _pair(state: Any, normalize: bool) -> tuple[Any, Any]:
     if not normalize:
         return state, None
     if not isinstance(state, (tuple, list)) or len(state) != 2:
-        raise ValueError(f"gated_linear_attention: a state is of type {type(state).__name__}; expected a pair (h, z), as "
-                         "normalize is set")
+        raise ValueError(f"gated_linear_attention: a state is of type {type(state).__name__}; expected a pair (h, z), "
+                         "as normalize is set")
     return state[0], state[1]
 
 
@@ -113,7 +113,7 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
         final_state: what it returned: optional, saves its recomputation when d_final_state is given.
         d_final_state: as the final state; None is zero.
 
-    The rest as in gated_linear_attention. The states between chunks are computed anew. With PyTorch tensors use autograd.
+    The rest as in gated_linear_attention. The states between chunks are computed anew. With PyTorch use autograd.
     """
     if is_torch(q):
         raise TypeError("gated_linear_attention_backward: q is a torch.Tensor; expected arrays of another library: "

@@ -56,7 +56,7 @@ def enable() -> None:
     for family, names in _FAMILIES.items():
         holder = importlib.import_module(f"fla.ops.{family}")
         for name in names:
-            theirs = getattr(holder, name, None)
+            theirs: Any = getattr(holder, name, None)
             if theirs is None:  # not in this version of FLA
                 continue
             ours = _ours(name, theirs)

@@ -39,7 +39,7 @@ def _swapped(state: Tensor | None, swap: bool) -> Tensor | None:
     return state.transpose(-1, -2) if swap and state is not None else state
 
 
-def _flipped(*tensors: Tensor | None) -> list[Tensor | None]:
+def _flipped(*tensors: Tensor | None) -> list[Any]:
     return [x.flip(1) if x is not None and x.dim() > 1 else x for x in tensors]
 
 
@@ -200,6 +200,7 @@ def fused_recurrent_linear_attn(q: Tensor, k: Tensor, v: Tensor, scale: float | 
                                 output_final_state: bool = False, reverse: bool = False, normalize: bool = False,
                                 cu_seqlens: Tensor | None = None) -> tuple[Tensor, Any]:
     """As chunk_linear_attn, in either direction."""
+    h0: Any
     h0, z0 = initial_state if normalize and isinstance(initial_state, tuple) else (initial_state, None)
     if z0 is not None:
         z0 = z0.squeeze(1).to(_gate_dtype(q))
@@ -233,7 +234,7 @@ def fused_recurrent_gsa(q: Tensor, k: Tensor, v: Tensor, s: Tensor, g: Tensor | 
                         initial_state: tuple[Tensor, Tensor] | None = None, output_final_state: bool = False,
                         reverse: bool = False,
                         cu_seqlens: Tensor | None = None) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """Gated slot attention: s [B,T,H,M] writes to M slots, g [B,T,H,M] is their log gate; states [N,H,K,M], [N,H,M,V]."""
+    """Gated slot attention: s [B,T,H,M] writes to M slots, g [B,T,H,M] their log gate; states [N,H,K,M], [N,H,M,V]."""
     if g is None:
         raise NotCovered("fused_recurrent_gsa: g is None; a learned gate from s alone is not supported, give g")
     hk0, hv0 = initial_state if initial_state is not None else (None, None)

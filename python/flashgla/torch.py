@@ -1,8 +1,8 @@
 """PyTorch operators: flashgla::forward, ::backward and ::step, with autograd, fake-tensor and autocast rules.
 
 `gated_linear_attention` and `step` are the functions to call; they work eagerly, under torch.compile without a graph
-break, in CUDA graphs, on the tensors' device and its current stream, and never wait for the device. Importing this module
-registers the operators. The second derivative is not implemented and says so.
+break, in CUDA graphs, on the tensors' device and its current stream, and never wait for the device. Importing this
+module registers the operators. The second derivative is not implemented and says so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     """flashgla.gated_linear_attention on PyTorch tensors, differentiable in q, k, v, g, gv and the initial state.
 
     cu_seqlens lies on q's device. Under autocast q, k and v are cast to its dtype, and gates that are neither of that
-    dtype nor float32 to float32; float64 stays. Tensors that are not contiguous in their last dimension, and states that
-    are not contiguous, are copied.
+    dtype nor float32 to float32; float64 stays. Tensors that are not contiguous in their last dimension, and states
+    that are not contiguous, are copied.
     """
     h0, z0 = _pair(initial_state, normalize)
     inputs = (q, k, v, g, gv, h0, z0)
@@ -104,7 +104,7 @@ def _new_gradients(inputs: tuple[Tensor | None, ...], wanted: list[bool]) -> tup
     return tuple(gradients)
 
 
-def _view(x: Tensor | None, writable: bool = False) -> Array | None:
+def _view(x: Tensor | None, writable: bool = False) -> Any:
     return None if x is None else Array(to_dlpack(x), writable)
 
 
@@ -113,7 +113,7 @@ def _rows(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
-def _written(x: Tensor) -> Array | None:
+def _written(x: Tensor) -> Any:
     """View of an output; None for the empty tensor that stands for one not wanted."""
     return Array(to_dlpack(x), True) if x.numel() else None
 
@@ -143,7 +143,7 @@ def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
              z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-             normalize: bool, float32_math: str, final_state: bool, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+             normalize: bool, float32_math: str, final_state: bool, keep: bool) -> tuple[Tensor, ...]:
     with _on_device(q):
         operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
@@ -182,7 +182,7 @@ for _key in ("CPU", "CUDA"):
 
 # ---- fake tensors: shapes and dtypes only ----
 
-def _without_memory(x: Tensor | None, shape: list[int] | None = None) -> Array | None:
+def _without_memory(x: Tensor | None, shape: list[int] | None = None) -> Any:
     if x is None:
         return None
     sizes = [int(size) for size in x.shape] if shape is None else shape
@@ -193,7 +193,7 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
                   *options: Any) -> Any:
     """Operands.states_bytes from shapes alone. With symbolic batch, length or sequences an expression in them."""
     def ask(batch: int, length: int, sequences: int) -> int:
-        def at(x: Tensor | None) -> Array | None:
+        def at(x: Tensor | None) -> Any:
             return _without_memory(x, None if x is None or x.dim() == 1 else [batch, length, *map(int, x.shape[2:])])
 
         packing = _without_memory(cu_seqlens, [sequences + 1])

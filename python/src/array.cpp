@@ -21,11 +21,14 @@ constexpr nb::dlpack::dtype code_of(nb::dlpack::dtype_code code, std::uint8_t bi
   return {static_cast<std::uint8_t>(code), bits, 1};
 }
 
-constexpr Pair kDTypes[] = {
-    {DType::f64, code_of(nb::dlpack::dtype_code::Float, 64)}, {DType::f32, code_of(nb::dlpack::dtype_code::Float, 32)},
-    {DType::f16, code_of(nb::dlpack::dtype_code::Float, 16)}, {DType::bf16, code_of(nb::dlpack::dtype_code::Bfloat, 16)},
-    {DType::i64, code_of(nb::dlpack::dtype_code::Int, 64)},   {DType::i32, code_of(nb::dlpack::dtype_code::Int, 32)},
-    {DType::u16, code_of(nb::dlpack::dtype_code::UInt, 16)},  {DType::u8, code_of(nb::dlpack::dtype_code::UInt, 8)}};
+constexpr Pair kDTypes[] = {{DType::f64, code_of(nb::dlpack::dtype_code::Float, 64)},
+                            {DType::f32, code_of(nb::dlpack::dtype_code::Float, 32)},
+                            {DType::f16, code_of(nb::dlpack::dtype_code::Float, 16)},
+                            {DType::bf16, code_of(nb::dlpack::dtype_code::Bfloat, 16)},
+                            {DType::i64, code_of(nb::dlpack::dtype_code::Int, 64)},
+                            {DType::i32, code_of(nb::dlpack::dtype_code::Int, 32)},
+                            {DType::u16, code_of(nb::dlpack::dtype_code::UInt, 16)},
+                            {DType::u8, code_of(nb::dlpack::dtype_code::UInt, 8)}};
 
 DType dtype_from_code(nb::dlpack::dtype code) {
   for (const Pair& pair : kDTypes) {
@@ -85,7 +88,8 @@ Array::Array(nb::object object, bool writable, std::optional<std::string> dtype)
   view = view_over(const_cast<void*>(source.data()), type, device_of(source.device_type(), source.device_id()),
                    static_cast<int>(source.ndim()), source.shape_ptr(), source.stride_ptr());
   if (view.data == nullptr) {
-    throw Error("an array of shape " + to_string(view.shape) + " has no elements; leave an optional argument out instead");
+    throw Error("an array of shape " + to_string(view.shape) +
+                " has no elements; leave an optional argument out instead");
   }
 }
 
@@ -98,8 +102,8 @@ Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::s
 }
 
 Array Array::empty(const std::vector<std::int64_t>& shape, const std::string& dtype, const std::string& device) {
-  auto tensor =
-      std::make_unique<Tensor>(Tensor::empty(Shape(std::span(shape)), dtype_from_name(dtype), device_from_name(device)));
+  auto tensor = std::make_unique<Tensor>(
+      Tensor::empty(Shape(std::span(shape)), dtype_from_name(dtype), device_from_name(device)));
   const TensorView view = tensor->view();
   nb::capsule owner(tensor.release(), [](void* p) noexcept { delete static_cast<Tensor*>(p); });
   return Array(view, std::move(owner));

@@ -46,8 +46,8 @@ NB_MODULE(_flashgla, m) {
              const std::string& float32_math) {
             const gla::Inputs inputs{q.view,      k.view,      v.view,      view_of(g),
                                      view_of(gv), view_of(h0), view_of(z0), view_of(cu_seqlens)};
-            new (self) Operands(
-                inputs, flashgla::python::options_of(scale, algorithm, feature_map, normalize, float32_math));
+            new (self)
+                Operands(inputs, flashgla::python::options_of(scale, algorithm, feature_map, normalize, float32_math));
           },
           "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h0"_a.none(), "z0"_a.none(), "cu_seqlens"_a.none(),
           "scale"_a.none(), "algorithm"_a, "feature_map"_a, "normalize"_a, "float32_math"_a, nb::keep_alive<1, 2>(),
@@ -70,9 +70,10 @@ NB_MODULE(_flashgla, m) {
              const Array* d_ht, const Array* d_zt, const Array* dq, const Array* dk, const Array* dv, const Array* dg,
              const Array* dgv, const Array* dh0, const Array* dz0, std::uintptr_t stream, int threads,
              nb::object allocate) {
-            self.backward({view_of(o), view_of(ht), {}, view_of(states)}, {d_o.view, view_of(d_ht), view_of(d_zt)},
-                          {view_of(dq), view_of(dk), view_of(dv), view_of(dg), view_of(dgv), view_of(dh0), view_of(dz0)},
-                          {stream, threads, std::move(allocate)});
+            self.backward(
+                {view_of(o), view_of(ht), {}, view_of(states)}, {d_o.view, view_of(d_ht), view_of(d_zt)},
+                {view_of(dq), view_of(dk), view_of(dv), view_of(dg), view_of(dgv), view_of(dh0), view_of(dz0)},
+                {stream, threads, std::move(allocate)});
           },
           "o"_a.none(), "ht"_a.none(), "states"_a.none(), "d_o"_a, "d_ht"_a.none(), "d_zt"_a.none(), "dq"_a.none(),
           "dk"_a.none(), "dv"_a.none(), "dg"_a.none(), "dgv"_a.none(), "dh0"_a.none(), "dz0"_a.none(), "stream"_a,

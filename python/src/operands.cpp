@@ -110,7 +110,8 @@ gla::Options options_of(std::optional<double> scale, const std::string& algorith
                         bool normalize, const std::string& float32_math) {
   gla::Options options;
   // The operator's 0 stands for its default, which is None here.
-  if (scale && *scale == 0.0) throw Error("gated_linear_attention", "scale", "is 0", "another number, or None for K^-1/2");
+  if (scale && *scale == 0.0)
+    throw Error("gated_linear_attention", "scale", "is 0", "another number, or None for K^-1/2");
   options.scale = scale.value_or(0.0);
   options.algorithm = gla::algorithm_from_name(algorithm);
   options.feature_map = gla::feature_map_from_name(feature_map);
@@ -140,9 +141,8 @@ void Operands::forward(const gla::Outputs& outputs, const Place& place) const {
 
 void Operands::backward(const gla::Outputs& outputs, const gla::OutputGradients& output_gradients,
                         const gla::InputGradients& input_gradients, const Place& place) const {
-  run(inputs_.q.device, place, [&](Context& context) {
-    gla::backward(context, inputs_, outputs, output_gradients, input_gradients, options_);
-  });
+  run(inputs_.q.device, place,
+      [&](Context& context) { gla::backward(context, inputs_, outputs, output_gradients, input_gradients, options_); });
 }
 
 void step(const gla::StepInputs& inputs, const TensorView& h, const TensorView& z, const TensorView& o,

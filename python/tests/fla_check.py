@@ -1,11 +1,11 @@
 """flash-linear-attention's own models with and without flashgla.fla.enable(). Needs a GPU, PyTorch, FLA, transformers.
 
-    python fla_check.py agree [MODEL...]     outputs, gradients and decoding of small models; exit code 1 when they differ
+    python fla_check.py agree [MODEL...]     outputs, gradients, decoding of small models; exit code 1 when they differ
     python fla_check.py speed SIZE [--fla]   training step of FLA's GLA; SIZE 340M (16x2048 tokens) or 1.3B (8x2048)
 
-`agree`: both run in bfloat16 and are compared with the same model in float32 on flashgla: ours may be 1.5 times as far from
-it as FLA's own, plus 1e-3, and FLA's own at most 5e-2 (else the float32 model is not the model). With --first-config FLA's
-autotuner takes the first configuration of each kernel, which is quick and changes no result beyond rounding.
+`agree`: both run in bfloat16 and are compared with the same model in float32 on flashgla: ours may be 1.5 times as far
+from it as FLA's own, plus 1e-3, and FLA's own at most 5e-2 (else the float32 model is not the model). With
+--first-config FLA's autotuner takes the first configuration of each kernel: quick, and results differ by rounding only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ device = "cuda"
 
 def build(name):
     """A small model of FLA's, or for a layer without one a stack of two layers, in float32."""
-    import fla.layers
     import fla.models as models
+    from fla.layers.simple_gla import SimpleGatedLinearAttention
 
     common = {"hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 512, "fuse_cross_entropy": device == "cuda"}
     if name == "gla":
@@ -41,8 +41,8 @@ def build(name):
     if name == "gsa":
         return models.GSAForCausalLM(models.GSAConfig(num_heads=4, num_slots=32, **common))
     if name == "simple_gla":
-        return LayerStack([fla.layers.SimpleGatedLinearAttention(hidden_size=256, num_heads=4, use_short_conv=False,
-                                                                 layer_idx=i) for i in range(2)])
+        return LayerStack([SimpleGatedLinearAttention(hidden_size=256, num_heads=4, use_short_conv=False, layer_idx=i)
+                           for i in range(2)])
     raise SystemExit(f"no model named {name}; known: {', '.join(MODELS)}")
 
 
@@ -67,7 +67,8 @@ class LayerStack(torch.nn.Module):
             past_key_values = Cache()
         x = self.embedding(input_ids)
         for layer in self.layers:
-            x = x + layer(torch.nn.functional.rms_norm(x, (256,)), past_key_values=past_key_values, use_cache=use_cache)[0]
+            normed = torch.nn.functional.rms_norm(x, (256,))
+            x = x + layer(normed, past_key_values=past_key_values, use_cache=use_cache)[0]
         logits = self.head(x)
         loss = None
         if labels is not None:
@@ -117,8 +118,8 @@ def agree(name):
         if not (mine <= limit and other <= 5e-2):
             failures.append(f"{n}: ours {mine:.2e}, FLA's {other:.2e}")
     figures = "; ".join(f"{group} {a:.1e} ({b:.1e})" for group, (a, b) in worst.items())
-    print(f"{'FAILED' if failures else 'ok':<7} {name:<12} error of ours (of FLA's): {figures}; {time.time() - started:.0f} s",
-          *failures, sep="\n        ", flush=True)
+    print(f"{'FAILED' if failures else 'ok':<7} {name:<12} error of ours (of FLA's): {figures}; "
+          f"{time.time() - started:.0f} s", *failures, sep="\n        ", flush=True)
     return not failures
 
 

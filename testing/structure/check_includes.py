@@ -18,6 +18,7 @@ ALLOWED["flashgla/model"] = {"flashgla/base", "flashgla/ops", "flashgla/nn", "fl
 ALLOWED["flashgla/train"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text", "flashgla/data"}
 ALLOWED["flashgla/generate"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text"}
 ALLOWED["testing"] = {"flashgla/base"}
+ALLOWED["python"] = {"flashgla/base", "flashgla/ops"}
 MAX_LINES = 800
 SOURCE = {".h", ".cpp", ".cu", ".cuh"}
 
@@ -36,7 +37,8 @@ def main():
     root = pathlib.Path(sys.argv[1])
     offences = []
     checked = 0
-    for path in sorted(root.glob("flashgla/**/*")) + sorted(root.glob("testing/*")) + sorted(root.glob("cli/*")):
+    paths = [path for pattern in ("flashgla/**/*", "testing/*", "cli/*", "python/src/*") for path in root.glob(pattern)]
+    for path in sorted(paths):
         if path.suffix not in SOURCE:
             continue
         checked += 1
