@@ -30,8 +30,8 @@ _FAMILIES = {
     "gsa": ("chunk_gsa", "fused_recurrent_gsa"),
 }
 
-# (module, name, FLA's function) of every replacement now in force.
-_replaced: list[tuple[Any, str, Callable[..., Any]]] = []
+# FLA's function and what stands for it, by name, while they are replaced.
+_replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def _ours(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,38 +47,47 @@ def _ours(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _exchange(name: str, old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """Puts `new` wherever a module of FLA holds `old` under that name."""
+    for module in _modules():
+        if vars(module).get(name) is old:
+            setattr(module, name, new)
+
+
+def _modules() -> list[Any]:
+    return [module for name, module in list(sys.modules.items()) if name == "fla" or name.startswith("fla.")]
+
+
 def enable() -> None:
-    """Replaces FLA's functions by flashgla's wherever FLA's modules hold them. Does nothing when they are replaced."""
+    """Replaces FLA's functions by flashgla's wherever FLA's modules hold them, and in those that are imported later.
+    Does nothing when they are replaced."""
     if _replaced:
         return
     importlib.import_module("fla.layers")
-    modules = [module for name, module in sys.modules.items() if name == "fla" or name.startswith("fla.")]
     for family, names in _FAMILIES.items():
         holder = importlib.import_module(f"fla.ops.{family}")
         for name in names:
-            theirs: Any = getattr(holder, name, None)
+            theirs = getattr(holder, name, None)
             if theirs is None:  # not in this version of FLA
                 continue
-            ours = _ours(name, theirs)
-            for module in modules:
-                if vars(module).get(name) is theirs:
-                    _replaced.append((module, name, theirs))
-                    setattr(module, name, ours)
+            _replaced[name] = theirs, _ours(name, theirs)
+            _exchange(name, *_replaced[name])
 
 
 def disable() -> None:
-    """Gives FLA its own functions back."""
+    """Gives FLA its own functions back, in all of its modules."""
     while _replaced:
-        module, name, theirs = _replaced.pop()
-        setattr(module, name, theirs)
+        name, (theirs, ours) = _replaced.popitem()
+        _exchange(name, ours, theirs)
 
 
 def table() -> str:
     """What is replaced now, a line a function: its name and the modules of FLA that use flashgla's."""
-    modules: dict[str, list[str]] = {}
-    for module, name, _ in _replaced:
-        modules.setdefault(name, []).append(module.__name__)
-    if not modules:
+    if not _replaced:
         return "Nothing of flash-linear-attention is replaced."
-    width = max(map(len, modules))
-    return "\n".join(f"{name:<{width}}  {', '.join(sorted(where))}" for name, where in modules.items())
+    width = max(map(len, _replaced))
+    lines = []
+    for name, (_, ours) in _replaced.items():
+        where = sorted(module.__name__ for module in _modules() if vars(module).get(name) is ours)
+        lines.append(f"{name:<{width}}  {', '.join(where)}")
+    return "\n".join(lines)
