@@ -186,7 +186,7 @@ def _without_memory(x: Tensor | None, shape: list[int] | None = None) -> Any:
     if x is None:
         return None
     sizes = [int(size) for size in x.shape] if shape is None else shape
-    return Array.without_memory(sizes, _NAMES[x.dtype], "cpu" if x.device.type == "cpu" else str(x.device))
+    return Array.without_memory(sizes, _NAMES[x.dtype], str(x.device) if x.is_cuda else "cpu")
 
 
 def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, cu_seqlens: Tensor | None,
@@ -249,8 +249,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None, _: None) -> tuple[Any, ...]:
-    *tensors, = ctx.saved_tensors[:8]
-    saved = iter(ctx.saved_tensors[8:])
+    everything = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
+    tensors, saved = everything[:8], iter(everything[8:])
     o, ht, states = (next(saved) if kept else None for kept in ctx.kept)
     if states is not None and states.shape[0] == 0:
         states = None

@@ -13,6 +13,7 @@ import flashgla.ops as ops
 import flashgla.torch  # noqa: F401  registers torch.ops.flashgla
 import torch
 import torch._dynamo.testing
+import torch.utils.checkpoint
 from recurrence import error, recurrence
 
 TOLERANCE = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 6.4e-4, torch.bfloat16: 5e-3}
@@ -228,7 +229,11 @@ def check_saved_tensors():
         raise AssertionError("a changed input was not noticed")
     except RuntimeError as problem:
         assert "modified by an inplace operation" in str(problem)
-    leaves = inputs(gradients=True)[:4]
+    leaves = inputs(length=300, gradients=True)[:4]
+    again = [torch.autograd.grad(function(*leaves)[0].square().sum(), leaves) for function in (
+        flashgla.gated_linear_attention,
+        lambda *x: torch.utils.checkpoint.checkpoint(flashgla.gated_linear_attention, *x, use_reentrant=False))]
+    assert all(torch.equal(a, b) for a, b in zip(*again))  # activation checkpointing
     (gradient,) = torch.autograd.grad(flashgla.gated_linear_attention(*leaves)[0].square().sum(), leaves[:1],
                                       create_graph=True)
     try:
