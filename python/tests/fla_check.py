@@ -3,9 +3,9 @@
     python fla_check.py agree [MODEL...]     outputs, gradients, decoding of small models; exit code 1 when they differ
     python fla_check.py speed SIZE [--fla]   training step of FLA's GLA; SIZE 340M (16x2048 tokens) or 1.3B (8x2048)
 
-`agree`: both run in bfloat16 and are compared, tensor by tensor, with the same weights in float32 on flashgla: ours may be
-twice as far from that as FLA's own, plus 2e-3, and FLA's own at most 0.2 (else the float32 model is not the model). With
---first-config FLA's autotuner takes the first configuration of each kernel: quick, and results differ by rounding only.
+`agree`: both run in bfloat16 and are compared, tensor by tensor, with the same weights in float32 on flashgla: ours may
+be twice as far from that as FLA's own, plus 2e-3, and FLA's own at most 0.2 (else the float32 model is not the model).
+With --first-config FLA's autotuner takes the first configuration of each kernel: quick, the same but for rounding.
 """
 
 from __future__ import annotations
