@@ -76,17 +76,22 @@ class Lease {
 void run(Device device, const Place& place, const std::function<void(Context&)>& call) {
   Lease lease(device, place);
   Context& context = lease.context();
-  std::optional<Array> workspace;
+  nb::object workspace;
   if (!place.allocate.is_none()) {
     context.scratch().begin_planning();
     call(context);
     const std::size_t bytes = context.scratch().peak();
-    if (bytes > 0) workspace.emplace(place.allocate(bytes), true, std::nullopt);
-    if (workspace && (workspace->view.device != device || workspace->view.bytes() < bytes)) {
-      throw Error("allocate returned " + to_string(workspace->view.shape) + " on " + name_of(workspace->view.device) +
-                  "; expected " + std::to_string(bytes) + " bytes on " + name_of(device));
+    void* memory = nullptr;
+    if (bytes > 0) {
+      workspace = place.allocate(bytes);
+      const TensorView& view = nb::cast<const Array&>(workspace).view;
+      if (view.device != device || view.bytes() < bytes) {
+        throw Error("allocate returned " + std::to_string(view.bytes()) + " bytes on " + name_of(view.device) +
+                    "; expected " + std::to_string(bytes) + " on " + name_of(device));
+      }
+      memory = view.data;
     }
-    context.scratch().borrow(workspace ? workspace->view.data : nullptr, bytes);
+    context.scratch().borrow(memory, bytes);
   }
   const nb::gil_scoped_release unlocked;
   call(context);

@@ -13,8 +13,8 @@ namespace flashgla::python {
 namespace gla = ops::gated_linear_attention;
 
 // Where a call runs. `stream`: cudaStream_t as an integer, 0 on CPU. `threads` 0: as OMP_NUM_THREADS says. `allocate`:
-// function of bytes that returns (writable array of that many bytes, on the call's device and stream); none: the
-// library's own memory, kept for the next call.
+// function of bytes that returns an Array of as many, on the call's device and stream; none: the library's own memory,
+// kept for the next call.
 struct Place {
   std::uintptr_t stream = 0;
   int threads = 0;

@@ -6,6 +6,7 @@ import threading
 import flashgla
 import numpy as np
 import pytest
+from flashgla import _arrays, _flashgla
 
 ALGORITHMS = ["automatic", "recurrent", "parallel", "chunk_materialized", "chunk_recomputed"]
 TOLERANCE = {np.float64: 5e-12, np.float32: 1e-5, np.float16: 6.4e-4}
@@ -274,6 +275,32 @@ def test_arguments_are_refused_by_name():
         call(q.tolist(), k, v)
     with pytest.raises(TypeError, match="got list"):
         call(q, k.tolist(), v)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_workspace_of_the_callers_allocator(algorithm, monkeypatch):
+    """As on CUDA, where PyTorch's and CuPy's allocators give a call exactly what its dry run planned."""
+    inputs_ = inputs(length=300)[:4]
+    d_o = np.ones((2, 300, 4, 40), np.float32)
+    expected = (*flashgla.gated_linear_attention(*inputs_, algorithm=algorithm, output_final_state=True),
+                *flashgla.gated_linear_attention_backward(d_o, *inputs_, algorithm=algorithm)[:4])
+    asked = []
+
+    def allocate(self, bytes):
+        asked.append(np.full(bytes, 255, np.uint8))
+        return _flashgla.Array(asked[-1], True)
+
+    monkeypatch.setattr(_arrays.NumPy, "allocate", allocate)
+    for _ in range(2):
+        actual = (*flashgla.gated_linear_attention(*inputs_, algorithm=algorithm, output_final_state=True),
+                  *flashgla.gated_linear_attention_backward(d_o, *inputs_, algorithm=algorithm)[:4])
+        assert all(np.array_equal(a, b) for a, b in zip(actual, expected))
+    assert asked and any((memory != 255).any() for memory in asked)  # it was used
+    monkeypatch.setattr(_arrays.NumPy, "allocate", lambda self, bytes: _flashgla.Array(np.empty(8, np.uint8), True))
+    with pytest.raises(ValueError, match="allocate returned 8 bytes on cpu; expected [0-9]+ on cpu"):
+        flashgla.gated_linear_attention_backward(d_o, *inputs_, algorithm=algorithm)
+    monkeypatch.undo()
+    assert np.array_equal(flashgla.gated_linear_attention(*inputs_, algorithm=algorithm)[0], expected[0])
 
 
 def test_threads_do_not_share_memory():
