@@ -7,7 +7,9 @@
 namespace flashgla {
 
 namespace {
-std::size_t align_up(std::size_t value, std::size_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+std::size_t align_up(std::size_t value, std::size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 constexpr std::size_t kSmallestBlock = std::size_t{1} << 20;
 // Planned addresses start here: never null, never mapped.
 constexpr std::size_t kPlanningBase = 4096;
@@ -47,8 +49,8 @@ void* Arena::allocate(std::size_t bytes, const char* label) {
     }
   }
   if (frozen_) {
-    throw Error("arena: " + std::to_string(bytes) + " bytes for '" + label + "' do not fit; " +
-                std::to_string(used_) + " in use, planned peak " + std::to_string(peak_));
+    throw Error("arena: " + std::to_string(bytes) + " bytes for '" + label + "' do not fit; " + std::to_string(used_) +
+                " in use, planned peak " + std::to_string(peak_));
   }
   // Blocks that lie wholly above the position in use are free: replace them by one that is large enough.
   while (!blocks_.empty() && blocks_.back().begin >= used_) blocks_.pop_back();

@@ -60,7 +60,11 @@ class Arena {
   std::size_t peak_ = 0;
   bool planning_ = false;
   bool frozen_ = false;
-  struct Record { std::size_t end; std::size_t bytes; const char* label; };
+  struct Record {
+    std::size_t end;
+    std::size_t bytes;
+    const char* label;
+  };
   std::vector<Record> live_;  // only while planning
   std::map<std::string, std::size_t> plan_at_peak_;
 };

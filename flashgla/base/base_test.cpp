@@ -59,7 +59,10 @@ TEST(Arena, PlanEqualsUse) {
   auto work = [&] {
     ArenaScope all(arena);
     arena.allocate(100, "a");
-    { ArenaScope inner(arena); arena.allocate(1000, "b"); }
+    {
+      ArenaScope inner(arena);
+      arena.allocate(1000, "b");
+    }
     arena.allocate(10, "c");
   };
   arena.begin_planning();
@@ -91,7 +94,10 @@ TEST(Arena, BorrowsWhatADryRunPlanned) {
   Arena arena;
   for (const std::size_t bytes : {1000u, 3000u}) {
     arena.begin_planning();
-    { ArenaScope scope(arena); arena.allocate(bytes); }
+    {
+      ArenaScope scope(arena);
+      arena.allocate(bytes);
+    }
     const std::size_t planned = arena.peak();
     const Tensor memory = Tensor::empty({static_cast<std::int64_t>(planned)}, DType::u8);
     arena.borrow(memory->data, planned);
@@ -108,7 +114,11 @@ TEST(ParallelFor, RunsEveryTaskOnceAndRethrows) {
   std::vector<int> seen(1000, 0);
   parallel_for(context, 1000, [&](std::int64_t i) { seen[i]++; });
   EXPECT_EQ(seen, std::vector<int>(1000, 1));
-  EXPECT_THROW(parallel_for(context, 10, [](std::int64_t i) { if (i == 7) throw Error("seven"); }), Error);
+  EXPECT_THROW(parallel_for(context, 10,
+                            [](std::int64_t i) {
+                              if (i == 7) throw Error("seven");
+                            }),
+               Error);
 }
 
 TEST(Device, NamesRoundTrip) {

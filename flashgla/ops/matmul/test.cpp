@@ -48,7 +48,8 @@ TEST(Matmul, SeveralTilesAndPanels) {
 
 // A program that catches signals (Ctrl-C, a profiler's clock) while products run: see OneDnnScope.
 TEST(Matmul, SignalsMayComeAtAnyTime) {
-  struct sigaction action {}, before {};
+  struct sigaction action {};
+  struct sigaction before {};
   static volatile sig_atomic_t caught;
   caught = 0;
   action.sa_handler = [](int) { caught = caught + 1; };
