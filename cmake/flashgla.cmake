@@ -11,6 +11,9 @@ if(FLASHGLA_SANITIZE)
   target_link_options(flashgla_options INTERFACE -fsanitize=${FLASHGLA_SANITIZE})
 endif()
 
+# For targets in which no loop is long: what their code takes is compile time.
+set(FLASHGLA_COMPILE_QUICKLY $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+
 # SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (plain C++ on x86-64, NEON on Arm).
 set(FLASHGLA_SIMD_TARGETS
   "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
@@ -36,7 +39,7 @@ function(flashgla_test folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target flashgla_${folder}_test)
   add_executable(${target} ${ARG_SOURCES})
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)  # test code is short; its compile time is not
+  target_compile_options(${target} PRIVATE ${FLASHGLA_COMPILE_QUICKLY})
   target_link_libraries(${target} PRIVATE flashgla_options flashgla_testing ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
   # Tests run beside each other on few cores: a thread that waits must not spin.
   gtest_discover_tests(${target} TEST_PREFIX ${folder}. DISCOVERY_TIMEOUT 60
