@@ -45,11 +45,17 @@ testing::BenchRow read_ceiling(Context& context, double seconds) {
   std::vector<std::uint64_t> sums(kBytes / kBlock);
   auto run = [&] {
     parallel_for(context, kBytes / kBlock, [&](std::int64_t block) {
-      constexpr std::int64_t kWords = kBlock / 8;
-      const std::uint64_t* begin = words + block * kWords;
-      std::uint64_t partial[32] = {};  // enough independent sums to keep loads in flight
-      for (std::int64_t i = 0; i < kWords; i += 32) {
-        for (int lane = 0; lane < 32; ++lane) partial[lane] += begin[i + lane];
+      // Four streams a thread, asked for ahead: one alone leaves the memory idle at times.
+      constexpr std::int64_t kStream = kBlock / 8 / 4;
+      constexpr std::int64_t kAhead = 256;
+      const std::uint64_t* begin = words + block * 4 * kStream;
+      std::uint64_t partial[32] = {};
+      for (std::int64_t i = 0; i < kStream; i += 8) {
+        for (int stream = 0; stream < 4; ++stream) {
+          const std::uint64_t* line = begin + stream * kStream + i;
+          __builtin_prefetch(line + kAhead);
+          for (int lane = 0; lane < 8; ++lane) partial[8 * stream + lane] += line[lane];
+        }
       }
       sums[static_cast<std::size_t>(block)] = std::accumulate(partial, partial + 32, std::uint64_t{0});
     });
