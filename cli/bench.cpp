@@ -212,7 +212,6 @@ void run_bench(const BenchArguments& arguments) {
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
   std::vector<testing::BenchRow> rows;
   bool refused = false;
-  if (!arguments.json) print_header(ceilings);
   auto take = [&](const testing::BenchRow& row) {
     note_ceilings(row, ceilings);
     refused = refused || !row.refused.empty();
@@ -221,7 +220,9 @@ void run_bench(const BenchArguments& arguments) {
     print_row(row, ceilings);
     std::fflush(stdout);
   };
-  for (const testing::BenchRow& row : ops::measure_ceilings(options)) take(row);
+  const std::vector<testing::BenchRow> measured = ops::measure_ceilings(options);  // refuses a device that is not there
+  if (!arguments.json) print_header(ceilings);
+  for (const testing::BenchRow& row : measured) take(row);
   for (const ops::Bench& bench : all_benches()) {
     bool wanted = arguments.names.empty();
     for (const std::string& name : arguments.names) wanted = wanted || name == bench.name;

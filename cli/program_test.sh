@@ -28,6 +28,7 @@ refuses 'no-such-model' info no-such-model
 
 refuses 'frobnicate.*known: ' bench frobnicate
 refuses 'tpu' bench --device tpu
+refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
 succeeds '"operation": ?"swiglu' bench swiglu --seconds 0.01 --json
 cp stdout stdout.json
