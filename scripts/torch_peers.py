@@ -3,11 +3,11 @@
 
 Reads the bench's rows as JSON from standard input and prints rows of the same form: PyTorch's causal softmax attention
 at equal width (cuDNN's and FlashAttention's kernels) for every problem, and with --fla also flash-linear-attention's
-kernels for the same gates (pip install fla-core). Inputs are drawn as the bench's are: q, k, v and output gradients
-normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA tunes itself for minutes on each new shape:
---only TEXT limits what is timed to problems that contain TEXT.
+chunk and fused_chunk functions for the same gates (pip install fla-core). Inputs are drawn as the bench's are: q, k, v
+and output gradients normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA tunes itself for
+minutes on each new shape: --only and --fla take a TEXT that a problem must contain.
 
-  flashgla bench gated_linear_attention --device cuda --peer "python3 scripts/torch_peers.py --only 'B32 '"
+  flashgla bench gated_linear_attention --device cuda --peer "python3 scripts/torch_peers.py --only 'B32 ' --fla 'B32 '"
 """
 import argparse
 import json
@@ -53,7 +53,7 @@ def extra_memory(run):
 
 
 def time_call(name, problem, call, leaves, gradient, arguments, flush):
-    """Rows of forward and of forward + backward of call()."""
+    """Yields the rows of forward and of forward + backward of call()."""
 
     def both():
         call().backward(gradient)
@@ -66,18 +66,16 @@ def time_call(name, problem, call, leaves, gradient, arguments, flush):
         both()
         forget()
 
-    rows = []
     with torch.no_grad():
         call()
-        rows.append({"operation": FORWARD, "implementation": name, "problem": problem,
-                     "memory_bytes": extra_memory(call),
-                     "milliseconds": median_milliseconds(call, arguments.seconds, flush)})
+        row = {"operation": FORWARD, "implementation": name, "problem": problem, "memory_bytes": extra_memory(call),
+               "milliseconds": median_milliseconds(call, arguments.seconds, flush)}
+    yield row
     both_and_forget()
     memory = extra_memory(both)
     forget()
-    rows.append({"operation": BOTH, "implementation": name, "problem": problem, "memory_bytes": memory,
-                 "milliseconds": median_milliseconds(both_and_forget, arguments.seconds, flush)})
-    return rows
+    yield {"operation": BOTH, "implementation": name, "problem": problem, "memory_bytes": memory,
+           "milliseconds": median_milliseconds(both_and_forget, arguments.seconds, flush)}
 
 
 def normal(*shape):
@@ -90,7 +88,6 @@ def softmax_rows(problem, B, T, H, K, V, arguments, flush):
     heads = max(H * max(K, V) // d, 1)
     q, k, v = (normal(B, heads, T, d).requires_grad_() for _ in range(3))
     gradient = normal(B, heads, T, d)
-    rows = []
     for name, backend in (("softmax_cudnn", SDPBackend.CUDNN_ATTENTION), ("softmax_flash", SDPBackend.FLASH_ATTENTION)):
 
         def call():
@@ -104,31 +101,38 @@ def softmax_rows(problem, B, T, H, K, V, arguments, flush):
             forward = row["operation"] == FORWARD
             row["flops"] = square * (1.0 if forward else 3.5)
             row["bytes"] = tensor * (4 if forward else 12)
-            rows.append(row)
-    return rows
+            yield row
 
 
 def fla_rows(problem, B, T, H, K, V, gate, arguments, flush):
+    from fla.ops import gla, linear_attn, retention, simple_gla
+
     q, k = (normal(B, T, H, K).requires_grad_() for _ in range(2))
     v, gradient = normal(B, T, H, V).requires_grad_(), normal(B, T, H, V)
-    leaves = [q, k, v]
+    g, options = None, {}
     if gate == "key":
-        from fla.ops.gla import chunk_gla
+        functions = {"fla_chunk": gla.chunk_gla}
         g = (F.logsigmoid(torch.randn(B, T, H, K, device=DEVICE)) / 16).to(torch.bfloat16).requires_grad_()
-        leaves.append(g)
-        call = lambda: chunk_gla(q, k, v, g)[0]
     elif gate == "scalar":
-        from fla.ops.simple_gla import fused_chunk_simple_gla
+        functions = {"fla_chunk": simple_gla.chunk_simple_gla, "fla_fused_chunk": simple_gla.fused_chunk_simple_gla}
         g = (F.logsigmoid(torch.randn(B, T, H, device=DEVICE)) / 16).requires_grad_()
-        leaves.append(g)
-        call = lambda: fused_chunk_simple_gla(q, k, v, g)[0]
     elif gate == "constant":
-        from fla.ops.retention import chunk_retention
-        call = lambda: chunk_retention(q, k, v)[0]
+        functions = {"fla_chunk": retention.chunk_retention, "fla_fused_chunk": retention.fused_chunk_retention}
     else:
-        from fla.ops.linear_attn import fused_chunk_linear_attn
-        call = lambda: fused_chunk_linear_attn(q, k, v, normalize=False)[0]
-    return time_call("fla", problem, call, leaves, gradient, arguments, flush)
+        functions = {"fla_chunk": linear_attn.chunk_linear_attn, "fla_fused_chunk": linear_attn.fused_chunk_linear_attn}
+        options = {"normalize": False}
+    if g is not None:
+        options = {"g": g}
+    leaves = [x for x in (q, k, v, g) if x is not None]
+    for name, function in functions.items():
+
+        def call(function=function):
+            return function(q, k, v, **options)[0]
+
+        try:
+            yield from time_call(name, problem, call, leaves, gradient, arguments, flush)
+        except Exception as error:  # such as simple GLA's backward, which refuses some Tritons on Hopper
+            print(f"torch_peers: {name}, {problem}: {error}", file=sys.stderr)
 
 
 def main():
@@ -147,12 +151,14 @@ def main():
     for problem in problems:
         *sizes, gate = PROBLEM.match(problem).groups()
         sizes = [int(size) for size in sizes]
-        try:
+        try:  # rows are taken one by one: those before an error stay
             if arguments.only in problem and tuple(sizes) not in seen:
                 seen.add(tuple(sizes))
-                rows += softmax_rows(problem, *sizes, arguments, flush)
+                for row in softmax_rows(problem, *sizes, arguments, flush):
+                    rows.append(row)
             if arguments.fla is not None and arguments.fla in problem:
-                rows += fla_rows(problem, *sizes, gate, arguments, flush)
+                for row in fla_rows(problem, *sizes, gate, arguments, flush):
+                    rows.append(row)
         except Exception as error:  # a peer that does not run this shape must not lose the others
             print(f"torch_peers: {problem}: {error}", file=sys.stderr)
         torch.cuda.empty_cache()

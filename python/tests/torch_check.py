@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import pathlib
 import sys
 import traceback
 
@@ -347,6 +348,13 @@ def check_names():
         slots, expected_hk, _ = recurrence(q_, k_, s, gv=g)
         expected, expected_hv, _ = recurrence(slots.softmax(-1), s, v_, g, scale=1.0)
         gradients_close((o, hk, hv), (expected, expected_hk, expected_hv), leaves, 2e-5)
+
+
+def check_readme():
+    """The PyTorch example of README.md runs as it stands there."""
+    torch._dynamo.reset()
+    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    exec(text.split("## A PyTorch module")[1].split("```python\n")[1].split("```")[0], {})
 
 
 def check_cuda_graph():
