@@ -89,13 +89,14 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
             normalize=normalize, float32_math=float32_math)
     library = library_of(q)
     h0, z0 = _pair(initial_state, normalize)
-    operands = _flashgla.Operands(*_views(library, q, k, v, g, gv, h0, z0, cu_seqlens), scale, algorithm, feature_map,
-                                  normalize, float32_math)
+    inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math)
     o_shape, h_shape, z_shape = operands.output_shapes()
     o = library.empty(o_shape, operands.dtype)
     ht = library.empty(h_shape, operands.state_dtype) if output_final_state else None
     zt = library.empty(z_shape, operands.state_dtype) if output_final_state and normalize else None
-    operands.forward(*_views(library, o, ht, zt, writable=True), None, library.stream, 0, library.allocate)
+    outputs = _views(library, True, o=o, ht=ht, zt=zt)
+    operands.forward(*outputs, None, library.stream, 0, library.allocate)
     o, ht, zt = (library.finish(x) for x in (o, ht, zt))
     return o, ((ht, zt) if output_final_state and normalize else ht)
 
@@ -122,14 +123,15 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
     h0, z0 = _pair(initial_state, normalize)
     d_ht, d_zt = _pair(d_final_state, normalize)
     ht, _ = _pair(final_state, normalize)
-    inputs = _views(library, q, k, v, g, gv, h0, z0, cu_seqlens)
+    inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
+    given = _views(library, o=o, final_state=ht, states=None, d_o=d_o, d_final_state=d_ht, d_z=d_zt)
     operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math)
 
     gradients = [None if x is None else library.empty(x.shape, x.dtype) for x in inputs[:7]]
     if g is not None and len(inputs[3].shape) == 1:
         gradients[3] = library.empty(inputs[3].shape, operands.state_dtype)
-    operands.backward(*_views(library, o, ht, None, d_o, d_ht, d_zt), *_views(library, *gradients, writable=True),
-                      library.stream, 0, library.allocate)
+    written = _views(library, True, **dict(zip(("dq", "dk", "dv", "dg", "dgv", "dh0", "dz0"), gradients)))
+    operands.backward(*given, *written, library.stream, 0, library.allocate)
     dq, dk, dv, dg, dgv, dh0, dz0 = (library.finish(x) for x in gradients)
     return Gradients(dq, dk, dv, dg, dgv, (dh0, dz0) if normalize and initial_state is not None else dh0)
 
@@ -148,12 +150,19 @@ def step(q: Any, k: Any, v: Any, state: Any, g: Any = None, gv: Any = None, scal
         return adapter.step(q, k, v, state, g, gv, scale, feature_map=feature_map, normalize=normalize)
     library = library_of(q)
     h, z = _pair(state, normalize)
-    views = _views(library, q, k, v, g, gv)
+    views = _views(library, q=q, k=k, v=v, g=g, gv=gv)
     o = library.empty((*views[0].shape[:-1], *views[2].shape[-1:]), views[0].dtype)
-    _flashgla.step(*views, *_views(library, h, z, o, writable=True), scale, feature_map, normalize, library.stream, 0,
-                   library.allocate)
+    written = _views(library, True, state=h, z=z, o=o)
+    _flashgla.step(*views, *written, scale, feature_map, normalize, library.stream, 0, library.allocate)
     return library.finish(o)
 
 
-def _views(library: Any, *arrays: Any, writable: bool = False) -> list[Any]:
-    return [None if x is None else library.view(x, writable) for x in arrays]
+def _views(library: Any, writable: bool = False, /, **arrays: Any) -> list[Any]:
+    """Views of the arrays that are there; an error names the argument."""
+    views = []
+    for name, array in arrays.items():
+        try:
+            views.append(None if array is None else library.view(array, writable))
+        except (TypeError, ValueError) as problem:
+            raise type(problem)(f"{name}: {problem}") from None
+    return views

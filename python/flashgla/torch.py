@@ -34,7 +34,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     """
     h0, z0 = _pair(initial_state, normalize)
     inputs = (q, k, v, g, gv, h0, z0)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
     o, ht, zt, _ = torch.ops.flashgla.forward(*inputs, cu_seqlens, scale, algorithm, feature_map, normalize,
                                               float32_math, output_final_state, keep)
     if not output_final_state:

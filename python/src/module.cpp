@@ -3,6 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
+#include <utility>
+
 #include "operands.h"
 
 namespace nb = nanobind;
@@ -13,13 +16,29 @@ using flashgla::python::Place;
 using flashgla::python::view_of;
 namespace gla = flashgla::ops::gated_linear_attention;
 
+namespace {
+
+// The message, with an argument that the operator calls otherwise named as in __init__.py.
+std::string with_names_of_python(const flashgla::Error& error) {
+  static constexpr std::pair<const char*, const char*> kNames[] = {
+      {"h0", "initial_state"}, {"z0", "initial_state's z"}, {"ht", "final_state"},        {"d_ht", "d_final_state"},
+      {"h", "state"},          {"z", "state's z"},          {"d_zt", "d_final_state's z"}};
+  const std::string head = error.operation() + ": ";
+  for (const auto& [ours, theirs] : kNames) {
+    if (error.argument() == ours) return head + theirs + (error.what() + head.size() + error.argument().size());
+  }
+  return error.what();
+}
+
+}  // namespace
+
 NB_MODULE(_flashgla, m) {
   m.doc() = "Arrays as views, and the operator gated_linear_attention on them. flashgla.__init__ is the public face.";
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {
       std::rethrow_exception(pointer);
     } catch (const flashgla::Error& error) {
-      PyErr_SetString(PyExc_ValueError, error.what());
+      PyErr_SetString(PyExc_ValueError, with_names_of_python(error).c_str());
     }
   });
 
@@ -41,9 +60,8 @@ NB_MODULE(_flashgla, m) {
       .def(
           "__init__",
           [](Operands* self, const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv,
-             const Array* h0, const Array* z0, const Array* cu_seqlens, std::optional<double> scale,
-             const std::string& algorithm, const std::string& feature_map, bool normalize,
-             const std::string& float32_math) {
+             const Array* h0, const Array* z0, const Array* cu_seqlens, nb::handle scale, const std::string& algorithm,
+             const std::string& feature_map, bool normalize, const std::string& float32_math) {
             const gla::Inputs inputs{q.view,      k.view,      v.view,      view_of(g),
                                      view_of(gv), view_of(h0), view_of(z0), view_of(cu_seqlens)};
             new (self)
@@ -82,7 +100,7 @@ NB_MODULE(_flashgla, m) {
   m.def(
       "step",
       [](const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv, const Array& h,
-         const Array* z, const Array& o, std::optional<double> scale, const std::string& feature_map, bool normalize,
+         const Array* z, const Array& o, nb::handle scale, const std::string& feature_map, bool normalize,
          std::uintptr_t stream, int threads, nb::object allocate) {
         flashgla::python::step({q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
                                flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee"),

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <omp.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -111,13 +112,20 @@ gla::Float32Math float32_math_from_name(const std::string& name) {
 
 }  // namespace
 
-gla::Options options_of(std::optional<double> scale, const std::string& algorithm, const std::string& feature_map,
-                        bool normalize, const std::string& float32_math) {
+gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
+                        const std::string& float32_math) {
   gla::Options options;
-  // The operator's 0 stands for its default, which is None here.
-  if (scale && *scale == 0.0)
-    throw Error("gated_linear_attention", "scale", "is 0", "another number, or None for K^-1/2");
-  options.scale = scale.value_or(0.0);
+  if (!scale.is_none()) {
+    if (!nb::try_cast(scale, options.scale)) {
+      const std::string type = nb::cast<std::string>(scale.type().attr("__name__"));
+      throw nb::type_error(("scale is of type " + type + "; expected a number or None").c_str());
+    }
+    // The operator's 0 stands for its default, which is None here.
+    if (options.scale == 0.0 || !std::isfinite(options.scale)) {
+      throw Error("gated_linear_attention", "scale", options.scale == 0.0 ? "is 0" : "is not finite",
+                  "another number, or None for K^-1/2");
+    }
+  }
   options.algorithm = gla::algorithm_from_name(algorithm);
   options.feature_map = gla::feature_map_from_name(feature_map);
   options.normalize = normalize;

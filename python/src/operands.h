@@ -1,7 +1,6 @@
 // One call of gated_linear_attention: its inputs and options, and the ways to run it.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <tuple>
 
@@ -21,8 +20,8 @@ struct Place {
   nb::object allocate;
 };
 
-gla::Options options_of(std::optional<double> scale, const std::string& algorithm, const std::string& feature_map,
-                        bool normalize, const std::string& float32_math);
+gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
+                        const std::string& float32_math);
 
 class Operands {
  public:

@@ -274,20 +274,20 @@ def speed(size, all_operators, rounds):
     with torch.device(device):
         model = GLAForCausalLM(config).to(torch.bfloat16)
         ids = torch.randint(0, 32000, (batch, 2048))
-    weights = [p.detach().cpu() for p in model.parameters()]
+    weights = [p.detach().to("cpu", copy=True) for p in model.parameters()]
 
     def timed_step():
         torch.cuda.synchronize()
         started = time.time()
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
-        return time.time() - started, float(loss)
+        return time.time() - started, loss, norm
 
-    first, loss, peak = {}, {}, {}
+    first, peak = {}, {}
     times = {operators: [] for operators in all_operators}
     for operators in all_operators:
         put_in(operators)
@@ -295,12 +295,11 @@ def speed(size, all_operators, rounds):
             for p, initial in zip(model.parameters(), weights):
                 p.copy_(initial)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
-        first[operators], loss[operators] = timed_step()
+        first[operators] = timed_step()
         torch.cuda.empty_cache()  # of the tuning
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4):
-            _, loss_of_step_5 = timed_step()
-        loss[operators] = [round(loss[operators], 4), round(loss_of_step_5, 4)]
+            timed_step()
         peak[operators] = torch.cuda.max_memory_allocated()
     for _ in range(rounds):
         for operators in all_operators:
@@ -309,16 +308,17 @@ def speed(size, all_operators, rounds):
                 timed_step()
             times[operators] += [timed_step()[0] for _ in range(8)]
     for operators in all_operators:
+        seconds, loss, norm = first[operators]
         row = {"model": f"GLA {size}", "tokens": batch * 2048, "operators": operators,
-               "first_step_s": round(first[operators], 2), "loss_of_steps_1_and_5": loss[operators],
-               "peak_gib": round(peak[operators] / 2**30, 1)}
+               "first_step_s": round(seconds, 2), "first_loss": round(float(loss), 4),
+               "first_gradient_norm": round(float(norm), 4), "peak_gib": round(peak[operators] / 2**30, 1)}
         if rounds:
             ordered = sorted(times[operators])
             median = ordered[len(ordered) // 2]
             row |= {"step_ms": round(median * 1e3, 1), "fastest_ms": round(ordered[0] * 1e3, 1),
                     "slowest_ms": round(ordered[-1] * 1e3, 1), "tokens_per_s": round(batch * 2048 / median)}
             if all_operators[0] == "none" != operators:
-                row["own_start_s"] = round(first[operators] - median, 2)
+                row["own_start_s"] = round(seconds - median, 2)
         print(json.dumps(row), flush=True)
     put_in("fla")
 
