@@ -88,9 +88,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   const auto put_float = [](std::uint32_t address, int i, float x) {
     store_shared_4(address + 4 * i, __float_as_uint(x));
   };
-  const auto state_at = [&] {
-    return (anew(n) * p.heads + anew(head)) * static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-  };
+  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
+  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
   const Places places{base + Layout::places};
   const std::int64_t states_step = static_cast<std::int64_t>(p.heads) * p.key_dim * p.value_dim * 2;
@@ -165,17 +164,13 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   }
   if constexpr (kGroup == 1) {
     const int thread = fresh_thread();
-    const auto from = [&](const void* state, int i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      return state && r < p.key_dim && v < p.value_dim
-                 ? static_cast<const float*>(state)[state_at() + r * p.value_dim + v]
-                 : 0.0f;
-    };
+    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
     float sums[2] = {0.0f, 0.0f};
+    if (f.d_ht != nullptr) {
+      Accumulator ht;
+      read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      dh[i] = from(f.d_ht, i);
-      sums[(i >> 1) & 1] += dh[i] * from(f.d_ht ? p.ht : nullptr, i);
+      for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += dh[i] * ht[i];
     }
     put_beyond(last, make_float2(sums[0], sums[1]));
   }
@@ -384,13 +379,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     }
   }
   if constexpr (kGroup == 1) {
-    if (f.dh0 == nullptr) return;
-    const int thread = fresh_thread();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      if (r < p.key_dim && v < p.value_dim) f.dh0[state_at() + r * p.value_dim + v] = dh[i];
-    }
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 

@@ -18,8 +18,8 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // Tiles of q, k and room for X; gates; sums by warp.
 constexpr int prepare_shared(GateTile gate) { return 3 * kTileBytes + gate_bytes(gate) + sizeof(ColumnParts); }
 
-// A steep tile, from q and k as loaded: its scores, transposed, 32 floats a thread, and the images (k_image: or null).
-// A function of its own, so that its registers are not the common path's.
+// A steep tile, from q and k as loaded: adds its scores, transposed, to 32 floats a thread; and the images (k_image: or
+// null). A function of its own, so that its registers are not the common path's.
 template <GateTile kGate>
 static __device__ __noinline__ void prepare_steep(float* scores, char* q_image, char* k_image, std::uint32_t q,
                                                   std::uint32_t k, std::uint32_t x, const char* gates,
@@ -38,7 +38,7 @@ static __device__ __noinline__ void prepare_steep(float* scores, char* q_image, 
     if (size == 0) break;
   }
 #pragma unroll
-  for (int i = 0; i < 32; ++i) scores[i] = sum[i];
+  for (int i = 0; i < 32; ++i) scores[i] += sum[i];
   const auto put = [&](char* image, std::uint32_t tile, int row, float2 sum, float factor) {
     const std::uint32_t at = element_offset(row, 2 * lane);
     const float2 y = ptx::unpack_bf16(load_shared_4(tile + at));
@@ -53,7 +53,6 @@ static __device__ __noinline__ void prepare_steep(float* scores, char* q_image, 
 // Grid: chunks x query heads.
 template <class Core, GateTile kGate>
 __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* shared) {
-  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const std::int64_t chunk = blockIdx.x;
   const int head = blockIdx.y, kv_head = head / p.group, heads = p.heads * p.group, key_tiles = tiles_of(p.key_dim);
   const Chunk c = locate(p.sequences, chunk);
@@ -65,6 +64,7 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
   Accumulator scores;
   clear(scores);
   for (int tile = 0; tile < key_tiles; ++tile) {
+    const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
     const int channel = tile * kTile;
     copy_tile(ptx::shared_address(q), q_rows + channel, p.q.token, c.rows, p.key_dim - channel, thread);
     copy_tile(ptx::shared_address(k), k_rows + channel, p.k.token, c.rows, p.key_dim - channel, thread);
@@ -86,11 +86,10 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
     char* q_image = w.gated_q + ((chunk * heads + head) * key_tiles + tile) * kTileBytes;
     char* k_image = w.gated_k + kv_at * kTileBytes;
     if (steep) {
-      float part[32];
-      prepare_steep<kGate>(part, q_image, first ? k_image : nullptr, ptx::shared_address(q), ptx::shared_address(k),
-                           ptx::shared_address(x), gates, parts, p.scale, thread);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) scores[i] += part[i];
+      Aside so_far(scores);
+      prepare_steep<kGate>(so_far.kept, q_image, first ? k_image : nullptr, ptx::shared_address(q),
+                           ptx::shared_address(k), ptx::shared_address(x), gates, parts, p.scale, thread);
+      so_far.restore(scores);
     } else {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
@@ -117,10 +116,10 @@ __device__ void prepare(const Params& p, const BackwardWorkspace& w, char* share
     }
     __syncthreads();
   }
-  const int row = 16 * warp + (lane >> 2);
+  const int thread = fresh_thread();
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    const int query = 8 * (i / 4) + 2 * (lane & 3) + (i & 1), key = row + 8 * ((i >> 1) & 1);
+    const int query = column_of_element(thread, i), key = row_of_element(thread, i);
     scores[i] = query >= key ? scores[i] : 0.0f;
   }
   store_image(w.scores + (chunk * heads + head) * kTileBytes, q, scores, thread);

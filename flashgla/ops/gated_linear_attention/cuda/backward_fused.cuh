@@ -156,7 +156,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
 
   // dh, held by the second group; and what dg of the last chunk gets from beyond it.
   Accumulator dh;
-  const std::int64_t state_at = (n * p.heads + head) * p.key_dim * p.value_dim;
+  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
+  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
   auto put_beyond = [&](float* place, int thread, auto h_pair) {
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -173,16 +174,11 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   };
   if constexpr (kGroup == 1) {
     const int thread = this_thread;
-    clear(dh);
-    auto from = [&](const float* state, int i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      return state && r < p.key_dim && v < p.value_dim ? state[state_at + r * p.value_dim + v] : 0.0f;
-    };
-#pragma unroll
-    for (int i = 0; i < 32; ++i) dh[i] = from(f.d_ht, i);
-    const auto* ht = f.d_ht ? static_cast<const float*>(p.ht) : nullptr;
-    put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread,
-               [&](int i) { return make_float2(from(ht, i), from(ht, i + 1)); });
+    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    Accumulator ht;
+    read_state(ht, f.d_ht == nullptr ? nullptr : state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0,
+               0, thread);
+    put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread, [&](int i) { return make_float2(ht[i], ht[i + 1]); });
   }
 
   for (std::int64_t index = chunks - 1; index >= 0; --index) {
@@ -453,12 +449,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
 
   const int thread = this_thread;
   if constexpr (kGroup == 1) {
-    if (f.dh0 == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      if (r < p.key_dim && v < p.value_dim) f.dh0[state_at + r * p.value_dim + v] = dh[i];
-    }
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, this_thread);
   }
 }
 

@@ -11,7 +11,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core, GateTile kGate>
-__global__ void __launch_bounds__(kGroupThreads, 5)
+__global__ void __launch_bounds__(kGroupThreads, 4)
     prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w) {
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare<Core, kGate>(p, w, shared);

@@ -207,11 +207,10 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
 
   Accumulator dk;
   clear(dk);
-  float2 dg[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
-  float crossing = 0.0f;  // constant gates: this thread's part of dg, see constant_gate.cuh
-  float through = 0.0f;   // sum over values of h dh^: half of key channel thread / 2
+  float2 dg[16];                // of rows 16 warp + i; not held while products run
+  Aside<float2, 16> dg_so_far;  // of the query heads done
+  float crossing = 0.0f;        // constant gates: this thread's part of dg, see constant_gate.cuh
+  float through = 0.0f;         // sum over values of h dh^: half of key channel thread / 2
 
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
@@ -296,15 +295,19 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       ptx::copy_async_wait<0>();
       __syncthreads();
       Aside queries(dq), keys(dk);
-      const Aside gate_parts(dg);
       finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
                           ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, first, thread);
       queries.restore(dq);
       keys.restore(dk);
-      gate_parts.restore(dg);
     }
 
     // dq, and its part of dg.
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
+    } else {
+      dg_so_far.restore(dg);
+    }
     put_rows(dump, dq, thread);
     __syncthreads();
     float2 b = sum_before(quarters, warp, lane);
@@ -326,6 +329,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
       dq_walk.step(1);
     }
+    if (h + 1 < p.group) dg_so_far.put(dg);
     __syncthreads();
   }
 

@@ -172,9 +172,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto put_float = [](std::uint32_t address, int i, float x) {
     store_shared_4(address + 4 * i, __float_as_uint(x));
   };
-  const auto state_at = [&] {
-    return (anew(n) * p.heads + anew(head)) * static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-  };
+  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
+  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
   const int last = chunks - 1, gate_bytes = static_cast<int>(size_of(p.gate_dtype));
   const Places places{base + Layout::places};
@@ -261,19 +260,17 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   }
   if constexpr (kGroup == 1) {
     const int thread = fresh_thread();
-    float sum = 0.0f;
-    const auto from = [&](const void* state, int i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      return state && r < p.key_dim && v < p.value_dim
-                 ? static_cast<const float*>(state)[state_at() + r * p.value_dim + v]
-                 : 0.0f;
-    };
+    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    if constexpr (kGated) {
+      float sum = 0.0f;
+      if (f.d_ht != nullptr) {
+        Accumulator ht;
+        read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      dh[i] = from(f.d_ht, i);
-      sum += dh[i] * from(f.d_ht ? p.ht : nullptr, i);
+        for (int i = 0; i < 32; ++i) sum += dh[i] * ht[i];
+      }
+      put_beyond(last, sum);
     }
-    if constexpr (kGated) put_beyond(last, sum);
   }
   fetch_gates(last, chunk_place(p.g, span, last, head, gate_bytes));
   put_sums(last);
@@ -448,13 +445,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     if (fresh_thread() == 0) f.gate_parts[n * p.heads + head] = constant_gate;
   }
   if constexpr (kGroup == 1) {
-    if (f.dh0 == nullptr) return;
-    const int thread = fresh_thread();
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int r = row_of_element(thread, i), v = column_of_element(thread, i);
-      if (r < p.key_dim && v < p.value_dim) f.dh0[state_at() + r * p.value_dim + v] = dh[i];
-    }
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 

@@ -62,11 +62,20 @@ __device__ __forceinline__ int fresh_thread() {
   return thread & (kGroupThreads - 1);  // not negative: no sign to look after
 }
 
+// blockIdx.x, likewise.
+__device__ __forceinline__ unsigned fresh_block() {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
+}
+
 // What lies in registers, out of the way of a call. The compiler would otherwise keep it in memory all along.
 template <class T, int count>
 struct Aside {
   T kept[count];
-  __device__ __forceinline__ explicit Aside(const T (&x)[count]) {
+  Aside() = default;
+  __device__ __forceinline__ explicit Aside(const T (&x)[count]) { put(x); }
+  __device__ __forceinline__ void put(const T (&x)[count]) {
 #pragma unroll
     for (int i = 0; i < count; ++i) kept[i] = x[i];
     asm volatile("" ::"l"(kept) : "memory");
@@ -96,10 +105,11 @@ __device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat1
 }
 // A tile that lies in memory as it lies in shared memory. Asynchronous.
 __device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int thread) {
+  const char* from = static_cast<const char*>(image) + 16 * thread;
+  tile += 16 * thread;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int at = (thread + kGroupThreads * i) * 16;
-    ptx::copy_async_16(tile + at, static_cast<const char*>(image) + at);
+    ptx::copy_async_16(tile + 16 * kGroupThreads * i, from + 16 * kGroupThreads * i);
   }
 }
 
@@ -380,6 +390,47 @@ __device__ __forceinline__ float2 sum_rows_of_tile(std::uint32_t tile, int threa
     TensorCore80::multiply(sums, a, ones, ones);
   }
   return make_float2(sums[0], sums[2]);
+}
+
+// ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
+
+// From and to an f32 state [K,V]; `key` and `value` are the tile's first channels. Pairs of neighbours at once where
+// V is even and the state aligned.
+template <bool store>
+__device__ __forceinline__ void move_state(Accumulator& h, float* state, int K, int V, int key, int value, int thread) {
+  const int lane = thread % 32, row = key + thread / 32 * 16 + lane / 4, column = value + 2 * (lane % 4);
+  const bool in_pairs = V % 2 == 0 && reinterpret_cast<std::uintptr_t>(state) % 8 == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= K) continue;
+    float* at = state + static_cast<std::int64_t>(row + 8 * half) * V + column;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
+      const int left = V - column - 8 * j;
+      if (in_pairs && left > 0) {
+        if constexpr (store) {
+          *reinterpret_cast<float2*>(at + 8 * j) = make_float2(x, y);
+        } else {
+          const float2 pair = *reinterpret_cast<const float2*>(at + 8 * j);
+          x = pair.x;
+          y = pair.y;
+        }
+      } else {
+        if (left > 0) store ? at[8 * j] = x : x = at[8 * j];
+        if (left > 1) store ? at[8 * j + 1] = y : y = at[8 * j + 1];
+      }
+    }
+  }
+}
+__device__ __forceinline__ void read_state(Accumulator& h, const float* state, int K, int V, int key, int value,
+                                           int thread) {
+  clear(h);
+  if (state != nullptr) move_state<false>(h, const_cast<float*>(state), K, V, key, value, thread);
+}
+__device__ __forceinline__ void write_state(float* state, Accumulator& h, int K, int V, int key, int value,
+                                            int thread) {
+  move_state<true>(h, state, K, V, key, value, thread);
 }
 
 // ---- where a chunk lies ----

@@ -88,7 +88,9 @@ __device__ __forceinline__ Span span_of(const Sequences& s, std::int64_t n) {
 // Which sequence chunk number `chunk` of the call belongs to; -1 beyond the last chunk (grids are sized by the bound
 // most_chunks).
 __device__ __forceinline__ std::int64_t sequence_of_chunk(const Sequences& s, std::int64_t chunk) {
-  if (s.cu_seqlens == nullptr) return chunk / s.chunks_each();
+  if (s.cu_seqlens == nullptr) {  // a grid has less than 2^31 chunks; division of 64 bits would be a call
+    return static_cast<std::uint32_t>(chunk) / static_cast<std::uint32_t>(s.chunks_each());
+  }
   if (chunk >= s.chunk_begin[s.count]) return -1;
   std::int64_t low = 0, high = s.count;  // chunk_begin[low] <= chunk < chunk_begin[high]
   while (high - low > 1) {

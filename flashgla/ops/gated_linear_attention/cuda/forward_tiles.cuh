@@ -105,47 +105,6 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
                     ptx::pack_bf16(f[6], f[7]));
 }
 
-// ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
-
-// From and to an f32 state [K,V]; `key` and `value` are the tile's first channels. Pairs of neighbours at once where
-// V is even and the state aligned.
-template <bool store>
-__device__ __forceinline__ void move_state(Accumulator& h, float* state, int K, int V, int key, int value, int thread) {
-  const int lane = thread % 32, row = key + thread / 32 * 16 + lane / 4, column = value + 2 * (lane % 4);
-  const bool in_pairs = V % 2 == 0 && reinterpret_cast<std::uintptr_t>(state) % 8 == 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= K) continue;
-    float* at = state + static_cast<std::int64_t>(row + 8 * half) * V + column;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
-      const int left = V - column - 8 * j;
-      if (in_pairs && left > 0) {
-        if constexpr (store) {
-          *reinterpret_cast<float2*>(at + 8 * j) = make_float2(x, y);
-        } else {
-          const float2 pair = *reinterpret_cast<const float2*>(at + 8 * j);
-          x = pair.x;
-          y = pair.y;
-        }
-      } else {
-        if (left > 0) store ? at[8 * j] = x : x = at[8 * j];
-        if (left > 1) store ? at[8 * j + 1] = y : y = at[8 * j + 1];
-      }
-    }
-  }
-}
-__device__ __forceinline__ void read_state(Accumulator& h, const float* state, int K, int V, int key, int value,
-                                           int thread) {
-  clear(h);
-  if (state != nullptr) move_state<false>(h, const_cast<float*>(state), K, V, key, value, thread);
-}
-__device__ __forceinline__ void write_state(float* state, Accumulator& h, int K, int V, int key, int value,
-                                            int thread) {
-  move_state<true>(h, state, K, V, key, value, thread);
-}
-
 // Scores of tokens i (rows) against j (columns), selected j <= i, as the operand of P v.
 __device__ __forceinline__ void select_scores(std::uint32_t (&operand)[16], const Accumulator& s, int thread) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
