@@ -6,6 +6,9 @@
 // of each 8 columns, 2(l%4) and the next. So one kernel source serves both.
 #pragma once
 
+#include <type_traits>
+
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 
@@ -343,6 +346,11 @@ struct TensorCore90 {
   static constexpr bool available = false;  // kernels compile to nothing
 };
 #endif
+
+// How the kernels of a call after its first are launched.
+template <class Core>
+constexpr flashgla::cuda::Begin kNext =
+    std::is_same_v<Core, TensorCore90> ? flashgla::cuda::Begin::beside_previous : flashgla::cuda::Begin::after_previous;
 
 // An accumulator as the a operand of a product: in k-steps of 16, the four registers of each.
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const Accumulator& a) {

@@ -1,5 +1,5 @@
 // Launcher of what a constant gate's gradient has from inside the chunks.
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/constant_gate.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -7,8 +7,8 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 template <class Core>
 void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
-  constant_gate_pairs_kernel<Core><<<grid, kGroupThreads, kPairsShared, stream>>>(p, w, d_o);
-  flashgla::cuda::check_launch("gated_linear_attention constant gate");
+  flashgla::cuda::launch("gated_linear_attention constant gate", constant_gate_pairs_kernel<Core>, grid, kGroupThreads,
+                         kPairsShared, stream, kNext<Core>, p, w, d_o);
 }
 
 template void launch_constant_gate_pairs<TensorCore80>(const Params&, const BackwardWorkspace&, const Strided&,

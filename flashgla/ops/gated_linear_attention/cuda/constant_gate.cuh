@@ -79,6 +79,7 @@ template <class Core>
 __global__ void __launch_bounds__(kGroupThreads)
     constant_gate_pairs_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                                const __grid_constant__ Strided d_o) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) constant_gate_pairs<Core>(p, w, d_o, shared);
 }

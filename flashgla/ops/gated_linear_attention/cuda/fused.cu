@@ -1,5 +1,5 @@
 // Launcher of the one-pass forward.
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
@@ -10,12 +10,10 @@ namespace {
 template <class Core, FusedGate gate>
 void launch(void* stream, const Params& p) {
   constexpr int bytes = kFusedTiles * kTileBytes;
-  auto* kernel = fused_kernel<Core, gate>;
-  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "fused_kernel's shared memory");
   const std::int64_t blocks = p.sequences.count * p.heads * p.group * ((p.value_dim + 63) / 64);
-  kernel<<<static_cast<unsigned>(blocks), kGroupThreads, bytes, static_cast<cudaStream_t>(stream)>>>(p);
-  flashgla::cuda::check_launch("fused_kernel");
+  flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, bytes, static_cast<cudaStream_t>(stream),
+                         flashgla::cuda::Begin::after_previous, p);
 }
 
 template <class Core>

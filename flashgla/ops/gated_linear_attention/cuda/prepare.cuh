@@ -7,6 +7,7 @@
 // Operands are written as images of the shared-memory tiles, which the second pass copies as they lie.
 #pragma once
 
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -242,6 +243,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
 template <class Core>
 __global__ void __launch_bounds__(kGroupThreads, 4)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
 }

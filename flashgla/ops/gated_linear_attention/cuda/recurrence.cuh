@@ -8,6 +8,7 @@
 // memory, rewritten once a chunk.
 #pragma once
 
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/prepare.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -252,6 +253,7 @@ template <class Core, int KB, int groups, bool outputs>
 __global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2)
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared in,
                       const __grid_constant__ Segments segments) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs>(p, in, segments, shared);
 }
@@ -260,6 +262,7 @@ __global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2
 // + end_s. Thread: one element of one (sequence, head); grid: (ceil(K V / 256), N * G).
 __global__ void __launch_bounds__(256)
     combine_kernel(const __grid_constant__ Params p, int blocks, const __grid_constant__ Segments segments) {
+  flashgla::cuda::wait_for_previous();
   const std::int64_t cell_size = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
   const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element >= cell_size) return;

@@ -1,7 +1,7 @@
 // Launchers of the two-pass forward: preparation, segments, recurrence.
 #include <algorithm>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrence.cuh"
 
@@ -9,16 +9,16 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
+using flashgla::cuda::Begin;
+
 template <class Core, int KB, int groups, bool outputs>
 void recurrence(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
   constexpr int bytes = RecurrencePlan<KB, groups, outputs>::bytes;
-  auto* kernel = recurrence_kernel<Core, KB, groups, outputs>;
-  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "recurrence_kernel's shared memory");
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   const std::int64_t blocks = p.sequences.count * p.heads * (outputs ? p.group : 1) * segments.count * slices;
-  kernel<<<static_cast<unsigned>(blocks), kGroupThreads * groups, bytes, stream>>>(p, prepared, segments);
-  flashgla::cuda::check_launch("recurrence_kernel");
+  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads * groups, bytes, stream, kNext<Core>, p,
+                         prepared, segments);
 }
 
 template <class Core, int KB, int groups>
@@ -29,8 +29,8 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segment
     segments.first_pass = false;
     const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
     const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
-    combine_kernel<<<grid, 256, 0, stream>>>(p, prepared.blocks, segments);
-    flashgla::cuda::check_launch("combine_kernel");
+    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, 256, 0, stream, kNext<Core>, p,
+                           prepared.blocks, segments);
   }
   recurrence<Core, KB, groups, true>(stream, p, prepared, segments);
 }
@@ -42,12 +42,10 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const S
 
 template <class Core>
 void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
-  flashgla::cuda::check(
-      cudaFuncSetAttribute(forward_prepare_kernel<Core>, cudaFuncAttributeMaxDynamicSharedMemorySize, kPrepareBytes),
-      "forward_prepare_kernel's shared memory");
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
-  forward_prepare_kernel<Core><<<static_cast<unsigned>(blocks), kGroupThreads, kPrepareBytes, stream>>>(p, prepared);
-  flashgla::cuda::check_launch("forward_prepare_kernel");
+  flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, kPrepareBytes, stream,
+                         Begin::after_previous, p, prepared);
   switch (prepared.blocks) {
     case 1:
       return run<Core, 1>(stream, p, prepared, segments);

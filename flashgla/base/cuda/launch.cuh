@@ -1,0 +1,42 @@
+// Launches of kernels on a stream, and what kernels need that may begin before the one ahead of them has ended.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "flashgla/base/cuda/device.h"
+
+namespace flashgla::cuda {
+
+// When a kernel's blocks may begin: once all before it on the stream has ended, or (capability 9.0 alone) beside the
+// last blocks of the kernel before it, which hides the launch. Then every block must call wait_for_previous first.
+enum class Begin { after_previous, beside_previous };
+
+// From here on, what earlier kernels on the stream wrote may be read, and what they read may be written.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Queues kernel(arguments...) with `shared` bytes of dynamic shared memory. Throws Error "<name>: ..." when refused.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+            Begin begin, const Arguments&... arguments) {
+  if (shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
+  }
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = begin == Begin::beside_previous ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
+}
+
+}  // namespace flashgla::cuda
