@@ -15,7 +15,14 @@ enum class Begin { after_previous, beside_previous };
 __device__ __forceinline__ void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The next kernel's blocks may take the places that this kernel's last wave of blocks leaves free, instead of waiting for
+// its end. Measured to pay where blocks come in several waves only: with one, it made short calls 10% slower.
+__device__ __forceinline__ void release_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (gridDim.x * gridDim.y >= 1024) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

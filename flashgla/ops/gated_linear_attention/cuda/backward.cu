@@ -92,7 +92,7 @@ template <class Core>
 void make_gradients(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
                     cudaStream_t stream) {
   // dv comes with the others where a block holds all key tiles; for itself otherwise.
-  const int tiles_held = std::is_same_v<Core, TensorCore90> ? 4 : 1;
+  const int tiles_held = std::is_same_v<Core, TensorCore90> ? 2 : 1;
   const bool makes_dv = d.dv.data != nullptr && tiles_of(p.key_dim) <= tiles_held;
   if (d.dv.data != nullptr && !makes_dv) {
     tiles_of(p.value_dim) > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);

@@ -1,8 +1,8 @@
 // dq, dk, dv and dg of a chunk: the equations are in backward_chunk.cuh.
 //
-// A block holds `kTiles` tiles of 64 key channels, shared out to its groups of 128 threads, and walks over the value
-// tiles: do and v are read once for all its key tiles, h and dh^ once in all. Where it holds all key tiles of the head
-// it makes dv on the way, a value tile's dv by one group and its do v^T by the other; else make_dv does.
+// A group of 128 threads holds a tile of 64 key channels; a block, of one or two groups, walks over the value tiles.
+// Where it holds all key tiles of the head it makes dv on the way, with two groups a value tile's dv by one and its do
+// v^T by the other; else make_dv does.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward_chunk.cuh"
@@ -11,34 +11,35 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
-// Key tiles of a block, and how many each of its groups holds.
-template <int kTilesOfBlock, bool kMakesDv>
+// Groups of a block, one a key tile, and whether these are all key tiles of the head.
+template <int kGroups, bool kMakesDv>
 struct GradientsPlan {
   static constexpr bool makes_dv = kMakesDv;
-  static constexpr int tiles = kTilesOfBlock, groups = tiles > 1 ? 2 : 1, each = tiles / groups;
-  static constexpr int threads = groups * kGroupThreads;
-  static constexpr int blocks = groups == 1 ? (makes_dv ? 2 : 3) : 1;  // of a multiprocessor
+  static constexpr int groups = kGroups, threads = groups * kGroupThreads;
+  static constexpr int blocks = groups == 2 ? 1 : makes_dv ? 2 : 3;  // of a multiprocessor
 };
 
 template <class Plan, GateTile kGate>
 struct GradientsShared {  // offsets in bytes
-  static constexpr int stages = Plan::tiles == 2 ? 3 : 2;
-  static constexpr int d_o = 0, v = kTileBytes, h = 2 * kTileBytes, dh = h + Plan::tiles * kTileBytes,
-                       stage = dh + Plan::tiles * kTileBytes;
-  // What follows the walk overlays the stages; of a group:
-  static constexpr int q = 0, a = kTileBytes, dump = 2 * kTileBytes;
-  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
-  static constexpr int gates = x + kTileBytes;
-  static constexpr int group = gates + (gate_bytes(kGate) + 1023) / 1024 * 1024;
-  static constexpr int k = stages * stage > Plan::groups* group ? stages* stage : Plan::groups* group;  // k~
-  static constexpr int scores = k + Plan::tiles * kTileBytes;
-  static constexpr int out = scores + (Plan::makes_dv ? kTileBytes : 0);                      // of dv, a group
-  static constexpr int inner = out + (Plan::makes_dv ? Plan::groups * kTileBytes : 0);        // a key tile
-  static constexpr int beyond = inner + Plan::tiles * static_cast<int>(sizeof(ColumnParts));  // a key tile
-  static constexpr int quarters = beyond + Plan::tiles * kTile * 4;                           // a group, as the rest
-  static constexpr int suffix = quarters + Plan::groups * static_cast<int>(sizeof(ColumnParts));
-  static constexpr int row_sums = suffix + Plan::groups * static_cast<int>(sizeof(ColumnParts));
-  static constexpr int total = row_sums + Plan::groups * kTile * 4;
+  static constexpr int align(int bytes) { return (bytes + 1023) / 1024 * 1024; }
+  static constexpr int larger(int x, int y) { return x > y ? x : y; }
+  static constexpr int groups = Plan::groups, parts = static_cast<int>(sizeof(ColumnParts));
+  // A value tile, in stages; h and dh^ of each group.
+  static constexpr int d_o = 0, v = kTileBytes, h = 2 * kTileBytes, dh = h + groups * kTileBytes,
+                       stage = dh + groups * kTileBytes, stages = groups == 2 ? 3 : 2;
+  // What follows the walk, of a group, overlays the stages; x: of steep tiles. k~ does so where dv does not need it.
+  static constexpr int q = 0, a = kTileBytes, dump = 2 * kTileBytes, x = dump + kTile * kDumpRow * 4,
+                       gates = x + kTileBytes, overlaid_k = align(gates + gate_bytes(kGate)),
+                       group = overlaid_k + (Plan::makes_dv ? 0 : kTileBytes);
+  static constexpr int walk = larger(stages * stage, groups* group);
+  static constexpr int k = Plan::makes_dv ? walk : overlaid_k;  // [groups]
+  static constexpr int scores = walk + (Plan::makes_dv ? groups * kTileBytes : 0);
+  static constexpr int out = scores + (Plan::makes_dv ? kTileBytes : 0);             // [groups]
+  static constexpr int quarters = out + (Plan::makes_dv ? groups * kTileBytes : 0);  // [groups], as the rest
+  static constexpr int inner = quarters + groups * parts, suffix = inner + groups * parts,
+                       beyond = suffix + groups * parts, row_sums = beyond + groups * kTile * 4;
+  static constexpr int total = row_sums + groups * kTile * 4;
+  static_assert(Plan::makes_dv || groups == 1);
 };
 
 __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
@@ -63,16 +64,6 @@ __device__ __forceinline__ void add_rows(Accumulator& a, const float* dump, int 
     a[4 * j + 2] += y.x;
     a[4 * j + 3] += y.y;
   }
-}
-
-__device__ __forceinline__ void exchange(float& a, float& b) {
-  const float x = a;
-  a = b;
-  b = x;
-}
-__device__ __forceinline__ void exchange(Accumulator& a, Accumulator& b) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) exchange(a[i], b[i]);
 }
 
 // Columns' sums over the chunk of k~ * (part of dk through dh), by warp.
@@ -220,30 +211,31 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
   }
 }
 
-// Grid: chunks x G x ceil(key tiles / kTiles), innermost last, so that what neighbours share is in the cache.
+// Grid: chunks x G x (key tiles / groups of a block), innermost last, so that what neighbours share is in the cache.
 template <class Core, GateTile kGate, class Plan>
 __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   using Layout = GradientsShared<Plan, kGate>;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  constexpr int kEach = Plan::each, kTiles = Plan::tiles, kStages = Layout::stages;
-  constexpr bool kTwoGroups = Plan::groups == 2;
+  constexpr int kGroups = Plan::groups, kStages = Layout::stages;
+  constexpr bool kTwoGroups = kGroups == 2;
   const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads, warp = thread >> 5,
             lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const unsigned blocks = (key_tiles + kTiles - 1) / kTiles;
-  const int first_tile = static_cast<int>(blockIdx.x % blocks) * kTiles,
+  const unsigned blocks = key_tiles / kGroups;
+  const int first_tile = static_cast<int>(blockIdx.x % blocks) * kGroups,
             kv_head = static_cast<int>(blockIdx.x / blocks % p.heads);
   const std::int64_t chunk = blockIdx.x / blocks / p.heads;
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) {
-    const int tile = first_tile + static_cast<int>(threadIdx.x);
-    if (kGate == GateTile::token && p.gate == GateKind::constant && threadIdx.x < kTiles && tile < key_tiles) {
-      w.gate_parts[(tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
+    const int of_thread = first_tile + static_cast<int>(threadIdx.x);
+    if (kGate == GateTile::token && p.gate == GateKind::constant && threadIdx.x < kGroups && of_thread < key_tiles) {
+      w.gate_parts[(of_thread * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
     }
     return;
   }
   const std::int64_t kv_at = chunk * p.heads + kv_head;
-  const auto tile_of = [&](int e) { return first_tile + group * kEach + e; };
+  const int tile = first_tile + group, channel = tile * kTile;
+  const std::int64_t kv_tile = kv_at * key_tiles + tile;
   const std::uint32_t base = ptx::shared_address(shared), k_tiles = base + Layout::k;
 
   const __nv_bfloat16* do_rows = nullptr;
@@ -259,69 +251,53 @@ __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, cons
         copy_tile(stage + Layout::v, row_of<__nv_bfloat16>(p.v, c, kv_head) + value, p.v.token, c.rows, columns,
                   thread);
       }
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        const int tile = tile_of(e), at = (group * kEach + e) * kTileBytes;
-        const __nv_bfloat16* states =
-            static_cast<const __nv_bfloat16*>(p.states) + (kv_at * p.key_dim + tile * kTile) * p.value_dim;
-        copy_tile(stage + Layout::h + at, states + value, p.value_dim, p.key_dim - tile * kTile, columns, thread);
-        if (first) {
-          copy_image(stage + Layout::dh + at,
-                     w.state_gradients + ((kv_at * key_tiles + tile) * value_tiles + value_tile) * kTileBytes, thread,
-                     tile < key_tiles);
-        }
+      const __nv_bfloat16* states =
+          static_cast<const __nv_bfloat16*>(p.states) + (kv_at * p.key_dim + channel) * p.value_dim;
+      copy_tile(stage + Layout::h + group * kTileBytes, states + value, p.value_dim, p.key_dim - channel, columns,
+                thread);
+      if (first) {
+        copy_image(stage + Layout::dh + group * kTileBytes,
+                   w.state_gradients + (kv_tile * value_tiles + value_tile) * kTileBytes, thread);
       }
     }
     ptx::copy_async_commit();
   };
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const int tile = tile_of(e);
-    copy_image(k_tiles + (group * kEach + e) * kTileBytes, w.gated_k + (kv_at * key_tiles + tile) * kTileBytes, thread,
-               tile < key_tiles);
-  }
-  if (Plan::makes_dv && group == 0) {
-    copy_image(base + Layout::scores, w.scores + kv_at * p.group * kTileBytes, thread);
+  const auto load_k = [&] { copy_image(k_tiles + group * kTileBytes, w.gated_k + kv_tile * kTileBytes, thread); };
+  if constexpr (Plan::makes_dv) {
+    load_k();
+    if (group == 0) copy_image(base + Layout::scores, w.scores + kv_at * p.group * kTileBytes, thread);
   }
 
-  Accumulator dq[kEach], dk[kEach], pairs;
-#pragma unroll
-  for (int e = 0; e < kEach; ++e) clear(dk[e]);
-  float2 dg[16];                       // of rows 16 warp + i; not held while products run
-  Aside<float2, 16> dg_so_far[kEach];  // of the query heads done
-  float crossing[kEach] = {};          // constant gates: this thread's part of dg, see constant_gate.cuh
-  float through[kEach] = {};           // sum over values of h dh^: half of key channel thread / 2
+  Accumulator dq, dk, pairs;
+  clear(dk);
+  float2 dg[16];                // of rows 16 warp + i; not held while products run
+  Aside<float2, 16> dg_so_far;  // of the query heads done
+  float crossing = 0.0f;        // constant gates: this thread's part of dg, see constant_gate.cuh
+  float through = 0.0f;         // sum over values of h dh^: half of key channel thread / 2
 
   // A value tile's part of all sums: of dq and, with kKeys, dk; of the pairs; and its dv.
   const auto add_value_tile = [&]<bool kKeys, bool kDv, bool kPairs>(int value_tile) {
     char* stage_memory = shared + value_tile % kStages * Layout::stage;
     const std::uint32_t stage = ptx::shared_address(stage_memory), d_o = stage + Layout::d_o, v = stage + Layout::v;
     Accumulator dv;
-    Core::begin(dq[0], dq[kEach - 1], dk[0], dk[kEach - 1], pairs);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const std::uint32_t at = (group * kEach + e) * kTileBytes;
-      Core::template product<k_inner, k_inner>(dq[e], d_o, stage + Layout::h + at, thread);
-      if constexpr (kKeys) Core::template product<k_inner, k_inner>(dk[e], v, stage + Layout::dh + at, thread);
-    }
+    Core::begin(dq, dk, pairs);
+    const int own_tile = group * kTileBytes;
+    Core::template product<k_inner, k_inner>(dq, d_o, stage + Layout::h + own_tile, thread);
+    if constexpr (kKeys) Core::template product<k_inner, k_inner>(dk, v, stage + Layout::dh + own_tile, thread);
     if constexpr (kPairs) Core::template product<k_inner, k_inner>(pairs, d_o, v, thread);
     if constexpr (kDv) {
       Core::template product<k_inner, k_outer, true>(dv, base + Layout::scores, d_o, thread);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
+      for (int t = 0; t < kGroups; ++t) {
         Core::template product<k_inner, k_outer>(dv, k_tiles + t * kTileBytes, stage + Layout::dh + t * kTileBytes,
                                                  thread);
       }
     }
     if constexpr (kKeys) {
-#pragma unroll
-      for (int e = 0; e < kEach; ++e) {
-        const int at = (group * kEach + e) * kTileBytes;
-        through[e] += dot_of_rows(stage_memory + Layout::h + at, stage_memory + Layout::dh + at, thread);
-      }
+      through += dot_of_rows(stage_memory + Layout::h + own_tile, stage_memory + Layout::dh + own_tile, thread);
     }
     if constexpr (kDv) {
-      Core::finish(dq[0], dq[kEach - 1], dk[0], dk[kEach - 1], pairs, dv);
+      Core::finish(dq, dk, pairs, dv);
       const int value = value_tile * kTile, columns = p.value_dim - value;
       char* out = shared + Layout::out + group * kTileBytes;
       for (int h = 1; h < p.group; ++h) {  // of the other query heads: scores from memory, do through `out`
@@ -348,25 +324,29 @@ __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, cons
         store_matrix(row_of<__nv_bfloat16>(d.dv, c, kv_head) + value, d.dv.token, c.rows, columns, out, dv, thread);
       }
     } else {
-      Core::finish(dq[0], dq[kEach - 1], dk[0], dk[kEach - 1], pairs);
+      Core::finish(dq, dk, pairs);
     }
   };
 
+  const bool steep = w.steep[kv_tile];
+  char* k = shared + Layout::k + group * kTileBytes;
   char *q = shared + group * Layout::group + Layout::q, *a = q - Layout::q + Layout::a,
        *gates = a - Layout::a + Layout::gates;
   float* dump = reinterpret_cast<float*>(shared + group * Layout::group + Layout::dump);
-  const auto parts_at = [&](int offset, int i) -> ColumnParts& {
-    return *reinterpret_cast<ColumnParts*>(shared + offset + i * static_cast<int>(sizeof(ColumnParts)));
+  const auto parts_at = [&](int offset) -> ColumnParts& {
+    return *reinterpret_cast<ColumnParts*>(shared + offset + group * static_cast<int>(sizeof(ColumnParts)));
   };
-  ColumnParts &quarters = parts_at(Layout::quarters, group), &suffix = parts_at(Layout::suffix, group);
+  ColumnParts &quarters = parts_at(Layout::quarters), &inner = parts_at(Layout::inner),
+              &suffix = parts_at(Layout::suffix);
+  float* beyond = reinterpret_cast<float*>(shared + Layout::beyond) + group * kTile;
   float* row_sums = reinterpret_cast<float*>(shared + Layout::row_sums) + group * kTile;
 
+#pragma unroll 1
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
     first = h == 0;
     do_rows = row_of<__nv_bfloat16>(d.d_o, c, head);
-#pragma unroll
-    for (int e = 0; e < kEach; ++e) clear(dq[e]);
+    clear(dq);
     clear(pairs);
 #pragma unroll
     for (int i = 0; i + 1 < kStages; ++i) load(i);
@@ -398,188 +378,169 @@ __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, cons
       add_rows(pairs, reinterpret_cast<const float*>(shared + (1 - group) * Layout::group + Layout::dump), thread);
       __syncthreads();
     }
+    copy_image(ptx::shared_address(q), w.gated_q + ((chunk * p.heads * p.group + head) * key_tiles + tile) * kTileBytes,
+               thread);
+    if (!Plan::makes_dv) load_k();
+    copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
+    ptx::copy_async_commit();
 #pragma unroll
     for (int i = 0; i < 32; ++i) pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
     put_tile(a, pairs, thread);
-#pragma unroll 1
-    for (int e = 0; e < kEach; ++e) {
-      const int tile = tile_of(e), channel = tile * kTile;
-      if (tile < key_tiles) {
-        const std::int64_t kv_tile = kv_at * key_tiles + tile;
-        const bool steep = w.steep[kv_tile];
-        char* k = shared + Layout::k + (group * kEach + e) * kTileBytes;
-        ColumnParts& inner = parts_at(Layout::inner, group * kEach + e);
-        float* beyond = reinterpret_cast<float*>(shared + Layout::beyond) + (group * kEach + e) * kTile;
-        copy_image(ptx::shared_address(q),
-                   w.gated_q + ((chunk * p.heads * p.group + head) * key_tiles + tile) * kTileBytes, thread);
-        copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
-        ptx::copy_async_commit();
-        ptx::copy_async_wait<0>();
-        Core::publish();
-        group_barrier(group);
-        sum_quarters<kGate>(quarters, gates, thread);
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    group_barrier(group);
+    sum_quarters<kGate>(quarters, gates, thread);
+    if (first) {
+      sum_beyond(inner, k, dk, thread);
+      through += __shfl_xor_sync(0xffffffffu, through, 1);
+      if ((thread & 1) == 0) {
+        const float factor = steep ? ptx::exp2(w.decay[kv_tile * kTile + (thread >> 1)]) : 1.0f;
+        beyond[thread >> 1] = through * factor;
+        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * through * factor;
+      }
+    }
+    if constexpr (kGate == GateTile::token) {
+      if (p.gate == GateKind::constant) {
+        crossing += weighted_dot(q, dq, thread, [](int r) { return static_cast<float>(r + 1); });
         if (first) {
-          sum_beyond(inner, k, dk[0], thread);
-          through[0] += __shfl_xor_sync(0xffffffffu, through[0], 1);
-          if ((thread & 1) == 0) {
-            const float factor = steep ? ptx::exp2(w.decay[kv_tile * kTile + (thread >> 1)]) : 1.0f;
-            beyond[thread >> 1] = through[0] * factor;
-            if constexpr (kGate == GateTile::token) crossing[0] += static_cast<float>(c.rows) * through[0] * factor;
+          crossing += weighted_dot(k, dk, thread, [&](int r) { return static_cast<float>(c.rows - 1 - r); });
+        }
+      }
+    }
+    if (!steep) {
+      std::uint32_t operand[16];
+      load_operand(operand, ptx::shared_address(a), thread);
+      Core::begin(operand, dq, dk);
+      Core::template product<k_outer>(dq, operand, ptx::shared_address(k), thread);
+      Core::template product<k_outer, k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q), thread);
+      Core::finish(dq, dk);
+      group_barrier(group);
+    } else {
+      group_barrier(group);
+      copy_tile(ptx::shared_address(q), row_of<__nv_bfloat16>(p.q, c, head) + channel, p.q.token, c.rows,
+                p.key_dim - channel, thread);
+      copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
+                p.key_dim - channel, thread);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      group_barrier(group);
+      Aside queries(dq), keys(dk);
+      finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
+                          ptx::shared_address(a) - Layout::a + Layout::x, dump, gates, quarters, p.scale, first, group,
+                          thread);
+      queries.restore(dq);
+      keys.restore(dk);
+    }
+
+    // dq, and its part of dg.
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
+    } else {
+      dg_so_far.restore(dg);
+    }
+    put_rows(dump, dq, thread);
+    group_barrier(group);
+    const float2 before = sum_before(quarters, warp, lane);
+    float2 b = before;
+    RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
+    const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
+              dq_inside = d.dq.data ? rows_inside : 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 g = gate_at<kGate>(gates, r, lane);
+      b.x += g.x;
+      b.y += g.y;
+      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+      const float q_scale = steep ? p.scale : 1.0f;
+      dg[i].x += y.x * q_scale * x.x;
+      dg[i].y += y.y * q_scale * x.y;
+      const float2 factor =
+          steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+      if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+      dq_walk.step(1);
+    }
+    group_barrier(group);
+    if (h + 1 < p.group) {
+      dg_so_far.put(dg);
+    } else {
+      // dk, and its part of dg.
+      put_rows(dump, dk, thread);
+      group_barrier(group);
+      float2 sum = make_float2(0.0f, 0.0f);
+      b = before;
+      RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
+      const int dk_inside = d.dk.data ? rows_inside : 0;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int r = 16 * warp + i;
+        const float2 g = gate_at<kGate>(gates, r, lane);
+        b.x += g.x;
+        b.y += g.y;
+        const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+        dg[i].x -= y.x * x.x;
+        dg[i].y -= y.y * x.y;
+        sum.x += dg[i].x;
+        sum.y += dg[i].y;
+        const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+        if (i < dk_inside) store_two(dk_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+        dk_walk.step(1);
+      }
+      if (kGate == GateTile::token && p.gate == GateKind::constant) {
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+          crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+        }
+        if (lane == 0) row_sums[warp] = crossing;
+        group_barrier(group);
+        if (thread == 0) {
+          w.gate_parts[(tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] =
+              row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+        }
+      } else if constexpr (kGate != GateTile::none) {
+        // dg: sums from the chunk's end back.
+        *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
+        group_barrier(group);
+        float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+#pragma unroll
+        for (int other = 3; other >= 0; --other) {
+          const float2 x = *reinterpret_cast<const float2*>(&inner[other][2 * lane]);
+          const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
+          run.x += x.x + (other > warp ? y.x : 0.0f);
+          run.y += x.y + (other > warp ? y.y : 0.0f);
+        }
+        using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
+        RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);
+        const int dg_inside = d.dg.data ? rows_inside : 0;
+#pragma unroll
+        for (int i = 15; i >= 0; --i) {
+          const int r = 16 * warp + i;
+          run.x += dg[i].x;
+          run.y += dg[i].y;
+          if constexpr (kGate == GateTile::token) {
+            float x = run.x + run.y;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+            if (lane == 0) row_sums[r] = x;
+          } else {
+            if (i < dg_inside) store_two(dg_walk.place, run);
+            dg_walk.step(-1);
           }
         }
         if constexpr (kGate == GateTile::token) {
-          if (p.gate == GateKind::constant) {
-            crossing[0] += weighted_dot(q, dq[0], thread, [](int r) { return static_cast<float>(r + 1); });
-            if (first) {
-              crossing[0] += weighted_dot(k, dk[0], thread, [&](int r) { return static_cast<float>(c.rows - 1 - r); });
-            }
+          group_barrier(group);
+          const std::int64_t tokens =
+              p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+          const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+          if (thread < c.rows) {
+            w.gate_parts[(tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
           }
-        }
-        if (!steep) {
-          std::uint32_t operand[16];
-          load_operand(operand, ptx::shared_address(a), thread);
-          Core::begin(operand, dq[0], dk[0]);
-          Core::template product<k_outer>(dq[0], operand, ptx::shared_address(k), thread);
-          Core::template product<k_outer, k_outer>(dk[0], ptx::shared_address(a), ptx::shared_address(q), thread);
-          Core::finish(dq[0], dk[0]);
-          group_barrier(group);
-        } else {
-          group_barrier(group);
-          copy_tile(ptx::shared_address(q), row_of<__nv_bfloat16>(p.q, c, head) + channel, p.q.token, c.rows,
-                    p.key_dim - channel, thread);
-          copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
-                    p.key_dim - channel, thread);
-          ptx::copy_async_commit();
-          ptx::copy_async_wait<0>();
-          group_barrier(group);
-          Aside queries(dq[0]), keys(dk[0]);
-          const Aside other_queries(dq[kEach - 1]), other_keys(dk[kEach - 1]);
-          finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
-                              ptx::shared_address(a) - Layout::a + Layout::x, dump, gates, quarters, p.scale, first,
-                              group, thread);
-          other_queries.restore(dq[kEach - 1]);
-          other_keys.restore(dk[kEach - 1]);
-          queries.restore(dq[0]);
-          keys.restore(dk[0]);
-        }
-
-        // dq, and its part of dg.
-        if (first) {
-#pragma unroll
-          for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
-        } else {
-          dg_so_far[e].restore(dg);
-        }
-        put_rows(dump, dq[0], thread);
-        group_barrier(group);
-        const float2 before = sum_before(quarters, warp, lane);
-        float2 b = before;
-        RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
-        const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
-                  dq_inside = d.dq.data ? rows_inside : 0;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int r = 16 * warp + i;
-          const float2 g = gate_at<kGate>(gates, r, lane);
-          b.x += g.x;
-          b.y += g.y;
-          const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-          const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-          const float q_scale = steep ? p.scale : 1.0f;
-          dg[i].x += y.x * q_scale * x.x;
-          dg[i].y += y.y * q_scale * x.y;
-          const float2 factor =
-              steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
-          if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
-          dq_walk.step(1);
-        }
-        group_barrier(group);
-        if (h + 1 < p.group) {
-          dg_so_far[e].put(dg);
-        } else {
-          // dk, and its part of dg.
-          put_rows(dump, dk[0], thread);
-          group_barrier(group);
-          float2 sum = make_float2(0.0f, 0.0f);
-          b = before;
-          RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
-          const int dk_inside = d.dk.data ? rows_inside : 0;
-#pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int r = 16 * warp + i;
-            const float2 g = gate_at<kGate>(gates, r, lane);
-            b.x += g.x;
-            b.y += g.y;
-            const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-            const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-            dg[i].x -= y.x * x.x;
-            dg[i].y -= y.y * x.y;
-            sum.x += dg[i].x;
-            sum.y += dg[i].y;
-            const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-            if (i < dk_inside) store_two(dk_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
-            dk_walk.step(1);
-          }
-          if (kGate == GateTile::token && p.gate == GateKind::constant) {
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-              crossing[0] += __shfl_xor_sync(0xffffffffu, crossing[0], distance);
-            }
-            if (lane == 0) row_sums[warp] = crossing[0];
-            group_barrier(group);
-            if (thread == 0) {
-              w.gate_parts[(tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] =
-                  row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
-            }
-          } else if constexpr (kGate != GateTile::none) {
-            // dg: sums from the chunk's end back.
-            *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
-            group_barrier(group);
-            float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
-#pragma unroll
-            for (int other = 3; other >= 0; --other) {
-              const float2 x = *reinterpret_cast<const float2*>(&inner[other][2 * lane]);
-              const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
-              run.x += x.x + (other > warp ? y.x : 0.0f);
-              run.y += x.y + (other > warp ? y.y : 0.0f);
-            }
-            using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
-            RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);
-            const int dg_inside = d.dg.data ? rows_inside : 0;
-#pragma unroll
-            for (int i = 15; i >= 0; --i) {
-              const int r = 16 * warp + i;
-              run.x += dg[i].x;
-              run.y += dg[i].y;
-              if constexpr (kGate == GateTile::token) {
-                float x = run.x + run.y;
-#pragma unroll
-                for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-                if (lane == 0) row_sums[r] = x;
-              } else {
-                if (i < dg_inside) store_two(dg_walk.place, run);
-                dg_walk.step(-1);
-              }
-            }
-            if constexpr (kGate == GateTile::token) {
-              group_barrier(group);
-              const std::int64_t tokens =
-                  p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
-              const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-              if (thread < c.rows) {
-                w.gate_parts[(tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
-              }
-            }
-          }
-          group_barrier(group);
         }
       }
-      if constexpr (kEach == 2) {  // the other tile's turn
-        exchange(dq[0], dq[1]);
-        exchange(dk[0], dk[1]);
-        exchange(crossing[0], crossing[1]);
-        exchange(through[0], through[1]);
-      }
+      group_barrier(group);
     }
   }
 }

@@ -14,6 +14,7 @@ template <class Core, GateTile kGate>
 __global__ void __launch_bounds__(kGroupThreads, 4)
     prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w) {
   flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare<Core, kGate>(p, w, shared);
 }
@@ -112,10 +113,10 @@ void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t st
                          prepare_shared(kGate), stream, Begin::after_previous, p, w);
 }
 
-template <class Core, GateTile kGate, int kTiles, bool kMakesDv>
+template <class Core, GateTile kGate, int kGroups, bool kMakesDv>
 void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  using Plan = GradientsPlan<kTiles, kMakesDv>;
-  const std::int64_t blocks = (tiles_of(p.key_dim) + kTiles - 1) / kTiles;
+  using Plan = GradientsPlan<kGroups, kMakesDv>;
+  const std::int64_t blocks = tiles_of(p.key_dim) / kGroups;
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * blocks));
   flashgla::cuda::launch("gated_linear_attention gradients", make_gradients_kernel<Core, kGate, Plan>, grid,
                          Plan::threads, GradientsShared<Plan, kGate>::total, stream, kNext<Core>, p, w, d);
@@ -126,7 +127,6 @@ void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradien
                       cudaStream_t stream) {
   if (!makes_dv) return launch_gradients<Core, kGate, 1, false>(p, w, d, stream);
   if constexpr (std::is_same_v<Core, TensorCore90>) {
-    if (p.key_dim > 2 * kTile) return launch_gradients<Core, kGate, 4, true>(p, w, d, stream);
     if (p.key_dim > kTile) return launch_gradients<Core, kGate, 2, true>(p, w, d, stream);
   }
   launch_gradients<Core, kGate, 1, true>(p, w, d, stream);

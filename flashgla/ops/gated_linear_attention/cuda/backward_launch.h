@@ -69,7 +69,7 @@ template <class Core, bool kBackwards, int kGroups>
 void launch_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, cudaStream_t stream);
 template <class Core, int kGroups>
 void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
-// dq, dk and dg; with `makes_dv` dv too, for key channels up to kTile, or up to 4 kTile on TensorCore90.
+// dq, dk and dg; with `makes_dv` dv too, for key channels up to kTile, or up to 2 kTile on TensorCore90.
 template <class Core, GateTile kGate>
 void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, bool makes_dv,
                       cudaStream_t stream);

@@ -106,13 +106,13 @@ __device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat1
     from += 16 * row_stride;
   }
 }
-// A tile that lies in memory as it lies in shared memory, or zeros if it is not there. Asynchronous.
-__device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int thread, bool there = true) {
+// A tile that lies in memory as it lies in shared memory. Asynchronous.
+__device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int thread) {
   const char* from = static_cast<const char*>(image) + 16 * thread;
   tile += 16 * thread;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    ptx::copy_async_16(tile + 16 * kGroupThreads * i, from + 16 * kGroupThreads * i, there ? 16 : 0);
+    ptx::copy_async_16(tile + 16 * kGroupThreads * i, from + 16 * kGroupThreads * i);
   }
 }
 

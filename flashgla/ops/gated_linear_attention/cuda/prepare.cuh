@@ -244,6 +244,7 @@ template <class Core>
 __global__ void __launch_bounds__(kGroupThreads, 4)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
 }
