@@ -122,6 +122,8 @@ std::string describe_case(const Case& c) {
   text += " K" + std::to_string(c.key_dim) + " V" + std::to_string(c.value_dim) + " " + name_of(c.dtype) + " " +
           name_of(c.gate) + " gate";
   if (!c.lengths.empty()) text += ", " + std::to_string(c.lengths.size()) + " packed";
+  if (!c.gates_over_keys) text += " (values only)";
+  if (c.feature_map != FeatureMap::identity) text += std::string(", ") + name_of(c.feature_map);
   if (c.normalize) text += ", normalized";
   return text;
 }
@@ -171,7 +173,7 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
       in.g = gate(Shape({B, T, c.heads, K}), 4);
       break;
     case GateKind::key_value:
-      in.g = gate(Shape({B, T, c.heads, K}), 4);
+      if (c.gates_over_keys) in.g = gate(Shape({B, T, c.heads, K}), 4);
       in.gv = gate(Shape({B, T, c.heads, V}), 5);
       break;
   }
@@ -534,6 +536,11 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
       for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key_value})
         list.push_back(timed(8, 2048, kH, K, V, DType::bf16, gate));
       for (const DType dtype : {DType::f16, DType::f32}) list.push_back(timed(8, 2048, kH, K, V, dtype, GateKind::key));
+      Case features = timed(8, 2048, kH, K, V, DType::bf16, GateKind::none);
+      features.feature_map = FeatureMap::elu_plus_one;
+      list.push_back(features);
+      features.normalize = true;
+      list.push_back(features);
     }
     return list;
   }

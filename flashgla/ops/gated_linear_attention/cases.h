@@ -23,6 +23,7 @@ struct Case {
   std::int64_t key_dim = 32;
   std::int64_t value_dim = 48;
   GateKind gate = GateKind::key;
+  bool gates_over_keys = true;  // false: a key_value gate's g is left out
   GateValues gate_values = GateValues::trained;
   DType dtype = DType::f32;
   DType gate_dtype = DType::f32;      // f64 is forced with f64

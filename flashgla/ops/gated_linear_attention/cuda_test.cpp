@@ -30,7 +30,7 @@ const Device kCuda = Device::cuda(0);
 // The kernels are chosen by type, widths and how many blocks there are. Each of these would fall to one path on any
 // device with at most 136 multiprocessors: one pass and one kernel (136 sequence-heads of 64 channels), two passes and
 // chunks (wide heads, few sequences), with segments of time (one sequence), tiles of f32 (f32, f16, more than 256 key
-// channels), token by token (gates over values).
+// channels), both sides' gates, features before and after, token by token (f32 gates over values).
 std::vector<Case> path_cases() {
   std::vector<Case> list;
   auto add = [&](std::string name, Case c) {
@@ -108,6 +108,114 @@ std::vector<Case> path_cases() {
                    .dtype = dtype});
       }
     }
+  }
+  // Gates over values, and beside them over keys: chunks, both sides alike.
+  for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+    const std::string name = values == GateValues::trained ? "_trained" : "_extreme";
+    const Case plain{.batch = 3,
+                     .length = 203,
+                     .query_heads = 4,
+                     .heads = 4,
+                     .key_dim = 64,
+                     .value_dim = 64,
+                     .gate = GateKind::key_value,
+                     .gate_values = values,
+                     .dtype = DType::bf16,
+                     .gate_dtype = DType::bf16};
+    add("values" + name, plain);
+    Case alone = plain;
+    alone.gates_over_keys = false;
+    add("values_alone" + name, alone);
+    Case whole = plain;
+    whole.length = 128;
+    add("values_whole_chunks" + name, whole);
+    Case strided = plain;
+    strided.strided = true;
+    strided.key_dim = 40;
+    strided.value_dim = 96;
+    add("values_strided" + name, strided);
+    Case packed = plain;
+    packed.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+    add("values_packed" + name, packed);
+    Case grouped = plain;
+    grouped.heads = 2;
+    grouped.value_dim = 128;
+    grouped.gate_dtype = DType::f32;
+    add("values_grouped_f32_gates" + name, grouped);
+    Case unaligned = plain;  // rows that no 16-byte piece fits
+    unaligned.key_dim = 33;
+    unaligned.value_dim = 51;
+    add("values_unaligned" + name, unaligned);
+    for (const auto& [K, V] : {std::pair{256, 512}, {192, 64}, {300, 200}}) {
+      Case wide = plain;
+      wide.batch = 2;
+      wide.query_heads = wide.heads = 2;
+      wide.key_dim = K;
+      wide.value_dim = V;
+      add("values_wide_" + std::to_string(K) + "_" + std::to_string(V) + name, wide);
+    }
+    Case segments = plain;
+    segments.batch = segments.query_heads = segments.heads = 1;
+    segments.length = 4099;
+    segments.value_dim = 128;
+    add("values_segments" + name, segments);
+    Case pairs = plain;  // tiles enough for two thread groups a block, on up to 136 multiprocessors
+    pairs.batch = 8;
+    pairs.key_dim = 256;
+    pairs.value_dim = 320;
+    pairs.query_heads = pairs.heads = 4;
+    add("values_two_groups" + name, pairs);
+  }
+  // Feature maps and the normaliser, before and after every kind of kernel that they can stand around.
+  for (const FeatureMap map : {FeatureMap::elu_plus_one, FeatureMap::relu}) {
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+      const std::string name = std::string(name_of(map)) + "_" + name_of(dtype);
+      const Case plain{.batch = 3,
+                       .length = 203,
+                       .query_heads = 4,
+                       .heads = 2,
+                       .key_dim = 64,
+                       .value_dim = 72,
+                       .gate = GateKind::none,
+                       .dtype = dtype,
+                       .feature_map = map};
+      add("features_" + name, plain);
+      Case gated = plain;
+      gated.gate = GateKind::key;
+      gated.strided = true;
+      gated.key_dim = 40;
+      add("features_gated_strided_" + name, gated);
+      Case both = plain;
+      both.gate = GateKind::key_value;
+      add("features_gates_over_values_" + name, both);
+      Case normalized = plain;
+      normalized.normalize = true;
+      add("normalized_" + name, normalized);
+      Case packed = normalized;
+      packed.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+      packed.strided = true;
+      add("normalized_packed_strided_" + name, packed);
+      Case unaligned = normalized;
+      unaligned.key_dim = 77;
+      unaligned.value_dim = 51;
+      add("normalized_unaligned_" + name, unaligned);
+      Case segments = normalized;
+      segments.batch = segments.query_heads = segments.heads = 1;
+      segments.length = 4099;
+      segments.key_dim = 128;
+      if (dtype != DType::f32) add("normalized_segments_" + name, segments);
+      if (dtype != DType::bf16) continue;
+      Case narrow = normalized;
+      narrow.batch = 34;
+      narrow.heads = 4;
+      narrow.value_dim = 64;
+      add("normalized_narrow_" + name, narrow);
+    }
+    Case stateless{.length = 203, .gate = GateKind::none, .dtype = DType::bf16, .feature_map = map, .normalize = true};
+    stateless.states = false;
+    stateless.key_dim = 256;
+    stateless.value_dim = 128;
+    add(std::string("normalized_without_states_") + name_of(map), stateless);
   }
   add("tokens_f32", {.length = 203,
                      .query_heads = 4,
@@ -330,9 +438,11 @@ TEST(Cuda, OffsetsBeyond32Bits) {
   wide.query_heads = wide.heads = 2;
   wide.key_dim = 128;
   wide.value_dim = 200;
-  Case tokens = wide;
-  tokens.gate = GateKind::key_value;
-  for (const Case& c : {narrow, wide, tokens}) {
+  Case values = wide;
+  values.gate = GateKind::key_value;
+  Case tokens = values;
+  tokens.key_dim = 6;
+  for (const Case& c : {narrow, wide, values, tokens}) {
     SCOPED_TRACE(describe_case(c));
     const CaseData near = make_data(c);
     const Results expected = reference_results(near, true, true);

@@ -41,8 +41,15 @@ SpotCheck::SpotCheck(const CaseData& host, bool gradients) : problem_(describe(h
   parallel_for(Context(), static_cast<std::int64_t>(parts_.size()), [&](std::int64_t i) {
     constexpr double kForgotten = 16.0;  // e^-16 is far below every tolerance
     Part& part = parts_[static_cast<std::size_t>(i)];
-    CaseData data = slice_tokens(one_head(host, part.batch, part.head), part.begin, part.end);
-    if (!part.past) data.in.h0 = data.in.z0 = {};
+    const CaseData whole = one_head(host, part.batch, part.head);
+    CaseData data = slice_tokens(whole, part.begin, part.end);
+    Results before;
+    if (!part.past) {
+      // With a normaliser all of the past is in every quotient; else only in what is not compared.
+      if (p.normalize) before = reference_results(slice_tokens(whole, 0, part.begin), true, false);
+      data.in.h0 = before.out.ht;
+      data.in.z0 = before.out.zt;
+    }
     if (!part.future) data.d_out.d_ht = data.d_out.d_zt = {};
     const std::int64_t half = (part.end - part.begin) / 2;
     if (!part.past && forgotten(data, half) > kForgotten) part.dg_begin = half;

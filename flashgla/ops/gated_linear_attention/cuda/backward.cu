@@ -6,7 +6,9 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -281,7 +283,13 @@ void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, in
 template <class Core>
 static void run_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                          const OutputGradients& d_out, const InputGradients& d_in) {
-  if (!fits_chunks(problem, inputs, d_out, d_in)) {
+  if (goes_through_features(problem)) {
+    backward_through_features(context, problem, inputs, outputs, d_out, d_in,
+                              [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
+                                  const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
+  } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
+    backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
+  } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
     recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
   } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
     backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);

@@ -1,7 +1,9 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -69,7 +71,16 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
 }
 
 void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
+  if (goes_through_features(problem)) {
+    return forward_through_features(
+        context, problem, inputs, outputs,
+        [&](const Problem& p, const Inputs& in, const Outputs& out) { forward(context, p, in, out, hopper); });
+  }
+  if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs)) {
+    return forward_with_value_gates(context, problem, inputs, outputs, hopper);
+  }
   Params params = make_params(problem, inputs, outputs);
+  if (!backward_in_chunks(problem)) params.states = nullptr;
   plan_chunks(context, params);
   run(context, problem, params, hopper);
 }
@@ -85,7 +96,10 @@ Support portable_supports(const Problem& problem, const Architecture& architectu
 }
 
 std::size_t states_bytes(const Problem& problem) {
-  if (problem.algorithm == Algorithm::chunk_recomputed || !backward_in_chunks(problem)) return 0;
+  if (goes_through_features(problem)) return states_bytes(without_features(problem));
+  if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
+  if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
+  if (!backward_in_chunks(problem)) return 0;
   return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * 2;
 }
 

@@ -239,6 +239,10 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   }
 }
 
+// Queues forward_prepare_kernel (two_pass.cu).
+template <class Core>
+void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared);
+
 // grid: most_chunks * H, heads fastest.
 template <class Core>
 __global__ void __launch_bounds__(kGroupThreads, 4)

@@ -7,9 +7,17 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-namespace {
+template <class Core>
+void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared) {
+  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
+  flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, kPrepareBytes, stream,
+                         flashgla::cuda::Begin::after_previous, p, prepared);
+}
+template void launch_forward_prepare<TensorCore80>(cudaStream_t, const Params&, const Prepared&);
+template void launch_forward_prepare<TensorCore90>(cudaStream_t, const Params&, const Prepared&);
 
-using flashgla::cuda::Begin;
+namespace {
 
 template <class Core, class Plan>
 void recurrence(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
@@ -50,10 +58,7 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const S
 
 template <class Core>
 void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
-  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
-  flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
-                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, kPrepareBytes, stream,
-                         Begin::after_previous, p, prepared);
+  launch_forward_prepare<Core>(stream, p, prepared);
   switch (prepared.blocks) {
     case 1:
       return run<Core, 1>(stream, p, prepared, segments, shared_memory);
