@@ -49,12 +49,6 @@ __device__ __forceinline__ std::uint32_t fma_bf16(std::uint32_t a, std::uint32_t
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
-__device__ __forceinline__ std::uint32_t to_tf32(float x) {
-  std::uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
-
 // ---- asynchronous copies, global to shared ----
 
 // 16 bytes; the last 16 - source_bytes of them are written as zeros and not read (source_bytes 0 or 16 here).
@@ -67,6 +61,11 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// The 128 bytes around an address to the L2.
+__device__ __forceinline__ void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
 // ---- matrix fragments ----
@@ -100,16 +99,6 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const std::uint32_t (&a)[
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// a 16x8, b 8x8, elements rounded to tf32 by to_tf32. Lane l holds a[0]: (l/4, l%4), a[1]: (l/4+8, l%4),
-// a[2]: (l/4, l%4+4), a[3]: (l/4+8, l%4+4); b0: (l%4, l/4), b1: (l%4+4, l/4); d as above.
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                         std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Barrier `id` (1..15; 0 is __syncthreads) among `threads` threads.
 __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -91,22 +91,40 @@ std::vector<Case> path_cases() {
       add("segments_" + name, segments);
     }
   }
-  // Tiles of f32: one key tile and several, narrow and wide slices of V.
+  // Tiles of f32: one tile of channels and several, rows that come in pieces and others, every kind of gate, segments.
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
-      for (const auto& [K, V] : {std::pair{64, 64}, {96, 160}, {272, 96}}) {
+      const std::string suffix = values == GateValues::trained ? "_trained" : "_extreme";
+      const auto named = [&](const std::string& what) {
+        return std::string("f32_tiles_") + name_of(dtype) + "_" + what + suffix;
+      };
+      const Case c{
+          .batch = 3, .length = 203, .query_heads = 4, .heads = 2, .gate_values = values, .dtype = dtype};
+      for (const auto& [K, V] : {std::pair{64, 64}, {96, 160}, {272, 96}, {500, 33}}) {
         if (dtype == DType::bf16 && K <= 256) continue;
-        const std::string name = std::string("f32_tiles_") + name_of(dtype) + "_" + std::to_string(K) +
-                                 (values == GateValues::trained ? "_trained" : "_extreme");
-        add(name, {.batch = 3,
-                   .length = 203,
-                   .query_heads = 4,
-                   .heads = 2,
-                   .key_dim = K,
-                   .value_dim = V,
-                   .gate_values = values,
-                   .dtype = dtype});
+        Case sized = c;
+        sized.key_dim = K;
+        sized.value_dim = V;
+        add(named(std::to_string(K)), sized);
       }
+      if (dtype == DType::bf16) continue;
+      for (const GateKind kind : kinds) {
+        if (kind == GateKind::none && values == GateValues::extreme) continue;
+        Case other = c;
+        other.heads = 4;
+        other.key_dim = other.value_dim = 64;
+        other.gate = kind;
+        add(named(name_of(kind)), other);
+        other.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+        other.gate_dtype = dtype;
+        add(named(std::string(name_of(kind)) + "_packed"), other);
+      }
+      Case segments = c;
+      segments.batch = segments.query_heads = segments.heads = 1;
+      segments.length = 4099;
+      segments.key_dim = 64;
+      segments.value_dim = 128;
+      add(named("segments"), segments);
     }
   }
   // Gates over values, and beside them over keys: chunks, both sides alike.

@@ -6,6 +6,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates.h"
@@ -166,16 +167,6 @@ bool fits_one_kernel(const Context& context, const Problem& problem, const Input
          problem.sequences * problem.heads >= context.architecture().multiprocessors;
 }
 
-Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in) {
-  auto strided = [](const TensorView& view) {
-    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
-  };
-  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
-  if (d_in.dg)
-    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
-  return d;
-}
-
 template <class Core>
 void backward_in_one_kernel(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                             const OutputGradients& d_out, const InputGradients& d_in) {
@@ -261,6 +252,16 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
 
 }  // namespace
 
+Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in) {
+  auto strided = [](const TensorView& view) {
+    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
+  };
+  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
+  if (d_in.dg)
+    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
+  return d;
+}
+
 bool backward_in_chunks(const Problem& problem) {
   return problem.dtype == DType::bf16 && problem.gate != GateKind::key_value &&
          problem.algorithm != Algorithm::recurrent && problem.feature_map == FeatureMap::identity &&
@@ -289,6 +290,8 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
                                   const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
   } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
     backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
+  } else if (!fits_chunks(problem, inputs, d_out, d_in) && goes_by_chunks(problem)) {
+    backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
   } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
     recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
   } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {

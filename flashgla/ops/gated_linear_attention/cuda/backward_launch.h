@@ -36,6 +36,8 @@ struct Gradients {
   Strided d_o, dq, dk, dv, dg;  // without data: not wanted
 };
 
+Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in);
+
 // One pass over the chunks of each sequence. Where sequences and tiles are too few to fill the device, each sequence is
 // cut into segments: a first launch (ends_only) finds what each adds to the state and how it decays it, a second starts
 // every segment from the truth.

@@ -1,80 +1,155 @@
-// Launchers of the recurrence in f32 tiles.
-#include "flashgla/base/cuda/device.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.cuh"
+// Forward and backward in f32 tiles: workspace, segments, order of launches.
+#include <algorithm>
+#include <type_traits>
+
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-constexpr int kManyKeys = 256;  // above it the slices of values are narrow, as the state fills shared memory
-
-int shared_bytes(int keys) {
-  const int tiles = (keys + 63) / 64;
-  return keys > kManyKeys ? WidePlan<32>::bytes(tiles) : WidePlan<64>::bytes(tiles);
+template <class T>
+T* take(Context& context, std::int64_t bytes, const char* label) {
+  return static_cast<T*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
 }
 
-template <bool kSplit, int kValues, bool kGatesOverValues>
-void launch(void* stream, const Params& p, const WidePass& pass) {
-  const int bytes = shared_bytes(pass.keys);
-  auto* kernel = f32_tiles_kernel<kSplit, kValues, kGatesOverValues>;
-  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "f32_tiles_kernel's shared memory");
-  const std::int64_t slices = (pass.values + kValues - 1) / kValues;
-  const std::int64_t blocks = p.sequences.count * p.heads * p.group * slices;
-  kernel<<<static_cast<unsigned>(blocks), kWideThreads, bytes, static_cast<cudaStream_t>(stream)>>>(p, pass);
-  flashgla::cuda::check_launch("f32_tiles_kernel");
+std::int64_t tiles_of_a_state(const Problem& problem) {
+  return tiles_of(static_cast<int>(problem.key_dim)) * tiles_of(static_cast<int>(problem.value_dim));
 }
 
-template <bool kSplit, bool kGatesOverValues>
-void launch(void* stream, const Params& p, const WidePass& pass) {
-  pass.keys > kManyKeys ? launch<kSplit, 32, kGatesOverValues>(stream, p, pass)
-                        : launch<kSplit, 64, kGatesOverValues>(stream, p, pass);
+// Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
+// a multiprocessor.
+void plan_segments(Context& context, const Problem& problem, const Params& p, SplitPass& pass) {
+  const std::int64_t tiles = problem.sequences * problem.heads * tiles_of_a_state(problem);
+  const std::int64_t room = 2 * context.architecture().multiprocessors / tiles;
+  const std::int64_t chunks = p.sequences.most_chunks / p.sequences.count;
+  pass.segments = static_cast<int>(std::min<std::int64_t>({room, chunks / 8, 16}));
+  if (pass.segments <= 2) {
+    pass.segments = 1;
+    return;
+  }
+  const std::int64_t ends = (pass.segments - 1) * tiles;
+  pass.segment_ends = take<float>(context, ends * kTile * kTile * 4, "gla f32 tiles: segments");
+  pass.segment_decays = take<float>(context, ends * kTile * 4, "gla f32 tiles: segments");
+}
+
+template <class Kernel, bool kBackwards>
+void pass_states(const Params& p, SplitPass pass, cudaStream_t stream) {
+  if (pass.segments > 1) {
+    pass.ends_only = true;
+    launch_split_states<Kernel, kBackwards>(p, pass, stream);
+    pass.ends_only = false;
+  }
+  launch_split_states<Kernel, kBackwards>(p, pass, stream);
+}
+
+SplitPass states_pass(const Params& p, char* images) {
+  return {.b = p.v, .start = static_cast<const float*>(p.h0), .end = nullptr, .images = images, .states = nullptr};
+}
+
+template <class Kernel>
+void forward(Context& context, const Problem& problem, const Params& p) {
+  const ArenaScope scope(context.scratch());
+  const bool keeps_split = p.states != nullptr && !backward_in_chunks(problem);
+  char* images = keeps_split ? static_cast<char*>(p.states)
+                             : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
+                                          "gla f32 tiles: states");
+  SplitPass pass = states_pass(p, images);
+  pass.end = static_cast<float*>(p.ht);
+  pass.states = keeps_split ? nullptr : static_cast<__nv_bfloat16*>(p.states);
+  plan_segments(context, problem, p, pass);
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  pass_states<Kernel, false>(p, pass, stream);
+  launch_split_outputs<Kernel, false>(p, {p.v, p.o, images}, stream);
+}
+
+template <class Kernel>
+void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  Params p = make_params(problem, inputs, outputs);
+  plan_chunks(context, p);
+  const auto bytes = static_cast<std::int64_t>(split_states_bytes(problem));
+  // bf16 keeps its states as bf16, where it keeps them.
+  const bool kept = outputs.states && problem.dtype != DType::bf16;
+  char* states = kept ? static_cast<char*>(p.states) : take<char>(context, bytes, "gla f32 tiles: states");
+  char* state_gradients = take<char>(context, bytes, "gla f32 tiles: state gradients");
+  const bool constant = problem.gate == GateKind::constant;
+  const std::int64_t tokens = problem.packed ? problem.length : problem.batch * problem.length;
+  const std::int64_t gate_rows = constant ? p.sequences.most_chunks : tokens;
+  const int key_tiles = tiles_of(p.key_dim);
+  const bool sums_gates = d_in.dg && (constant || problem.gate == GateKind::scalar);
+  const Gradients d = gradients_of(problem, d_out, d_in);
+  SplitGradients gradients{d.d_o, d.dq, d.dk, d.dg, states, state_gradients, nullptr};
+  if (sums_gates)
+    gradients.gate_parts = take<float>(context, key_tiles * gate_rows * problem.heads * 4, "gla f32 tiles: gate parts");
+  SplitPass forwards = states_pass(p, states);
+  plan_segments(context, problem, p, forwards);
+  SplitPass backwards = forwards;
+  backwards.b = d.d_o;
+  backwards.start = static_cast<const float*>(d_out.d_ht.data);
+  backwards.end = static_cast<float*>(d_in.dh0.data);
+  backwards.images = state_gradients;
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (!kept) pass_states<Kernel, false>(p, forwards, stream);
+  pass_states<Kernel, true>(p, backwards, stream);
+  if (d_in.dv) launch_split_outputs<Kernel, true>(p, {d.d_o, d.dv, state_gradients}, stream);
+  if (d_in.dq || d_in.dk || d_in.dg) launch_split_gradients<Kernel>(p, gradients, stream);
+  if (sums_gates) launch_gate_sums(p, gradients.gate_parts, gate_rows, key_tiles, d.dg, stream);
+}
+
+// How many bf16 numbers a number is: f32's own precision, unless the caller allows tf32's.
+int parts_of(const Problem& problem) {
+  return problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee ? 3 : 2;
+}
+
+// Whether 16 bytes of each row can be read at once.
+bool in_pieces(const Strided& s, DType dtype, int width) {
+  const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(dtype));
+  return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % elements == 0 && s.token % elements == 0 &&
+         s.head % elements == 0 && width % elements == 0;
+}
+bool in_pieces(const Problem& problem, const Params& p) {
+  return in_pieces(p.q, p.dtype, p.key_dim) && in_pieces(p.k, p.dtype, p.key_dim) &&
+         in_pieces(p.v, p.dtype, p.value_dim) &&
+         (problem.gate != GateKind::key || in_pieces(p.g, p.gate_dtype, p.key_dim));
+}
+
+// call(kernel): a SplitKernel. Where rows do not come in pieces, those on mma.sync.
+template <class Call>
+void with_kernel(const Problem& problem, bool in_pieces, bool hopper, Call call) {
+  const auto with_parts = [&](auto parts) {
+    if (!in_pieces) return call(SplitKernel<TensorCore80, parts(), false>());
+    hopper ? call(SplitKernel<TensorCore90, parts(), true>()) : call(SplitKernel<TensorCore80, parts(), true>());
+  };
+  parts_of(problem) == 3 ? with_parts(std::integral_constant<int, 3>())
+                         : with_parts(std::integral_constant<int, 2>());
 }
 
 }  // namespace
 
-bool f32_tiles_fit(int keys, std::int64_t shared_memory) { return shared_bytes(keys) <= shared_memory; }
-
-void launch_f32_tiles(void* stream, const Params& p, bool split) {
-  WidePass pass;
-  pass.query = {.view = p.q, .dtype = p.dtype, .width = p.key_dim};
-  pass.key = {.view = p.k, .dtype = p.dtype, .width = p.key_dim, .heads_each = p.group};
-  pass.value = {.view = p.v, .dtype = p.dtype, .width = p.value_dim, .heads_each = p.group};
-  pass.gate = {.view = p.g,
-               .dtype = p.gate_dtype,
-               .width = p.key_dim,
-               .heads_each = p.group,
-               .channel_step = p.gate == GateKind::key};
-  pass.keys = p.key_dim;
-  pass.values = p.value_dim;
-  pass.start = static_cast<const float*>(p.h0);
-  pass.out = p.o;
-  pass.out_scale = p.scale;
-  pass.states = static_cast<__nv_bfloat16*>(p.states);
-  pass.group_end = static_cast<float*>(p.ht);
-  split ? launch<true, false>(stream, p, pass) : launch<false, false>(stream, p, pass);
+std::size_t split_states_bytes(const Problem& problem) {
+  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles_of_a_state(problem) *
+                                  parts_of(problem) * kImageBytes);
 }
 
-void launch_f32_tiles(void* stream, const Params& p, const RecurrentPass& recurrent) {
-  const std::int64_t heads = p.heads * p.group, token = heads * recurrent.rows;
-  const bool over_values = recurrent.row_gate.view.data != nullptr;
-  WidePass pass;
-  pass.query = recurrent.z;
-  pass.key = recurrent.y;
-  pass.value = recurrent.x;
-  pass.gate = over_values ? recurrent.row_gate : recurrent.column_gate;
-  pass.keys = recurrent.columns;
-  pass.values = recurrent.rows;
-  pass.backwards = recurrent.backwards;
-  pass.start = recurrent.start;
-  pass.by_values = !recurrent.rows_are_values;
-  pass.start_in_first_head = recurrent.start_in_first_head;
-  pass.out = {recurrent.out, p.sequences.cu_seqlens != nullptr ? 0 : p.sequences.length * token, token, recurrent.rows};
-  pass.out_f32 = true;
-  pass.end = recurrent.end;
-  pass.checkpoints = recurrent.checkpoints;
-  over_values ? launch<true, true>(stream, p, pass) : launch<true, false>(stream, p, pass);
+void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
+  with_kernel(problem, in_pieces(problem, params), hopper,
+              [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); });
+}
+
+void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                           const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
+  const bool pieces = in_pieces(problem, make_params(problem, inputs, outputs)) &&
+                      in_pieces(gradients_of(problem, d_out, d_in).d_o, problem.dtype,
+                                static_cast<int>(problem.value_dim));
+  with_kernel(problem, pieces, hopper, [&](auto kernel) {
+    backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in);
+  });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,20 +1,60 @@
-// Launchers of the recurrence in f32 tiles (f32_tiles.cuh): queue their kernel on the stream and return.
+// f16 and f32 (and bf16 where its own tiles do not go) by chunks, in tiles of f32: f32_tiles.md. Entry points, and the
+// launchers of the kernels; instantiations/ has one source a core.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include <cuda_runtime_api.h>
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-struct RecurrentPass;
+// Images of split tiles [chunks, G, key tiles, value tiles], 16 or 24 KiB each: the states of a call.
+std::size_t split_states_bytes(const Problem& problem);
 
-// Whether a block's state over `keys` channels and its tiles fit the shared memory that it may use.
-bool f32_tiles_fit(int keys, std::int64_t shared_memory);
+// Identity features, no normaliser, gates over keys or none; any dtype, width and stride. States are kept where
+// params.states is given: split, or where backward_in_chunks as bf16. params as plan_chunks leaves them.
+void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper);
+void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                           const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
 
-// The forward: identity features, no normaliser, no gate over values; any dtype. split: f32 products in three of tf32,
-// else operands are rounded to tf32.
-void launch_f32_tiles(void* stream, const Params& params, bool split);
+// What a kernel is compiled for.
+template <class TensorCore, int kTheParts, bool kInPieces>
+struct SplitKernel {
+  using Core = TensorCore;
+  static constexpr int parts = kTheParts;
+  static constexpr bool in_pieces = kInPieces;  // 16 bytes of each operand can be read at once
+};
 
-// A pass of the recurrent backward that has gates on one side at most, no normaliser; products in three of tf32.
-void launch_f32_tiles(void* stream, const Params& params, const RecurrentPass& pass);
+// One pass over the chunks of each sequence; segments as in StatePass.
+struct SplitPass {
+  Strided b;             // v, or backwards do
+  const float* start;    // [N,G,K,V] or null: zeros. h0, or dht
+  float* end;            // likewise, or null: not wanted. ht, or dh0
+  char* images;          // before each chunk h, after it dh
+  __nv_bfloat16* states; // h once more as bf16 [chunks,G,K,V], or null
+  int segments = 1;
+  bool ends_only = false;
+  float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
+  float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], factors
+};
+
+// o from v and states, or dv from do and their gradients.
+struct SplitOutputs {
+  Strided x, out;
+  const char* images;
+};
+
+struct SplitGradients {
+  Strided d_o, dq, dk, dg;  // without data: not wanted
+  const char *states, *state_gradients;
+  float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
+};
+
+template <class Kernel, bool kBackwards>
+void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
+template <class Kernel, bool kValueGradient>
+void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream);
+template <class Kernel>
+void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -58,11 +58,7 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
   if (!goes_by_chunks(problem)) {
     if (!context.planning()) launch_recurrent(context.stream(), params);
   } else if (!in_bf16_tiles(problem, params)) {
-    const bool split = problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee;
-    if (context.planning()) return;
-    f32_tiles_fit(params.key_dim, context.architecture().shared_memory)
-        ? launch_f32_tiles(context.stream(), params, split)
-        : launch_recurrent(context.stream(), params);
+    forward_in_f32_tiles(context, problem, params, hopper);
   } else if (in_one_pass(context, problem)) {
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
   } else {
@@ -80,7 +76,7 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
     return forward_with_value_gates(context, problem, inputs, outputs, hopper);
   }
   Params params = make_params(problem, inputs, outputs);
-  if (!backward_in_chunks(problem)) params.states = nullptr;
+  if (gates_values_by_chunks(problem)) params.states = nullptr;  // laid out for kernels that cannot take this call
   plan_chunks(context, params);
   run(context, problem, params, hopper);
 }
@@ -99,6 +95,7 @@ std::size_t states_bytes(const Problem& problem) {
   if (goes_through_features(problem)) return states_bytes(without_features(problem));
   if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
+  if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
   return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * 2;
 }

@@ -2,7 +2,6 @@
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent_backward.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -251,11 +250,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   const auto* d_ht = static_cast<const float*>(d_out.d_ht.data);
   const auto* d_zt = problem.normalize ? static_cast<const float*>(d_out.d_zt.data) : nullptr;
   const int columns = static_cast<int>(values);
-  const auto launch = [&](const RecurrentPass& pass) {
-    goes_by_chunks(problem) && f32_tiles_fit(pass.columns, context.architecture().shared_memory)
-        ? launch_f32_tiles(context.stream(), p, pass)
-        : launch_by_tokens(p, pass, stream);
-  };
+  const auto launch = [&](const RecurrentPass& pass) { launch_by_tokens(p, pass, stream); };
 
   if (o) launch({v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr, nullptr});
   if (problem.normalize) {

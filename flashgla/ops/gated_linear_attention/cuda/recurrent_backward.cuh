@@ -1,5 +1,5 @@
 // The gradient token by token in f32, for every gate kind, dtype, feature map, stride and size up to 512: what no
-// chunked form takes. Where gates are on one side only its passes go by chunks (f32_tiles.cuh).
+// chunked form takes.
 //
 // All of it is one recurrence, run two to four times with other operands:
 //     M_t = a_t c_t^T * M_{t-1} + x_t y_t^T,   out_t = M_t z_t          (backwards: the gates of token t+1)

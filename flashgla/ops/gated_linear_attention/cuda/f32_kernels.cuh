@@ -1,0 +1,64 @@
+// Kernels of f32 tiles and their launch; one translation unit of instantiations/ each core.
+#pragma once
+
+#include "flashgla/base/cuda/device.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_outputs.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_states.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template <class Kernel, bool kBackwards>
+__global__ void __launch_bounds__(kGroupThreads, 2)
+    split_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards>(p, pass, shared);
+}
+
+template <class Kernel, bool kValueGradient>
+__global__ void __launch_bounds__(kGroupThreads, 2)
+    split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) make_outputs<Kernel, kValueGradient>(p, outputs, shared);
+}
+
+template <class Kernel, bool kGrouped>
+__global__ void __launch_bounds__(kGroupThreads, 2)
+    split_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped>(p, gradients, shared);
+}
+
+template <class Function, class Work>
+void launch_split(const char* name, Function* kernel, dim3 grid, int shared, cudaStream_t stream, const Params& p,
+                  const Work& work) {
+  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
+  kernel<<<grid, kGroupThreads, shared, stream>>>(p, work);
+  flashgla::cuda::check_launch(name);
+}
+
+template <class Kernel, bool kBackwards>
+void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
+  const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(pass.segments - pass.ends_only));
+  launch_split("gated_linear_attention states in f32 tiles", split_states_kernel<Kernel, kBackwards>, grid, kStatesShared<Kernel::parts>,
+               stream, p, pass);
+}
+
+template <class Kernel, bool kValueGradient>
+void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream) {
+  const std::int64_t heads = kValueGradient ? p.heads : p.heads * p.group;
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * heads * tiles_of(p.value_dim)));
+  launch_split("gated_linear_attention outputs in f32 tiles", split_outputs_kernel<Kernel, kValueGradient>, grid,
+               OutputsShared<Kernel::parts>::total, stream, p, outputs);
+}
+
+template <class Kernel>
+void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
+  launch_split("gated_linear_attention gradients in f32 tiles",
+               p.group > 1 ? split_gradients_kernel<Kernel, true> : split_gradients_kernel<Kernel, false>,
+               grid, GradientsShared<Kernel::parts>::total, stream, p, gradients);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,141 @@
+// The states of f32 tiles: one pass over the chunks of each sequence, a tile of 64 key by 64 value channels a block.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// The gated operand, the other one and what goes out; totals and decay.
+template <int kParts>
+constexpr int kStatesShared = 3 * kSplitBytes<kParts> + (4 * 64 + 64) * 4;
+
+// Forwards h, from k 2^(later gates) and v; backwards dh, from scale q 2^(gates up to it) and do. No exponent is
+// positive, whatever the gates. Grid: (N x G x key tiles x value tiles, innermost last) x segments.
+template <class Kernel, bool kBackwards>
+__device__ __forceinline__ void pass_split_states(const Params& p, const SplitPass& pass, char* shared) {
+  using Core = typename Kernel::Core;
+  constexpr int kParts = Kernel::parts;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles),
+            key_tile = static_cast<int>(blockIdx.x / value_tiles % key_tiles);
+  const unsigned cell = blockIdx.x / value_tiles / key_tiles;
+  const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards ? p.group : 1;
+  const std::int64_t n = cell / p.heads;
+  const Span span = span_of(p.sequences, n);
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const int segment = blockIdx.y, channel = key_tile * kTile, value = value_tile * kTile;
+  const std::int64_t first = chunks * segment / pass.segments, last = chunks * (segment + 1) / pass.segments;
+  char* out = shared + 2 * kSplitBytes<kParts>;
+  const std::uint32_t a = ptx::shared_address(shared), b = a + kSplitBytes<kParts>;
+  float *totals = reinterpret_cast<float*>(shared + 3 * kSplitBytes<kParts>), *decay = totals + 4 * 64;
+
+  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk.
+  struct Step {
+    Chunk chunk;
+    Source a, b, gates;
+  };
+  const auto step_at = [&](std::int64_t step) {
+    const std::int64_t i = step / heads_each;
+    const int head = kv_head * heads_each + static_cast<int>(step % heads_each);
+    Step s;
+    s.chunk = chunk_of(span, kBackwards ? chunks - 1 - i : i);
+    s.a = source_of(kBackwards ? p.q : p.k, p.dtype, s.chunk, head, channel, p.key_dim);
+    s.b = source_of(pass.b, p.dtype, s.chunk, head, value, p.value_dim);
+    s.gates = source_of(p.g, p.gate_dtype, s.chunk, kv_head, channel, p.key_dim);
+    return s;
+  };
+  Loaded loaded_a, loaded_b, loaded_gates;
+  const auto load_step = [&](std::int64_t step) {
+    if (step >= last * heads_each) return;
+    const Step s = step_at(step);
+    load<Kernel::in_pieces>(loaded_a, s.a, thread);
+    if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, s.gates, thread);
+    load<Kernel::in_pieces>(loaded_b, s.b, thread);
+  };
+  load_step(first * heads_each);
+
+  const std::int64_t state_at = static_cast<std::int64_t>(cell) * p.key_dim * p.value_dim;
+  Accumulator state;
+  read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
+             channel, value, thread);
+  const int row = 16 * warp + (lane >> 2);
+  const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
+  const auto segment_end = [&](int s, int block) {  // four of this thread's elements
+    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
+  };
+  if (!pass.ends_only) {
+    for (int s = 0; s < segment; ++s) {
+      const float* decays = pass.segment_decays + (s * tiles + tile_at) * kTile;
+      const float factor[2] = {decays[row], decays[row + 8]};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 end = *segment_end(s, j);
+        state[4 * j] = state[4 * j] * factor[0] + end.x;
+        state[4 * j + 1] = state[4 * j + 1] * factor[0] + end.y;
+        state[4 * j + 2] = state[4 * j + 2] * factor[1] + end.z;
+        state[4 * j + 3] = state[4 * j + 3] * factor[1] + end.w;
+      }
+    }
+  }
+
+  float product[2] = {1.0f, 1.0f};
+#pragma unroll 1
+  for (std::int64_t step = first * heads_each; step < last * heads_each; ++step) {
+    const Step s = step_at(step);
+    const std::int64_t index = kBackwards ? chunks - 1 - step / heads_each : step;
+    const bool opens = step % heads_each == 0;  // a chunk
+    if (opens && !pass.ends_only) {
+      const std::int64_t at = (span.chunk_begin + index) * p.heads + kv_head;
+      store_split_image<kParts>(pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
+                       thread);
+      if (pass.states != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const int k = channel + row_of_element(thread, i), v = value + column_of_element(thread, i);
+          if (k < p.key_dim && v < p.value_dim)
+            pass.states[(at * p.key_dim + k) * p.value_dim + v] = __float2bfloat16_rn(state[i]);
+        }
+      }
+    }
+    float sums[kRowsEach][8], all[8];
+    gates_of<Kernel::in_pieces>(sums, p, loaded_gates, s.gates, s.chunk, kv_head, thread);
+    sum_gates<!kBackwards>(sums, all, totals, thread);  // its barrier: the last step's operands have been read
+    const float scale = kBackwards ? p.scale : 1.0f;
+    put_loaded<Kernel>(a, loaded_a, s.a, thread, [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
+    put_loaded<Kernel>(b, loaded_b, s.b, thread);
+    if (thread < 8) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
+    }
+    load_step(step + 1);
+    Core::publish();
+    __syncthreads();
+    // The chunk's part apart, so that the state is rounded once a chunk: a long sequence's sums would else lose what
+    // the tensor cores cut off.
+    Accumulator update;
+    clear(update);
+    Core::begin(update);
+    add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, b, thread);
+    const float factor[2] = {opens ? decay[row] : 1.0f, opens ? decay[row + 8] : 1.0f};
+    product[0] *= factor[0];
+    product[1] *= factor[1];
+    Core::finish(update);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) state[i] = fmaf(state[i], factor[(i >> 1) & 1], update[i]);
+  }
+  if (pass.ends_only) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    if ((lane & 3) == 0) {
+      float* decays = pass.segment_decays + (segment * tiles + tile_at) * kTile;
+      decays[row] = product[0];
+      decays[row + 8] = product[1];
+    }
+  } else if (pass.end != nullptr && segment == pass.segments - 1) {
+    write_state(pass.end + state_at, state, p.key_dim, p.value_dim, channel, value, thread);
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
