@@ -3,6 +3,7 @@
 // A block of 256 threads has one chunk, one head and, by turns, tiles of 64 channels: warp w tokens 8w .. 8w + 7, lane
 // l channels 2l and 2l + 1.
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -17,13 +18,11 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = kChunk / kWarps, kWidth = 64;
-constexpr unsigned kAll = 0xffffffffu;
 
-// [B,T,heads,channels] for access by neighbouring channels.
+// [B,T,heads,channels]
 struct Tokens {
   Strided view;
   int channels = 0;
-  bool in_pairs = false;  // every pair (2i, 2i + 1) lies in one aligned piece
 };
 
 __device__ __forceinline__ float2 unpack_two(const float* at) { return *reinterpret_cast<const float2*>(at); }
@@ -69,21 +68,18 @@ __device__ __forceinline__ Place place_of(const Sequences& s, int heads, int til
 }
 
 // Two channels of each of the warp's tokens as they lie in memory: loaded before they are wanted, so that a thread's
-// loads are under way together. What lies outside is loaded from the chunk's last token or the last channels, and reads
-// as zero.
-template <class T>
+// loads are under way together. Tokens beyond the chunk hold what its last one holds, channels beyond the last pair
+// what that holds; only the channel after an odd last one is zero. kPairs: pairs lie in one aligned piece each.
+template <class T, bool kPairs>
 struct Loaded {
   using Pair = std::conditional_t<sizeof(T) == 4, float2, std::uint32_t>;
   Pair pairs[kRows];
-  int rows = 0, left = 0;
 
   __device__ __forceinline__ void load(const Tokens& from, const Place& at, int head, int channel) {
-    rows = at.rows;
-    left = from.channels - channel;
     const T* place = static_cast<const T*>(from.view.data) + at.batch * from.view.batch + at.token * from.view.token +
                      head * from.view.head;
     const std::int64_t step = anew(from.view.token);  // not eight offsets kept through the caller's loops
-    if (from.in_pairs) {
+    if constexpr (kPairs) {
       place += min(channel, from.channels - 2);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) pairs[i] = *reinterpret_cast<const Pair*>(place + min(i, at.last_row) * step);
@@ -94,34 +90,39 @@ struct Loaded {
         const T* row = place + min(i, at.last_row) * step;
         pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2(Element<T>::load(row + x), Element<T>::load(row + y)));
       }
+      if (channel + 1 == from.channels) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2((*this)[i].x, 0.0f));
+      }
     }
   }
   __device__ __forceinline__ float2 operator[](int i) const {
-    const float2 both = unpack_two(reinterpret_cast<const T*>(&pairs[i]));
-    return make_float2(i < rows && left > 0 ? both.x : 0.0f, i < rows && left > 1 ? both.y : 0.0f);
+    return unpack_two(reinterpret_cast<const T*>(&pairs[i]));
   }
 };
-// value(i): two channels of the warp's token i.
-template <class T, class Value>
-__device__ __forceinline__ void store(const Tokens& to, const Place& at, int head, int channel, Value value) {
-  T* place = static_cast<T*>(to.view.data) + at.batch * to.view.batch + at.token * to.view.token + head * to.view.head +
-             channel;
-  const std::int64_t step = anew(to.view.token);
-  const int left = to.channels - channel;
-  if (left <= 0) return;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    T* row = place + i * step;
-    if (i >= at.rows) return;
-    const float2 x = value(i);
-    if (to.in_pairs) {
-      pack_two(row, x);
+
+// Where the warp's rows of a result go; those that do not exist are not written.
+template <class T, bool kPairs>
+struct Out {
+  T* place;
+  std::int64_t step;
+  int rows, left;
+  __device__ __forceinline__ Out(const Tokens& to, const Place& at, int head, int channel)
+      : place(static_cast<T*>(to.view.data) + at.batch * to.view.batch + at.token * to.view.token +
+              head * to.view.head + channel),
+        step(to.view.token),
+        rows(to.view.data == nullptr || channel >= to.channels ? 0 : at.rows),
+        left(to.channels - channel) {}
+  __device__ __forceinline__ void put(int i, float2 x) const {
+    if (i >= rows) return;
+    if constexpr (kPairs) {
+      pack_two(place + i * step, x);
     } else {
-      Element<T>::store(row, x.x);
-      if (left > 1) Element<T>::store(row + 1, x.y);
+      Element<T>::store(place + i * step, x.x);
+      if (left > 1) Element<T>::store(place + i * step + 1, x.y);
     }
   }
-}
+};
 
 // The value as T holds it.
 __device__ __forceinline__ float2 as_stored(float2 x, float) { return x; }
@@ -132,36 +133,36 @@ __device__ __forceinline__ float2 as_stored(float2 x, __half) { return ptx::unpa
 
 __device__ __forceinline__ float2 plus(float2 x, float2 y) { return make_float2(x.x + y.x, x.y + y.y); }
 __device__ __forceinline__ float2 times(float2 x, float2 y) { return make_float2(x.x * y.x, x.y * y.y); }
+__device__ __forceinline__ float2 times(float2 x, float factor) { return make_float2(x.x * factor, x.y * factor); }
 // x factor + y
 __device__ __forceinline__ float2 fma_both(float2 x, float factor, float2 y) {
   return make_float2(fmaf(x.x, factor, y.x), fmaf(x.y, factor, y.y));
 }
 
+// phi(x) = max(x, lower) + weight e^min(x, 0): identity -inf, 0; relu 0, 0; elu + 1 0, 1. NaN stays NaN.
+struct Map {
+  float lower, weight;
+};
 // e^x of x <= 0, as precisely as T asks for.
 __device__ __forceinline__ float power(float x, float) { return expf(x); }
 template <class T>
 __device__ __forceinline__ float power(float x, T) {
   return ptx::exp2(x * kLog2E);
 }
-// phi and its derivative; NaN stays NaN.
 template <class T>
-__device__ __forceinline__ float phi(FeatureMap map, float x) {
-  if (map == FeatureMap::identity) return x;
-  const float positive = ptx::larger_or_nan(x, 0.0f);
-  return map == FeatureMap::relu ? positive : positive + power(fminf(x, 0.0f), T{});
+__device__ __forceinline__ float phi(const Map& map, float x, float& slope) {
+  const float e = power(fminf(x, 0.0f), T{});
+  slope = map.weight != 0.0f ? e : x > map.lower ? 1.0f : 0.0f;
+  return fmaf(map.weight, e, ptx::larger_or_nan(x, map.lower));
 }
 template <class T>
-__device__ __forceinline__ float slope(FeatureMap map, float x) {
-  if (map == FeatureMap::identity) return 1.0f;
-  return map == FeatureMap::relu ? (x > 0.0f ? 1.0f : 0.0f) : power(fminf(x, 0.0f), T{});
+__device__ __forceinline__ float2 phi(const Map& map, float2 x, float2& slope) {
+  return make_float2(phi<T>(map, x.x, slope.x), phi<T>(map, x.y, slope.y));
 }
 template <class T>
-__device__ __forceinline__ float2 phi(FeatureMap map, float2 x) {
-  return make_float2(phi<T>(map, x.x), phi<T>(map, x.y));
-}
-template <class T>
-__device__ __forceinline__ float2 slope(FeatureMap map, float2 x) {
-  return make_float2(slope<T>(map, x.x), slope<T>(map, x.y));
+__device__ __forceinline__ float2 phi(const Map& map, float2 x) {
+  float2 unused;
+  return phi<T>(map, x, unused);
 }
 
 __device__ __forceinline__ float2 two_floats(const float* row, int channel, int channels) {
@@ -187,12 +188,8 @@ __device__ __forceinline__ float2 sum_of_others(WarpSums& sums, float2 mine, flo
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     const float2 x = sums[w][lane];
-    if (kLater ? w > warp : w < warp) {
-      others.x += x.x;
-      others.y += x.y;
-    }
-    all.x += x.x;
-    all.y += x.y;
+    if (kLater ? w > warp : w < warp) others = plus(others, x);
+    all = plus(all, x);
   }
   return others;
 }
@@ -208,56 +205,62 @@ struct MappedPair {
 };
 
 // y = phi(x) (without data: not wanted), and its sums. Grid: chunks x heads x tiles, of each.
-template <class T>
+template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
-    map_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, FeatureMap map) {
+    map_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
   __shared__ WarpSums warp_sums;
   const Mapped& m = pair.of[blockIdx.y];
   const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0) return;
   const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
-  Loaded<T> x;
-  float2 y[kRows], sum = make_float2(0.0f, 0.0f), all;
+  Loaded<T, kPairs> x;
   x.load(m.x, at, at.head, channel);
+  const Out<T, kPairs> out(m.y, at, at.head, channel);
+  float2 sum = make_float2(0.0f, 0.0f), all;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    y[i] = as_stored(phi<T>(map, x[i]), T{});
-    if (i < at.rows) {
-      sum.x += y[i].x;
-      sum.y += y[i].y;
-    }
+    const float2 y = as_stored(phi<T>(map, x[i]), T{});
+    out.put(i, y);
+    if (i < at.rows) sum = plus(sum, y);
   }
-  if (m.y.view.data != nullptr) store<T>(m.y, at, at.head, channel, [&](int i) { return y[i]; });
   if (m.sums == nullptr) return;
   sum_of_others(warp_sums, sum, all);
   if (warp == 0) store_two_floats(m.sums + (at.chunk * m.heads + at.head) * m.x.channels, channel, m.x.channels, all);
 }
 
 // y *= the map's slope at x. Grid as above; without y: not wanted.
-template <class T>
+template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
-    slope_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, FeatureMap map) {
+    slope_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
   const Mapped& m = pair.of[blockIdx.y];
   const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0 || m.y.view.data == nullptr) return;
   const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
-  Loaded<T> x, dy;
+  Loaded<T, kPairs> x, dy;
   x.load(m.x, at, at.head, channel);
   dy.load(m.y, at, at.head, channel);
-  store<T>(m.y, at, at.head, channel, [&](int i) { return times(dy[i], slope<T>(map, x[i])); });
+  const Out<T, kPairs> out(m.y, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float2 slope;
+    phi<T>(map, x[i], slope);
+    out.put(i, times(dy[i], slope));
+  }
 }
 
 // y = x in another type. Grid: chunks x heads x tiles.
-template <class From, class To>
+template <class From, class To, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens x,
                    const __grid_constant__ Tokens y, int heads) {
   const Place at = place_of(s, heads, (x.channels + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0) return;
   const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
-  Loaded<From> from;
+  Loaded<From, kPairs> from;
   from.load(x, at, at.head, channel);
-  store<To>(y, at, at.head, channel, [&](int i) { return from[i]; });
+  const Out<To, kPairs> out(y, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) out.put(i, from[i]);
 }
 
 // ---- the normaliser ----
@@ -309,88 +312,76 @@ __global__ void __launch_bounds__(kScanLanes* kScanLanes)
 struct Normaliser {
   const float* z_starts;            // [chunks, G, K]: z before the chunk
   float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon)
-  float* d_denominators = nullptr;  // dd
+  float* d_denominators = nullptr;  // dd; 0 beyond the chunk's tokens
   float* dz_sums = nullptr;  // [chunks, H, K]: sum over the chunk of phi(q) dd; then, per kv head, what follows it
 };
 
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(kAll, x, distance);
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
+// One value of each of the warp's tokens, `place` that of the first: [chunks, H, 64] is aligned for it.
+__device__ __forceinline__ void load_row_values(float (&x)[kRows], const float* place) {
+  const float4 low = reinterpret_cast<const float4*>(place)[0], high = reinterpret_cast<const float4*>(place)[1];
+  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+  x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
 
-// phi(q) / d of every token to `out`, phi(k) read from `features`. With d_o: also what the backward needs. Grid: chunks
-// x H.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 2)
+// phi(q) / d of every token to `out`, phi(k) read from `features`. kBackward: also what the backward needs. Grid:
+// chunks x H.
+template <class T, bool kPairs, bool kBackward>
+__global__ void __launch_bounds__(kThreads, 3)
     divide_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q,
                   const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
                   const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
-                  const __grid_constant__ Normaliser w, FeatureMap map, int heads, int group) {
+                  const __grid_constant__ Normaliser w, Map map, int heads, int group) {
   __shared__ WarpSums warp_sums;
   const int query_heads = heads * group, K = q.channels;
   const Place at = place_of(s, query_heads, 1);
   if (at.chunk_rows == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = at.head / group;
-  const int tiles = (K + kWidth - 1) / kWidth;
-  const bool backward = d_o.view.data != nullptr;
   const float* starts = w.z_starts + (at.chunk * heads + head) * K;
-  // Each loop's next tile is under way while one is worked on, and the next loop's first.
-  Loaded<T> x, y, next_x, next_y;
-  y.load(features, at, head, 2 * lane);
-  x.load(q, at, at.head, 2 * lane);
-  float2 start = two_floats(starts, 2 * lane, K), all;
-  float d[kRows] = {};
+  Loaded<T, kPairs> x, y;
+  float d[kRows] = {}, dd[kRows] = {};
+  float2 all;
+  if constexpr (kBackward) {
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int channel = kWidth * tile + 2 * lane;
-    if (tile + 1 < tiles) {
-      next_y.load(features, at, head, channel + kWidth);
-      next_x.load(q, at, at.head, channel + kWidth);
+    for (int channel = 2 * lane; channel < o.channels; channel += kWidth) {
+      x.load(o, at, at.head, channel);
+      y.load(d_o, at, at.head, channel);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float2 a = x[i], b = y[i];
+        dd[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dd[i]));
+      }
     }
+  }
+  // x is q's tile from here on: the last one of this loop is the first of the next.
+#pragma unroll 1
+  for (int channel = 2 * lane; channel < K + 2 * lane; channel += kWidth) {
+    y.load(features, at, head, channel);
+    x.load(q, at, at.head, channel);
+    const float2 start = two_floats(starts, channel, K);
     float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) sum = plus(sum, y[i]);
     float2 z = plus(sum_of_others(warp_sums, sum, all), start);
+    if (channel >= K) continue;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       z = plus(z, y[i]);
       const float2 feature = phi<T>(map, x[i]);
-      d[i] = fmaf(feature.x, channel < K ? z.x : 0.0f, d[i]);
-      d[i] = fmaf(feature.y, channel + 1 < K ? z.y : 0.0f, d[i]);
+      d[i] = fmaf(feature.x, z.x, fmaf(feature.y, z.y, d[i]));
     }
-    if (tile + 1 < tiles) {
-      x = next_x;
-      y = next_y;
-      start = two_floats(starts, channel + kWidth, K);
-    }
-  }
-  // x is the last tile of q from here on.
-  if (backward) {
-    next_x.load(o, at, at.head, 2 * lane);
-    next_y.load(d_o, at, at.head, 2 * lane);
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) d[i] = 1.0f / (sum_of_lanes(d[i]) + static_cast<float>(kNormalizerEpsilon));
-
-  float dd[kRows] = {};
-  if (backward) {
-    for (int channel = 2 * lane; channel < o.channels + 2 * lane; channel += kWidth) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const float2 a = next_x[i], b = next_y[i];
-        dd[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dd[i]));
-      }
-      if (channel + kWidth < o.channels + 2 * lane) {
-        next_x.load(o, at, at.head, channel + kWidth);
-        next_y.load(d_o, at, at.head, channel + kWidth);
-      }
-    }
+  if constexpr (kBackward) {
     const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + kRows * warp;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      dd[i] = -sum_of_lanes(dd[i]) * d[i];
-      if (i >= at.rows) dd[i] = 0.0f;
+      dd[i] = i < at.rows ? -sum_of_lanes(dd[i]) * d[i] : 0.0f;
       if (lane == 0) {
         w.inverses[token + i] = d[i];
         w.d_denominators[token + i] = dd[i];
@@ -398,91 +389,108 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
 #pragma unroll 1
-  for (int tile = tiles - 1; tile >= 0; --tile) {
+  for (int tile = (K + kWidth - 1) / kWidth - 1; tile >= 0; --tile) {
     const int channel = kWidth * tile + 2 * lane;
-    if (tile > 0) next_x.load(q, at, at.head, channel - kWidth);
+    const Out<T, kPairs> to(out, at, at.head, channel);
     float2 sum = make_float2(0.0f, 0.0f);
-    store<T>(out, at, at.head, channel, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
       const float2 feature = phi<T>(map, x[i]);
-      sum = fma_both(feature, dd[i], sum);
-      return make_float2(feature.x * d[i], feature.y * d[i]);
-    });
-    if (tile > 0) x = next_x;
-    if (!backward) continue;
-    sum_of_others(warp_sums, sum, all);
-    if (warp == 0) store_two_floats(w.dz_sums + (at.chunk * query_heads + at.head) * K, channel, K, all);
+      to.put(i, times(feature, d[i]));
+      if constexpr (kBackward) sum = fma_both(feature, dd[i], sum);
+    }
+    if (tile > 0) x.load(q, at, at.head, channel - kWidth);
+    if constexpr (kBackward) {
+      sum_of_others(warp_sums, sum, all);
+      if (warp == 0) store_two_floats(w.dz_sums + (at.chunk * query_heads + at.head) * K, channel, K, all);
+    }
   }
 }
 
 // In place: dq from the gradient of phi(q) / d, dk from that through the numerators. Grid: chunks x G x tiles.
-template <class T>
+template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads, 2)
     join_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q, const __grid_constant__ Tokens k,
                 const __grid_constant__ Tokens dq, const __grid_constant__ Tokens dk,
-                const __grid_constant__ Normaliser w, FeatureMap map, int heads, int group) {
+                const __grid_constant__ Normaliser w, Map map, int heads, int group) {
   __shared__ WarpSums warp_sums;
   const int query_heads = heads * group, K = q.channels;
   const Place at = place_of(s, heads, (K + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, channel = kWidth * at.tile + 2 * lane;
-  const bool wants_dq = dq.view.data != nullptr, wants_dk = dk.view.data != nullptr;
+  const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
   // Everything of the first query head and of k is under way before anything is waited for.
-  Loaded<T> of_k, d_of_k, of_q, d_of_q;
-  float factors = 0.0f;  // lanes below 8: the inverses of the warp's tokens; from 8 on: dd
+  Loaded<T, kPairs> of_k, d_of_k, of_q, d_of_q;
+  float inverse[kRows], dd[kRows];
   const auto load_query = [&](int head) {
     of_q.load(q, at, head, channel);
-    if (wants_dq) d_of_q.load(dq, at, head, channel);
+    if (dq.view.data != nullptr) d_of_q.load(dq, at, head, channel);
     const std::int64_t token = (at.chunk * query_heads + head) * kChunk + kRows * warp;
-    if (lane < 2 * kRows) factors = (lane < kRows ? w.inverses : w.d_denominators)[token + lane % kRows];
+    load_row_values(inverse, w.inverses + token);
+    load_row_values(dd, w.d_denominators + token);
   };
   of_k.load(k, at, at.head, channel);
   load_query(at.head * group);
-  if (wants_dk) d_of_k.load(dk, at, at.head, channel);
+  if (dk.view.data != nullptr) d_of_k.load(dk, at, at.head, channel);
   const float2 start = two_floats(w.z_starts + (at.chunk * heads + at.head) * K, channel, K);
   const float2 beyond = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
 
-  float2 z[kRows], dz[kRows], sum = make_float2(0.0f, 0.0f), all;
+  float2 dz[kRows], sum = make_float2(0.0f, 0.0f), all;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    if (i < at.rows) sum = plus(sum, as_stored(phi<T>(map, of_k[i]), T{}));
-    z[i] = sum;
+    sum = plus(sum, as_stored(phi<T>(map, of_k[i]), T{}));
     dz[i] = make_float2(0.0f, 0.0f);
   }
   const float2 before = plus(sum_of_others(warp_sums, sum, all), start);
   for (int h = 0; h < group; ++h) {
     const int head = at.head * group + h;
-    float inverses[kRows], d_denominators[kRows];
+    const Out<T, kPairs> out(dq, at, head, channel);
+    float2 z = before;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      inverses[i] = __shfl_sync(kAll, factors, i);
-      d_denominators[i] = __shfl_sync(kAll, factors, kRows + i);
-      if (i < at.rows) dz[i] = fma_both(phi<T>(map, of_q[i]), d_denominators[i], dz[i]);
-    }
-    if (wants_dq) {
-      store<T>(dq, at, head, channel, [&](int i) {
-        const float2 here = plus(before, z[i]);
-        const float2 through = make_float2(here.x * d_denominators[i], here.y * d_denominators[i]);
-        return times(fma_both(d_of_q[i], inverses[i], through), slope<T>(map, of_q[i]));
-      });
+      z = plus(z, as_stored(phi<T>(map, of_k[i]), T{}));
+      float2 slope;
+      dz[i] = fma_both(phi<T>(map, of_q[i], slope), dd[i], dz[i]);
+      out.put(i, times(fma_both(d_of_q[i], inverse[i], times(z, dd[i])), slope));
     }
     if (h + 1 < group) load_query(head + 1);
   }
-  if (!wants_dk) return;
+  if (dk.view.data == nullptr) return;
 #pragma unroll
   for (int i = kRows - 2; i >= 0; --i) dz[i] = plus(dz[i], dz[i + 1]);
   const float2 after = plus(sum_of_others<true>(warp_sums, dz[0], all), beyond);
-  store<T>(dk, at, at.head, channel,
-           [&](int i) { return times(plus(d_of_k[i], plus(dz[i], after)), slope<T>(map, of_k[i])); });
+  const Out<T, kPairs> out(dk, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float2 slope;
+    phi<T>(map, of_k[i], slope);
+    out.put(i, times(plus(d_of_k[i], plus(dz[i], after)), slope));
+  }
 }
 
 // ---- host ----
 
 Tokens tokens(const TensorView& view) {
-  if (!view) return {};
-  Tokens t{{view.data, view.stride[0], view.stride[1], view.stride[2]}, static_cast<int>(view.size(3)), false};
-  t.in_pairs = view.size(3) % 2 == 0 && reinterpret_cast<std::uintptr_t>(view.data) % (2 * size_of(view.dtype)) == 0;
-  for (int i = 0; i < 3; ++i) t.in_pairs = t.in_pairs && view.stride[i] % 2 == 0;
-  return t;
+  return view ? Tokens{{view.data, view.stride[0], view.stride[1], view.stride[2]}, static_cast<int>(view.size(3))}
+              : Tokens{};
+}
+// Whether every two neighbouring channels (2i, 2i + 1) of all of them lie in one aligned piece.
+bool in_pairs(std::initializer_list<TensorView> views) {
+  return std::all_of(views.begin(), views.end(), [](const TensorView& view) {
+    if (!view) return true;
+    bool ok = view.size(3) % 2 == 0 && reinterpret_cast<std::uintptr_t>(view.data) % (2 * size_of(view.dtype)) == 0;
+    for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] % 2 == 0;
+    return ok;
+  });
+}
+Map map_of(FeatureMap map) {
+  switch (map) {
+    case FeatureMap::elu_plus_one:
+      return {0.0f, 1.0f};
+    case FeatureMap::relu:
+      return {0.0f, 0.0f};
+    default:
+      return {-std::numeric_limits<float>::infinity(), 0.0f};
+  }
 }
 
 // What both directions share: workspace and the kernels before the plain operator.
@@ -513,23 +521,26 @@ struct Call {
   unsigned blocks(std::int64_t heads, std::int64_t channels) const {
     return static_cast<unsigned>(p.sequences.most_chunks * heads * ((channels + kWidth - 1) / kWidth));
   }
-  // f(an element of the call's dtype)
+  // f(an element of the call's dtype, whether the tensors are in pairs as a constant)
   template <class F>
-  void with_element(F f) const {
-    switch (problem.dtype) {
-      case DType::bf16:
-        return f(__nv_bfloat16{});
-      case DType::f16:
-        return f(__half{});
-      default:
-        return f(float{});
-    }
+  void with_element(std::initializer_list<TensorView> views, F f) const {
+    const auto go = [&](auto pairs) {
+      switch (problem.dtype) {
+        case DType::bf16:
+          return f(__nv_bfloat16{}, pairs);
+        case DType::f16:
+          return f(__half{}, pairs);
+        default:
+          return f(float{}, pairs);
+      }
+    };
+    in_pairs(views) ? go(std::true_type{}) : go(std::false_type{});
   }
-  void map(const MappedPair& pair, int count) const {
-    with_element([&](auto element) {
-      map_kernel<decltype(element)>
-          <<<dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream()>>>(p.sequences, pair,
-                                                                                                 problem.feature_map);
+  void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
+    with_element(views, [&](auto element, auto pairs) {
+      map_kernel<decltype(element), decltype(pairs)::value>
+          <<<dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream()>>>(
+              p.sequences, pair, map_of(problem.feature_map));
     });
     flashgla::cuda::check_launch("gated_linear_attention features");
   }
@@ -545,15 +556,21 @@ struct Call {
   void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
     if (problem.length == 0) return;
     const bool mapped = problem.feature_map != FeatureMap::identity;
-    const Mapped k{tokens(inputs.k), mapped ? tokens(plain.k) : Tokens(), p.heads, z_sums};
-    if (!problem.normalize) return map({{k, {tokens(inputs.q), tokens(plain.q), p.heads * p.group, nullptr}}}, 2);
-    map({{k}}, 1);
+    const TensorView features = mapped ? plain.k : TensorView();
+    const Mapped k{tokens(inputs.k), tokens(features), p.heads, z_sums};
+    if (!problem.normalize) {
+      const Mapped q{tokens(inputs.q), tokens(plain.q), p.heads * p.group, nullptr};
+      return map({{k, q}}, 2, {inputs.q, inputs.k, plain.q, features});
+    }
+    map({{k}}, 1, {inputs.k, features});
     scan<false>(z_sums, 1, inputs.z0, zt);
-    with_element([&](auto element) {
-      divide_kernel<decltype(element)>
-          <<<static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads), kThreads, 0, stream()>>>(
-              p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
-              problem.feature_map, p.heads, p.group);
+    with_element({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
+      using T = decltype(element);
+      constexpr bool kPairs = decltype(pairs)::value;
+      auto* kernel = d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>;
+      kernel<<<static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads), kThreads, 0, stream()>>>(
+          p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
+          map_of(problem.feature_map), p.heads, p.group);
     });
     flashgla::cuda::check_launch("gated_linear_attention denominators");
   }
@@ -579,7 +596,12 @@ void convert(const Context& context, const TensorView& from, const TensorView& t
     kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
         s, tokens(from), tokens(to), heads);
   };
-  to.dtype == DType::f32 ? launch(convert_kernel<__half, float>) : launch(convert_kernel<float, __half>);
+  const auto either = [&](auto pairs) {
+    constexpr bool kPairs = decltype(pairs)::value;
+    to.dtype == DType::f32 ? launch(convert_kernel<__half, float, kPairs>)
+                           : launch(convert_kernel<float, __half, kPairs>);
+  };
+  in_pairs({from, to}) ? either(std::true_type{}) : either(std::false_type{});
   flashgla::cuda::check_launch("gated_linear_attention conversion");
 }
 // The same shape in f32, in workspace; nothing for nothing.
@@ -666,18 +688,21 @@ void backward_through_features(Context& context, const Problem& problem, const I
   plain(without_features(problem), call.plain, rest, d_rest, d_plain);
   if (context.planning() || problem.length == 0) return;
 
-  call.with_element([&](auto element) {
+  call.with_element({inputs.q, inputs.k, d_in.dq, d_in.dk}, [&](auto element, auto pairs) {
     using T = decltype(element);
+    constexpr bool kPairs = decltype(pairs)::value;
+    const Map map = map_of(problem.feature_map);
     if (problem.normalize) {
       if (!d_in.dq && !d_in.dk) return;
-      join_kernel<T><<<call.blocks(problem.heads, problem.key_dim), kThreads, 0, call.stream()>>>(
-          call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w,
-          problem.feature_map, call.p.heads, call.p.group);
+      join_kernel<T, kPairs><<<call.blocks(problem.heads, problem.key_dim), kThreads, 0, call.stream()>>>(
+          call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map, call.p.heads,
+          call.p.group);
     } else {
       const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
                              {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
-      slope_kernel<T><<<dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream()>>>(
-          call.p.sequences, pair, problem.feature_map);
+      slope_kernel<T, kPairs>
+          <<<dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream()>>>(call.p.sequences,
+                                                                                                       pair, map);
     }
     flashgla::cuda::check_launch("gated_linear_attention gradients of features");
   });
