@@ -554,7 +554,6 @@ struct Call {
     flashgla::cuda::check_launch("gated_linear_attention normaliser states");
   }
   void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
-    if (problem.length == 0) return;
     const bool mapped = problem.feature_map != FeatureMap::identity;
     const TensorView features = mapped ? plain.k : TensorView();
     const Mapped k{tokens(inputs.k), tokens(features), p.heads, z_sums};
@@ -686,7 +685,7 @@ void backward_through_features(Context& context, const Problem& problem, const I
   InputGradients d_plain = d_in;
   d_plain.dz0 = {};
   plain(without_features(problem), call.plain, rest, d_rest, d_plain);
-  if (context.planning() || problem.length == 0) return;
+  if (context.planning()) return;
 
   call.with_element({inputs.q, inputs.k, d_in.dq, d_in.dk}, [&](auto element, auto pairs) {
     using T = decltype(element);
