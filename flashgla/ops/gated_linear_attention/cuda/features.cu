@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_tile.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features.h"
@@ -16,6 +16,9 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
+
+using flashgla::cuda::Begin;
+using flashgla::cuda::launch;
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = kChunk / kWarps, kWidth = 64;
 
@@ -38,6 +41,11 @@ __device__ __forceinline__ void pack_two(__nv_bfloat16* at, float2 x) {
 }
 __device__ __forceinline__ void pack_two(__half* at, float2 x) {
   *reinterpret_cast<std::uint32_t*>(at) = ptx::pack_f16(x.x, x.y);
+}
+
+__device__ __forceinline__ void begin_kernel() {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
 }
 
 // Where a block and a warp of it are.
@@ -208,6 +216,7 @@ struct MappedPair {
 template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
     map_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
+  begin_kernel();
   __shared__ WarpSums warp_sums;
   const Mapped& m = pair.of[blockIdx.y];
   const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
@@ -232,6 +241,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
     slope_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
+  begin_kernel();
   const Mapped& m = pair.of[blockIdx.y];
   const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0 || m.y.view.data == nullptr) return;
@@ -253,6 +263,7 @@ template <class From, class To, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens x,
                    const __grid_constant__ Tokens y, int heads) {
+  begin_kernel();
   const Place at = place_of(s, heads, (x.channels + kWidth - 1) / kWidth);
   if (at.chunk_rows == 0) return;
   const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
@@ -269,14 +280,16 @@ constexpr int kScanLanes = 32;  // channels of a block, and parts that it cuts t
 
 // In place: sums over chunks become sums before the chunk (backwards: after it), beginning with `start`. sums: [chunks,
 // G, group, K], added over `group`; the result goes to its first entry. start, end: [N,G,K] or null (zeros; not
-// wanted). Grid: N x G x ceil(K / 32); threads: channels x parts.
+// wanted). Grid: N x G x ceil(K / 32); threads: parts x channels.
 template <bool kBackwards>
 __global__ void __launch_bounds__(kScanLanes* kScanLanes)
     scan_chunks_kernel(const __grid_constant__ Sequences s, float* sums, int heads, int group, int channels,
                        const float* start, float* end) {
+  begin_kernel();
   __shared__ float totals[kScanLanes][kScanLanes];
-  const int tiles = (channels + kScanLanes - 1) / kScanLanes, part = threadIdx.y;
-  const int channel = static_cast<int>(blockIdx.x % tiles) * kScanLanes + threadIdx.x;
+  const int tiles = (channels + kScanLanes - 1) / kScanLanes;
+  const int part = static_cast<int>(threadIdx.x) / kScanLanes, lane = static_cast<int>(threadIdx.x) % kScanLanes;
+  const int channel = static_cast<int>(blockIdx.x % tiles) * kScanLanes + lane;
   const std::int64_t cell = blockIdx.x / tiles, head = cell % heads, n = cell / heads;
   const Span span = span_of(s, n);
   const std::int64_t chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + kScanLanes - 1) / kScanLanes;
@@ -295,11 +308,11 @@ __global__ void __launch_bounds__(kScanLanes* kScanLanes)
   if (inside) {
     for (std::int64_t i = first; i < last; ++i) total += sum_at(i);
   }
-  totals[part][threadIdx.x] = total;
+  totals[part][lane] = total;
   __syncthreads();
   if (!inside) return;
   float run = start == nullptr ? 0.0f : start[cell * channels + channel];
-  for (int before = 0; before < part; ++before) run += totals[before][threadIdx.x];
+  for (int before = 0; before < part; ++before) run += totals[before][lane];
   if (end != nullptr && part == kScanLanes - 1) end[cell * channels + channel] = run + total;
   for (std::int64_t i = first; i < last; ++i) {
     const float sum = sum_at(i);
@@ -336,6 +349,7 @@ __global__ void __launch_bounds__(kThreads, 3)
                   const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
                   const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
                   const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+  begin_kernel();
   __shared__ WarpSums warp_sums;
   const int query_heads = heads * group, K = q.channels;
   const Place at = place_of(s, query_heads, 1);
@@ -413,6 +427,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     join_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q, const __grid_constant__ Tokens k,
                 const __grid_constant__ Tokens dq, const __grid_constant__ Tokens dk,
                 const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+  begin_kernel();
   __shared__ WarpSums warp_sums;
   const int query_heads = heads * group, K = q.channels;
   const Place at = place_of(s, heads, (K + kWidth - 1) / kWidth);
@@ -536,22 +551,24 @@ struct Call {
     };
     in_pairs(views) ? go(std::true_type{}) : go(std::false_type{});
   }
+  // The kernels of a call after its first.
+  Begin next() const {
+    return context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous;
+  }
   void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
     with_element(views, [&](auto element, auto pairs) {
-      map_kernel<decltype(element), decltype(pairs)::value>
-          <<<dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream()>>>(
-              p.sequences, pair, map_of(problem.feature_map));
+      launch("gated_linear_attention features", map_kernel<decltype(element), decltype(pairs)::value>,
+             dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream(), Begin::after_previous,
+             p.sequences, pair, map_of(problem.feature_map));
     });
-    flashgla::cuda::check_launch("gated_linear_attention features");
   }
   template <bool kBackwards>
   void scan(float* sums, int group, const TensorView& start, const TensorView& end) const {
     const std::int64_t tiles = (problem.key_dim + kScanLanes - 1) / kScanLanes;
-    scan_chunks_kernel<kBackwards>
-        <<<static_cast<unsigned>(problem.sequences * problem.heads * tiles), dim3(kScanLanes, kScanLanes), 0,
-           stream()>>>(p.sequences, sums, p.heads, group, p.key_dim, static_cast<const float*>(start.data),
-                       static_cast<float*>(end.data));
-    flashgla::cuda::check_launch("gated_linear_attention normaliser states");
+    launch("gated_linear_attention normaliser states", scan_chunks_kernel<kBackwards>,
+           dim3(static_cast<unsigned>(problem.sequences * problem.heads * tiles)), kScanLanes * kScanLanes, 0, stream(),
+           next(), p.sequences, sums, p.heads, group, p.key_dim, static_cast<const float*>(start.data),
+           static_cast<float*>(end.data));
   }
   void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
     const bool mapped = problem.feature_map != FeatureMap::identity;
@@ -566,12 +583,12 @@ struct Call {
     with_element({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
       using T = decltype(element);
       constexpr bool kPairs = decltype(pairs)::value;
-      auto* kernel = d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>;
-      kernel<<<static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads), kThreads, 0, stream()>>>(
-          p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
-          map_of(problem.feature_map), p.heads, p.group);
+      launch("gated_linear_attention denominators",
+             d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>,
+             dim3(static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads)), kThreads, 0, stream(), next(),
+             p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
+             map_of(problem.feature_map), p.heads, p.group);
     });
-    flashgla::cuda::check_launch("gated_linear_attention denominators");
   }
 };
 
@@ -591,17 +608,15 @@ void convert(const Context& context, const TensorView& from, const TensorView& t
   s.most_chunks = s.count * s.chunks_each();
   const auto heads = static_cast<int>(from.size(2));
   const std::int64_t blocks = s.most_chunks * heads * ((from.size(3) + kWidth - 1) / kWidth);
-  const auto launch = [&](auto* kernel) {
-    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
-        s, tokens(from), tokens(to), heads);
+  const auto go = [&](auto* kernel) {
+    launch("gated_linear_attention conversion", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
+           static_cast<cudaStream_t>(context.stream()), Begin::after_previous, s, tokens(from), tokens(to), heads);
   };
   const auto either = [&](auto pairs) {
     constexpr bool kPairs = decltype(pairs)::value;
-    to.dtype == DType::f32 ? launch(convert_kernel<__half, float, kPairs>)
-                           : launch(convert_kernel<float, __half, kPairs>);
+    to.dtype == DType::f32 ? go(convert_kernel<__half, float, kPairs>) : go(convert_kernel<float, __half, kPairs>);
   };
   in_pairs({from, to}) ? either(std::true_type{}) : either(std::false_type{});
-  flashgla::cuda::check_launch("gated_linear_attention conversion");
 }
 // The same shape in f32, in workspace; nothing for nothing.
 TensorView wide_like(Context& context, const TensorView& view) {
@@ -693,17 +708,17 @@ void backward_through_features(Context& context, const Problem& problem, const I
     const Map map = map_of(problem.feature_map);
     if (problem.normalize) {
       if (!d_in.dq && !d_in.dk) return;
-      join_kernel<T, kPairs><<<call.blocks(problem.heads, problem.key_dim), kThreads, 0, call.stream()>>>(
-          call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map, call.p.heads,
-          call.p.group);
+      launch("gated_linear_attention gradients of features", join_kernel<T, kPairs>,
+             dim3(call.blocks(problem.heads, problem.key_dim)), kThreads, 0, call.stream(), call.next(),
+             call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map,
+             call.p.heads, call.p.group);
     } else {
       const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
                              {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
-      slope_kernel<T, kPairs>
-          <<<dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream()>>>(call.p.sequences,
-                                                                                                       pair, map);
+      launch("gated_linear_attention gradients of features", slope_kernel<T, kPairs>,
+             dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream(), call.next(),
+             call.p.sequences, pair, map);
     }
-    flashgla::cuda::check_launch("gated_linear_attention gradients of features");
   });
 }
 

@@ -1,7 +1,7 @@
 // Launchers of the gates over values: workspace, segments of time, order of kernels.
 #include <algorithm>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates.cuh"
@@ -11,8 +11,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-using flashgla::cuda::check;
-using flashgla::cuda::check_launch;
+using flashgla::cuda::launch;
 
 struct Workspace {
   Arena& scratch;
@@ -72,19 +71,16 @@ struct PassPlan {
 
 template <class Core, int kGroups>
 void launch_pass(const Params& p, const GatedPass& pass, cudaStream_t stream) {
-  auto* kernel = pass_gated_state_kernel<Core, kGroups>;
-  constexpr int bytes = gated_pass_shared(kGroups);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "pass_gated_state_kernel");
   const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
   const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count),
                   static_cast<unsigned>(pass.segments - pass.ends_only));
-  kernel<<<grid, kGroupThreads * kGroups, bytes, stream>>>(p, pass);
-  check_launch("gated_linear_attention states");
+  launch("gated_linear_attention states", pass_gated_state_kernel<Core, kGroups>, grid, kGroupThreads * kGroups,
+         gated_pass_shared(kGroups), stream, kNext<Core>, p, pass);
 }
 
 template <class Core>
 void pass_states(const Params& p, GatedPass pass, const PassPlan& plan, cudaStream_t stream) {
-  const auto launch = [&] {
+  const auto run = [&] {
     plan.groups == 2 ? launch_pass<Core, 2>(p, pass, stream) : launch_pass<Core, 1>(p, pass, stream);
   };
   pass.segments = plan.segments;
@@ -92,20 +88,17 @@ void pass_states(const Params& p, GatedPass pass, const PassPlan& plan, cudaStre
   pass.segment_decays = plan.decays;
   if (plan.segments > 1) {
     pass.ends_only = true;
-    launch();
+    run();
     pass.ends_only = false;
   }
-  launch();
+  run();
 }
 
 template <class Core, bool kOverValues, bool kBackward>
 void launch_side(const Params& p, const Side& side, cudaStream_t stream) {
-  auto* kernel = make_side_kernel<Core, kOverValues, kBackward>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SideShared::total),
-        "make_side_kernel");
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * tiles_of(side.own);
-  kernel<<<static_cast<unsigned>(blocks), kGroupThreads, SideShared::total, stream>>>(p, side);
-  check_launch("gated_linear_attention side");
+  launch("gated_linear_attention side", make_side_kernel<Core, kOverValues, kBackward>,
+         dim3(static_cast<unsigned>(blocks)), kGroupThreads, SideShared::total, stream, kNext<Core>, p, side);
 }
 
 template <class Core>
@@ -124,11 +117,8 @@ void forward(Context& context, const Params& p) {
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(stream, keys, prepared);
-  check(cudaFuncSetAttribute(gate_later_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGateLaterBytes),
-        "gate_later_kernel");
-  gate_later_kernel<<<static_cast<unsigned>(cells * value_tiles), kGroupThreads, kGateLaterBytes, stream>>>(
-      values, later, decays);
-  check_launch("gated_linear_attention gated values");
+  launch("gated_linear_attention gated values", gate_later_kernel, dim3(static_cast<unsigned>(cells * value_tiles)),
+         kGroupThreads, kGateLaterBytes, stream, kNext<Core>, values, later, decays);
   GatedPass pass{
       prepared.k, later, prepared.decay, decays, states, static_cast<const float*>(p.h0), static_cast<float*>(p.ht)};
   pass_states<Core>(p, pass, plan, stream);

@@ -72,6 +72,8 @@ static __device__ __forceinline__ void gate_later(const Params& p, char* images,
 
 static __global__ void __launch_bounds__(kGroupThreads)
     gate_later_kernel(const __grid_constant__ Params p, char* images, float* decays) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
   extern __shared__ __align__(1024) char shared[];
   gate_later(p, images, decays, shared);
 }
@@ -240,6 +242,8 @@ __device__ void pass_gated_state(const Params& p, const GatedPass& pass, char* s
 template <class Core, int kGroups>
 __global__ void __launch_bounds__(kGroupThreads* kGroups, 4 / kGroups)
     pass_gated_state_kernel(const __grid_constant__ Params p, const __grid_constant__ GatedPass pass) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) pass_gated_state<Core, kGroups>(p, pass, shared);
 }
@@ -526,8 +530,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       __syncthreads();
       const auto finish = [&](float* queries, float* keys) {
         finish_steep<GateTile::wide>(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
-                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first,
-                                     0, thread);
+                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first, 0,
+                                     thread);
       };
       Aside queries(d_query);
       if constexpr (kBackward) {
@@ -633,6 +637,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
 template <class Core, bool kOverValues, bool kBackward>
 __global__ void __launch_bounds__(kGroupThreads, 3)
     make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) make_side<Core, kOverValues, kBackward>(p, s, shared);
 }
