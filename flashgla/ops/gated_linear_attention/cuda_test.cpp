@@ -221,7 +221,7 @@ std::vector<Case> path_cases() {
       segments.batch = segments.query_heads = segments.heads = 1;
       segments.length = 4099;
       segments.key_dim = 128;
-      if (dtype != DType::f32) add("normalized_segments_" + name, segments);
+      add("normalized_segments_" + name, segments);
       if (dtype != DType::bf16) continue;
       Case narrow = normalized;
       narrow.batch = 34;
