@@ -10,33 +10,22 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kSplitDumpRow = kTile + 8;  // floats
-
-template <int kParts>
-struct GradientsShared {  // offsets; q, k, a and the dump overlay the operands of the first products
-  static constexpr int d_o = 0, v = kSplitBytes<kParts>, h = 2 * kSplitBytes<kParts>, dh = 3 * kSplitBytes<kParts>;
-  static constexpr int q = 0, k = kSplitBytes<kParts>, a = 2 * kSplitBytes<kParts>, dump = 3 * kSplitBytes<kParts>;
-  static constexpr int sums = dump + kTile * kSplitDumpRow * 4;  // of gates, or in steep tiles the gates
-  static_assert(sums + kGateTileBytes >= 4 * kSplitBytes<kParts>);
+template <int kParts, bool kGrouped>
+struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the first products, dk overlays a
+  static constexpr int d_o = 0, v = kSplitBytes<kParts>, h = 2 * v, dh = 3 * v;
+  static constexpr int q = 0, k = v, a = 2 * v, dk = a, dq = 3 * v;
+  static constexpr int sums = dq + kFloatTileBytes;  // of gates, or in steep tiles the gates
+  static_assert(sums + kFloatTileBytes >= 4 * v);
+  // q dq - k dk: in dq's place where there is one query head.
+  static constexpr int terms = kGrouped ? sums + kFloatTileBytes : dq;
   // totals, inner sums, suffix sums [4][64]; beyond, decay, row sums [64]
-  static constexpr int parts = sums + kGateTileBytes, total = parts + (3 * 4 + 3) * kTile * 4;
+  static constexpr int parts = sums + (kGrouped ? 2 : 1) * kFloatTileBytes, total = parts + (3 * 4 + 3) * kTile * 4;
 };
 
-__device__ __forceinline__ void put_dump(float* dump, const Accumulator& a, int thread) {
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    *reinterpret_cast<float2*>(dump + row_of_element(thread, i) * kSplitDumpRow + column_of_element(thread, i)) =
-        make_float2(a[i], a[i + 1]);
-  }
-}
-__device__ __forceinline__ float dumped(const float* dump, int thread, int i) {
-  return dump[row_of_element(thread, i) * kSplitDumpRow + column_of_element(thread, i)];
-}
-
-// Steep tiles, in place in the dump, each thread its own elements. a: pair [query][key], both halves of the square.
-// dq: what came through h times 2^b, and the pairs.
+// Steep tiles, in place in a tile of floats, each thread its own elements. a: split, [query][key], zero above the
+// diagonal. dq: what came through h times 2^b, and the pairs.
 template <int kParts>
-__device__ __noinline__ void finish_exact_dq(float* dump, std::uint32_t a, std::uint32_t k, const float* gates) {
+__device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::uint32_t k, const float* gates) {
   const int query = static_cast<int>(threadIdx.x) >> 1;
   ExactSums sums;
   float2 pairs[16] = {};
@@ -53,27 +42,26 @@ __device__ __noinline__ void finish_exact_dq(float* dump, std::uint32_t a, std::
   }
 #pragma unroll
   for (int m = 0; m < 16; ++m) {
-    float2& x = *reinterpret_cast<float2*>(dump + query * kSplitDumpRow + ExactSums::channel(m));
+    float2& x = two_at(dq, query, ExactSums::channel(m));
     const float2 factor = sums.factor(m);
     x = make_float2(x.x * factor.x + pairs[m].x, x.y * factor.y + pairs[m].y);
   }
 }
 // dk: what came through dh times 2^(later gates).
-static __device__ __noinline__ void scale_exact_dk(float* dump, const float* gates) {
+static __device__ __noinline__ void scale_exact_dk(float* dk, const float* gates) {
   const int key = static_cast<int>(threadIdx.x) >> 1;
   ExactSums sums;
   for (int row = key + 1; row < 64; ++row) sums.add(gates, row);
 #pragma unroll
   for (int m = 0; m < 16; ++m) {
-    float2& x = *reinterpret_cast<float2*>(dump + key * kSplitDumpRow + ExactSums::channel(m));
+    float2& x = two_at(dk, key, ExactSums::channel(m));
     const float2 factor = sums.factor(m);
     x = make_float2(x.x * factor.x, x.y * factor.y);
   }
 }
 // dk: the pairs.
 template <int kParts>
-__device__ __noinline__ void put_exact_dk_pairs(float* dump, std::uint32_t a, std::uint32_t q,
-                                                       const float* gates) {
+__device__ __noinline__ void put_exact_dk_pairs(float* dk, std::uint32_t a, std::uint32_t q, const float* gates) {
   const int key = static_cast<int>(threadIdx.x) >> 1;
   ExactSums sums;
   float2 pairs[16] = {};
@@ -89,8 +77,7 @@ __device__ __noinline__ void put_exact_dk_pairs(float* dump, std::uint32_t a, st
     }
   }
 #pragma unroll
-  for (int m = 0; m < 16; ++m)
-    *reinterpret_cast<float2*>(dump + key * kSplitDumpRow + ExactSums::channel(m)) = pairs[m];
+  for (int m = 0; m < 16; ++m) two_at(dk, key, ExactSums::channel(m)) = pairs[m];
 }
 
 // Sums over the warp's rows of tile * a, by columns.
@@ -126,7 +113,7 @@ __device__ __forceinline__ float dot_rows(std::uint32_t tile, const Accumulator&
 template <int kParts>
 __device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int thread) {
   float sum = 0.0f;
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
     float x[8], y[8];
@@ -138,12 +125,43 @@ __device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int 
   return sum;
 }
 
+// dg of constant gates: of tokens i and j every gate from j + 1 to i has the pair's part; see constant_gate.cuh. dq and
+// dk as they come through h and dh. Adds this thread's part.
+template <class Kernel>
+__device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, std::uint32_t k, std::uint32_t a,
+                                                  const Accumulator& dq, const Accumulator& dk, bool first, bool steep,
+                                                  float gate, int rows, int thread) {
+  using Core = typename Kernel::Core;
+  constexpr int kParts = Kernel::parts;
+  if (first) part += dot_rows<kParts>(k, dk, thread, [&](int row) { return static_cast<float>(rows - 1 - row); });
+  part += dot_rows<kParts>(q, dq, thread, [&](int row) {
+    return static_cast<float>(row + 1) * (steep ? ptx::exp2(static_cast<float>(row + 1) * gate) : 1.0f);
+  });
+  Accumulator scores;
+  clear(scores);
+  Core::begin(scores);
+  add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
+  Core::finish(scores);
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const float2 pair = two_of<kParts>(a, query, key);
+    const float apart[2] = {static_cast<float>(query - key), static_cast<float>(query - key - 1)};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float score = steep ? scores[i + e] * ptx::exp2(apart[e] * gate) : scores[i + e];
+      part += apart[e] > 0.0f ? apart[e] * (e == 0 ? pair.x : pair.y) * score : 0.0f;
+    }
+  }
+}
+
 // Grid: chunks x G x key tiles, innermost last.
 template <class Kernel, bool kGrouped>
 __device__ __forceinline__ void make_split_gradients(const Params& p, const SplitGradients& work, char* shared) {
   using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
-  using Layout = GradientsShared<kParts>;
+  using Layout = GradientsShared<kParts, kGrouped>;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int key_tile = static_cast<int>(blockIdx.x % key_tiles),
@@ -159,45 +177,47 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   }
   const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
                       a = base + Layout::a;
-  float *dump = reinterpret_cast<float*>(shared + Layout::dump), *sums = reinterpret_cast<float*>(shared + Layout::sums),
-        *totals = reinterpret_cast<float*>(shared + Layout::parts), *inner = totals + 4 * kTile,
+  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
+  float *dq_tile = floats(Layout::dq), *dk_tile = floats(Layout::dk), *terms = floats(Layout::terms),
+        *sums = floats(Layout::sums), *totals = floats(Layout::parts), *inner = totals + 4 * kTile,
         *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile;
   const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
 
   Accumulator dk;
   clear(dk);
-  float2 dg[16];
   float crossing = 0.0f;  // constant gates: this thread's part of dg
   float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
   bool steep = false;
+  float2 term_sum = make_float2(0.0f, 0.0f);  // of the warp's rows, channels 2 lane and the next
 
-  for (int h = 0; h < (kGrouped ? p.group : 1); ++h) {
-    const int head = kv_head * p.group + h;
-    const bool first = h == 0;
+  const int heads = kGrouped ? p.group : 1;
+  for (int head_in_group = 0; head_in_group < heads; ++head_in_group) {
+    const int head = kv_head * p.group + head_in_group;
+    const bool first = head_in_group == 0, last = head_in_group + 1 == heads;
     Accumulator dq, pairs;
     clear(dq);
     clear(pairs);
-    const Source q_source = source_of(p.q, p.dtype, c, head, channel, p.key_dim),
-                 k_source = source_of(p.k, p.dtype, c, kv_head, channel, p.key_dim),
-                 g_source = source_of(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim);
+    const Place<T> q_place(p.q, p.dtype, c, head, channel, p.key_dim),
+        k_place(p.k, p.dtype, c, kv_head, channel, p.key_dim);
+    LoadedGates<T> loaded_gates;
 #pragma unroll 1
     for (int tile = 0; tile < value_tiles; ++tile) {
-      const Source d_o = source_of(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim),
-                   v = source_of(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim);
+      const Place<T> d_o_place(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim),
+          v_place(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim);
       const std::int64_t image = (kv_at * value_tiles + tile) * kSplitBytes<kParts>;
-      Loaded x, y;
-      load<Kernel::in_pieces>(x, d_o, thread);
-      load<Kernel::in_pieces>(y, v, thread);
-      if (tile + h > 0) __syncthreads();  // what lies there has been read
+      Loaded<T> x, y;
+      load(x, d_o_place, thread);
+      load(y, v_place, thread);
+      if (tile + head_in_group > 0) __syncthreads();  // what lies there has been read
       copy_split<kParts>(base + Layout::h, work.states + image, thread);
       if (first) copy_split<kParts>(base + Layout::dh, work.state_gradients + image, thread);
       ptx::copy_async_commit();
-      put_loaded<Kernel>(base + Layout::d_o, x, d_o, thread);
-      put_loaded<Kernel>(base + Layout::v, y, v, thread);
+      put_loaded<kParts>(base + Layout::d_o, x, thread);
+      put_loaded<kParts>(base + Layout::v, y, thread);
       if (tile + 1 == value_tiles) {
-        fetch_ahead(q_source, thread);
-        fetch_ahead(k_source, thread);
-        if (p.gate == GateKind::key) fetch_ahead(g_source, thread);
+        fetch_ahead(q_place, thread);
+        fetch_ahead(k_place, thread);
+        loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
       }
       ptx::copy_async_wait<0>();
       Core::publish();
@@ -223,12 +243,12 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     for (int i = 0; i < 32; ++i)
       pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
     {
-      Loaded loaded_q, loaded_k, loaded_gates;
-      if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, g_source, thread);
-      load<Kernel::in_pieces>(loaded_k, k_source, thread);
+      Loaded<T> loaded_q, loaded_k;
+      loaded_gates.load(p, c, kv_head, channel, thread);
+      load(loaded_k, k_place, thread);
       float g[kRowsEach][8], all[8];
-      gates_of<Kernel::in_pieces>(g, p, loaded_gates, g_source, c, kv_head, thread);
-      load<Kernel::in_pieces>(loaded_q, q_source, thread);
+      loaded_gates.take(g, p, c, kv_head, thread);
+      load(loaded_q, q_place, thread);
       sum_gates<false>(g, all, totals, thread);  // its barrier: the first products' operands have been read
       put_split<kParts>(shared + Layout::a, pairs, thread);
       steep = is_steep(all);
@@ -236,62 +256,40 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 #pragma unroll
         for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
       }
-      put_loaded<Kernel>(k, loaded_k, k_source, thread,
-                         [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
-      put_loaded<Kernel>(q, loaded_q, q_source, thread,
+      put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
+      put_loaded<kParts>(q, loaded_q, thread,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
-        if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, g_source, thread);
-        gates_of<Kernel::in_pieces>(g, p, loaded_gates, g_source, c, kv_head, thread);
+        loaded_gates.load(p, c, kv_head, channel, thread);
+        loaded_gates.take(g, p, c, kv_head, thread);
       }
-      put_gates(sums, g, thread);
+      put_floats(sums, g, thread);
     }
     Core::publish();
     __syncthreads();
     if (first) {
       if (steep) {
-        put_dump(dump, dk, thread);
+        put_floats(dq_tile, dk, thread);
         __syncthreads();
         Aside aside(dq);
-        scale_exact_dk(dump, sums);
+        scale_exact_dk(dq_tile, sums);
         aside.restore(dq);
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 32; ++i) dk[i] = dumped(dump, thread, i);
+        for_floats(dq_tile, thread, [&](int i, float x) { dk[i] = x; });
       } else {
 #pragma unroll
         for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
       }
-      sum_columns<kParts>(inner, k, dk, thread);
+      if (!constant) sum_columns<kParts>(inner, k, dk, thread);
       through += __shfl_xor_sync(0xffffffffu, through, 1);
-      if ((thread & 1) == 0) beyond[thread >> 1] = through * decay[thread >> 1];
+      if ((thread & 1) == 0) {
+        beyond[thread >> 1] = through * decay[thread >> 1];
+        crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+      }
     }
     if (constant) {
-      // Of tokens i and j every gate from j + 1 to i has the pair's part; see constant_gate.cuh.
-      if (first) {
-        if ((thread & 1) == 0) crossing += static_cast<float>(c.rows) * through * decay[thread >> 1];
-        crossing += dot_rows<kParts>(k, dk, thread, [&](int row) { return static_cast<float>(c.rows - 1 - row); });
-      }
-      const float gate = key_gate(p, c.batch, c.token, kv_head, 0);
-      crossing += dot_rows<kParts>(q, dq, thread, [&](int row) {
-        return static_cast<float>(row + 1) * (steep ? ptx::exp2(static_cast<float>(row + 1) * gate) : 1.0f);
-      });
-      Accumulator scores;
-      clear(scores);
-      Core::begin(scores);
-      add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
-      Core::finish(scores);
-#pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const int query = row_of_element(thread, i), key = column_of_element(thread, i);
-        const float2 pair = two_of<kParts>(a, query, key);
-        const float apart[2] = {static_cast<float>(query - key), static_cast<float>(query - key - 1)};
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float score = steep ? scores[i + e] * ptx::exp2(apart[e] * gate) : scores[i + e];
-          crossing += apart[e] > 0.0f ? apart[e] * (e == 0 ? pair.x : pair.y) * score : 0.0f;
-        }
-      }
+      add_constant_gate<Kernel>(crossing, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0),
+                                c.rows, thread);
     }
     if (!steep) {
       Core::begin(dq, dk);
@@ -301,60 +299,57 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     } else {
       __syncthreads();
       Aside dq_aside(dq), dk_aside(dk);
-      put_exact_dk_pairs<kParts>(dump, a, q, sums);
+      put_exact_dk_pairs<kParts>(dq_tile, a, q, sums);
       dq_aside.restore(dq);
       dk_aside.restore(dk);
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < 32; ++i) dk[i] += dumped(dump, thread, i);
+      for_floats(dq_tile, thread, [&](int i, float x) { dk[i] += x; });
       __syncthreads();
     }
-    put_dump(dump, dq, thread);
-    __syncthreads();
+    put_floats(dq_tile, dq, thread);
+    __syncthreads();  // and a has been read
     if (steep) {
       Aside aside(dk);
-      finish_exact_dq<kParts>(dump, a, k, sums);
+      finish_exact_dq<kParts>(dq_tile, a, k, sums);
       aside.restore(dk);
       __syncthreads();
     }
+    if (last) {
+      put_floats(dk_tile, dk, thread);
+      __syncthreads();
+    }
 
-    // dq, and its part of dg: a warp goes down its 16 rows, two channels a lane.
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int r = 16 * warp + i;
-      const float2 x = *reinterpret_cast<const float2*>(dump + r * kSplitDumpRow + 2 * lane);
-      const float2 y = two_of<kParts>(q, r, 2 * lane);
-      const float2 sum = make_float2(y.x * x.x, y.y * x.y);
-      dg[i] = first ? sum : make_float2(dg[i].x + sum.x, dg[i].y + sum.y);
-      const float2 b = *reinterpret_cast<const float2*>(sums + r * kGateRow + 2 * lane);
-      const float2 factor =
+    // Out by rows: a warp goes down its 16, two channels a lane.
+    const Place<T> dq_place(work.dq, p.dtype, c, head, channel, p.key_dim),
+        dk_place(work.dk, p.dtype, c, kv_head, channel, p.key_dim);
+    char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
+#pragma unroll 2
+    for (int r = 16 * warp; r < 16 * warp + 16; ++r) {
+      const float2 b = two_at(sums, r, 2 * lane), x = two_at(dq_tile, r, 2 * lane), y = two_of<kParts>(q, r, 2 * lane);
+      float2 term = make_float2(y.x * x.x, y.y * x.y);
+      const float2 up =
           steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
       if (work.dq.data != nullptr && r < c.rows)
-        store_channels(work.dq, p.dtype, c, head, r, channel + 2 * lane, p.key_dim,
-                       make_float2(x.x * factor.x, x.y * factor.y));
+        store_channels(dq_place, dq_row, 2 * lane, make_float2(x.x * up.x, x.y * up.y));
+      dq_row += dq_place.stride;
+      if (kGrouped && !first) {
+        const float2 before = two_at(terms, r, 2 * lane);
+        term = make_float2(term.x + before.x, term.y + before.y);
+      }
+      if (last) {
+        const float2 z = two_at(dk_tile, r, 2 * lane), w = two_of<kParts>(k, r, 2 * lane);
+        term = make_float2(term.x - w.x * z.x, term.y - w.y * z.y);
+        const float2 down = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+        if (work.dk.data != nullptr && r < c.rows)
+          store_channels(dk_place, dk_row, 2 * lane, make_float2(z.x * down.x, z.y * down.y));
+        dk_row += dk_place.stride;
+        term_sum.x += term.x;
+        term_sum.y += term.y;
+      }
+      two_at(terms, r, 2 * lane) = term;
     }
   }
 
-  // dk, and its part of dg.
-  __syncthreads();
-  put_dump(dump, dk, thread);
-  __syncthreads();
-  float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = 16 * warp + i;
-    const float2 x = *reinterpret_cast<const float2*>(dump + r * kSplitDumpRow + 2 * lane);
-    const float2 y = two_of<kParts>(k, r, 2 * lane);
-    dg[i].x -= y.x * x.x;
-    dg[i].y -= y.y * x.y;
-    sum.x += dg[i].x;
-    sum.y += dg[i].y;
-    const float2 b = *reinterpret_cast<const float2*>(sums + r * kGateRow + 2 * lane);
-    const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-    if (work.dk.data != nullptr && r < c.rows)
-      store_channels(work.dk, p.dtype, c, kv_head, r, channel + 2 * lane, p.key_dim,
-                     make_float2(x.x * factor.x, x.y * factor.y));
-  }
   if (constant) {
     if (work.gate_parts == nullptr) return;
 #pragma unroll
@@ -368,7 +363,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   if (by_token ? work.gate_parts == nullptr : work.dg.data == nullptr) return;
 
   // dg: sums from the chunk's end back; nothing where the gate is shut.
-  *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = sum;
+  *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = term_sum;
   __syncthreads();
   float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
 #pragma unroll
@@ -378,22 +373,28 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     run.x += x.x + (w > warp ? y.x : 0.0f);
     run.y += x.y + (w > warp ? y.y : 0.0f);
   }
-#pragma unroll
-  for (int i = 15; i >= 0; --i) {
-    const int r = 16 * warp + i;
-    run.x += dg[i].x;
-    run.y += dg[i].y;
-    const float2 g = *reinterpret_cast<const float2*>(sums + r * kGateRow + 2 * lane);
-    const float2 open = make_float2(steep && ptx::exp2(g.x) == 0.0f ? 0.0f : run.x,
-                                    steep && ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+  using Gate = std::conditional_t<std::is_same_v<T, float>, float, AnyElement>;
+  const Place<Gate> dg_place(work.dg, p.gate_dtype, c, kv_head, channel, p.key_dim);
+  char* dg_row = dg_place.data + (16 * warp + 15) * dg_place.stride;
+#pragma unroll 2
+  for (int r = 16 * warp + 15; r >= 16 * warp; --r) {
+    const float2 term = two_at(terms, r, 2 * lane);
+    run.x += term.x;
+    run.y += term.y;
+    float2 open = run;
+    if (steep) {
+      const float2 g = two_at(sums, r, 2 * lane);
+      open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+    }
     if (by_token) {
       float x = open.x + open.y;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
       if (lane == 0) row_sums[r] = x;
     } else if (r < c.rows) {
-      store_channels(work.dg, p.gate_dtype, c, kv_head, r, channel + 2 * lane, p.key_dim, open);
+      store_channels(dg_place, dg_row, 2 * lane, open);
     }
+    dg_row -= dg_place.stride;
   }
   if (by_token) {
     __syncthreads();

@@ -9,17 +9,17 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Kernel, bool kBackwards>
-__global__ void __launch_bounds__(kGroupThreads, 2)
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
     split_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards>(p, pass, shared);
 }
 
-template <class Kernel, bool kValueGradient>
-__global__ void __launch_bounds__(kGroupThreads, 2)
+template <class Kernel, bool kValueGradient, bool kOnce>
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 && kOnce ? 3 : 2)
     split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_outputs<Kernel, kValueGradient>(p, outputs, shared);
+  if constexpr (Kernel::Core::available) make_outputs<Kernel, kValueGradient, kOnce>(p, outputs, shared);
 }
 
 template <class Kernel, bool kGrouped>
@@ -49,16 +49,24 @@ template <class Kernel, bool kValueGradient>
 void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream) {
   const std::int64_t heads = kValueGradient ? p.heads : p.heads * p.group;
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * heads * tiles_of(p.value_dim)));
-  launch_split("gated_linear_attention outputs in f32 tiles", split_outputs_kernel<Kernel, kValueGradient>, grid,
-               OutputsShared<Kernel::parts>::total, stream, p, outputs);
+  const bool once = p.key_dim <= kTile && (!kValueGradient || p.group == 1);
+  launch_split("gated_linear_attention outputs in f32 tiles",
+               once ? split_outputs_kernel<Kernel, kValueGradient, true>
+                    : split_outputs_kernel<Kernel, kValueGradient, false>,
+               grid, OutputsShared<Kernel::parts>::total, stream, p, outputs);
 }
 
 template <class Kernel>
 void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
-  launch_split("gated_linear_attention gradients in f32 tiles",
-               p.group > 1 ? split_gradients_kernel<Kernel, true> : split_gradients_kernel<Kernel, false>,
-               grid, GradientsShared<Kernel::parts>::total, stream, p, gradients);
+  const char* name = "gated_linear_attention gradients in f32 tiles";
+  if (p.group > 1) {
+    launch_split(name, split_gradients_kernel<Kernel, true>, grid, GradientsShared<Kernel::parts, true>::total, stream,
+                 p, gradients);
+  } else {
+    launch_split(name, split_gradients_kernel<Kernel, false>, grid, GradientsShared<Kernel::parts, false>::total,
+                 stream, p, gradients);
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -9,39 +9,21 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <int kParts>
-struct OutputsShared {  // offsets; gates and scores of steep tiles lie where x comes to in the end
-  static constexpr int own = 0, other = kSplitBytes<kParts>, state = 2 * other, x = 3 * other, gates = x,
-                       scores = gates + kGateTileBytes, steep_end = scores + 64 * kExactRow * 4;
-  static constexpr int totals = steep_end > 4 * other ? steep_end : 4 * other, total = totals + 4 * 64 * 4;
+struct OutputsShared {  // offsets; gates and scores of steep tiles lie where the state and x come to afterwards
+  static constexpr int own = 0, other = kSplitBytes<kParts>, state = 2 * other, x = 3 * other, gates = state,
+                       scores = gates + kFloatTileBytes, totals = 4 * other, total = totals + 4 * 64 * 4;
 };
 
-// Rows x columns of an accumulator to a tensor. column: its first.
-__device__ __forceinline__ void store_rows(const Strided& to, DType dtype, const Chunk& c, int head, int column,
-                                           int columns, const Accumulator& a, int thread) {
-  const int bytes = dtype == DType::f32 ? 4 : 2, left = columns - column - 2 * (thread & 3);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = row_of_element(thread, 2 * half);
-    if (row >= c.rows) continue;
-    char* at = static_cast<char*>(to.data) +
-               (c.batch * to.batch + (c.token + row) * to.token + head * to.head + column + 2 * (thread & 3)) * bytes;
-    const bool in_pairs = reinterpret_cast<std::uintptr_t>(at) % (2 * bytes) == 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      store_pair(dtype, at + 8 * j * bytes, make_float2(a[4 * j + 2 * half], a[4 * j + 2 * half + 1]), left - 8 * j,
-                 in_pairs);
-    }
-  }
-}
-
-// Grid: chunks x (H, or for dv G) x value tiles, innermost last. x: v, or do; images: of h, or dh.
-template <class Kernel, bool kValueGradient>
+// kOnce: K <= 64 and for dv one query head a kv head; accumulators then live for a shorter time. Grid: chunks x (H, or
+// for dv G) x value tiles, innermost last. x: v, or do; images: of h, or dh.
+template <class Kernel, bool kValueGradient, bool kOnce>
 __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
   using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   using Layout = OutputsShared<kParts>;
   const int thread = threadIdx.x;
-  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int key_tiles = kOnce ? 1 : tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int value_tile = static_cast<int>(blockIdx.x % value_tiles), value = value_tile * kTile;
   const int heads = kValueGradient ? p.heads : p.heads * p.group;
   const int head = static_cast<int>(blockIdx.x / value_tiles % heads);
@@ -59,55 +41,54 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
 
   Accumulator out;
   clear(out);
-  for (int h = 0; h < (kValueGradient ? p.group : 1); ++h) {
+  for (int h = 0; h < (kValueGradient && !kOnce ? p.group : 1); ++h) {
     const int query_head = kValueGradient ? kv_head * p.group + h : head;
     const bool first = h == 0;  // the state's part
-    const Source x_source =
-        source_of(outputs.x, p.dtype, c, kValueGradient ? query_head : kv_head, value, p.value_dim);
+    const Place<T> x_place(outputs.x, p.dtype, c, kValueGradient ? query_head : kv_head, value, p.value_dim);
     Accumulator scores;
     clear(scores);
 #pragma unroll 1
     for (int tile = 0; tile < key_tiles; ++tile) {
       const int channel = tile * kTile;
-      const Source q = source_of(p.q, p.dtype, c, query_head, channel, p.key_dim),
-                   k = source_of(p.k, p.dtype, c, kv_head, channel, p.key_dim),
-                   g = source_of(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim);
       const bool last = tile + 1 == key_tiles;
-      Loaded loaded_q, loaded_k, loaded_gates, loaded_x;
-      if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, g, thread);
-      load<Kernel::in_pieces>(kValueGradient ? loaded_k : loaded_q, kValueGradient ? k : q, thread);
-      fetch_ahead(kValueGradient ? q : k, thread);
-      if (last) fetch_ahead(x_source, thread);
+      const Place<T> q(p.q, p.dtype, c, query_head, channel, p.key_dim), k(p.k, p.dtype, c, kv_head, channel, p.key_dim);
+      const Place<T>&own_place = kValueGradient ? k : q, &other_place = kValueGradient ? q : k;
+      Loaded<T> loaded_own, loaded_other, loaded_x;
+      LoadedGates<T> loaded_gates;
+      loaded_gates.load(p, c, kv_head, channel, thread);
+      load(loaded_own, own_place, thread);
+      fetch_ahead(other_place, thread);
+      if (last) fetch_ahead(x_place, thread);
       if (h + tile > 0) __syncthreads();  // the last products' operands have been read
-      if (first) {
+      const auto copy_state = [&] {
+        if (!first) return;
         copy_split<kParts>(state, images + static_cast<std::int64_t>(tile) * value_tiles * kSplitBytes<kParts>, thread);
         ptx::copy_async_commit();
-      }
+      };
+      copy_state();
       float sums[kRowsEach][8], all[8];
-      gates_of<Kernel::in_pieces>(sums, p, loaded_gates, g, c, kv_head, thread);
-      load<Kernel::in_pieces>(kValueGradient ? loaded_q : loaded_k, kValueGradient ? q : k, thread);
+      loaded_gates.take(sums, p, c, kv_head, thread);
+      load(loaded_other, other_place, thread);
       sum_gates<kValueGradient>(sums, all, totals, thread);
       const bool steep = is_steep(all);
-      const auto toward = [&](int i, int e) { return ptx::exp2(sums[i][e]); };
-      const auto away = [&](int i, int e) { return ptx::exp2(-sums[i][e]); };
-      const std::uint32_t q_tile = kValueGradient ? other : own, k_tile = kValueGradient ? own : other;
+      // q brings the scale.
+      const float own_scale = kValueGradient ? 1.0f : p.scale, other_scale = kValueGradient ? p.scale : 1.0f;
       if (!steep) {
-        const auto q_factor = [&](int i, int e) { return p.scale * (kValueGradient ? away(i, e) : toward(i, e)); };
-        const auto k_factor = [&](int i, int e) { return kValueGradient ? toward(i, e) : away(i, e); };
-        if constexpr (kValueGradient) put_loaded<Kernel>(k_tile, loaded_k, k, thread, k_factor);
-        if constexpr (!kValueGradient) put_loaded<Kernel>(q_tile, loaded_q, q, thread, q_factor);
-        if (last) load<Kernel::in_pieces>(loaded_x, x_source, thread);
-        if constexpr (kValueGradient) put_loaded<Kernel>(q_tile, loaded_q, q, thread, q_factor);
-        if constexpr (!kValueGradient) put_loaded<Kernel>(k_tile, loaded_k, k, thread, k_factor);
+        put_loaded<kParts>(own, loaded_own, thread, [&](int i, int e) { return own_scale * ptx::exp2(sums[i][e]); });
+        if (last) load(loaded_x, x_place, thread);
+        put_loaded<kParts>(other, loaded_other, thread,
+                           [&](int i, int e) { return other_scale * ptx::exp2(-sums[i][e]); });
       } else {
-        put_loaded<Kernel>(q_tile, loaded_q, q, thread, [&](int, int) { return p.scale; });
-        put_loaded<Kernel>(k_tile, loaded_k, k, thread);
-        if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, g, thread);
-        gates_of<Kernel::in_pieces>(sums, p, loaded_gates, g, c, kv_head, thread);
-        put_gates(gates, sums, thread);
+        put_loaded<kParts>(own, loaded_own, thread, [&](int, int) { return own_scale; });
+        put_loaded<kParts>(other, loaded_other, thread, [&](int, int) { return other_scale; });
+        loaded_gates.load(p, c, kv_head, channel, thread);
+        loaded_gates.take(sums, p, c, kv_head, thread);
+        ptx::copy_async_wait<0>();
+        __syncthreads();
+        put_floats(gates, sums, thread);
         __syncthreads();
         Aside scores_aside(scores), out_aside(out);
-        exact_scores<kParts>(exact, q_tile, k_tile, gates);
+        exact_scores<kParts>(exact, kValueGradient ? other : own, kValueGradient ? own : other, gates);
         __syncthreads();
         gate_rows_exactly<kParts, kValueGradient>(own, gates);
         scores_aside.restore(scores);
@@ -116,12 +97,13 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
         for (int i = 0; i < 32; ++i) {
           const int row = row_of_element(thread, i), column = column_of_element(thread, i);
           const int query = kValueGradient ? column : row, key = kValueGradient ? row : column;
-          if (query >= key) scores[i] += exact[query * kExactRow + key];
+          if (query >= key) scores[i] += exact[float_place(query, key)];
         }
-        if (last) load<Kernel::in_pieces>(loaded_x, x_source, thread);
+        if (last) load(loaded_x, x_place, thread);
         __syncthreads();  // the scores have been read
+        copy_state();
       }
-      if (last) put_loaded<Kernel>(x, loaded_x, x_source, thread);
+      if (last) put_loaded<kParts>(x, loaded_x, thread);
       ptx::copy_async_wait<0>();
       Core::publish();
       __syncthreads();
@@ -149,7 +131,7 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
     SplitOperand<kParts> operand(scores);
     add_product<Core, kParts, Stored::k_outer>(out, operand, x, thread);
   }
-  store_rows(outputs.out, p.dtype, c, head, value, p.value_dim, out, thread);
+  store_rows(Place<T>(outputs.out, p.dtype, c, head, value, p.value_dim), out, thread);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

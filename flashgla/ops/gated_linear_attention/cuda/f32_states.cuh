@@ -14,6 +14,7 @@ constexpr int kStatesShared = 3 * kSplitBytes<kParts> + (4 * 64 + 64) * 4;
 template <class Kernel, bool kBackwards>
 __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPass& pass, char* shared) {
   using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
@@ -31,34 +32,29 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
   float *totals = reinterpret_cast<float*>(shared + 3 * kSplitBytes<kParts>), *decay = totals + 4 * 64;
 
   // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk.
-  struct Step {
-    Chunk chunk;
-    Source a, b, gates;
+  Loaded<T> loaded_a, loaded_b;
+  LoadedGates<T> loaded_gates;
+  const auto load_step = [&](std::int64_t i, int h) {
+    const Chunk c = chunk_of(span, kBackwards ? chunks - 1 - i : i);
+    const int head = kv_head * heads_each + h;
+    load(loaded_a, Place<T>(kBackwards ? p.q : p.k, p.dtype, c, head, channel, p.key_dim), thread);
+    loaded_gates.load(p, c, kv_head, channel, thread);
+    load(loaded_b, Place<T>(pass.b, p.dtype, c, head, value, p.value_dim), thread);
   };
-  const auto step_at = [&](std::int64_t step) {
-    const std::int64_t i = step / heads_each;
-    const int head = kv_head * heads_each + static_cast<int>(step % heads_each);
-    Step s;
-    s.chunk = chunk_of(span, kBackwards ? chunks - 1 - i : i);
-    s.a = source_of(kBackwards ? p.q : p.k, p.dtype, s.chunk, head, channel, p.key_dim);
-    s.b = source_of(pass.b, p.dtype, s.chunk, head, value, p.value_dim);
-    s.gates = source_of(p.g, p.gate_dtype, s.chunk, kv_head, channel, p.key_dim);
-    return s;
-  };
-  Loaded loaded_a, loaded_b, loaded_gates;
-  const auto load_step = [&](std::int64_t step) {
-    if (step >= last * heads_each) return;
-    const Step s = step_at(step);
-    load<Kernel::in_pieces>(loaded_a, s.a, thread);
-    if (p.gate == GateKind::key) load<Kernel::in_pieces>(loaded_gates, s.gates, thread);
-    load<Kernel::in_pieces>(loaded_b, s.b, thread);
-  };
-  load_step(first * heads_each);
+  if (first < last) load_step(first, 0);
 
   const std::int64_t state_at = static_cast<std::int64_t>(cell) * p.key_dim * p.value_dim;
   Accumulator state;
   read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
              channel, value, thread);
+  const auto store_bf16 = [&](__nv_bfloat16* states, const Accumulator& x) {
+#pragma unroll
+    for (int e = 0; e < 32; ++e) {
+      const int k = channel + row_of_element(thread, e), v = value + column_of_element(thread, e);
+      if (k < p.key_dim && v < p.value_dim)
+        states[static_cast<std::int64_t>(k) * p.value_dim + v] = __float2bfloat16_rn(x[e]);
+    }
+  };
   const int row = 16 * warp + (lane >> 2);
   const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
   const auto segment_end = [&](int s, int block) {  // four of this thread's elements
@@ -81,48 +77,48 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
 
   float product[2] = {1.0f, 1.0f};
 #pragma unroll 1
-  for (std::int64_t step = first * heads_each; step < last * heads_each; ++step) {
-    const Step s = step_at(step);
-    const std::int64_t index = kBackwards ? chunks - 1 - step / heads_each : step;
-    const bool opens = step % heads_each == 0;  // a chunk
-    if (opens && !pass.ends_only) {
+  for (std::int64_t i = first; i < last; ++i) {
+    const std::int64_t index = kBackwards ? chunks - 1 - i : i;
+    const Chunk c = chunk_of(span, index);
+    if (!pass.ends_only) {
       const std::int64_t at = (span.chunk_begin + index) * p.heads + kv_head;
-      store_split_image<kParts>(pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
-                       thread);
-      if (pass.states != nullptr) {
+      store_split_image<kParts>(
+          pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
+          thread);
+      if (pass.states != nullptr) store_bf16(pass.states + at * p.key_dim * p.value_dim, state);
+    }
+#pragma unroll 1
+    for (int h = 0; h < heads_each; ++h) {
+      float sums[kRowsEach][8], all[8];
+      loaded_gates.take(sums, p, c, kv_head, thread);
+      sum_gates<!kBackwards>(sums, all, totals, thread);  // its barrier: the last step's operands have been read
+      const float scale = kBackwards ? p.scale : 1.0f;
+      put_loaded<kParts>(a, loaded_a, thread, [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
+      put_loaded<kParts>(b, loaded_b, thread);
+      if (thread < 8) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const int k = channel + row_of_element(thread, i), v = value + column_of_element(thread, i);
-          if (k < p.key_dim && v < p.value_dim)
-            pass.states[(at * p.key_dim + k) * p.value_dim + v] = __float2bfloat16_rn(state[i]);
-        }
+        for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
       }
-    }
-    float sums[kRowsEach][8], all[8];
-    gates_of<Kernel::in_pieces>(sums, p, loaded_gates, s.gates, s.chunk, kv_head, thread);
-    sum_gates<!kBackwards>(sums, all, totals, thread);  // its barrier: the last step's operands have been read
-    const float scale = kBackwards ? p.scale : 1.0f;
-    put_loaded<Kernel>(a, loaded_a, s.a, thread, [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
-    put_loaded<Kernel>(b, loaded_b, s.b, thread);
-    if (thread < 8) {
+      if (h + 1 < heads_each) {
+        load_step(i, h + 1);
+      } else if (i + 1 < last) {
+        load_step(i + 1, 0);
+      }
+      Core::publish();
+      __syncthreads();
+      // The chunk's part apart, so that the state is rounded once a chunk: a long sequence's sums would else lose what
+      // the tensor cores cut off.
+      Accumulator update;
+      clear(update);
+      Core::begin(update);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, b, thread);
+      const float factor[2] = {h == 0 ? decay[row] : 1.0f, h == 0 ? decay[row + 8] : 1.0f};
+      product[0] *= factor[0];
+      product[1] *= factor[1];
+      Core::finish(update);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
+      for (int e = 0; e < 32; ++e) state[e] = fmaf(state[e], factor[(e >> 1) & 1], update[e]);
     }
-    load_step(step + 1);
-    Core::publish();
-    __syncthreads();
-    // The chunk's part apart, so that the state is rounded once a chunk: a long sequence's sums would else lose what
-    // the tensor cores cut off.
-    Accumulator update;
-    clear(update);
-    Core::begin(update);
-    add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, b, thread);
-    const float factor[2] = {opens ? decay[row] : 1.0f, opens ? decay[row + 8] : 1.0f};
-    product[0] *= factor[0];
-    product[1] *= factor[1];
-    Core::finish(update);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) state[i] = fmaf(state[i], factor[(i >> 1) & 1], update[i]);
   }
   if (pass.ends_only) {
 #pragma unroll

@@ -108,26 +108,36 @@ int parts_of(const Problem& problem) {
 }
 
 // Whether 16 bytes of each row can be read at once.
-bool in_pieces(const Strided& s, DType dtype, int width) {
+bool in_pieces(const Strided& s, DType dtype, std::int64_t width) {
   const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(dtype));
-  return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % elements == 0 && s.token % elements == 0 &&
-         s.head % elements == 0 && width % elements == 0;
+  return s.data == nullptr || (reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % elements == 0 &&
+                               s.token % elements == 0 && s.head % elements == 0 && width % elements == 0);
+}
+bool key_gates_in_pieces(const Problem& problem, const Strided& g) {
+  return problem.gate != GateKind::key || in_pieces(g, problem.gate_dtype, problem.key_dim);
 }
 bool in_pieces(const Problem& problem, const Params& p) {
-  return in_pieces(p.q, p.dtype, p.key_dim) && in_pieces(p.k, p.dtype, p.key_dim) &&
-         in_pieces(p.v, p.dtype, p.value_dim) &&
-         (problem.gate != GateKind::key || in_pieces(p.g, p.gate_dtype, p.key_dim));
+  const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
+  const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
+  return keys(p.q) && keys(p.k) && values(p.v) && values(p.o) && key_gates_in_pieces(problem, p.g);
+}
+bool in_pieces(const Problem& problem, const Gradients& d) {
+  const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
+  const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
+  return keys(d.dq) && keys(d.dk) && values(d.dv) && values(d.d_o) && key_gates_in_pieces(problem, d.dg);
 }
 
-// call(kernel): a SplitKernel. Where rows do not come in pieces, those on mma.sync.
+// call(kernel): a SplitKernel. Of those that take elements one by one there are no others than on mma.sync.
+template <class Core, class Call>
+void with_typed_kernel(const Problem& problem, Call call) {
+  if (problem.dtype == DType::f16) return call(SplitKernel<Core, __half, 2>());
+  parts_of(problem) == 3 ? call(SplitKernel<Core, float, 3>()) : call(SplitKernel<Core, float, 2>());
+}
 template <class Call>
 void with_kernel(const Problem& problem, bool in_pieces, bool hopper, Call call) {
-  const auto with_parts = [&](auto parts) {
-    if (!in_pieces) return call(SplitKernel<TensorCore80, parts(), false>());
-    hopper ? call(SplitKernel<TensorCore90, parts(), true>()) : call(SplitKernel<TensorCore80, parts(), true>());
-  };
-  parts_of(problem) == 3 ? with_parts(std::integral_constant<int, 3>())
-                         : with_parts(std::integral_constant<int, 2>());
+  if (in_pieces) return hopper ? with_typed_kernel<TensorCore90>(problem, call) : with_typed_kernel<TensorCore80>(problem, call);
+  parts_of(problem) == 3 ? call(SplitKernel<TensorCore80, AnyElement, 3>())
+                         : call(SplitKernel<TensorCore80, AnyElement, 2>());
 }
 
 }  // namespace
@@ -138,15 +148,16 @@ std::size_t split_states_bytes(const Problem& problem) {
 }
 
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  with_kernel(problem, in_pieces(problem, params), hopper,
-              [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); });
+  const bool pieces = in_pieces(problem, params);
+  const auto run = [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); };
+  if (problem.dtype != DType::bf16 || !pieces) return with_kernel(problem, pieces, hopper, run);
+  hopper ? run(SplitKernel<TensorCore90, __nv_bfloat16, 2>()) : run(SplitKernel<TensorCore80, __nv_bfloat16, 2>());
 }
 
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
-  const bool pieces = in_pieces(problem, make_params(problem, inputs, outputs)) &&
-                      in_pieces(gradients_of(problem, d_out, d_in).d_o, problem.dtype,
-                                static_cast<int>(problem.value_dim));
+  const bool pieces = problem.dtype != DType::bf16 && in_pieces(problem, make_params(problem, inputs, outputs)) &&
+                      in_pieces(problem, gradients_of(problem, d_out, d_in));
   with_kernel(problem, pieces, hopper, [&](auto kernel) {
     backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in);
   });

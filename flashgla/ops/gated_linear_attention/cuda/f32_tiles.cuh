@@ -7,6 +7,8 @@
 // channels 8 (t % 8) .. + 7 of tokens 4 (t / 8) + {0..3} of each tile.
 #pragma once
 
+#include <type_traits>
+
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward_tiles.cuh"
 
@@ -16,34 +18,57 @@ template <int kParts>
 constexpr int kSplitBytes = kParts * kTileBytes;
 constexpr float kSplitRange = 60.0f;  // bits a channel may fall within a chunk under one anchor
 
-// ---- from memory ----
+// ---- from memory and to it ----
 
-// 64 tokens by 64 channels of a tensor; zeros outside.
-struct Source {
-  const char* data;     // the first token's first channel
+template <class T>
+constexpr bool kInPieces = !std::is_same_v<T, AnyElement>;
+template <class T>
+__device__ __forceinline__ constexpr int bytes_of(DType dtype) {
+  if constexpr (kInPieces<T>) return sizeof(T);
+  return dtype == DType::f32 ? 4 : 2;
+}
+
+// 64 tokens by 64 channels of a tensor. Outside its rows and channels zeros are read and nothing is written.
+template <class T>
+struct Place {
+  char* data;           // the first token's first channel
   std::int64_t stride;  // bytes
   int rows, channels;
   DType dtype;
+
+  __device__ __forceinline__ Place(const Strided& s, DType type, const Chunk& c, int head, int channel, int width)
+      : data(static_cast<char*>(s.data) +
+             (c.batch * s.batch + c.token * s.token + head * s.head + channel) * bytes_of<T>(type)),
+        stride(s.token * bytes_of<T>(type)),
+        rows(c.rows),
+        channels(width - channel),
+        dtype(type) {}
 };
 
-__device__ __forceinline__ Source source_of(const Strided& s, DType dtype, const Chunk& c, int head, int channel,
-                                            int channels) {
-  const int bytes = dtype == DType::f32 ? 4 : 2;
-  return {static_cast<const char*>(s.data) + (c.batch * s.batch + c.token * s.token + head * s.head + channel) * bytes,
-          s.token * bytes, c.rows, channels - channel, dtype};
-}
-
-// A thread's elements of a tile on their way: as in memory, or f32 where they do not come in pieces.
+// A thread's elements of a tile on their way: as in memory, or f32 where they come one by one.
+template <class T>
 struct Loaded {
-  uint4 raw[kRowsEach][2];
+  static constexpr int words = kInPieces<T> && bytes_of<T>(DType::f32) == 2 ? 1 : 2;
+  uint4 raw[kRowsEach][words];
 };
 
 // Starts the loads; nothing waits for them here.
-template <bool kInPieces>
-__device__ __forceinline__ void load(Loaded& x, const Source& s, int thread) {
+template <class T>
+__device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread) {
   const int row = kRowsEach * (thread / 8), channel = 8 * (thread % 8), left = s.channels - channel;
-  const uint4 zeros = make_uint4(0, 0, 0, 0);
-  if constexpr (!kInPieces) {
+  if constexpr (kInPieces<T>) {
+    const int rows = left > 0 ? s.rows - row : 0;
+    const char* from = s.data + row * s.stride + channel * static_cast<int>(sizeof(T));
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+      for (int word = 0; word < Loaded<T>::words; ++word) {
+        const bool inside = i < rows && (word == 0 || left > 4);
+        x.raw[i][word] = inside ? *reinterpret_cast<const uint4*>(from + 16 * word) : make_uint4(0, 0, 0, 0);
+      }
+      from += s.stride;
+    }
+  } else {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       std::uint32_t bits[8];
@@ -55,36 +80,24 @@ __device__ __forceinline__ void load(Loaded& x, const Source& s, int thread) {
       x.raw[i][0] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
       x.raw[i][1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
     }
-  } else if (s.dtype == DType::f32) {
-    const char* from = s.data + row * s.stride + channel * 4;
-#pragma unroll
-    for (int i = 0; i < kRowsEach; ++i) {
-      const auto* place = reinterpret_cast<const uint4*>(from + i * s.stride);
-      x.raw[i][0] = row + i < s.rows && left > 0 ? place[0] : zeros;
-      x.raw[i][1] = row + i < s.rows && left > 4 ? place[1] : zeros;
-    }
-  } else {
-    const char* from = s.data + row * s.stride + channel * 2;
-#pragma unroll
-    for (int i = 0; i < kRowsEach; ++i)
-      x.raw[i][0] = row + i < s.rows && left > 0 ? *reinterpret_cast<const uint4*>(from + i * s.stride) : zeros;
   }
 }
 // Brings what will be loaded later into the L2.
-__device__ __forceinline__ void fetch_ahead(const Source& s, int thread) {
-  const int row = thread / 2, each = s.dtype == DType::f32 ? 32 : 64, channel = thread % 2 * each;
+template <class T>
+__device__ __forceinline__ void fetch_ahead(const Place<T>& s, int thread) {
+  const int row = thread / 2, each = 128 / bytes_of<T>(s.dtype), channel = thread % 2 * each;
   if (row < s.rows && channel < s.channels && channel < kTile)
     ptx::prefetch_l2(s.data + row * s.stride + thread % 2 * 128);
 }
 // Row i of what was loaded.
-template <bool kInPieces>
-__device__ __forceinline__ void elements_of(float (&f)[8], const Loaded& x, int i, const Source& s) {
-  if (s.dtype == DType::f32 || !kInPieces) {
+template <class T>
+__device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, int i) {
+  if constexpr (Loaded<T>::words == 2) {
     const std::uint32_t bits[8] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w,
                                    x.raw[i][1].x, x.raw[i][1].y, x.raw[i][1].z, x.raw[i][1].w};
 #pragma unroll
     for (int e = 0; e < 8; ++e) f[e] = __uint_as_float(bits[e]);
-  } else if (s.dtype == DType::bf16) {
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     unpack_8(x.raw[i][0], f);
   } else {
     const std::uint32_t words[4] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w};
@@ -97,28 +110,31 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded& x, int 
   }
 }
 
-// ---- to memory ----
-
-// One or two neighbouring channels, as many as are left.
-__device__ __forceinline__ void store_pair(DType dtype, char* at, float2 x, int left, bool in_pairs) {
-  if (left <= 0) return;
-  if (in_pairs && left > 1) {
-    if (dtype == DType::f32) {
-      *reinterpret_cast<float2*>(at) = x;
-    } else {
-      *reinterpret_cast<std::uint32_t*>(at) = dtype == DType::f16 ? ptx::pack_f16(x.x, x.y) : ptx::pack_bf16(x.x, x.y);
-    }
+// Channels `channel` (even) and the next of a row.
+template <class T>
+__device__ __forceinline__ void store_channels(const Place<T>& to, char* row, int channel, float2 x) {
+  if (channel >= to.channels) return;
+  if constexpr (!kInPieces<T>) {
+    store_as(to.dtype, row, channel, x.x);
+    if (channel + 1 < to.channels) store_as(to.dtype, row, channel + 1, x.y);
+  } else if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float2*>(row + 4 * channel) = x;
   } else {
-    store_as(dtype, at, 0, x.x);
-    if (left > 1) store_as(dtype, at, 1, x.y);
+    *reinterpret_cast<std::uint32_t*>(row + 2 * channel) =
+        std::is_same_v<T, __half> ? ptx::pack_f16(x.x, x.y) : ptx::pack_bf16(x.x, x.y);
   }
 }
-__device__ __forceinline__ void store_channels(const Strided& to, DType dtype, const Chunk& c, int head, int row,
-                                               int channel, int channels, float2 x) {
-  const int bytes = dtype == DType::f32 ? 4 : 2;
-  char* at = static_cast<char*>(to.data) +
-             (c.batch * to.batch + (c.token + row) * to.token + head * to.head + channel) * bytes;
-  store_pair(dtype, at, x, channels - channel, reinterpret_cast<std::uintptr_t>(at) % (2 * bytes) == 0);
+template <class T>
+__device__ __forceinline__ void store_rows(const Place<T>& to, const Accumulator& a, int thread) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = row_of_element(thread, 2 * half);
+    if (row >= to.rows) continue;
+    char* at = to.data + row * to.stride;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      store_channels(to, at, 8 * j + 2 * (thread & 3), make_float2(a[4 * j + 2 * half], a[4 * j + 2 * half + 1]));
+  }
 }
 
 // ---- split tiles ----
@@ -161,21 +177,20 @@ __device__ __forceinline__ float2 two_of(std::uint32_t tile, int row, int column
 }
 
 // factor(i, e): of row i, channel e of this thread.
-template <class Kernel, class Factor>
-__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded& x, const Source& s, int thread,
-                                           Factor factor) {
+template <int kParts, class T, class Factor>
+__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     float f[8];
-    elements_of<Kernel::in_pieces>(f, x, i, s);
+    elements_of(f, x, i);
 #pragma unroll
     for (int e = 0; e < 8; ++e) f[e] *= factor(i, e);
-    put_piece<Kernel::parts>(tile, own_piece(thread, i), f);
+    put_piece<kParts>(tile, own_piece(thread, i), f);
   }
 }
-template <class Kernel>
-__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded& x, const Source& s, int thread) {
-  put_loaded<Kernel>(tile, x, s, thread, [](int, int) { return 1.0f; });
+template <int kParts, class T>
+__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread) {
+  put_loaded<kParts>(tile, x, thread, [](int, int) { return 1.0f; });
 }
 // What an accumulator loses when rounded to bf16, in its place.
 __device__ __forceinline__ void keep_rest(Accumulator& a) {
@@ -252,24 +267,53 @@ __device__ __forceinline__ void add_product(Accumulator& d, SplitOperand<kParts>
 
 // ---- gates ----
 
-// This thread's gates of a tile, base 2; key gates as loaded from g.
-template <bool kInPieces>
-__device__ __forceinline__ void gates_of(float (&gates)[kRowsEach][8], const Params& p, const Loaded& g,
-                                         const Source& s, const Chunk& c, int kv_head, int thread) {
+// Gates of a chunk and 64 key channels, on their way. Key gates are of type T or f32; others one a token.
+template <class T>
+struct LoadedGates {
+  using Narrow = std::conditional_t<kInPieces<T>, T, float>;
+  Loaded<std::conditional_t<kInPieces<T>, float, AnyElement>> wide;
+
+  __device__ __forceinline__ void load(const Params& p, const Chunk& c, int kv_head, int channel, int thread) {
+    if (p.gate != GateKind::key) return;
+    if (!kInPieces<T> || p.gate_dtype == DType::f32) {
+      using Wide = std::conditional_t<kInPieces<T>, float, AnyElement>;
+      cuda::load(wide, Place<Wide>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
+    } else if constexpr (sizeof(Narrow) == 2) {
+      Loaded<Narrow> narrow;
+      cuda::load(narrow, Place<Narrow>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    if (p.gate == GateKind::key) {
-      elements_of<kInPieces>(gates[i], g, i, s);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) gates[i][e] = base_2_gate(gates[i][e]);
-    } else {
-      const int row = kRowsEach * (thread / 8) + i;
-      const float gate = row < c.rows ? key_gate(p, c.batch, c.token + row, kv_head, 0) : 0.0f;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) gates[i][e] = gate;
+      for (int i = 0; i < kRowsEach; ++i) wide.raw[i][0] = narrow.raw[i][0];
     }
   }
-}
+  __device__ __forceinline__ void fetch_ahead(const Params& p, const Chunk& c, int kv_head, int channel, int thread) {
+    if (p.gate == GateKind::key)
+      cuda::fetch_ahead(Place<AnyElement>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
+  }
+  // Base 2.
+  __device__ __forceinline__ void take(float (&gates)[kRowsEach][8], const Params& p, const Chunk& c, int kv_head,
+                                       int thread) const {
+    const bool narrow = sizeof(Narrow) == 2 && p.gate_dtype != DType::f32;
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      if (p.gate != GateKind::key) {
+        const int row = kRowsEach * (thread / 8) + i;
+        const float gate = row < c.rows ? key_gate(p, c.batch, c.token + row, kv_head, 0) : 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) gates[i][e] = gate;
+        continue;
+      }
+      if (narrow) {
+        Loaded<Narrow> x;
+        x.raw[0][0] = wide.raw[i][0];
+        elements_of(gates[i], x, 0);
+      } else {
+        elements_of(gates[i], wide, i);
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) gates[i][e] = base_2_gate(gates[i][e]);
+    }
+  }
+};
 
 // In place of the gates: their sums from the chunk's start up to and with the token, or (kLater) of the tokens after
 // it; none is a difference of sums. all: the sums over the chunk. totals: [4][64] floats; one barrier, after which they
@@ -334,20 +378,46 @@ __device__ __forceinline__ bool is_steep(const float (&all)[8]) {
   return !__all_sync(0xffffffffu, good);
 }
 
-// ---- steep tiles: pairs of tokens one by one ----
-// Exact for any gates: the sum of the gates between two tokens is run up from one to the other. Thread: token
-// threadIdx.x / 2, and every second pair of neighbouring channels. gates: base 2, f32 [64][kGateRow].
-constexpr int kGateRow = 68;
-constexpr int kGateTileBytes = 64 * kGateRow * 4;
-
-__device__ __forceinline__ void put_gates(float* tile, const float (&g)[kRowsEach][8], int thread) {
+// ---- tiles of f32 proper ----
+// 64 rows of 64 floats, columns permuted by the row in blocks of 8 against bank conflicts.
+constexpr int kFloatTileBytes = 64 * 64 * 4;
+__device__ __forceinline__ int float_place(int row, int column) {
+  return row * 64 + (column ^ (((row ^ (row >> 2)) & 7) << 3));
+}
+__device__ __forceinline__ float2& two_at(float* tile, int row, int column) {
+  return *reinterpret_cast<float2*>(tile + float_place(row, column));
+}
+__device__ __forceinline__ float2 two_at(const float* tile, int row, int column) {
+  return *reinterpret_cast<const float2*>(tile + float_place(row, column));
+}
+__device__ __forceinline__ void put_floats(float* tile, const float (&g)[kRowsEach][8], int thread) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
-    float4* to = reinterpret_cast<float4*>(tile + (kRowsEach * (thread / 8) + i) * kGateRow + 8 * (thread % 8));
+    float4* to =
+        reinterpret_cast<float4*>(tile + float_place(kRowsEach * (thread / 8) + i, 8 * (thread % 8)));
     to[0] = make_float4(g[i][0], g[i][1], g[i][2], g[i][3]);
     to[1] = make_float4(g[i][4], g[i][5], g[i][6], g[i][7]);
   }
 }
+__device__ __forceinline__ void put_floats(float* tile, const Accumulator& a, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2)
+    two_at(tile, row_of_element(thread, i), column_of_element(thread, i)) = make_float2(a[i], a[i + 1]);
+}
+// f(i, element i of the accumulator's place).
+template <class F>
+__device__ __forceinline__ void for_floats(const float* tile, int thread, F f) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const float2 x = two_at(tile, row_of_element(thread, i), column_of_element(thread, i));
+    f(i, x.x);
+    f(i + 1, x.y);
+  }
+}
+
+// ---- steep tiles: pairs of tokens one by one ----
+// Exact for any gates: the sum of the gates between two tokens is run up from one to the other. Thread: token
+// threadIdx.x / 2, and every second pair of neighbouring channels. gates: base 2, a tile of floats.
 
 struct ExactSums {
   float2 gates[16];
@@ -359,7 +429,7 @@ struct ExactSums {
   __device__ __forceinline__ void add(const float* tile, int row) {
 #pragma unroll
     for (int m = 0; m < 16; ++m) {
-      const float2 g = *reinterpret_cast<const float2*>(tile + row * kGateRow + channel(m));
+      const float2 g = two_at(tile, row, channel(m));
       gates[m].x += g.x;
       gates[m].y += g.y;
     }
@@ -369,9 +439,7 @@ struct ExactSums {
   }
 };
 
-constexpr int kExactRow = 65;  // floats
-
-// scores[query][key], query >= key, rows of kExactRow floats, from q and k without gates.
+// scores[query][key], query >= key: a tile of floats, from q and k without gates.
 template <int kParts>
 __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::uint32_t k, const float* gates) {
   const int query = static_cast<int>(threadIdx.x) >> 1;
@@ -389,7 +457,7 @@ __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::u
       sums.add(gates, key);
     }
     score += __shfl_xor_sync(0xffffffffu, score, 1);
-    if (key >= 0 && (threadIdx.x & 1) == 0) scores[query * kExactRow + key] = score;
+    if (key >= 0 && (threadIdx.x & 1) == 0) scores[float_place(query, key)] = score;
   }
 }
 

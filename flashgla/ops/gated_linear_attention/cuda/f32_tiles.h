@@ -17,12 +17,14 @@ void forward_in_f32_tiles(Context& context, const Problem& problem, const Params
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
 
-// What a kernel is compiled for.
-template <class TensorCore, int kTheParts, bool kInPieces>
+// What a kernel is compiled for: q, k, v, o and their gradients are of type T, rows readable 16 bytes at once; or
+// AnyElement, whose dtype is known at run time only and which come one by one. Gates are of type T or f32.
+struct AnyElement {};
+template <class TensorCore, class T, int kTheParts>
 struct SplitKernel {
   using Core = TensorCore;
+  using Element = T;
   static constexpr int parts = kTheParts;
-  static constexpr bool in_pieces = kInPieces;  // 16 bytes of each operand can be read at once
 };
 
 // One pass over the chunks of each sequence; segments as in StatePass.
