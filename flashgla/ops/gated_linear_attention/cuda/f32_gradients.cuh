@@ -26,7 +26,7 @@ struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the
 // diagonal. dq: what came through h times 2^b, and the pairs.
 template <int kParts>
 __device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::uint32_t k, const float* gates) {
-  const int query = static_cast<int>(threadIdx.x) >> 1;
+  const int query = static_cast<int>(threadIdx.x) / 2;
   ExactSums sums;
   float2 pairs[16] = {};
   for (int key = query; key >= 0; --key) {
@@ -49,7 +49,7 @@ __device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::ui
 }
 // dk: what came through dh times 2^(later gates).
 static __device__ __noinline__ void scale_exact_dk(float* dk, const float* gates) {
-  const int key = static_cast<int>(threadIdx.x) >> 1;
+  const int key = static_cast<int>(threadIdx.x) / 2;
   ExactSums sums;
   for (int row = key + 1; row < 64; ++row) sums.add(gates, row);
 #pragma unroll
@@ -62,7 +62,7 @@ static __device__ __noinline__ void scale_exact_dk(float* dk, const float* gates
 // dk: the pairs.
 template <int kParts>
 __device__ __noinline__ void put_exact_dk_pairs(float* dk, std::uint32_t a, std::uint32_t q, const float* gates) {
-  const int key = static_cast<int>(threadIdx.x) >> 1;
+  const int key = static_cast<int>(threadIdx.x) / 2;
   ExactSums sums;
   float2 pairs[16] = {};
   for (int query = key; query < 64; ++query) {
@@ -239,18 +239,18 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     }
 
     // The pairs inside the chunk.
+    loaded_gates.load(p, c, kv_head, channel, thread);
+    __syncthreads();  // the first products' operands have been read
 #pragma unroll
-    for (int i = 0; i < 32; ++i)
-      pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
+    for (int i = 0; i < 32; ++i) pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
+    put_split<Core, kParts>(a, pairs, thread);
     {
       Loaded<T> loaded_q, loaded_k;
-      loaded_gates.load(p, c, kv_head, channel, thread);
       load(loaded_k, k_place, thread);
       float g[kRowsEach][8], all[8];
-      loaded_gates.take(g, p, c, kv_head, thread);
+      loaded_gates.take(g, p);
       load(loaded_q, q_place, thread);
-      sum_gates<false>(g, all, totals, thread);  // its barrier: the first products' operands have been read
-      put_split<kParts>(shared + Layout::a, pairs, thread);
+      sum_gates<false>(g, all, totals, thread);
       steep = is_steep(all);
       if (thread < 8) {
 #pragma unroll
@@ -261,7 +261,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
         loaded_gates.load(p, c, kv_head, channel, thread);
-        loaded_gates.take(g, p, c, kv_head, thread);
+        loaded_gates.take(g, p);
       }
       put_floats(sums, g, thread);
     }
@@ -323,8 +323,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     const Place<T> dq_place(work.dq, p.dtype, c, head, channel, p.key_dim),
         dk_place(work.dk, p.dtype, c, kv_head, channel, p.key_dim);
     char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
-#pragma unroll 2
-    for (int r = 16 * warp; r < 16 * warp + 16; ++r) {
+#pragma unroll 8
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
       const float2 b = two_at(sums, r, 2 * lane), x = two_at(dq_tile, r, 2 * lane), y = two_of<kParts>(q, r, 2 * lane);
       float2 term = make_float2(y.x * x.x, y.y * x.y);
       const float2 up =
@@ -373,35 +374,48 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     run.x += x.x + (w > warp ? y.x : 0.0f);
     run.y += x.y + (w > warp ? y.y : 0.0f);
   }
-  using Gate = std::conditional_t<std::is_same_v<T, float>, float, AnyElement>;
-  const Place<Gate> dg_place(work.dg, p.gate_dtype, c, kv_head, channel, p.key_dim);
-  char* dg_row = dg_place.data + (16 * warp + 15) * dg_place.stride;
-#pragma unroll 2
-  for (int r = 16 * warp + 15; r >= 16 * warp; --r) {
-    const float2 term = two_at(terms, r, 2 * lane);
-    run.x += term.x;
-    run.y += term.y;
-    float2 open = run;
-    if (steep) {
-      const float2 g = two_at(sums, r, 2 * lane);
-      open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+  // put(row, dg)
+  const auto run_back = [&](auto put) {
+#pragma unroll 8
+    for (int i = 15; i >= 0; --i) {
+      const int r = 16 * warp + i;
+      const float2 term = two_at(terms, r, 2 * lane);
+      run.x += term.x;
+      run.y += term.y;
+      float2 open = run;
+      if (steep) {
+        const float2 g = two_at(sums, r, 2 * lane);
+        open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+      }
+      put(r, open);
     }
-    if (by_token) {
+  };
+  const auto store_rows_back = [&](auto type) {
+    using Gate = typename decltype(type)::type;
+    const Place<Gate> to(work.dg, p.gate_dtype, c, kv_head, channel, p.key_dim);
+    char* row = to.data + (16 * warp + 15) * to.stride;
+    run_back([&](int r, float2 x) {
+      if (r < c.rows) store_channels(to, row, 2 * lane, x);
+      row -= to.stride;
+    });
+  };
+  if (by_token) {
+    run_back([&](int r, float2 open) {
       float x = open.x + open.y;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
       if (lane == 0) row_sums[r] = x;
-    } else if (r < c.rows) {
-      store_channels(dg_place, dg_row, 2 * lane, open);
-    }
-    dg_row -= dg_place.stride;
+    });
+  } else if (kInPieces<T> && p.gate_dtype == DType::f32) {
+    store_rows_back(std::type_identity<float>());
+  } else {
+    store_rows_back(std::type_identity<T>());
   }
   if (by_token) {
     __syncthreads();
     const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
     const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-    if (thread < c.rows)
-      work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
+    if (thread < c.rows) work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
   }
 }
 

@@ -8,11 +8,11 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class Kernel, bool kBackwards>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+template <class Kernel, bool kBackwards, bool kGrouped>
+__global__ void __launch_bounds__(kGroupThreads, 2)
     split_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards>(p, pass, shared);
+  if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards, kGrouped>(p, pass, shared);
 }
 
 template <class Kernel, bool kValueGradient, bool kOnce>
@@ -41,8 +41,10 @@ template <class Kernel, bool kBackwards>
 void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
   const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(pass.segments - pass.ends_only));
-  launch_split("gated_linear_attention states in f32 tiles", split_states_kernel<Kernel, kBackwards>, grid, kStatesShared<Kernel::parts>,
-               stream, p, pass);
+  launch_split("gated_linear_attention states in f32 tiles",
+               kBackwards && p.group > 1 ? split_states_kernel<Kernel, kBackwards, kBackwards>
+                                         : split_states_kernel<Kernel, kBackwards, false>,
+               grid, kStatesShared<Kernel::parts>, stream, p, pass);
 }
 
 template <class Kernel, bool kValueGradient>
@@ -50,10 +52,10 @@ void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStre
   const std::int64_t heads = kValueGradient ? p.heads : p.heads * p.group;
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * heads * tiles_of(p.value_dim)));
   const bool once = p.key_dim <= kTile && (!kValueGradient || p.group == 1);
-  launch_split("gated_linear_attention outputs in f32 tiles",
-               once ? split_outputs_kernel<Kernel, kValueGradient, true>
-                    : split_outputs_kernel<Kernel, kValueGradient, false>,
-               grid, OutputsShared<Kernel::parts>::total, stream, p, outputs);
+  launch_split(
+      "gated_linear_attention outputs in f32 tiles",
+      once ? split_outputs_kernel<Kernel, kValueGradient, true> : split_outputs_kernel<Kernel, kValueGradient, false>,
+      grid, OutputsShared<Kernel::parts>::total, stream, p, outputs);
 }
 
 template <class Kernel>

@@ -51,7 +51,8 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
     for (int tile = 0; tile < key_tiles; ++tile) {
       const int channel = tile * kTile;
       const bool last = tile + 1 == key_tiles;
-      const Place<T> q(p.q, p.dtype, c, query_head, channel, p.key_dim), k(p.k, p.dtype, c, kv_head, channel, p.key_dim);
+      const Place<T> q(p.q, p.dtype, c, query_head, channel, p.key_dim),
+          k(p.k, p.dtype, c, kv_head, channel, p.key_dim);
       const Place<T>&own_place = kValueGradient ? k : q, &other_place = kValueGradient ? q : k;
       Loaded<T> loaded_own, loaded_other, loaded_x;
       LoadedGates<T> loaded_gates;
@@ -67,7 +68,7 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
       };
       copy_state();
       float sums[kRowsEach][8], all[8];
-      loaded_gates.take(sums, p, c, kv_head, thread);
+      loaded_gates.take(sums, p);
       load(loaded_other, other_place, thread);
       sum_gates<kValueGradient>(sums, all, totals, thread);
       const bool steep = is_steep(all);
@@ -82,7 +83,7 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
         put_loaded<kParts>(own, loaded_own, thread, [&](int, int) { return own_scale; });
         put_loaded<kParts>(other, loaded_other, thread, [&](int, int) { return other_scale; });
         loaded_gates.load(p, c, kv_head, channel, thread);
-        loaded_gates.take(sums, p, c, kv_head, thread);
+        loaded_gates.take(sums, p);
         ptx::copy_async_wait<0>();
         __syncthreads();
         put_floats(gates, sums, thread);

@@ -11,7 +11,7 @@ constexpr int kStatesShared = 3 * kSplitBytes<kParts> + (4 * 64 + 64) * 4;
 
 // Forwards h, from k 2^(later gates) and v; backwards dh, from scale q 2^(gates up to it) and do. No exponent is
 // positive, whatever the gates. Grid: (N x G x key tiles x value tiles, innermost last) x segments.
-template <class Kernel, bool kBackwards>
+template <class Kernel, bool kBackwards, bool kGrouped>
 __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPass& pass, char* shared) {
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
@@ -21,24 +21,25 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
   const int value_tile = static_cast<int>(blockIdx.x % value_tiles),
             key_tile = static_cast<int>(blockIdx.x / value_tiles % key_tiles);
   const unsigned cell = blockIdx.x / value_tiles / key_tiles;
-  const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards ? p.group : 1;
+  const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards && kGrouped ? p.group : 1;
   const std::int64_t n = cell / p.heads;
   const Span span = span_of(p.sequences, n);
-  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int segment = blockIdx.y, channel = key_tile * kTile, value = value_tile * kTile;
-  const std::int64_t first = chunks * segment / pass.segments, last = chunks * (segment + 1) / pass.segments;
-  char* out = shared + 2 * kSplitBytes<kParts>;
-  const std::uint32_t a = ptx::shared_address(shared), b = a + kSplitBytes<kParts>;
+  const int first = static_cast<int>(static_cast<std::int64_t>(chunks) * segment / pass.segments),
+            last = static_cast<int>(static_cast<std::int64_t>(chunks) * (segment + 1) / pass.segments);
+  const std::uint32_t a = ptx::shared_address(shared), b = a + kSplitBytes<kParts>, out = b + kSplitBytes<kParts>;
   float *totals = reinterpret_cast<float*>(shared + 3 * kSplitBytes<kParts>), *decay = totals + 4 * 64;
 
-  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk.
+  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk. Registers hold what
+  // the next step needs.
   Loaded<T> loaded_a, loaded_b;
   LoadedGates<T> loaded_gates;
-  const auto load_step = [&](std::int64_t i, int h) {
+  const auto load_step = [&](int i, int h) {
     const Chunk c = chunk_of(span, kBackwards ? chunks - 1 - i : i);
-    const int head = kv_head * heads_each + h;
+    const int head = anew(kv_head * heads_each + h);
     load(loaded_a, Place<T>(kBackwards ? p.q : p.k, p.dtype, c, head, channel, p.key_dim), thread);
-    loaded_gates.load(p, c, kv_head, channel, thread);
+    loaded_gates.load(p, c, anew(kv_head), channel, thread);
     load(loaded_b, Place<T>(pass.b, p.dtype, c, head, value, p.value_dim), thread);
   };
   if (first < last) load_step(first, 0);
@@ -47,14 +48,6 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
   Accumulator state;
   read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
              channel, value, thread);
-  const auto store_bf16 = [&](__nv_bfloat16* states, const Accumulator& x) {
-#pragma unroll
-    for (int e = 0; e < 32; ++e) {
-      const int k = channel + row_of_element(thread, e), v = value + column_of_element(thread, e);
-      if (k < p.key_dim && v < p.value_dim)
-        states[static_cast<std::int64_t>(k) * p.value_dim + v] = __float2bfloat16_rn(x[e]);
-    }
-  };
   const int row = 16 * warp + (lane >> 2);
   const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
   const auto segment_end = [&](int s, int block) {  // four of this thread's elements
@@ -77,20 +70,29 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
 
   float product[2] = {1.0f, 1.0f};
 #pragma unroll 1
-  for (std::int64_t i = first; i < last; ++i) {
-    const std::int64_t index = kBackwards ? chunks - 1 - i : i;
+  for (int i = first; i < last; ++i) {
+    const int index = kBackwards ? chunks - 1 - i : i;
     const Chunk c = chunk_of(span, index);
     if (!pass.ends_only) {
       const std::int64_t at = (span.chunk_begin + index) * p.heads + kv_head;
-      store_split_image<kParts>(
+      store_split_image<Core, kParts>(
           pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
           thread);
-      if (pass.states != nullptr) store_bf16(pass.states + at * p.key_dim * p.value_dim, state);
+      if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, __half>) {
+        if (pass.states != nullptr) {
+#pragma unroll
+          for (int e = 0; e < 32; ++e) {
+            const int k = channel + row_of_element(thread, e), v = value + column_of_element(thread, e);
+            if (k < p.key_dim && v < p.value_dim)
+              pass.states[(at * p.key_dim + k) * p.value_dim + v] = __float2bfloat16_rn(state[e]);
+          }
+        }
+      }
     }
 #pragma unroll 1
     for (int h = 0; h < heads_each; ++h) {
       float sums[kRowsEach][8], all[8];
-      loaded_gates.take(sums, p, c, kv_head, thread);
+      loaded_gates.take(sums, p);
       sum_gates<!kBackwards>(sums, all, totals, thread);  // its barrier: the last step's operands have been read
       const float scale = kBackwards ? p.scale : 1.0f;
       put_loaded<kParts>(a, loaded_a, thread, [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
@@ -106,18 +108,26 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
       }
       Core::publish();
       __syncthreads();
-      // The chunk's part apart, so that the state is rounded once a chunk: a long sequence's sums would else lose what
-      // the tensor cores cut off.
-      Accumulator update;
-      clear(update);
-      Core::begin(update);
-      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, b, thread);
       const float factor[2] = {h == 0 ? decay[row] : 1.0f, h == 0 ? decay[row + 8] : 1.0f};
       product[0] *= factor[0];
       product[1] *= factor[1];
-      Core::finish(update);
+      constexpr Stored outer = Stored::k_outer;
+      if constexpr (kParts == 2) {
+        scale_rows(state, factor[0], factor[1]);
+        Core::begin(state);
+        add_product<Core, kParts, outer, outer>(state, a, b, thread);
+        Core::finish(state);
+      } else {
+        // f32: the chunk's part apart, so that the state is rounded once a chunk. A long sequence would else show what
+        // the tensor cores cut off their sums.
+        Accumulator update;
+        clear(update);
+        Core::begin(update);
+        add_product<Core, kParts, outer, outer>(update, a, b, thread);
+        Core::finish(update);
 #pragma unroll
-      for (int e = 0; e < 32; ++e) state[e] = fmaf(state[e], factor[(e >> 1) & 1], update[e]);
+        for (int e = 0; e < 32; ++e) state[e] = fmaf(state[e], factor[(e >> 1) & 1], update[e]);
+      }
     }
   }
   if (pass.ends_only) {

@@ -135,7 +135,8 @@ void with_typed_kernel(const Problem& problem, Call call) {
 }
 template <class Call>
 void with_kernel(const Problem& problem, bool in_pieces, bool hopper, Call call) {
-  if (in_pieces) return hopper ? with_typed_kernel<TensorCore90>(problem, call) : with_typed_kernel<TensorCore80>(problem, call);
+  if (in_pieces)
+    return hopper ? with_typed_kernel<TensorCore90>(problem, call) : with_typed_kernel<TensorCore80>(problem, call);
   parts_of(problem) == 3 ? call(SplitKernel<TensorCore80, AnyElement, 3>())
                          : call(SplitKernel<TensorCore80, AnyElement, 2>());
 }
@@ -143,8 +144,8 @@ void with_kernel(const Problem& problem, bool in_pieces, bool hopper, Call call)
 }  // namespace
 
 std::size_t split_states_bytes(const Problem& problem) {
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles_of_a_state(problem) *
-                                  parts_of(problem) * kImageBytes);
+  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles_of_a_state(problem) * parts_of(problem) *
+                                  kImageBytes);
 }
 
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
@@ -158,9 +159,8 @@ void backward_in_f32_tiles(Context& context, const Problem& problem, const Input
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
   const bool pieces = problem.dtype != DType::bf16 && in_pieces(problem, make_params(problem, inputs, outputs)) &&
                       in_pieces(problem, gradients_of(problem, d_out, d_in));
-  with_kernel(problem, pieces, hopper, [&](auto kernel) {
-    backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in);
-  });
+  with_kernel(problem, pieces, hopper,
+              [&](auto kernel) { backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -15,7 +15,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <int kParts>
-constexpr int kSplitBytes = kParts * kTileBytes;
+constexpr int kSplitBytes = kParts* kTileBytes;
 constexpr float kSplitRange = 60.0f;  // bits a channel may fall within a chunk under one anchor
 
 // ---- from memory and to it ----
@@ -214,22 +214,31 @@ __device__ __forceinline__ void split_accumulator(const Accumulator& a, Put put)
   }
 }
 // Each warp writes its own 16 rows.
-template <int kParts>
-__device__ __forceinline__ void put_split(char* tile, const Accumulator& a, int thread) {
+template <class Core, int kParts>
+__device__ __forceinline__ void put_split(std::uint32_t tile, const Accumulator& a, int thread) {
   split_accumulator<kParts>(
-      a, [&](int part, const Accumulator& x) { put_tile(tile + part * kTileBytes, x, thread); });
+      a, [&](int part, const Accumulator& x) { put_rounded<Core>(tile + part * kTileBytes, x, thread); });
 }
-template <int kParts>
-__device__ __forceinline__ void store_split_image(char* image, char* tile, const Accumulator& a, int thread) {
-  split_accumulator<kParts>(a, [&](int part, const Accumulator& x) {
-    store_image(image + part * kTileBytes, tile + part * kTileBytes, x, thread);
-  });
+// The same to memory, as it lies in the tile.
+template <class Core, int kParts>
+__device__ __forceinline__ void store_split_image(char* image, std::uint32_t tile, const Accumulator& a, int thread) {
+  put_split<Core, kParts>(tile, a, thread);
+  __syncwarp();
+  const int begin = thread / 32 * 2048 + thread % 32 * 16;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = part * kTileBytes + begin + 512 * i;
+      *reinterpret_cast<uint4*>(image + at) = load_shared_16(tile + at);
+    }
+  }
+  __syncwarp();
 }
 template <int kParts>
 __device__ __forceinline__ void copy_split(std::uint32_t tile, const char* image, int thread) {
 #pragma unroll
-  for (int part = 0; part < kParts; ++part)
-    copy_image(tile + part * kTileBytes, image + part * kTileBytes, thread);
+  for (int part = 0; part < kParts; ++part) copy_image(tile + part * kTileBytes, image + part * kTileBytes, thread);
 }
 
 // multiply(i, j) for the parts whose products count, the smallest first.
@@ -274,8 +283,13 @@ struct LoadedGates {
   Loaded<std::conditional_t<kInPieces<T>, float, AnyElement>> wide;
 
   __device__ __forceinline__ void load(const Params& p, const Chunk& c, int kv_head, int channel, int thread) {
-    if (p.gate != GateKind::key) return;
-    if (!kInPieces<T> || p.gate_dtype == DType::f32) {
+    if (p.gate != GateKind::key) {
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        const int row = kRowsEach * (thread / 8) + i;
+        wide.raw[i][0].x = row < c.rows ? __float_as_uint(key_gate(p, c.batch, c.token + row, kv_head, 0)) : 0;
+      }
+    } else if (!kInPieces<T> || p.gate_dtype == DType::f32) {
       using Wide = std::conditional_t<kInPieces<T>, float, AnyElement>;
       cuda::load(wide, Place<Wide>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
     } else if constexpr (sizeof(Narrow) == 2) {
@@ -290,16 +304,13 @@ struct LoadedGates {
       cuda::fetch_ahead(Place<AnyElement>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
   }
   // Base 2.
-  __device__ __forceinline__ void take(float (&gates)[kRowsEach][8], const Params& p, const Chunk& c, int kv_head,
-                                       int thread) const {
+  __device__ __forceinline__ void take(float (&gates)[kRowsEach][8], const Params& p) const {
     const bool narrow = sizeof(Narrow) == 2 && p.gate_dtype != DType::f32;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       if (p.gate != GateKind::key) {
-        const int row = kRowsEach * (thread / 8) + i;
-        const float gate = row < c.rows ? key_gate(p, c.batch, c.token + row, kv_head, 0) : 0.0f;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) gates[i][e] = gate;
+        for (int e = 0; e < 8; ++e) gates[i][e] = __uint_as_float(wide.raw[i][0].x);
         continue;
       }
       if (narrow) {
@@ -393,8 +404,7 @@ __device__ __forceinline__ float2 two_at(const float* tile, int row, int column)
 __device__ __forceinline__ void put_floats(float* tile, const float (&g)[kRowsEach][8], int thread) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
-    float4* to =
-        reinterpret_cast<float4*>(tile + float_place(kRowsEach * (thread / 8) + i, 8 * (thread % 8)));
+    float4* to = reinterpret_cast<float4*>(tile + float_place(kRowsEach * (thread / 8) + i, 8 * (thread % 8)));
     to[0] = make_float4(g[i][0], g[i][1], g[i][2], g[i][3]);
     to[1] = make_float4(g[i][4], g[i][5], g[i][6], g[i][7]);
   }
@@ -442,7 +452,7 @@ struct ExactSums {
 // scores[query][key], query >= key: a tile of floats, from q and k without gates.
 template <int kParts>
 __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::uint32_t k, const float* gates) {
-  const int query = static_cast<int>(threadIdx.x) >> 1;
+  const int query = static_cast<int>(threadIdx.x) / 2;
   ExactSums sums;
   for (int step = 0; step < 64; ++step) {
     const int key = query - step;
@@ -451,7 +461,8 @@ __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::u
 #pragma unroll
       for (int m = 0; m < 16; ++m) {
         const int channel = ExactSums::channel(m);
-        const float2 x = two_of<kParts>(q, query, channel), y = two_of<kParts>(k, key, channel), factor = sums.factor(m);
+        const float2 x = two_of<kParts>(q, query, channel), y = two_of<kParts>(k, key, channel),
+                     factor = sums.factor(m);
         score += x.x * y.x * factor.x + x.y * y.y * factor.y;
       }
       sums.add(gates, key);
@@ -464,7 +475,7 @@ __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::u
 // A tile's rows times 2^(gates up to and with the row), or with kLater 2^(gates after it).
 template <int kParts, bool kLater>
 __device__ __noinline__ void gate_rows_exactly(std::uint32_t tile, const float* gates) {
-  const int row = static_cast<int>(threadIdx.x) >> 1;
+  const int row = static_cast<int>(threadIdx.x) / 2;
   ExactSums sums;
   for (int r = kLater ? row + 1 : 0; r < (kLater ? 64 : row + 1); ++r) sums.add(gates, r);
 #pragma unroll
