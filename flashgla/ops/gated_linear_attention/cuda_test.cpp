@@ -333,6 +333,7 @@ class Capture {
     cudaGraphDestroy(graph);
   }
   void replay() {
+    cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // this stream waits for no copy on another
     cuda::check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
     cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
