@@ -24,13 +24,6 @@ __device__ __forceinline__ std::uint32_t element_offset(int row, int column) {
   return tile_piece(row, column >> 3) + ((column & 7) << 1);
 }
 
-// A strip is 64 rows of 16 elements, a warp's own: byte offset of the first or second 8 of a row. Free of bank
-// conflicts for eight rows of one half, and for both halves of four rows.
-constexpr int kStripBytes = 64 * 32;
-__device__ __forceinline__ std::uint32_t strip_piece(int row, int half) {
-  return static_cast<std::uint32_t>(row * 32 + ((half ^ ((row >> 2) & 1)) << 4));
-}
-
 // Row and column in the tile of element i of this thread's accumulator.
 __device__ __forceinline__ int row_of_element(int thread, int i) {
   return (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * ((i >> 1) & 1);
@@ -192,16 +185,16 @@ struct TensorCore80 {
     }
   }
 
-  // Likewise, transposed, into the warp's strip: the operand's element (row, column) at row `column` of it.
-  static __device__ __forceinline__ void put_fragment_in_strip(std::uint32_t strip, const std::uint32_t (&r)[4],
-                                                               int k16, int lane) {
+  // Likewise, transposed: the operand's element (row, column) at (column, row), the warp's own 16 columns.
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = 16 * k16 + 8 * (i >> 1) + 2 * (lane & 3);
+      const int column = (thread >> 5) * 16 + (lane >> 2) + 8 * (i & 1), row = 16 * k16 + 8 * (i >> 1) + 2 * (lane & 3);
       const auto low = static_cast<std::uint16_t>(r[i]), high = static_cast<std::uint16_t>(r[i] >> 16);
-      const std::uint32_t inside = 2 * (lane >> 2);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(strip + strip_piece(row, i & 1) + inside), "h"(low) : "memory");
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(strip + strip_piece(row + 1, i & 1) + inside), "h"(high) : "memory");
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + element_offset(row, column)), "h"(low) : "memory");
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + element_offset(row + 1, column)), "h"(high) : "memory");
     }
   }
 
@@ -309,11 +302,12 @@ struct TensorCore90 {
     ptx::store_matrix_4(tile + tile_piece((thread >> 5) * 16 + (lane & 15), 2 * k16 + (lane >> 4)), r[0], r[1], r[2],
                         r[3]);
   }
-  static __device__ __forceinline__ void put_fragment_in_strip(std::uint32_t strip, const std::uint32_t (&r)[4],
-                                                               int k16, int lane) {
-    const int matrix = lane >> 3;
-    ptx::store_matrix_4_transposed(strip + strip_piece(16 * k16 + (lane & 7) + 8 * (matrix >> 1), matrix & 1), r[0],
-                                   r[1], r[2], r[3]);
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31, matrix = lane >> 3;
+    ptx::store_matrix_4_transposed(
+        tile + tile_piece(16 * k16 + (lane & 7) + 8 * (matrix >> 1), 2 * (thread >> 5) + (matrix & 1)), r[0], r[1],
+        r[2], r[3]);
   }
 
   // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
@@ -398,6 +392,16 @@ __device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulato
 #pragma unroll
     for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
     Core::put_fragment(tile, r, k16, thread);
+  }
+}
+
+// An operand to a tile, transposed; each warp writes its own 16 columns.
+template <class Core>
+__device__ __forceinline__ void put_transposed(std::uint32_t tile, const std::uint32_t (&operand)[16], int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const std::uint32_t r[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2], operand[4 * k16 + 3]};
+    Core::put_fragment_transposed(tile, r, k16, thread);
   }
 }
 

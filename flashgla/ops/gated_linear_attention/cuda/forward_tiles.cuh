@@ -90,39 +90,6 @@ __device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bo
   }
 }
 
-// An operand transposed to the rows of a tensor: a warp holds 16 of its channels, and passes them through its strip.
-template <class Core>
-__device__ __forceinline__ void store_transposed(const Rows& r, std::uint32_t strip, const std::uint32_t (&operand)[16],
-                                                 bool in_pieces, int thread) {
-  const int lane = thread % 32, half = lane % 2, channel = thread / 32 * 16 + 8 * half;
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    const std::uint32_t fragment[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2],
-                                       operand[4 * k16 + 3]};
-    Core::put_fragment_in_strip(strip, fragment, k16, lane);
-  }
-  __syncwarp();
-  char* to = const_cast<char*>(r.data) + static_cast<std::int64_t>(lane / 2) * r.stride + 2 * channel;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 16 * i + lane / 2;
-    const uint4 x = load_shared_16(strip + strip_piece(row, half));
-    if (row < r.rows && in_pieces) {
-      if (channel < r.channels) store_global_16(to, x);
-    } else if (row < r.rows) {
-      const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (channel + e < r.channels) {
-          reinterpret_cast<std::uint16_t*>(to)[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
-        }
-      }
-    }
-    to += 16 * static_cast<std::int64_t>(r.stride);
-  }
-  __syncwarp();
-}
-
 // Eight bf16 elements to floats and back.
 __device__ __forceinline__ void unpack_8(const uint4& x, float (&f)[8]) {
   const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};

@@ -34,8 +34,8 @@ struct RecurrencePlan {
   static constexpr int k = q + (outputs ? slots * KB : 0);  // [slots][KB]
   static constexpr int scores = k + slots * KB;             // [slots]
   static constexpr int v = scores + (outputs ? slots : 0);  // [slots][groups]
-  static constexpr int strips = v + slots * groups;         // [groups], a strip a warp
-  static constexpr int tiles = strips + (outputs ? groups : 0);
+  static constexpr int out = v + slots * groups;            // [groups][2], on their way to memory
+  static constexpr int tiles = out + (outputs ? 2 * groups : 0);
   // Bytes.
   static constexpr int decay = tiles * kTileBytes;              // [slots][64 KB] floats
   static constexpr int barriers = decay + slots * KB * 64 * 4;  // [slots]
@@ -158,7 +158,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   }
   load(begin);
 
-  const std::uint32_t strip = tile(Plan::strips + part) + thread / 32 * kStripBytes;
+  const auto group_barrier = [&] { ptx::barrier(1 + part, kGroupThreads); };
   // Without outputs, the segment's decay, of the key channels threadIdx.x, + threads, ..
   constexpr int kDecaysEach = (KB * 64 + Plan::threads - 1) / Plan::threads;
   float segment_decay[kDecaysEach];
@@ -169,6 +169,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
     const int slot = slot_of(c);
     const std::uint32_t q = tile(Plan::q + slot * KB), k = tile(Plan::k + slot * KB),
                         v = tile(Plan::v + slot * groups + part);
+    const std::uint32_t out = tile(Plan::out + 2 * part);
     ptx::copy_async_wait<0>();
     Core::publish();
     __syncthreads();  // v is there, and the other slot has been read
@@ -222,18 +223,22 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
       if (keeps_states) {  // h before the chunk
 #pragma unroll
         for (int kb = 0; kb < KB; ++kb) {
+          put_transposed<Core>(out + (kb & 1) * kTileBytes, rounded[kb], thread);
+          group_barrier();
           const std::int64_t offset =
               ((span.chunk_begin + c) * p.heads + head) * cell_size + static_cast<std::int64_t>(64 * kb) * V + v0;
-          const Rows r{static_cast<const char*>(p.states) + offset * 2, V * 2, min(64, K - 64 * kb), V - v0};
-          store_transposed<Core>(r, strip, rounded[kb], aligned(r), thread);
+          const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, min(64, K - 64 * kb), V - v0};
+          store_tile(target, out + (kb & 1) * kTileBytes, aligned(target), thread);
         }
       }
 #pragma unroll
       for (int i = 0; i < 32; ++i) o[i] *= p.scale;
       std::uint32_t o_rounded[16];
       to_operand(o_rounded, o);
+      put_transposed<Core>(out + (KB & 1) * kTileBytes, o_rounded, thread);
+      group_barrier();
       const Rows r = rows_of(p.o, 2, span, static_cast<std::int64_t>(c) * kChunk, query_head, v0, V);
-      store_transposed<Core>(r, strip, o_rounded, aligned(r), thread);
+      store_tile(r, out + (KB & 1) * kTileBytes, aligned(r), thread);
     }
     Core::template wait<0>(h);
     if constexpr (Plan::slots == 1) {
