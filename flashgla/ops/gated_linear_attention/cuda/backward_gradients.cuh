@@ -238,9 +238,6 @@ __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, cons
   const std::int64_t kv_tile = kv_at * key_tiles + tile;
   const std::uint32_t base = ptx::shared_address(shared), k_tiles = base + Layout::k;
 
-  const __nv_bfloat16* states =
-      static_cast<const __nv_bfloat16*>(p.states) + (kv_at * p.key_dim + channel) * p.value_dim;
-  const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
   const __nv_bfloat16* do_rows = nullptr;
   bool first = true;  // query head of the group
   const auto load = [&](int value_tile) {
@@ -251,8 +248,11 @@ __device__ void make_gradients(const Params& p, const BackwardWorkspace& w, cons
         copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, columns, thread);
       }
       if (!kTwoGroups || group == 1) {
-        copy_tile(stage + Layout::v, v_rows + value, p.v.token, c.rows, columns, thread);
+        copy_tile(stage + Layout::v, row_of<__nv_bfloat16>(p.v, c, kv_head) + value, p.v.token, c.rows, columns,
+                  thread);
       }
+      const __nv_bfloat16* states =
+          static_cast<const __nv_bfloat16*>(p.states) + (kv_at * p.key_dim + channel) * p.value_dim;
       copy_tile(stage + Layout::h + group * kTileBytes, states + value, p.value_dim, p.key_dim - channel, columns,
                 thread);
       if (first) {
