@@ -185,19 +185,6 @@ struct TensorCore80 {
     }
   }
 
-  // Likewise, transposed: the operand's element (row, column) at (column, row), the warp's own 16 columns.
-  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
-                                                                 int k16, int thread) {
-    const int lane = thread & 31;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = (thread >> 5) * 16 + (lane >> 2) + 8 * (i & 1), row = 16 * k16 + 8 * (i >> 1) + 2 * (lane & 3);
-      const auto low = static_cast<std::uint16_t>(r[i]), high = static_cast<std::uint16_t>(r[i] >> 16);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + element_offset(row, column)), "h"(low) : "memory");
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(tile + element_offset(row + 1, column)), "h"(high) : "memory");
-    }
-  }
-
   template <Stored stored>
   static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
     const int lane = thread & 31, m = (thread >> 5) * 16;
@@ -273,11 +260,6 @@ struct TensorCore90 {
 #pragma unroll
     for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
   }
-  template <class T, int count, int size>
-  static __device__ __forceinline__ void pin(T (&several)[count][size]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) pin(several[i]);
-  }
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&... registers) {
     (pin(registers), ...);
@@ -301,13 +283,6 @@ struct TensorCore90 {
     const int lane = thread & 31;
     ptx::store_matrix_4(tile + tile_piece((thread >> 5) * 16 + (lane & 15), 2 * k16 + (lane >> 4)), r[0], r[1], r[2],
                         r[3]);
-  }
-  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
-                                                                 int k16, int thread) {
-    const int lane = thread & 31, matrix = lane >> 3;
-    ptx::store_matrix_4_transposed(
-        tile + tile_piece(16 * k16 + (lane & 7) + 8 * (matrix >> 1), 2 * (thread >> 5) + (matrix & 1)), r[0], r[1],
-        r[2], r[3]);
   }
 
   // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
@@ -392,16 +367,6 @@ __device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulato
 #pragma unroll
     for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
     Core::put_fragment(tile, r, k16, thread);
-  }
-}
-
-// An operand to a tile, transposed; each warp writes its own 16 columns.
-template <class Core>
-__device__ __forceinline__ void put_transposed(std::uint32_t tile, const std::uint32_t (&operand)[16], int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    const std::uint32_t r[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2], operand[4 * k16 + 3]};
-    Core::put_fragment_transposed(tile, r, k16, thread);
   }
 }
 

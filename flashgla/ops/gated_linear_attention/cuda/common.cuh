@@ -132,11 +132,6 @@ __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
 }
-__device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
-  return x;
-}
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

@@ -1,13 +1,11 @@
 // Second pass after prepare.cuh: the recurrence over chunks, free of gates, with the state of one (sequence, head,
 // segment of time) and 64 value channels for each group of 128 threads in registers; two groups share q, k and P.
-//
-// The state is held transposed, a row a value channel: rounded, it is the a operand of h^T q~^T as it lies in the
-// registers, and never passes through shared memory. A chunk is o^T = h^T q~^T + v^T P^T and then h^T = h^T 2^sum + v^T
-// k~; what the next one needs comes in meanwhile.
-//
 // Segments: where sequences, heads and slices do not fill the card, time is cut; a pass without outputs finds each
 // segment's end state from zero, combine_kernel turns these into start states (the operator from a segment's start to
 // its end is only a product of decays), and this kernel runs from those.
+//
+// q, P and v of the next chunk come in while a chunk is worked on, k while q h and P v are. h is an operand from shared
+// memory, rewritten once a chunk.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
@@ -23,23 +21,17 @@ struct Segments {
   float* starts = nullptr;  // [count, N, G, K, V]: end states from zero, then start states; null with one segment
 };
 
-// Of a kernel: blocks of 64 key channels, groups of 64 value channels, whether o and the chunk states are wanted, and
-// how many chunks shared memory holds (with two, one comes in while the other is worked on).
-template <int kBlocks, int kGroupsOfBlock, bool kOutputs, int kSlots>
+// Tiles of shared memory, in this order.
+template <int KB, int groups, bool outputs>
 struct RecurrencePlan {
-  static constexpr int KB = kBlocks, groups = kGroupsOfBlock, slots = kSlots, threads = groups * kGroupThreads;
-  static constexpr bool outputs = kOutputs;
-  // Tiles of shared memory, in this order.
-  static constexpr int q = 0;                               // [slots][KB]
-  static constexpr int k = q + (outputs ? slots * KB : 0);  // [slots][KB]
-  static constexpr int scores = k + slots * KB;             // [slots]
-  static constexpr int v = scores + (outputs ? slots : 0);  // [slots][groups]
-  static constexpr int out = v + slots * groups;            // [groups][2], on their way to memory
-  static constexpr int tiles = out + (outputs ? 2 * groups : 0);
-  // Bytes.
-  static constexpr int decay = tiles * kTileBytes;              // [slots][64 KB] floats
-  static constexpr int barriers = decay + slots * KB * 64 * 4;  // [slots]
-  static constexpr int bytes = barriers + slots * 8;
+  static constexpr int k_slots = outputs ? 1 : 2;
+  static constexpr int q = 0;                                      // [2][KB]
+  static constexpr int k = q + (outputs ? 2 * KB : 0);             // [k_slots][KB]
+  static constexpr int scores = k + k_slots * KB;                  // [2]
+  static constexpr int v = scores + (outputs ? 2 : 0);             // [2][groups]
+  static constexpr int h = v + 2 * groups;                         // [groups][KB]
+  static constexpr int barriers = (h + groups * KB) * kTileBytes;  // bytes: q and P [2], k [2]
+  static constexpr int bytes = barriers + 4 * 8;
 };
 
 // The copy engine and its barriers, where there is one.
@@ -66,27 +58,13 @@ __device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity)
 #endif
 }
 
-// From and to an f32 state [K,V], transposed: rows of h are value channels from `value`, columns key channels from
-// `key`.
-template <bool store>
-__device__ __forceinline__ void move_transposed(Accumulator& h, float* state, int K, int V, int key, int value,
-                                                int thread) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int k = key + column_of_element(thread, i), v = value + row_of_element(thread, i);
-    float* at = state + static_cast<std::int64_t>(k) * V + v;
-    if (k < K && v < V) store ? * at = h[i] : h[i] = *at;
-  }
-}
-
-template <class Core, class Plan>
+template <class Core, int KB, int groups, bool outputs>
 __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, const Segments& segments,
                                            char* shared) {
-  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  constexpr int KB = Plan::KB, groups = Plan::groups;
-  constexpr bool outputs = Plan::outputs;
+  using Plan = RecurrencePlan<KB, groups, outputs>;
   const std::uint32_t base = ptx::shared_address(shared);
   const int thread = threadIdx.x % kGroupThreads, part = threadIdx.x / kGroupThreads;
+  const int lane = thread % 32, warp = thread / 32;
   const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   const int heads = outputs ? p.heads * p.group : p.heads, group = outputs ? p.group : 1;
   const int v0 = (static_cast<int>(blockIdx.x % slices) * groups + part) * 64;
@@ -106,153 +84,157 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   float* start = segments.starts == nullptr
                      ? nullptr
                      : segments.starts + (segment * p.sequences.count * p.heads + cell) * cell_size;
-  const auto tile = [&](int i) { return base + static_cast<std::uint32_t>(i) * kTileBytes; };
-  const auto slot_of = [&](int c) { return (c - begin) % Plan::slots; };
+  const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
+  const std::uint32_t h_tiles = tile(Plan::h + part * KB);
 
-  // Memory as it lies in shared memory comes on Hopper by the copy engine, counted on an mbarrier, else by all threads.
-  const auto load_image = [&](std::uint32_t to, const void* image, int bytes, std::uint32_t barrier) {
+  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
+  // threads. Slots of q and P, and without outputs of k, alternate; both have barriers of their own.
+  const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16;
+  const auto load_images = [&](int at, const char* image, int tiles, std::uint32_t barrier) {
     if constexpr (Core::copies_in_bulk) {
-      if (threadIdx.x == 0) copy_in_bulk(to, image, bytes, barrier);
+      if (threadIdx.x == 0) copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier);
     } else {
-      for (int at = 16 * static_cast<int>(threadIdx.x); at < bytes; at += 16 * Plan::threads) {
-        ptx::copy_async_16(to + at, static_cast<const char*>(image) + at);
+      for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
+        ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
       }
     }
   };
-  const auto load = [&](int c) {
-    if (c < end) {
-      const int slot = slot_of(c);
-      const std::uint32_t barrier = base + Plan::barriers + 8 * slot;
-      const std::int64_t at = (span.chunk_begin + c) * p.heads + head;
-      constexpr int decay_bytes = KB * 64 * 4;
-      if constexpr (Core::copies_in_bulk) {
-        if (threadIdx.x == 0) expect_bytes(barrier, (outputs ? 2 * KB + 1 : KB) * kTileBytes + decay_bytes);
-      }
-      if constexpr (outputs) {
-        const std::int64_t of_query = (span.chunk_begin + c) * heads + query_head;
-        load_image(tile(Plan::q + slot * KB), in.q + of_query * KB * kTileBytes, KB * kTileBytes, barrier);
-        load_image(tile(Plan::scores + slot), in.scores + of_query * kTileBytes, kTileBytes, barrier);
-      }
-      load_image(tile(Plan::k + slot * KB), in.k + at * KB * kTileBytes, KB * kTileBytes, barrier);
-      load_image(base + Plan::decay + slot * decay_bytes, in.decay + at * KB * 64, decay_bytes, barrier);
-      const Rows r = rows_of(p.v, 2, span, static_cast<std::int64_t>(c) * kChunk, head, v0, V);
-      load_tile(tile(Plan::v + slot * groups + part), r, aligned(r), thread);
+  const auto expect = [&](std::uint32_t barrier, int tiles) {
+    if constexpr (Core::copies_in_bulk) {
+      if (threadIdx.x == 0) expect_bytes(barrier, tiles * kTileBytes);
     }
-    ptx::copy_async_commit();
+  };
+  const auto load_k = [&](int c) {
+    if (c >= end) return;
+    const int slot = (c - begin) % Plan::k_slots;
+    expect(k_barrier + 8 * slot, KB);
+    load_images(Plan::k + slot * KB, in.k + ((span.chunk_begin + c) * p.heads + head) * KB * kTileBytes, KB,
+                k_barrier + 8 * slot);
+  };
+  const auto load_rest = [&](int c) {
+    if (c >= end) return;
+    const int slot = (c - begin) & 1;
+    if constexpr (outputs) {
+      const std::int64_t at = (span.chunk_begin + c) * heads + query_head;
+      expect(q_barrier + 8 * slot, KB + 1);
+      load_images(Plan::q + slot * KB, in.q + at * KB * kTileBytes, KB, q_barrier + 8 * slot);
+      load_images(Plan::scores + slot, in.scores + at * kTileBytes, 1, q_barrier + 8 * slot);
+    }
+    const Rows r = rows_of(p.v, 2, span, static_cast<std::int64_t>(c) * kChunk, head, v0, V);
+    load_tile(base + tile(Plan::v + slot * groups + part), r, aligned(r), thread);
+  };
+  // Decays of this thread's two rows of each tile of the state.
+  float2 decay[KB];
+  const auto load_decay = [&](int c) {
+    if (c >= end) return;
+    const float* at = in.decay + ((span.chunk_begin + c) * p.heads + head) * KB * 64 + 16 * warp + lane / 4;
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) decay[kb] = make_float2(at[64 * kb], at[64 * kb + 8]);
+  };
+  const auto write_states = [&](int c) {
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) {
+      const std::int64_t offset =
+          ((span.chunk_begin + c) * p.heads + head) * cell_size + static_cast<std::int64_t>(64 * kb) * V + v0;
+      const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, min(64, K - 64 * kb), V - v0};
+      store_tile(target, base + h_tiles + tile(kb), aligned(target), thread);
+    }
   };
 
   Accumulator h[KB];
-  const bool keeps_states = outputs && p.states != nullptr && leads;
-  {
-    const float* h0 = p.h0 == nullptr ? nullptr : static_cast<const float*>(p.h0) + cell * cell_size;
-    const float* from = segments.first_pass ? nullptr : segments.count > 1 ? start : h0;
+  const float* h0 = p.h0 == nullptr ? nullptr : static_cast<const float*>(p.h0) + cell * cell_size;
+  const bool keeps_states = p.states != nullptr && leads && !segments.first_pass;
 #pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      clear(h[kb]);
-      if (from != nullptr) move_transposed<false>(h[kb], const_cast<float*>(from), K, V, 64 * kb, v0, thread);
-    }
+  for (int kb = 0; kb < KB; ++kb) {
+    read_state(h[kb], segments.first_pass ? nullptr : segments.count > 1 ? start : h0, K, V, 64 * kb, v0, thread);
+    if (outputs || keeps_states) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
   }
+  __syncwarp();
+  if (keeps_states && begin < end) write_states(begin);
+
   if constexpr (Core::copies_in_bulk) {
-    if (threadIdx.x == 0) init_barriers(base + Plan::barriers, Plan::slots);
+    if (threadIdx.x == 0) init_barriers(q_barrier, 4);
     __syncthreads();
   }
-  load(begin);
-
-  const auto group_barrier = [&] { ptx::barrier(1 + part, kGroupThreads); };
-  // Without outputs, the segment's decay, of the key channels threadIdx.x, + threads, ..
-  constexpr int kDecaysEach = (KB * 64 + Plan::threads - 1) / Plan::threads;
-  float segment_decay[kDecaysEach];
+  load_rest(begin);
+  ptx::copy_async_commit();
+  load_k(begin);
+  ptx::copy_async_commit();
+  load_decay(begin);
+  float2 product[KB];
 #pragma unroll
-  for (int i = 0; i < kDecaysEach; ++i) segment_decay[i] = 1.0f;
+  for (int kb = 0; kb < KB; ++kb) product[kb] = make_float2(1.0f, 1.0f);
 #pragma unroll 1
   for (int c = begin; c < end; ++c) {
-    const int slot = slot_of(c);
-    const std::uint32_t q = tile(Plan::q + slot * KB), k = tile(Plan::k + slot * KB),
-                        v = tile(Plan::v + slot * groups + part);
-    const std::uint32_t out = tile(Plan::out + 2 * part);
-    ptx::copy_async_wait<0>();
-    Core::publish();
-    __syncthreads();  // v is there, and the other slot has been read
-    if constexpr (Plan::slots == 2) load(c + 1);
-    wait_for_bulk<Core>(base + Plan::barriers + 8 * slot, ((c - begin) / Plan::slots) & 1);
-
-    std::uint32_t rounded[KB][16];
-    if constexpr (outputs) {
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) to_operand(rounded[kb], h[kb]);
-    }
-    const std::uint32_t decays = base + Plan::decay + slot * KB * 64 * 4;
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 decay = load_shared_pair(decays + 4 * (64 * kb + 8 * j + 2 * (thread % 4)));
-        h[kb][4 * j] *= decay.x;
-        h[kb][4 * j + 1] *= decay.y;
-        h[kb][4 * j + 2] *= decay.x;
-        h[kb][4 * j + 3] *= decay.y;
-      }
-    }
-    if constexpr (!outputs) {
-#pragma unroll
-      for (int i = 0; i < kDecaysEach; ++i) {
-        const int channel = static_cast<int>(threadIdx.x) + i * Plan::threads;
-        if (channel < KB * 64) segment_decay[i] *= __uint_as_float(load_shared_4(decays + 4 * channel));
-      }
-    }
-    // All products of the chunk in flight together: the compiler would wait between them for what touches h.
+    const int round = c - begin, slot = round & 1, k_slot = round % Plan::k_slots;
+    const std::uint32_t q = base + tile(Plan::q + slot * KB), k = base + tile(Plan::k + k_slot * KB);
+    const std::uint32_t scores = base + tile(Plan::scores + slot);
+    const int v_slot = Plan::v + slot * groups + part;
+    const std::uint32_t v = base + tile(v_slot);
+    load_rest(c + 1);
+    if constexpr (!outputs) load_k(c + 1);
+    ptx::copy_async_commit();
     Accumulator o;
     if constexpr (outputs) {
-      Core::begin(rounded, h);
-      Core::template product<k_outer, k_inner, true>(o, v, tile(Plan::scores + slot), thread);
+      ptx::copy_async_wait<2>();
+      Core::publish();
+      __syncthreads();  // v and h are there, and q and P
+      wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
+      clear(o);
+      Core::begin();
 #pragma unroll
       for (int kb = 0; kb < KB; ++kb) {
-        Core::template product<k_inner>(o, rounded[kb], q + kb * kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_outer>(o, q + tile(kb), base + h_tiles + tile(kb), thread);
       }
+      Core::template product<Stored::k_inner, Stored::k_outer>(o, scores, v, thread);
       Core::commit();
-    } else {
-      Core::begin(h);
     }
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
-      Core::template product<k_outer, k_outer>(h[kb], v, k + kb * kTileBytes, thread);
+      scale_rows(h[kb], decay[kb].x, decay[kb].y);
+      if constexpr (!outputs) product[kb] = make_float2(product[kb].x * decay[kb].x, product[kb].y * decay[kb].y);
     }
-    Core::commit();
+    load_decay(c + 1);
+    if constexpr (!outputs || !Core::copies_in_bulk) {
+      ptx::copy_async_wait<1>();
+      Core::publish();
+      __syncthreads();  // k (without outputs v too) is there
+    }
+    wait_for_bulk<Core>(k_barrier + 8 * k_slot, (round / Plan::k_slots) & 1);
+    Core::begin();
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) {
+      Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
+    }
+    Core::finish();
+    __syncthreads();  // all operands have been read
     if constexpr (outputs) {
-      Core::template wait<1>(o, rounded);
-      if (keeps_states) {  // h before the chunk
+      load_k(c + 1);
+      ptx::copy_async_commit();
+    }
+    const bool keep = keeps_states && c + 1 < end;
+    if (outputs || keep) {
 #pragma unroll
-        for (int kb = 0; kb < KB; ++kb) {
-          put_transposed<Core>(out + (kb & 1) * kTileBytes, rounded[kb], thread);
-          group_barrier();
-          const std::int64_t offset =
-              ((span.chunk_begin + c) * p.heads + head) * cell_size + static_cast<std::int64_t>(64 * kb) * V + v0;
-          const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, min(64, K - 64 * kb), V - v0};
-          store_tile(target, out + (kb & 1) * kTileBytes, aligned(target), thread);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 32; ++i) o[i] *= p.scale;
-      std::uint32_t o_rounded[16];
-      to_operand(o_rounded, o);
-      put_transposed<Core>(out + (KB & 1) * kTileBytes, o_rounded, thread);
-      group_barrier();
+      for (int kb = 0; kb < KB; ++kb) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
+    }
+    if constexpr (outputs) {
+      scale_rows(o, p.scale, p.scale);
+      put_tile(shared + tile(v_slot), o, thread);
+    }
+    __syncwarp();
+    if constexpr (outputs) {
       const Rows r = rows_of(p.o, 2, span, static_cast<std::int64_t>(c) * kChunk, query_head, v0, V);
-      store_tile(r, out + (KB & 1) * kTileBytes, aligned(r), thread);
+      store_tile(r, v, aligned(r), thread);
     }
-    Core::template wait<0>(h);
-    if constexpr (Plan::slots == 1) {
-      __syncthreads();
-      load(c + 1);
-    }
+    if (keep) write_states(c + 1);
   }
   if (!leads) return;
-  if (segments.first_pass && blockIdx.x % slices == 0) {
-    float* at = segments.decays + (segment * p.sequences.count * p.heads + cell) * KB * 64;
+  if (segments.first_pass && v0 == 0 && lane % 4 == 0) {
+    float* at = segments.decays + ((segment * p.sequences.count * p.heads) + cell) * KB * 64 + 16 * warp + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kDecaysEach; ++i) {
-      const int channel = static_cast<int>(threadIdx.x) + i * Plan::threads;
-      if (channel < KB * 64) at[channel] = segment_decay[i];
+    for (int kb = 0; kb < KB; ++kb) {
+      at[64 * kb] = product[kb].x;
+      at[64 * kb + 8] = product[kb].y;
     }
   }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
@@ -262,18 +244,18 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
                                                        : nullptr;
   if (target == nullptr) return;
 #pragma unroll
-  for (int kb = 0; kb < KB; ++kb) move_transposed<true>(h[kb], target, K, V, 64 * kb, v0, thread);
+  for (int kb = 0; kb < KB; ++kb) write_state(target, h[kb], K, V, 64 * kb, v0, thread);
 }
 
 // grid: N * (H, or G without outputs) * segments * ceil(V / (64 groups)), value slices fastest. In the first pass each
 // segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as wanted.
-template <class Core, class Plan>
-__global__ void __launch_bounds__(Plan::threads, Plan::KB* Plan::groups >= 4 ? 1 : 2)
+template <class Core, int KB, int groups, bool outputs>
+__global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2)
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared in,
                       const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) recurrence<Core, Plan>(p, in, segments, shared);
+  if constexpr (Core::available) recurrence<Core, KB, groups, outputs>(p, in, segments, shared);
 }
 
 // Segment end states from zero to start states, in place: start_0 = h0, start_{s+1} = (product of decays of s) start_s

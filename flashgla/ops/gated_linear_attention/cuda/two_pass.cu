@@ -19,55 +19,47 @@ template void launch_forward_prepare<TensorCore90>(cudaStream_t, const Params&, 
 
 namespace {
 
-template <class Core, class Plan>
+template <class Core, int KB, int groups, bool outputs>
 void recurrence(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
-  const std::int64_t slices = (p.value_dim + 64 * Plan::groups - 1) / (64 * Plan::groups);
-  const std::int64_t heads = static_cast<std::int64_t>(p.heads) * (Plan::outputs ? p.group : 1);
-  const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
-  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, Plan>,
-                         dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p,
+  constexpr int bytes = RecurrencePlan<KB, groups, outputs>::bytes;
+  const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
+  const std::int64_t blocks = p.sequences.count * p.heads * (outputs ? p.group : 1) * segments.count * slices;
+  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads * groups, bytes, stream, kNext<Core>, p,
                          prepared, segments);
 }
 
-template <class Core, int KB, int groups, int slots>
+template <class Core, int KB, int groups>
 void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segments segments) {
   if (segments.count > 1) {
     segments.first_pass = true;
-    recurrence<Core, RecurrencePlan<KB, groups, false, slots>>(stream, p, prepared, segments);
+    recurrence<Core, KB, groups, false>(stream, p, prepared, segments);
     segments.first_pass = false;
     const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
     const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
     flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, 256, 0, stream, kNext<Core>, p,
                            prepared.blocks, segments);
   }
-  recurrence<Core, RecurrencePlan<KB, groups, true, slots>>(stream, p, prepared, segments);
+  recurrence<Core, KB, groups, true>(stream, p, prepared, segments);
 }
 
-// Two chunks in shared memory where the device has that much (always on Hopper), else one.
 template <class Core, int KB>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
-  const bool wide = p.value_dim > 64;
-  if (wide && RecurrencePlan<KB, 2, true, 2>::bytes <= shared_memory) {
-    run<Core, KB, 2, 2>(stream, p, prepared, segments);
-  } else if (RecurrencePlan<KB, 1, true, 2>::bytes <= shared_memory) {
-    run<Core, KB, 1, 2>(stream, p, prepared, segments);
-  } else if constexpr (!std::is_same_v<Core, TensorCore90>) {
-    run<Core, KB, 1, 1>(stream, p, prepared, segments);
-  }
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+  p.value_dim > 64 ? run<Core, KB, 2>(stream, p, prepared, segments) : run<Core, KB, 1>(stream, p, prepared, segments);
 }
 
 template <class Core>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
   launch_forward_prepare<Core>(stream, p, prepared);
   switch (prepared.blocks) {
     case 1:
-      return run<Core, 1>(stream, p, prepared, segments, shared_memory);
+      return run<Core, 1>(stream, p, prepared, segments);
     case 2:
-      return run<Core, 2>(stream, p, prepared, segments, shared_memory);
+      return run<Core, 2>(stream, p, prepared, segments);
     case 3:
-      return run<Core, 3>(stream, p, prepared, segments, shared_memory);
+      return run<Core, 3>(stream, p, prepared, segments);
     default:
-      return run<Core, 4>(stream, p, prepared, segments, shared_memory);
+      return run<Core, 4>(stream, p, prepared, segments);
   }
 }
 
@@ -108,9 +100,8 @@ void forward_in_two_passes(Context& context, const Params& params, bool hopper) 
   }
   if (context.planning()) return;
   auto* stream = static_cast<cudaStream_t>(context.stream());
-  const auto shared_memory = static_cast<int>(context.architecture().shared_memory);
-  hopper ? run<TensorCore90>(stream, params, prepared, segments, shared_memory)
-         : run<TensorCore80>(stream, params, prepared, segments, shared_memory);
+  hopper ? run<TensorCore90>(stream, params, prepared, segments)
+         : run<TensorCore80>(stream, params, prepared, segments);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
