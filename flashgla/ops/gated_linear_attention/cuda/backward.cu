@@ -92,27 +92,19 @@ void prepare(GateTile gate, const Params& p, const BackwardWorkspace& w, cudaStr
   }
 }
 template <class Core>
-void make_gradients(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
-                    cudaStream_t stream) {
-  // dv comes with the others where a block holds all key tiles; for itself otherwise.
-  const int tiles_held = std::is_same_v<Core, TensorCore90> ? 2 : 1;
-  const bool makes_dv = d.dv.data != nullptr && tiles_of(p.key_dim) <= tiles_held;
-  if (d.dv.data != nullptr && !makes_dv) {
-    tiles_of(p.value_dim) > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
-  }
-  if (!makes_dv && d.dq.data == nullptr && d.dk.data == nullptr && d.dg.data == nullptr) return;
+void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
+                   cudaStream_t stream) {
   switch (gate) {
     case GateTile::none:
-      return launch_gradients<Core, GateTile::none>(p, w, d, makes_dv, stream);
+      return launch_dq_dk_dg<Core, GateTile::none>(p, w, d, stream);
     case GateTile::token:
-      return launch_gradients<Core, GateTile::token>(p, w, d, makes_dv, stream);
+      return launch_dq_dk_dg<Core, GateTile::token>(p, w, d, stream);
     case GateTile::narrow:
-      return launch_gradients<Core, GateTile::narrow>(p, w, d, makes_dv, stream);
+      return launch_dq_dk_dg<Core, GateTile::narrow>(p, w, d, stream);
     case GateTile::wide:
-      return launch_gradients<Core, GateTile::wide>(p, w, d, makes_dv, stream);
+      return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
   }
 }
-
 // Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
 // cutting time into segments.
 struct StatePlan {
@@ -245,7 +237,8 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const StatePass backwards{w.gated_q, d.d_o, static_cast<const float*>(d_out.d_ht.data),
                             static_cast<float*>(d_in.dh0.data), nullptr};
   pass_states<Core, true>(p, w, backwards, plan, stream);
-  make_gradients<Core>(gate_tile(problem), p, w, d, stream);
+  if (d_in.dv) value_tiles > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
+  if (d_in.dq || d_in.dk || d_in.dg) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
   if (sums_gates && problem.gate == GateKind::constant) launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
   if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream);
 }
@@ -290,7 +283,7 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
                                   const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
   } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
     backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
-  } else if (!fits_chunks(problem, inputs, d_out, d_in) && goes_by_chunks(problem)) {
+  } else if (!fits_chunks(problem, inputs, d_out, d_in) && goes_by_chunks(problem) && f32_tiles_fit(context)) {
     backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
   } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
     recurrent_backward(context, problem, inputs, outputs, d_out, d_in);

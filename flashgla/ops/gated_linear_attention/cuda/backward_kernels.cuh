@@ -4,7 +4,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_channels.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_fused.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward_gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward_rows.cuh"
 
@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kGroupThreads* kGroups)
   if constexpr (Core::available) make_dv<Core, kGroups>(p, w, d, shared);
 }
 
-template <class Core, GateTile kGate, class Plan>
-__global__ void __launch_bounds__(Plan::threads, Plan::blocks)
-    make_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
-                          const __grid_constant__ Gradients d) {
+template <class Core, GateTile kGate>
+__global__ void __launch_bounds__(kGroupThreads, 3)
+    make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
+                         const __grid_constant__ Gradients d) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_gradients<Core, kGate, Plan>(p, w, d, shared);
+  if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, shared);
 }
 
 template <class Core, GateTile kGate>
@@ -113,23 +113,11 @@ void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t st
                          prepare_shared(kGate), stream, Begin::after_previous, p, w);
 }
 
-template <class Core, GateTile kGate, int kGroups, bool kMakesDv>
-void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  using Plan = GradientsPlan<kGroups, kMakesDv>;
-  const std::int64_t blocks = tiles_of(p.key_dim) / kGroups;
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * blocks));
-  flashgla::cuda::launch("gated_linear_attention gradients", make_gradients_kernel<Core, kGate, Plan>, grid,
-                         Plan::threads, GradientsShared<Plan, kGate>::total, stream, kNext<Core>, p, w, d);
-}
-
 template <class Core, GateTile kGate>
-void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, bool makes_dv,
-                      cudaStream_t stream) {
-  if (!makes_dv) return launch_gradients<Core, kGate, 1, false>(p, w, d, stream);
-  if constexpr (std::is_same_v<Core, TensorCore90>) {
-    if (p.key_dim > kTile) return launch_gradients<Core, kGate, 2, true>(p, w, d, stream);
-  }
-  launch_gradients<Core, kGate, 1, true>(p, w, d, stream);
+void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
+  flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
+                         KeysShared::total(kGate), stream, kNext<Core>, p, w, d);
 }
 
 template <class Core, bool kBackwards, int kGroups>

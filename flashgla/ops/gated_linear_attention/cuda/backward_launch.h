@@ -71,10 +71,8 @@ template <class Core, bool kBackwards, int kGroups>
 void launch_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, cudaStream_t stream);
 template <class Core, int kGroups>
 void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
-// dq, dk and dg; with `makes_dv` dv too, for key channels up to kTile, or up to 2 kTile on TensorCore90.
 template <class Core, GateTile kGate>
-void launch_gradients(const Params& p, const BackwardWorkspace& w, const Gradients& d, bool makes_dv,
-                      cudaStream_t stream);
+void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
 // The rows of gate_parts beyond the key tiles.
 template <class Core>
 void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);

@@ -5,7 +5,7 @@
 // q~, k~ and a to bf16: 2^-9 of the terms' root sum of squares, however small their sum is. Pairs inside a chunk are
 // most of it where the gate is strong, and there the inputs are exact operands: this kernel multiplies q k^T and do v^T
 // without any gate and sums their products in f32. What crosses a chunk's bounds goes through its start state h and the
-// gradient dh^ of its end (make_gradients): token i of L is i + 1 steps from the start and L - 1 - i from the end, so
+// gradient dh^ of its end (make_dq_dk_dg): token i of L is i + 1 steps from the start and L - 1 - i from the end, so
 //     sum_i (i + 1) q~_i (h do_i) + sum_j (L - 1 - j) k~_j (dh^ v_j) + L sum h dh^.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Kernels of f32 tiles and their launch; one translation unit of instantiations/ each core.
 #pragma once
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_gradients.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_outputs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_states.cuh"
@@ -29,22 +29,15 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped>(p, gradients, shared);
 }
 
-template <class Function, class Work>
-void launch_split(const char* name, Function* kernel, dim3 grid, int shared, cudaStream_t stream, const Params& p,
-                  const Work& work) {
-  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
-  kernel<<<grid, kGroupThreads, shared, stream>>>(p, work);
-  flashgla::cuda::check_launch(name);
-}
-
 template <class Kernel, bool kBackwards>
 void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
   const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(pass.segments - pass.ends_only));
-  launch_split("gated_linear_attention states in f32 tiles",
-               kBackwards && p.group > 1 ? split_states_kernel<Kernel, kBackwards, kBackwards>
-                                         : split_states_kernel<Kernel, kBackwards, false>,
-               grid, kStatesShared<Kernel::parts>, stream, p, pass);
+  flashgla::cuda::launch("gated_linear_attention states in f32 tiles",
+                         kBackwards && p.group > 1 ? split_states_kernel<Kernel, kBackwards, kBackwards>
+                                                   : split_states_kernel<Kernel, kBackwards, false>,
+                         grid, kGroupThreads, kStatesShared<Kernel::parts>, stream,
+                         flashgla::cuda::Begin::after_previous, p, pass);
 }
 
 template <class Kernel, bool kValueGradient>
@@ -52,22 +45,27 @@ void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStre
   const std::int64_t heads = kValueGradient ? p.heads : p.heads * p.group;
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * heads * tiles_of(p.value_dim)));
   const bool once = p.key_dim <= kTile && (!kValueGradient || p.group == 1);
-  launch_split(
+  flashgla::cuda::launch(
       "gated_linear_attention outputs in f32 tiles",
       once ? split_outputs_kernel<Kernel, kValueGradient, true> : split_outputs_kernel<Kernel, kValueGradient, false>,
-      grid, OutputsShared<Kernel::parts>::total, stream, p, outputs);
+      grid, kGroupThreads, OutputsShared<Kernel::parts>::total, stream, flashgla::cuda::Begin::after_previous, p,
+      outputs);
 }
+
+static_assert(GradientsShared<3, true>::total <= kSplitSharedBytes && OutputsShared<3>::total <= kSplitSharedBytes);
 
 template <class Kernel>
 void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
   const char* name = "gated_linear_attention gradients in f32 tiles";
   if (p.group > 1) {
-    launch_split(name, split_gradients_kernel<Kernel, true>, grid, GradientsShared<Kernel::parts, true>::total, stream,
-                 p, gradients);
+    flashgla::cuda::launch(name, split_gradients_kernel<Kernel, true>, grid, kGroupThreads,
+                           GradientsShared<Kernel::parts, true>::total, stream, flashgla::cuda::Begin::after_previous,
+                           p, gradients);
   } else {
-    launch_split(name, split_gradients_kernel<Kernel, false>, grid, GradientsShared<Kernel::parts, false>::total,
-                 stream, p, gradients);
+    flashgla::cuda::launch(name, split_gradients_kernel<Kernel, false>, grid, kGroupThreads,
+                           GradientsShared<Kernel::parts, false>::total, stream, flashgla::cuda::Begin::after_previous,
+                           p, gradients);
   }
 }
 

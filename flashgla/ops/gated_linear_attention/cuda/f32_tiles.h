@@ -11,6 +11,10 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // Images of split tiles [chunks, G, key tiles, value tiles], 16 or 24 KiB each: the states of a call.
 std::size_t split_states_bytes(const Problem& problem);
 
+// The most shared memory that a block of these kernels takes: capabilities 8.0 and 9.0 have it, 8.6 and 8.9 do not.
+constexpr int kSplitSharedBytes = 124 * 1024;
+inline bool f32_tiles_fit(const Context& context) { return context.architecture().shared_memory >= kSplitSharedBytes; }
+
 // Identity features, no normaliser, gates over keys or none; any dtype, width and stride. States are kept where
 // params.states is given: split, or where backward_in_chunks as bf16. params as plan_chunks leaves them.
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper);

@@ -55,14 +55,17 @@ bool forward_in_one_pass(const Context& context, const Problem& problem, const P
 namespace {
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  if (!goes_by_chunks(problem)) {
-    if (!context.planning()) launch_recurrent(context.stream(), params);
-  } else if (!in_bf16_tiles(problem, params)) {
-    forward_in_f32_tiles(context, problem, params, hopper);
-  } else if (in_one_pass(context, problem)) {
+  const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
+  if (chunks && narrow && in_one_pass(context, problem)) {
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
-  } else {
+  } else if (chunks && narrow && two_passes_fit(context, params)) {
     forward_in_two_passes(context, params, hopper);
+  } else if (chunks && !narrow && f32_tiles_fit(context)) {
+    forward_in_f32_tiles(context, problem, params, hopper);
+  } else if (!context.planning()) {
+    Params by_token = params;
+    if (!backward_in_chunks(problem)) by_token.states = nullptr;  // laid out for kernels that cannot take this call
+    launch_recurrent(context.stream(), by_token);
   }
 }
 
@@ -76,7 +79,6 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
     return forward_with_value_gates(context, problem, inputs, outputs, hopper);
   }
   Params params = make_params(problem, inputs, outputs);
-  if (gates_values_by_chunks(problem)) params.states = nullptr;  // laid out for kernels that cannot take this call
   plan_chunks(context, params);
   run(context, problem, params, hopper);
 }

@@ -44,22 +44,23 @@ void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segment
 }
 
 template <class Core, int KB>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
-  p.value_dim > 64 ? run<Core, KB, 2>(stream, p, prepared, segments) : run<Core, KB, 1>(stream, p, prepared, segments);
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
+  const bool two_groups = p.value_dim > 64 && RecurrencePlan<KB, 2, true>::bytes <= shared_memory;
+  two_groups ? run<Core, KB, 2>(stream, p, prepared, segments) : run<Core, KB, 1>(stream, p, prepared, segments);
 }
 
 template <class Core>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
   launch_forward_prepare<Core>(stream, p, prepared);
   switch (prepared.blocks) {
     case 1:
-      return run<Core, 1>(stream, p, prepared, segments);
+      return run<Core, 1>(stream, p, prepared, segments, shared_memory);
     case 2:
-      return run<Core, 2>(stream, p, prepared, segments);
+      return run<Core, 2>(stream, p, prepared, segments, shared_memory);
     case 3:
-      return run<Core, 3>(stream, p, prepared, segments);
+      return run<Core, 3>(stream, p, prepared, segments, shared_memory);
     default:
-      return run<Core, 4>(stream, p, prepared, segments);
+      return run<Core, 4>(stream, p, prepared, segments, shared_memory);
   }
 }
 
@@ -79,6 +80,12 @@ Segments plan_segments(const Params& p, int multiprocessors, int blocks) {
 }
 
 }  // namespace
+
+bool two_passes_fit(const Context& context, const Params& params) {
+  const int bytes[] = {RecurrencePlan<1, 1, true>::bytes, RecurrencePlan<2, 1, true>::bytes,
+                       RecurrencePlan<3, 1, true>::bytes, RecurrencePlan<4, 1, true>::bytes};
+  return bytes[(params.key_dim - 1) / 64] <= context.architecture().shared_memory;
+}
 
 void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
   const int blocks = (params.key_dim + 63) / 64;
@@ -100,8 +107,9 @@ void forward_in_two_passes(Context& context, const Params& params, bool hopper) 
   }
   if (context.planning()) return;
   auto* stream = static_cast<cudaStream_t>(context.stream());
-  hopper ? run<TensorCore90>(stream, params, prepared, segments)
-         : run<TensorCore80>(stream, params, prepared, segments);
+  const auto shared_memory = static_cast<int>(context.architecture().shared_memory);
+  hopper ? run<TensorCore90>(stream, params, prepared, segments, shared_memory)
+         : run<TensorCore80>(stream, params, prepared, segments, shared_memory);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

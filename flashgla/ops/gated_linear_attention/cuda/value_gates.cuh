@@ -11,7 +11,7 @@
 // all times the scale, where dh stands for the gradient over the scale.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward_gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward_keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/prepare.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -530,7 +530,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       __syncthreads();
       const auto finish = [&](float* queries, float* keys) {
         finish_steep<GateTile::wide>(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
-                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first, 0,
+                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first,
                                      thread);
       };
       Aside queries(d_query);
