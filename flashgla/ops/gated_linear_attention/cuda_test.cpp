@@ -98,8 +98,7 @@ std::vector<Case> path_cases() {
       const auto named = [&](const std::string& what) {
         return std::string("f32_tiles_") + name_of(dtype) + "_" + what + suffix;
       };
-      const Case c{
-          .batch = 3, .length = 203, .query_heads = 4, .heads = 2, .gate_values = values, .dtype = dtype};
+      const Case c{.batch = 3, .length = 203, .query_heads = 4, .heads = 2, .gate_values = values, .dtype = dtype};
       for (const auto& [K, V] : {std::pair{64, 64}, {96, 160}, {272, 96}, {500, 33}}) {
         if (dtype == DType::bf16 && K <= 256) continue;
         Case sized = c;

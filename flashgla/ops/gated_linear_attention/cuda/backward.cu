@@ -283,10 +283,10 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
                                   const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
   } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
     backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
-  } else if (!fits_chunks(problem, inputs, d_out, d_in) && goes_by_chunks(problem) && f32_tiles_fit(context)) {
-    backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
   } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
-    recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
+    backward_fits_f32_tiles(problem, context.architecture())
+        ? backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>)
+        : recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
   } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
     backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
   } else {

@@ -20,6 +20,7 @@ struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the
   static constexpr int terms = kGrouped ? sums + kFloatTileBytes : dq;
   // totals, inner sums, suffix sums [4][64]; beyond, decay, row sums [64]
   static constexpr int parts = sums + (kGrouped ? 2 : 1) * kFloatTileBytes, total = parts + (3 * 4 + 3) * kTile * 4;
+  static_assert(total == split_gradients_shared(kParts, kGrouped));
 };
 
 // Steep tiles, in place in a tile of floats, each thread its own elements. a: split, [query][key], zero above the

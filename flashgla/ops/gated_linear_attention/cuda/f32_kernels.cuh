@@ -52,8 +52,6 @@ void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStre
       outputs);
 }
 
-static_assert(GradientsShared<3, true>::total <= kSplitSharedBytes && OutputsShared<3>::total <= kSplitSharedBytes);
-
 template <class Kernel>
 void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));

@@ -148,6 +148,11 @@ std::size_t split_states_bytes(const Problem& problem) {
                                   kImageBytes);
 }
 
+bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture) {
+  return goes_by_chunks(problem) &&
+         architecture.shared_memory >= split_gradients_shared(parts_of(problem), problem.group() > 1);
+}
+
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool pieces = in_pieces(problem, params);
   const auto run = [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); };

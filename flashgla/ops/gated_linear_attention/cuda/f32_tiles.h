@@ -11,13 +11,14 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // Images of split tiles [chunks, G, key tiles, value tiles], 16 or 24 KiB each: the states of a call.
 std::size_t split_states_bytes(const Problem& problem);
 
-// The most shared memory that a block of these kernels takes: capabilities 8.0 and 9.0 have it, 8.6 and 8.9 do not.
-constexpr int kSplitSharedBytes = 124 * 1024;
-inline bool f32_tiles_fit(const Context& context) { return context.architecture().shared_memory >= kSplitSharedBytes; }
-
 // Identity features, no normaliser, gates over keys or none; any dtype, width and stride. States are kept where
 // params.states is given: split, or where backward_in_chunks as bf16. params as plan_chunks leaves them.
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper);
+// The backward's blocks need this much shared memory; devices with less go token by token.
+constexpr int split_gradients_shared(int parts, bool grouped) {
+  return parts * 3 * static_cast<int>(kImageBytes) + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
+}
+bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture);
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
 

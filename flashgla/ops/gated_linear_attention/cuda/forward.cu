@@ -60,7 +60,7 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
   } else if (chunks && narrow && two_passes_fit(context, params)) {
     forward_in_two_passes(context, params, hopper);
-  } else if (chunks && !narrow && f32_tiles_fit(context)) {
+  } else if (chunks && !narrow) {
     forward_in_f32_tiles(context, problem, params, hopper);
   } else if (!context.planning()) {
     Params by_token = params;
