@@ -35,6 +35,16 @@ void plan_segments(Context& context, const Problem& problem, const Params& p, Sp
   pass.segment_decays = take<float>(context, ends * kTile * 4, "gla f32 tiles: segments");
 }
 
+// Workspace of what is prepared, where a head has several tiles or a state several query heads.
+SplitImages plan_images(Context& context, const Problem& problem, const Params& p, std::int64_t image_bytes) {
+  if (tiles_of_a_state(problem) == 1 && p.group == 1) return {};
+  const std::int64_t chunks = p.sequences.most_chunks, key_tiles = tiles_of(p.key_dim), heads = problem.query_heads;
+  return {.q = take<char>(context, chunks * heads * key_tiles * image_bytes, "gla f32 tiles: gated q"),
+          .k = take<char>(context, chunks * p.heads * key_tiles * image_bytes, "gla f32 tiles: gated k"),
+          .scores = take<char>(context, chunks * heads * image_bytes, "gla f32 tiles: scores"),
+          .decay = take<float>(context, chunks * p.heads * key_tiles * kTile * 4, "gla f32 tiles: decay")};
+}
+
 template <class Kernel, bool kBackwards>
 void pass_states(const Params& p, SplitPass pass, cudaStream_t stream) {
   if (pass.segments > 1) {
@@ -59,11 +69,13 @@ void forward(Context& context, const Problem& problem, const Params& p) {
   SplitPass pass = states_pass(p, images);
   pass.end = static_cast<float*>(p.ht);
   pass.states = keeps_split ? nullptr : static_cast<__nv_bfloat16*>(p.states);
+  pass.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
   plan_segments(context, problem, p, pass);
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (pass.prepared.q != nullptr) launch_split_prepare<Kernel>(p, pass.prepared, stream);
   pass_states<Kernel, false>(p, pass, stream);
-  launch_split_outputs<Kernel, false>(p, {p.v, p.o, images}, stream);
+  launch_split_outputs<Kernel, false>(p, {p.v, p.o, images, pass.prepared}, stream);
 }
 
 template <class Kernel>
@@ -87,6 +99,7 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   if (sums_gates)
     gradients.gate_parts = take<float>(context, key_tiles * gate_rows * problem.heads * 4, "gla f32 tiles: gate parts");
   SplitPass forwards = states_pass(p, states);
+  forwards.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
   plan_segments(context, problem, p, forwards);
   SplitPass backwards = forwards;
   backwards.b = d.d_o;
@@ -95,9 +108,10 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   backwards.images = state_gradients;
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (forwards.prepared.q != nullptr) launch_split_prepare<Kernel>(p, forwards.prepared, stream);
   if (!kept) pass_states<Kernel, false>(p, forwards, stream);
   pass_states<Kernel, true>(p, backwards, stream);
-  if (d_in.dv) launch_split_outputs<Kernel, true>(p, {d.d_o, d.dv, state_gradients}, stream);
+  if (d_in.dv) launch_split_outputs<Kernel, true>(p, {d.d_o, d.dv, state_gradients, forwards.prepared}, stream);
   if (d_in.dq || d_in.dk || d_in.dg) launch_split_gradients<Kernel>(p, gradients, stream);
   if (sums_gates) launch_gate_sums(p, gradients.gate_parts, gate_rows, key_tiles, d.dg, stream);
 }

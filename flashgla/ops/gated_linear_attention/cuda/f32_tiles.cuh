@@ -139,13 +139,13 @@ __device__ __forceinline__ void store_rows(const Place<T>& to, const Accumulator
 
 // ---- split tiles ----
 
-// Eight elements into a split tile, at the byte offset of a 16-byte piece.
-template <int kParts>
-__device__ __forceinline__ void put_piece(std::uint32_t tile, std::uint32_t at, float (&f)[8]) {
+// Eight elements in parts: put(part, 16 bytes).
+template <int kParts, class Put>
+__device__ __forceinline__ void split_piece(float (&f)[8], Put put) {
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     const uint4 packed = pack_8(f);
-    store_shared_16(tile + part * kTileBytes + at, packed);
+    put(part, packed);
     if (part + 1 == kParts) break;
     float rounded[8];
     unpack_8(packed, rounded);
@@ -176,17 +176,26 @@ __device__ __forceinline__ float2 two_of(std::uint32_t tile, int row, int column
   return sum;
 }
 
-// factor(i, e): of row i, channel e of this thread.
-template <int kParts, class T, class Factor>
-__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor) {
+// Into a tile, times factor(i, e) of row i, channel e of this thread; also(at, 16 bytes) gets the same.
+template <int kParts, class T, class Factor, class Also>
+__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor,
+                                           Also also) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     float f[8];
     elements_of(f, x, i);
 #pragma unroll
     for (int e = 0; e < 8; ++e) f[e] *= factor(i, e);
-    put_piece<kParts>(tile, own_piece(thread, i), f);
+    split_piece<kParts>(f, [&](int part, const uint4& packed) {
+      const std::uint32_t at = part * kTileBytes + own_piece(thread, i);
+      store_shared_16(tile + at, packed);
+      also(at, packed);
+    });
   }
+}
+template <int kParts, class T, class Factor>
+__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor) {
+  put_loaded<kParts>(tile, x, thread, factor, [](std::uint32_t, const uint4&) {});
 }
 template <int kParts, class T>
 __device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread) {
@@ -472,6 +481,23 @@ __device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::u
   }
 }
 
+// The exact scores of a thread's elements; transposed: rows are keys.
+__device__ __forceinline__ void add_exact(Accumulator& scores, const float* exact, bool transposed, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+    const int query = transposed ? column : row, key = transposed ? row : column;
+    if (query >= key) scores[i] += exact[float_place(query, key)];
+  }
+}
+// Zeros where the key comes after the query.
+__device__ __forceinline__ void keep_pairs(Accumulator& scores, bool transposed, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+    scores[i] = (transposed ? column >= row : row >= column) ? scores[i] : 0.0f;
+  }
+}
 // A tile's rows times 2^(gates up to and with the row), or with kLater 2^(gates after it).
 template <int kParts, bool kLater>
 __device__ __noinline__ void gate_rows_exactly(std::uint32_t tile, const float* gates) {

@@ -32,6 +32,14 @@ struct SplitKernel {
   static constexpr int parts = kTheParts;
 };
 
+// What f32_prepared.cuh leaves, as images of split tiles. Without: K and V are at most 64 and G = H.
+struct SplitImages {
+  char* q = nullptr;       // [chunks, H, key tiles]
+  char* k = nullptr;       // [chunks, G, key tiles]
+  char* scores = nullptr;  // [chunks, H]: [query][key], zero above the diagonal
+  float* decay = nullptr;  // [chunks, G, key tiles, 64]: factors
+};
+
 // One pass over the chunks of each sequence; segments as in StatePass.
 struct SplitPass {
   Strided b;              // v, or backwards do
@@ -39,6 +47,7 @@ struct SplitPass {
   float* end;             // likewise, or null: not wanted. ht, or dh0
   char* images;           // before each chunk h, after it dh
   __nv_bfloat16* states;  // h once more as bf16 [chunks,G,K,V], or null
+  SplitImages prepared;
   int segments = 1;
   bool ends_only = false;
   float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
@@ -49,6 +58,7 @@ struct SplitPass {
 struct SplitOutputs {
   Strided x, out;
   const char* images;
+  SplitImages prepared;
 };
 
 struct SplitGradients {
@@ -57,6 +67,8 @@ struct SplitGradients {
   float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
 };
 
+template <class Kernel>
+void launch_split_prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
 template <class Kernel, bool kBackwards>
 void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
 template <class Kernel, bool kValueGradient>
