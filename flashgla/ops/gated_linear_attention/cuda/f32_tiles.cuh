@@ -296,7 +296,9 @@ struct LoadedGates {
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
         const int row = kRowsEach * (thread / 8) + i;
-        wide.raw[i][0].x = row < c.rows ? __float_as_uint(key_gate(p, c.batch, c.token + row, kv_head, 0)) : 0;
+        const std::int64_t at = c.batch * p.g.batch + (c.token + row) * p.g.token + kv_head * p.g.head;
+        const bool inside = p.gate != GateKind::none && row < c.rows;
+        wide.raw[i][0].x = inside ? __float_as_uint(load_as(p.gate_dtype, p.g.data, at)) : 0;
       }
     } else if (!kInPieces<T> || p.gate_dtype == DType::f32) {
       using Wide = std::conditional_t<kInPieces<T>, float, AnyElement>;
@@ -318,8 +320,9 @@ struct LoadedGates {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       if (p.gate != GateKind::key) {
+        const float gate = base_2_gate(__uint_as_float(wide.raw[i][0].x));
 #pragma unroll
-        for (int e = 0; e < 8; ++e) gates[i][e] = __uint_as_float(wide.raw[i][0].x);
+        for (int e = 0; e < 8; ++e) gates[i][e] = gate;
         continue;
       }
       if (narrow) {
