@@ -58,9 +58,14 @@ def _modules() -> list[Any]:
     return [module for name, module in list(sys.modules.items()) if name == "fla" or name.startswith("fla.")]
 
 
-def enable() -> None:
+def enable(algorithm: str = "automatic") -> None:
     """Replaces FLA's functions by flashgla's wherever FLA's modules hold them, and in those that are imported later.
-    Does nothing when they are replaced."""
+    Called again, it changes the algorithm: "chunk_recomputed" makes the states between chunks anew in the backward
+    instead of keeping them, which takes a little longer and spares their memory."""
+    if algorithm not in ("automatic", "chunk_materialized", "chunk_recomputed", "recurrent"):
+        raise ValueError(f"algorithm is {algorithm!r}; expected 'automatic', 'chunk_materialized', 'chunk_recomputed' or "
+                         "'recurrent'")
+    ops.ALGORITHM = algorithm
     if _replaced:
         return
     importlib.import_module("fla.layers")
@@ -76,6 +81,7 @@ def enable() -> None:
 
 def disable() -> None:
     """Gives FLA its own functions back, in all of its modules."""
+    ops.ALGORITHM = "automatic"
     while _replaced:
         name, (theirs, ours) = _replaced.popitem()
         _exchange(name, ours, theirs)

@@ -7,6 +7,7 @@ than q, gates may be -inf, and every function runs on the CPU, in float64 too, a
 
 The prefix (chunk, fused_chunk, fused_recurrent, parallel) names FLA's way to the result; the operator picks its own.
 `cu_seqlens_cpu` spares FLA a copy and is not needed. An argument that is not supported raises NotCovered, by name.
+ALGORITHM is what all of them ask for: "chunk_recomputed" keeps no states for the backward and spares their memory.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from torch import Tensor
 from .torch import gated_linear_attention
 
 __all__ = [
-    "NotCovered", "chunk_gla", "chunk_gsa", "chunk_lightning_attn", "chunk_linear_attn", "chunk_retention",
+    "ALGORITHM", "NotCovered", "chunk_gla", "chunk_gsa", "chunk_lightning_attn", "chunk_linear_attn", "chunk_retention",
     "chunk_simple_gla", "fused_chunk_linear_attn", "fused_chunk_retention", "fused_chunk_simple_gla",
     "fused_recurrent_gla", "fused_recurrent_gsa", "fused_recurrent_lightning_attn", "fused_recurrent_linear_attn",
     "fused_recurrent_retention", "fused_recurrent_simple_gla", "parallel_retention", "parallel_simple_gla"]
+
+
+ALGORITHM = "automatic"
 
 
 class NotCovered(ValueError):
@@ -54,7 +58,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, 
             cu_seqlens = q.shape[1] - cu_seqlens.flip(0)
             h0, z0 = (x if x is None else x.flip(0) for x in (h0, z0))
     o, state = gated_linear_attention(q, k, v, g, gv, scale, (h0, z0) if normalize else h0, final, cu_seqlens,
-                                      normalize=normalize)
+                                      ALGORITHM, normalize=normalize)
     ht, zt = state if normalize and final else (state, None)
     if reverse:
         o = o.flip(1)

@@ -135,8 +135,15 @@ def _on_device(q: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def _check_dtypes(*arguments: tuple[str, Tensor | None]) -> None:
+    for name, x in arguments:
+        if x is not None and x.dtype not in _NAMES:
+            raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
+
+
 def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
               z0: Tensor | None, cu_seqlens: Tensor | None, *options: Any) -> _flashgla.Operands:
+    _check_dtypes(("q", q), ("k", k), ("v", v), ("g", g), ("gv", gv), ("initial_state", h0), ("initial_state", z0))
     states = (None if x is None else x.detach().contiguous() for x in (h0, z0, cu_seqlens))
     return _flashgla.Operands(*(_view(_rows(x)) for x in (q, k, v, g, gv)), *(_view(x) for x in states), *options)
 
@@ -167,6 +174,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
           scale: float | None, feature_map: str, normalize: bool) -> Tensor:
+    _check_dtypes(("q", q), ("k", k), ("v", v), ("g", g), ("gv", gv), ("state", h), ("state", z))
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     with _on_device(q):
         _flashgla.step(*(_view(_rows(x)) for x in (q, k, v, g, gv)), _view(h, True), _view(z, True), _view(o, True),

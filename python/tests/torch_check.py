@@ -244,6 +244,28 @@ def check_saved_tensors():
         assert "second derivative" in str(problem)
 
 
+def check_algorithm():
+    def run(algorithm):
+        ops.ALGORITHM = algorithm
+        leaves, saved = inputs(length=300, gradients=True)[:4], []
+
+        def save(x):
+            saved.append(x.nbytes)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+            o = ops.chunk_gla(*leaves)[0]
+        return sum(saved), torch.autograd.grad(o.square().sum(), leaves)
+
+    try:
+        (kept, expected), (recomputed, gradients) = run("automatic"), run("chunk_recomputed")
+    finally:
+        ops.ALGORITHM = "automatic"
+    assert recomputed < kept
+    for gradient, x in zip(gradients, expected):
+        assert (gradient - x).norm() <= 2e-5 * x.norm()
+
+
 def check_steps():
     for dtype in (torch.float32, torch.bfloat16):
         q, k, v, g, _ = inputs(dtype=dtype, length=4)
@@ -265,6 +287,9 @@ def check_refusals():
         (lambda: flashgla.gated_linear_attention(q, k[:, 1:], v), "k has shape [2,69,2,16]"),
         (lambda: flashgla.gated_linear_attention(q, k, v, g[:0]), "no elements"),
         (lambda: flashgla.gated_linear_attention(q[0], k, v), "q has shape"),
+        (lambda: flashgla.gated_linear_attention(q, k, v.to(torch.complex64)), "v is of torch.complex64"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, initial_state=k[0, :1].bool()),
+         "initial_state is of torch.bool"),
         (lambda: ops.chunk_simple_gla(q, k, v, chunk_size=32), "chunk_simple_gla: chunk_size is 32"),
         (lambda: ops.chunk_retention(q, k, v, head_first=True), "head_first is True"),
         (lambda: ops.parallel_retention(q, k, v, output_attentions=True), "output_attentions is True"),
