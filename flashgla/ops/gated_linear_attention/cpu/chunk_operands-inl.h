@@ -10,131 +10,34 @@
 #include <cstdint>
 #include <cstring>
 
-#include "flashgla/base/float16.h"
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_gemm-inl.h"
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_problem.h"
+#include "flashgla/ops/gated_linear_attention/cpu/rows-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE {
 
-using DInt = hn::RebindToSigned<D>;
-constexpr bool kHalfInstructions = HWY_TARGET <= HWY_AVX2 || HWY_TARGET == HWY_NEON;
+namespace rows_of = flashgla::ops::gated_linear_attention::HWY_NAMESPACE;
+using rows_of::Exp2;
 
-// Reads n elements as floats and fills up to `width` with zeros.
+// Calls, where the recurrence has the code in its loops: a row is long, and there are many places.
 inline HWY_NOINLINE void LoadRow(DType dtype, const void* source, std::int64_t n, std::int64_t width,
                                  float* HWY_RESTRICT target) {
-  const D d;
-  const std::int64_t lanes = Lanes();
-  std::int64_t i = 0;
-  switch (dtype) {
-    case DType::f32: {
-      const auto* s = static_cast<const float*>(source);
-      for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, s + i), d, target + i);
-      for (; i < n; ++i) target[i] = s[i];
-      break;
-    }
-    case DType::bf16: {
-      const auto* s = static_cast<const BFloat16*>(source);
-      for (; i + lanes <= n; i += lanes) hn::StoreU(simd::load(d, s + i), d, target + i);
-      for (; i < n; ++i) target[i] = s[i];
-      break;
-    }
-    default: {
-      if constexpr (kHalfInstructions) {
-        const hn::Rebind<hwy::float16_t, D> dh;
-        const auto* s = static_cast<const hwy::float16_t*>(source);
-        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(dh, s + i)), d, target + i);
-      }
-      for (; i < n; ++i) target[i] = static_cast<const Float16*>(source)[i];
-    }
-  }
-  for (; i < width; ++i) target[i] = 0.0f;
+  rows_of::LoadRow(dtype, source, n, width, target);
 }
-
 inline HWY_NOINLINE void StoreRow(DType dtype, const float* HWY_RESTRICT source, std::int64_t n, void* target) {
-  const D d;
-  const std::int64_t lanes = Lanes();
-  std::int64_t i = 0;
-  switch (dtype) {
-    case DType::f32: {
-      auto* t = static_cast<float*>(target);
-      for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, source + i), d, t + i);
-      for (; i < n; ++i) t[i] = source[i];
-      break;
-    }
-    case DType::bf16: {
-      auto* t = static_cast<BFloat16*>(target);
-      for (; i + lanes <= n; i += lanes) simd::store(d, hn::LoadU(d, source + i), t + i);
-      for (; i < n; ++i) t[i] = BFloat16(source[i]);
-      break;
-    }
-    default: {
-      if constexpr (kHalfInstructions) {
-        const hn::Rebind<hwy::float16_t, D> dh;
-        auto* t = static_cast<hwy::float16_t*>(target);
-        for (; i + lanes <= n; i += lanes) hn::StoreU(hn::DemoteTo(dh, hn::LoadU(d, source + i)), dh, t + i);
-      }
-      for (; i < n; ++i) static_cast<Float16*>(target)[i] = Float16(source[i]);
-    }
-  }
+  rows_of::StoreRow(dtype, source, n, target);
+}
+inline HWY_NOINLINE void ApplyFeatureMap(FeatureMap map, std::int64_t n, std::int64_t width, float* HWY_RESTRICT x) {
+  rows_of::ApplyFeatureMap(map, n, width, x);
+}
+inline HWY_NOINLINE void MultiplyFeatureDerivative(FeatureMap map, std::int64_t n, const float* HWY_RESTRICT raw,
+                                                   float* HWY_RESTRICT x) {
+  rows_of::MultiplyFeatureDerivative(map, n, raw, x);
 }
 
 HWY_INLINE void FillZero(float* p, std::int64_t n) { std::memset(p, 0, static_cast<std::size_t>(n) * sizeof(float)); }
-
-// 2^x to 1e-7 relative for x <= 127; below -126 zero, so that no denormal appears and 2^-inf = 0. NaN gives NaN.
-HWY_INLINE Vec Exp2(Vec exponent) {
-  const D d;
-  const DInt di;
-  const Vec magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const auto tiny = hn::Lt(exponent, hn::Set(d, -126.0f));
-  const Vec x = hn::Max(exponent, hn::Set(d, -126.0f));
-  const Vec shifted = hn::Add(x, magic);
-  const Vec r = hn::Sub(x, hn::Sub(shifted, magic));
-  // Chebyshev fit of (2^r - 1) / r on [-1/2, 1/2]; relative error of 2^r 5e-9 before rounding.
-  Vec y = hn::Set(d, 0.0001545316294214853f);
-  y = hn::MulAdd(y, r, hn::Set(d, 0.001339086336464892f));
-  y = hn::MulAdd(y, r, hn::Set(d, 0.009618082557285924f));
-  y = hn::MulAdd(y, r, hn::Set(d, 0.05550357114219124f));
-  y = hn::MulAdd(y, r, hn::Set(d, 0.24022650760568087f));
-  y = hn::MulAdd(y, r, hn::Set(d, 0.6931471880262288f));
-  y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
-  const auto bits = hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  const Vec power = hn::IfThenZeroElse(tiny, hn::BitCast(d, bits));
-  return hn::IfThenElse(hn::IsNaN(exponent), exponent, power);
-}
-
-// phi(x) in place; identity is not asked.
-inline HWY_NOINLINE void ApplyFeatureMap(FeatureMap map, std::int64_t n, std::int64_t width, float* HWY_RESTRICT x) {
-  const D d;
-  const Vec zero = hn::Zero(d);
-  for (std::int64_t i = 0; i < n; i += Lanes()) {
-    const Vec value = hn::LoadU(d, x + i);
-    Vec result = hn::Max(value, zero);
-    if (map == FeatureMap::elu_plus_one) {
-      const Vec exponential = Exp2(hn::Mul(hn::Min(value, zero), hn::Set(d, 1.44269504088896f)));
-      result = hn::IfThenElse(hn::Gt(value, zero), hn::Add(value, hn::Set(d, 1.0f)), exponential);
-    }
-    hn::StoreU(result, d, x + i);
-  }
-  for (std::int64_t i = n; i < width; ++i) x[i] = 0.0f;
-}
-
-// x times phi'(raw), in place.
-inline HWY_NOINLINE void MultiplyFeatureDerivative(FeatureMap map, std::int64_t n, const float* HWY_RESTRICT raw,
-                                                   float* HWY_RESTRICT x) {
-  const D d;
-  const Vec zero = hn::Zero(d);
-  for (std::int64_t i = 0; i < n; i += Lanes()) {
-    const Vec value = hn::LoadU(d, raw + i);
-    Vec below = zero;
-    if (map == FeatureMap::elu_plus_one) {
-      below = Exp2(hn::Mul(hn::Min(value, zero), hn::Set(d, 1.44269504088896f)));
-    }
-    const Vec factor = hn::IfThenElse(hn::Gt(value, zero), hn::Set(d, 1.0f), below);
-    hn::StoreU(hn::Mul(factor, hn::LoadU(d, x + i)), d, x + i);
-  }
-}
 
 // Row [K] of q or k as floats, feature map applied, zeros up to ldk.
 HWY_INLINE void LoadFeatures(const Shapes& s, const Rows& rows, std::int64_t t, std::int64_t head, float* target) {
