@@ -216,10 +216,12 @@ void run_bench(const BenchArguments& arguments) {
     note_ceilings(row, ceilings);
     refused = refused || !row.refused.empty();
     rows.push_back(row);
+    if (!arguments.save.empty()) write_file(arguments.save, all_to_json(rows, ceilings).dump(1) + "\n");
     if (arguments.json) return;
     print_row(row, ceilings);
     std::fflush(stdout);
   };
+  options.report = take;
   const std::vector<testing::BenchRow> measured = ops::measure_ceilings(options);  // refuses a device that is not there
   if (!arguments.json) print_header(ceilings);
   for (const testing::BenchRow& row : measured) take(row);
@@ -227,16 +229,14 @@ void run_bench(const BenchArguments& arguments) {
     bool wanted = arguments.names.empty();
     for (const std::string& name : arguments.names) wanted = wanted || name == bench.name;
     if (!wanted) continue;
-    for (const testing::BenchRow& row : bench.run(options)) take(row);
+    bench.run(options);
   }
   if (!arguments.peer.empty()) {
     const std::vector<testing::BenchRow> ours = rows;
     for (const testing::BenchRow& row : run_peer(arguments.peer, ours, ceilings)) take(row);
   }
-  const nlohmann::json array = all_to_json(rows, ceilings);
-  if (!arguments.save.empty()) write_file(arguments.save, array.dump(1) + "\n");
   if (arguments.json) {
-    fmt::print("{}\n", array.dump(1));
+    fmt::print("{}\n", all_to_json(rows, ceilings).dump(1));
   } else if (arguments.sweep) {
     print_worst(rows, ceilings);
   }

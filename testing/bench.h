@@ -9,15 +9,6 @@
 
 namespace flashgla::testing {
 
-struct BenchOptions {
-  Device device;
-  int threads = 0;             // 0: all
-  double seconds = 0.5;        // time spent on each figure after the warm-up
-  std::string implementation;  // only this one; empty: every implementation of the table that supports the case
-  std::string only;            // only problems whose description contains this; empty: all
-  bool sweep = false;          // the large grid instead of the headline cases
-};
-
 // One figure. An implementation whose result is wrong gets `refused` and no time.
 struct BenchRow {
   std::string operation;  // "gated_linear_attention forward"
@@ -29,6 +20,16 @@ struct BenchRow {
   double memory = 0.0;        // bytes held beyond the inputs: outputs, gradients, workspace; 0: not counted
   double error = 0.0;         // largest relative error against the float64 reference
   std::string refused;        // why no time is given
+};
+
+struct BenchOptions {
+  Device device;
+  int threads = 0;             // 0: all
+  double seconds = 0.5;        // time spent on each figure after the warm-up
+  std::string implementation;  // only this one; empty: every implementation of the table that supports the case
+  std::string only;            // only problems whose description contains this; empty: all
+  bool sweep = false;          // the large grid instead of the headline cases
+  std::function<void(const BenchRow&)> report;  // gets each row as soon as it is there
 };
 
 // Median wall-clock milliseconds of run(), at least five runs. CUDA: by device events, from a cold cache.

@@ -9,8 +9,8 @@ namespace flashgla::testing {
 
 namespace {
 
-void run_bench(const OperatorBench& bench, const std::vector<std::string>& implementations, const BenchOptions& options,
-               std::vector<BenchRow>& rows) {
+void run_bench(const OperatorBench& bench, const std::vector<std::string>& implementations,
+               const BenchOptions& options) {
   const DTypePair dtypes = bench.timed.dtypes.front();
   std::vector<PreparedCase> copies;
   for (const std::string& name : implementations) {
@@ -42,19 +42,17 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
       if (std::string(error.what()).find("no implementation fits") != std::string::npos) continue;
       row.refused = error.what();
     }
-    rows.push_back(row);
+    options.report(row);
   }
 }
 
 }  // namespace
 
-std::vector<BenchRow> run_benches(const std::vector<OperatorBench>& benches,
-                                  const std::vector<std::string>& implementations, const BenchOptions& options) {
-  std::vector<BenchRow> rows;
+void run_benches(const std::vector<OperatorBench>& benches, const std::vector<std::string>& implementations,
+                 const BenchOptions& options) {
   for (const OperatorBench& bench : benches) {
-    if (bench.problem.find(options.only) != std::string::npos) run_bench(bench, implementations, options, rows);
+    if (bench.problem.find(options.only) != std::string::npos) run_bench(bench, implementations, options);
   }
-  return rows;
 }
 
 OperatorBench bytes_bound(const std::string& operation, const std::string& problem, DTypePair dtypes,

@@ -25,10 +25,10 @@ struct OperatorBench {
 OperatorBench bytes_bound(const std::string& operation, const std::string& problem, DTypePair dtypes,
                           const OperatorCase& timed, const OperatorCase& checked);
 
-// A row for each bench and implementation of the table that supports the case, but for the reference, unless it is
-// asked for.
-std::vector<BenchRow> run_benches(const std::vector<OperatorBench>& benches,
-                                  const std::vector<std::string>& implementations, const BenchOptions& options);
+// Reports a row for each bench and implementation of the table that supports the case, but for the reference, unless it
+// is asked for.
+void run_benches(const std::vector<OperatorBench>& benches, const std::vector<std::string>& implementations,
+                 const BenchOptions& options);
 
 // Names of a table's rows.
 template <class Implementations>

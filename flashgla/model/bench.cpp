@@ -57,7 +57,7 @@ Tensor gradients_by(LanguageModel& model, const std::string& name) {
 }
 
 // One optimizer step of a byte-level model: forward, backward, gradient norm, AdamW.
-std::vector<testing::BenchRow> bench_training_step(const testing::BenchOptions& options) {
+void bench_training_step(const testing::BenchOptions& options) {
   ModelConfig config = preset("gla-small");
   config.use_short_conv = false;  // the paper's layer
   constexpr std::int64_t kBatch = 8;
@@ -68,14 +68,14 @@ std::vector<testing::BenchRow> bench_training_step(const testing::BenchOptions& 
   row.problem = "d256 8 layers 8x512 tokens f32";
   if (options.device != Device::cpu()) {
     row.refused = "not yet on " + name_of(options.device);
-    return {row};
+    return options.report(row);
   }
   LanguageModel model(config, DType::f32, options.device, true);
   model.parameters().initialize(1);
   row.error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
   if (!(row.error <= kTolerance)) {
     row.refused = "gradients differ from the reference's by " + std::to_string(row.error);
-    return {row};
+    return options.report(row);
   }
   Context context(options.device, options.threads);
   Arena saved(options.device);
@@ -109,12 +109,11 @@ std::vector<testing::BenchRow> bench_training_step(const testing::BenchOptions& 
       },
       options.seconds);
   row.flops = training_flops(config, tokens->numel());
-  return {row};
+  options.report(row);
 }
 
 // One token of one sequence; the bytes are those of the weights.
-std::vector<testing::BenchRow> bench_decoding(const testing::BenchOptions& options) {
-  std::vector<testing::BenchRow> rows;
+void bench_decoding(const testing::BenchOptions& options) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     testing::BenchRow row;
     row.operation = "model_decoding";
@@ -122,7 +121,7 @@ std::vector<testing::BenchRow> bench_decoding(const testing::BenchOptions& optio
     row.problem = std::string("gla-340m batch 1 ") + name_of(dtype);
     if (options.device != Device::cpu()) {
       row.refused = "not yet on " + name_of(options.device);
-      return {row};
+      return options.report(row);
     }
     LanguageModel model(preset("gla-340m"), dtype, options.device, false);
     model.parameters().initialize(1);
@@ -146,9 +145,8 @@ std::vector<testing::BenchRow> bench_decoding(const testing::BenchOptions& optio
       row.bytes = static_cast<double>(model.parameters().value_bytes());
       row.flops = 2.0 * static_cast<double>(model.parameters().count());
     }
-    rows.push_back(row);
+    options.report(row);
   }
-  return rows;
 }
 
 }  // namespace

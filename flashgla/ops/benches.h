@@ -9,7 +9,7 @@ namespace flashgla::ops {
 
 struct Bench {
   const char* name;  // the operator's folder
-  std::vector<testing::BenchRow> (*run)(const testing::BenchOptions&);
+  void (*run)(const testing::BenchOptions&);
 };
 
 const std::vector<Bench>& benches();

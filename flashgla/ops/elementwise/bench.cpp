@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::elementwise {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const std::string problem = "4096x1024 " + std::string(name_of(dtypes.activation));
@@ -17,7 +17,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
       benches.push_back(testing::bytes_bound(name, problem, dtypes, timed[i], checked[i]));
     }
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::elementwise

@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::embedding {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   constexpr std::int64_t kWords = 32000, kLength = 1024, kRows = 4096;
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
@@ -21,7 +21,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
                                            backward_case(small, 11)));
     benches.back().bytes = moved * (size + 2.0 * sizeof(float));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::embedding

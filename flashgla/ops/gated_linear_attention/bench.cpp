@@ -1,7 +1,8 @@
 #include "flashgla/ops/gated_linear_attention/bench.h"
 
 #include <cstring>
-#include <utility>
+#include <future>
+#include <memory>
 
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/spot_check.h"
@@ -49,9 +50,16 @@ double held_bytes(const Results& results, const Outputs& out, bool gradients, Co
   return static_cast<double>(bytes);
 }
 
+// A case's inputs, and what the reference makes of parts of them: seconds of the processor's time where it is large.
+struct Prepared {
+  const Case& c;
+  CaseData host;
+  SpotCheck check;
+  explicit Prepared(const Case& of) : c(of), host(make_data(of)), check(host, true) {}
+};
+
 struct Bench {
   const BenchOptions& options;
-  std::vector<BenchRow> rows;
 
   bool wanted(const Implementation& row, const Problem& p, const Architecture& architecture) const {
     if (row.device != options.device.kind) return false;
@@ -75,13 +83,13 @@ struct Bench {
     row.refused = check.compare(results, gradients, &row.error);
     row.memory = held_bytes(results, out, gradients, context);
     if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
-    rows.push_back(std::move(row));
+    options.report(row);
   }
 
-  void time_case(const Case& c) {
-    const CaseData host = make_data(c);
-    const SpotCheck check(host, true);
-    const CaseData data = on_device(host, options.device);
+  void time_case(const Prepared& prepared) {
+    const Case& c = prepared.c;
+    const SpotCheck& check = prepared.check;
+    const CaseData data = on_device(prepared.host, options.device);
     const Problem p = describe(data.in, data.options);
     for (const Implementation& implementation : implementations()) {
       const Context context(options.device, options.threads);
@@ -136,23 +144,35 @@ struct Bench {
       row.bytes = input_bytes(data.in) + static_cast<double>(o.bytes() + 2 * stepped.out.ht.bytes());
       row.refused = check.compare(stepped, false, &row.error);
       if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
-      rows.push_back(std::move(row));
+      options.report(row);
     }
   }
 };
 
 }  // namespace
 
-std::vector<BenchRow> bench(const BenchOptions& options) {
-  Bench bench{options, {}};
+void bench(const BenchOptions& options) {
+  Bench bench{options};
   const auto wanted = [&](const Case& c) { return describe_case(c).find(options.only) != std::string::npos; };
+  std::vector<Case> cases;
   for (const Case& c : bench_cases(options.device, options.sweep)) {
-    if (wanted(c)) bench.time_case(c);
+    if (wanted(c)) cases.push_back(c);
+  }
+  // While a GPU is timed the processor may prepare the next case.
+  const auto policy = options.device.kind == Device::Kind::cpu ? std::launch::deferred : std::launch::async;
+  std::future<std::unique_ptr<Prepared>> next;
+  const auto prepare = [&](std::size_t i) {
+    if (i < cases.size()) next = std::async(policy, [&c = cases[i]] { return std::make_unique<Prepared>(c); });
+  };
+  prepare(0);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::unique_ptr<Prepared> prepared = next.get();
+    prepare(i + 1);
+    bench.time_case(*prepared);
   }
   for (const Case& c : step_cases(options.device, options.sweep)) {
     if (wanted(c)) bench.time_step(c);
   }
-  return std::move(bench.rows);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::global_norm {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const std::string problem = "16M " + std::string(name_of(dtypes.activation));
@@ -15,7 +15,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
     benches.push_back(
         testing::bytes_bound("non-finite", problem, dtypes, non_finite_case(shape), non_finite_case(small)));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::global_norm

@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::log_sigmoid_gate {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const Shape shape({4096, 512}), small({9, 130});
@@ -18,7 +18,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
                                            backward_case(shape, Kind::accumulator, kNoClamp),
                                            backward_case(small, Kind::accumulator, kNoClamp)));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::log_sigmoid_gate

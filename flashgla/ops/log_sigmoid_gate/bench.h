@@ -1,11 +1,9 @@
 #pragma once
 
-#include <vector>
-
 #include "testing/bench.h"
 
 namespace flashgla::ops::log_sigmoid_gate {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options);
+void bench(const testing::BenchOptions& options);
 
 }  // namespace flashgla::ops::log_sigmoid_gate

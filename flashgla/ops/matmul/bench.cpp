@@ -32,7 +32,7 @@ testing::OperatorBench product_bench(Size size, Form form, testing::DTypePair dt
 
 }  // namespace
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   constexpr testing::DTypePair kF32{DType::f32, DType::f32}, kBf16{DType::bf16, DType::bf16};
   constexpr testing::DTypePair kMixed{DType::f32, DType::bf16};
   constexpr Form kLinear{false, true, false, false, false}, kToInput{}, kToWeight{true, false, false, true, false};
@@ -61,7 +61,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
       }
     }
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::matmul

@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::rms_norm_swish_gate {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const Shape shape({4096, 4, 256}), small({9, 130});
@@ -16,7 +16,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
     benches.push_back(testing::bytes_bound("rms_norm_swish_gate backward", problem, dtypes, backward_case(shape, true),
                                            backward_case(small, true)));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::rms_norm_swish_gate

@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::short_convolution {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const Form form{Shape({8, 512, 1024})}, small{Shape({2, 9, 130})};
@@ -16,7 +16,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
     benches.push_back(
         testing::bytes_bound("short_convolution backward", problem, dtypes, backward_case(form), backward_case(small)));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::short_convolution

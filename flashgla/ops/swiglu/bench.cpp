@@ -6,7 +6,7 @@
 
 namespace flashgla::ops::swiglu {
 
-std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
+void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
     const Shape shape({4096, 2816}), small({9, 130});
@@ -16,7 +16,7 @@ std::vector<testing::BenchRow> bench(const testing::BenchOptions& options) {
     benches.push_back(
         testing::bytes_bound("swiglu backward", problem, dtypes, backward_case(shape), backward_case(small)));
   }
-  return testing::run_benches(benches, testing::names_of(implementations()), options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::swiglu
