@@ -52,10 +52,12 @@ double held_bytes(const Results& results, const Outputs& out, bool gradients, Co
 
 // A case's inputs, and what the reference makes of parts of them: seconds of the processor's time where it is large.
 struct Prepared {
+  static constexpr std::int64_t kPartElements = std::int64_t{1} << 27;
   const Case& c;
   CaseData host;
   SpotCheck check;
-  explicit Prepared(const Case& of) : c(of), host(make_data(of)), check(host, true) {}
+  Prepared(const Case& of, bool sweep)
+      : c(of), host(make_data(of)), check(host, true, kPartElements / (sweep ? 8 : 1)) {}
 };
 
 struct Bench {
@@ -162,7 +164,8 @@ void bench(const BenchOptions& options) {
   const auto policy = options.device.kind == Device::Kind::cpu ? std::launch::deferred : std::launch::async;
   std::future<std::unique_ptr<Prepared>> next;
   const auto prepare = [&](std::size_t i) {
-    if (i < cases.size()) next = std::async(policy, [&c = cases[i]] { return std::make_unique<Prepared>(c); });
+    if (i < cases.size())
+      next = std::async(policy, [&c = cases[i], &options] { return std::make_unique<Prepared>(c, options.sweep); });
   };
   prepare(0);
   for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -9,8 +9,6 @@ namespace flashgla::ops::gated_linear_attention {
 
 namespace {
 
-// Elements of the state times tokens that the reference is asked for in one part: about a second of one thread.
-constexpr std::int64_t kPartElements = std::int64_t{1} << 27;
 constexpr std::int64_t kFewestTokens = 300;
 
 // By how much the gates have forgotten what lies `tokens` back: -log of the weakest channel of a part.
@@ -25,9 +23,10 @@ double forgotten(const CaseData& part, std::int64_t tokens) {
 
 }  // namespace
 
-SpotCheck::SpotCheck(const CaseData& host, bool gradients) : problem_(describe(host.in, host.options)) {
+SpotCheck::SpotCheck(const CaseData& host, bool gradients, std::int64_t part_elements)
+    : problem_(describe(host.in, host.options)) {
   const Problem& p = problem_;
-  const std::int64_t T = p.length, most = std::max(kPartElements / (p.key_dim * p.value_dim), kFewestTokens);
+  const std::int64_t T = p.length, most = std::max(part_elements / (p.key_dim * p.value_dim), kFewestTokens);
   std::vector<std::pair<std::int64_t, std::int64_t>> heads = {{0, 0}};
   if (p.batch * p.heads > 1) heads.emplace_back(p.batch - 1, p.heads - 1);
   for (const auto& [batch, head] : heads) {

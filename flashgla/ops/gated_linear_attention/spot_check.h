@@ -14,8 +14,9 @@ namespace flashgla::ops::gated_linear_attention {
 // constant gate's gradient is one sum over everything and is left to the conformance tests.
 class SpotCheck {
  public:
-  // `host` on the CPU, kept alive by the caller. The reference runs here, once.
-  SpotCheck(const CaseData& host, bool gradients);
+  // `host` on the CPU, kept alive by the caller. The reference runs here, once. part_elements: elements of the state
+  // times tokens that it is asked for in one part; 2^27 take about a second of one thread.
+  SpotCheck(const CaseData& host, bool gradients, std::int64_t part_elements = std::int64_t{1} << 27);
 
   // "" or what exceeds its tolerance; `error` becomes the largest relative error. Results on any device.
   std::string compare(const Results& results, bool gradients, double* error) const;
