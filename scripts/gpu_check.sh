@@ -2,8 +2,9 @@
 # Everything that a machine with a CUDA GPU can show of the kernels: tests, compute-sanitizer on small cases, the bench.
 #   scripts/gpu_check.sh [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
-# OUT: folder for logs, bench.txt and bench.json (default build-cuda/gpu_check).
-# GPU_CHECK_SANITIZER_SECONDS (900): how long each run of compute-sanitizer may take.
+# OUT: folder for logs, bench.txt, bench.json, sweep.txt and sweep.json (default build-cuda/gpu_check).
+# GPU_CHECK_SANITIZER_SECONDS (900): how long each run of compute-sanitizer may take. GPU_CHECK_SWEEP (1): 0 leaves out the
+# bench's grid of shapes; GPU_CHECK_SWEEP_OF (cuda_sm90): the implementation that it times.
 # Ends with a line "GPU check: N passed, N failed"; exit code 0 only when nothing failed.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -74,5 +75,10 @@ grep -h '^\[  SKIPPED \]' "$out"/test_*.txt | sort -u
 unset FLASHGLA_TEST_DEVICE
 "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.05 --save "$out/bench.json" "$@" | tee "$out/bench.txt"
 report "${PIPESTATUS[0]}" bench "$out/bench.txt"
+if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
+  "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.005 --sweep --save "$out/sweep.json" \
+    --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}" | tee "$out/sweep.txt"
+  report "${PIPESTATUS[0]}" sweep "$out/sweep.txt"
+fi
 echo "GPU check: $passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -3,13 +3,13 @@
 #include <type_traits>
 
 #include "flashgla/base/cuda/device.h"
-#include "flashgla/ops/gated_linear_attention/cuda/backward_launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -65,6 +65,30 @@ __device__ __forceinline__ float key_gate(const Params& p, std::int64_t b, std::
   return base_2_gate(load_as(p.gate_dtype, p.g.data, b * p.g.batch + t * p.g.token + h * p.g.head + channel));
 }
 
+// ---- feature maps (features/features.cu has them for many elements at once) ----
+
+// phi(x), and its slope.
+__device__ __forceinline__ float feature(FeatureMap map, float x) {
+  switch (map) {
+    case FeatureMap::elu_plus_one:
+      return x > 0.0f ? x + 1.0f : expf(x);
+    case FeatureMap::relu:
+      return fmaxf(x, 0.0f);
+    default:
+      return x;
+  }
+}
+__device__ __forceinline__ float feature_slope(FeatureMap map, float x) {
+  switch (map) {
+    case FeatureMap::elu_plus_one:
+      return x > 0.0f ? 1.0f : expf(x);
+    case FeatureMap::relu:
+      return x > 0.0f ? 1.0f : 0.0f;
+    default:
+      return 1.0f;
+  }
+}
+
 // ---- sequences and chunks ----
 
 struct Span {

@@ -1,9 +1,9 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

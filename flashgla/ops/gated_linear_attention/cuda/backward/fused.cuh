@@ -1,0 +1,456 @@
+// The backward of heads of up to 64 x 64 with key gates of f32 in one kernel: a block walks a sequence and head back in
+// time with the state's gradient in registers; each input is read once and each gradient leaves once. Equations:
+// backward/chunk.cuh; roles and shared memory: backward/README.md.
+#pragma once
+
+#include <type_traits>
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kFusedWarps = 8, kFusedRows = kTile / kFusedWarps;  // rows of a chunk a warp walks
+
+template <GateTile kGate>
+struct FusedShared {
+  // Factors of steep chunks take v and h, X takes x; dq's accumulator takes d_o and v; dk's takes h and x.
+  static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
+                       gates = 5 * kTileBytes;
+  static constexpr int stage = gates + gate_bytes(kGate);
+  static constexpr int stages = kGate == GateTile::wide ? 1 : 2;
+  static constexpr int x = stage * stages;  // dh^
+  static constexpr int prefix = x + kTileBytes, suffix = prefix + kFusedWarps * kTile * 4;
+  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, total = beyond + 2 * kTile * 4;
+};
+
+// 64 rows of 64 floats whose eight-column blocks are permuted by the row; the upper 32 rows may lie elsewhere.
+struct FloatTile {
+  char* shared;
+  int low, high;  // offsets; of the upper rows less 32 rows
+  __device__ __forceinline__ float* at(int row, int column) const {
+    const int at = (row < 32 ? low : high) + row * 256 + ((((column >> 3) ^ row) & 7) << 5) + ((column & 7) << 2);
+    return reinterpret_cast<float*>(shared + at);
+  }
+  __device__ __forceinline__ void put(const Accumulator& a, int thread) const {
+    const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      *reinterpret_cast<float2*>(at(row, 8 * j + 2 * (lane & 3))) = make_float2(a[4 * j], a[4 * j + 1]);
+      *reinterpret_cast<float2*>(at(row + 8, 8 * j + 2 * (lane & 3))) = make_float2(a[4 * j + 2], a[4 * j + 3]);
+    }
+  }
+};
+
+// Keeps queries at or after their key: of [query][key], and of [key][query].
+__device__ __forceinline__ void mask(Accumulator& a, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? a[i] : 0.0f;
+}
+__device__ __forceinline__ void mask_transposed(Accumulator& a, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] = column_of_element(thread, i) >= row_of_element(thread, i) ? a[i] : 0.0f;
+}
+
+// A steep chunk, one thread group's part of it; the groups meet at its barriers. d (32 floats a thread): dq or dk from
+// beyond the chunk, which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and
+// [key][query] for dk. The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
+template <GateTile kGate, int kGroup>
+static __device__ __noinline__ void finish_steep_group(float* d_kept, std::uint32_t* scores, const std::uint32_t* pairs,
+                                                       std::uint32_t q, std::uint32_t k, std::uint32_t x,
+                                                       FloatTile factors, const char* gates, const float* prefix,
+                                                       float scale, int thread) {
+  const int warp = (thread >> 5) + 4 * kGroup, lane = thread & 31;
+  const GateColumns<kGate, kFusedWarps> columns{gates, prefix, warp, lane};
+  const auto factor = [&](int i) { return *factors.at(row_of_element(thread, i), column_of_element(thread, i)); };
+  const auto put_factor = [&](int row, float2 f) { *reinterpret_cast<float2*>(factors.at(row, 2 * lane)) = f; };
+  const auto put_power = [&](int row, float2 sum) { put_factor(row, make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y))); };
+  Accumulator d;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d[i] = d_kept[i];
+  walk_up(columns, kTile, warp, put_power);
+  __syncthreads();
+  if constexpr (kGroup == 0) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
+  }
+  __syncthreads();
+  walk_down(columns, kTile, warp, put_power);
+  __syncthreads();
+  if constexpr (kGroup == 1) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
+  }
+  std::uint32_t operand[16], found[16] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) operand[i] = pairs[i];
+  const float pair_scale = kGroup == 0 ? 1.0f : scale;
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    if (size > 0) {
+      __syncthreads();
+      put_level(x, q, k, columns, size, warp, lane, put_factor);
+      __syncthreads();
+    }
+    Accumulator s;
+    if constexpr (kGroup == 0) {
+      clear(s);
+      TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, size > 0 ? x : k, size > 0 ? x : q, thread);
+      merge_level<true>(found, s, size, scale, thread);
+    }
+    clear(s);
+    add_masked_product(s, operand,
+                       size > 0      ? x
+                       : kGroup == 0 ? k
+                                     : q,
+                       thread, [size](int row, int column) {
+                         return kGroup == 0 ? counts(row, column, size) : counts(column, row, size);
+                       });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) d[i] += pair_scale * (size > 0 ? factor(i) : 1.0f) * s[i];
+    if (size == 0) break;
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d_kept[i] = d[i];
+  if constexpr (kGroup == 0) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) scores[i] = found[i];
+  }
+}
+
+// Grid: N x G. One query head a kv head; states kept; ht given where dht is. kGroup: the part of one thread group; the
+// groups meet at the block's barriers, of which both pass the same number.
+template <class Core, GateTile kGate, int kGroup>
+__device__ __forceinline__ void backward_fused(const Params& p, const FusedBackward& f, char* shared) {
+  using Layout = FusedShared<kGate>;
+  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  const int this_thread = threadIdx.x % kGroupThreads, warp = threadIdx.x / 32, this_lane = threadIdx.x % 32;
+  const int head = blockIdx.x % p.heads;
+  const std::int64_t n = blockIdx.x / p.heads;
+  const Span span = span_of(p.sequences, n);
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  float* prefix = reinterpret_cast<float*>(shared + Layout::prefix);  // [8 warps][64]: sums of base-2 gates
+  float* suffix = reinterpret_cast<float*>(shared + Layout::suffix);  // [8 warps][64]: sums of dg's parts
+  float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [parity of the chunk][64]: dh . h at its end
+  char* x = shared + Layout::x;
+
+  auto load = [&](std::int64_t index) {
+    const int thread = anew(this_thread);
+    const Chunk c = chunk_of(span, index);
+    char* stage = shared + (Layout::stages == 2 ? index & 1 : 0) * Layout::stage;
+    const std::uint32_t at = ptx::shared_address(stage);
+    if constexpr (kGroup == 0) {
+      copy_tile(at + Layout::q, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
+      copy_tile(at + Layout::k, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
+      copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
+    } else {
+      const auto* states = static_cast<const __nv_bfloat16*>(p.states) +
+                           ((span.chunk_begin + index) * p.heads + anew(head)) * p.key_dim * p.value_dim;
+      copy_tile(at + Layout::d_o, row_of<__nv_bfloat16>(f.gradients.d_o, c, head), f.gradients.d_o.token, c.rows,
+                p.value_dim, thread);
+      copy_tile(at + Layout::v, row_of<__nv_bfloat16>(p.v, c, head), p.v.token, c.rows, p.value_dim, thread);
+      copy_tile(at + Layout::h, states, p.value_dim, p.key_dim, p.value_dim, thread);
+    }
+    ptx::copy_async_commit();
+  };
+  if (chunks > 0) load(chunks - 1);
+
+  // dh, held by the second group; and what dg of the last chunk gets from beyond it.
+  Accumulator dh;
+  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
+  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
+  auto put_beyond = [&](float* place, int thread, auto h_pair) {
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const float2 h = h_pair(i);
+      sums[(i >> 1) & 1] += dh[i] * h.x + dh[i + 1] * h.y;
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      sums[e] += __shfl_xor_sync(0xffffffffu, sums[e], 1);
+      sums[e] += __shfl_xor_sync(0xffffffffu, sums[e], 2);
+      if ((thread & 3) == 0) place[row_of_element(thread, 2 * e)] = sums[e];
+    }
+  };
+  if constexpr (kGroup == 1) {
+    const int thread = this_thread;
+    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    Accumulator ht;
+    read_state(ht, f.d_ht == nullptr ? nullptr : state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0,
+               0, thread);
+    put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread, [&](int i) { return make_float2(ht[i], ht[i + 1]); });
+  }
+
+  for (std::int64_t index = chunks - 1; index >= 0; --index) {
+    const Chunk c = chunk_of(span, index);
+    const int stage_at = (Layout::stages == 2 ? static_cast<int>(index & 1) : 0) * Layout::stage;
+    char* stage = shared + stage_at;
+    char *q = stage + Layout::q, *k = stage + Layout::k, *gates = stage + Layout::gates;
+    const std::uint32_t q_tile = ptx::shared_address(q), k_tile = ptx::shared_address(k),
+                        do_tile = ptx::shared_address(stage + Layout::d_o);
+    const std::uint32_t v_tile = ptx::shared_address(stage + Layout::v),
+                        h_tile = ptx::shared_address(stage + Layout::h), x_tile = ptx::shared_address(x);
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+    if (Layout::stages == 2 && index > 0) load(index - 1);
+
+    auto store_dv = [&](const Accumulator& dv) {
+      const int thread = anew(this_thread);
+      if (!f.gradients.dv.data) return;
+      const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
+      RowWalk<__nv_bfloat16> walk(f.gradients.dv, c, head, column, row);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int inside = row + 8 * half < c.rows ? p.value_dim - column : 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int i = 4 * j + 2 * half;
+          if (8 * j < inside) store_two(walk.place + 8 * j, make_float2(dv[i], dv[i + 1]));
+        }
+        walk.step(8);
+      }
+    };
+
+    // Gates: b before the warp's rows, and the whole chunk's.
+    float2 start = make_float2(0.0f, 0.0f), total = start;
+    {
+      const int lane = anew(this_lane);
+      float2 sum = make_float2(0.0f, 0.0f);
+      const int first = kFusedRows * anew(warp);
+#pragma unroll
+      for (int i = 0; i < kFusedRows; ++i) {
+        const float2 g = gate_at<kGate>(gates, first + i, lane);
+        sum.x += g.x;
+        sum.y += g.y;
+      }
+      *reinterpret_cast<float2*>(prefix + warp * kTile + 2 * lane) = sum;
+      __syncthreads();
+#pragma unroll
+      for (int w = 0; w < kFusedWarps; ++w) {
+        if (w == warp) start = total;
+        const float2 part = *reinterpret_cast<const float2*>(prefix + w * kTile + 2 * lane);
+        total.x += part.x;
+        total.y += part.y;
+      }
+    }
+    const bool steep = __any_sync(0xffffffffu, total.x < -kSteep || total.y < -kSteep);  // alike in every warp
+    auto gate_rows = [&](auto is_steep) {
+      const int lane = anew(this_lane), first = kFusedRows * anew(warp);
+      float2 b = start;
+#pragma unroll
+      for (int i = 0; i < kFusedRows; ++i) {
+        const std::uint32_t at = element_offset(first + i, 2 * lane);
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(q + at));
+        const float2 z = ptx::unpack_bf16(*reinterpret_cast<std::uint32_t*>(k + at));
+        const float2 g = gate_at<kGate>(gates, first + i, lane);
+        b.x += g.x;
+        b.y += g.y;
+        const float2 from = is_steep ? total : make_float2(0.0f, 0.0f);
+        *reinterpret_cast<std::uint32_t*>(q + at) =
+            ptx::pack_bf16(y.x * p.scale * ptx::exp2(b.x), y.y * p.scale * ptx::exp2(b.y));
+        *reinterpret_cast<std::uint32_t*>(k + at) =
+            ptx::pack_bf16(z.x * ptx::exp2(from.x - b.x), z.y * ptx::exp2(from.y - b.y));
+      }
+    };
+    if (steep) {
+      gate_rows(std::true_type{});
+    } else {
+      gate_rows(std::false_type{});
+    }
+    if constexpr (kGroup == 1) {
+      const int thread = anew(this_thread);
+      float factor[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float decay = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kFusedWarps; ++w) decay += prefix[w * kTile + row_of_element(thread, 2 * e)];
+        factor[e] = ptx::exp2(decay);
+      }
+      if (steep) put_tile(x, dh, thread);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) dh[i] *= factor[(i >> 1) & 1];
+      if (!steep) put_tile(x, dh, thread);
+    }
+    Core::publish();
+    __syncthreads();
+
+    Accumulator d;  // of the first group dq, of the second dk
+    int thread = anew(this_thread);
+    if constexpr (kGroup == 0) {
+      Accumulator dv, pairs;  // pairs: [query][key]
+      std::uint32_t operand[16];
+      if (!steep) {
+        Accumulator scores;  // [key][query]
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(scores, k_tile, q_tile, thread);
+        Core::template product<k_inner, k_inner, true>(pairs, do_tile, v_tile, thread);
+        Core::finish(scores, pairs);
+        mask_transposed(scores, thread);
+        mask(pairs, thread);
+        std::uint32_t scores_operand[16];
+        to_operand(scores_operand, scores);
+        to_operand(operand, pairs);
+        Core::begin(scores_operand);
+        Core::template product<k_outer, true>(dv, scores_operand, do_tile, thread);
+        Core::template product<k_inner, k_outer>(dv, k_tile, x_tile, thread);
+        Core::finish(dv);
+        store_dv(dv);
+        Core::begin(operand);
+        Core::template product<k_outer, true>(d, operand, k_tile, thread);
+        Core::template product<k_inner, k_inner>(d, do_tile, h_tile, thread);
+        Core::finish(d);
+      } else {
+        Core::begin();
+        Core::template product<k_inner, k_outer, true>(dv, k_tile, x_tile, thread);
+        Core::template product<k_inner, k_inner, true>(pairs, do_tile, v_tile, thread);
+        Core::template product<k_inner, k_inner, true>(d, do_tile, h_tile, thread);
+        Core::finish(dv, pairs, d);
+        mask(pairs, thread);
+        __syncthreads();  // 1 of steep chunks: v, h, x, q~ and k~ are done with
+        copy_tile(q_tile, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
+        copy_tile(k_tile, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
+        ptx::copy_async_commit();
+        ptx::copy_async_wait<0>();
+        __syncthreads();  // 2: q and k are there
+        std::uint32_t steep_pairs[16], steep_scores[16];
+        to_operand(steep_pairs, pairs);
+        Aside sums(d);
+        const Aside values(dv);
+        finish_steep_group<kGate, 0>(sums.kept, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
+                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
+                                     p.scale, thread);
+        sums.restore(d);
+        values.restore(dv);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) operand[i] = steep_scores[i];
+        Core::begin(operand, dv);
+        Core::template product<k_outer>(dv, operand, do_tile, thread);
+        Core::finish(dv);
+        store_dv(dv);
+      }
+    } else {
+      auto put_next_beyond = [&] {
+        const char* h = stage + Layout::h;
+        put_beyond(beyond + ((index + 1) & 1) * kTile, thread, [&](int i) {
+          return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
+              h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
+        });
+      };
+      if (!steep) {
+        Accumulator pairs;  // [key][query]
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
+        Core::finish(pairs);
+        mask_transposed(pairs, thread);
+        std::uint32_t operand[16];
+        to_operand(operand, pairs);
+        Core::begin(operand, dh);
+        Core::template product<k_outer, true>(d, operand, q_tile, thread);
+        Core::template product<k_inner, k_inner>(d, v_tile, x_tile, thread);
+        Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
+        Core::finish(d, dh);
+        put_next_beyond();
+      } else {
+        Accumulator pairs;  // [key][query]
+        Core::begin(dh);
+        Core::template product<k_inner, k_inner, true>(d, v_tile, x_tile, thread);
+        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
+        Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
+        Core::finish(d, pairs, dh);
+        put_next_beyond();
+        mask_transposed(pairs, thread);
+        std::uint32_t steep_pairs[16];
+        to_operand(steep_pairs, pairs);
+        Aside sums(d);
+        const Aside gradient(dh);
+        __syncthreads();  // 1
+        __syncthreads();  // 2
+        finish_steep_group<kGate, 1>(sums.kept, nullptr, steep_pairs, q_tile, k_tile, x_tile,
+                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
+                                     p.scale, thread);
+        sums.restore(d);
+        gradient.restore(dh);
+      }
+    }
+    __syncthreads();
+    const FloatTile dq_sums{shared, stage_at + Layout::d_o, stage_at + Layout::d_o};
+    const FloatTile dk_sums{shared, stage_at + Layout::h, Layout::x - kTileBytes};
+    (kGroup == 0 ? dq_sums : dk_sums).put(d, anew(this_thread));
+    __syncthreads();
+    const int lane = anew(this_lane);
+
+    // dq and dk, row by row, and dg's part of the row.
+    float2 part[kFusedRows], sum = make_float2(0.0f, 0.0f);
+    const int first = kFusedRows * anew(warp);
+    const int rows_inside = 2 * lane < p.key_dim ? c.rows - first : 0;
+    auto finish_rows = [&](auto is_steep) {
+      RowWalk<__nv_bfloat16> dq_walk(f.gradients.dq, c, head, 2 * lane, first);
+      RowWalk<__nv_bfloat16> dk_walk(f.gradients.dk, c, head, 2 * lane, first);
+      const int dq_inside = f.gradients.dq.data ? rows_inside : 0, dk_inside = f.gradients.dk.data ? rows_inside : 0;
+      float2 b = start;
+#pragma unroll
+      for (int i = 0; i < kFusedRows; ++i) {
+        const int r = first + i;
+        float2 dq = *reinterpret_cast<const float2*>(dq_sums.at(r, 2 * lane));
+        float2 dk = *reinterpret_cast<const float2*>(dk_sums.at(r, 2 * lane));
+        if (is_steep) {  // q and k are plain
+          dq.x *= p.scale;
+          dq.y *= p.scale;
+        }
+        float2 dq_factor = make_float2(1.0f, 1.0f), dk_factor = dq_factor;
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+        const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+        part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
+        sum.x += part[i].x;
+        sum.y += part[i].y;
+        if (!is_steep) {
+          const float2 g = gate_at<kGate>(gates, r, lane);
+          b.x += g.x;
+          b.y += g.y;
+          dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+          dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+        }
+        if (i < dq_inside) store_two(dq_walk.place, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
+        if (i < dk_inside) store_two(dk_walk.place, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
+        dq_walk.step(1);
+        dk_walk.step(1);
+      }
+    };
+    if (steep) {
+      finish_rows(std::true_type{});
+    } else {
+      finish_rows(std::false_type{});
+    }
+    *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = sum;
+    __syncthreads();
+    float2 run = *reinterpret_cast<const float2*>(beyond + (index & 1) * kTile + 2 * lane);
+#pragma unroll
+    for (int w = kFusedWarps - 1; w >= 0; --w) {
+      const float2 other = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
+      run.x += w > warp ? other.x : 0.0f;
+      run.y += w > warp ? other.y : 0.0f;
+    }
+    using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
+    RowWalk<Gate> dg_walk(f.gradients.dg, c, head, 2 * lane, first + kFusedRows - 1);
+    const int dg_inside = f.gradients.dg.data ? rows_inside : 0;
+#pragma unroll
+    for (int i = kFusedRows - 1; i >= 0; --i) {
+      run.x += part[i].x;
+      run.y += part[i].y;
+      if (i < dg_inside) store_two(dg_walk.place, run);
+      dg_walk.step(-1);
+    }
+    if constexpr (Layout::stages == 1) {
+      __syncthreads();
+      if (index > 0) load(index - 1);
+    }
+  }
+
+  const int thread = this_thread;
+  if constexpr (kGroup == 1) {
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, this_thread);
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,411 @@
+// dq, dk and dg of a chunk, for one tile of 64 key channels: the equations are in backward/chunk.cuh.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/chunk.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
+
+struct KeysShared {                                         // offsets; the epilogue overlays the stages
+  static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh^
+  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, dump = 3 * kTileBytes;
+  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
+  static constexpr int gates = x + kTileBytes;
+  static constexpr int small(GateTile gate) {
+    return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
+  }
+  // quarters, inner sums, suffix sums; row sums, beyond
+  static constexpr int total(GateTile gate) { return small(gate) + 3 * sizeof(ColumnParts) + 2 * kTile * 4; }
+};
+
+__device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float* at = dump + row * kDumpRow + 8 * j + 2 * (lane & 3);
+    *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+
+// Columns' sums over the chunk of k~ * (part of dk through dh), by warp.
+__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, const Accumulator& dk, int thread) {
+  const int warp = thread >> 5, lane = thread & 31, row = 16 * warp + (lane >> 2), in_block = 2 * (lane & 3);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 k0 =
+        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row, 8 * j + in_block)));
+    const float2 k1 =
+        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row + 8, 8 * j + in_block)));
+    float x = k0.x * dk[4 * j] + k1.x * dk[4 * j + 2], y = k0.y * dk[4 * j + 1] + k1.y * dk[4 * j + 3];
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      x += __shfl_xor_sync(0xffffffffu, x, distance);
+      y += __shfl_xor_sync(0xffffffffu, y, distance);
+    }
+    if (lane < 4) *reinterpret_cast<float2*>(&parts[warp][8 * j + in_block]) = make_float2(x, y);
+  }
+}
+
+// This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
+template <class Weight>
+__device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2), in_block = 2 * (lane & 3);
+  float sum = 0.0f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float of_row = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 x = ptx::unpack_bf16(
+          *reinterpret_cast<const std::uint32_t*>(tile + element_offset(row + 8 * half, 8 * j + in_block)));
+      of_row += x.x * a[4 * j + 2 * half] + x.y * a[4 * j + 2 * half + 1];
+    }
+    sum += weight(row + 8 * half) * of_row;
+  }
+  return sum;
+}
+
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
+    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
+      sum += s.x * t.x + s.y * t.y;
+    }
+  }
+  return sum;
+}
+
+// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's when `first`),
+// and the pairs inside come to it. q, k: as loaded; a: [query][key], zero above the diagonal; factors: [64][kDumpRow].
+template <GateTile kGate>
+static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
+                                                 char* a, std::uint32_t x, float* factors, const char* gates,
+                                                 const ColumnParts& quarters, float scale, bool first, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
+  Accumulator dq, dk;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq[i] = dq_kept[i];
+    dk[i] = dk_kept[i];
+  }
+  const auto factor = [&](int i) {
+    return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
+  };
+  const auto put_factor = [&](int row, float2 x) {
+    *reinterpret_cast<float2*>(factors + row * kDumpRow + 2 * lane) = x;
+  };
+  const auto power = [](float2 sum) { return make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)); };
+  __syncthreads();
+  walk_up(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
+    if (query > key) *place(key, query) = *place(query, key);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dq[i] *= factor(i);
+  __syncthreads();
+  walk_down(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  __syncthreads();
+  if (first) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
+  }
+  std::uint32_t operand[16];
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<Stored::k_inner>(r, ptx::shared_address(a), k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
+  }
+  const auto itself = [](int row, int column) { return row == column; };
+  Accumulator d;
+  add_masked_product(dq, operand, k, thread, itself);
+  clear(d);
+  add_masked_product(d, operand, q, thread, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dk[i] += scale * d[i];
+#pragma unroll 1
+  for (int size = kTile / 2; size > 0; size /= 2) {
+    __syncthreads();
+    put_level(x, q, k, columns, size, warp, lane, put_factor);
+    __syncthreads();
+    clear(d);
+    add_masked_product(d, operand, x, thread, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float sum = factor(i) * d[i];
+      const bool query = (row_of_element(thread, i) & size) != 0;
+      dq[i] += query ? sum : 0.0f;
+      dk[i] += query ? 0.0f : scale * sum;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq_kept[i] = dq[i];
+    dk_kept[i] = dk[i];
+  }
+}
+
+// Grid: chunks x G x key tiles, innermost last, so that what neighbours share is in the cache.
+template <class Core, GateTile kGate>
+__device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
+  using Layout = KeysShared;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
+            key_tile = static_cast<int>(blockIdx.x % key_tiles);
+  const int channel = key_tile * kTile;
+  const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) {
+    if (kGate == GateTile::token && p.gate == GateKind::constant && thread == 0) {
+      w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
+    }
+    return;
+  }
+  const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
+  const bool steep = w.steep[kv_at];
+  char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
+  float* dump = reinterpret_cast<float*>(shared + Layout::dump);
+  ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
+  ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2];
+  float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile;
+
+  const __nv_bfloat16* states =
+      static_cast<const __nv_bfloat16*>(p.states) + ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim;
+  const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
+  const __nv_bfloat16* do_rows = nullptr;
+  bool first = true;
+  auto load = [&](int tile) {
+    if (tile < value_tiles) {
+      const std::uint32_t stage = ptx::shared_address(shared) + tile % Layout::stages * Layout::stage;
+      const int value = tile * kTile;
+      copy_tile(stage, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
+      copy_tile(stage + kTileBytes, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
+      copy_tile(stage + 2 * kTileBytes, states + value, p.value_dim, p.key_dim - channel, p.value_dim - value, thread);
+      if (first)
+        copy_image(stage + 3 * kTileBytes, w.state_gradients + (kv_at * value_tiles + tile) * kTileBytes, thread);
+    }
+    ptx::copy_async_commit();
+  };
+
+  Accumulator dk;
+  clear(dk);
+  float2 dg[16];                // of rows 16 warp + i; not held while products run
+  Aside<float2, 16> dg_so_far;  // of the query heads done
+  float crossing = 0.0f;        // constant gates: this thread's part of dg, see backward/constant_gate.cuh
+  float through = 0.0f;         // sum over values of h dh^: half of key channel thread / 2
+
+  for (int h = 0; h < p.group; ++h) {
+    const int head = kv_head * p.group + h;
+    first = h == 0;
+    do_rows = row_of<__nv_bfloat16>(d.d_o, c, head);
+    Accumulator dq, pairs;
+    clear(dq);
+    clear(pairs);
+    load(0);
+    for (int tile = 0; tile < value_tiles; ++tile) {
+      ptx::copy_async_wait<0>();
+      Core::publish();
+      __syncthreads();
+      load(tile + 1);
+      const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
+      const std::uint32_t stage = ptx::shared_address(stage_memory);
+      if (first) {
+        Core::begin(dq, pairs, dk);
+        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_inner>(dk, stage + kTileBytes, stage + 3 * kTileBytes,
+                                                                 thread);
+        through += dot_of_rows(stage_memory + 2 * kTileBytes, stage_memory + 3 * kTileBytes, thread);
+        Core::finish(dq, pairs, dk);
+      } else {
+        Core::begin(dq, pairs);
+        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
+        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
+        Core::finish(dq, pairs);
+      }
+    }
+    __syncthreads();
+
+    // The pairs inside the chunk.
+    const char* q_image = w.gated_q + ((chunk * p.heads * p.group + head) * key_tiles + key_tile) * kTileBytes;
+    copy_image(ptx::shared_address(q), q_image, thread);
+    copy_image(ptx::shared_address(k), w.gated_k + kv_at * kTileBytes, thread);
+    copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
+    ptx::copy_async_commit();
+    const int row = 16 * warp + (lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int query = row + 8 * ((i >> 1) & 1), key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+      pairs[i] = query >= key ? pairs[i] : 0.0f;
+    }
+    put_tile(a, pairs, thread);
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    __syncthreads();
+    sum_quarters<kGate>(quarters, gates, thread);
+    if (first) {
+      sum_beyond(inner, k, dk, thread);
+      through += __shfl_xor_sync(0xffffffffu, through, 1);
+      if ((thread & 1) == 0) {
+        const float factor = steep ? ptx::exp2(w.decay[kv_at * kTile + (thread >> 1)]) : 1.0f;
+        beyond[thread >> 1] = through * factor;
+        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * through * factor;
+      }
+    }
+    if constexpr (kGate == GateTile::token) {
+      if (p.gate == GateKind::constant) {
+        crossing += weighted_dot(q, dq, thread, [](int r) { return static_cast<float>(r + 1); });
+        if (first) crossing += weighted_dot(k, dk, thread, [&](int r) { return static_cast<float>(c.rows - 1 - r); });
+      }
+    }
+    if (!steep) {
+      std::uint32_t operand[16];
+      to_operand(operand, pairs);
+      Core::begin(operand, dq, dk);
+      Core::template product<Stored::k_outer>(dq, operand, ptx::shared_address(k), thread);
+      Core::template product<Stored::k_outer, Stored::k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q),
+                                                               thread);
+      Core::finish(dq, dk);
+      __syncthreads();
+    } else {
+      __syncthreads();
+      copy_tile(ptx::shared_address(q), row_of<__nv_bfloat16>(p.q, c, head) + channel, p.q.token, c.rows,
+                p.key_dim - channel, thread);
+      copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
+                p.key_dim - channel, thread);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      Aside queries(dq), keys(dk);
+      finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
+                          ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, first, thread);
+      queries.restore(dq);
+      keys.restore(dk);
+    }
+
+    // dq, and its part of dg.
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
+    } else {
+      dg_so_far.restore(dg);
+    }
+    put_rows(dump, dq, thread);
+    __syncthreads();
+    float2 b = sum_before(quarters, warp, lane);
+    RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
+    const int dq_inside = d.dq.data && channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 g = gate_at<kGate>(gates, r, lane);
+      b.x += g.x;
+      b.y += g.y;
+      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+      const float q_scale = steep ? p.scale : 1.0f;
+      dg[i].x += y.x * q_scale * x.x;
+      dg[i].y += y.y * q_scale * x.y;
+      const float2 factor =
+          steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+      if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+      dq_walk.step(1);
+    }
+    if (h + 1 < p.group) dg_so_far.put(dg);
+    __syncthreads();
+  }
+
+  // dk, and its part of dg.
+  put_rows(dump, dk, thread);
+  __syncthreads();
+  float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
+  RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
+  const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
+            dk_inside = d.dk.data ? rows_inside : 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = 16 * warp + i;
+    const float2 g = gate_at<kGate>(gates, r, lane);
+    b.x += g.x;
+    b.y += g.y;
+    const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+    const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+    dg[i].x -= y.x * x.x;
+    dg[i].y -= y.y * x.y;
+    sum.x += dg[i].x;
+    sum.y += dg[i].y;
+    const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+    if (i < dk_inside) store_two(dk_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
+    dk_walk.step(1);
+  }
+  if constexpr (kGate == GateTile::none) return;
+  if constexpr (kGate == GateTile::token) {
+    if (p.gate == GateKind::constant) {
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+      if (lane == 0) row_sums[warp] = crossing;
+      __syncthreads();
+      if (thread == 0) {
+        w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] =
+            row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+      }
+      return;
+    }
+  }
+
+  // dg: sums from the chunk's end back.
+  *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
+  __syncthreads();
+  float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+#pragma unroll
+  for (int other = 3; other >= 0; --other) {
+    const float2 x = *reinterpret_cast<const float2*>(&inner[other][2 * lane]);
+    const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
+    run.x += x.x + (other > warp ? y.x : 0.0f);
+    run.y += x.y + (other > warp ? y.y : 0.0f);
+  }
+  using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
+  RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);
+  const int dg_inside = d.dg.data ? rows_inside : 0;
+#pragma unroll
+  for (int i = 15; i >= 0; --i) {
+    const int r = 16 * warp + i;
+    run.x += dg[i].x;
+    run.y += dg[i].y;
+    if constexpr (kGate == GateTile::token) {
+      float x = run.x + run.y;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      if (lane == 0) row_sums[r] = x;
+    } else {
+      if (i < dg_inside) store_two(dg_walk.place, run);
+      dg_walk.step(-1);
+    }
+  }
+  if constexpr (kGate == GateTile::token) {
+    __syncthreads();
+    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+    if (thread < c.rows) w.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

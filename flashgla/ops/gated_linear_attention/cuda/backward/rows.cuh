@@ -1,0 +1,452 @@
+// The backward of heads of up to 64 x 64 in one kernel, without gates or with one a token: a block walks a sequence and
+// head back in time with the state's gradient in registers; each input is read once and each gradient leaves once.
+// Decays then belong to tokens alone, and q and k stay as they are. With f_i = 2^b_i, b the running sum of the chunk's
+// gates and B its last, do~_i = scale f_i do_i, dh^ = 2^B dh, a~_ij = (do~_i . v_j) / f_j for i >= j:
+//     dq_i = h do~_i + sum_j a~_ij k_j        dk_j = dh^ v_j / f_j + sum_i a~_ij q_i
+//     dv_j = (sum_i (q_i . k_j) do~_i + dh^^T k_j) / f_j      dh before the chunk = dh^ + sum_i q_i do~_i^T
+//     dg_t = sum_{i>=t} (q_i . dq_i - k_i . dk_i) + sum of dh h at the chunk's end
+// q_i . dq_i and k_i . dk_i hold the same rounded a~, so that what must cancel does so to f32. A chunk that falls by
+// more than kSteep keeps do and dh as they are and takes f_i / f_j pair by pair. Roles: backward/README.md.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+struct RowsShared {
+  static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes;
+  static constexpr int stage = 5 * kTileBytes;
+  static constexpr int x = 2 * stage, out = x + kTileBytes;  // dh^; a tile a group, through which gradients leave
+  static constexpr int sums = out + 2 * kTileBytes;          // [parity of the chunk][b: 64, 1 / f: 64]
+  static constexpr int dots = sums + 2 * 2 * kTile * 4;      // q . dq [64], k . dk [64]
+  static constexpr int beyond = dots + 2 * kTile * 4;        // [parity of the chunk][4 warps]: dh h at its end
+  static constexpr int places = beyond + 2 * 4 * 4;          // see Places
+  static constexpr int total = places + 3 * 10 * 8;
+};
+
+// Where the walk is in each tensor, in shared memory: registers are too few, and what the compiler would spill goes to
+// the L2. [parity of the chunk under way][tensor] addresses, then [tensor] bytes from a chunk to the one before.
+struct Places {
+  enum Tensor { q, d_o, k, v, states, g, dq, dk, dv, dg, count };
+  std::uint32_t shared;
+  __device__ __forceinline__ std::uint32_t at(int index, int tensor) const {
+    return shared + ((index & 1) * count + tensor) * 8;
+  }
+  static __device__ __forceinline__ std::uint64_t load(std::uint32_t address) {
+    std::uint64_t x;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(address) : "memory");
+    return x;
+  }
+  static __device__ __forceinline__ void store(std::uint32_t address, std::uint64_t x) {
+    asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(x) : "memory");
+  }
+  template <class T>
+  __device__ __forceinline__ T* get(int index, Tensor tensor) const {
+    return reinterpret_cast<T*>(load(at(index, tensor)));
+  }
+  __device__ __forceinline__ void start(int index, Tensor tensor, const void* place, std::int64_t step) const {
+    store(at(index, tensor), reinterpret_cast<std::uint64_t>(place));
+    store(at(0, 2 * count + tensor), static_cast<std::uint64_t>(step));
+  }
+  // Thread `tensor` of one warp: its place one chunk back.
+  __device__ __forceinline__ void step_back(int index, int tensor) const {
+    if (tensor < count) store(at(index - 1, tensor), load(at(index, tensor)) - load(at(0, 2 * count + tensor)));
+  }
+};
+
+// Address of a sequence's chunk in a tensor of `element` bytes.
+__device__ __forceinline__ char* chunk_place(const Strided& s, const Span& span, std::int64_t index, int head,
+                                             int element) {
+  return static_cast<char*>(s.data) +
+         (span.batch * s.batch + (span.begin + index * kChunk) * s.token + head * s.head) * element;
+}
+
+// This warp's rows of a tile to a matrix.
+__device__ __forceinline__ void store_tile_rows(std::uint32_t tile, __nv_bfloat16* matrix, int stride, int rows,
+                                                int columns) {
+  const int thread = fresh_thread(), piece = thread & 7;
+  const int first = (thread >> 5) * 16 + ((thread & 31) >> 3), inside = piece * 8 < columns ? rows - first : 0;
+  __nv_bfloat16* to = matrix + first * stride + piece * 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (4 * i < inside) store_global_16(to, load_shared_16(tile + tile_piece(first + 4 * i, piece)));
+    to += 4 * stride;
+  }
+  __syncwarp();
+}
+// Rows of an accumulator, rounded, to a matrix, through the warp's own rows of a tile.
+template <class Core>
+__device__ __forceinline__ void store_through(std::uint32_t tile, __nv_bfloat16* matrix, int stride,
+                                              const Accumulator& a, int rows, int columns) {
+  put_rounded<Core>(tile, a, fresh_thread());
+  __syncwarp();
+  store_tile_rows(tile, matrix, stride, rows, columns);
+}
+
+// a = keeps(row, column) ? a * factor(row, column) : 0, rounded, as an operand.
+template <class Keeps, class Factor>
+__device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], const Accumulator& a, int thread,
+                                              Keeps keeps, Factor factor) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float x[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int row = row_of_element(thread, 2 * i), column = column_of_element(thread, 2 * i) + e;
+      x[e] = keeps(row, column) ? a[2 * i + e] * factor(i, e) : 0.0f;
+    }
+    operand[i] = ptx::pack_bf16(x[0], x[1]);
+  }
+}
+
+// Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
+__device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator& a, int thread) {
+  float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = ptx::unpack_bf16(x[i]);
+      sums[i & 1] += pair.x * a[8 * k16 + 2 * i] + pair.y * a[8 * k16 + 2 * i + 1];
+    }
+  }
+  return make_float2(sums[0], sums[1]);
+}
+
+// Rows of a tile, as copy_tile gave them to this thread, times factor(row), rounded once.
+template <class Factor>
+__device__ __forceinline__ void scale_rows_of_tile(std::uint32_t tile, int thread, Factor factor) {
+  constexpr std::uint32_t negative_zeros = 0x80008000;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float f = factor((thread >> 3) + 16 * i);
+    const std::uint32_t high = ptx::pack_bf16(f, f);
+    const float rest = f - __uint_as_float(high << 16);
+    const std::uint32_t low = ptx::pack_bf16(rest, rest);
+    const auto scaled = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
+    const std::uint32_t at = tile + tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
+    const uint4 x = load_shared_16(at);
+    store_shared_16(at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
+  }
+}
+
+// q^T of a tile [token][channel] as an operand, its tokens times factor(token) where `scaled`.
+template <class Factor>
+__device__ __forceinline__ void transposed_operand(std::uint32_t (&operand)[16], std::uint32_t tile, int thread,
+                                                   bool scaled, Factor factor) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<Stored::k_outer>(r, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
+  }
+  if (!scaled) return;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int token = column_of_element(thread, 0) + 8 * (i / 2);
+    const float2 x = ptx::unpack_bf16(operand[i]);
+    operand[i] = ptx::pack_bf16(x.x * factor(token), x.y * factor(token + 1));
+  }
+}
+
+// Grid: N x G. One query head a kv head; states kept; ht given where dht is. kGroup: the part of one thread group; the
+// groups meet at the block's barriers, of which both pass the same number.
+template <class Core, bool kGated, int kGroup>
+__device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
+  using Layout = RowsShared;
+  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  const int head = blockIdx.x % p.heads;
+  const std::int64_t n = blockIdx.x / p.heads;
+  const Span span = span_of(p.sequences, n);
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
+  const int rows_of_last = static_cast<int>(span.length - static_cast<std::int64_t>(chunks - 1) * kChunk);
+  const auto rows_in = [&](int index) { return index == chunks - 1 ? rows_of_last : kChunk; };
+  const std::uint32_t base = ptx::shared_address(shared);
+  const std::uint32_t x_tile = base + Layout::x, out_tile = base + Layout::out + kGroup * kTileBytes;
+  const std::uint32_t dots = base + Layout::dots, beyond = base + Layout::beyond;
+  const auto sums_of = [&](int index) { return base + Layout::sums + (index & 1) * 2 * kTile * 4; };
+  const auto float_at = [](std::uint32_t address, int i) { return __uint_as_float(load_shared_4(address + 4 * i)); };
+  const auto put_float = [](std::uint32_t address, int i, float x) {
+    store_shared_4(address + 4 * i, __float_as_uint(x));
+  };
+  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
+  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
+
+  const int last = chunks - 1, gate_bytes = static_cast<int>(size_of(p.gate_dtype));
+  const Places places{base + Layout::places};
+  const std::int64_t states_step = static_cast<std::int64_t>(p.heads) * p.key_dim * p.value_dim * 2;
+  const auto states_at = [&](int index) {
+    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step +
+           head * (static_cast<std::int64_t>(p.key_dim) * p.value_dim * 2);
+  };
+  // q, do and the rest of what is read are asked for a chunk ahead, gates two.
+  if (threadIdx.x == 0) {
+    const auto start = [&](Places::Tensor tensor, const Strided& s, int index, int element) {
+      places.start(last, tensor, chunk_place(s, span, index, head, element), s.token * kChunk * element);
+    };
+    start(Places::q, p.q, last - 1, 2);
+    start(Places::d_o, f.gradients.d_o, last - 1, 2);
+    start(Places::k, p.k, last - 1, 2);
+    start(Places::v, p.v, last - 1, 2);
+    places.start(last, Places::states, states_at(last - 1), states_step);
+    start(Places::g, p.g, last - 2, gate_bytes);
+    start(Places::dq, f.gradients.dq, last, 2);
+    start(Places::dk, f.gradients.dk, last, 2);
+    start(Places::dv, f.gradients.dv, last, 2);
+    start(Places::dg, f.gradients.dg, last, gate_bytes);
+  }
+
+  const auto load_from = [&](int index, const char* first, const char* second, const char* third) {
+    const int thread = fresh_thread(), rows = rows_in(index);
+    const std::uint32_t stage = base + (index & 1) * Layout::stage;
+    const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
+    copy_tile(stage + (kGroup == 0 ? Layout::q : Layout::k), elements(first), kGroup == 0 ? p.q.token : p.k.token, rows,
+              p.key_dim, thread);
+    copy_tile(stage + (kGroup == 0 ? Layout::d_o : Layout::v), elements(second),
+              kGroup == 0 ? f.gradients.d_o.token : p.v.token, rows, p.value_dim, thread);
+    if constexpr (kGroup == 1)
+      copy_tile(stage + Layout::h, elements(third), p.value_dim, p.key_dim, p.value_dim, thread);
+    ptx::copy_async_commit();
+  };
+  const auto store = [&](int index, Places::Tensor tensor, const Strided& s, const Accumulator& a, int rows,
+                         int columns) {
+    if (s.data == nullptr) return;
+    store_through<Core>(out_tile, places.template get<__nv_bfloat16>(index, tensor), static_cast<int>(s.token), a, rows,
+                        columns);
+  };
+
+  // Gates: one warp of the second group is a chunk ahead with the sums and two with the gates.
+  const auto sums_gates = [] { return kGated && kGroup == 1 && fresh_thread() / 32 == 3; };
+  float2 gates = make_float2(0.0f, 0.0f);  // of tokens 2 lane and 2 lane + 1, as given
+  const auto fetch_gates = [&](int index, const char* from) {
+    if (!sums_gates() || index < 0) return;
+    const int rows = rows_in(index), lane = fresh_thread() % 32;
+    const std::int64_t at = 2 * lane * p.g.token;
+    gates.x = 2 * lane < rows ? load_as(p.gate_dtype, from, at) : 0.0f;
+    gates.y = 2 * lane + 1 < rows ? load_as(p.gate_dtype, from, at + p.g.token) : 0.0f;
+  };
+  const auto put_sums = [&](int index) {
+    if (!sums_gates() || index < 0) return;
+    const int lane = fresh_thread() % 32;
+    const float low = ptx::larger_or_nan(gates.x * kLog2E, kStrongest),
+                high = ptx::larger_or_nan(gates.y * kLog2E, kStrongest);
+    float b = low + high;  // at the end of token 2 lane + 1
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = __shfl_up_sync(0xffffffffu, b, distance);
+      b += lane >= distance ? other : 0.0f;
+    }
+    const std::uint32_t sums = sums_of(index);
+    put_float(sums, 2 * lane, b - high);
+    put_float(sums, 2 * lane + 1, b);
+    put_float(sums, kTile + 2 * lane, ptx::exp2(high - b));
+    put_float(sums, kTile + 2 * lane + 1, ptx::exp2(-b));
+  };
+
+  // dh, held by the second group; and what dg of the chunk before has from beyond it.
+  Accumulator dh;
+  const auto put_beyond = [&](int index, float sum) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    const int thread = fresh_thread();
+    if (thread % 32 == 0) put_float(beyond, (index & 1) * 4 + thread / 32, sum);
+  };
+  if (chunks > 0) {
+    load_from(last, chunk_place(kGroup == 0 ? p.q : p.k, span, last, head, 2),
+              chunk_place(kGroup == 0 ? f.gradients.d_o : p.v, span, last, head, 2), states_at(last));
+  }
+  if constexpr (kGroup == 1) {
+    const int thread = fresh_thread();
+    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    if constexpr (kGated) {
+      float sum = 0.0f;
+      if (f.d_ht != nullptr) {
+        Accumulator ht;
+        read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sum += dh[i] * ht[i];
+      }
+      put_beyond(last, sum);
+    }
+  }
+  fetch_gates(last, chunk_place(p.g, span, last, head, gate_bytes));
+  put_sums(last);
+  fetch_gates(last - 1, chunk_place(p.g, span, last - 1, head, gate_bytes));
+  float constant_gate = 0.0f;  // the first warp's, of constant gates
+  __syncthreads();
+
+#pragma unroll 1
+  for (int index = last; index >= 0; --index) {
+    const int rows = rows_in(index), mover = fresh_thread();
+    const std::uint32_t stage = base + (index & 1) * Layout::stage;
+    const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o, v = stage + Layout::v,
+                        h = stage + Layout::h;
+    const std::uint32_t sums = sums_of(index);
+    const auto b = [&](int token) { return float_at(sums, token); };
+    const auto inverse = [&](int token) { return float_at(sums, kTile + token); };  // 1 / f
+    const float total = kGated ? b(kTile - 1) : 0.0f;
+    const bool steep = kGated && total < -kSteep;
+    const float decay = kGated ? ptx::exp2(total) : 1.0f;
+    if constexpr (kGroup == 1) {
+      if (kGated && !steep) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) dh[i] *= decay;
+      }
+      put_rounded<Core>(x_tile, dh, mover);
+      if (steep) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) dh[i] *= decay;
+      }
+    }
+    ptx::copy_async_wait<0>();
+    if (kGroup == 0 && !steep) {
+      scale_rows_of_tile(d_o, mover, [&](int row) { return kGated ? p.scale * ptx::exp2(b(row)) : p.scale; });
+    }
+    Core::publish();
+    __syncthreads();  // the operands are there
+    if (index > 0) {
+      load_from(index - 1, places.get<char>(index, kGroup == 0 ? Places::q : Places::k),
+                places.get<char>(index, kGroup == 0 ? Places::d_o : Places::v),
+                kGroup == 0 ? nullptr : places.get<char>(index, Places::states));
+    }
+    put_sums(index - 1);
+    if (sums_gates()) fetch_gates(index - 2, places.get<char>(index, Places::g));
+
+    const int thread = fresh_thread(), row = row_of_element(thread, 0), column = column_of_element(thread, 0);
+    // Pairs that count: of [query][key], and of [key][query].
+    const auto by_query = [](int r, int c) { return r >= c; };
+    const auto by_key = [](int r, int c) { return c >= r; };
+    // scale f_i / f_j of a steep chunk.
+    const auto between = [&](int query, int key) { return p.scale * ptx::exp2(fminf(b(query) - b(key), 0.0f)); };
+    const auto by_key_between = [&](int i, int e) { return between(column + 8 * (i / 2) + e, row + 8 * (i & 1)); };
+    // What a key has from beyond the chunk is to decay by this.
+    float2 key_factors = make_float2(1.0f, 1.0f);
+    if constexpr (kGated) {
+      key_factors = steep ? make_float2(ptx::exp2(total - b(row)), ptx::exp2(total - b(row + 8)))
+                          : make_float2(inverse(row), inverse(row + 8));
+    }
+    const auto by_key_inverse = [&](int i, int) { return i & 1 ? key_factors.y : key_factors.x; };
+    Accumulator d;  // of the first group dq, of the second dk
+    if constexpr (kGroup == 0) {
+      std::uint32_t scores[16], pairs[16];
+      {
+        Accumulator s, a;  // [key][query], [query][key]
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(s, k, q, thread);
+        Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+        Core::finish(s, a);
+        if (!steep) {
+          select_scaled(scores, s, thread, by_key, by_key_inverse);
+          select_scaled(pairs, a, thread, by_query,
+                        [&](int i, int e) { return kGated ? inverse(column + 8 * (i / 2) + e) : 1.0f; });
+        } else {
+          select_scaled(scores, s, thread, by_key, by_key_between);
+          select_scaled(pairs, a, thread, by_query,
+                        [&](int i, int e) { return between(row + 8 * (i & 1), column + 8 * (i / 2) + e); });
+        }
+      }
+      Accumulator dv;
+      Core::begin();
+      Core::template product<k_inner, k_outer, true>(dv, k, x_tile, thread);
+      if constexpr (kGated) {
+        Core::finish(dv);
+        scale_rows(dv, key_factors.x, key_factors.y);
+        Core::begin(scores, dv);
+      }
+      Core::template product<k_outer>(dv, scores, d_o, thread);
+      Core::finish(dv);
+      Core::begin();
+      Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
+      Core::commit();
+      store(index, Places::dv, f.gradients.dv, dv, rows, p.value_dim);
+      Core::template wait<0>(d);
+      if (steep) scale_rows(d, p.scale * ptx::exp2(b(row)), p.scale * ptx::exp2(b(row + 8)));
+      Core::begin(pairs, d);
+      Core::template product<k_outer>(d, pairs, k, thread);
+      Core::finish(d);
+    } else {
+      std::uint32_t pairs[16], queries[16];
+      {
+        Accumulator a;  // [key][query]
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+        Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
+        Core::finish(a, d);
+        if (!steep) {
+          select_scaled(pairs, a, thread, by_key, by_key_inverse);
+        } else {
+          select_scaled(pairs, a, thread, by_key, by_key_between);
+        }
+        if constexpr (kGated) scale_rows(d, key_factors.x, key_factors.y);
+      }
+      Core::begin(pairs, d);
+      Core::template product<k_outer>(d, pairs, q, thread);
+      Core::finish(d);
+      transposed_operand(queries, q, thread, steep, [&](int token) { return p.scale * ptx::exp2(b(token)); });
+      Core::begin(queries, dh);
+      Core::template product<k_outer>(dh, queries, d_o, thread);
+      Core::commit();
+    }
+    if constexpr (kGated) {
+      float2 dot = dot_rows(kGroup == 0 ? q : k, d, thread);
+      dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 1);
+      dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 1);
+      dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 2);
+      dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 2);
+      if (thread % 4 == 0) {
+        put_float(dots, kGroup * kTile + row, dot.x);
+        put_float(dots, kGroup * kTile + row + 8, dot.y);
+      }
+    }
+    if constexpr (kGroup == 1) {
+      Core::template wait<0>(dh);
+      if constexpr (kGated) {
+        const float2 with_h = dot_rows(h, dh, thread);
+        put_beyond(index - 1, with_h.x + with_h.y);
+      }
+    }
+    store(index, kGroup == 0 ? Places::dq : Places::dk, kGroup == 0 ? f.gradients.dq : f.gradients.dk, d, rows,
+          p.key_dim);
+    if (kGroup == 0 && fresh_thread() < 32) places.step_back(index, fresh_thread());
+    __syncthreads();  // the operands have been read; sums of the rows are there
+
+    if (kGated && kGroup == 0 && fresh_thread() < 32) {
+      const int lane = fresh_thread();
+      float run = 0.0f;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) run += float_at(beyond, (index & 1) * 4 + w);
+      const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
+      const float high = difference(2 * lane + 1), both = high + difference(2 * lane);
+      float after = both;  // of this and later lanes' rows
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const float other = __shfl_down_sync(0xffffffffu, after, distance);
+        after += lane + distance < 32 ? other : 0.0f;
+      }
+      const float low_dg = run + after, high_dg = run + after - both + high;
+      if (p.gate == GateKind::constant) {
+        constant_gate += (2 * lane < rows ? low_dg : 0.0f) + (2 * lane + 1 < rows ? high_dg : 0.0f);
+      } else if (f.gradients.dg.data) {
+        const std::int64_t at = 2 * lane * f.gradients.dg.token;
+        char* to = places.get<char>(index, Places::dg);
+        if (2 * lane < rows) store_as(p.gate_dtype, to, at, low_dg);
+        if (2 * lane + 1 < rows) store_as(p.gate_dtype, to, at + f.gradients.dg.token, high_dg);
+      }
+    }
+  }
+
+  if (kGated && kGroup == 0 && fresh_thread() < 32 && p.gate == GateKind::constant) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2)
+      constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
+    if (fresh_thread() == 0) f.gate_parts[n * p.heads + head] = constant_gate;
+  }
+  if constexpr (kGroup == 1) {
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

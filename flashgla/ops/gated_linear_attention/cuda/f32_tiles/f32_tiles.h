@@ -1,0 +1,79 @@
+// f16 and f32 (and bf16 where its own tiles do not go) by chunks, in tiles of f32: f32_tiles/README.md. Entry points,
+// and the launchers of the kernels; instantiations/ has one source a core.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Images of split tiles [chunks, G, key tiles, value tiles], 16 or 24 KiB each: the states of a call.
+std::size_t split_states_bytes(const Problem& problem);
+
+// Identity features, no normaliser, gates over keys or none; any dtype, width and stride. States are kept where
+// params.states is given: split, or where backward_in_chunks as bf16. params as plan_chunks leaves them.
+void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper);
+// The backward's blocks need this much shared memory; devices with less go token by token.
+constexpr int split_gradients_shared(int parts, bool grouped) {
+  return parts * 3 * static_cast<int>(kImageBytes) + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
+}
+bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture);
+void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                           const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
+
+// What a kernel is compiled for: q, k, v, o and their gradients are of type T, rows readable 16 bytes at once; or
+// AnyElement, whose dtype is known at run time only and which come one by one. Gates are of type T or f32.
+struct AnyElement {};
+template <class TensorCore, class T, int kTheParts>
+struct SplitKernel {
+  using Core = TensorCore;
+  using Element = T;
+  static constexpr int parts = kTheParts;
+};
+
+// What f32_tiles/prepared.cuh leaves, as images of split tiles. Without: K and V are at most 64 and G = H.
+struct SplitImages {
+  char* q = nullptr;       // [chunks, H, key tiles]
+  char* k = nullptr;       // [chunks, G, key tiles]
+  char* scores = nullptr;  // [chunks, H]: [query][key], zero above the diagonal
+  float* decay = nullptr;  // [chunks, G, key tiles, 64]: factors
+};
+
+// One pass over the chunks of each sequence; segments as in StatePass.
+struct SplitPass {
+  Strided b;              // v, or backwards do
+  const float* start;     // [N,G,K,V] or null: zeros. h0, or dht
+  float* end;             // likewise, or null: not wanted. ht, or dh0
+  char* images;           // before each chunk h, after it dh
+  __nv_bfloat16* states;  // h once more as bf16 [chunks,G,K,V], or null
+  SplitImages prepared;
+  int segments = 1;
+  bool ends_only = false;
+  float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
+  float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], factors
+};
+
+// o from v and states, or dv from do and their gradients.
+struct SplitOutputs {
+  Strided x, out;
+  const char* images;
+  SplitImages prepared;
+};
+
+struct SplitGradients {
+  Strided d_o, dq, dk, dg;  // without data: not wanted
+  const char *states, *state_gradients;
+  float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
+};
+
+template <class Kernel>
+void launch_split_prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
+template <class Kernel, bool kBackwards>
+void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
+template <class Kernel, bool kValueGradient>
+void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream);
+template <class Kernel>
+void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

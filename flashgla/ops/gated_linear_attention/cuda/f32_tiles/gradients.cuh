@@ -1,0 +1,423 @@
+// dq, dk and dg in f32 tiles: a chunk and 64 key channels a block. With h the state before the chunk, dh the gradient
+// after it, b and B = the sum of all as in f32_tiles/outputs.cuh, a_ij = do_i v_j for i >= j, else 0:
+//     dq_i = scale 2^b_i (h do_i + sum_j a_ij k~_j)       dk_j = 2^-b_j (2^B dh v_j + sum_i a_ij q~_i)
+//     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + 2^B sum_V h dh + sum_j k_j (dk_j's part through dh)
+// As in backward/chunk.cuh nothing is summed over more than the chunk, and q dq, k dk are q~ and k~ times what was
+// multiplied with them. dg of a constant gate: backward/constant_gate.cuh, here in the same kernel.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template <int kParts, bool kGrouped>
+struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the first products, dk overlays a
+  static constexpr int d_o = 0, v = kSplitBytes<kParts>, h = 2 * v, dh = 3 * v;
+  static constexpr int q = 0, k = v, a = 2 * v, dk = a, dq = 3 * v;
+  static constexpr int sums = dq + kFloatTileBytes;  // of gates, or in steep tiles the gates
+  static_assert(sums + kFloatTileBytes >= 4 * v);
+  // q dq - k dk: in dq's place where there is one query head.
+  static constexpr int terms = kGrouped ? sums + kFloatTileBytes : dq;
+  // totals, inner sums, suffix sums [4][64]; beyond, decay, row sums [64]
+  static constexpr int parts = sums + (kGrouped ? 2 : 1) * kFloatTileBytes, total = parts + (3 * 4 + 3) * kTile * 4;
+  static_assert(total == split_gradients_shared(kParts, kGrouped));
+};
+
+// Steep tiles, in place in a tile of floats, each thread its own elements. a: split, [query][key], zero above the
+// diagonal. dq: what came through h times 2^b, and the pairs.
+template <int kParts>
+__device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::uint32_t k, const float* gates) {
+  const int query = static_cast<int>(threadIdx.x) / 2;
+  ExactSums sums;
+  float2 pairs[16] = {};
+  for (int key = query; key >= 0; --key) {
+    const float2 two = two_of<kParts>(a, query, key & ~1);
+    const float weight = key & 1 ? two.y : two.x;
+#pragma unroll
+    for (int m = 0; m < 16; ++m) {
+      const float2 y = two_of<kParts>(k, key, ExactSums::channel(m)), factor = sums.factor(m);
+      pairs[m].x += weight * y.x * factor.x;
+      pairs[m].y += weight * y.y * factor.y;
+    }
+    sums.add(gates, key);
+  }
+#pragma unroll
+  for (int m = 0; m < 16; ++m) {
+    float2& x = two_at(dq, query, ExactSums::channel(m));
+    const float2 factor = sums.factor(m);
+    x = make_float2(x.x * factor.x + pairs[m].x, x.y * factor.y + pairs[m].y);
+  }
+}
+// dk: what came through dh times 2^(later gates).
+static __device__ __noinline__ void scale_exact_dk(float* dk, const float* gates) {
+  const int key = static_cast<int>(threadIdx.x) / 2;
+  ExactSums sums;
+  for (int row = key + 1; row < 64; ++row) sums.add(gates, row);
+#pragma unroll
+  for (int m = 0; m < 16; ++m) {
+    float2& x = two_at(dk, key, ExactSums::channel(m));
+    const float2 factor = sums.factor(m);
+    x = make_float2(x.x * factor.x, x.y * factor.y);
+  }
+}
+// dk: the pairs.
+template <int kParts>
+__device__ __noinline__ void put_exact_dk_pairs(float* dk, std::uint32_t a, std::uint32_t q, const float* gates) {
+  const int key = static_cast<int>(threadIdx.x) / 2;
+  ExactSums sums;
+  float2 pairs[16] = {};
+  for (int query = key; query < 64; ++query) {
+    if (query > key) sums.add(gates, query);
+    const float2 two = two_of<kParts>(a, query, key & ~1);
+    const float weight = key & 1 ? two.y : two.x;
+#pragma unroll
+    for (int m = 0; m < 16; ++m) {
+      const float2 y = two_of<kParts>(q, query, ExactSums::channel(m)), factor = sums.factor(m);
+      pairs[m].x += weight * y.x * factor.x;
+      pairs[m].y += weight * y.y * factor.y;
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < 16; ++m) two_at(dk, key, ExactSums::channel(m)) = pairs[m];
+}
+
+// Sums over the warp's rows of tile * a, by columns.
+template <int kParts>
+__device__ __forceinline__ void sum_columns(float* parts, std::uint32_t tile, const Accumulator& a, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int row = row_of_element(thread, 0), column = column_of_element(thread, 4 * j);
+    const float2 x = two_of<kParts>(tile, row, column), y = two_of<kParts>(tile, row + 8, column);
+    float2 sum = make_float2(x.x * a[4 * j] + y.x * a[4 * j + 2], x.y * a[4 * j + 1] + y.y * a[4 * j + 3]);
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) {
+      sum.x += __shfl_xor_sync(0xffffffffu, sum.x, distance);
+      sum.y += __shfl_xor_sync(0xffffffffu, sum.y, distance);
+    }
+    if (lane < 4) *reinterpret_cast<float2*>(parts + warp * kTile + column) = sum;
+  }
+}
+// This thread's part of sum of weight(row) * tile * a.
+template <int kParts, class Weight>
+__device__ __forceinline__ float dot_rows(std::uint32_t tile, const Accumulator& a, int thread, Weight weight) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const int row = row_of_element(thread, i);
+    const float2 x = two_of<kParts>(tile, row, column_of_element(thread, i));
+    sum += weight(row) * (x.x * a[i] + x.y * a[i + 1]);
+  }
+  return sum;
+}
+// Half of the product of rows thread / 2 of two pairs.
+template <int kParts>
+__device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int thread) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    float x[8], y[8];
+    piece_of<kParts>(x, a, at);
+    piece_of<kParts>(y, b, at);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
+  }
+  return sum;
+}
+
+// dg of constant gates: of tokens i and j every gate from j + 1 to i has the pair's part; see
+// backward/constant_gate.cuh. dq and dk as they come through h and dh. Adds this thread's part.
+template <class Kernel>
+__device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, std::uint32_t k, std::uint32_t a,
+                                                  const Accumulator& dq, const Accumulator& dk, bool first, bool steep,
+                                                  float gate, int rows, int thread) {
+  using Core = typename Kernel::Core;
+  constexpr int kParts = Kernel::parts;
+  if (first) part += dot_rows<kParts>(k, dk, thread, [&](int row) { return static_cast<float>(rows - 1 - row); });
+  part += dot_rows<kParts>(q, dq, thread, [&](int row) {
+    return static_cast<float>(row + 1) * (steep ? ptx::exp2(static_cast<float>(row + 1) * gate) : 1.0f);
+  });
+  Accumulator scores;
+  clear(scores);
+  Core::begin(scores);
+  add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
+  Core::finish(scores);
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const float2 pair = two_of<kParts>(a, query, key);
+    const float apart[2] = {static_cast<float>(query - key), static_cast<float>(query - key - 1)};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float score = steep ? scores[i + e] * ptx::exp2(apart[e] * gate) : scores[i + e];
+      part += apart[e] > 0.0f ? apart[e] * (e == 0 ? pair.x : pair.y) * score : 0.0f;
+    }
+  }
+}
+
+// Grid: chunks x G x key tiles, innermost last.
+template <class Kernel, bool kGrouped>
+__device__ __forceinline__ void make_split_gradients(const Params& p, const SplitGradients& work, char* shared) {
+  using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
+  constexpr int kParts = Kernel::parts;
+  using Layout = GradientsShared<kParts, kGrouped>;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int key_tile = static_cast<int>(blockIdx.x % key_tiles),
+            kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads);
+  const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
+  const int channel = key_tile * kTile;
+  const bool constant = p.gate == GateKind::constant;
+  float* chunk_part = work.gate_parts + (key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head;  // constant
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) {
+    if (constant && work.gate_parts != nullptr && thread == 0) *chunk_part = 0.0f;
+    return;
+  }
+  const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
+                      a = base + Layout::a;
+  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
+  float *dq_tile = floats(Layout::dq), *dk_tile = floats(Layout::dk), *terms = floats(Layout::terms),
+        *sums = floats(Layout::sums), *totals = floats(Layout::parts), *inner = totals + 4 * kTile,
+        *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile;
+  const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
+
+  Accumulator dk;
+  clear(dk);
+  float crossing = 0.0f;  // constant gates: this thread's part of dg
+  float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
+  bool steep = false;
+  float2 term_sum = make_float2(0.0f, 0.0f);  // of the warp's rows, channels 2 lane and the next
+
+  const int heads = kGrouped ? p.group : 1;
+  for (int head_in_group = 0; head_in_group < heads; ++head_in_group) {
+    const int head = kv_head * p.group + head_in_group;
+    const bool first = head_in_group == 0, last = head_in_group + 1 == heads;
+    Accumulator dq, pairs;
+    clear(dq);
+    clear(pairs);
+    const Place<T> q_place(p.q, p.dtype, c, head, channel, p.key_dim),
+        k_place(p.k, p.dtype, c, kv_head, channel, p.key_dim);
+    LoadedGates<T> loaded_gates;
+#pragma unroll 1
+    for (int tile = 0; tile < value_tiles; ++tile) {
+      const Place<T> d_o_place(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim),
+          v_place(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim);
+      const std::int64_t image = (kv_at * value_tiles + tile) * kSplitBytes<kParts>;
+      Loaded<T> x, y;
+      load(x, d_o_place, thread);
+      load(y, v_place, thread);
+      if (tile + head_in_group > 0) __syncthreads();  // what lies there has been read
+      copy_split<kParts>(base + Layout::h, work.states + image, thread);
+      if (first) copy_split<kParts>(base + Layout::dh, work.state_gradients + image, thread);
+      ptx::copy_async_commit();
+      put_loaded<kParts>(base + Layout::d_o, x, thread);
+      put_loaded<kParts>(base + Layout::v, y, thread);
+      if (tile + 1 == value_tiles) {
+        fetch_ahead(q_place, thread);
+        fetch_ahead(k_place, thread);
+        loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
+      }
+      ptx::copy_async_wait<0>();
+      Core::publish();
+      __syncthreads();
+      constexpr Stored inner_k = Stored::k_inner;
+      if (first) {
+        Core::begin(dq, pairs, dk);
+        add_product<Core, kParts, inner_k, inner_k>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, inner_k>(pairs, base + Layout::d_o, base + Layout::v, thread);
+        add_product<Core, kParts, inner_k, inner_k>(dk, base + Layout::v, base + Layout::dh, thread);
+        through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread);
+        Core::finish(dq, pairs, dk);
+      } else {
+        Core::begin(dq, pairs);
+        add_product<Core, kParts, inner_k, inner_k>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, inner_k>(pairs, base + Layout::d_o, base + Layout::v, thread);
+        Core::finish(dq, pairs);
+      }
+    }
+
+    // The pairs inside the chunk.
+    loaded_gates.load(p, c, kv_head, channel, thread);
+    __syncthreads();  // the first products' operands have been read
+#pragma unroll
+    for (int i = 0; i < 32; ++i) pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
+    put_split<Core, kParts>(a, pairs, thread);
+    {
+      Loaded<T> loaded_q, loaded_k;
+      load(loaded_k, k_place, thread);
+      float g[kRowsEach][8], all[8];
+      loaded_gates.take(g, p);
+      load(loaded_q, q_place, thread);
+      sum_gates<false>(g, all, totals, thread);
+      steep = is_steep(all);
+      if (thread < 8) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
+      }
+      put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
+      put_loaded<kParts>(q, loaded_q, thread,
+                         [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
+      if (steep) {
+        loaded_gates.load(p, c, kv_head, channel, thread);
+        loaded_gates.take(g, p);
+      }
+      put_floats(sums, g, thread);
+    }
+    Core::publish();
+    __syncthreads();
+    if (first) {
+      if (steep) {
+        put_floats(dq_tile, dk, thread);
+        __syncthreads();
+        Aside aside(dq);
+        scale_exact_dk(dq_tile, sums);
+        aside.restore(dq);
+        __syncthreads();
+        for_floats(dq_tile, thread, [&](int i, float x) { dk[i] = x; });
+      } else {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
+      }
+      if (!constant) sum_columns<kParts>(inner, k, dk, thread);
+      through += __shfl_xor_sync(0xffffffffu, through, 1);
+      if ((thread & 1) == 0) {
+        beyond[thread >> 1] = through * decay[thread >> 1];
+        crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+      }
+    }
+    if (constant) {
+      add_constant_gate<Kernel>(crossing, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0),
+                                c.rows, thread);
+    }
+    if (!steep) {
+      Core::begin(dq, dk);
+      add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(dq, a, k, thread);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(dk, a, q, thread);
+      Core::finish(dq, dk);
+    } else {
+      __syncthreads();
+      Aside dq_aside(dq), dk_aside(dk);
+      put_exact_dk_pairs<kParts>(dq_tile, a, q, sums);
+      dq_aside.restore(dq);
+      dk_aside.restore(dk);
+      __syncthreads();
+      for_floats(dq_tile, thread, [&](int i, float x) { dk[i] += x; });
+      __syncthreads();
+    }
+    put_floats(dq_tile, dq, thread);
+    __syncthreads();  // and a has been read
+    if (steep) {
+      Aside aside(dk);
+      finish_exact_dq<kParts>(dq_tile, a, k, sums);
+      aside.restore(dk);
+      __syncthreads();
+    }
+    if (last) {
+      put_floats(dk_tile, dk, thread);
+      __syncthreads();
+    }
+
+    // Out by rows: a warp goes down its 16, two channels a lane.
+    const Place<T> dq_place(work.dq, p.dtype, c, head, channel, p.key_dim),
+        dk_place(work.dk, p.dtype, c, kv_head, channel, p.key_dim);
+    char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
+#pragma unroll 8
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 b = two_at(sums, r, 2 * lane), x = two_at(dq_tile, r, 2 * lane), y = two_of<kParts>(q, r, 2 * lane);
+      float2 term = make_float2(y.x * x.x, y.y * x.y);
+      const float2 up =
+          steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+      if (work.dq.data != nullptr && r < c.rows)
+        store_channels(dq_place, dq_row, 2 * lane, make_float2(x.x * up.x, x.y * up.y));
+      dq_row += dq_place.stride;
+      if (kGrouped && !first) {
+        const float2 before = two_at(terms, r, 2 * lane);
+        term = make_float2(term.x + before.x, term.y + before.y);
+      }
+      if (last) {
+        const float2 z = two_at(dk_tile, r, 2 * lane), w = two_of<kParts>(k, r, 2 * lane);
+        term = make_float2(term.x - w.x * z.x, term.y - w.y * z.y);
+        const float2 down = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
+        if (work.dk.data != nullptr && r < c.rows)
+          store_channels(dk_place, dk_row, 2 * lane, make_float2(z.x * down.x, z.y * down.y));
+        dk_row += dk_place.stride;
+        term_sum.x += term.x;
+        term_sum.y += term.y;
+      }
+      two_at(terms, r, 2 * lane) = term;
+    }
+  }
+
+  if (constant) {
+    if (work.gate_parts == nullptr) return;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+    if (lane == 0) row_sums[warp] = crossing;
+    __syncthreads();
+    if (thread == 0) *chunk_part = row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+    return;
+  }
+  const bool by_token = p.gate == GateKind::scalar;
+  if (by_token ? work.gate_parts == nullptr : work.dg.data == nullptr) return;
+
+  // dg: sums from the chunk's end back; nothing where the gate is shut.
+  *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = term_sum;
+  __syncthreads();
+  float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+#pragma unroll
+  for (int w = 3; w >= 0; --w) {
+    const float2 x = *reinterpret_cast<const float2*>(inner + w * kTile + 2 * lane);
+    const float2 y = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
+    run.x += x.x + (w > warp ? y.x : 0.0f);
+    run.y += x.y + (w > warp ? y.y : 0.0f);
+  }
+  // put(row, dg)
+  const auto run_back = [&](auto put) {
+#pragma unroll 8
+    for (int i = 15; i >= 0; --i) {
+      const int r = 16 * warp + i;
+      const float2 term = two_at(terms, r, 2 * lane);
+      run.x += term.x;
+      run.y += term.y;
+      float2 open = run;
+      if (steep) {
+        const float2 g = two_at(sums, r, 2 * lane);
+        open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+      }
+      put(r, open);
+    }
+  };
+  const auto store_rows_back = [&](auto type) {
+    using Gate = typename decltype(type)::type;
+    const Place<Gate> to(work.dg, p.gate_dtype, c, kv_head, channel, p.key_dim);
+    char* row = to.data + (16 * warp + 15) * to.stride;
+    run_back([&](int r, float2 x) {
+      if (r < c.rows) store_channels(to, row, 2 * lane, x);
+      row -= to.stride;
+    });
+  };
+  if (by_token) {
+    run_back([&](int r, float2 open) {
+      float x = open.x + open.y;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      if (lane == 0) row_sums[r] = x;
+    });
+  } else if (kInPieces<T> && p.gate_dtype == DType::f32) {
+    store_rows_back(std::type_identity<float>());
+  } else {
+    store_rows_back(std::type_identity<T>());
+  }
+  if (by_token) {
+    __syncthreads();
+    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+    if (thread < c.rows) work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,162 @@
+// f32 tiles of several tiles a head, or of grouped heads: what depends on gates once, before the state's pass and the
+// outputs, which then know no gates. For chunk and query head q~ = scale q 2^b and the scores p_ij, for the key-value
+// head k^ = k 2^later and the chunk's decay, all as images of split tiles:
+//     o_i = q~_i h + sum_j p_ij v_j,   dv_j = k^_j dh + sum_i p_ij do_i.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template <int kParts>
+struct PrepareShared {  // offsets; gates and scores of steep tiles
+  static constexpr int q = 0, k = kSplitBytes<kParts>, gates = 2 * k, scores = gates + kFloatTileBytes,
+                       totals = scores + kFloatTileBytes, total = totals + 2 * 4 * 64 * 4;
+};
+
+// Grid: chunks x H.
+template <class Kernel>
+__device__ __forceinline__ void prepare_split(const Params& p, const SplitImages& images, char* shared) {
+  using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
+  constexpr int kParts = Kernel::parts;
+  using Layout = PrepareShared<kParts>;
+  const int thread = threadIdx.x, heads = p.heads * p.group, key_tiles = tiles_of(p.key_dim);
+  const int head = static_cast<int>(blockIdx.x % heads), kv_head = head / p.group;
+  const std::int64_t chunk = blockIdx.x / heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  const bool leads = head % p.group == 0;
+  const std::uint32_t q = ptx::shared_address(shared) + Layout::q, k = ptx::shared_address(shared) + Layout::k;
+  float *gates = reinterpret_cast<float*>(shared + Layout::gates),
+        *exact = reinterpret_cast<float*>(shared + Layout::scores),
+        *totals = reinterpret_cast<float*>(shared + Layout::totals);
+  Accumulator scores;
+  clear(scores);
+#pragma unroll 1
+  for (int tile = 0; tile < key_tiles; ++tile) {
+    const int channel = tile * kTile;
+    const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + tile;
+    char *q_image = images.q + ((chunk * heads + head) * key_tiles + tile) * kSplitBytes<kParts>,
+         *k_image = images.k + kv_at * kSplitBytes<kParts>;
+    Loaded<T> loaded_q, loaded_k;
+    LoadedGates<T> loaded_gates;
+    loaded_gates.load(p, c, kv_head, channel, thread);
+    load(loaded_q, Place<T>(p.q, p.dtype, c, head, channel, p.key_dim), thread);
+    load(loaded_k, Place<T>(p.k, p.dtype, c, kv_head, channel, p.key_dim), thread);
+    float sums[kRowsEach][8], all[8];
+    loaded_gates.take(sums, p);
+    sum_gates<true>(sums, all, totals, thread);  // its barrier: the last products' operands have been read
+    if (leads) {
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        float f[8];
+        elements_of(f, loaded_k, i);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) f[e] *= ptx::exp2(sums[i][e]);
+        split_piece<kParts>(f, [&](int part, const uint4& packed) {
+          *reinterpret_cast<uint4*>(k_image + part * kTileBytes + own_piece(thread, i)) = packed;
+        });
+      }
+      if (thread < 8) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) images.decay[kv_at * kTile + 8 * thread + e] = ptx::exp2(all[e]);
+      }
+    }
+    loaded_gates.load(p, c, kv_head, channel, thread);
+    loaded_gates.take(sums, p);
+    sum_gates<false>(sums, all, totals + 4 * 64, thread);
+    const bool steep = is_steep(all);
+    put_loaded<kParts>(
+        q, loaded_q, thread, [&](int i, int e) { return p.scale * ptx::exp2(sums[i][e]); },
+        [&](std::uint32_t at, const uint4& packed) { *reinterpret_cast<uint4*>(q_image + at) = packed; });
+    if (!steep) {
+      put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return ptx::exp2(-sums[i][e]); });
+      Core::publish();
+      __syncthreads();
+      Core::begin(scores);
+      add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
+      Core::finish(scores);
+    } else {
+      put_loaded<kParts>(q, loaded_q, thread, [&](int, int) { return p.scale; });
+      put_loaded<kParts>(k, loaded_k, thread);
+      loaded_gates.load(p, c, kv_head, channel, thread);
+      loaded_gates.take(sums, p);
+      put_floats(gates, sums, thread);
+      __syncthreads();
+      Aside aside(scores);
+      exact_scores<kParts>(exact, q, k, gates);
+      aside.restore(scores);
+      __syncthreads();
+      add_exact(scores, exact, false, thread);
+    }
+  }
+  keep_pairs(scores, false, thread);
+  __syncthreads();
+  store_split_image<Core, kParts>(images.scores + (chunk * heads + head) * kSplitBytes<kParts>, q, scores, thread);
+}
+
+template <int kParts>
+constexpr int kPreparedOutputsShared = 4 * kSplitBytes<kParts>;  // two stages of two operands
+
+// Grid: chunks x (H, or for dv G) x value tiles, innermost last. x: v, or do; images: of h, or dh.
+template <class Kernel, bool kValueGradient>
+__device__ __forceinline__ void make_prepared_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
+  using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
+  constexpr int kParts = Kernel::parts;
+  constexpr std::int64_t bytes = kSplitBytes<kParts>;
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles), value = value_tile * kTile;
+  const int query_heads = p.heads * p.group, heads = kValueGradient ? p.heads : query_heads;
+  const int head = static_cast<int>(blockIdx.x / value_tiles % heads), kv_head = kValueGradient ? head : head / p.group;
+  const std::int64_t chunk = blockIdx.x / value_tiles / heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  const char* own =
+      (kValueGradient ? outputs.prepared.k : outputs.prepared.q) + (chunk * heads + head) * key_tiles * bytes;
+  const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * bytes;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const auto stage = [&](int step) { return base + step % 2 * 2 * kSplitBytes<kParts>; };
+
+  // Steps: the key tiles, then the scores of the query head, for dv of each in the group.
+  const int steps = key_tiles + (kValueGradient ? p.group : 1);
+  Loaded<T> x;
+  const auto start = [&](int step) {
+    if (step < key_tiles) {
+      copy_split<kParts>(stage(step), own + step * bytes, thread);
+      copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * bytes, thread);
+    } else if (step < steps) {
+      const int query_head = kValueGradient ? kv_head * p.group + step - key_tiles : head;
+      copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * query_heads + query_head) * bytes, thread);
+      load(x, Place<T>(outputs.x, p.dtype, c, kValueGradient ? query_head : kv_head, value, p.value_dim), thread);
+    }
+    ptx::copy_async_commit();
+  };
+  Accumulator out;
+  clear(out);
+  start(0);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const std::uint32_t a = stage(step), b = a + kSplitBytes<kParts>;
+    const bool of_pairs = step >= key_tiles;
+    if (of_pairs) put_loaded<kParts>(b, x, thread);
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    __syncthreads();
+    start(step + 1);
+    constexpr Stored inner = Stored::k_inner, outer = Stored::k_outer;
+    if (kValueGradient && of_pairs) {
+      Core::begin(out);
+      add_product<Core, kParts, outer, outer>(out, a, b, thread);
+      Core::finish(out);
+    } else {
+      Core::begin(out);
+      add_product<Core, kParts, inner, outer>(out, a, b, thread);
+      Core::finish(out);
+    }
+  }
+  store_rows(Place<T>(outputs.out, p.dtype, c, head, value, p.value_dim), out, thread);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

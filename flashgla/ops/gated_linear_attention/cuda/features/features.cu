@@ -1,0 +1,725 @@
+// Kernels before and after the operator without features, and the host's order of them. Equations: features/README.md.
+//
+// A block of 256 threads has one chunk, one head and, by turns, tiles of 64 channels: warp w tokens 8w .. 8w + 7, lane
+// l channels 2l and 2l + 1.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+using flashgla::cuda::Begin;
+using flashgla::cuda::launch;
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = kChunk / kWarps, kWidth = 64;
+
+// [B,T,heads,channels]
+struct Tokens {
+  Strided view;
+  int channels = 0;
+};
+
+__device__ __forceinline__ float2 unpack_two(const float* at) { return *reinterpret_cast<const float2*>(at); }
+__device__ __forceinline__ float2 unpack_two(const __nv_bfloat16* at) {
+  return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(at));
+}
+__device__ __forceinline__ float2 unpack_two(const __half* at) {
+  return ptx::unpack_f16(*reinterpret_cast<const std::uint32_t*>(at));
+}
+__device__ __forceinline__ void pack_two(float* at, float2 x) { *reinterpret_cast<float2*>(at) = x; }
+__device__ __forceinline__ void pack_two(__nv_bfloat16* at, float2 x) {
+  *reinterpret_cast<std::uint32_t*>(at) = ptx::pack_bf16(x.x, x.y);
+}
+__device__ __forceinline__ void pack_two(__half* at, float2 x) {
+  *reinterpret_cast<std::uint32_t*>(at) = ptx::pack_f16(x.x, x.y);
+}
+
+__device__ __forceinline__ void begin_kernel() {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+}
+
+// Where a block and a warp of it are.
+struct Place {
+  std::int64_t chunk, batch, token;  // token: the warp's first, in the row of the batch
+  int rows;                          // tokens of the warp, 0 .. 8
+  int chunk_rows;                    // of the chunk; 0 beyond the last
+  int last_row;                      // the chunk's last token, counted from the warp's first: may be negative
+  int head, tile;
+};
+__device__ __forceinline__ Place place_of(const Sequences& s, int heads, int tiles) {
+  Place at{};
+  at.tile = static_cast<int>(blockIdx.x % tiles);
+  at.head = static_cast<int>(blockIdx.x / tiles % heads);
+  at.chunk = blockIdx.x / tiles / heads;
+  if (at.chunk >= s.most_chunks) return at;
+  const std::int64_t n = sequence_of_chunk(s, at.chunk);
+  if (n < 0) return at;
+  const Span span = span_of(s, n);
+  const std::int64_t first = (at.chunk - span.chunk_begin) * kChunk, left = span.length - first;
+  const int row = kRows * (static_cast<int>(threadIdx.x) / 32);
+  at.chunk_rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), left));
+  at.rows = max(0, min(kRows, at.chunk_rows - row));
+  at.last_row = at.chunk_rows - 1 - row;
+  at.batch = span.batch;
+  at.token = span.begin + first + row;
+  return at;
+}
+
+// Two channels of each of the warp's tokens as they lie in memory: loaded before they are wanted, so that a thread's
+// loads are under way together. Tokens beyond the chunk hold what its last one holds, channels beyond the last pair
+// what that holds; only the channel after an odd last one is zero. kPairs: pairs lie in one aligned piece each.
+template <class T, bool kPairs>
+struct Loaded {
+  using Pair = std::conditional_t<sizeof(T) == 4, float2, std::uint32_t>;
+  Pair pairs[kRows];
+
+  __device__ __forceinline__ void load(const Tokens& from, const Place& at, int head, int channel) {
+    const T* place = static_cast<const T*>(from.view.data) + at.batch * from.view.batch + at.token * from.view.token +
+                     head * from.view.head;
+    const std::int64_t step = anew(from.view.token);  // not eight offsets kept through the caller's loops
+    if constexpr (kPairs) {
+      place += min(channel, from.channels - 2);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) pairs[i] = *reinterpret_cast<const Pair*>(place + min(i, at.last_row) * step);
+    } else {
+      const int x = min(channel, from.channels - 1), y = min(channel + 1, from.channels - 1);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const T* row = place + min(i, at.last_row) * step;
+        pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2(Element<T>::load(row + x), Element<T>::load(row + y)));
+      }
+      if (channel + 1 == from.channels) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2((*this)[i].x, 0.0f));
+      }
+    }
+  }
+  __device__ __forceinline__ float2 operator[](int i) const {
+    return unpack_two(reinterpret_cast<const T*>(&pairs[i]));
+  }
+};
+
+// Where the warp's rows of a result go; those that do not exist are not written.
+template <class T, bool kPairs>
+struct Out {
+  T* place;
+  std::int64_t step;
+  int rows, left;
+  __device__ __forceinline__ Out(const Tokens& to, const Place& at, int head, int channel)
+      : place(static_cast<T*>(to.view.data) + at.batch * to.view.batch + at.token * to.view.token +
+              head * to.view.head + channel),
+        step(to.view.token),
+        rows(to.view.data == nullptr || channel >= to.channels ? 0 : at.rows),
+        left(to.channels - channel) {}
+  __device__ __forceinline__ void put(int i, float2 x) const {
+    if (i >= rows) return;
+    if constexpr (kPairs) {
+      pack_two(place + i * step, x);
+    } else {
+      Element<T>::store(place + i * step, x.x);
+      if (left > 1) Element<T>::store(place + i * step + 1, x.y);
+    }
+  }
+};
+
+// The value as T holds it.
+__device__ __forceinline__ float2 as_stored(float2 x, float) { return x; }
+__device__ __forceinline__ float2 as_stored(float2 x, __nv_bfloat16) {
+  return ptx::unpack_bf16(ptx::pack_bf16(x.x, x.y));
+}
+__device__ __forceinline__ float2 as_stored(float2 x, __half) { return ptx::unpack_f16(ptx::pack_f16(x.x, x.y)); }
+
+__device__ __forceinline__ float2 plus(float2 x, float2 y) { return make_float2(x.x + y.x, x.y + y.y); }
+__device__ __forceinline__ float2 times(float2 x, float2 y) { return make_float2(x.x * y.x, x.y * y.y); }
+__device__ __forceinline__ float2 times(float2 x, float factor) { return make_float2(x.x * factor, x.y * factor); }
+// x factor + y
+__device__ __forceinline__ float2 fma_both(float2 x, float factor, float2 y) {
+  return make_float2(fmaf(x.x, factor, y.x), fmaf(x.y, factor, y.y));
+}
+
+// phi(x) = max(x, lower) + weight e^min(x, 0): identity -inf, 0; relu 0, 0; elu + 1 0, 1. NaN stays NaN.
+struct Map {
+  float lower, weight;
+};
+// e^x of x <= 0, as precisely as T asks for.
+__device__ __forceinline__ float power(float x, float) { return expf(x); }
+template <class T>
+__device__ __forceinline__ float power(float x, T) {
+  return ptx::exp2(x * kLog2E);
+}
+template <class T>
+__device__ __forceinline__ float phi(const Map& map, float x, float& slope) {
+  const float e = power(fminf(x, 0.0f), T{});
+  slope = map.weight != 0.0f ? e : x > map.lower ? 1.0f : 0.0f;
+  return fmaf(map.weight, e, ptx::larger_or_nan(x, map.lower));
+}
+template <class T>
+__device__ __forceinline__ float2 phi(const Map& map, float2 x, float2& slope) {
+  return make_float2(phi<T>(map, x.x, slope.x), phi<T>(map, x.y, slope.y));
+}
+template <class T>
+__device__ __forceinline__ float2 phi(const Map& map, float2 x) {
+  float2 unused;
+  return phi<T>(map, x, unused);
+}
+
+__device__ __forceinline__ float2 two_floats(const float* row, int channel, int channels) {
+  return make_float2(channel < channels ? row[channel] : 0.0f, channel + 1 < channels ? row[channel + 1] : 0.0f);
+}
+__device__ __forceinline__ void store_two_floats(float* row, int channel, int channels, float2 x) {
+  if (channel < channels) row[channel] = x.x;
+  if (channel + 1 < channels) row[channel + 1] = x.y;
+}
+
+// One value a warp and channel of a tile.
+using WarpSums = float2[kWarps][32];
+
+// Sums over the warps before this one (kLater: after it) and, in `all`, over all of them. Two barriers.
+template <bool kLater = false>
+__device__ __forceinline__ float2 sum_of_others(WarpSums& sums, float2 mine, float2& all) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  __syncthreads();
+  sums[warp][lane] = mine;
+  __syncthreads();
+  float2 others = make_float2(0.0f, 0.0f);
+  all = others;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float2 x = sums[w][lane];
+    if (kLater ? w > warp : w < warp) others = plus(others, x);
+    all = plus(all, x);
+  }
+  return others;
+}
+
+// What a kernel that takes q and k in one launch does with each of them.
+struct Mapped {
+  Tokens x, y;
+  int heads;
+  float* sums;  // over each chunk [chunks, heads, channels]; null: not wanted
+};
+struct MappedPair {
+  Mapped of[2];
+};
+
+// y = phi(x) (without data: not wanted), and its sums. Grid: chunks x heads x tiles, of each.
+template <class T, bool kPairs>
+__global__ void __launch_bounds__(kThreads)
+    map_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
+  begin_kernel();
+  __shared__ WarpSums warp_sums;
+  const Mapped& m = pair.of[blockIdx.y];
+  const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
+  if (at.chunk_rows == 0) return;
+  const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
+  Loaded<T, kPairs> x;
+  x.load(m.x, at, at.head, channel);
+  const Out<T, kPairs> out(m.y, at, at.head, channel);
+  float2 sum = make_float2(0.0f, 0.0f), all;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float2 y = as_stored(phi<T>(map, x[i]), T{});
+    out.put(i, y);
+    if (i < at.rows) sum = plus(sum, y);
+  }
+  if (m.sums == nullptr) return;
+  sum_of_others(warp_sums, sum, all);
+  if (warp == 0) store_two_floats(m.sums + (at.chunk * m.heads + at.head) * m.x.channels, channel, m.x.channels, all);
+}
+
+// y *= the map's slope at x. Grid as above; without y: not wanted.
+template <class T, bool kPairs>
+__global__ void __launch_bounds__(kThreads)
+    slope_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
+  begin_kernel();
+  const Mapped& m = pair.of[blockIdx.y];
+  const Place at = place_of(s, m.heads, (m.x.channels + kWidth - 1) / kWidth);
+  if (at.chunk_rows == 0 || m.y.view.data == nullptr) return;
+  const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
+  Loaded<T, kPairs> x, dy;
+  x.load(m.x, at, at.head, channel);
+  dy.load(m.y, at, at.head, channel);
+  const Out<T, kPairs> out(m.y, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float2 slope;
+    phi<T>(map, x[i], slope);
+    out.put(i, times(dy[i], slope));
+  }
+}
+
+// y = x in another type. Grid: chunks x heads x tiles.
+template <class From, class To, bool kPairs>
+__global__ void __launch_bounds__(kThreads)
+    convert_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens x,
+                   const __grid_constant__ Tokens y, int heads) {
+  begin_kernel();
+  const Place at = place_of(s, heads, (x.channels + kWidth - 1) / kWidth);
+  if (at.chunk_rows == 0) return;
+  const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
+  Loaded<From, kPairs> from;
+  from.load(x, at, at.head, channel);
+  const Out<To, kPairs> out(y, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) out.put(i, from[i]);
+}
+
+// ---- the normaliser ----
+
+constexpr int kScanLanes = 32;  // channels of a block, and parts that it cuts the chunks into
+
+// In place: sums over chunks become sums before the chunk (backwards: after it), beginning with `start`. sums: [chunks,
+// G, group, K], added over `group`; the result goes to its first entry. start, end: [N,G,K] or null (zeros; not
+// wanted). Grid: N x G x ceil(K / 32); threads: parts x channels.
+template <bool kBackwards>
+__global__ void __launch_bounds__(kScanLanes* kScanLanes)
+    scan_chunks_kernel(const __grid_constant__ Sequences s, float* sums, int heads, int group, int channels,
+                       const float* start, float* end) {
+  begin_kernel();
+  __shared__ float totals[kScanLanes][kScanLanes];
+  const int tiles = (channels + kScanLanes - 1) / kScanLanes;
+  const int part = static_cast<int>(threadIdx.x) / kScanLanes, lane = static_cast<int>(threadIdx.x) % kScanLanes;
+  const int channel = static_cast<int>(blockIdx.x % tiles) * kScanLanes + lane;
+  const std::int64_t cell = blockIdx.x / tiles, head = cell % heads, n = cell / heads;
+  const Span span = span_of(s, n);
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + kScanLanes - 1) / kScanLanes;
+  const std::int64_t first = min(each * part, chunks), last = min(first + each, chunks);
+  const bool inside = channel < channels;
+  const auto place = [&](std::int64_t i) {
+    const std::int64_t chunk = span.chunk_begin + (kBackwards ? chunks - 1 - i : i);
+    return sums + (chunk * heads + head) * group * channels + channel;
+  };
+  const auto sum_at = [&](std::int64_t i) {
+    float sum = 0.0f;
+    for (int g = 0; g < group; ++g) sum += place(i)[static_cast<std::int64_t>(g) * channels];
+    return sum;
+  };
+  float total = 0.0f;
+  if (inside) {
+    for (std::int64_t i = first; i < last; ++i) total += sum_at(i);
+  }
+  totals[part][lane] = total;
+  __syncthreads();
+  if (!inside) return;
+  float run = start == nullptr ? 0.0f : start[cell * channels + channel];
+  for (int before = 0; before < part; ++before) run += totals[before][lane];
+  if (end != nullptr && part == kScanLanes - 1) end[cell * channels + channel] = run + total;
+  for (std::int64_t i = first; i < last; ++i) {
+    const float sum = sum_at(i);
+    *place(i) = run;
+    run += sum;
+  }
+}
+
+// Between the normaliser's kernels. Per token and query head: [chunks, H, 64].
+struct Normaliser {
+  const float* z_starts;            // [chunks, G, K]: z before the chunk
+  float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon)
+  float* d_denominators = nullptr;  // dd; 0 beyond the chunk's tokens
+  float* dz_sums = nullptr;  // [chunks, H, K]: sum over the chunk of phi(q) dd; then, per kv head, what follows it
+};
+
+__device__ __forceinline__ float sum_of_lanes(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+// One value of each of the warp's tokens, `place` that of the first: [chunks, H, 64] is aligned for it.
+__device__ __forceinline__ void load_row_values(float (&x)[kRows], const float* place) {
+  const float4 low = reinterpret_cast<const float4*>(place)[0], high = reinterpret_cast<const float4*>(place)[1];
+  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+  x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+
+// phi(q) / d of every token to `out`, phi(k) read from `features`. kBackward: also what the backward needs. Grid:
+// chunks x H.
+template <class T, bool kPairs, bool kBackward>
+__global__ void __launch_bounds__(kThreads, 3)
+    divide_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q,
+                  const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
+                  const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
+                  const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+  begin_kernel();
+  __shared__ WarpSums warp_sums;
+  const int query_heads = heads * group, K = q.channels;
+  const Place at = place_of(s, query_heads, 1);
+  if (at.chunk_rows == 0) return;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = at.head / group;
+  const float* starts = w.z_starts + (at.chunk * heads + head) * K;
+  Loaded<T, kPairs> x, y;
+  float d[kRows] = {}, dd[kRows] = {};
+  float2 all;
+  if constexpr (kBackward) {
+#pragma unroll 1
+    for (int channel = 2 * lane; channel < o.channels; channel += kWidth) {
+      x.load(o, at, at.head, channel);
+      y.load(d_o, at, at.head, channel);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const float2 a = x[i], b = y[i];
+        dd[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dd[i]));
+      }
+    }
+  }
+  // x is q's tile from here on: the last one of this loop is the first of the next.
+#pragma unroll 1
+  for (int channel = 2 * lane; channel < K + 2 * lane; channel += kWidth) {
+    y.load(features, at, head, channel);
+    x.load(q, at, at.head, channel);
+    const float2 start = two_floats(starts, channel, K);
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sum = plus(sum, y[i]);
+    float2 z = plus(sum_of_others(warp_sums, sum, all), start);
+    if (channel >= K) continue;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      z = plus(z, y[i]);
+      const float2 feature = phi<T>(map, x[i]);
+      d[i] = fmaf(feature.x, z.x, fmaf(feature.y, z.y, d[i]));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) d[i] = 1.0f / (sum_of_lanes(d[i]) + static_cast<float>(kNormalizerEpsilon));
+  if constexpr (kBackward) {
+    const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + kRows * warp;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      dd[i] = i < at.rows ? -sum_of_lanes(dd[i]) * d[i] : 0.0f;
+      if (lane == 0) {
+        w.inverses[token + i] = d[i];
+        w.d_denominators[token + i] = dd[i];
+      }
+    }
+  }
+#pragma unroll 1
+  for (int tile = (K + kWidth - 1) / kWidth - 1; tile >= 0; --tile) {
+    const int channel = kWidth * tile + 2 * lane;
+    const Out<T, kPairs> to(out, at, at.head, channel);
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const float2 feature = phi<T>(map, x[i]);
+      to.put(i, times(feature, d[i]));
+      if constexpr (kBackward) sum = fma_both(feature, dd[i], sum);
+    }
+    if (tile > 0) x.load(q, at, at.head, channel - kWidth);
+    if constexpr (kBackward) {
+      sum_of_others(warp_sums, sum, all);
+      if (warp == 0) store_two_floats(w.dz_sums + (at.chunk * query_heads + at.head) * K, channel, K, all);
+    }
+  }
+}
+
+// In place: dq from the gradient of phi(q) / d, dk from that through the numerators. Grid: chunks x G x tiles.
+template <class T, bool kPairs>
+__global__ void __launch_bounds__(kThreads, 2)
+    join_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q, const __grid_constant__ Tokens k,
+                const __grid_constant__ Tokens dq, const __grid_constant__ Tokens dk,
+                const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+  begin_kernel();
+  __shared__ WarpSums warp_sums;
+  const int query_heads = heads * group, K = q.channels;
+  const Place at = place_of(s, heads, (K + kWidth - 1) / kWidth);
+  if (at.chunk_rows == 0) return;
+  const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
+  // Everything of the first query head and of k is under way before anything is waited for.
+  Loaded<T, kPairs> of_k, d_of_k, of_q, d_of_q;
+  float inverse[kRows], dd[kRows];
+  const auto load_query = [&](int head) {
+    of_q.load(q, at, head, channel);
+    if (dq.view.data != nullptr) d_of_q.load(dq, at, head, channel);
+    const std::int64_t token = (at.chunk * query_heads + head) * kChunk + kRows * warp;
+    load_row_values(inverse, w.inverses + token);
+    load_row_values(dd, w.d_denominators + token);
+  };
+  of_k.load(k, at, at.head, channel);
+  load_query(at.head * group);
+  if (dk.view.data != nullptr) d_of_k.load(dk, at, at.head, channel);
+  const float2 start = two_floats(w.z_starts + (at.chunk * heads + at.head) * K, channel, K);
+  const float2 beyond = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
+
+  float2 dz[kRows], sum = make_float2(0.0f, 0.0f), all;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    sum = plus(sum, as_stored(phi<T>(map, of_k[i]), T{}));
+    dz[i] = make_float2(0.0f, 0.0f);
+  }
+  const float2 before = plus(sum_of_others(warp_sums, sum, all), start);
+  for (int h = 0; h < group; ++h) {
+    const int head = at.head * group + h;
+    const Out<T, kPairs> out(dq, at, head, channel);
+    float2 z = before;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      z = plus(z, as_stored(phi<T>(map, of_k[i]), T{}));
+      float2 slope;
+      dz[i] = fma_both(phi<T>(map, of_q[i], slope), dd[i], dz[i]);
+      out.put(i, times(fma_both(d_of_q[i], inverse[i], times(z, dd[i])), slope));
+    }
+    if (h + 1 < group) load_query(head + 1);
+  }
+  if (dk.view.data == nullptr) return;
+#pragma unroll
+  for (int i = kRows - 2; i >= 0; --i) dz[i] = plus(dz[i], dz[i + 1]);
+  const float2 after = plus(sum_of_others<true>(warp_sums, dz[0], all), beyond);
+  const Out<T, kPairs> out(dk, at, at.head, channel);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    float2 slope;
+    phi<T>(map, of_k[i], slope);
+    out.put(i, times(plus(d_of_k[i], plus(dz[i], after)), slope));
+  }
+}
+
+// ---- host ----
+
+Tokens tokens(const TensorView& view) {
+  return view ? Tokens{{view.data, view.stride[0], view.stride[1], view.stride[2]}, static_cast<int>(view.size(3))}
+              : Tokens{};
+}
+// Whether every two neighbouring channels (2i, 2i + 1) of all of them lie in one aligned piece.
+bool in_pairs(std::initializer_list<TensorView> views) {
+  return std::all_of(views.begin(), views.end(), [](const TensorView& view) {
+    if (!view) return true;
+    bool ok = view.size(3) % 2 == 0 && reinterpret_cast<std::uintptr_t>(view.data) % (2 * size_of(view.dtype)) == 0;
+    for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] % 2 == 0;
+    return ok;
+  });
+}
+Map map_of(FeatureMap map) {
+  switch (map) {
+    case FeatureMap::elu_plus_one:
+      return {0.0f, 1.0f};
+    case FeatureMap::relu:
+      return {0.0f, 0.0f};
+    default:
+      return {-std::numeric_limits<float>::infinity(), 0.0f};
+  }
+}
+
+// What both directions share: workspace and the kernels before the plain operator.
+struct Call {
+  Context& context;
+  const Problem& problem;
+  Params p;  // sequences
+  Inputs plain;
+  Normaliser normaliser{};
+  float* z_sums = nullptr;
+
+  Call(Context& c, const Problem& of, const Inputs& inputs, const Outputs& outputs)
+      : context(c), problem(of), p(make_params(of, inputs, outputs)), plain(inputs) {
+    plan_chunks(context, p);
+    Arena& scratch = context.scratch();
+    plain.z0 = {};
+    plain.q = scratch.tensor(inputs.q.shape, problem.dtype, "gla: features of q");
+    if (problem.feature_map != FeatureMap::identity)
+      plain.k = scratch.tensor(inputs.k.shape, problem.dtype, "gla: features of k");
+    if (problem.normalize) normaliser.z_starts = z_sums = floats(problem.heads * problem.key_dim);
+  }
+  // Of every chunk.
+  float* floats(std::int64_t each) {
+    const auto bytes = static_cast<std::size_t>(p.sequences.most_chunks * each) * sizeof(float);
+    return static_cast<float*>(context.scratch().allocate(bytes, "gla: normaliser"));
+  }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(context.stream()); }
+  unsigned blocks(std::int64_t heads, std::int64_t channels) const {
+    return static_cast<unsigned>(p.sequences.most_chunks * heads * ((channels + kWidth - 1) / kWidth));
+  }
+  // f(an element of the call's dtype, whether the tensors are in pairs as a constant)
+  template <class F>
+  void with_element(std::initializer_list<TensorView> views, F f) const {
+    const auto go = [&](auto pairs) {
+      switch (problem.dtype) {
+        case DType::bf16:
+          return f(__nv_bfloat16{}, pairs);
+        case DType::f16:
+          return f(__half{}, pairs);
+        default:
+          return f(float{}, pairs);
+      }
+    };
+    in_pairs(views) ? go(std::true_type{}) : go(std::false_type{});
+  }
+  // The kernels of a call after its first.
+  Begin next() const {
+    return context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous;
+  }
+  void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
+    with_element(views, [&](auto element, auto pairs) {
+      launch("gated_linear_attention features", map_kernel<decltype(element), decltype(pairs)::value>,
+             dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream(), Begin::after_previous,
+             p.sequences, pair, map_of(problem.feature_map));
+    });
+  }
+  template <bool kBackwards>
+  void scan(float* sums, int group, const TensorView& start, const TensorView& end) const {
+    const std::int64_t tiles = (problem.key_dim + kScanLanes - 1) / kScanLanes;
+    launch("gated_linear_attention normaliser states", scan_chunks_kernel<kBackwards>,
+           dim3(static_cast<unsigned>(problem.sequences * problem.heads * tiles)), kScanLanes * kScanLanes, 0, stream(),
+           next(), p.sequences, sums, p.heads, group, p.key_dim, static_cast<const float*>(start.data),
+           static_cast<float*>(end.data));
+  }
+  void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
+    const bool mapped = problem.feature_map != FeatureMap::identity;
+    const TensorView features = mapped ? plain.k : TensorView();
+    const Mapped k{tokens(inputs.k), tokens(features), p.heads, z_sums};
+    if (!problem.normalize) {
+      const Mapped q{tokens(inputs.q), tokens(plain.q), p.heads * p.group, nullptr};
+      return map({{k, q}}, 2, {inputs.q, inputs.k, plain.q, features});
+    }
+    map({{k}}, 1, {inputs.k, features});
+    scan<false>(z_sums, 1, inputs.z0, zt);
+    with_element({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
+      using T = decltype(element);
+      constexpr bool kPairs = decltype(pairs)::value;
+      launch("gated_linear_attention denominators",
+             d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>,
+             dim3(static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads)), kThreads, 0, stream(), next(),
+             p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
+             map_of(problem.feature_map), p.heads, p.group);
+    });
+  }
+};
+
+// f16 has not the range of phi(q) / d: with a normaliser such calls go through f32.
+bool through_f32(const Problem& problem) { return problem.normalize && problem.dtype == DType::f16; }
+Problem in_f32(const Problem& problem) {
+  Problem wide = problem;
+  wide.dtype = wide.gate_dtype = DType::f32;
+  return wide;
+}
+
+void convert(const Context& context, const TensorView& from, const TensorView& to) {
+  if (context.planning()) return;
+  Sequences s;
+  s.count = from.size(0);
+  s.length = from.size(1);
+  s.most_chunks = s.count * s.chunks_each();
+  const auto heads = static_cast<int>(from.size(2));
+  const std::int64_t blocks = s.most_chunks * heads * ((from.size(3) + kWidth - 1) / kWidth);
+  const auto go = [&](auto* kernel) {
+    launch("gated_linear_attention conversion", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
+           static_cast<cudaStream_t>(context.stream()), Begin::after_previous, s, tokens(from), tokens(to), heads);
+  };
+  const auto either = [&](auto pairs) {
+    constexpr bool kPairs = decltype(pairs)::value;
+    to.dtype == DType::f32 ? go(convert_kernel<__half, float, kPairs>) : go(convert_kernel<float, __half, kPairs>);
+  };
+  in_pairs({from, to}) ? either(std::true_type{}) : either(std::false_type{});
+}
+// The same shape in f32, in workspace; nothing for nothing.
+TensorView wide_like(Context& context, const TensorView& view) {
+  return view ? context.scratch().tensor(view.shape, DType::f32, "gla: in f32") : TensorView();
+}
+TensorView widened(Context& context, const TensorView& view) {
+  const TensorView wide = wide_like(context, view);
+  convert(context, view, wide);
+  return wide;
+}
+Inputs widened(Context& context, Inputs inputs) {
+  for (TensorView* view : {&inputs.q, &inputs.k, &inputs.v}) *view = widened(context, *view);
+  return inputs;
+}
+
+}  // namespace
+
+Problem without_features(const Problem& problem) {
+  Problem plain = through_f32(problem) ? in_f32(problem) : problem;
+  plain.feature_map = FeatureMap::identity;
+  plain.normalize = false;
+  if (problem.normalize) plain.scale = 1.0;
+  return plain;
+}
+
+bool goes_through_features(const Problem& problem) {
+  if (!problem.normalize && problem.feature_map == FeatureMap::identity) return false;
+  const Problem plain = without_features(problem);
+  return goes_by_chunks(plain) || gates_values_by_chunks(plain);
+}
+
+void forward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                              const PlainForward& plain) {
+  const ArenaScope scope(context.scratch());
+  if (through_f32(problem)) {
+    Outputs wide = outputs;
+    wide.o = wide_like(context, outputs.o);
+    forward_through_features(context, in_f32(problem), widened(context, inputs), wide, plain);
+    return convert(context, wide.o, outputs.o);
+  }
+  const Call call(context, problem, inputs, outputs);
+  if (!context.planning()) call.prepare(inputs, outputs.zt, {}, {});
+  Outputs rest = outputs;
+  rest.zt = {};
+  plain(without_features(problem), call.plain, rest);
+}
+
+void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                               const OutputGradients& d_out, const InputGradients& d_in, const PlainBackward& plain) {
+  const ArenaScope scope(context.scratch());
+  if (through_f32(problem)) {
+    Outputs wide = outputs;
+    wide.o = widened(context, outputs.o);
+    OutputGradients d_wide = d_out;
+    d_wide.d_o = widened(context, d_out.d_o);
+    InputGradients d_in_wide = d_in;
+    const std::pair<const TensorView*, TensorView*> gradients[] = {
+        {&d_in.dq, &d_in_wide.dq}, {&d_in.dk, &d_in_wide.dk}, {&d_in.dv, &d_in_wide.dv}};
+    for (const auto& [narrow, to] : gradients) *to = wide_like(context, *narrow);
+    backward_through_features(context, in_f32(problem), widened(context, inputs), wide, d_wide, d_in_wide, plain);
+    for (const auto& [narrow, from] : gradients) {
+      if (*narrow) convert(context, *from, *narrow);
+    }
+    return;
+  }
+  Call call(context, problem, inputs, outputs);
+  Normaliser& w = call.normaliser;
+  if (problem.normalize) {
+    w.inverses = call.floats(problem.query_heads * kChunk);
+    w.d_denominators = call.floats(problem.query_heads * kChunk);
+    w.dz_sums = call.floats(problem.query_heads * problem.key_dim);
+  }
+  if (!context.planning()) {
+    call.prepare(inputs, {}, outputs.o, problem.normalize ? d_out.d_o : TensorView());
+    if (problem.normalize) call.scan<true>(w.dz_sums, call.p.group, d_out.d_zt, d_in.dz0);
+  }
+  Outputs rest = outputs;
+  rest.zt = {};
+  OutputGradients d_rest = d_out;
+  d_rest.d_zt = {};
+  InputGradients d_plain = d_in;
+  d_plain.dz0 = {};
+  plain(without_features(problem), call.plain, rest, d_rest, d_plain);
+  if (context.planning()) return;
+
+  call.with_element({inputs.q, inputs.k, d_in.dq, d_in.dk}, [&](auto element, auto pairs) {
+    using T = decltype(element);
+    constexpr bool kPairs = decltype(pairs)::value;
+    const Map map = map_of(problem.feature_map);
+    if (problem.normalize) {
+      if (!d_in.dq && !d_in.dk) return;
+      launch("gated_linear_attention gradients of features", join_kernel<T, kPairs>,
+             dim3(call.blocks(problem.heads, problem.key_dim)), kThreads, 0, call.stream(), call.next(),
+             call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map,
+             call.p.heads, call.p.group);
+    } else {
+      const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
+                             {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
+      launch("gated_linear_attention gradients of features", slope_kernel<T, kPairs>,
+             dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream(), call.next(),
+             call.p.sequences, pair, map);
+    }
+  });
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

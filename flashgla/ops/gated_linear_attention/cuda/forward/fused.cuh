@@ -1,0 +1,425 @@
+// Forward in one pass for K <= 64: a group of 128 threads walks through one (sequence, query head, slice of 64 value
+// channels) with the state in registers; q, k, v, the gates and o each cross device memory once a slice. bf16, key
+// gates in bf16. With one anchor a chunk (forward/gates.cuh)
+//
+//     key gates:         q~ = q 2^G, k~ = k 2^-G;  o = scale (select(q~ k~^T) v + q~ h);  h' = 2^G_last (h + k~^T v)
+//     one gate a token:  v~ = v 2^-G;  o = scale 2^G (select(q k^T) v~ + q h);            h' = 2^G_last (h + k^T v~)
+//
+// and beyond its range with k 2^(G_last - G), plain v and the decay before the product.
+//
+// Shared memory is what lets four blocks, 512 sequence-heads on the card, live at once: seven tiles, 56 KiB. q and k
+// have two slots each; with a key gate v and g have one, refilled as soon as they are read, else v has two. One slot
+// holds h as the operand of q~ h. o leaves through the slot of q.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+enum class FusedGate { none, constant, scalar, key };
+
+constexpr int kFusedTiles = 7;
+
+// ---- key gates ----
+
+// q 2^G and k 2^-G in place, from a tile of natural-log gates; and the decay of the chunk for the two rows of the state
+// that this thread holds. False where the warp's 16 channels say that one anchor does not reach: then q and k are lost.
+template <class Core>
+__device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k, std::uint32_t g_tile, float2& decay,
+                                                int thread) {
+  std::uint32_t operand[16];
+  triangle_of_ones<false>(operand, thread);
+  Accumulator sums;
+  Core::begin(operand);
+  Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread);
+  Core::commit();
+  const float2 totals = sum_rows_of_tile(g_tile, thread);
+  const float low = totals.x * kLog2E, high = totals.y * kLog2E;
+  decay = make_float2(ptx::exp2(low), ptx::exp2(high));
+  Core::template wait<0>(sums);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4], y[4];
+    TensorCore80::load_a<Stored::k_inner>(x, q, k16, thread);
+    TensorCore80::load_a<Stored::k_inner>(y, k, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = sums[8 * k16 + 2 * i] * kLog2E, second = sums[8 * k16 + 2 * i + 1] * kLog2E;
+      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(y[i]);
+      x[i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
+      y[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+    }
+    Core::put_fragment(q, x, k16, thread);
+    Core::put_fragment(k, y, k16, thread);
+  }
+  return low >= -kRange && high >= -kRange;
+}
+
+// Gates of bf16, 16 rows a warp.
+struct HeldColumns {
+  static constexpr int kWarps = 4, kRows = 16;
+  std::uint32_t raw[kRows];
+  float2 totals[kWarps];
+  __device__ __forceinline__ float2 gate(int i) const {
+    const float2 x = ptx::unpack_bf16(raw[i]);
+    return make_float2(base_2_gate(x.x), base_2_gate(x.y));
+  }
+  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
+};
+
+// A chunk beyond one anchor's reach: q, k and g anew, the scores as operands in the tile of g, 64 bytes a thread, and
+// q 2^G and k 2^(sum of later gates) in place. A function of its own, so that its registers are not the common path's.
+struct SteepRows {
+  Rows q, k, g;
+  bool in_pieces;
+};
+static __device__ __noinline__ void gate_steep_chunk(std::uint32_t q, std::uint32_t k, std::uint32_t g_tile,
+                                                     const SteepRows rows, int thread) {
+  load_tile(q, rows.q, rows.in_pieces, thread);
+  load_tile(k, rows.k, rows.in_pieces, thread);
+  load_tile(g_tile, rows.g, rows.in_pieces, thread);
+  ptx::copy_async_commit();
+  ptx::copy_async_wait<0>();
+  __syncthreads();
+  const int warp = thread / 32, lane = thread % 32;
+  HeldColumns columns;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) columns.raw[i] = load_shared_4(g_tile + element_offset(16 * warp + i, 2 * lane));
+  __syncthreads();
+  exchange_totals(columns.totals, columns, g_tile, warp, lane);
+  std::uint32_t scores[16] = {};
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    Accumulator s;
+    level_scores(s, size, q, k, g_tile, columns, thread);
+    merge_level<false>(scores, s, size, 1.0f, thread);
+    if (size == 0) break;
+  }
+  __syncthreads();
+  gate_exactly(q, k, columns, thread);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) store_shared_4(g_tile + 64 * thread + 4 * i, scores[i]);
+}
+
+// ---- one gate a token ----
+
+// Running sums of a chunk's gates, base 2, where this thread needs them.
+struct TokenSums {
+  float moved[kRowsEach];  // at the rows of tiles it moves
+  float2 own;              // at its accumulators' two rows
+  float total;
+};
+
+// All the same; rows beyond the sequence's end have none.
+__device__ __forceinline__ TokenSums constant_sums(float gate, int rows, int thread) {
+  const auto sum = [&](int row) { return gate * static_cast<float>(min(row + 1, rows)); };
+  const int own = thread / 32 * 16 + thread % 32 / 4;
+  TokenSums sums;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) sums.moved[i] = sum(kRowsEach * (thread / 8) + i);
+  sums.own = make_float2(sum(own), sum(own + 8));
+  sums.total = sum(kChunk - 1);
+  return sums;
+}
+// gates: of tokens 2 lane and 2 lane + 1.
+__device__ __forceinline__ TokenSums scan_tokens(float2 gates, int thread) {
+  const int lane = thread % 32, warp = thread / 32;
+  float high = gates.x + gates.y;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, high, step);
+    high += lane >= step ? other : 0.0f;
+  }
+  const float low = high - gates.y;
+  const auto at = [&](float x, int lane_with) { return __shfl_sync(0xffffffffu, x, lane_with); };
+  TokenSums sums;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) sums.moved[i] = at(i & 1 ? high : low, 8 * warp + 2 * (lane / 8) + i / 2);
+  const float even[2] = {at(low, 8 * warp + lane / 8), at(low, 8 * warp + lane / 8 + 4)};
+  const float odd[2] = {at(high, 8 * warp + lane / 8), at(high, 8 * warp + lane / 8 + 4)};
+  sums.own = lane & 4 ? make_float2(odd[0], odd[1]) : make_float2(even[0], even[1]);
+  sums.total = at(high, 31);
+  return sums;
+}
+
+// The pieces of v that this thread loaded times 2^-sum, in place. The factor is two bf16 numbers, so that only the
+// product is rounded.
+__device__ __forceinline__ void gate_values(std::uint32_t v, const TokenSums& sums, int thread) {
+  constexpr std::uint32_t negative_zeros = 0x80008000;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const float factor = ptx::exp2(-sums.moved[i]);
+    const std::uint32_t high = ptx::pack_bf16(factor, factor);
+    const float rest = factor - __uint_as_float(high << 16);
+    const std::uint32_t low = ptx::pack_bf16(rest, rest);
+    const std::uint32_t at = v + own_piece(thread, i);
+    const auto gated = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
+    const uint4 x = load_shared_16(at);
+    store_shared_16(at, make_uint4(gated(x.x), gated(x.y), gated(x.z), gated(x.w)));
+  }
+}
+
+__device__ __forceinline__ void scale_piece(std::uint32_t at, float factor) {
+  float x[8];
+  unpack_8(load_shared_16(at), x);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] *= factor;
+  store_shared_16(at, pack_8(x));
+}
+
+// A chunk beyond one anchor's reach: scores pair by pair from sums in double, whose differences are good for any gates;
+// q 2^G and k 2^(sum of later gates) in place. Out of line as above.
+static __device__ __noinline__ void gate_steep_tokens(std::uint32_t* scores, std::uint32_t q, std::uint32_t k,
+                                                      float2 gates, int thread) {
+  const int lane = thread % 32, warp = thread / 32;
+  const double own = gates.y;
+  double high = static_cast<double>(gates.x) + own;  // up to token 2 lane + 1
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const double other = __shfl_up_sync(0xffffffffu, high, step);
+    if (lane >= step) high += other;
+  }
+  const double low = high - own, last = __shfl_sync(0xffffffffu, high, 31);
+  const auto row_sum = [&](int lane_with) {
+    const double x = __shfl_sync(0xffffffffu, low, lane_with), y = __shfl_sync(0xffffffffu, high, lane_with);
+    return lane & 4 ? y : x;
+  };
+  const double sums[2] = {row_sum(8 * warp + lane / 8), row_sum(8 * warp + lane / 8 + 4)};
+  __syncthreads();
+  Accumulator s;
+  clear(s);
+  TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, q, k, thread);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const double x[2] = {__shfl_sync(0xffffffffu, low, 4 * j + lane % 4),
+                         __shfl_sync(0xffffffffu, high, 4 * j + lane % 4)};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[4 * j + e] *= ptx::exp2(fminf(static_cast<float>(sums[e / 2] - x[e % 2]), 0.0f));
+  }
+  std::uint32_t selected[16];
+  select_scores(selected, s, thread);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) scores[i] = selected[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const double sum = __shfl_sync(0xffffffffu, i & 1 ? high : low, 8 * warp + 2 * (lane / 8) + i / 2);
+    scale_piece(q + own_piece(thread, i), ptx::exp2(static_cast<float>(sum)));
+    scale_piece(k + own_piece(thread, i), ptx::exp2(static_cast<float>(last - sum)));
+  }
+}
+
+// ---- the walk ----
+
+// grid: N * H * ceil(V / 64), value slices fastest.
+template <class Core, FusedGate gate>
+__device__ __forceinline__ void fused(const Params& p, char* shared) {
+  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const int thread = fresh_thread(), lane = thread % 32;
+  const int slices = (p.value_dim + 63) / 64;
+  const int v0 = blockIdx.x % slices * 64;
+  const int heads = p.heads * p.group;
+  const std::int64_t n = blockIdx.x / slices / heads;
+  const int query_head = static_cast<int>(blockIdx.x / slices % heads), head = query_head / p.group;
+  const int K = p.key_dim, V = p.value_dim;
+  const Span span = span_of(p.sequences, n);
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
+  const bool leads = query_head % p.group == 0;
+  const std::int64_t cell = (n * p.heads + head) * static_cast<std::int64_t>(K) * V;
+
+  const int first_row = kRowsEach * (thread / 8), piece = thread % 8;
+  const std::uint32_t g_tile = base + 5 * kTileBytes, h_tile = base + 6 * kTileBytes;
+  bool in_pieces = true;  // all rows may be moved in 16-byte pieces
+  // This thread's piece of its first row in the next chunk.
+  const auto first_piece = [&](const Strided& s, int of_head, int channel, int channels) {
+    const Rows r = rows_of(s, 2, span, 0, of_head, channel, channels);
+    in_pieces &= aligned(r);
+    return const_cast<char*>(r.data) + static_cast<std::int64_t>(first_row) * r.stride + 16 * piece;
+  };
+  char* next[5] = {first_piece(p.q, query_head, 0, K), first_piece(p.k, head, 0, K), first_piece(p.v, head, v0, V),
+                   first_piece(p.o, query_head, v0, V), key ? first_piece(p.g, head, 0, K) : nullptr};
+  char *&q_next = next[0], *&k_next = next[1], *&v_next = next[2], *&o_next = next[3], *&g_next = next[4];
+  const auto stride_of = [&](const Strided& s) { return static_cast<int>(s.token) * 2; };
+  // The rows of the chunk whose piece `at` is.
+  const auto whole = [&](const char* at, const Strided& s, int rows, int channels) {
+    const int thread = fresh_thread(), stride = stride_of(s);
+    return Rows{at - static_cast<std::int64_t>(kRowsEach * (thread / 8)) * stride - thread % 8 * 16, stride, rows,
+                channels};
+  };
+  const auto rows_in = [&](int c) {
+    return static_cast<int>(min(span.length - static_cast<std::int64_t>(c) * kChunk, std::int64_t{kChunk}));
+  };
+  const auto load = [&](std::uint32_t tile, char*& next, const Strided& s, int rows, int channels) {
+    const int thread = fresh_thread(), stride = stride_of(s);
+    if (in_pieces) {
+      const int left = thread % 8 * 8 < channels ? rows - kRowsEach * (thread / 8) : 0;
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {  // without bytes nothing is read
+        ptx::copy_async_16(tile + own_piece(thread, i), next + i * stride, i < left ? 16 : 0);
+      }
+    } else {
+      gather_tile(tile, whole(next, s, rows, channels), thread);
+    }
+    next += static_cast<std::int64_t>(stride) * kChunk;
+  };
+  const auto write_states = [&](int c, int thread) {
+    const std::int64_t offset = ((span.chunk_begin + c) * p.heads + head) * static_cast<std::int64_t>(K) * V + v0;
+    const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, K, V - v0};
+    store_tile(target, h_tile, aligned(target), thread);
+  };
+  const auto token_gate = [&](std::int64_t t) {
+    return t < span.length ? key_gate(p, span.batch, span.begin + t, head, 0) : 0.0f;
+  };
+  const auto token_gates = [&](int c) {  // of tokens 2 lane and 2 lane + 1
+    const std::int64_t t = static_cast<std::int64_t>(c) * kChunk + 2 * lane;
+    return make_float2(token_gate(t), token_gate(t + 1));
+  };
+
+  Accumulator h;
+  read_state(h, p.h0 != nullptr ? static_cast<const float*>(p.h0) + cell : nullptr, K, V, 0, v0, thread);
+  put_rounded<Core>(h_tile, h, thread);
+  const bool keeps_states = p.states != nullptr && leads;
+  __syncwarp();
+  if (keeps_states && chunks > 0) write_states(0, thread);
+
+  float constant_gate = 0.0f;
+  float2 next_gates = make_float2(0.0f, 0.0f);
+  if (chunks > 0) {
+    load(base, q_next, p.q, rows_in(0), K);
+    load(base + 2 * kTileBytes, k_next, p.k, rows_in(0), K);
+    if constexpr (key) {
+      load(g_tile, g_next, p.g, rows_in(0), K);
+      ptx::copy_async_commit();
+    }
+    load(base + 4 * kTileBytes, v_next, p.v, rows_in(0), V - v0);
+    ptx::copy_async_commit();
+    if constexpr (gate == FusedGate::constant) constant_gate = token_gate(0);
+    if constexpr (gate == FusedGate::scalar) next_gates = token_gates(0);
+  }
+
+#pragma unroll 1
+  for (int c = 0; c < chunks; ++c) {
+    const int thread = fresh_thread(), lane = thread % 32;
+    const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
+    const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = key ? base + 4 * kTileBytes : q + 4 * kTileBytes;
+    const int rows = rows_in(c);
+    if (c + 1 < chunks) {
+      load(base + other, q_next, p.q, rows_in(c + 1), K);
+      load(base + 2 * kTileBytes + other, k_next, p.k, rows_in(c + 1), K);
+      if constexpr (!key) load(base + 4 * kTileBytes + other, v_next, p.v, rows_in(c + 1), V - v0);
+    }
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<key ? 2 : 1>();
+
+    bool one_anchor = true;
+    float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
+    std::uint32_t steep_scores[16];
+    if constexpr (key) {
+      Core::publish();
+      __syncthreads();  // g, q and k are there
+      one_anchor = gate_by_channel<Core>(q, k, g_tile, decay, thread);
+      ptx::copy_async_wait<1>();
+      Core::publish();
+      one_anchor = !__syncthreads_or(!one_anchor);  // the operands are there
+      if (!one_anchor) {                            // or not
+        const auto again = [&](const char* next, const Strided& s, int chunks_back) {
+          return whole(next - static_cast<std::int64_t>(stride_of(s)) * kChunk * chunks_back, s, rows, K);
+        };
+        const int ahead = c + 1 < chunks ? 2 : 1;
+        const SteepRows steep{again(q_next, p.q, ahead), again(k_next, p.k, ahead), again(g_next, p.g, 1), in_pieces};
+        const Aside state(h);
+        const Aside places(next);
+        gate_steep_chunk(q, k, g_tile, steep, thread);
+        state.restore(h);
+        places.restore(next);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) steep_scores[i] = load_shared_4(g_tile + 64 * thread + 4 * i);
+        Core::publish();
+        __syncthreads();
+      }
+      if (c + 1 < chunks) load(g_tile, g_next, p.g, rows_in(c + 1), K);
+      ptx::copy_async_commit();
+    } else if constexpr (by_token) {
+      const float2 gates = next_gates;
+      if constexpr (gate == FusedGate::scalar) next_gates = token_gates(c + 1);
+      const TokenSums sums =
+          gate == FusedGate::constant ? constant_sums(constant_gate, rows, thread) : scan_tokens(gates, thread);
+      one_anchor = sums.total >= -kRange;
+      decay.x = decay.y = ptx::exp2(sums.total);
+      if (one_anchor) {
+        o_scale = make_float2(p.scale * ptx::exp2(sums.own.x), p.scale * ptx::exp2(sums.own.y));
+        gate_values(v, sums, thread);
+      } else {
+        const float2 constant =
+            make_float2(2 * lane < rows ? constant_gate : 0.0f, 2 * lane + 1 < rows ? constant_gate : 0.0f);
+        const Aside aside(h);
+        std::uint32_t scores[16];
+        gate_steep_tokens(scores, q, k, gate == FusedGate::constant ? constant : gates, thread);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) steep_scores[i] = scores[i];
+        aside.restore(h);
+      }
+      Core::publish();
+      __syncthreads();  // the operands are there
+    } else {
+      Core::publish();
+      __syncthreads();
+    }
+
+    // h is both the operand in its tile and, in registers, what the next one comes from.
+    if (!one_anchor) scale_rows(h, decay.x, decay.y);
+    Accumulator s;
+    std::uint32_t scores[16];
+    Core::begin(h);
+    Core::template product<k_inner, k_inner, true>(s, q, k, thread);
+    Core::commit();
+    Core::template product<k_outer, k_outer>(h, k, v, thread);
+    Core::commit();
+    Core::template wait<1>(s);
+    select_scores(scores, s, thread);
+    if (!one_anchor) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) scores[i] = steep_scores[i];
+    }
+    Accumulator o;
+    Core::begin(scores);
+    Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
+    Core::template product<k_outer>(o, scores, v, thread);
+    Core::commit();
+    Core::template wait<1>(h);
+    if (one_anchor) scale_rows(h, decay.x, decay.y);
+    Core::template wait<0>(o);
+    __syncthreads();  // the operands have been read
+    if constexpr (key) {
+      if (c + 1 < chunks) load(v, v_next, p.v, rows_in(c + 1), V - v0);
+      ptx::copy_async_commit();
+    }
+    const int mover = fresh_thread(), o_stride = stride_of(p.o);
+    put_rounded<Core>(h_tile, h, mover);
+    scale_rows(o, o_scale.x, o_scale.y);
+    put_rounded<Core>(q, o, mover);
+    __syncwarp();
+    if (in_pieces) {
+      const int left = mover % 8 * 8 < V - v0 ? rows - kRowsEach * (mover / 8) : 0;
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        if (i < left) *reinterpret_cast<uint4*>(o_next + i * o_stride) = load_shared_16(q + own_piece(mover, i));
+      }
+    } else {
+      scatter_tile(whole(o_next, p.o, rows, V - v0), q, mover);
+    }
+    o_next += static_cast<std::int64_t>(o_stride) * kChunk;
+    if (keeps_states && c + 1 < chunks) write_states(c + 1, mover);
+  }
+  if (p.ht != nullptr && leads) write_state(static_cast<float*>(p.ht) + cell, h, K, V, 0, v0, thread);
+}
+
+template <class Core, FusedGate gate>
+__global__ void __launch_bounds__(kGroupThreads, 4) fused_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) fused<Core, gate>(p, shared);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,256 @@
+// First of the two passes that serve K up to 256 and any split of V and of time: everything of a chunk that depends on
+// gates, once, chunk-parallel, whatever the gate's kind. For chunk and query head: q 2^G, the scores P (no scale), and,
+// once a key-value head, k 2^(sum of later gates) and the chunk's decay 2^(sum of all). No exponent is positive
+// outside the scores, and those go by the ladder (forward/gates.cuh). The pass after it (forward/recurrence.cuh) is
+// then gate-free:
+//     o = scale ((q 2^G) h + P v),   h' = 2^sum h + (k 2^later)^T v.
+// Operands are written as images of the shared-memory tiles, which the second pass copies as they lie.
+#pragma once
+
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// What the first pass leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
+// [chunks, G, 64 * blocks] floats.
+struct Prepared {
+  char* q;
+  char* k;
+  char* scores;
+  float* decay;
+  int blocks;  // ceil(K / 64)
+};
+
+// Shared memory: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
+constexpr int kGatePitch = 68;
+constexpr int kPrepareBytes = 3 * kTileBytes + 64 * kGatePitch * 4;
+
+// One chunk and 64 key channels.
+struct PrepareBlock {
+  Span span;
+  std::int64_t first;  // token of the sequence
+  int query_head, head, channel;
+  std::uint32_t q_tile, k_tile, g_tile;
+  float* gates;
+  char* q_image;
+  char* k_image;  // null: another query head of the group writes it
+};
+
+// Starts the copy of key gates.
+__device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& b, int thread) {
+  if (p.gate_dtype != DType::f32) {
+    const Rows r = rows_of(p.g, 2, b.span, b.first, b.head, b.channel, p.key_dim);
+    load_tile(b.g_tile, r, aligned(r), thread);
+    return;
+  }
+  const Rows r = rows_of(p.g, 4, b.span, b.first, b.head, b.channel, p.key_dim);
+  const bool in_pieces = aligned(r);
+  const int channel = 8 * (thread % 8);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int row = kRowsEach * (thread / 8) + i;
+    float* to = b.gates + kGatePitch * row + channel;
+    const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(row) * r.stride) + channel;
+    if (in_pieces) {
+      const bool inside = row < r.rows && channel < r.channels;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        ptx::copy_async_16(ptx::shared_address(to + 4 * half),
+                           inside ? from + 4 * half : static_cast<const void*>(r.data), inside ? 16 : 0);
+      }
+    } else {
+      for (int e = 0; e < 8; ++e) to[e] = row < r.rows && channel + e < r.channels ? from[e] : 0.0f;
+    }
+  }
+}
+// This thread's gates, key gates after the copy has arrived.
+__device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const PrepareBlock& b, int thread) {
+  if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return read_gates(g, b.g_tile, thread);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int row = kRowsEach * (thread / 8) + i;
+    if (p.gate == GateKind::key) {
+      const float4* from = reinterpret_cast<const float4*>(b.gates + kGatePitch * row + 8 * (thread % 8));
+      const float4 low = from[0], high = from[1];
+      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) g[i][e] = base_2_gate(all[e]);
+    } else {
+      const float gate =
+          b.first + row < b.span.length ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, 0) : 0.0f;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) g[i][e] = gate;
+    }
+  }
+}
+
+// Gates in f32 in shared memory, 16 rows a warp.
+struct SharedColumns {
+  static constexpr int kWarps = 4, kRows = 16;
+  const float* place;  // of the warp's first row, this lane's channels
+  float2 totals[kWarps];
+  __device__ __forceinline__ float2 gate(int i) const {
+    return *reinterpret_cast<const float2*>(place + kGatePitch * i);
+  }
+  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
+};
+
+// A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
+// of its own, so that its registers are not the common path's.
+static __device__ __noinline__ void prepare_steep(const Params& p, const PrepareBlock& b, int thread) {
+  const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
+  __syncthreads();
+  for (int i = 0; i < 16; ++i) {
+    const int row = 16 * warp + i;
+    const auto gate = [&](int of) {
+      return b.first + row < b.span.length && of < p.key_dim
+                 ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, of)
+                 : 0.0f;
+    };
+    *reinterpret_cast<float2*>(b.gates + kGatePitch * row + 2 * lane) = make_float2(gate(channel), gate(channel + 1));
+  }
+  SharedColumns columns;
+  columns.place = b.gates + kGatePitch * 16 * warp + 2 * lane;
+  exchange_totals(columns.totals, columns, b.g_tile, warp, lane);
+  Accumulator sum;
+  clear(sum);
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    Accumulator s;
+    level_scores(s, size, b.q_tile, b.k_tile, b.g_tile, columns, thread);
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+      sum[i] += counts(row_of_element(thread, i), column_of_element(thread, i), size) ? s[i] : 0.0f;
+    if (size == 0) break;
+  }
+  __syncthreads();
+  gate_exactly(b.q_tile, b.k_tile, columns, thread);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const std::uint32_t at = own_piece(thread, i);
+    *reinterpret_cast<uint4*>(b.q_image + at) = load_shared_16(b.q_tile + at);
+    if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = load_shared_16(b.k_tile + at);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = sum[i];
+}
+
+template <class Core>
+__device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& out, char* shared) {
+  PrepareBlock b;
+  b.q_tile = ptx::shared_address(shared);
+  b.k_tile = b.q_tile + kTileBytes;
+  b.g_tile = b.k_tile + kTileBytes;
+  b.gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);
+  const int thread = threadIdx.x, lane = thread % 32, piece = thread % 8;
+  const int heads = p.heads * p.group;
+  const std::int64_t chunk = blockIdx.x / heads;
+  b.query_head = blockIdx.x % heads;
+  b.head = b.query_head / p.group;
+  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
+  if (n < 0) return;
+  b.span = span_of(p.sequences, n);
+  b.first = (chunk - b.span.chunk_begin) * kChunk;
+  const bool leads = b.query_head % p.group == 0;
+
+  Accumulator s;
+  clear(s);
+#pragma unroll 1
+  for (int kb = 0; kb < out.blocks; ++kb) {
+    b.channel = 64 * kb;
+    b.q_image = out.q + ((chunk * heads + b.query_head) * out.blocks + kb) * kTileBytes;
+    char* k_image = out.k + ((chunk * p.heads + b.head) * out.blocks + kb) * kTileBytes;
+    b.k_image = leads ? k_image : nullptr;
+    const Rows q_rows = rows_of(p.q, 2, b.span, b.first, b.query_head, b.channel, p.key_dim);
+    const Rows k_rows = rows_of(p.k, 2, b.span, b.first, b.head, b.channel, p.key_dim);
+    if (p.gate == GateKind::key) load_gates(p, b, thread);
+    ptx::copy_async_commit();
+    load_tile(b.q_tile, q_rows, aligned(q_rows), thread);
+    load_tile(b.k_tile, k_rows, aligned(k_rows), thread);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    Gates g;
+    bool one_anchor;
+    {
+      float before[8], all[8];
+      fetch_gates(g, p, b, thread);
+      scan_gates(g, before, b.g_tile, thread);
+      __syncthreads();
+      finish_scan(g, before, all, b.g_tile, thread);
+      one_anchor = in_range(all);
+      if (leads && thread < 8) {
+        float* decay = out.decay + ((chunk * p.heads + b.head) * out.blocks + kb) * 64 + 8 * piece;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) decay[e] = ptx::exp2(all[e]);
+      }
+      ptx::copy_async_wait<0>();
+      if (one_anchor) {
+#pragma unroll
+        for (int i = 0; i < kRowsEach; ++i) {
+          const std::uint32_t at = own_piece(thread, i);
+          float x[8], y[8];
+          unpack_8(load_shared_16(b.q_tile + at), x);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) x[e] *= ptx::exp2(g[i][e]);
+          const uint4 gated = pack_8(x);
+          store_shared_16(b.q_tile + at, gated);
+          *reinterpret_cast<uint4*>(b.q_image + at) = gated;
+          unpack_8(load_shared_16(b.k_tile + at), x);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            y[e] = x[e] * ptx::exp2(-g[i][e]);
+            x[e] *= ptx::exp2(all[e] - g[i][e]);
+          }
+          store_shared_16(b.k_tile + at, pack_8(y));
+          if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(x);
+        }
+      }
+    }
+    if (one_anchor) {
+      Core::publish();
+      __syncthreads();
+      Core::begin();
+      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
+      Core::finish();
+    } else {
+      const PrepareBlock copy = b;  // so that b itself may stay in registers
+      prepare_steep(p, copy, thread);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
+    }
+    __syncthreads();
+  }
+  std::uint32_t packed[16];
+  select_scores(packed, s, thread);
+  char* image = out.scores + (chunk * heads + b.query_head) * kTileBytes;
+  const int row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    store_shared_4(b.q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const std::uint32_t at = own_piece(thread, i);
+    *reinterpret_cast<uint4*>(image + at) = load_shared_16(b.q_tile + at);
+  }
+}
+
+// Queues forward_prepare_kernel (forward/two_pass.cu).
+template <class Core>
+void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared);
+
+// grid: most_chunks * H, heads fastest.
+template <class Core>
+__global__ void __launch_bounds__(kGroupThreads, 4)
+    forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,169 @@
+// Pairs of tokens inside a chunk whose gates no single anchor spans: on tensor cores, and exact for any gates.
+//
+// At level s (32, 16, .., 1) the chunk's 64 tokens lie in blocks of s. Tokens i > j whose highest different bit is s
+// lie in an odd block and in the even block before it. With the boundary between the two as anchor,
+//     2^(G_i - G_j) = 2^(gates from the boundary to i) 2^(gates after j to the boundary):
+// both exponents are sums of gates, never positive and never a difference of sums, so that a reset is as good as any
+// other gate. At a level a token is either a query or a key: one tile X holds q's rows of odd blocks and k's of even
+// ones, each element times its factor W, and
+//     p_ij = (X X^T)_ij,   dq_i += W_i (a X)_i,   dk_j += W_j (a^T X)_j,   a: the pairs of this level, else 0.
+// Every pair has its level; a token with itself needs no factor.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// The gates come as Columns: kWarps warps share the 64 rows, kRows each; for the lane's channels 2 lane and 2 lane + 1,
+// gate(i) is the base-2 gate of the warp's row i and total(w) the sum over the rows of warp w.
+
+// The sums over the rows of each warp, through kWarps * 256 bytes of shared memory that nothing else uses. Two
+// barriers.
+template <class Columns>
+__device__ __forceinline__ void exchange_totals(float2 (&totals)[Columns::kWarps], const Columns& columns,
+                                                std::uint32_t shared, int warp, int lane) {
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < Columns::kRows; ++i) {
+    const float2 g = columns.gate(i);
+    sum.x += g.x;
+    sum.y += g.y;
+  }
+  const auto place = [&](int w) { return shared + (w * kTile + 2 * lane) * 4; };
+  store_shared_4(place(warp), __float_as_uint(sum.x));
+  store_shared_4(place(warp) + 4, __float_as_uint(sum.y));
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < Columns::kWarps; ++w) {
+    totals[w] = make_float2(__uint_as_float(load_shared_4(place(w))), __uint_as_float(load_shared_4(place(w) + 4)));
+  }
+  __syncthreads();
+}
+
+// Calls visit(row, sum of the gates from the start of the row's block of `size` tokens to the row) for the warp's rows.
+template <class Columns, class Visit>
+__device__ __forceinline__ void walk_up(const Columns& columns, int size, int warp, Visit visit) {
+  constexpr int kRows = Columns::kRows;
+  float2 run = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 0; w < Columns::kWarps; ++w) {
+    if (w < warp && ((kRows * w) & -size) == ((kRows * warp) & -size)) {
+      const float2 total = columns.total(w);
+      run.x += total.x;
+      run.y += total.y;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = kRows * warp + i;
+    const float2 g = columns.gate(i);
+    if ((row & (size - 1)) == 0) run = make_float2(0.0f, 0.0f);
+    run.x += g.x;
+    run.y += g.y;
+    visit(row, run);
+  }
+}
+// The same with the sum of the gates after the row, to the end of its block.
+template <class Columns, class Visit>
+__device__ __forceinline__ void walk_down(const Columns& columns, int size, int warp, Visit visit) {
+  constexpr int kRows = Columns::kRows;
+  float2 run = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 0; w < Columns::kWarps; ++w) {
+    if (w > warp && ((kRows * w) & -size) == ((kRows * warp) & -size)) {
+      const float2 total = columns.total(w);
+      run.x += total.x;
+      run.y += total.y;
+    }
+  }
+#pragma unroll
+  for (int i = kRows - 1; i >= 0; --i) {
+    const int row = kRows * warp + i;
+    const float2 g = columns.gate(i);
+    if (((row + 1) & (size - 1)) == 0) run = make_float2(0.0f, 0.0f);
+    visit(row, run);
+    run.x += g.x;
+    run.y += g.y;
+  }
+}
+
+// Two channels of a row of a tile times scale 2^exponent to the same place of another (or the same) tile. Returns the
+// power.
+__device__ __forceinline__ float2 gate_pair(std::uint32_t to, std::uint32_t from, int row, int lane, float2 exponent,
+                                            float scale = 1.0f) {
+  const std::uint32_t at = element_offset(row, 2 * lane);
+  const float2 x = ptx::unpack_bf16(load_shared_4(from + at));
+  const float2 factor = make_float2(ptx::exp2(exponent.x), ptx::exp2(exponent.y));
+  store_shared_4(to + at, ptx::pack_bf16(x.x * (scale * factor.x), x.y * (scale * factor.y)));
+  return factor;
+}
+
+// The warp's rows of X at level `size`, from q and k as loaded; put(row, W of the lane's two channels).
+template <class Columns, class Put>
+__device__ __forceinline__ void put_level(std::uint32_t x_tile, std::uint32_t q_tile, std::uint32_t k_tile,
+                                          const Columns& columns, int size, int warp, int lane, Put put) {
+  // A warp whose rows lie in one block walks one way only.
+  const bool one_block = size >= Columns::kRows, queries = (Columns::kRows * warp & size) != 0;
+  if (!one_block || queries) {
+    walk_up(columns, size, warp, [&](int row, float2 sum) {
+      if (row & size) put(row, gate_pair(x_tile, q_tile, row, lane, sum));
+    });
+  }
+  if (!one_block || !queries) {
+    walk_down(columns, size, warp, [&](int row, float2 sum) {
+      if (!(row & size)) put(row, gate_pair(x_tile, k_tile, row, lane, sum));
+    });
+  }
+}
+
+// Whether the pair belongs to level `size`.
+__device__ __forceinline__ bool at_level(int query, int key, int size) {
+  return ((query ^ key) & -size) == size && (query & size) != 0;
+}
+
+// Scores of the pairs of one level, [query][key] or transposed, among others that do not count. Level 0: tokens with
+// themselves. x_tile: 8 KiB that nothing else uses. For 128 threads; all of the block come here.
+template <class Columns>
+__device__ __forceinline__ void level_scores(Accumulator& s, int size, std::uint32_t q_tile, std::uint32_t k_tile,
+                                             std::uint32_t x_tile, const Columns& columns, int thread) {
+  constexpr Stored k_inner = Stored::k_inner;
+  if (size > 0) {
+    __syncthreads();
+    put_level(x_tile, q_tile, k_tile, columns, size, thread / 32, thread % 32, [](int, float2) {});
+    __syncthreads();
+  }
+  clear(s);
+  TensorCore80::product<k_inner, k_inner>(s, size > 0 ? x_tile : q_tile, size > 0 ? x_tile : k_tile, thread);
+}
+__device__ __forceinline__ bool counts(int query, int key, int size) {
+  return size > 0 ? at_level(query, key, size) : query == key;
+}
+
+// Those of an accumulator that count, rounded, into an operand whose other elements are zero so far.
+template <bool kTransposed>
+__device__ __forceinline__ void merge_level(std::uint32_t (&operand)[16], const Accumulator& s, int size, float scale,
+                                            int thread) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = row_of_element(thread, 2 * i), column = column_of_element(thread, 2 * i);
+    const bool low = kTransposed ? counts(column, row, size) : counts(row, column, size);
+    const bool high = kTransposed ? counts(column + 1, row, size) : counts(row, column + 1, size);
+    operand[i] |= ptx::pack_bf16(low ? scale * s[2 * i] : 0.0f, high ? scale * s[2 * i + 1] : 0.0f);
+  }
+}
+
+// d += (a where keeps(row, column), else 0) b; a: an operand of 16-bit elements, b_tile [k][n]. By 128 threads.
+template <class Keeps>
+__device__ __forceinline__ void add_masked_product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
+                                                   int thread, Keeps keeps) {
+  const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
+  std::uint32_t masked[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = row + 8 * (i & 1), c = column + 8 * (i / 2);
+    masked[i] = a[i] & ((keeps(r, c) ? 0xffffu : 0u) | (keeps(r, c + 1) ? 0xffff0000u : 0u));
+  }
+  TensorCore80::product<Stored::k_outer>(d, masked, b_tile, thread);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,118 @@
+// Chunks as swizzled tiles, filled and emptied in 16-byte pieces by a group of 128 threads. Thread t moves piece t % 8
+// of rows 4 (t / 8) + {0..3} of each tile, both ways: a thread may overwrite or read without a barrier what it has
+// itself loaded, and a warp what its own 16 rows of an accumulator put there.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kRowsEach = 4;  // rows of a tile a thread moves
+
+// The rows of one chunk in a tensor: bf16, or a gate of bf16 or f32.
+struct Rows {
+  const char* data;  // channel 0 of the chunk's first token
+  int stride;        // bytes from token to token; the host has checked that 64 of them fit (chunkable)
+  int rows;          // tokens of the chunk, at most 64
+  int channels;      // beyond them zeros are read
+};
+
+__device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Span& span, std::int64_t first, int head,
+                                        int channel, int channels) {
+  const std::int64_t offset = span.batch * s.batch + (span.begin + first) * s.token + head * s.head + channel;
+  const std::int64_t left = span.length - first;
+  return {static_cast<const char*>(s.data) + offset * element, static_cast<int>(s.token * element),
+          static_cast<int>(left < kChunk ? left : kChunk), channels - channel};
+}
+
+// Whether rows may be read and written in 16-byte pieces.
+__device__ __forceinline__ bool aligned(const Rows& r) {
+  return (reinterpret_cast<std::uintptr_t>(r.data) % 16 == 0) & (r.stride % 16 == 0) & (r.channels % 8 == 0);
+}
+
+// Eight 16-bit elements of row `row` from channel `channel` on, zeros outside; for rows that are not aligned.
+__device__ __forceinline__ uint4 gather_piece(const Rows& r, int row, int channel) {
+  std::uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (row < r.rows && channel + i < r.channels) {
+      const std::uint32_t element =
+          *reinterpret_cast<const std::uint16_t*>(r.data + row * r.stride + (channel + i) * 2);
+      words[i / 2] |= element << (16 * (i % 2));
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Where the piece of this thread's row i lies in a tile.
+__device__ __forceinline__ std::uint32_t own_piece(int thread, int i) {
+  return (tile_piece(kRowsEach * (thread / 8), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
+}
+
+static __device__ __noinline__ void gather_tile(std::uint32_t tile, const Rows r, int thread) {
+  for (int i = 0; i < kRowsEach; ++i) {
+    store_shared_16(tile + own_piece(thread, i), gather_piece(r, kRowsEach * (thread / 8) + i, thread % 8 * 8));
+  }
+}
+// Starts the copy of a 64-channel tile; the pieces outside become zeros.
+__device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, bool in_pieces, int thread) {
+  if (!in_pieces) return gather_tile(tile, r, thread);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+  const char* from = r.data + (left > 0 ? row * r.stride + thread % 8 * 16 : 0);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    ptx::copy_async_16(tile + own_piece(thread, i), i < left ? from + i * r.stride : r.data, i < left ? 16 : 0);
+  }
+}
+
+static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t tile, int thread) {
+  const int piece = thread % 8;
+  for (int i = 0; i < kRowsEach; ++i) {
+    const int row = kRowsEach * (thread / 8) + i;
+    if (row >= r.rows) return;
+    const uint4 x = load_shared_16(tile + own_piece(thread, i));
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    auto* target = reinterpret_cast<std::uint16_t*>(const_cast<char*>(r.data) + row * r.stride) + piece * 8;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (piece * 8 + e < r.channels) target[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
+    }
+  }
+}
+// Writes a tile to the rows of a tensor of 16-bit elements.
+__device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bool in_pieces, int thread) {
+  if (!in_pieces) return scatter_tile(r, tile, thread);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+  char* to = const_cast<char*>(r.data) + row * r.stride + thread % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    if (i < left) *reinterpret_cast<uint4*>(to + i * r.stride) = load_shared_16(tile + own_piece(thread, i));
+  }
+}
+
+// Eight bf16 elements to floats and back.
+__device__ __forceinline__ void unpack_8(const uint4& x, float (&f)[8]) {
+  const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = ptx::unpack_bf16(words[i]);
+    f[2 * i] = pair.x;
+    f[2 * i + 1] = pair.y;
+  }
+}
+__device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
+  return make_uint4(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3]), ptx::pack_bf16(f[4], f[5]),
+                    ptx::pack_bf16(f[6], f[7]));
+}
+
+// Scores of tokens i (rows) against j (columns), selected j <= i, as the operand of P v.
+__device__ __forceinline__ void select_scores(std::uint32_t (&operand)[16], const Accumulator& s, int thread) {
+  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = row + (i & 1) * 8, c = i / 2 * 8 + 2 * (lane % 4);
+    operand[i] = ptx::pack_bf16(c <= r ? s[2 * i] : 0.0f, c + 1 <= r ? s[2 * i + 1] : 0.0f);
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

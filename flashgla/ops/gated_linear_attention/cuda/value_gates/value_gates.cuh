@@ -1,0 +1,646 @@
+// Gates over values, alone or beside gates over keys: chunk by chunk, both sides alike. Design: value_gates/README.md.
+//
+// For a chunk with start state h and end-state gradient dh, and for either side (keys: q, k, g, with do, v, gv as the
+// other; values: do, v, gv, with q, k, g as the other), b the running sum of the side's base-2 gates and b_C its last:
+//     up_i = x_i 2^b_i of what queries (q, do), later_j = y_j 2^(b_C - b_j) of what is asked (k, v); never amplified
+//     s_ij = the other side's pairs with their gates (q.k: P, do.v: A), i >= j, else 0
+//     d query_i = 2^b_i ((other up)_i h) + sum_j 2^(b_i - b_j) s_ij y_j            (keys: dq; values: o)
+//     d key_j   = 2^(b_C - b_j) ((other later)_j dh) + sum_i 2^(b_i - b_j) s_ij x_i   (keys: dk; values: dv)
+//     h after the chunk = 2^(b_C + B_C) h + later_k^T later_v,   dh before it = 2^(b_C + B_C) dh + up_q^T up_do
+//     d gate_t  = sum_{i>=t} (x_i d query_i - y_i d key_i) + sum over the other channels of h dh at the chunk's end
+// all times the scale, where dh stands for the gradient over the scale.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/keys.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// ---- values alone, for the forward: later_v and the chunk's decay ----
+
+constexpr int kGateLaterBytes = 2 * kTileBytes + 64 * kGatePitch * 4;
+
+// p: the values' side (k: v, g: gv). Grid: chunks x G x tiles.
+static __device__ __forceinline__ void gate_later(const Params& p, char* images, float* decays, char* shared) {
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, tiles = tiles_of(p.key_dim);
+  const int tile = static_cast<int>(blockIdx.x % tiles), head = static_cast<int>(blockIdx.x / tiles % p.heads);
+  const std::int64_t chunk = blockIdx.x / tiles / p.heads, at = (chunk * p.heads + head) * tiles + tile;
+  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
+  if (n < 0) return;
+  PrepareBlock b;
+  b.span = span_of(p.sequences, n);
+  b.first = (chunk - b.span.chunk_begin) * kChunk;
+  b.query_head = b.head = head;
+  b.channel = kTile * tile;
+  b.k_tile = ptx::shared_address(shared);
+  b.g_tile = b.k_tile + kTileBytes;
+  b.gates = reinterpret_cast<float*>(shared + 2 * kTileBytes);
+  const Rows rows = rows_of(p.k, 2, b.span, b.first, head, b.channel, p.key_dim);
+  load_gates(p, b, thread);
+  load_tile(b.k_tile, rows, aligned(rows), thread);
+  ptx::copy_async_commit();
+  ptx::copy_async_wait<0>();
+  Gates g;
+  fetch_gates(g, p, b, thread);
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    float* to = b.gates + kGatePitch * (kRowsEach * (thread / 8) + i) + 8 * (thread % 8);
+    *reinterpret_cast<float4*>(to) = make_float4(g[i][0], g[i][1], g[i][2], g[i][3]);
+    *reinterpret_cast<float4*>(to + 4) = make_float4(g[i][4], g[i][5], g[i][6], g[i][7]);
+  }
+  __syncthreads();
+  SharedColumns columns;
+  columns.place = b.gates + kGatePitch * 16 * warp + 2 * lane;
+  exchange_totals(columns.totals, columns, b.g_tile, warp, lane);
+  walk_down(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(b.k_tile, b.k_tile, row, lane, sum); });
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const std::uint32_t piece = own_piece(thread, i);
+    *reinterpret_cast<uint4*>(images + at * kTileBytes + piece) = load_shared_16(b.k_tile + piece);
+  }
+  if (warp == 0) {
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      sum.x += columns.totals[w].x;
+      sum.y += columns.totals[w].y;
+    }
+    *reinterpret_cast<float2*>(decays + at * kTile + 2 * lane) = make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
+  }
+}
+
+static __global__ void __launch_bounds__(kGroupThreads)
+    gate_later_kernel(const __grid_constant__ Params p, char* images, float* decays) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+  extern __shared__ __align__(1024) char shared[];
+  gate_later(p, images, decays, shared);
+}
+
+// ---- the state's pass over the chunks of a sequence, either way ----
+
+struct GatedPass {
+  const char *a, *b;  // images: forwards later_k [chunks,G,key tiles] and later_v; backwards up_q [chunks,H,..], up_do
+  const float *key_decays, *value_decays;  // [chunks, G, 64 tiles]: 2^b_C
+  char* images;                            // [chunks, G, key tiles, value tiles]: the state before the chunk's step
+  const float* start;                      // [N,G,K,V] or null: zeros
+  float* end;                              // likewise, or null: not wanted
+  float start_factor = 1.0f, end_factor = 1.0f;
+  bool backwards = false;
+  int heads_each = 1;  // of a and b, a kv head
+  int segments = 1;
+  bool ends_only = false;           // of all segments but the last walked; nothing else is written
+  float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
+  float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 128]: of keys, of values
+};
+
+constexpr int kPassStages = 3;
+constexpr int gated_pass_stage(int groups) { return (1 + groups) * kTileBytes; }
+constexpr int gated_pass_shared(int groups) {
+  return kPassStages * (gated_pass_stage(groups) + (1 + groups) * kTile * 4) + groups * kTileBytes;
+}
+
+// Grid: (N x G x ceil(value tiles / kGroups) x key tiles, innermost last) x segments; a thread group holds one 64x64
+// tile of the state. Chunks are counted in the order of the walk.
+template <class Core, int kGroups>
+__device__ void pass_gated_state(const Params& p, const GatedPass& pass, char* shared) {
+  const int thread = threadIdx.x % kGroupThreads, group = threadIdx.x / kGroupThreads;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int blocks = key_tiles * ((value_tiles + kGroups - 1) / kGroups), block = blockIdx.x % blocks;
+  const int key_tile = block % key_tiles, value_tile = block / key_tiles * kGroups + group;
+  const int kv_head = blockIdx.x / blocks % p.heads;
+  const std::int64_t n = blockIdx.x / blocks / p.heads;
+  const bool active = value_tile < value_tiles;
+  const Span span = span_of(p.sequences, n);
+  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const int segment = blockIdx.y;
+  const std::int64_t first = chunks * segment / pass.segments, last = chunks * (segment + 1) / pass.segments;
+  char* out = shared + kPassStages * gated_pass_stage(kGroups) + group * kTileBytes;
+  // A stage's decays: keys', then each group's values'.
+  float* decays = reinterpret_cast<float*>(shared + kPassStages * gated_pass_stage(kGroups) + kGroups * kTileBytes);
+  const auto chunk_at = [&](std::int64_t i) { return span.chunk_begin + (pass.backwards ? chunks - 1 - i : i); };
+
+  // What is loaded next: a chunk and a head of it at a time.
+  std::int64_t next_chunk = chunk_at(first), left = last - first;
+  int next_head = 0, next_slot = 0;
+  auto load = [&] {
+    if (left > 0) {
+      const std::int64_t kv_at = next_chunk * p.heads + kv_head, at = kv_at * pass.heads_each + next_head;
+      const std::uint32_t stage = ptx::shared_address(shared) + next_slot * gated_pass_stage(kGroups);
+      float* to = decays + next_slot * (1 + kGroups) * kTile;
+      if (group == 0) {
+        copy_image(stage, pass.a + (at * key_tiles + key_tile) * kTileBytes, thread);
+        if (thread < 16) {
+          ptx::copy_async_16(ptx::shared_address(to + 4 * thread),
+                             pass.key_decays + (kv_at * key_tiles + key_tile) * kTile + 4 * thread);
+        }
+      }
+      if (active) {
+        copy_image(stage + (1 + group) * kTileBytes, pass.b + (at * value_tiles + value_tile) * kTileBytes, thread);
+        if (thread < 16) {
+          ptx::copy_async_16(ptx::shared_address(to + (1 + group) * kTile + 4 * thread),
+                             pass.value_decays + (kv_at * value_tiles + value_tile) * kTile + 4 * thread);
+        }
+      }
+      next_slot = next_slot + 1 == kPassStages ? 0 : next_slot + 1;
+      if (++next_head == pass.heads_each) {
+        next_head = 0;
+        next_chunk += pass.backwards ? -1 : 1;
+        --left;
+      }
+    }
+    ptx::copy_async_commit();
+  };
+  load();
+  load();
+
+  const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
+  const std::int64_t cell = n * p.heads + kv_head;
+  const std::int64_t state_at = cell * p.key_dim * p.value_dim;
+  // f(element of the accumulator, its place in a [K,V] matrix), for elements that exist.
+  auto for_each = [&](auto f) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int k = key_tile * kTile + row_of_element(thread, i), v = value_tile * kTile + column_of_element(thread, i);
+      if (k < p.key_dim && v < p.value_dim) f(i, static_cast<std::int64_t>(k) * p.value_dim + v);
+    }
+  };
+  const auto decay_by = [&](Accumulator& state, const float* keys, const float* values) {
+    const float of_row[2] = {keys[row], keys[row + 8]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 of_column = *reinterpret_cast<const float2*>(values + 8 * j + column);
+      state[4 * j] *= of_row[0] * of_column.x;
+      state[4 * j + 1] *= of_row[0] * of_column.y;
+      state[4 * j + 2] *= of_row[1] * of_column.x;
+      state[4 * j + 3] *= of_row[1] * of_column.y;
+    }
+  };
+  // A sequence without tokens hands its state on to the bit.
+  const float start_factor = chunks == 0 ? 1.0f : pass.start_factor, end_factor = chunks == 0 ? 1.0f : pass.end_factor;
+  Accumulator state;
+  clear(state);
+  if (pass.start && segment == 0) {
+    for_each([&](int i, std::int64_t at) { state[i] = pass.start[state_at + at] * start_factor; });
+  }
+  const std::int64_t tiles = p.sequences.count * p.heads * key_tiles * value_tiles;
+  const std::int64_t tile_at = (cell * key_tiles + key_tile) * value_tiles + value_tile;
+  const auto segment_end = [&](int s, int part) {  // four of this thread's elements
+    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + part) * kGroupThreads + thread;
+  };
+  if (!pass.ends_only && active) {
+    for (int s = 0; s < segment; ++s) {
+      const float* over = pass.segment_decays + (s * tiles + tile_at) * 2 * kTile;
+      decay_by(state, over, over + kTile);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 end = *segment_end(s, j);
+        state[4 * j] += end.x;
+        state[4 * j + 1] += end.y;
+        state[4 * j + 2] += end.z;
+        state[4 * j + 3] += end.w;
+      }
+    }
+  }
+
+  float product = 1.0f;  // over the segment: of key channel `thread`, or of value channel thread - 64
+  int slot = 0;
+  for (std::int64_t i = first; i < last; ++i) {
+    if (active && !pass.ends_only) {
+      const std::int64_t at = ((chunk_at(i) * p.heads + kv_head) * key_tiles + key_tile) * value_tiles + value_tile;
+      store_image(pass.images + at * kTileBytes, out, state, thread);
+    }
+    for (int h = 0; h < pass.heads_each; ++h, slot = slot + 1 == kPassStages ? 0 : slot + 1) {
+      ptx::copy_async_wait<1>();
+      Core::publish();
+      __syncthreads();
+      load();
+      const std::uint32_t stage = ptx::shared_address(shared) + slot * gated_pass_stage(kGroups);
+      if (h == 0) {
+        const float *keys = decays + slot * (1 + kGroups) * kTile, *values = keys + (1 + group) * kTile;
+        if (active) decay_by(state, keys, values);
+        product *= thread < kTile ? keys[thread] : values[thread - kTile];
+      }
+      Core::begin(state);
+      Core::template product<Stored::k_outer, Stored::k_outer>(state, stage, stage + (1 + group) * kTileBytes, thread);
+      Core::finish(state);
+    }
+  }
+  ptx::copy_async_wait<0>();
+  if (!active) return;
+  if (pass.ends_only) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;
+  } else if (pass.end && segment == pass.segments - 1) {
+    for_each([&](int i, std::int64_t at) { pass.end[state_at + at] = state[i] * end_factor; });
+  }
+}
+
+template <class Core, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups, 4 / kGroups)
+    pass_gated_state_kernel(const __grid_constant__ Params p, const __grid_constant__ GatedPass pass) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) pass_gated_state<Core, kGroups>(p, pass, shared);
+}
+
+// ---- one side's gradients, or the output ----
+
+struct Side {
+  Strided query, key, gate;              // as given; gate without data: none
+  const char *own_up, *own_later;        // images [chunks, H, own tiles], [chunks, G, own tiles]
+  const char *other_up, *other_later;    // likewise of the other side
+  const char* scores;                    // [chunks, H]: s, [i][j]
+  const float* other_decays;             // [chunks, G, 64 other tiles]
+  const char *states, *state_gradients;  // [chunks, G, key tiles, value tiles]: h, dh
+  int own, other;                        // channels
+  Strided d_query, d_key, d_gate;        // without data: not wanted
+};
+
+struct SideShared {  // offsets; the epilogue overlays the stages, and its first operands come while the last one is
+                     // read
+  static constexpr int stages = 8 * kTileBytes;
+  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, raw_gates = 3 * kTileBytes, dump = raw_gates;
+  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
+  static constexpr int gates = x + kTileBytes;
+  static constexpr int small = gates + gate_bytes(GateTile::wide);  // beyond the stages
+  // Quarters, inner sums, suffix sums, through; the chunk's decays of own channels; decays of two stages.
+  static constexpr int total = small + 4 * sizeof(ColumnParts) + 3 * kTile * 4;
+  static_assert(small >= stages);
+};
+
+// The rows of a chunk from `channel` on, of elements of `bytes`.
+__device__ __forceinline__ Rows rows_at(const Strided& view, int bytes, const Chunk& c, int head, int channel,
+                                        int channels) {
+  const std::int64_t offset = c.batch * view.batch + c.token * view.token + head * view.head + channel;
+  return {static_cast<const char*>(view.data) + offset * bytes, static_cast<int>(view.token * bytes), c.rows,
+          channels - channel};
+}
+
+// The gates of a chunk as f32 rows of 64, natural logarithms, zeros outside: from a tile that this thread's loads have
+// filled, or from memory.
+__device__ __forceinline__ void put_gates(float* row, std::uint32_t raw, int thread) {
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    float g[8];
+    unpack_8(load_shared_16(raw + own_piece(thread, i)), g);
+    float4* to = reinterpret_cast<float4*>(row + i * kTile);
+    to[0] = make_float4(g[0], g[1], g[2], g[3]);
+    to[1] = make_float4(g[4], g[5], g[6], g[7]);
+  }
+}
+__device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread) {
+  const int first = kRowsEach * (thread / 8), of = 8 * (thread % 8);
+  const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(first) * r.stride) + of;
+  const auto at = [&](int i) {
+    return reinterpret_cast<const float*>(reinterpret_cast<const char*>(from) + i * r.stride);
+  };
+  if (aligned(r)) {
+#pragma unroll
+    for (int i = 0; i < kRowsEach; i += 2) {  // two rows' loads under way together
+      float4 g[2][2] = {};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (first + i + j < r.rows && of < r.channels) {
+          g[j][0] = reinterpret_cast<const float4*>(at(i + j))[0];
+          g[j][1] = reinterpret_cast<const float4*>(at(i + j))[1];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float4* to = reinterpret_cast<float4*>(row + (i + j) * kTile);
+        to[0] = g[j][0];
+        to[1] = g[j][1];
+      }
+    }
+  } else {
+    for (int i = 0; i < kRowsEach; ++i) {
+      for (int e = 0; e < 8; ++e) row[i * kTile + e] = first + i < r.rows && of + e < r.channels ? at(i)[e] : 0.0f;
+    }
+  }
+}
+
+// Rows of a result by a warp: two channels a lane, as many as there are.
+template <class T>
+struct PairWalk {
+  RowWalk<T> walk;
+  int rows, left;  // the warp's rows that exist, none where nothing is wanted; the lane's channels
+  bool in_pairs;
+  __device__ __forceinline__ PairWalk(const Strided& x, const Chunk& c, int head, int channel, int channels, int row)
+      : walk(x, c, head, channel, row), rows(x.data == nullptr ? 0 : c.rows - row), left(channels - channel) {
+    in_pairs = ((reinterpret_cast<std::uintptr_t>(walk.place) | static_cast<std::uintptr_t>(x.token * sizeof(T))) &
+                (2 * sizeof(T) - 1)) == 0;
+  }
+  __device__ __forceinline__ void store(int i, float2 x) const {
+    if (i >= rows || left <= 0) return;
+    T* place = walk.place + i * walk.stride;
+    if (in_pairs && left > 1) return store_two(place, x);
+    Element<T>::store(place, x.x);
+    if (left > 1) Element<T>::store(place + 1, x.y);
+  }
+};
+
+// Grid: chunks x G x own tiles, innermost last, so that what neighbours share is in the cache. Without kBackward only
+// d query (the output, over values).
+template <class Core, bool kOverValues, bool kBackward>
+__device__ void make_side(const Params& p, const Side& s, char* shared) {
+  using Layout = SideShared;
+  constexpr Stored kState = kOverValues ? Stored::k_outer : Stored::k_inner;
+  constexpr int kStages = kBackward ? 2 : 4, kStageBytes = Layout::stages / kStages;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int own_tiles = tiles_of(s.own), other_tiles = tiles_of(s.other);
+  const int own_tile = static_cast<int>(blockIdx.x % own_tiles), channel = own_tile * kTile;
+  const int kv_head = static_cast<int>(blockIdx.x / own_tiles % p.heads), query_heads = p.heads * p.group;
+  const std::int64_t chunk = blockIdx.x / own_tiles / p.heads, kv_at = chunk * p.heads + kv_head;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
+  float* dump = reinterpret_cast<float*>(shared + Layout::dump);
+  ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small);
+  ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2], &crossing = parts[3];
+  float *factors = reinterpret_cast<float*>(parts + 4), *weights = factors + kTile;
+
+  const auto state_tile = [&](const char* images, int other) {
+    const std::int64_t key = kOverValues ? other : own_tile, value = kOverValues ? own_tile : other;
+    return images +
+           ((kv_at * (kOverValues ? other_tiles : own_tiles) + key) * (kOverValues ? own_tiles : other_tiles) + value) *
+               kTileBytes;
+  };
+  int head = kv_head * p.group;
+  bool first = true;
+  const bool gated = s.gate.data != nullptr, narrow_gates = gated && p.gate_dtype != DType::f32;
+  // The tiles, in slots such that the one after the last is slot 0, and what the epilogue begins with.
+  const auto slot_of = [&](int tile) { return (tile + kStages - other_tiles % kStages) % kStages; };
+  auto load = [&](int tile) {
+    if (tile < other_tiles) {
+      const int slot = slot_of(tile);
+      const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
+      copy_image(stage, s.other_up + ((chunk * query_heads + head) * other_tiles + tile) * kTileBytes, thread);
+      copy_image(stage + kTileBytes, state_tile(s.states, tile), thread);
+      if (kBackward && first) {
+        const std::int64_t at = kv_at * other_tiles + tile;
+        copy_image(stage + 2 * kTileBytes, s.other_later + at * kTileBytes, thread);
+        copy_image(stage + 3 * kTileBytes, state_tile(s.state_gradients, tile), thread);
+        if (thread < 16) {
+          ptx::copy_async_16(ptx::shared_address(weights + slot * kTile + 4 * thread),
+                             s.other_decays + at * kTile + 4 * thread);
+        }
+      }
+    }
+    if (tile == other_tiles) {
+      if (kBackward) {
+        copy_image(ptx::shared_address(q),
+                   s.own_up + ((chunk * query_heads + head) * own_tiles + own_tile) * kTileBytes, thread);
+      }
+      copy_image(ptx::shared_address(k), s.own_later + (kv_at * own_tiles + own_tile) * kTileBytes, thread);
+    }
+    if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
+      copy_image(ptx::shared_address(a), s.scores + (chunk * query_heads + head) * kTileBytes, thread);
+      if (narrow_gates) {
+        const Rows rows = rows_at(s.gate, 2, c, kv_head, channel, s.own);
+        load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, aligned(rows), thread);
+      }
+    }
+    ptx::copy_async_commit();
+  };
+
+  Accumulator d_key;
+  clear(d_key);
+  float2 d_gate[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) d_gate[i] = make_float2(0.0f, 0.0f);
+  // Sum over the other channels of h dh with their decays: of rows 4 (thread / 8) + i, or columns 8 (thread % 8) + i.
+  float through[kOverValues ? 8 : 4] = {};
+  bool steep = false;
+
+  for (int h = 0; h < p.group; ++h, ++head) {
+    first = h == 0;
+    Accumulator d_query;
+    clear(d_query);
+#pragma unroll 1
+    for (int tile = 0; tile + 1 < kStages; ++tile) load(tile);
+    for (int tile = 0; tile < other_tiles; ++tile) {
+      ptx::copy_async_wait<kStages - 2>();
+      Core::publish();
+      __syncthreads();
+      load(tile + kStages - 1);
+      const int slot = slot_of(tile);
+      const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
+      if (kBackward && first) {
+        Core::begin(d_query, d_key);
+        Core::template product<Stored::k_inner, kState>(d_query, stage, stage + kTileBytes, thread);
+        Core::template product<Stored::k_inner, kState>(d_key, stage + 2 * kTileBytes, stage + 3 * kTileBytes, thread);
+        Core::commit();
+        const float* weight = weights + slot * kTile + (kOverValues ? kRowsEach * (thread / 8) : 8 * (thread % 8));
+#pragma unroll
+        for (int i = 0; i < kRowsEach; ++i) {
+          const std::uint32_t piece = own_piece(thread, i);
+          float x[8], y[8];
+          unpack_8(load_shared_16(stage + kTileBytes + piece), x);
+          unpack_8(load_shared_16(stage + 3 * kTileBytes + piece), y);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            float& sum = through[kOverValues ? e : i];
+            sum = fmaf(x[e] * y[e], weight[kOverValues ? i : e], sum);
+          }
+        }
+        Core::finish(d_query, d_key);
+      } else {
+        Core::begin(d_query);
+        Core::template product<Stored::k_inner, kState>(d_query, stage, stage + kTileBytes, thread);
+        Core::finish(d_query);
+      }
+    }
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+
+    // The pairs inside the chunk.
+    float* row = reinterpret_cast<float*>(gates) + kRowsEach * (thread / 8) * kTile + 8 * (thread % 8);
+    if (narrow_gates) {
+      put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
+    } else {
+      Rows rows = rows_at(s.gate, 4, c, kv_head, channel, s.own);
+      if (!gated) rows.rows = 0;
+      put_gates(row, rows, thread);
+    }
+    Core::publish();
+    __syncthreads();
+    sum_quarters<GateTile::wide>(quarters, gates, thread);
+    if (kBackward && first) {
+      sum_beyond(inner, k, d_key, thread);
+      if constexpr (kOverValues) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          through[e] += __shfl_xor_sync(0xffffffffu, through[e], 8);
+          through[e] += __shfl_xor_sync(0xffffffffu, through[e], 16);
+          if (lane < 8) crossing[warp][8 * lane + e] = through[e];
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+          for (int distance = 1; distance < 8; distance *= 2)
+            through[i] += __shfl_xor_sync(0xffffffffu, through[i], distance);
+          if (lane % 8 == 0) crossing[0][kRowsEach * (thread / 8) + i] = through[i];
+        }
+      }
+    }
+    __syncthreads();
+    float fall = 0.0f;
+    if (thread < kTile) {
+      fall = quarters[0][thread] + quarters[1][thread] + quarters[2][thread] + quarters[3][thread];
+      factors[thread] = ptx::exp2(fall);
+    }
+    steep = __syncthreads_or(fall < -kSteep);
+    if (!steep) {
+      // With the chunk's end as anchor: accumulators without 2^(b_i - b_C), without 2^-b_j.
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const float factor = factors[column_of_element(thread, i)];
+        d_query[i] *= factor;
+        if (kBackward && first) d_key[i] *= factor;
+      }
+      if constexpr (kBackward) {
+        Core::begin(d_query, d_key);
+        Core::template product<Stored::k_inner, Stored::k_outer>(d_query, ptx::shared_address(a),
+                                                                 ptx::shared_address(k), thread);
+        Core::template product<Stored::k_outer, Stored::k_outer>(d_key, ptx::shared_address(a), ptx::shared_address(q),
+                                                                 thread);
+        Core::finish(d_query, d_key);
+      } else {
+        Core::begin(d_query);
+        Core::template product<Stored::k_inner, Stored::k_outer>(d_query, ptx::shared_address(a),
+                                                                 ptx::shared_address(k), thread);
+        Core::finish(d_query);
+      }
+    } else {
+      const auto raw = [&](char* tile, const Strided& from, int of) {
+        const Rows rows = rows_at(from, 2, c, of, channel, s.own);
+        load_tile(ptx::shared_address(tile), rows, aligned(rows), thread);
+      };
+      // The forward has nothing that queries values: what becomes of the keys' part there is of no matter.
+      raw(q, kBackward ? s.query : s.key, kBackward ? head : kv_head);
+      raw(k, s.key, kv_head);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      const auto finish = [&](float* queries, float* keys) {
+        finish_steep<GateTile::wide>(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
+                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first,
+                                     thread);
+      };
+      Aside queries(d_query);
+      if constexpr (kBackward) {
+        Aside keys(d_key);
+        const Aside gate_parts(d_gate);
+        finish(queries.kept, keys.kept);
+        keys.restore(d_key);
+        gate_parts.restore(d_gate);
+      } else {
+        float unused[32];
+        for (float& x : unused) x = 0.0f;
+        finish(queries.kept, unused);
+      }
+      queries.restore(d_query);
+    }
+
+    put_rows(dump, d_query, thread);
+    __syncthreads();
+    float2 b = sum_before(quarters, warp, lane);
+    const float2 total = sum_before(quarters, 4, lane);
+    const PairWalk<__nv_bfloat16> out(s.d_query, c, head, channel + 2 * lane, s.own, 16 * warp);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 g = gate_at<GateTile::wide>(gates, r, lane);
+      b.x += g.x;
+      b.y += g.y;
+      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+      if constexpr (kBackward) {
+        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+        d_gate[i].x += y.x * x.x;
+        d_gate[i].y += y.y * x.y;
+      }
+      const float2 factor = steep ? make_float2(p.scale, p.scale)
+                                  : make_float2(p.scale * ptx::exp2(b.x - total.x), p.scale * ptx::exp2(b.y - total.y));
+      out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
+    }
+    __syncthreads();
+  }
+  if constexpr (!kBackward) return;
+
+  put_rows(dump, d_key, thread);
+  __syncthreads();
+  float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
+  const float2 total = sum_before(quarters, 4, lane);
+  const PairWalk<__nv_bfloat16> out(s.d_key, c, kv_head, channel + 2 * lane, s.own, 16 * warp);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int r = 16 * warp + i;
+    const float2 g = gate_at<GateTile::wide>(gates, r, lane);
+    b.x += g.x;
+    b.y += g.y;
+    const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+    const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+    d_gate[i].x -= y.x * x.x;
+    d_gate[i].y -= y.y * x.y;
+    sum.x += d_gate[i].x;
+    sum.y += d_gate[i].y;
+    const float2 factor =
+        steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-b.x), p.scale * ptx::exp2(-b.y));
+    out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
+  }
+  if (s.d_gate.data == nullptr) return;
+
+  // Sums from the chunk's end back; those of accumulators lack 2^-b_C.
+  *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
+  __syncthreads();
+  const float2 fold =
+      steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-total.x), p.scale * ptx::exp2(-total.y));
+  const float2 all = make_float2(p.scale * ptx::exp2(total.x), p.scale * ptx::exp2(total.y));
+  float2 run = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 3; w >= 0; --w) {
+    const float2 x = *reinterpret_cast<const float2*>(&inner[w][2 * lane]);
+    run.x += p.scale * x.x;
+    run.y += p.scale * x.y;
+    if (kOverValues || w == 0) {
+      const float2 y = *reinterpret_cast<const float2*>(&crossing[w][2 * lane]);
+      run.x += all.x * y.x;
+      run.y += all.y * y.y;
+    }
+    if (w > warp) {
+      const float2 z = *reinterpret_cast<const float2*>(&suffix[w][2 * lane]);
+      run.x += fold.x * z.x;
+      run.y += fold.y * z.y;
+    }
+  }
+  const auto finish = [&](const auto& walk) {
+#pragma unroll
+    for (int i = 15; i >= 0; --i) {
+      run.x += fold.x * d_gate[i].x;
+      run.y += fold.y * d_gate[i].y;
+      walk.store(i, run);
+    }
+  };
+  if (p.gate_dtype == DType::f32) {
+    finish(PairWalk<float>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+  } else {
+    finish(PairWalk<__nv_bfloat16>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+  }
+}
+
+template <class Core, bool kOverValues, bool kBackward>
+__global__ void __launch_bounds__(kGroupThreads, 3)
+    make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) make_side<Core, kOverValues, kBackward>(p, s, shared);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,24 @@
+// Gates over values by chunks: bf16 (value_gates/README.md). Workspace from context.scratch().
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/implementations.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Whether the call goes this way: as far as the problem tells, and as far as strides do (rows less than 2^31 / 64 bytes
+// apart). The backward reads what states the forward left only if that went this way: it asks for the forward's
+// tensors too.
+bool gates_values_by_chunks(const Problem& problem);
+bool value_gates_fit(const Inputs& inputs, const Outputs& outputs);
+bool value_gates_fit(const OutputGradients& d_out, const InputGradients& d_in);
+
+// Bytes of Outputs.states.
+std::size_t value_gates_states_bytes(const Problem& problem);
+
+void forward_with_value_gates(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                              bool hopper);
+void backward_with_value_gates(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                               const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
