@@ -94,13 +94,14 @@ def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, nor
     return o, ht, zt, q.new_empty(states_bytes, dtype=torch.uint8)
 
 
-def _new_gradients(inputs: tuple[Tensor | None, ...], wanted: list[bool]) -> tuple[Tensor, ...]:
-    q = inputs[0]
+def _new_gradients(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
     gradients = []
-    for i, (x, want) in enumerate(zip(inputs, wanted)):
-        constant_gate = i == 3 and x is not None and x.dim() == 1
-        dtype = q.dtype if x is None else _state_dtype(q) if constant_gate else x.dtype
-        gradients.append(q.new_empty(x.shape if want else 0, dtype=dtype))
+    for i, (x, want) in enumerate(zip((q, k, v, *others), wanted)):
+        if x is None:
+            gradients.append(q.new_empty(0))
+            continue
+        constant_gate = i == 3 and x.dim() == 1
+        gradients.append(q.new_empty(x.shape if want else 0, dtype=_state_dtype(q) if constant_gate else x.dtype))
     return tuple(gradients)
 
 
@@ -165,7 +166,7 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
               d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
     with _on_device(q):
         operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math)
-        gradients = _new_gradients((q, k, v, g, gv, h0, z0), wanted)
+        gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
         d_states = (None if x is None else x.contiguous() for x in (d_ht, d_zt))
         operands.backward(_view(o), _view(ht), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
                           *(_written(x) for x in gradients), *_place(q))
@@ -236,7 +237,7 @@ def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normali
 @torch.library.register_fake("flashgla::backward", lib=_library)
 def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, o, ht, states, d_o,
       d_ht, d_zt, wanted):
-    return _new_gradients((q, k, v, g, gv, h0, z0), wanted)
+    return _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
 
 
 @torch.library.register_fake("flashgla::step", lib=_library)
