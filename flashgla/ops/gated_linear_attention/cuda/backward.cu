@@ -105,19 +105,6 @@ void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, c
       return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
   }
 }
-// Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
-// cutting time into segments.
-struct StatePlan {
-  int groups, segments;
-  std::int64_t tiles;
-
-  StatePlan(const Params& p, int multiprocessors)
-      : tiles(p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim)) {
-    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
-    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
-    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
-  }
-};
 template <class Core, bool kBackwards>
 void pass_states(const Params& p, const BackwardWorkspace& w, StatePass pass, const StatePlan& plan,
                  cudaStream_t stream) {
@@ -246,13 +233,8 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
 }  // namespace
 
 Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in) {
-  auto strided = [](const TensorView& view) {
-    return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
-  };
-  Gradients d{strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv), {}};
-  if (d_in.dg)
-    d.dg = problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
-  return d;
+  return {strided(d_out.d_o), strided(d_in.dq), strided(d_in.dk), strided(d_in.dv),
+          strided_gate(problem.gate, d_in.dg)};
 }
 
 bool backward_in_chunks(const Problem& problem) {

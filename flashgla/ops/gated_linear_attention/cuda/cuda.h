@@ -6,6 +6,10 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// [B,T,heads,channels] or [B,T,heads]; without data for no view. A constant gate, [heads], is the same for all tokens.
+Strided strided(const TensorView& view);
+Strided strided_gate(GateKind gate, const TensorView& view);
+
 // Fields of Params that a call's views give; states from outputs.states. `chunk_begin` stays null: see plan_chunks.
 Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 

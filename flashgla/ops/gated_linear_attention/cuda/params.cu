@@ -34,20 +34,22 @@ __global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
   if (threadIdx.x == 0) begin[s.count] = before;
 }
 
-// [B,T,heads,channels] or [B,T,heads].
+}  // namespace
+
 Strided strided(const TensorView& view) {
   if (!view) return {};
   return {view.data, view.stride[0], view.stride[1], view.stride[2]};
 }
-
-}  // namespace
+Strided strided_gate(GateKind gate, const TensorView& view) {
+  return view && gate == GateKind::constant ? Strided{view.data, 0, 0, view.stride[0]} : strided(view);
+}
 
 Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   Params p;
   p.q = strided(inputs.q);
   p.k = strided(inputs.k);
   p.v = strided(inputs.v);
-  p.g = problem.gate == GateKind::constant ? Strided{inputs.g.data, 0, 0, inputs.g.stride[0]} : strided(inputs.g);
+  p.g = strided_gate(problem.gate, inputs.g);
   p.gv = strided(inputs.gv);
   p.o = strided(outputs.o);
   p.h0 = inputs.h0.data;

@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
@@ -51,6 +53,20 @@ struct StatePass {
   bool ends_only = false;           // of all segments but the last walked; nothing else is written
   float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
   float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], base 2
+};
+
+// Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
+// cutting time into segments.
+struct StatePlan {
+  int groups, segments;
+  std::int64_t tiles;  // of all states
+
+  StatePlan(const Params& p, int multiprocessors)
+      : tiles(p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim)) {
+    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
+    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
+    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
+  }
 };
 
 // The backward in one kernel. Shared memory a block needs at most; devices with less go by chunks.

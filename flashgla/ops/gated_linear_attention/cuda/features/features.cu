@@ -485,8 +485,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 // ---- host ----
 
 Tokens tokens(const TensorView& view) {
-  return view ? Tokens{{view.data, view.stride[0], view.stride[1], view.stride[2]}, static_cast<int>(view.size(3))}
-              : Tokens{};
+  return view ? Tokens{strided(view), static_cast<int>(view.size(3))} : Tokens{};
 }
 // Whether every two neighbouring channels (2i, 2i + 1) of all of them lie in one aligned piece.
 bool in_pairs(std::initializer_list<TensorView> views) {

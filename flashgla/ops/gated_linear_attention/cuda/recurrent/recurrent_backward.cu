@@ -182,10 +182,6 @@ void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t s
 
 unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
 
-Strided strided(const TensorView& view) {
-  return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
-}
-
 }  // namespace
 
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
@@ -286,8 +282,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
       sum_channels<<<blocks_for(tokens * p.heads), kThreads, 0, stream>>>(gate_sums, key_width, gate_parts,
                                                                           tokens * p.heads);
       check_launch("sum_channels");
-      const Strided dg =
-          problem.gate == GateKind::constant ? Strided{d_in.dg.data, 0, 0, d_in.dg.stride[0]} : strided(d_in.dg);
+      const Strided dg = strided_gate(problem.gate, d_in.dg);
       launch_gate_sums(p, gate_parts, tokens, 1, dg, stream);
     }
   }

@@ -195,7 +195,7 @@ void launch(cudaStream_t stream, const StepParams& p, std::int64_t batch) {
 }
 
 // [B,heads,channels] or [B,heads].
-Strided strided(const TensorView& view) {
+Strided of_one_token(const TensorView& view) {
   if (!view) return {};
   return {view.data, view.stride[0], 0, view.stride[1]};
 }
@@ -206,12 +206,12 @@ void step(Context& context, const Problem& problem, const StepInputs& inputs, co
           const TensorView& o) {
   if (context.planning()) return;
   StepParams p{};
-  p.q = strided(inputs.q);
-  p.k = strided(inputs.k);
-  p.v = strided(inputs.v);
-  p.g = problem.gate == GateKind::constant ? Strided{inputs.g.data, 0, 0, inputs.g.stride[0]} : strided(inputs.g);
-  p.gv = strided(inputs.gv);
-  p.o = strided(o);
+  p.q = of_one_token(inputs.q);
+  p.k = of_one_token(inputs.k);
+  p.v = of_one_token(inputs.v);
+  p.g = problem.gate == GateKind::constant ? Strided{inputs.g.data, 0, 0, inputs.g.stride[0]} : of_one_token(inputs.g);
+  p.gv = of_one_token(inputs.gv);
+  p.o = of_one_token(o);
   p.h = h.data;
   p.z = z.data;
   p.heads = static_cast<int>(problem.heads);

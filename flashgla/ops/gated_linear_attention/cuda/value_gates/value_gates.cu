@@ -52,17 +52,10 @@ std::int64_t tiles_of_states(const Params& p) {
   return static_cast<std::int64_t>(p.heads) * tiles_of(p.key_dim) * tiles_of(p.value_dim);
 }
 
-// Two thread groups a block share the keys' tile, when blocks enough for the device remain; too few are multiplied by
-// cutting time into segments.
-struct PassPlan {
-  int groups, segments;
+struct PassPlan : StatePlan {
   float *ends = nullptr, *decays = nullptr;
 
-  PassPlan(const Workspace& workspace, const Params& p, int multiprocessors) {
-    const std::int64_t tiles = p.sequences.count * tiles_of_states(p);
-    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
-    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
-    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
+  PassPlan(const Workspace& workspace, const Params& p, int multiprocessors) : StatePlan(p, multiprocessors) {
     if (segments == 1) return;
     ends = workspace.take<float>((segments - 1) * tiles * kTile * kTile * 4, "gla: segments");
     decays = workspace.take<float>((segments - 1) * tiles * 2 * kTile * 4, "gla: segments");
@@ -132,10 +125,6 @@ void forward(Context& context, const Params& p) {
                     .other = p.key_dim,
                     .d_query = p.o};
   launch_side<Core, true, false>(p, output, stream);
-}
-
-Strided strided(const TensorView& view) {
-  return view ? Strided{view.data, view.stride[0], view.stride[1], view.stride[2]} : Strided{};
 }
 
 template <class Core>
