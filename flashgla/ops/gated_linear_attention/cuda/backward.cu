@@ -79,19 +79,6 @@ bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradi
 }
 
 template <class Core>
-void prepare(GateTile gate, const Params& p, const BackwardWorkspace& w, cudaStream_t stream) {
-  switch (gate) {
-    case GateTile::none:
-      return launch_prepare<Core, GateTile::none>(p, w, stream);
-    case GateTile::token:
-      return launch_prepare<Core, GateTile::token>(p, w, stream);
-    case GateTile::narrow:
-      return launch_prepare<Core, GateTile::narrow>(p, w, stream);
-    case GateTile::wide:
-      return launch_prepare<Core, GateTile::wide>(p, w, stream);
-  }
-}
-template <class Core>
 void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
                    cudaStream_t stream) {
   switch (gate) {
@@ -105,24 +92,6 @@ void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, c
       return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
   }
 }
-template <class Core, bool kBackwards>
-void pass_states(const Params& p, const BackwardWorkspace& w, StatePass pass, const StatePlan& plan,
-                 cudaStream_t stream) {
-  auto launch = [&] {
-    plan.groups == 2 ? launch_state<Core, kBackwards, 2>(p, w, pass, stream)
-                     : launch_state<Core, kBackwards, 1>(p, w, pass, stream);
-  };
-  pass.segments = plan.segments;
-  pass.segment_ends = w.segment_ends;
-  pass.segment_decays = w.segment_decays;
-  if (plan.segments > 1) {
-    pass.ends_only = true;
-    launch();
-    pass.ends_only = false;
-  }
-  launch();
-}
-
 template <class Core>
 void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStream_t stream) {
   switch (gate) {
@@ -184,49 +153,55 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const ArenaScope scope(scratch);
   Params p = make_params(problem, inputs, outputs);
   plan_chunks(context, p);
-  const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, query_heads = problem.query_heads;
-  const std::int64_t key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, key_tiles = tiles_of(p.key_dim);
   auto take = [&](std::int64_t bytes, const char* label) {
-    return static_cast<char*>(scratch.allocate(static_cast<std::size_t>(bytes), label));
+    return scratch.allocate(static_cast<std::size_t>(bytes), label);
   };
+  TwoPasses passes(context, p, heads);
+  passes.prepared.transposed = true;
+  const std::int64_t state_bytes = chunks * heads * p.key_dim * p.value_dim * 2;
   BackwardWorkspace w{};
-  w.gated_q = take(chunks * query_heads * key_tiles * kImageBytes, "gla backward: gated q");
-  w.gated_k = take(chunks * heads * key_tiles * kImageBytes, "gla backward: gated k");
-  w.scores = take(chunks * query_heads * kImageBytes, "gla backward: scores");
-  w.state_gradients = take(chunks * heads * key_tiles * value_tiles * kImageBytes, "gla backward: state gradients");
-  w.decay = reinterpret_cast<float*>(take(chunks * heads * key_tiles * kTile * 4, "gla backward: decay"));
-  w.steep = reinterpret_cast<int*>(take(chunks * heads * key_tiles * 4, "gla backward: decay"));
+  w.prepared = passes.prepared;
+  w.state_gradients = static_cast<__nv_bfloat16*>(take(state_bytes, "gla backward: state gradients"));
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
   const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
   if (gate_tile(problem) == GateTile::token) {
-    w.gate_parts = reinterpret_cast<float*>(take(gate_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
-  }
-  const StatePlan plan(p, context.architecture().multiprocessors);
-  if (plan.segments > 1) {
-    const std::int64_t ends = (plan.segments - 1) * plan.tiles;
-    w.segment_ends = reinterpret_cast<float*>(take(ends * kTile * kTile * 4, "gla backward: segments"));
-    w.segment_decays = reinterpret_cast<float*>(take(ends * kTile * 4, "gla backward: segments"));
+    w.gate_parts = static_cast<float*>(take(gate_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
   }
   const bool recompute = !outputs.states;
-  if (recompute) p.states = take(chunks * heads * p.key_dim * p.value_dim * 2, "gla backward: states");
+  if (recompute) p.states = take(state_bytes, "gla backward: states");
   if (context.planning()) return;
 
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  const Prepared& prepared = w.prepared;
 
-  if (p.sequences.length > 0) prepare<Core>(gate_tile(problem), p, w, stream);
+  launch_forward_prepare<Core>(stream, p, prepared);
   if (recompute) {
-    const StatePass forwards{w.gated_k, p.v, static_cast<const float*>(p.h0), nullptr,
-                             static_cast<__nv_bfloat16*>(p.states)};
-    pass_states<Core, false>(p, w, forwards, plan, stream);
+    launch_recurrence<Core>(stream, p, passes,
+                            {.write = prepared.k,
+                             .decay = prepared.decay,
+                             .x = p.v,
+                             .start = static_cast<const float*>(p.h0),
+                             .states = static_cast<__nv_bfloat16*>(p.states)},
+                            false);
   }
-  const StatePass backwards{w.gated_q, d.d_o, static_cast<const float*>(d_out.d_ht.data),
-                            static_cast<float*>(d_in.dh0.data), nullptr};
-  pass_states<Core, true>(p, w, backwards, plan, stream);
-  if (d_in.dv) value_tiles > 1 ? launch_dv<Core, 2>(p, w, d, stream) : launch_dv<Core, 1>(p, w, d, stream);
-  if (d_in.dq || d_in.dk || d_in.dg) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
-  if (sums_gates && problem.gate == GateKind::constant) launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
+  launch_recurrence<Core>(stream, p, passes,
+                          {.backwards = true,
+                           .read = prepared.k,
+                           .write = prepared.q,
+                           .scores = prepared.scores,
+                           .decay = prepared.decay,
+                           .x = d.d_o,
+                           .out = d.dv,
+                           .start = static_cast<const float*>(d_out.d_ht.data),
+                           .end = static_cast<float*>(d_in.dh0.data),
+                           .states = w.state_gradients},
+                          true);
+  if (chunks > 0 && (d_in.dq || d_in.dk || d_in.dg)) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
+  if (sums_gates && chunks > 0 && problem.gate == GateKind::constant)
+    launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
   if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream);
 }
 

@@ -29,8 +29,8 @@ Support supports(const Problem& p) {
 // Whether the kernels whose tiles are bf16 take it.
 bool in_bf16_tiles(const Problem& p, const Params& params) {
   const auto fits = [](const Strided& s, int element) { return s.token * element * kChunk < (std::int64_t{1} << 31); };
-  return p.dtype == DType::bf16 && p.key_dim <= 256 && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) &&
-         fits(params.o, 2) && fits(params.g, 4);
+  return p.dtype == DType::bf16 && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) && fits(params.o, 2) &&
+         fits(params.g, 4);
 }
 
 // One pass where its blocks fill the card and the gating is not repeated for many slices of V.
@@ -58,9 +58,9 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
   if (chunks && narrow && in_one_pass(context, problem)) {
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
-  } else if (chunks && narrow && two_passes_fit(context, params)) {
+  } else if (chunks && narrow) {
     forward_in_two_passes(context, params, hopper);
-  } else if (chunks && !narrow) {
+  } else if (chunks) {
     forward_in_f32_tiles(context, problem, params, hopper);
   } else if (!context.planning()) {
     Params by_token = params;

@@ -13,11 +13,7 @@ void launch_recurrent(void* stream, const Params& params);
 // bf16, K <= 64, identity features, no normaliser, no gate over values; a key gate in bf16.
 void launch_fused(void* stream, const Params& params, bool hopper);
 
-// bf16, K <= 256, as launch_fused otherwise, but key gates in bf16 or f32; where two_passes_fit. Takes its workspace
-// from context.scratch().
+// bf16, any K, as launch_fused otherwise, but key gates in bf16 or f32. Takes its workspace from context.scratch().
 void forward_in_two_passes(Context& context, const Params& params, bool hopper);
-
-// Whether a block of the device has the shared memory: always on capability 8.0 and 9.0, with 99 KiB up to K = 128.
-bool two_passes_fit(const Context& context, const Params& params);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -11,33 +11,6 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core, GateTile kGate>
-__global__ void __launch_bounds__(kGroupThreads, 4)
-    prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w) {
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) prepare<Core, kGate>(p, w, shared);
-}
-
-template <class Core, bool kBackwards, int kGroups>
-__global__ void __launch_bounds__(kGroupThreads* kGroups)
-    pass_state_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
-                      const __grid_constant__ StatePass pass) {
-  flashgla::cuda::wait_for_previous();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) pass_state<Core, kBackwards, kGroups>(p, w, pass, shared);
-}
-
-template <class Core, int kGroups>
-__global__ void __launch_bounds__(kGroupThreads* kGroups)
-    make_dv_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
-                   const __grid_constant__ Gradients d) {
-  flashgla::cuda::wait_for_previous();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_dv<Core, kGroups>(p, w, d, shared);
-}
-
-template <class Core, GateTile kGate>
 __global__ void __launch_bounds__(kGroupThreads, 3)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d) {
@@ -107,34 +80,10 @@ void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t
 }
 
 template <class Core, GateTile kGate>
-void launch_prepare(const Params& p, const BackwardWorkspace& w, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
-  flashgla::cuda::launch("gated_linear_attention prepare", prepare_kernel<Core, kGate>, grid, kGroupThreads,
-                         prepare_shared(kGate), stream, Begin::after_previous, p, w);
-}
-
-template <class Core, GateTile kGate>
 void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
                          KeysShared::total(kGate), stream, kNext<Core>, p, w, d);
-}
-
-template <class Core, bool kBackwards, int kGroups>
-void launch_state(const Params& p, const BackwardWorkspace& w, const StatePass& pass, cudaStream_t stream) {
-  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
-  const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count),
-                  static_cast<unsigned>(pass.segments - pass.ends_only));
-  flashgla::cuda::launch("gated_linear_attention states", pass_state_kernel<Core, kBackwards, kGroups>, grid,
-                         kGroupThreads * kGroups, state_shared(kGroups), stream, kNext<Core>, p, w, pass);
-}
-
-template <class Core, int kGroups>
-void launch_dv(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  const std::int64_t blocks = (tiles_of(p.value_dim) + kGroups - 1) / kGroups;
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * blocks));
-  flashgla::cuda::launch("gated_linear_attention dv", make_dv_kernel<Core, kGroups>, grid, kGroupThreads * kGroups,
-                         dv_shared(kGroups), stream, kNext<Core>, p, w, d);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,22 +1,31 @@
-// dq, dk and dg of a chunk, for one tile of 64 key channels: the equations are in backward/chunk.cuh.
+// dq, dk and dg of a chunk, for one tile of 64 key channels, chunk by chunk in parallel. Design, bytes and FLOPs:
+// backward/README.md.
+//
+// For a chunk with start state h and end-state gradient dh, b the running sum of its gates, B the whole sum, q~ = scale
+// q 2^b and k~ = k 2^(B - b) (forward/prepare.cuh), a_ij = do_i . v_j for i >= j, else 0:
+//     dq_i = scale 2^(b_i - B) (2^B h do_i + sum_j a_ij k~_j)      dk_j = 2^-b_j (2^B dh v_j + sum_i a_ij q~_i)
+//     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + sum_V 2^B h dh + sum_j k~_j (dh v_j)
+// The last two terms are dg's part from beyond the chunk: no sum runs over the whole sequence. q_i dq_i and k_i dk_i
+// are taken as 2^-B times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what
+// must cancel does so to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/chunk.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
 struct KeysShared {                                         // offsets; the epilogue overlays the stages
-  static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh^
+  static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, dump = 3 * kTileBytes;
   static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
   static constexpr int gates = x + kTileBytes;
   static constexpr int small(GateTile gate) {
     return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
   }
-  // quarters, inner sums, suffix sums; row sums, beyond
-  static constexpr int total(GateTile gate) { return small(gate) + 3 * sizeof(ColumnParts) + 2 * kTile * 4; }
+  // quarters, inner sums, suffix sums; row sums, beyond, decays
+  static constexpr int total(GateTile gate) { return small(gate) + 3 * sizeof(ColumnParts) + 3 * kTile * 4; }
 };
 
 __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
@@ -180,15 +189,18 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     return;
   }
   const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
-  const bool steep = w.steep[kv_at];
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
   float* dump = reinterpret_cast<float*>(shared + Layout::dump);
   ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
   ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2];
-  float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile;
+  float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile, *decays = row_sums + kTile;
+  const float decay = thread < kTile ? w.prepared.decay[kv_at * kTile + thread] : 1.0f;
+  if (thread < kTile) decays[thread] = decay;
+  const bool steep = __syncthreads_or(decay < ptx::exp2(-kSteep));
 
-  const __nv_bfloat16* states =
-      static_cast<const __nv_bfloat16*>(p.states) + ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim;
+  const std::int64_t state_at = ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim;
+  const __nv_bfloat16 *states = static_cast<const __nv_bfloat16*>(p.states) + state_at,
+                      *state_gradients = w.state_gradients + state_at;
   const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
   const __nv_bfloat16* do_rows = nullptr;
   bool first = true;
@@ -200,7 +212,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       copy_tile(stage + kTileBytes, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
       copy_tile(stage + 2 * kTileBytes, states + value, p.value_dim, p.key_dim - channel, p.value_dim - value, thread);
       if (first)
-        copy_image(stage + 3 * kTileBytes, w.state_gradients + (kv_at * value_tiles + tile) * kTileBytes, thread);
+        copy_tile(stage + 3 * kTileBytes, state_gradients + value, p.value_dim, p.key_dim - channel,
+                  p.value_dim - value, thread);
     }
     ptx::copy_async_commit();
   };
@@ -245,9 +258,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     __syncthreads();
 
     // The pairs inside the chunk.
-    const char* q_image = w.gated_q + ((chunk * p.heads * p.group + head) * key_tiles + key_tile) * kTileBytes;
+    const char* q_image = w.prepared.q + ((chunk * p.heads * p.group + head) * key_tiles + key_tile) * kTileBytes;
     copy_image(ptx::shared_address(q), q_image, thread);
-    copy_image(ptx::shared_address(k), w.gated_k + kv_at * kTileBytes, thread);
+    copy_image(ptx::shared_address(k), w.prepared.k + kv_at * kTileBytes, thread);
     copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
     ptx::copy_async_commit();
     const int row = 16 * warp + (lane >> 2);
@@ -265,9 +278,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       sum_beyond(inner, k, dk, thread);
       through += __shfl_xor_sync(0xffffffffu, through, 1);
       if ((thread & 1) == 0) {
-        const float factor = steep ? ptx::exp2(w.decay[kv_at * kTile + (thread >> 1)]) : 1.0f;
-        beyond[thread >> 1] = through * factor;
-        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * through * factor;
+        beyond[thread >> 1] = through * decays[thread >> 1];
+        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * beyond[thread >> 1];
       }
     }
     if constexpr (kGate == GateTile::token) {
@@ -277,6 +289,14 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       }
     }
     if (!steep) {
+      if constexpr (kGate != GateTile::none) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const float factor = decays[column_of_element(thread, i)];
+          dq[i] *= factor;
+          if (first) dk[i] *= factor;
+        }
+      }
       std::uint32_t operand[16];
       to_operand(operand, pairs);
       Core::begin(operand, dq, dk);
@@ -311,6 +331,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     put_rows(dump, dq, thread);
     __syncthreads();
     float2 b = sum_before(quarters, warp, lane);
+    const float2 all = sum_before(quarters, 4, lane);
     RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
     const int dq_inside = d.dq.data && channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0;
 #pragma unroll
@@ -324,8 +345,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       const float q_scale = steep ? p.scale : 1.0f;
       dg[i].x += y.x * q_scale * x.x;
       dg[i].y += y.y * q_scale * x.y;
-      const float2 factor =
-          steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
+      const float2 factor = steep ? make_float2(p.scale, p.scale)
+                                  : make_float2(p.scale * ptx::exp2(b.x - all.x), p.scale * ptx::exp2(b.y - all.y));
       if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
       dq_walk.step(1);
     }
@@ -337,6 +358,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   put_rows(dump, dk, thread);
   __syncthreads();
   float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
+  const float2 all = sum_before(quarters, 4, lane);
+  const float2 grown = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-all.x), ptx::exp2(-all.y));
   RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
   const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
             dk_inside = d.dk.data ? rows_inside : 0;
@@ -348,8 +371,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     b.y += g.y;
     const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
     const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-    dg[i].x -= y.x * x.x;
-    dg[i].y -= y.y * x.y;
+    dg[i].x = (dg[i].x - y.x * x.x) * grown.x;
+    dg[i].y = (dg[i].y - y.y * x.y) * grown.y;
     sum.x += dg[i].x;
     sum.y += dg[i].y;
     const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));

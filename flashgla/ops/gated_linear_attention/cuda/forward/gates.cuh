@@ -104,12 +104,12 @@ __device__ __forceinline__ bool in_range(const float (&all)[8]) {
   return __all_sync(0xffffffffu, good);
 }
 
-// q 2^G and k 2^(sum of later gates) in place, each warp its own rows.
+// scale q 2^G and k 2^(sum of later gates) in place, each warp its own rows.
 template <class Columns>
 __device__ __forceinline__ void gate_exactly(std::uint32_t q_tile, std::uint32_t k_tile, const Columns& columns,
-                                             int thread) {
+                                             int thread, float scale = 1.0f) {
   const int warp = thread / 32, lane = thread % 32;
-  walk_up(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(q_tile, q_tile, row, lane, sum); });
+  walk_up(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(q_tile, q_tile, row, lane, sum, scale); });
   walk_down(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(k_tile, k_tile, row, lane, sum); });
 }
 

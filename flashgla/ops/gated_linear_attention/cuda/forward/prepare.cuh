@@ -1,26 +1,16 @@
-// First of the two passes that serve K up to 256 and any split of V and of time: everything of a chunk that depends on
-// gates, once, chunk-parallel, whatever the gate's kind. For chunk and query head: q 2^G, the scores P (no scale), and,
-// once a key-value head, k 2^(sum of later gates) and the chunk's decay 2^(sum of all). No exponent is positive
-// outside the scores, and those go by the ladder (forward/gates.cuh). The pass after it (forward/recurrence.cuh) is
-// then gate-free:
-//     o = scale ((q 2^G) h + P v),   h' = 2^sum h + (k 2^later)^T v.
-// Operands are written as images of the shared-memory tiles, which the second pass copies as they lie.
+// First of the passes that serve any K, any split of V and of time, forwards and backwards: everything of a chunk that
+// depends on gates, once, chunk-parallel, whatever the gate's kind. For chunk and query head: q~ = scale q 2^G, the
+// scores P = q~ k^T with the decays between, and, once a key-value head, k~ = k 2^(sum of later gates) and the chunk's
+// decay 2^(sum of all). No exponent is positive outside the scores, and those go by the ladder (forward/gates.cuh). The
+// recurrence after it (forward/recurrence.cuh) is then gate-free. Operands are written as images of the shared-memory
+// tiles, which the next kernels copy as they lie.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-// What the first pass leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
-// [chunks, G, 64 * blocks] floats.
-struct Prepared {
-  char* q;
-  char* k;
-  char* scores;
-  float* decay;
-  int blocks;  // ceil(K / 64)
-};
 
 // Shared memory: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
 constexpr int kGatePitch = 68;
@@ -98,7 +88,8 @@ struct SharedColumns {
 
 // A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
 // of its own, so that its registers are not the common path's.
-static __device__ __noinline__ void prepare_steep(const Params& p, const PrepareBlock& b, int thread) {
+static __device__ __noinline__ void prepare_steep(const Params& p, const Prepared& out, const PrepareBlock& b,
+                                                  int thread) {
   const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
   __syncthreads();
   for (int i = 0; i < 16; ++i) {
@@ -120,12 +111,15 @@ static __device__ __noinline__ void prepare_steep(const Params& p, const Prepare
     Accumulator s;
     level_scores(s, size, b.q_tile, b.k_tile, b.g_tile, columns, thread);
 #pragma unroll
-    for (int i = 0; i < 32; ++i)
-      sum[i] += counts(row_of_element(thread, i), column_of_element(thread, i), size) ? s[i] : 0.0f;
+    for (int i = 0; i < 32; ++i) {
+      const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+      const bool counted = out.transposed ? counts(column, row, size) : counts(row, column, size);
+      sum[i] += counted ? out.scale * s[i] : 0.0f;
+    }
     if (size == 0) break;
   }
   __syncthreads();
-  gate_exactly(b.q_tile, b.k_tile, columns, thread);
+  gate_exactly(b.q_tile, b.k_tile, columns, thread, out.scale);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
@@ -194,7 +188,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
           float x[8], y[8];
           unpack_8(load_shared_16(b.q_tile + at), x);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) x[e] *= ptx::exp2(g[i][e]);
+          for (int e = 0; e < 8; ++e) x[e] *= out.scale * ptx::exp2(g[i][e]);
           const uint4 gated = pack_8(x);
           store_shared_16(b.q_tile + at, gated);
           *reinterpret_cast<uint4*>(b.q_image + at) = gated;
@@ -213,18 +207,24 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       Core::publish();
       __syncthreads();
       Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner>(s, out.transposed ? b.k_tile : b.q_tile,
+                                                               out.transposed ? b.q_tile : b.k_tile, thread);
       Core::finish();
     } else {
       const PrepareBlock copy = b;  // so that b itself may stay in registers
-      prepare_steep(p, copy, thread);
+      prepare_steep(p, out, copy, thread);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
     }
     __syncthreads();
   }
   std::uint32_t packed[16];
-  select_scores(packed, s, thread);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+    s[i] = (out.transposed ? row <= column : column <= row) ? s[i] : 0.0f;
+  }
+  to_operand(packed, s);
   char* image = out.scores + (chunk * heads + b.query_head) * kTileBytes;
   const int row = thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -238,10 +238,6 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     *reinterpret_cast<uint4*>(image + at) = load_shared_16(b.q_tile + at);
   }
 }
-
-// Queues forward_prepare_kernel (forward/two_pass.cu).
-template <class Core>
-void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared);
 
 // grid: most_chunks * H, heads fastest.
 template <class Core>

@@ -1,25 +1,21 @@
-// Second pass after forward/prepare.cuh: the recurrence over chunks, free of gates, with the state of one (sequence,
-// head, segment of time) and 64 value channels for each group of 128 threads in registers; two groups share q, k and P.
+// Second pass after prepare.cuh: the recurrence over chunks, free of gates, with the state of one (sequence, head,
+// segment of time) and 64 value channels for each group of 128 threads in registers; two groups share images. Forwards
+//     o = q~ h + P v,        h' = 2^sum h + k~^T v,
+// and backwards in time, dh the gradient of the state after a chunk, the same with other names:
+//     dv = k~ dh + P^T do,   dh' = 2^sum dh + q~^T do.
 // Segments: where sequences, heads and slices do not fill the card, time is cut; a pass without outputs finds each
 // segment's end state from zero, combine_kernel turns these into start states (the operator from a segment's start to
 // its end is only a product of decays), and this kernel runs from those.
 //
-// q, P and v of the next chunk come in while a chunk is worked on, k while q h and P v are. h is an operand from shared
-// memory, rewritten once a chunk.
+// What is read, P and x of the next chunk come in while a chunk is worked on, what is written while the products for
+// the output run. h is an operand from shared memory, rewritten once a chunk.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-struct Segments {
-  int count = 1;            // of each sequence; the last may be empty
-  int chunks = 0;           // chunks of a segment
-  bool first_pass = false;  // find end states from zero
-  float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment, by the first pass
-  float* starts = nullptr;  // [count, N, G, K, V]: end states from zero, then start states; null with one segment
-};
 
 // Tiles of shared memory, in this order.
 template <int KB, int groups, bool outputs>
@@ -58,28 +54,53 @@ __device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity)
 #endif
 }
 
-template <class Core, int KB, int groups, bool outputs>
-__device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, const Segments& segments,
+// An accumulator of a group to 16 KiB of memory and back, four elements of a thread beside its neighbours'.
+__device__ __forceinline__ void read_part(Accumulator& a, const float* from, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 x = reinterpret_cast<const float4*>(from)[j * kGroupThreads + thread];
+    a[4 * j] = x.x;
+    a[4 * j + 1] = x.y;
+    a[4 * j + 2] = x.z;
+    a[4 * j + 3] = x.w;
+  }
+}
+__device__ __forceinline__ void write_part(float* to, const Accumulator& a, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    reinterpret_cast<float4*>(to)[j * kGroupThreads + thread] =
+        make_float4(a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+
+// grouped: backwards, with several query heads a key-value head.
+template <class Core, int KB, int groups, bool outputs, bool grouped>
+__device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {
   using Plan = RecurrencePlan<KB, groups, outputs>;
   const std::uint32_t base = ptx::shared_address(shared);
   const int thread = threadIdx.x % kGroupThreads, part = threadIdx.x / kGroupThreads;
   const int lane = thread % 32, warp = thread / 32;
   const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
-  const int heads = outputs ? p.heads * p.group : p.heads, group = outputs ? p.group : 1;
+  // Forwards a block has a query head and the state of its key-value head, of which one query head of the group writes
+  // what they share. Backwards, and without outputs, it has a key-value head; backwards with all of its query heads.
+  const bool by_query = outputs && !run.backwards;
+  const int heads = by_query ? p.heads * p.group : p.heads, inner = grouped ? p.group : 1;
   const int v0 = (static_cast<int>(blockIdx.x % slices) * groups + part) * 64;
   std::int64_t rest = blockIdx.x / slices;
   const int segment = static_cast<int>(rest % segments.count);
   rest /= segments.count;
   if (segments.first_pass && segment + 1 == segments.count) return;  // nothing starts where the last one ends
-  const int query_head = static_cast<int>(rest % heads), head = query_head / group;
+  const int own_head = static_cast<int>(rest % heads), head = by_query ? own_head / p.group : own_head;
+  const int x_head = head * inner, x_heads = p.heads * inner, score_head = by_query ? own_head : x_head;
   const std::int64_t n = rest / heads;
-  const int K = p.key_dim, V = p.value_dim;
+  const int K = p.key_dim, V = p.value_dim, first_key = 64 * run.first_block;
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int begin = segments.count == 1 ? 0 : segment * segments.chunks;
   const int end = segments.count == 1 ? chunks : min(chunks, begin + segments.chunks);
-  const bool leads = query_head % group == 0;
+  const auto index_of = [&](int c) { return run.backwards ? chunks - 1 - c : c; };  // of step c of the walk
+  const bool leads = !by_query || own_head % p.group == 0;
   const std::int64_t cell_size = static_cast<std::int64_t>(K) * V, cell = n * p.heads + head;
   float* start = segments.starts == nullptr
                      ? nullptr
@@ -90,13 +111,16 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
   // threads. Slots of q and P, and without outputs of k, alternate; both have barriers of their own.
   const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16;
+  const auto copy_images = [&](int at, const char* image, int tiles) {
+    for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
+      ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
+    }
+  };
   const auto load_images = [&](int at, const char* image, int tiles, std::uint32_t barrier) {
     if constexpr (Core::copies_in_bulk) {
       if (threadIdx.x == 0) copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier);
     } else {
-      for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
-        ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
-      }
+      copy_images(at, image, tiles);
     }
   };
   const auto expect = [&](std::uint32_t barrier, int tiles) {
@@ -104,53 +128,75 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
       if (threadIdx.x == 0) expect_bytes(barrier, tiles * kTileBytes);
     }
   };
+  const auto image_of = [&](const char* images, std::int64_t chunk, int of_heads, int of_head) {
+    return images + ((chunk * of_heads + of_head) * run.blocks + run.first_block) * kTileBytes;
+  };
+  const auto scores_of = [&](std::int64_t chunk, int of_head) {
+    return run.scores + (chunk * p.heads * p.group + of_head) * kTileBytes;
+  };
+  const auto x_rows = [&](int c, int of_head) {
+    return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, of_head, v0, V);
+  };
   const auto load_k = [&](int c) {
     if (c >= end) return;
     const int slot = (c - begin) % Plan::k_slots;
     expect(k_barrier + 8 * slot, KB);
-    load_images(Plan::k + slot * KB, in.k + ((span.chunk_begin + c) * p.heads + head) * KB * kTileBytes, KB,
+    load_images(Plan::k + slot * KB, image_of(run.write, span.chunk_begin + index_of(c), x_heads, x_head), KB,
                 k_barrier + 8 * slot);
   };
   const auto load_rest = [&](int c) {
     if (c >= end) return;
+    const int thread = fresh_thread();
     const int slot = (c - begin) & 1;
     if constexpr (outputs) {
-      const std::int64_t at = (span.chunk_begin + c) * heads + query_head;
+      const std::int64_t chunk = span.chunk_begin + index_of(c);
       expect(q_barrier + 8 * slot, KB + 1);
-      load_images(Plan::q + slot * KB, in.q + at * KB * kTileBytes, KB, q_barrier + 8 * slot);
-      load_images(Plan::scores + slot, in.scores + at * kTileBytes, 1, q_barrier + 8 * slot);
+      load_images(Plan::q + slot * KB, image_of(run.read, chunk, heads, own_head), KB, q_barrier + 8 * slot);
+      load_images(Plan::scores + slot, scores_of(chunk, score_head), 1, q_barrier + 8 * slot);
     }
-    const Rows r = rows_of(p.v, 2, span, static_cast<std::int64_t>(c) * kChunk, head, v0, V);
+    const Rows r = x_rows(c, x_head);
     load_tile(base + tile(Plan::v + slot * groups + part), r, aligned(r), thread);
   };
   // Decays of this thread's two rows of each tile of the state.
   float2 decay[KB];
   const auto load_decay = [&](int c) {
     if (c >= end) return;
-    const float* at = in.decay + ((span.chunk_begin + c) * p.heads + head) * KB * 64 + 16 * warp + lane / 4;
+    const float* at = run.decay + ((span.chunk_begin + index_of(c)) * p.heads + head) * run.blocks * 64 + first_key +
+                      16 * warp + lane / 4;
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) decay[kb] = make_float2(at[64 * kb], at[64 * kb + 8]);
   };
-  const auto write_states = [&](int c) {
+  const bool keeps_states = run.states != nullptr && leads && !segments.first_pass;
+  const auto keeps = [&](int c) {  // whether the state before step c is kept
+    const int index = index_of(c);
+    return keeps_states && c < end &&
+           (run.states_every == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
+  };
+  const auto write_states = [&](int c, int thread) {
+    const std::int64_t slot = state_slot(span.chunk_begin, n, index_of(c), run.states_every);
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
       const std::int64_t offset =
-          ((span.chunk_begin + c) * p.heads + head) * cell_size + static_cast<std::int64_t>(64 * kb) * V + v0;
-      const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, min(64, K - 64 * kb), V - v0};
+          (slot * p.heads + head) * cell_size + static_cast<std::int64_t>(first_key + 64 * kb) * V + v0;
+      const Rows target{reinterpret_cast<const char*>(run.states) + offset * 2, V * 2, min(64, K - first_key - 64 * kb),
+                        V - v0};
       store_tile(target, base + h_tiles + tile(kb), aligned(target), thread);
     }
   };
 
   Accumulator h[KB];
-  const float* h0 = p.h0 == nullptr ? nullptr : static_cast<const float*>(p.h0) + cell * cell_size;
-  const bool keeps_states = p.states != nullptr && leads && !segments.first_pass;
+  const float* given = run.start == nullptr ? nullptr : run.start + cell * cell_size;
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
-    read_state(h[kb], segments.first_pass ? nullptr : segments.count > 1 ? start : h0, K, V, 64 * kb, v0, thread);
+    read_state(h[kb],
+               segments.first_pass  ? nullptr
+               : segments.count > 1 ? start
+                                    : given,
+               K, V, first_key + 64 * kb, v0, thread);
     if (outputs || keeps_states) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
   }
   __syncwarp();
-  if (keeps_states && begin < end) write_states(begin);
+  if (keeps(begin)) write_states(begin, thread);
 
   if constexpr (Core::copies_in_bulk) {
     if (threadIdx.x == 0) init_barriers(q_barrier, 4);
@@ -171,16 +217,26 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
     const std::uint32_t scores = base + tile(Plan::scores + slot);
     const int v_slot = Plan::v + slot * groups + part;
     const std::uint32_t v = base + tile(v_slot);
+    const auto part_of_out = [&] {
+      const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
+      return run.parts + (of * tiles_of(V) + v0 / 64) * (kTile * kTile);
+    };
     load_rest(c + 1);
     if constexpr (!outputs) load_k(c + 1);
     ptx::copy_async_commit();
     Accumulator o;
+    const auto finish_products = [&] {
+      Core::finish(o);
+#pragma unroll
+      for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
+    };
     if constexpr (outputs) {
+      clear(o);
+      if (run.adds_parts && v0 < V) read_part(o, part_of_out(), thread);
       ptx::copy_async_wait<2>();
       Core::publish();
       __syncthreads();  // v and h are there, and q and P
       wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
-      clear(o);
       Core::begin();
 #pragma unroll
       for (int kb = 0; kb < KB; ++kb) {
@@ -206,31 +262,61 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
     for (int kb = 0; kb < KB; ++kb) {
       Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
     }
-    Core::finish();
+    finish_products();
     __syncthreads();  // all operands have been read
+                      // Backwards: the group's other query heads, one after the other.
+#pragma unroll 1
+    for (int i = 1; grouped && i < inner; ++i) {
+      const int thread = fresh_thread();
+      const std::int64_t chunk = span.chunk_begin + index_of(c);
+      copy_images(Plan::k + k_slot * KB, image_of(run.write, chunk, x_heads, x_head + i), KB);
+      if constexpr (outputs) copy_images(Plan::scores + slot, scores_of(chunk, x_head + i), 1);
+      const Rows r = x_rows(c, x_head + i);
+      load_tile(v, r, aligned(r), thread);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      Core::publish();
+      __syncthreads();
+      Core::begin(o);
+      if constexpr (outputs) Core::template product<Stored::k_inner, Stored::k_outer>(o, scores, v, thread);
+#pragma unroll
+      for (int kb = 0; kb < KB; ++kb) {
+        Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
+      }
+      finish_products();
+      Core::publish();  // the copy engine writes next where threads have written
+      __syncthreads();
+    }
     if constexpr (outputs) {
       load_k(c + 1);
       ptx::copy_async_commit();
     }
-    const bool keep = keeps_states && c + 1 < end;
+    const bool keep = keeps(c + 1);
+    const int thread = fresh_thread();
     if (outputs || keep) {
 #pragma unroll
       for (int kb = 0; kb < KB; ++kb) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
     }
     if constexpr (outputs) {
-      scale_rows(o, p.scale, p.scale);
-      put_tile(shared + tile(v_slot), o, thread);
+      if (run.ends_parts) {
+        put_tile(shared + tile(v_slot), o, thread);
+      } else if (v0 < V) {
+        write_part(part_of_out(), o, thread);
+      }
     }
     __syncwarp();
     if constexpr (outputs) {
-      const Rows r = rows_of(p.o, 2, span, static_cast<std::int64_t>(c) * kChunk, query_head, v0, V);
-      store_tile(r, v, aligned(r), thread);
+      if (run.ends_parts && run.out.data != nullptr) {
+        const Rows r = rows_of(run.out, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, own_head, v0, V);
+        store_tile(r, v, aligned(r), thread);
+      }
     }
-    if (keep) write_states(c + 1);
+    if (keep) write_states(c + 1, thread);
   }
   if (!leads) return;
   if (segments.first_pass && v0 == 0 && lane % 4 == 0) {
-    float* at = segments.decays + ((segment * p.sequences.count * p.heads) + cell) * KB * 64 + 16 * warp + lane / 4;
+    float* at = segments.decays + ((segment * p.sequences.count * p.heads) + cell) * run.blocks * 64 + first_key +
+                16 * warp + lane / 4;
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
       at[64 * kb] = product[kb].x;
@@ -239,36 +325,38 @@ __device__ __forceinline__ void recurrence(const Params& p, const Prepared& in, 
   }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
   const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
-  float* target = segments.first_pass                  ? start
-                  : outputs && p.ht != nullptr && last ? static_cast<float*>(p.ht) + cell * cell_size
-                                                       : nullptr;
+  float* target = segments.first_pass                     ? start
+                  : run.end != nullptr && last && outputs ? run.end + cell * cell_size
+                                                          : nullptr;
   if (target == nullptr) return;
 #pragma unroll
-  for (int kb = 0; kb < KB; ++kb) write_state(target, h[kb], K, V, 64 * kb, v0, thread);
+  for (int kb = 0; kb < KB; ++kb) write_state(target, h[kb], K, V, first_key + 64 * kb, v0, thread);
 }
 
-// grid: N * (H, or G without outputs) * segments * ceil(V / (64 groups)), value slices fastest. In the first pass each
-// segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as wanted.
-template <class Core, int KB, int groups, bool outputs>
+// grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. In the first
+// pass each segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as
+// wanted.
+template <class Core, int KB, int groups, bool outputs, bool grouped>
 __global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2)
-    recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared in,
+    recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) recurrence<Core, KB, groups, outputs>(p, in, segments, shared);
+  if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped>(p, run, segments, shared);
 }
 
-// Segment end states from zero to start states, in place: start_0 = h0, start_{s+1} = (product of decays of s) start_s
+// Segment end states from zero to start states, in place: start_0 = the state given, start_{s+1} = (product of decays
+// of s) start_s
 // + end_s. Thread: one element of one (sequence, head); grid: (ceil(K V / 256), N * G).
-__global__ void __launch_bounds__(256)
-    combine_kernel(const __grid_constant__ Params p, int blocks, const __grid_constant__ Segments segments) {
+__global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Params p, const float* given, int blocks,
+                                                      const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t cell_size = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
   const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element >= cell_size) return;
   const int key = static_cast<int>(element / p.value_dim);
   const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
-  float state = p.h0 == nullptr ? 0.0f : static_cast<const float*>(p.h0)[cell * cell_size + element];
+  float state = given == nullptr ? 0.0f : given[cell * cell_size + element];
   constexpr int kAtOnce = 8;  // loads in flight
   for (int first = 0; first < segments.count; first += kAtOnce) {
     float from_zero[kAtOnce], decay[kAtOnce];

@@ -1,8 +1,9 @@
-// Launchers of the two-pass forward: preparation, segments, recurrence.
+// Preparation, segments, recurrence: workspace, plan, launches, and the forward made of them.
 #include <algorithm>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -10,6 +11,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 template <class Core>
 void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared) {
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
+  if (blocks == 0) return;
   flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
                          dim3(static_cast<unsigned>(blocks)), kGroupThreads, kPrepareBytes, stream,
                          flashgla::cuda::Begin::after_previous, p, prepared);
@@ -19,56 +21,67 @@ template void launch_forward_prepare<TensorCore90>(cudaStream_t, const Params&, 
 
 namespace {
 
-template <class Core, int KB, int groups, bool outputs>
-void recurrence(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments) {
+constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
+
+template <class Core, int KB, int groups, bool outputs, bool grouped>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
   constexpr int bytes = RecurrencePlan<KB, groups, outputs>::bytes;
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
-  const std::int64_t blocks = p.sequences.count * p.heads * (outputs ? p.group : 1) * segments.count * slices;
-  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs>,
+  const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
+  const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
+  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped>,
                          dim3(static_cast<unsigned>(blocks)), kGroupThreads * groups, bytes, stream, kNext<Core>, p,
-                         prepared, segments);
+                         run, segments);
 }
-
-template <class Core, int KB, int groups>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, Segments segments) {
-  if (segments.count > 1) {
-    segments.first_pass = true;
-    recurrence<Core, KB, groups, false>(stream, p, prepared, segments);
-    segments.first_pass = false;
-    const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-    const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
-    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, 256, 0, stream, kNext<Core>, p,
-                           prepared.blocks, segments);
-  }
-  recurrence<Core, KB, groups, true>(stream, p, prepared, segments);
-}
-
-template <class Core, int KB>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
+template <class Core, int KB, bool outputs>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
+                   int shared_memory) {
   const bool two_groups = p.value_dim > 64 && RecurrencePlan<KB, 2, true>::bytes <= shared_memory;
-  two_groups ? run<Core, KB, 2>(stream, p, prepared, segments) : run<Core, KB, 1>(stream, p, prepared, segments);
+  if (run.backwards && p.group > 1) {
+    launch_blocks<Core, KB, 1, outputs, true>(stream, p, run, segments);
+  } else if (two_groups) {
+    launch_blocks<Core, KB, 2, outputs, false>(stream, p, run, segments);
+  } else {
+    launch_blocks<Core, KB, 1, outputs, false>(stream, p, run, segments);
+  }
+}
+template <class Core, int KB>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments, bool outputs,
+                   int shared_memory) {
+  outputs ? launch_blocks<Core, KB, true>(stream, p, run, segments, shared_memory)
+          : launch_blocks<Core, KB, false>(stream, p, run, segments, shared_memory);
 }
 
+// All key blocks, in as many launches as it takes.
 template <class Core>
-void run(cudaStream_t stream, const Params& p, const Prepared& prepared, const Segments& segments, int shared_memory) {
-  launch_forward_prepare<Core>(stream, p, prepared);
-  switch (prepared.blocks) {
-    case 1:
-      return run<Core, 1>(stream, p, prepared, segments, shared_memory);
-    case 2:
-      return run<Core, 2>(stream, p, prepared, segments, shared_memory);
-    case 3:
-      return run<Core, 3>(stream, p, prepared, segments, shared_memory);
-    default:
-      return run<Core, 4>(stream, p, prepared, segments, shared_memory);
+void launch_all_blocks(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run,
+                       const Segments& segments, bool outputs) {
+  const int blocks = passes.prepared.blocks;
+  for (int first = 0; first < blocks; first += passes.blocks_each) {
+    run.first_block = first;
+    run.adds_parts = first > 0;
+    run.ends_parts = first + passes.blocks_each >= blocks;
+    switch (std::min(passes.blocks_each, blocks - first)) {
+      case 1:
+        launch_blocks<Core, 1>(stream, p, run, segments, outputs, passes.shared_memory);
+        break;
+      case 2:
+        launch_blocks<Core, 2>(stream, p, run, segments, outputs, passes.shared_memory);
+        break;
+      case 3:
+        launch_blocks<Core, 3>(stream, p, run, segments, outputs, passes.shared_memory);
+        break;
+      default:
+        launch_blocks<Core, 4>(stream, p, run, segments, outputs, passes.shared_memory);
+    }
   }
 }
 
 // Time is cut as far as it takes to fill the card, where a cut pays: the first pass costs about half of the second.
-Segments plan_segments(const Params& p, int multiprocessors, int blocks) {
+Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads, int blocks) {
   const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
   const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
-  const std::int64_t busy = p.sequences.count * p.heads * p.group * slices;
+  const std::int64_t busy = p.sequences.count * heads * slices;
   const std::int64_t slots =
       static_cast<std::int64_t>(multiprocessors) * (blocks * (p.value_dim > 64 ? 2 : 1) >= 4 ? 1 : 2);
   Segments segments;
@@ -81,35 +94,84 @@ Segments plan_segments(const Params& p, int multiprocessors, int blocks) {
 
 }  // namespace
 
-bool two_passes_fit(const Context& context, const Params& params) {
-  const int bytes[] = {RecurrencePlan<1, 1, true>::bytes, RecurrencePlan<2, 1, true>::bytes,
-                       RecurrencePlan<3, 1, true>::bytes, RecurrencePlan<4, 1, true>::bytes};
-  return bytes[(params.key_dim - 1) / 64] <= context.architecture().shared_memory;
+TwoPasses::TwoPasses(Context& context, const Params& p, std::int64_t out_heads)
+    : prepared{}, parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
+  const auto take = [&](std::int64_t bytes, const char* label) {
+    return static_cast<char*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
+  };
+  const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
+  const std::int64_t blocks = tiles_of(p.key_dim);
+  prepared.blocks = static_cast<int>(blocks);
+  prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
+  prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
+  prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
+  prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
+  prepared.scale = p.scale;
+
+  constexpr int bytes[kMostBlocks] = {RecurrencePlan<1, 1, true>::bytes, RecurrencePlan<2, 1, true>::bytes,
+                                      RecurrencePlan<3, 1, true>::bytes, RecurrencePlan<4, 1, true>::bytes};
+  int most = kMostBlocks;  // two fit any device of capability 8.0 and later
+  while (most > 1 && bytes[most - 1] > shared_memory) --most;
+  const std::int64_t launches = (blocks + most - 1) / most;
+  blocks_each = static_cast<int>((blocks + launches - 1) / launches);
+  if (launches > 1) {
+    const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
+    parts = reinterpret_cast<float*>(take(tiles * kTile * kTile * 4, "gla: parts of outputs"));
+  }
+  segments = plan_segments(p, context.architecture().multiprocessors, out_heads, blocks_each);
+  if (segments.count > 1) {
+    const std::int64_t states = segments.count * p.sequences.count * heads;
+    segments.decays = reinterpret_cast<float*>(take(states * blocks * 64 * 4, "gla: segment decays"));
+    segments.starts = reinterpret_cast<float*>(take(states * p.key_dim * p.value_dim * 4, "gla: segment states"));
+  }
 }
 
-void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
-  const int blocks = (params.key_dim + 63) / 64;
-  const std::int64_t chunks = params.sequences.most_chunks, heads = params.heads, query_heads = heads * params.group;
-  Arena& scratch = context.scratch();
-  const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  Prepared prepared{};
-  prepared.blocks = blocks;
-  prepared.q = static_cast<char*>(scratch.allocate(bytes(chunks * query_heads * blocks * kTileBytes), "gla: gated q"));
-  prepared.k = static_cast<char*>(scratch.allocate(bytes(chunks * heads * blocks * kTileBytes), "gla: gated k"));
-  prepared.scores = static_cast<char*>(scratch.allocate(bytes(chunks * query_heads * kTileBytes), "gla: scores"));
-  prepared.decay = static_cast<float*>(scratch.allocate(bytes(chunks * heads * blocks * 64 * 4), "gla: chunk decays"));
-  Segments segments = plan_segments(params, context.architecture().multiprocessors, blocks);
+template <class Core>
+void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run, bool outputs) {
+  run.blocks = passes.prepared.blocks;
+  run.parts = passes.parts;
+  Segments segments = passes.segments;
   if (segments.count > 1) {
-    const std::int64_t elements = segments.count * params.sequences.count * heads * params.key_dim * params.value_dim;
-    const std::int64_t decays = segments.count * params.sequences.count * heads * blocks * 64;
-    segments.decays = static_cast<float*>(scratch.allocate(bytes(decays * 4), "gla: segment decays"));
-    segments.starts = static_cast<float*>(scratch.allocate(bytes(elements * 4), "gla: segment states"));
+    segments.first_pass = true;
+    launch_all_blocks<Core>(stream, p, passes, run, segments, false);
+    segments.first_pass = false;
+    const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
+    const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
+    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, 256, 0, stream, kNext<Core>, p,
+                           run.start, run.blocks, segments);
   }
+  launch_all_blocks<Core>(stream, p, passes, run, segments, outputs);
+}
+template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+
+namespace {
+
+template <class Core>
+void run_forward(cudaStream_t stream, const Params& p, const TwoPasses& passes) {
+  const Prepared& prepared = passes.prepared;
+  launch_forward_prepare<Core>(stream, p, prepared);
+  launch_recurrence<Core>(stream, p, passes,
+                          {.read = prepared.q,
+                           .write = prepared.k,
+                           .scores = prepared.scores,
+                           .decay = prepared.decay,
+                           .x = p.v,
+                           .out = p.o,
+                           .start = static_cast<const float*>(p.h0),
+                           .end = static_cast<float*>(p.ht),
+                           .states = static_cast<__nv_bfloat16*>(p.states)},
+                          true);
+}
+
+}  // namespace
+
+void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
+  const ArenaScope scope(context.scratch());
+  const TwoPasses passes(context, params, params.heads * params.group);
   if (context.planning()) return;
   auto* stream = static_cast<cudaStream_t>(context.stream());
-  const auto shared_memory = static_cast<int>(context.architecture().shared_memory);
-  hopper ? run<TensorCore90>(stream, params, prepared, segments, shared_memory)
-         : run<TensorCore80>(stream, params, prepared, segments, shared_memory);
+  hopper ? run_forward<TensorCore90>(stream, params, passes) : run_forward<TensorCore80>(stream, params, passes);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

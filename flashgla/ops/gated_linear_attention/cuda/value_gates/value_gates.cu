@@ -52,10 +52,18 @@ std::int64_t tiles_of_states(const Params& p) {
   return static_cast<std::int64_t>(p.heads) * tiles_of(p.key_dim) * tiles_of(p.value_dim);
 }
 
-struct PassPlan : StatePlan {
+// Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
+// cutting time into segments.
+struct PassPlan {
+  int groups, segments;
+  std::int64_t tiles;  // of all states
   float *ends = nullptr, *decays = nullptr;
 
-  PassPlan(const Workspace& workspace, const Params& p, int multiprocessors) : StatePlan(p, multiprocessors) {
+  PassPlan(const Workspace& workspace, const Params& p, int multiprocessors)
+      : tiles(p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim)) {
+    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
+    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
+    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
     if (segments == 1) return;
     ends = workspace.take<float>((segments - 1) * tiles * kTile * kTile * 4, "gla: segments");
     decays = workspace.take<float>((segments - 1) * tiles * 2 * kTile * 4, "gla: segments");

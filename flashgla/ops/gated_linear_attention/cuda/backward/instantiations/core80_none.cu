@@ -2,7 +2,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 template void launch_backward_fused<TensorCore80, GateTile::none>(const Params&, const FusedBackward&, cudaStream_t);
-template void launch_prepare<TensorCore80, GateTile::none>(const Params&, const BackwardWorkspace&, cudaStream_t);
 template void launch_dq_dk_dg<TensorCore80, GateTile::none>(const Params&, const BackwardWorkspace&, const Gradients&,
                                                             cudaStream_t);
 }  // namespace flashgla::ops::gated_linear_attention::cuda
