@@ -97,6 +97,13 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
 __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Adds to a count in shared memory and returns what it was. What the block's other threads did before they added is
+// seen by the thread that sees their addition.
+__device__ __forceinline__ std::uint32_t add_shared(std::uint32_t address, std::uint32_t x) {
+  std::uint32_t before;
+  asm volatile("atom.shared::cta.acq_rel.cta.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(x) : "memory");
+  return before;
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // sm_90a only
 

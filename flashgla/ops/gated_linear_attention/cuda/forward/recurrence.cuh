@@ -27,7 +27,8 @@ struct RecurrencePlan {
   static constexpr int v = scores + (outputs ? 2 : 0);             // [2][groups]
   static constexpr int h = v + 2 * groups;                         // [groups][KB]
   static constexpr int barriers = (h + groups * KB) * kTileBytes;  // bytes: q and P [2], k [2]
-  static constexpr int bytes = barriers + 4 * 8;
+  static constexpr int readers = barriers + 4 * 8;                 // [2], see is_last_reader
+  static constexpr int bytes = readers + 2 * 4;
 };
 
 // The copy engine and its barriers, where there is one.
@@ -46,6 +47,12 @@ __device__ __forceinline__ void copy_in_bulk(std::uint32_t to, const void* from,
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::copy_bulk(to, from, bytes, barrier);
 #endif
+}
+// Whether the other groups have been here as often as this one: called by one thread of each group, once a round. Even
+// and odd rounds have counts of their own, for a group may come twice before another comes.
+template <int groups>
+__device__ __forceinline__ bool is_last_reader(std::uint32_t counter) {
+  return groups == 1 || ptx::add_shared(counter, 1) % groups == groups - 1;
 }
 template <class Core>
 __device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity) {
@@ -108,25 +115,18 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
   const std::uint32_t h_tiles = tile(Plan::h + part * KB);
 
-  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
-  // threads. Slots of q and P, and without outputs of k, alternate; both have barriers of their own.
-  const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16;
+  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, issued by one
+  // thread as soon as the last group has read the slot (the groups go their own pace); else by all threads. Slots of
+  // what is read and P, and without outputs of what is written, alternate; both have barriers of their own.
+  constexpr bool kBulk = Core::copies_in_bulk;
+  const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16, readers = base + Plan::readers;
   const auto copy_images = [&](int at, const char* image, int tiles) {
     for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
       ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
     }
   };
   const auto load_images = [&](int at, const char* image, int tiles, std::uint32_t barrier) {
-    if constexpr (Core::copies_in_bulk) {
-      if (threadIdx.x == 0) copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier);
-    } else {
-      copy_images(at, image, tiles);
-    }
-  };
-  const auto expect = [&](std::uint32_t barrier, int tiles) {
-    if constexpr (Core::copies_in_bulk) {
-      if (threadIdx.x == 0) expect_bytes(barrier, tiles * kTileBytes);
-    }
+    kBulk ? copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier) : copy_images(at, image, tiles);
   };
   const auto image_of = [&](const char* images, std::int64_t chunk, int of_heads, int of_head) {
     return images + ((chunk * of_heads + of_head) * run.blocks + run.first_block) * kTileBytes;
@@ -140,22 +140,30 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto load_k = [&](int c) {
     if (c >= end) return;
     const int slot = (c - begin) % Plan::k_slots;
-    expect(k_barrier + 8 * slot, KB);
+    if constexpr (kBulk) expect_bytes(k_barrier + 8 * slot, KB * kTileBytes);
     load_images(Plan::k + slot * KB, image_of(run.write, span.chunk_begin + index_of(c), x_heads, x_head), KB,
                 k_barrier + 8 * slot);
   };
-  const auto load_rest = [&](int c) {
+  const auto load_q = [&](int c) {
+    if (!outputs || c >= end) return;
+    const int slot = (c - begin) & 1;
+    const std::int64_t chunk = span.chunk_begin + index_of(c);
+    if constexpr (kBulk) expect_bytes(q_barrier + 8 * slot, (run.adds_parts ? KB : KB + 1) * kTileBytes);
+    load_images(Plan::q + slot * KB, image_of(run.read, chunk, heads, own_head), KB, q_barrier + 8 * slot);
+    if (!run.adds_parts) load_images(Plan::scores + slot, scores_of(chunk, score_head), 1, q_barrier + 8 * slot);
+  };
+  const auto load_x = [&](int c) {
     if (c >= end) return;
     const int thread = fresh_thread();
-    const int slot = (c - begin) & 1;
-    if constexpr (outputs) {
-      const std::int64_t chunk = span.chunk_begin + index_of(c);
-      expect(q_barrier + 8 * slot, KB + 1);
-      load_images(Plan::q + slot * KB, image_of(run.read, chunk, heads, own_head), KB, q_barrier + 8 * slot);
-      load_images(Plan::scores + slot, scores_of(chunk, score_head), 1, q_barrier + 8 * slot);
-    }
     const Rows r = x_rows(c, x_head);
-    load_tile(base + tile(Plan::v + slot * groups + part), r, aligned(r), thread);
+    load_tile(base + tile(Plan::v + ((c - begin) & 1) * groups + part), r, aligned(r), thread);
+  };
+  const auto sync_group = [&] {
+    if constexpr (kBulk) {
+      ptx::barrier(1 + part, kGroupThreads);
+    } else {
+      __syncthreads();
+    }
   };
   // Decays of this thread's two rows of each tile of the state.
   float2 decay[KB];
@@ -198,13 +206,30 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   __syncwarp();
   if (keeps(begin)) write_states(begin, thread);
 
-  if constexpr (Core::copies_in_bulk) {
-    if (threadIdx.x == 0) init_barriers(q_barrier, 4);
-    __syncthreads();
+  if (outputs && run.adds_parts) {  // P has been there
+    for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += kGroupThreads * groups)
+      store_shared_16(base + tile(Plan::scores) + 16 * i, make_uint4(0, 0, 0, 0));
+    Core::publish();
   }
-  load_rest(begin);
+  if constexpr (kBulk) {
+    if (threadIdx.x == 0) {
+      init_barriers(q_barrier, 4);
+      store_shared_4(readers, 0);
+      store_shared_4(readers + 4, 0);
+    }
+  }
+  __syncthreads();
+  if (!kBulk || threadIdx.x == 0) {
+    load_q(begin);
+    if constexpr (kBulk) {
+      load_q(begin + 1);
+      load_k(begin);
+      if constexpr (Plan::k_slots == 2) load_k(begin + 1);
+    }
+  }
+  load_x(begin);
   ptx::copy_async_commit();
-  load_k(begin);
+  if constexpr (!kBulk) load_k(begin);
   ptx::copy_async_commit();
   load_decay(begin);
   float2 product[KB];
@@ -221,8 +246,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
       return run.parts + (of * tiles_of(V) + v0 / 64) * (kTile * kTile);
     };
-    load_rest(c + 1);
-    if constexpr (!outputs) load_k(c + 1);
+    load_x(c + 1);
+    if constexpr (!kBulk) {
+      load_q(c + 1);
+      if constexpr (!outputs) load_k(c + 1);
+    }
     ptx::copy_async_commit();
     Accumulator o;
     const auto finish_products = [&] {
@@ -235,7 +263,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       if (run.adds_parts && v0 < V) read_part(o, part_of_out(), thread);
       ptx::copy_async_wait<2>();
       Core::publish();
-      __syncthreads();  // v and h are there, and q and P
+      sync_group();  // v and h are there, and q and P
       wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
       Core::begin();
 #pragma unroll
@@ -251,10 +279,10 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       if constexpr (!outputs) product[kb] = make_float2(product[kb].x * decay[kb].x, product[kb].y * decay[kb].y);
     }
     load_decay(c + 1);
-    if constexpr (!outputs || !Core::copies_in_bulk) {
+    if constexpr (!outputs || !kBulk) {
       ptx::copy_async_wait<1>();
       Core::publish();
-      __syncthreads();  // k (without outputs v too) is there
+      sync_group();  // k (without outputs v too) is there
     }
     wait_for_bulk<Core>(k_barrier + 8 * k_slot, (round / Plan::k_slots) & 1);
     Core::begin();
@@ -263,14 +291,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
     }
     finish_products();
-    __syncthreads();  // all operands have been read
-                      // Backwards: the group's other query heads, one after the other.
+    sync_group();  // all operands have been read
+                   // Backwards: the group's other query heads, one after the other.
 #pragma unroll 1
     for (int i = 1; grouped && i < inner; ++i) {
       const int thread = fresh_thread();
       const std::int64_t chunk = span.chunk_begin + index_of(c);
       copy_images(Plan::k + k_slot * KB, image_of(run.write, chunk, x_heads, x_head + i), KB);
-      if constexpr (outputs) copy_images(Plan::scores + slot, scores_of(chunk, x_head + i), 1);
+      if (outputs && !run.adds_parts) copy_images(Plan::scores + slot, scores_of(chunk, x_head + i), 1);
       const Rows r = x_rows(c, x_head + i);
       load_tile(v, r, aligned(r), thread);
       ptx::copy_async_commit();
@@ -287,10 +315,15 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::publish();  // the copy engine writes next where threads have written
       __syncthreads();
     }
-    if constexpr (outputs) {
+    if constexpr (kBulk) {
+      if (thread == 0 && is_last_reader<groups>(readers + 4 * slot)) {
+        load_k(c + Plan::k_slots);
+        load_q(c + 2);
+      }
+    } else if constexpr (outputs) {
       load_k(c + 1);
-      ptx::copy_async_commit();
     }
+    if constexpr (outputs) ptx::copy_async_commit();
     const bool keep = keeps(c + 1);
     const int thread = fresh_thread();
     if (outputs || keep) {
