@@ -142,6 +142,16 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// Contiguous bytes (16-byte aligned, a multiple of 16) from shared memory to global by the copy engine; the thread's
+// stores since the last commit are a group, and wait_read returns when all its groups have been read.
+__device__ __forceinline__ void store_bulk(void* global, std::uint32_t shared, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void store_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void store_bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 // Makes this thread's ordinary shared-memory writes visible to wgmma and the copy engine; before the barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -129,7 +129,7 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   }
   Params states_only = p;
   if (!outputs.states) {
-    const std::size_t bytes = static_cast<std::size_t>(p.sequences.most_chunks * p.heads * p.key_dim * p.value_dim) * 2;
+    const auto bytes = static_cast<std::size_t>(p.sequences.most_chunks * p.heads * p.state_bytes());
     p.states = states_only.states = context.scratch().allocate(bytes, "gla backward: states");
     // o is not wanted again: all sequences and heads write it to one place that nothing reads.
     const std::size_t row_bytes = static_cast<std::size_t>(p.value_dim) * 2;
@@ -159,10 +159,10 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   };
   TwoPasses passes(context, p, heads);
   passes.prepared.transposed = true;
-  const std::int64_t state_bytes = chunks * heads * p.key_dim * p.value_dim * 2;
+  const std::int64_t state_bytes = chunks * heads * p.state_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
-  w.state_gradients = static_cast<__nv_bfloat16*>(take(state_bytes, "gla backward: state gradients"));
+  w.state_gradients = static_cast<char*>(take(state_bytes, "gla backward: state gradients"));
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
   const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
@@ -184,7 +184,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
                              .decay = prepared.decay,
                              .x = p.v,
                              .start = static_cast<const float*>(p.h0),
-                             .states = static_cast<__nv_bfloat16*>(p.states)},
+                             .states = static_cast<char*>(p.states)},
                             false);
   }
   launch_recurrence<Core>(stream, p, passes,

@@ -1,4 +1,5 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
+#include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
@@ -65,6 +66,11 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
   } else if (!context.planning()) {
     Params by_token = params;
     if (!backward_in_chunks(problem)) by_token.states = nullptr;  // laid out for kernels that cannot take this call
+    if (by_token.states != nullptr) {                             // these kernels write what lies within K and V
+      flashgla::cuda::check(
+          cudaMemsetAsync(by_token.states, 0, states_bytes(problem), static_cast<cudaStream_t>(context.stream())),
+          "gated_linear_attention states");
+    }
     launch_recurrent(context.stream(), by_token);
   }
 }
@@ -99,7 +105,9 @@ std::size_t states_bytes(const Problem& problem) {
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * problem.key_dim * problem.value_dim) * 2;
+  const std::int64_t tiles =
+      tiles_of(static_cast<int>(problem.key_dim)) * tiles_of(static_cast<int>(problem.value_dim));
+  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles * kImageBytes);
 }
 
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {

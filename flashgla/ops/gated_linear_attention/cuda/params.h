@@ -11,6 +11,11 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 constexpr int kChunk = 64;  // tokens of a chunk; chunks start anew with each sequence
 constexpr float kLog2E = 1.4426950408889634f;
 
+// Matrices of bf16 between kernels are cut into tiles of 64x64, each an image of its place in shared memory.
+constexpr int kTile = 64;
+constexpr std::int64_t kImageBytes = kTile * kTile * 2;
+constexpr int tiles_of(int channels) { return (channels + kTile - 1) / kTile; }
+
 // [B, T, heads, channels] with contiguous channels, or [B, T, heads] (channels 1), or [heads] (batch and token 0).
 struct Strided {
   void* data = nullptr;
@@ -36,7 +41,8 @@ struct Params {
   void* ht = nullptr;        // as h0
   const void* z0 = nullptr;  // f32 [N,G,K]
   void* zt = nullptr;
-  // Chunk START states, h before the chunk's first token: bf16 [chunks, G, K, V].
+  // Chunk START states, h before the chunk's first token: images [chunks, G, key tiles, value tiles], rows key
+  // channels, zeros beyond K and V.
   void* states = nullptr;
   Sequences sequences;
   int heads = 1, group = 1;  // G; H / G
@@ -46,6 +52,12 @@ struct Params {
   DType dtype = DType::f32, gate_dtype = DType::f32;
   bool normalize = false;
   float scale = 1.0f;
+
+  // Bytes of one state in `states`, and where a tile of it begins.
+  constexpr std::int64_t state_bytes() const { return kImageBytes * tiles_of(key_dim) * tiles_of(value_dim); }
+  constexpr std::int64_t state_tile(std::int64_t chunk, int head, int key_tile, int value_tile) const {
+    return (chunk * heads + head) * state_bytes() + (key_tile * tiles_of(value_dim) + value_tile) * kImageBytes;
+  }
 };
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -92,10 +92,9 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
   const Places places{base + Layout::places};
-  const std::int64_t states_step = static_cast<std::int64_t>(p.heads) * p.key_dim * p.value_dim * 2;
+  const std::int64_t states_step = p.heads * kImageBytes;
   const auto states_at = [&](int index) {
-    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step +
-           head * (static_cast<std::int64_t>(p.key_dim) * p.value_dim * 2);
+    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step + head * kImageBytes;
   };
   if (threadIdx.x == 0) {  // what is read is asked for a chunk ahead
     const auto start = [&](Places::Tensor tensor, const Strided& s, int index) {
@@ -124,7 +123,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     if constexpr (kGroup == 0) {
       copy_tile(stage + Layout::g, elements(third), p.g.token, rows, p.key_dim, thread);
     } else {
-      copy_tile(stage + Layout::h, elements(third), p.value_dim, p.key_dim, p.value_dim, thread);
+      copy_image(stage + Layout::h, third, thread);
     }
     ptx::copy_async_commit();
   };

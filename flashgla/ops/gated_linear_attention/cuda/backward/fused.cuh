@@ -143,12 +143,12 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       copy_tile(at + Layout::k, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
       copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
     } else {
-      const auto* states = static_cast<const __nv_bfloat16*>(p.states) +
-                           ((span.chunk_begin + index) * p.heads + anew(head)) * p.key_dim * p.value_dim;
+      const char* state =
+          static_cast<const char*>(p.states) + ((span.chunk_begin + index) * p.heads + anew(head)) * kImageBytes;
       copy_tile(at + Layout::d_o, row_of<__nv_bfloat16>(f.gradients.d_o, c, head), f.gradients.d_o.token, c.rows,
                 p.value_dim, thread);
       copy_tile(at + Layout::v, row_of<__nv_bfloat16>(p.v, c, head), p.v.token, c.rows, p.value_dim, thread);
-      copy_tile(at + Layout::h, states, p.value_dim, p.key_dim, p.value_dim, thread);
+      copy_image(at + Layout::h, state, thread);
     }
     ptx::copy_async_commit();
   };

@@ -198,9 +198,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   if (thread < kTile) decays[thread] = decay;
   const bool steep = __syncthreads_or(decay < ptx::exp2(-kSteep));
 
-  const std::int64_t state_at = ((chunk * p.heads + kv_head) * p.key_dim + channel) * p.value_dim;
-  const __nv_bfloat16 *states = static_cast<const __nv_bfloat16*>(p.states) + state_at,
-                      *state_gradients = w.state_gradients + state_at;
+  const std::int64_t state_at = p.state_tile(chunk, kv_head, key_tile, 0);
+  const char *states = static_cast<const char*>(p.states) + state_at, *state_gradients = w.state_gradients + state_at;
   const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
   const __nv_bfloat16* do_rows = nullptr;
   bool first = true;
@@ -210,10 +209,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       const int value = tile * kTile;
       copy_tile(stage, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
       copy_tile(stage + kTileBytes, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
-      copy_tile(stage + 2 * kTileBytes, states + value, p.value_dim, p.key_dim - channel, p.value_dim - value, thread);
-      if (first)
-        copy_tile(stage + 3 * kTileBytes, state_gradients + value, p.value_dim, p.key_dim - channel,
-                  p.value_dim - value, thread);
+      copy_image(stage + 2 * kTileBytes, states + tile * kImageBytes, thread);
+      if (first) copy_image(stage + 3 * kTileBytes, state_gradients + tile * kImageBytes, thread);
     }
     ptx::copy_async_commit();
   };

@@ -12,18 +12,14 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kTile = 64;
-constexpr std::int64_t kImageBytes = kTile * kTile * 2;
-__host__ __device__ inline int tiles_of(int channels) { return (channels + kTile - 1) / kTile; }
-
 // How a kernel finds the gates of its 64 tokens x 64 channels.
 enum class GateTile { none, token, narrow, wide };  // no gate; one f32 a token; a tile of bf16; 64 rows of 64 f32
 
 // Between the kernels of the backward by chunks.
 struct BackwardWorkspace {
-  Prepared prepared;               // with P^T and the scale
-  __nv_bfloat16* state_gradients;  // [chunks, G, K, V]: dh, the gradient of the state after the chunk
-  float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
+  Prepared prepared;      // with P^T and the scale
+  char* state_gradients;  // as Params.states: dh, the gradient of the state after the chunk
+  float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
 };
 
 struct Gradients {

@@ -177,10 +177,9 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 
   const int last = chunks - 1, gate_bytes = static_cast<int>(size_of(p.gate_dtype));
   const Places places{base + Layout::places};
-  const std::int64_t states_step = static_cast<std::int64_t>(p.heads) * p.key_dim * p.value_dim * 2;
+  const std::int64_t states_step = p.heads * kImageBytes;
   const auto states_at = [&](int index) {
-    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step +
-           head * (static_cast<std::int64_t>(p.key_dim) * p.value_dim * 2);
+    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step + head * kImageBytes;
   };
   // q, do and the rest of what is read are asked for a chunk ahead, gates two.
   if (threadIdx.x == 0) {
@@ -207,8 +206,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
               p.key_dim, thread);
     copy_tile(stage + (kGroup == 0 ? Layout::d_o : Layout::v), elements(second),
               kGroup == 0 ? f.gradients.d_o.token : p.v.token, rows, p.value_dim, thread);
-    if constexpr (kGroup == 1)
-      copy_tile(stage + Layout::h, elements(third), p.value_dim, p.key_dim, p.value_dim, thread);
+    if constexpr (kGroup == 1) copy_image(stage + Layout::h, third, thread);
     ptx::copy_async_commit();
   };
   const auto store = [&](int index, Places::Tensor tensor, const Strided& s, const Accumulator& a, int rows,

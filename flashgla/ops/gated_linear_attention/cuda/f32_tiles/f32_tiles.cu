@@ -68,7 +68,7 @@ void forward(Context& context, const Problem& problem, const Params& p) {
                                           "gla f32 tiles: states");
   SplitPass pass = states_pass(p, images);
   pass.end = static_cast<float*>(p.ht);
-  pass.states = keeps_split ? nullptr : static_cast<__nv_bfloat16*>(p.states);
+  pass.states = keeps_split ? nullptr : static_cast<char*>(p.states);
   pass.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
   plan_segments(context, problem, p, pass);
   if (context.planning()) return;

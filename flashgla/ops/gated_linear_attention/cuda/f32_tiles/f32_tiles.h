@@ -42,11 +42,11 @@ struct SplitImages {
 
 // One pass over the chunks of each sequence; segments as in StatePass.
 struct SplitPass {
-  Strided b;              // v, or backwards do
-  const float* start;     // [N,G,K,V] or null: zeros. h0, or dht
-  float* end;             // likewise, or null: not wanted. ht, or dh0
-  char* images;           // before each chunk h, after it dh
-  __nv_bfloat16* states;  // h once more as bf16 [chunks,G,K,V], or null
+  Strided b;           // v, or backwards do
+  const float* start;  // [N,G,K,V] or null: zeros. h0, or dht
+  float* end;          // likewise, or null: not wanted. ht, or dh0
+  char* images;        // before each chunk h, after it dh
+  char* states;        // h once more, as Params.states, or null
   SplitImages prepared;
   int segments = 1;
   bool ends_only = false;

@@ -108,9 +108,10 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
         if (pass.states != nullptr) {
 #pragma unroll
           for (int e = 0; e < 32; ++e) {
-            const int k = channel + row_of_element(thread, e), v = value + column_of_element(thread, e);
-            if (k < p.key_dim && v < p.value_dim)
-              pass.states[(at * p.key_dim + k) * p.value_dim + v] = __float2bfloat16_rn(state[e]);
+            const std::uint32_t in_tile = element_offset(row_of_element(thread, e), column_of_element(thread, e));
+            *reinterpret_cast<__nv_bfloat16*>(
+                pass.states + p.state_tile(span.chunk_begin + index, kv_head, key_tile, value_tile) + in_tile) =
+                __float2bfloat16_rn(state[e]);
           }
         }
       }

@@ -265,9 +265,8 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     next += static_cast<std::int64_t>(stride) * kChunk;
   };
   const auto write_states = [&](int c, int thread) {
-    const std::int64_t offset = ((span.chunk_begin + c) * p.heads + head) * static_cast<std::int64_t>(K) * V + v0;
-    const Rows target{static_cast<const char*>(p.states) + offset * 2, V * 2, K, V - v0};
-    store_tile(target, h_tile, aligned(target), thread);
+    store_tile_image(static_cast<char*>(p.states) + p.state_tile(span.chunk_begin + c, head, 0, v0 / kTile), h_tile,
+                     thread);
   };
   const auto token_gate = [&](std::int64_t t) {
     return t < span.length ? key_gate(p, span.batch, span.begin + t, head, 0) : 0.0f;

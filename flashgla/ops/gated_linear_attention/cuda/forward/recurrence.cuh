@@ -54,6 +54,22 @@ template <int groups>
 __device__ __forceinline__ bool is_last_reader(std::uint32_t counter) {
   return groups == 1 || ptx::add_shared(counter, 1) % groups == groups - 1;
 }
+__device__ __forceinline__ void store_in_bulk(void* to, std::uint32_t from, int bytes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::store_bulk(to, from, bytes);
+#endif
+}
+__device__ __forceinline__ void commit_bulk_stores() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::store_bulk_commit();
+#endif
+}
+// What the copy engine was told to store has been read.
+__device__ __forceinline__ void wait_for_bulk_stores() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::store_bulk_wait_read();
+#endif
+}
 template <class Core>
 __device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -174,22 +190,22 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) decay[kb] = make_float2(at[64 * kb], at[64 * kb + 8]);
   };
-  const bool keeps_states = run.states != nullptr && leads && !segments.first_pass;
-  const auto keeps = [&](int c) {  // whether the state before step c is kept
-    const int index = index_of(c);
-    return keeps_states && c < end &&
-           (run.states_every == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
-  };
+  const bool keeps_states = run.states != nullptr && leads && !segments.first_pass && v0 < V;
+  const auto keeps = [&](int c) { return keeps_states && c < end; };  // the state before step c
+  // The state before step c, whose tiles lie in shared memory: on Hopper one thread tells the copy engine, which must
+  // have read them before they are written anew.
   const auto write_states = [&](int c, int thread) {
-    const std::int64_t slot = state_slot(span.chunk_begin, n, index_of(c), run.states_every);
+    char* to = run.states + p.state_tile(span.chunk_begin + index_of(c), head, run.first_block, v0 / kTile);
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
-      const std::int64_t offset =
-          (slot * p.heads + head) * cell_size + static_cast<std::int64_t>(first_key + 64 * kb) * V + v0;
-      const Rows target{reinterpret_cast<const char*>(run.states) + offset * 2, V * 2, min(64, K - first_key - 64 * kb),
-                        V - v0};
-      store_tile(target, base + h_tiles + tile(kb), aligned(target), thread);
+      if constexpr (kBulk) {
+        store_in_bulk(to, base + h_tiles + tile(kb), kTileBytes);
+      } else {
+        store_tile_image(to, base + h_tiles + tile(kb), thread);
+      }
+      to += tiles_of(V) * kImageBytes;
     }
+    if constexpr (kBulk) commit_bulk_stores();
   };
 
   Accumulator h[KB];
@@ -204,7 +220,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if (outputs || keeps_states) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
   }
   __syncwarp();
-  if (keeps(begin)) write_states(begin, thread);
+  if (!kBulk && keeps(begin)) write_states(begin, thread);
 
   if (outputs && run.adds_parts) {  // P has been there
     for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += kGroupThreads * groups)
@@ -264,6 +280,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       ptx::copy_async_wait<2>();
       Core::publish();
       sync_group();  // v and h are there, and q and P
+      if (kBulk && thread == 0 && keeps(c)) write_states(c, thread);
       wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
       Core::begin();
 #pragma unroll
@@ -282,7 +299,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if constexpr (!outputs || !kBulk) {
       ptx::copy_async_wait<1>();
       Core::publish();
-      sync_group();  // k (without outputs v too) is there
+      sync_group();  // k (without outputs v too, and h) is there
+      if (kBulk && thread == 0 && keeps(c)) write_states(c, thread);
     }
     wait_for_bulk<Core>(k_barrier + 8 * k_slot, (round / Plan::k_slots) & 1);
     Core::begin();
@@ -291,6 +309,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
     }
     finish_products();
+    if (kBulk && thread == 0 && keeps_states) wait_for_bulk_stores();
     sync_group();  // all operands have been read
                    // Backwards: the group's other query heads, one after the other.
 #pragma unroll 1
@@ -344,7 +363,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         store_tile(r, v, aligned(r), thread);
       }
     }
-    if (keep) write_states(c + 1, thread);
+    if (!kBulk && keep) write_states(c + 1, thread);
   }
   if (!leads) return;
   if (segments.first_pass && v0 == 0 && lane % 4 == 0) {

@@ -160,7 +160,7 @@ void run_forward(cudaStream_t stream, const Params& p, const TwoPasses& passes) 
                            .out = p.o,
                            .start = static_cast<const float*>(p.h0),
                            .end = static_cast<float*>(p.ht),
-                           .states = static_cast<__nv_bfloat16*>(p.states)},
+                           .states = static_cast<char*>(p.states)},
                           true);
 }
 

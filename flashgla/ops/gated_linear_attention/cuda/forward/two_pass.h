@@ -36,32 +36,21 @@ struct Segments {
 // One run of the recurrence: its operands, and where results go.
 struct Recurrence {
   bool backwards = false;
-  const char* read = nullptr;       // images multiplied with the state, [chunks, heads of out, blocks]: q~ (k~)
-  const char* write = nullptr;      // images that x is added to it with, [chunks, heads of x, blocks]: k~ (q~)
-  const char* scores = nullptr;     // images [chunks, H]: P (P^T)
-  const float* decay = nullptr;     // [chunks, G, 64 blocks]
-  int blocks = 1;                   // of 64 key channels
-  int first_block = 0;              // of those that a launch has the state of
-  Strided x, out;                   // v and o (do and dv); out without data: not wanted
-  const float* start = nullptr;     // f32 [N,G,K,V], null: zeros. h0 (dht)
-  float* end = nullptr;             // the same, null: not wanted. ht (dh0)
-  __nv_bfloat16* states = nullptr;  // [slots, G, K, V], null: not wanted. The state before a chunk as the walk goes
-  int states_every = 1;             // chunks, 1 or 2 (state_slot)
+  const char* read = nullptr;    // images multiplied with the state, [chunks, heads of out, blocks]: q~ (k~)
+  const char* write = nullptr;   // images that x is added to it with, [chunks, heads of x, blocks]: k~ (q~)
+  const char* scores = nullptr;  // images [chunks, H]: P (P^T)
+  const float* decay = nullptr;  // [chunks, G, 64 blocks]
+  int blocks = 1;                // of 64 key channels
+  int first_block = 0;           // of those that a launch has the state of
+  Strided x, out;                // v and o (do and dv); out without data: not wanted
+  const float* start = nullptr;  // f32 [N,G,K,V], null: zeros. h0 (dht)
+  float* end = nullptr;          // the same, null: not wanted. ht (dh0)
+  char* states = nullptr;        // as Params.states, null: not wanted. The state before a chunk as the walk goes
   // Key blocks in several launches: their parts of out, f32, as accumulators lie in threads; [chunks, heads of out,
   // slices of 64, 4096].
   float* parts = nullptr;
   bool adds_parts = false, ends_parts = true;  // there are parts before; this launch is the last
 };
-
-// Slot of the kept state of a chunk, and how many slots there may be. With every = 2 two chunks of a sequence share
-// one: the state before both, as the walk goes.
-__host__ __device__ inline std::int64_t state_slot(std::int64_t chunk_begin, std::int64_t n, std::int64_t index,
-                                                   int every) {
-  return every == 1 ? chunk_begin + index : (chunk_begin + n) / 2 + index / 2;
-}
-inline std::int64_t state_slots(const Sequences& s, int every) {
-  return every == 1 ? s.most_chunks : (s.most_chunks + s.count) / 2 + 1;
-}
 
 // Workspace and plan of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
 struct TwoPasses {

@@ -65,12 +65,15 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
 
   for (std::int64_t t0 = 0; t0 < span.length; t0 += kTile) {
     if (p.states != nullptr && writes_state && t0 % kChunk == 0 && v < V) {
-      const std::int64_t base =
-          ((span.chunk_begin + t0 / kChunk) * p.heads + head) * static_cast<std::int64_t>(K) * V + v;
+      const auto place = [&](int k) {
+        return static_cast<char*>(p.states) +
+               p.state_tile(span.chunk_begin + t0 / kChunk, head, k / kChunk, v / kChunk) +
+               tile_piece(k % kChunk, v % kChunk / 8) + v % 8 * 2;
+      };
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         const int k = warp * R + r;
-        if (k < K) store_as(DType::bf16, p.states, base + static_cast<std::int64_t>(k) * V, h[r]);
+        if (k < K) store_as(DType::bf16, place(k), 0, h[r]);
       }
     }
     const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kTile), span.length - t0));

@@ -90,6 +90,15 @@ __device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bo
   }
 }
 
+// Writes a tile to memory as it lies.
+__device__ __forceinline__ void store_tile_image(char* image, std::uint32_t tile, int thread) {
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const std::uint32_t at = own_piece(thread, i);
+    *reinterpret_cast<uint4*>(image + at) = load_shared_16(tile + at);
+  }
+}
+
 // Eight bf16 elements to floats and back.
 __device__ __forceinline__ void unpack_8(const uint4& x, float (&f)[8]) {
   const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};

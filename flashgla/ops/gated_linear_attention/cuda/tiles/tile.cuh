@@ -138,22 +138,6 @@ __device__ __forceinline__ void store_image(void* image, char* tile, const Accum
   }
   __syncwarp();
 }
-// rows x columns (a multiple of 8) of an accumulator to a matrix, through `tile`.
-__device__ __forceinline__ void store_matrix(__nv_bfloat16* matrix, int row_stride, int rows, int columns, char* tile,
-                                             const Accumulator& a, int thread) {
-  put_tile(tile, a, thread);
-  __syncwarp();
-  const int lane = thread & 31, piece = lane & 7;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = (thread >> 5) * 16 + (lane >> 3) + 4 * i;
-    if (row < rows && piece * 8 < columns) {
-      *reinterpret_cast<uint4*>(matrix + row * row_stride + piece * 8) =
-          *reinterpret_cast<const uint4*>(tile + tile_piece(row, piece));
-    }
-  }
-  __syncwarp();
-}
 
 // ---- products ----
 // How an operand's tile is stored: a's as [m][k] or [k][m], b's as [n][k] or [k][n], first index the row.
