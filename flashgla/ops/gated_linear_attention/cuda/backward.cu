@@ -129,7 +129,7 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   }
   Params states_only = p;
   if (!outputs.states) {
-    const auto bytes = static_cast<std::size_t>(p.sequences.most_chunks * p.heads * p.state_bytes());
+    const auto bytes = static_cast<std::size_t>(p.states_bytes());
     p.states = states_only.states = context.scratch().allocate(bytes, "gla backward: states");
     // o is not wanted again: all sequences and heads write it to one place that nothing reads.
     const std::size_t row_bytes = static_cast<std::size_t>(p.value_dim) * 2;
@@ -159,7 +159,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   };
   TwoPasses passes(context, p, heads);
   passes.prepared.transposed = true;
-  const std::int64_t state_bytes = chunks * heads * p.state_bytes();
+  const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
   w.state_gradients = static_cast<char*>(take(state_bytes, "gla backward: state gradients"));

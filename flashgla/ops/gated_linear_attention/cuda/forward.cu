@@ -105,9 +105,7 @@ std::size_t states_bytes(const Problem& problem) {
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
-  const std::int64_t tiles =
-      tiles_of(static_cast<int>(problem.key_dim)) * tiles_of(static_cast<int>(problem.value_dim));
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles * kImageBytes);
+  return static_cast<std::size_t>(make_params(problem, {}, {}).states_bytes());
 }
 
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {

@@ -41,8 +41,8 @@ struct Params {
   void* ht = nullptr;        // as h0
   const void* z0 = nullptr;  // f32 [N,G,K]
   void* zt = nullptr;
-  // Chunk START states, h before the chunk's first token: images [chunks, G, key tiles, value tiles], rows key
-  // channels, zeros beyond K and V.
+  // Chunk START states, h before the chunk's first token: images [slots, G, key tiles, value tiles], rows key channels,
+  // zeros beyond K and V.
   void* states = nullptr;
   Sequences sequences;
   int heads = 1, group = 1;  // G; H / G
@@ -53,10 +53,21 @@ struct Params {
   bool normalize = false;
   float scale = 1.0f;
 
-  // Bytes of one state in `states`, and where a tile of it begins.
+  // Chunks from one kept state to the next: two for heads wider than a tile, since there states are most of the bytes
+  // that move.
+  constexpr int states_every() const { return key_dim <= kTile && value_dim <= kTile ? 1 : 2; }
+  // Slot of chunk `index` of sequence n, and how many there may be.
+  constexpr std::int64_t state_slot(std::int64_t chunk_begin, std::int64_t n, std::int64_t index) const {
+    return states_every() == 1 ? chunk_begin + index : (chunk_begin + n) / 2 + index / 2;
+  }
+  constexpr std::int64_t state_slots() const {
+    return states_every() == 1 ? sequences.most_chunks : (sequences.most_chunks + sequences.count) / 2 + 1;
+  }
+  // Bytes of one state and of all, and where a tile begins.
   constexpr std::int64_t state_bytes() const { return kImageBytes * tiles_of(key_dim) * tiles_of(value_dim); }
-  constexpr std::int64_t state_tile(std::int64_t chunk, int head, int key_tile, int value_tile) const {
-    return (chunk * heads + head) * state_bytes() + (key_tile * tiles_of(value_dim) + value_tile) * kImageBytes;
+  constexpr std::int64_t states_bytes() const { return state_slots() * heads * state_bytes(); }
+  constexpr std::int64_t state_tile(std::int64_t slot, int head, int key_tile, int value_tile) const {
+    return (slot * heads + head) * state_bytes() + (key_tile * tiles_of(value_dim) + value_tile) * kImageBytes;
   }
 };
 

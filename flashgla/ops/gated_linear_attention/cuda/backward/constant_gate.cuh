@@ -4,9 +4,11 @@
 // and the final state's part. By token it would come as sums of q~ x dq - k~ x dk, whose terms carry the rounding of
 // q~, k~ and a to bf16: 2^-9 of the terms' root sum of squares, however small their sum is. Pairs inside a chunk are
 // most of it where the gate is strong, and there the inputs are exact operands: this kernel multiplies q k^T and do v^T
-// without any gate and sums their products in f32. What crosses a chunk's bounds goes through its start state h and the
-// gradient dh^ of its end (make_dq_dk_dg): token i of L is i + 1 steps from the start and L - 1 - i from the end, so
-//     sum_i (i + 1) q~_i (h do_i) + sum_j (L - 1 - j) k~_j (dh^ v_j) + L sum h dh^.
+// without any gate and sums their products in f32; so it does between the two chunks of a pair (backward/keys.cuh).
+// What crosses a pair's bounds goes through its start state h and the gradient dh of its end (make_dq_dk_dg): token i
+// of L is i + 1 steps from the start and L - 1 - i from the end, so
+//     sum_i (i + 1) q~_i (h do_i) + sum_j (L - 1 - j) k~_j (dh v_j) + L sum h dh,
+// decays from the pair's start and to its end in q~, k~ and the last sum.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
@@ -25,48 +27,56 @@ __device__ __forceinline__ void constant_gate_pairs(const Params& p, const Backw
   const int head = blockIdx.y, kv_head = head / p.group;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   float* part = w.gate_parts + ((key_tiles + head % p.group) * p.sequences.most_chunks + chunk) * p.heads + kv_head;
-  const Chunk c = locate(p.sequences, chunk);
-  if (c.rows == 0) {
+  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
+  if (n < 0) {
     if (thread == 0) *part = 0.0f;
     return;
   }
-  const auto load = [&](int step) {
-    if (step < key_tiles + value_tiles) {
-      const std::uint32_t stage = ptx::shared_address(shared) + step % 2 * 2 * kTileBytes;
-      const bool keys = step < key_tiles;
-      const int channel = (keys ? step : step - key_tiles) * kTile, inside = (keys ? p.key_dim : p.value_dim) - channel;
-      const Strided &a = keys ? p.q : d_o, &b = keys ? p.k : p.v;
-      copy_tile(stage, row_of<__nv_bfloat16>(a, c, head) + channel, static_cast<int>(a.token), c.rows, inside, thread);
-      copy_tile(stage + kTileBytes, row_of<__nv_bfloat16>(b, c, kv_head) + channel, static_cast<int>(b.token), c.rows,
-                inside, thread);
-    }
-    ptx::copy_async_commit();
-  };
-  Accumulator scores, gradients;
-  clear(scores);
-  clear(gradients);
-  load(0);
-  const auto add = [&](Accumulator& sum, int step) {
-    load(step + 1);
-    ptx::copy_async_wait<1>();
-    Core::publish();
-    __syncthreads();
-    const std::uint32_t stage = ptx::shared_address(shared) + step % 2 * 2 * kTileBytes;
-    Core::begin(sum);
-    Core::template product<Stored::k_inner, Stored::k_inner>(sum, stage, stage + kTileBytes, thread);
-    Core::finish(sum);
-    __syncthreads();
-  };
-  for (int step = 0; step < key_tiles; ++step) add(scores, step);
-  for (int step = key_tiles; step < key_tiles + value_tiles; ++step) add(gradients, step);
-
+  const Span span = span_of(p.sequences, n);
+  const std::int64_t index = chunk - span.chunk_begin;
+  const Chunk c = chunk_of(span, index);
   const float gate = key_gate(p, 0, 0, kv_head, 0);
   float sum = 0.0f;
+#pragma unroll 1
+  for (int back = 0; back <= index % 2; ++back) {  // keys of this chunk, of a late one also of the early one
+    const Chunk keys_of = chunk_of(span, index - back);
+    const auto load = [&](int step) {
+      if (step < key_tiles + value_tiles) {
+        const std::uint32_t stage = ptx::shared_address(shared) + step % 2 * 2 * kTileBytes;
+        const bool keys = step < key_tiles;
+        const int channel = (keys ? step : step - key_tiles) * kTile,
+                  inside = (keys ? p.key_dim : p.value_dim) - channel;
+        const Strided &a = keys ? p.q : d_o, &b = keys ? p.k : p.v;
+        copy_tile(stage, row_of<__nv_bfloat16>(a, c, head) + channel, static_cast<int>(a.token), c.rows, inside,
+                  thread);
+        copy_tile(stage + kTileBytes, row_of<__nv_bfloat16>(b, keys_of, kv_head) + channel, static_cast<int>(b.token),
+                  keys_of.rows, inside, thread);
+      }
+      ptx::copy_async_commit();
+    };
+    Accumulator scores, gradients;
+    clear(scores);
+    clear(gradients);
+    load(0);
+    const auto add = [&](Accumulator& sum, int step) {
+      load(step + 1);
+      ptx::copy_async_wait<1>();
+      Core::publish();
+      __syncthreads();
+      const std::uint32_t stage = ptx::shared_address(shared) + step % 2 * 2 * kTileBytes;
+      Core::begin(sum);
+      Core::template product<Stored::k_inner, Stored::k_inner>(sum, stage, stage + kTileBytes, thread);
+      Core::finish(sum);
+      __syncthreads();
+    };
+    for (int step = 0; step < key_tiles; ++step) add(scores, step);
+    for (int step = key_tiles; step < key_tiles + value_tiles; ++step) add(gradients, step);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int query = 16 * warp + (lane >> 2) + 8 * ((i >> 1) & 1), key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-    const auto steps = static_cast<float>(query - key);
-    if (query > key) sum += steps * ptx::exp2(gate * steps) * scores[i] * gradients[i];
+    for (int i = 0; i < 32; ++i) {
+      const int query = 16 * warp + (lane >> 2) + 8 * ((i >> 1) & 1), key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
+      const auto steps = static_cast<float>(query - key + back * kChunk);
+      if (steps > 0.0f) sum += steps * ptx::exp2(gate * steps) * scores[i] * gradients[i];
+    }
   }
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);

@@ -11,7 +11,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core, GateTile kGate>
-__global__ void __launch_bounds__(kGroupThreads, 3)
+__global__ void __launch_bounds__(kGroupThreads, 2)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d) {
   flashgla::cuda::wait_for_previous();

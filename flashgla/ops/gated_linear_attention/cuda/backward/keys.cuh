@@ -1,13 +1,19 @@
 // dq, dk and dg of a chunk, for one tile of 64 key channels, chunk by chunk in parallel. Design, bytes and FLOPs:
 // backward/README.md.
 //
-// For a chunk with start state h and end-state gradient dh, b the running sum of its gates, B the whole sum, q~ = scale
-// q 2^b and k~ = k 2^(B - b) (forward/prepare.cuh), a_ij = do_i . v_j for i >= j, else 0:
-//     dq_i = scale 2^(b_i - B) (2^B h do_i + sum_j a_ij k~_j)      dk_j = 2^-b_j (2^B dh v_j + sum_i a_ij q~_i)
-//     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + sum_V 2^B h dh + sum_j k~_j (dh v_j)
-// The last two terms are dg's part from beyond the chunk: no sum runs over the whole sequence. q_i dq_i and k_i dk_i
-// are taken as 2^-B times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what
-// must cancel does so to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
+// Chunks go in pairs, an early one and a late one: h is the state before the pair, dh the gradient of the state after
+// it, and what passes between the two is a product of its own, so that states move once for 128 tokens. For each chunk
+// b is the running sum of its gates, B the whole sum, q~ = scale q 2^b, k~ = k 2^(B - b) (forward/prepare.cuh), a_ij =
+// do_i . v_j where i sees j, else 0; a prime marks the other chunk of the pair:
+//     from beyond the chunk   x_i = h do_i (early)               x_i = 2^B' h do_i + sum_j' a_ij' k~'_j' (late)
+//                             y_j = 2^B' dh v_j + sum_i' a_i'j q~'_i' (early)                y_j = dh v_j (late)
+//     dq_i = scale 2^(b_i - B) (2^B x_i + sum_j a_ij k~_j)       dk_j = 2^-b_j (2^B y_j + sum_i a_ij q~_i)
+//     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + r
+//     r = sum_V 2^(B + B') h dh + sum_j k~_j y_j + 2^B sum_i' q~'_i' (h do_i') (early), 2^B sum_j' k~'_j' (dh v_j')
+//     (late)
+// r is what dg has from beyond the chunk: no sum runs over the whole sequence. q_i dq_i and k_i dk_i are taken as 2^-B
+// times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what must cancel does so
+// to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
@@ -16,16 +22,17 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
-struct KeysShared {                                         // offsets; the epilogue overlays the stages
-  static constexpr int stage = 4 * kTileBytes, stages = 2;  // do, v, h, dh
-  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, dump = 3 * kTileBytes;
+struct KeysShared {  // offsets; the epilogue overlays the stages
+  static constexpr int d_o = 0, v = kTileBytes, h = 2 * kTileBytes, dh = 3 * kTileBytes, other = 4 * kTileBytes;
+  static constexpr int stage = 5 * kTileBytes, stages = 2;
+  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, other_image = 3 * kTileBytes, dump = 4 * kTileBytes;
   static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
   static constexpr int gates = x + kTileBytes;
   static constexpr int small(GateTile gate) {
     return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
   }
-  // quarters, inner sums, suffix sums; row sums, beyond, decays
-  static constexpr int total(GateTile gate) { return small(gate) + 3 * sizeof(ColumnParts) + 3 * kTile * 4; }
+  // quarters, sums from beyond by keys and by the other chunk, suffix sums; row sums, beyond, decays of both chunks
+  static constexpr int total(GateTile gate) { return small(gate) + 4 * sizeof(ColumnParts) + 4 * kTile * 4; }
 };
 
 __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
@@ -38,8 +45,9 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
   }
 }
 
-// Columns' sums over the chunk of k~ * (part of dk through dh), by warp.
-__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, const Accumulator& dk, int thread) {
+// Columns' sums over the chunk of a tile times an accumulator, by warp; added to what stands there where `adds`.
+__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, const Accumulator& dk, int thread,
+                                           bool adds = false) {
   const int warp = thread >> 5, lane = thread & 31, row = 16 * warp + (lane >> 2), in_block = 2 * (lane & 3);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -53,7 +61,10 @@ __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, co
       x += __shfl_xor_sync(0xffffffffu, x, distance);
       y += __shfl_xor_sync(0xffffffffu, y, distance);
     }
-    if (lane < 4) *reinterpret_cast<float2*>(&parts[warp][8 * j + in_block]) = make_float2(x, y);
+    if (lane < 4) {
+      float2& sum = *reinterpret_cast<float2*>(&parts[warp][8 * j + in_block]);
+      sum = adds ? make_float2(sum.x + x, sum.y + y) : make_float2(x, y);
+    }
   }
 }
 
@@ -175,60 +186,91 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
 template <class Core, GateTile kGate>
 __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   using Layout = KeysShared;
+  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
             key_tile = static_cast<int>(blockIdx.x % key_tiles);
   const int channel = key_tile * kTile;
   const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
-  const Chunk c = locate(p.sequences, chunk);
-  if (c.rows == 0) {
+  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
+  if (n < 0) {
     if (kGate == GateTile::token && p.gate == GateKind::constant && thread == 0) {
       w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
     }
     return;
   }
-  const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
+  const Span span = span_of(p.sequences, n);
+  const int index = static_cast<int>(chunk - span.chunk_begin);
+  const bool late = index % 2 == 1;
+  const Chunk c = chunk_of(span, index),
+              o = chunk_of(span, index ^ 1);  // o: the other, without rows where there is none
+  const int other_rows = max(o.rows, 0);
+  const std::int64_t other_chunk = span.chunk_begin + (index ^ 1);
+  const auto image_at = [&](std::int64_t of_chunk) { return (of_chunk * p.heads + kv_head) * key_tiles + key_tile; };
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
+  char* other_image = shared + Layout::other_image;
   float* dump = reinterpret_cast<float*>(shared + Layout::dump);
   ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
-  ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2];
-  float *beyond = reinterpret_cast<float*>(parts + 3), *row_sums = beyond + kTile, *decays = row_sums + kTile;
-  const float decay = thread < kTile ? w.prepared.decay[kv_at * kTile + thread] : 1.0f;
-  if (thread < kTile) decays[thread] = decay;
+  ColumnParts &quarters = parts[0], &by_keys = parts[1], &by_other = parts[2], &suffix = parts[3];
+  float *beyond = reinterpret_cast<float*>(parts + 4), *row_sums = beyond + kTile, *decays = row_sums + kTile,
+        *other_decays = decays + kTile;
+  float decay = 1.0f;
+  if (thread < kTile) {
+    decays[thread] = decay = w.prepared.decay[image_at(chunk) * kTile + thread];
+    other_decays[thread] = other_rows > 0 ? w.prepared.decay[image_at(other_chunk) * kTile + thread] : 1.0f;
+  }
   const bool steep = __syncthreads_or(decay < ptx::exp2(-kSteep));
+  const auto scale_columns = [&](Accumulator& x, const float* factors) {
+    if constexpr (kGate == GateTile::none) return;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] *= factors[column_of_element(thread, i)];
+  };
 
-  const std::int64_t state_at = p.state_tile(chunk, kv_head, key_tile, 0);
-  const char *states = static_cast<const char*>(p.states) + state_at, *state_gradients = w.state_gradients + state_at;
+  const char *states, *state_gradients;
+  {
+    const auto tile_of = [&](int of_index) {
+      return p.state_tile(p.state_slot(span.chunk_begin, n, of_index), kv_head, key_tile, 0);
+    };
+    states = static_cast<const char*>(p.states) + tile_of(index & ~1);
+    state_gradients = w.state_gradients + tile_of(other_rows > 0 ? index | 1 : index);
+  }
   const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
-  const __nv_bfloat16* do_rows = nullptr;
+  const __nv_bfloat16 *do_rows = nullptr, *their_rows = nullptr;  // theirs: v of the early chunk, or do of the late one
+  const int their_stride = static_cast<int>(late ? p.v.token : d.d_o.token);
   bool first = true;
   auto load = [&](int tile) {
     if (tile < value_tiles) {
       const std::uint32_t stage = ptx::shared_address(shared) + tile % Layout::stages * Layout::stage;
       const int value = tile * kTile;
-      copy_tile(stage, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
-      copy_tile(stage + kTileBytes, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
-      copy_image(stage + 2 * kTileBytes, states + tile * kImageBytes, thread);
-      if (first) copy_image(stage + 3 * kTileBytes, state_gradients + tile * kImageBytes, thread);
+      copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
+      copy_tile(stage + Layout::v, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
+      copy_image(stage + Layout::h, states + tile * kImageBytes, thread);
+      copy_image(stage + Layout::dh, state_gradients + tile * kImageBytes, thread);
+      copy_tile(stage + Layout::other, their_rows + value, their_stride, other_rows, p.value_dim - value, thread);
     }
     ptx::copy_async_commit();
   };
 
   Accumulator dk;
-  clear(dk);
   float2 dg[16];                // of rows 16 warp + i; not held while products run
   Aside<float2, 16> dg_so_far;  // of the query heads done
-  float crossing = 0.0f;        // constant gates: this thread's part of dg, see backward/constant_gate.cuh
-  float through = 0.0f;         // sum over values of h dh^: half of key channel thread / 2
+  Aside<float, 32> dk_so_far;
+  float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
+  float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
 
   for (int h = 0; h < p.group; ++h) {
     const int head = kv_head * p.group + h;
     first = h == 0;
     do_rows = row_of<__nv_bfloat16>(d.d_o, c, head);
-    Accumulator dq, pairs;
+    their_rows = late ? row_of<__nv_bfloat16>(p.v, o, kv_head) : row_of<__nv_bfloat16>(d.d_o, o, head);
+    // theirs_through: late dh v', early h do'
+    Accumulator dq, pairs, between, theirs_through;
     clear(dq);
+    clear(dk);
     clear(pairs);
+    clear(between);
+    clear(theirs_through);
     load(0);
     for (int tile = 0; tile < value_tiles; ++tile) {
       ptx::copy_async_wait<0>();
@@ -237,27 +279,31 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       load(tile + 1);
       const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
       const std::uint32_t stage = ptx::shared_address(stage_memory);
-      if (first) {
-        Core::begin(dq, pairs, dk);
-        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
-        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
-        Core::template product<Stored::k_inner, Stored::k_inner>(dk, stage + kTileBytes, stage + 3 * kTileBytes,
-                                                                 thread);
-        through += dot_of_rows(stage_memory + 2 * kTileBytes, stage_memory + 3 * kTileBytes, thread);
-        Core::finish(dq, pairs, dk);
-      } else {
-        Core::begin(dq, pairs);
-        Core::template product<Stored::k_inner, Stored::k_inner>(dq, stage, stage + 2 * kTileBytes, thread);
-        Core::template product<Stored::k_inner, Stored::k_inner>(pairs, stage, stage + kTileBytes, thread);
-        Core::finish(dq, pairs);
+      const std::uint32_t own_d_o = stage + Layout::d_o, own_v = stage + Layout::v, state = stage + Layout::h,
+                          gradient = stage + Layout::dh, theirs = stage + Layout::other;
+      Core::begin(dq, dk, pairs, between, theirs_through);
+      Core::template product<k_inner, k_inner>(dq, own_d_o, state, thread);
+      Core::template product<k_inner, k_inner>(pairs, own_d_o, own_v, thread);
+      Core::template product<k_inner, k_inner>(dk, own_v, gradient, thread);
+      Core::template product<k_inner, k_inner>(between, late ? own_d_o : own_v, theirs, thread);
+      if constexpr (kGate != GateTile::none) {
+        Core::template product<k_inner, k_inner>(theirs_through, theirs, late ? gradient : state, thread);
+        if (first) through += dot_of_rows(stage_memory + Layout::h, stage_memory + Layout::dh, thread);
       }
+      Core::finish(dq, dk, pairs, between, theirs_through);
     }
     __syncthreads();
 
-    // The pairs inside the chunk.
-    const char* q_image = w.prepared.q + ((chunk * p.heads * p.group + head) * key_tiles + key_tile) * kTileBytes;
-    copy_image(ptx::shared_address(q), q_image, thread);
-    copy_image(ptx::shared_address(k), w.prepared.k + kv_at * kTileBytes, thread);
+    // The pairs inside the chunk, and between the two.
+    const std::int64_t query_image = (chunk * p.heads * p.group + head) * key_tiles + key_tile;
+    copy_image(ptx::shared_address(q), w.prepared.q + query_image * kImageBytes, thread);
+    copy_image(ptx::shared_address(k), w.prepared.k + image_at(chunk) * kImageBytes, thread);
+    if (other_rows > 0) {
+      const char* their_image =
+          late ? w.prepared.k + image_at(other_chunk) * kImageBytes
+               : w.prepared.q + (query_image + (other_chunk - chunk) * p.heads * p.group * key_tiles) * kImageBytes;
+      copy_image(ptx::shared_address(other_image), their_image, thread);
+    }
     copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
     ptx::copy_async_commit();
     const int row = 16 * warp + (lane >> 2);
@@ -271,35 +317,49 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     Core::publish();
     __syncthreads();
     sum_quarters<kGate>(quarters, gates, thread);
-    if (first) {
-      sum_beyond(inner, k, dk, thread);
-      through += __shfl_xor_sync(0xffffffffu, through, 1);
-      if ((thread & 1) == 0) {
-        beyond[thread >> 1] = through * decays[thread >> 1];
-        if constexpr (kGate == GateTile::token) crossing += static_cast<float>(c.rows) * beyond[thread >> 1];
-      }
-    }
+    if (!first) clear(dk);  // dh v is there already
+    late ? scale_columns(dq, other_decays) : scale_columns(dk, other_decays);
     if constexpr (kGate == GateTile::token) {
       if (p.gate == GateKind::constant) {
-        crossing += weighted_dot(q, dq, thread, [](int r) { return static_cast<float>(r + 1); });
-        if (first) crossing += weighted_dot(k, dk, thread, [&](int r) { return static_cast<float>(c.rows - 1 - r); });
+        const auto steps = [](int x) { return static_cast<float>(x); };
+        crossing += weighted_dot(q, dq, thread, [&](int r) { return steps(r + 1 + (late ? other_rows : 0)); });
+        if (first) {
+          crossing +=
+              weighted_dot(k, dk, thread, [&](int r) { return steps(c.rows - 1 - r + (late ? 0 : other_rows)); });
+        }
+      }
+    }
+    if (other_rows > 0) {
+      if constexpr (kGate != GateTile::none) {
+        if (!late || first) sum_beyond(by_other, other_image, theirs_through, thread, !first);
+      }
+      const auto add_between = [&](Accumulator& target) {
+        std::uint32_t operand[16];
+        to_operand(operand, between);
+        Core::begin(operand, target);
+        Core::template product<k_outer>(target, operand, ptx::shared_address(other_image), thread);
+        Core::finish(target);
+      };
+      late ? add_between(dq) : add_between(dk);
+    }
+    if constexpr (kGate != GateTile::none) {
+      if (!late || first) sum_beyond(by_keys, k, dk, thread, !first);
+      if (first) {
+        through += __shfl_xor_sync(0xffffffffu, through, 1);
+        if ((thread & 1) == 0) {
+          beyond[thread >> 1] = through * decays[thread >> 1] * other_decays[thread >> 1];
+          if (late || other_rows == 0) crossing += static_cast<float>(c.rows + other_rows) * beyond[thread >> 1];
+        }
       }
     }
     if (!steep) {
-      if constexpr (kGate != GateTile::none) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const float factor = decays[column_of_element(thread, i)];
-          dq[i] *= factor;
-          if (first) dk[i] *= factor;
-        }
-      }
+      scale_columns(dq, decays);
+      scale_columns(dk, decays);
       std::uint32_t operand[16];
       to_operand(operand, pairs);
       Core::begin(operand, dq, dk);
-      Core::template product<Stored::k_outer>(dq, operand, ptx::shared_address(k), thread);
-      Core::template product<Stored::k_outer, Stored::k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q),
-                                                               thread);
+      Core::template product<k_outer>(dq, operand, ptx::shared_address(k), thread);
+      Core::template product<k_outer, k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q), thread);
       Core::finish(dq, dk);
       __syncthreads();
     } else {
@@ -313,10 +373,15 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       __syncthreads();
       Aside queries(dq), keys(dk);
       finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
-                          ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, first, thread);
+                          ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, true, thread);
       queries.restore(dq);
       keys.restore(dk);
     }
+    if (!first) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) dk[i] += dk_so_far.kept[i];
+    }
+    if (h + 1 < p.group) dk_so_far.put(dk);
 
     // dq, and its part of dg.
     if (first) {
@@ -395,12 +460,18 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
   __syncthreads();
   float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+  const float2 own_decay = *reinterpret_cast<const float2*>(decays + 2 * lane);
 #pragma unroll
   for (int other = 3; other >= 0; --other) {
-    const float2 x = *reinterpret_cast<const float2*>(&inner[other][2 * lane]);
+    const float2 x = *reinterpret_cast<const float2*>(&by_keys[other][2 * lane]);
     const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
     run.x += x.x + (other > warp ? y.x : 0.0f);
     run.y += x.y + (other > warp ? y.y : 0.0f);
+    if (other_rows > 0) {
+      const float2 z = *reinterpret_cast<const float2*>(&by_other[other][2 * lane]);
+      run.x += own_decay.x * z.x;
+      run.y += own_decay.y * z.y;
+    }
   }
   using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
   RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);

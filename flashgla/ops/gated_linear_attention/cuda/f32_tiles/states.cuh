@@ -105,13 +105,13 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
           pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
           thread);
       if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, __half>) {
-        if (pass.states != nullptr) {
+        if (pass.states != nullptr && index % p.states_every() == 0) {
 #pragma unroll
           for (int e = 0; e < 32; ++e) {
             const std::uint32_t in_tile = element_offset(row_of_element(thread, e), column_of_element(thread, e));
             *reinterpret_cast<__nv_bfloat16*>(
-                pass.states + p.state_tile(span.chunk_begin + index, kv_head, key_tile, value_tile) + in_tile) =
-                __float2bfloat16_rn(state[e]);
+                pass.states + p.state_tile(p.state_slot(span.chunk_begin, n, index), kv_head, key_tile, value_tile) +
+                in_tile) = __float2bfloat16_rn(state[e]);
           }
         }
       }

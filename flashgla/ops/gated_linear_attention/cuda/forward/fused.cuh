@@ -265,8 +265,9 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     next += static_cast<std::int64_t>(stride) * kChunk;
   };
   const auto write_states = [&](int c, int thread) {
-    store_tile_image(static_cast<char*>(p.states) + p.state_tile(span.chunk_begin + c, head, 0, v0 / kTile), h_tile,
-                     thread);
+    store_tile_image(
+        static_cast<char*>(p.states) + p.state_tile(p.state_slot(span.chunk_begin, n, c), head, 0, v0 / kTile), h_tile,
+        thread);
   };
   const auto token_gate = [&](std::int64_t t) {
     return t < span.length ? key_gate(p, span.batch, span.begin + t, head, 0) : 0.0f;
@@ -410,7 +411,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       scatter_tile(whole(o_next, p.o, rows, V - v0), q, mover);
     }
     o_next += static_cast<std::int64_t>(o_stride) * kChunk;
-    if (keeps_states && c + 1 < chunks) write_states(c + 1, mover);
+    if (keeps_states && c + 1 < chunks && (c + 1) % p.states_every() == 0) write_states(c + 1, mover);
   }
   if (p.ht != nullptr && leads) write_state(static_cast<float*>(p.ht) + cell, h, K, V, 0, v0, thread);
 }

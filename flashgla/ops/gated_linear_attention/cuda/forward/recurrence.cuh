@@ -191,11 +191,16 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     for (int kb = 0; kb < KB; ++kb) decay[kb] = make_float2(at[64 * kb], at[64 * kb + 8]);
   };
   const bool keeps_states = run.states != nullptr && leads && !segments.first_pass && v0 < V;
-  const auto keeps = [&](int c) { return keeps_states && c < end; };  // the state before step c
+  const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
+    const int index = index_of(c);
+    return keeps_states && c < end &&
+           (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
+  };
   // The state before step c, whose tiles lie in shared memory: on Hopper one thread tells the copy engine, which must
   // have read them before they are written anew.
   const auto write_states = [&](int c, int thread) {
-    char* to = run.states + p.state_tile(span.chunk_begin + index_of(c), head, run.first_block, v0 / kTile);
+    char* to =
+        run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block, v0 / kTile);
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
       if constexpr (kBulk) {

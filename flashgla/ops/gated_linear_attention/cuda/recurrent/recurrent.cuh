@@ -64,10 +64,10 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
   }
 
   for (std::int64_t t0 = 0; t0 < span.length; t0 += kTile) {
-    if (p.states != nullptr && writes_state && t0 % kChunk == 0 && v < V) {
+    if (p.states != nullptr && writes_state && t0 % (kChunk * p.states_every()) == 0 && v < V) {
       const auto place = [&](int k) {
         return static_cast<char*>(p.states) +
-               p.state_tile(span.chunk_begin + t0 / kChunk, head, k / kChunk, v / kChunk) +
+               p.state_tile(p.state_slot(span.chunk_begin, n, t0 / kChunk), head, k / kChunk, v / kChunk) +
                tile_piece(k % kChunk, v % kChunk / 8) + v % 8 * 2;
       };
 #pragma unroll
