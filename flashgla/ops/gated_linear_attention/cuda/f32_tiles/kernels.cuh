@@ -41,7 +41,8 @@ template <class Kernel, bool kGrouped>
 __global__ void __launch_bounds__(kGroupThreads, 2)
     split_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped>(p, gradients, shared);
+  if constexpr (Kernel::Core::available)
+    make_split_gradients<Kernel, kGrouped, GatedSide::only_keys>(p, gradients, shared);
 }
 
 template <class Function, class Work>
