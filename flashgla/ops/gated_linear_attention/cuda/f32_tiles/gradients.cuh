@@ -226,6 +226,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     const Place<T> q_place(p.q, p.dtype, c, head, channel, p.key_dim),
         k_place(p.k, p.dtype, c, kv_head, channel, p.key_dim);
     LoadedGates<T> loaded_gates;
+    const char* scores = kBoth ? work.other.scores + (chunk * p.heads * p.group + head) * kSplitBytes<kParts> : nullptr;
 #pragma unroll 1
     for (int tile = 0; tile < value_tiles; ++tile) {
       const std::int64_t state = kOverValues ? ((chunk * p.heads + kv_head) * value_tiles + tile) * key_tiles + key_tile
@@ -260,6 +261,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         fetch_ahead(q_place, thread);
         fetch_ahead(k_place, thread);
         loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
+        if constexpr (kBoth) fetch_split_ahead<kParts>(scores, thread);
       }
       ptx::copy_async_wait<0>();
       Core::publish();
@@ -300,7 +302,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     loaded_gates.load(p, c, kv_head, channel, thread);
     __syncthreads();  // the first products' operands have been read
     if constexpr (kBoth) {
-      copy_split<kParts>(a, work.other.scores + (chunk * p.heads * p.group + head) * kSplitBytes<kParts>, thread);
+      copy_split<kParts>(a, scores, thread);
       ptx::copy_async_commit();
     } else {
 #pragma unroll
