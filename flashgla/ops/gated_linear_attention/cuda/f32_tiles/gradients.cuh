@@ -262,6 +262,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         fetch_ahead(k_place, thread);
         loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
         if constexpr (kBoth) fetch_split_ahead<kParts>(scores, thread);
+      } else {
+        const std::int64_t next = image + (kOverValues ? key_tiles : 1) * kSplitBytes<kParts>;
+        fetch_split_ahead<kParts>(work.states + next, thread);
+        if (first) fetch_split_ahead<kParts>(work.state_gradients + next, thread);
       }
       ptx::copy_async_wait<0>();
       Core::publish();
