@@ -535,7 +535,9 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
       }
       for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key_value})
         list.push_back(timed(8, 2048, kH, K, V, DType::bf16, gate));
-      for (const DType dtype : {DType::f16, DType::f32}) list.push_back(timed(8, 2048, kH, K, V, dtype, GateKind::key));
+      for (const GateKind gate : {GateKind::key, GateKind::key_value}) {
+        for (const DType dtype : {DType::f16, DType::f32}) list.push_back(timed(8, 2048, kH, K, V, dtype, gate));
+      }
       Case features = timed(8, 2048, kH, K, V, DType::bf16, GateKind::none);
       features.feature_map = FeatureMap::elu_plus_one;
       list.push_back(features);

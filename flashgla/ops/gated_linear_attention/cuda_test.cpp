@@ -30,7 +30,7 @@ const Device kCuda = Device::cuda(0);
 // The kernels are chosen by type, widths and how many blocks there are. Each of these would fall to one path on any
 // device with at most 136 multiprocessors: one pass and one kernel (136 sequence-heads of 64 channels), two passes and
 // chunks (wide heads, few sequences), with segments of time (one sequence), tiles of f32 (f32, f16, more than 256 key
-// channels), both sides' gates, features before and after, token by token (f32 gates over values).
+// channels), both sides' gates, features before and after, token by token (fewer than 8 key channels).
 std::vector<Case> path_cases() {
   std::vector<Case> list;
   auto add = [&](std::string name, Case c) {
@@ -127,61 +127,65 @@ std::vector<Case> path_cases() {
     }
   }
   // Gates over values, and beside them over keys: chunks, both sides alike.
-  for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
-    const std::string name = values == GateValues::trained ? "_trained" : "_extreme";
-    const Case plain{.batch = 3,
-                     .length = 203,
-                     .query_heads = 4,
-                     .heads = 4,
-                     .key_dim = 64,
-                     .value_dim = 64,
-                     .gate = GateKind::key_value,
-                     .gate_values = values,
-                     .dtype = DType::bf16,
-                     .gate_dtype = DType::bf16};
-    add("values" + name, plain);
-    Case alone = plain;
-    alone.gates_over_keys = false;
-    add("values_alone" + name, alone);
-    Case whole = plain;
-    whole.length = 128;
-    add("values_whole_chunks" + name, whole);
-    Case strided = plain;
-    strided.strided = true;
-    strided.key_dim = 40;
-    strided.value_dim = 96;
-    add("values_strided" + name, strided);
-    Case packed = plain;
-    packed.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
-    add("values_packed" + name, packed);
-    Case grouped = plain;
-    grouped.heads = 2;
-    grouped.value_dim = 128;
-    grouped.gate_dtype = DType::f32;
-    add("values_grouped_f32_gates" + name, grouped);
-    Case unaligned = plain;  // rows that no 16-byte piece fits
-    unaligned.key_dim = 33;
-    unaligned.value_dim = 51;
-    add("values_unaligned" + name, unaligned);
-    for (const auto& [K, V] : {std::pair{256, 512}, {192, 64}, {300, 200}}) {
-      Case wide = plain;
-      wide.batch = 2;
-      wide.query_heads = wide.heads = 2;
-      wide.key_dim = K;
-      wide.value_dim = V;
-      add("values_wide_" + std::to_string(K) + "_" + std::to_string(V) + name, wide);
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+      const std::string name = values == GateValues::trained ? "_trained" : "_extreme";
+      const std::string start = dtype == DType::bf16 ? "values" : std::string("values_") + name_of(dtype);
+      const Case plain{.batch = 3,
+                       .length = 203,
+                       .query_heads = 4,
+                       .heads = 4,
+                       .key_dim = 64,
+                       .value_dim = 64,
+                       .gate = GateKind::key_value,
+                       .gate_values = values,
+                       .dtype = dtype,
+                       .gate_dtype = dtype};
+      add(start + name, plain);
+      Case alone = plain;
+      alone.gates_over_keys = false;
+      add(start + "_alone" + name, alone);
+      Case whole = plain;
+      whole.length = 128;
+      add(start + "_whole_chunks" + name, whole);
+      Case strided = plain;
+      strided.strided = true;
+      strided.key_dim = 40;
+      strided.value_dim = 96;
+      add(start + "_strided" + name, strided);
+      Case packed = plain;
+      packed.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+      add(start + "_packed" + name, packed);
+      Case grouped = plain;
+      grouped.heads = 2;
+      grouped.value_dim = 128;
+      grouped.gate_dtype = DType::f32;
+      add(start + "_grouped_f32_gates" + name, grouped);
+      Case unaligned = plain;  // rows that no 16-byte piece fits
+      unaligned.key_dim = 33;
+      unaligned.value_dim = 51;
+      add(start + "_unaligned" + name, unaligned);
+      for (const auto& [K, V] : {std::pair{256, 512}, {192, 64}, {300, 200}}) {
+        Case wide = plain;
+        wide.batch = 2;
+        wide.query_heads = wide.heads = 2;
+        wide.key_dim = K;
+        wide.value_dim = V;
+        add(start + "_wide_" + std::to_string(K) + "_" + std::to_string(V) + name, wide);
+      }
+      Case segments = plain;
+      segments.batch = segments.query_heads = segments.heads = 1;
+      segments.length = 4099;
+      segments.value_dim = 128;
+      add(start + "_segments" + name, segments);
+      if (dtype != DType::bf16) continue;
+      Case pairs = plain;  // tiles enough for two thread groups a block, on up to 136 multiprocessors
+      pairs.batch = 8;
+      pairs.key_dim = 256;
+      pairs.value_dim = 320;
+      pairs.query_heads = pairs.heads = 4;
+      add(start + "_two_groups" + name, pairs);
     }
-    Case segments = plain;
-    segments.batch = segments.query_heads = segments.heads = 1;
-    segments.length = 4099;
-    segments.value_dim = 128;
-    add("values_segments" + name, segments);
-    Case pairs = plain;  // tiles enough for two thread groups a block, on up to 136 multiprocessors
-    pairs.batch = 8;
-    pairs.key_dim = 256;
-    pairs.value_dim = 320;
-    pairs.query_heads = pairs.heads = 4;
-    add("values_two_groups" + name, pairs);
   }
   // Feature maps and the normaliser, before and after every kind of kernel that they can stand around.
   for (const FeatureMap map : {FeatureMap::elu_plus_one, FeatureMap::relu}) {
@@ -237,7 +241,7 @@ std::vector<Case> path_cases() {
   add("tokens_f32", {.length = 203,
                      .query_heads = 4,
                      .heads = 2,
-                     .key_dim = 40,
+                     .key_dim = 6,
                      .value_dim = 64,
                      .gate = GateKind::key_value,
                      .gate_values = GateValues::extreme});
@@ -291,21 +295,23 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
 // than without.
 TEST(Cuda, Float32MathIsHonoured) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
-  for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
-    const Case c{.length = 203, .key_dim = 100, .value_dim = 72, .gate_values = values};
-    const CaseData exact = make_data(c);
-    CaseData rounded = make_data(c);
-    rounded.options.float32_math = Float32Math::tf32;
-    const Results expected = reference_results(exact, true, true);
-    for_each_implementation(describe(exact.in, exact.options), [&](Device device, const Implementation& row) {
-      if (device.kind != Device::Kind::cuda) return;
-      const Results f32 = run(device, row.name, exact, true, false, true);
-      const Results tf32 = run(device, row.name, rounded, true, false, true);
-      expect_all_close(outputs_of(f32), outputs_of(expected), DType::f32);
-      expect_all_close(outputs_of(tf32), outputs_of(expected), DType::f16);
-      expect_all_close(gradients_of(tf32), gradients_of(expected), DType::f16);
-      EXPECT_FALSE(testing::same_bits(tf32.out.o, f32.out.o));
-    });
+  for (const GateKind gate : {GateKind::key, GateKind::key_value}) {
+    for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+      const Case c{.length = 203, .key_dim = 100, .value_dim = 72, .gate = gate, .gate_values = values};
+      const CaseData exact = make_data(c);
+      CaseData rounded = make_data(c);
+      rounded.options.float32_math = Float32Math::tf32;
+      const Results expected = reference_results(exact, true, true);
+      for_each_implementation(describe(exact.in, exact.options), [&](Device device, const Implementation& row) {
+        if (device.kind != Device::Kind::cuda) return;
+        const Results f32 = run(device, row.name, exact, true, false, true);
+        const Results tf32 = run(device, row.name, rounded, true, false, true);
+        expect_all_close(outputs_of(f32), outputs_of(expected), DType::f32);
+        expect_all_close(outputs_of(tf32), outputs_of(expected), DType::f16);
+        expect_all_close(gradients_of(tf32), gradients_of(expected), DType::f16);
+        EXPECT_FALSE(testing::same_bits(tf32.out.o, f32.out.o));
+      });
+    }
   }
 }
 

@@ -23,7 +23,8 @@ void plan_chunks(Context& context, Params& params);
 // Whether the backward goes by chunks, as far as the problem alone tells: then it reads their start states.
 bool backward_in_chunks(const Problem& problem);
 
-// Whether chunks can serve the call at all, or the recurrence token by token must.
+// Whether chunks can serve the call at all, or the recurrence token by token must. bf16 with gates over values is asked
+// about apart (gates_values_by_chunks).
 bool goes_by_chunks(const Problem& problem);
 
 // Whether the one-pass forward takes the call: it alone needs no workspace to find the chunk states.

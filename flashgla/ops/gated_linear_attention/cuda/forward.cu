@@ -44,8 +44,9 @@ bool in_one_pass(const Context& context, const Problem& p) {
 }  // namespace
 
 bool goes_by_chunks(const Problem& p) {
-  return p.gate != GateKind::key_value && p.feature_map == FeatureMap::identity && !p.normalize &&
-         p.key_dim >= kFewChannels && p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
+  const bool has_its_own = p.gate == GateKind::key_value && p.dtype == DType::bf16;  // gates_values_by_chunks
+  return !has_its_own && p.feature_map == FeatureMap::identity && !p.normalize && p.key_dim >= kFewChannels &&
+         p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
          p.batch * p.length > kShortSequence * p.sequences;
 }
 

@@ -5,6 +5,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -32,27 +33,41 @@ void plan_segments(Context& context, const Problem& problem, const Params& p, Sp
   }
   const std::int64_t ends = (pass.segments - 1) * tiles;
   pass.segment_ends = take<float>(context, ends * kTile * kTile * 4, "gla f32 tiles: segments");
-  pass.segment_decays = take<float>(context, ends * kTile * 4, "gla f32 tiles: segments");
+  const int sides = problem.gate == GateKind::key_value ? 2 : 1;
+  pass.segment_decays = take<float>(context, ends * sides * kTile * 4, "gla f32 tiles: segments");
 }
 
-// Workspace of what is prepared, where a head has several tiles or a state several query heads.
-SplitImages plan_images(Context& context, const Problem& problem, const Params& p, std::int64_t image_bytes) {
-  if (tiles_of_a_state(problem) == 1 && p.group == 1) return {};
-  const std::int64_t chunks = p.sequences.most_chunks, key_tiles = tiles_of(p.key_dim), heads = problem.query_heads;
+// Workspace of what is prepared.
+SplitImages take_images(Context& context, const Params& p, std::int64_t image_bytes) {
+  const std::int64_t chunks = p.sequences.most_chunks, key_tiles = tiles_of(p.key_dim), heads = p.heads * p.group;
   return {.q = take<char>(context, chunks * heads * key_tiles * image_bytes, "gla f32 tiles: gated q"),
           .k = take<char>(context, chunks * p.heads * key_tiles * image_bytes, "gla f32 tiles: gated k"),
           .scores = take<char>(context, chunks * heads * image_bytes, "gla f32 tiles: scores"),
           .decay = take<float>(context, chunks * p.heads * key_tiles * kTile * 4, "gla f32 tiles: decay")};
 }
+// With gates over keys alone only where a head has several tiles or a state several query heads.
+SplitImages plan_images(Context& context, const Problem& problem, const Params& p, std::int64_t image_bytes) {
+  if (tiles_of_a_state(problem) == 1 && p.group == 1) return {};
+  return take_images(context, p, image_bytes);
+}
 
-template <class Kernel, bool kBackwards>
-void pass_states(const Params& p, SplitPass pass, cudaStream_t stream) {
+// launch(pass)
+template <class Launch>
+void pass_in_segments(SplitPass pass, Launch launch) {
   if (pass.segments > 1) {
     pass.ends_only = true;
-    launch_split_states<Kernel, kBackwards>(p, pass, stream);
+    launch(pass);
     pass.ends_only = false;
   }
-  launch_split_states<Kernel, kBackwards>(p, pass, stream);
+  launch(pass);
+}
+template <class Kernel, bool kBackwards>
+void pass_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
+  pass_in_segments(pass, [&](const SplitPass& x) { launch_split_states<Kernel, kBackwards>(p, x, stream); });
+}
+template <class Kernel, bool kBackwards>
+void pass_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
+  pass_in_segments(pass, [&](const SplitPass& x) { launch_gated_states<Kernel, kBackwards>(p, x, stream); });
 }
 
 SplitPass states_pass(const Params& p, char* images) {
@@ -116,6 +131,78 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   if (sums_gates) launch_gate_sums(p, gradients.gate_parts, gate_rows, key_tiles, d.dg, stream);
 }
 
+// The values' side as kernels of f32 tiles know it: the scale is in q~.
+Params unscaled_values_of(const Params& p, const Strided& d_o) {
+  Params values = values_of(p, d_o);
+  values.scale = 1.0f;
+  return values;
+}
+
+template <class Kernel>
+void forward_with_gated_values(Context& context, const Problem& problem, const Params& p) {
+  const ArenaScope scope(context.scratch());
+  constexpr std::int64_t kBytes = Kernel::parts * kImageBytes;
+  const Params keys = keys_of(p), values = unscaled_values_of(p, {});
+  char* states = p.states != nullptr ? static_cast<char*>(p.states)
+                                     : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
+                                                  "gla f32 tiles: states");
+  SplitPass pass = states_pass(p, states);
+  pass.end = static_cast<float*>(p.ht);
+  pass.prepared = take_images(context, keys, kBytes);
+  const std::int64_t value_tiles = p.sequences.most_chunks * p.heads * tiles_of(p.value_dim);
+  pass.values.k = take<char>(context, value_tiles * kBytes, "gla f32 tiles: gated v");
+  pass.values.decay = take<float>(context, value_tiles * kTile * 4, "gla f32 tiles: decay");
+  plan_segments(context, problem, p, pass);
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  launch_split_prepare<Kernel>(keys, pass.prepared, stream);
+  launch_split_later<Kernel>(values, pass.values, stream);
+  pass_gated_states<Kernel, false>(p, pass, stream);
+  launch_gated_outputs<Kernel>(values, {p.v, p.o, states, pass.prepared}, stream);
+}
+
+template <class Kernel>
+void backward_with_gated_values(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                                const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  Params p = make_params(problem, inputs, outputs);
+  plan_chunks(context, p);
+  constexpr std::int64_t kBytes = Kernel::parts * kImageBytes;
+  const Params keys = keys_of(p), values = unscaled_values_of(p, strided(d_out.d_o));
+  const auto state_bytes = static_cast<std::int64_t>(split_states_bytes(problem));
+  char* states =
+      outputs.states ? static_cast<char*>(p.states) : take<char>(context, state_bytes, "gla f32 tiles: states");
+  char* state_gradients = take<char>(context, state_bytes, "gla f32 tiles: state gradients");
+  SplitPass forwards = states_pass(p, states);
+  forwards.prepared = take_images(context, keys, kBytes);
+  forwards.values = take_images(context, values, kBytes);
+  plan_segments(context, problem, p, forwards);
+  SplitPass backwards = forwards;
+  backwards.start = static_cast<const float*>(d_out.d_ht.data);
+  backwards.end = static_cast<float*>(d_in.dh0.data);
+  backwards.images = state_gradients;
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  launch_split_prepare<Kernel>(keys, forwards.prepared, stream);
+  launch_split_prepare<Kernel>(values, forwards.values, stream);
+  if (!outputs.states) pass_gated_states<Kernel, false>(p, forwards, stream);
+  pass_gated_states<Kernel, true>(p, backwards, stream);
+  SplitGradients gradients{.d_o = {},
+                           .dq = strided(d_in.dq),
+                           .dk = strided(d_in.dk),
+                           .dg = strided(d_in.dg),
+                           .states = states,
+                           .state_gradients = state_gradients,
+                           .gate_parts = nullptr,
+                           .other = forwards.values};
+  if (d_in.dq || d_in.dk || d_in.dg) launch_gated_gradients<Kernel, false>(keys, gradients, stream);
+  gradients.dq = {};
+  gradients.dk = strided(d_in.dv);
+  gradients.dg = strided(d_in.dgv);
+  gradients.other = forwards.prepared;
+  if (d_in.dv || d_in.dgv) launch_gated_gradients<Kernel, true>(values, gradients, stream);
+}
+
 // How many bf16 numbers a number is: f32's own precision, unless the caller allows tf32's.
 int parts_of(const Problem& problem) {
   return problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee ? 3 : 2;
@@ -127,18 +214,21 @@ bool in_pieces(const Strided& s, DType dtype, std::int64_t width) {
   return s.data == nullptr || (reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % elements == 0 &&
                                s.token % elements == 0 && s.head % elements == 0 && width % elements == 0);
 }
-bool key_gates_in_pieces(const Problem& problem, const Strided& g) {
-  return problem.gate != GateKind::key || in_pieces(g, problem.gate_dtype, problem.key_dim);
+bool gates_in_pieces(const Problem& problem, const Strided& g, const Strided& gv) {
+  const bool over_values = problem.gate == GateKind::key_value;
+  return (problem.gate != GateKind::key && !over_values) ||
+         (in_pieces(g, problem.gate_dtype, problem.key_dim) &&
+          (!over_values || in_pieces(gv, problem.gate_dtype, problem.value_dim)));
 }
 bool in_pieces(const Problem& problem, const Params& p) {
   const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
   const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
-  return keys(p.q) && keys(p.k) && values(p.v) && values(p.o) && key_gates_in_pieces(problem, p.g);
+  return keys(p.q) && keys(p.k) && values(p.v) && values(p.o) && gates_in_pieces(problem, p.g, p.gv);
 }
-bool in_pieces(const Problem& problem, const Gradients& d) {
+bool in_pieces(const Problem& problem, const Gradients& d, const Strided& d_gv) {
   const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
   const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
-  return keys(d.dq) && keys(d.dk) && values(d.dv) && values(d.d_o) && key_gates_in_pieces(problem, d.dg);
+  return keys(d.dq) && keys(d.dk) && values(d.dv) && values(d.d_o) && gates_in_pieces(problem, d.dg, d_gv);
 }
 
 // call(kernel): a SplitKernel. Of those that take elements one by one there are no others than on mma.sync.
@@ -169,6 +259,10 @@ bool backward_fits_f32_tiles(const Problem& problem, const Architecture& archite
 
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool pieces = in_pieces(problem, params);
+  if (problem.gate == GateKind::key_value) {
+    return with_kernel(problem, pieces, hopper,
+                       [&](auto kernel) { forward_with_gated_values<decltype(kernel)>(context, problem, params); });
+  }
   const auto run = [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); };
   if (problem.dtype != DType::bf16 || !pieces) return with_kernel(problem, pieces, hopper, run);
   hopper ? run(SplitKernel<TensorCore90, __nv_bfloat16, 2>()) : run(SplitKernel<TensorCore80, __nv_bfloat16, 2>());
@@ -177,9 +271,12 @@ void forward_in_f32_tiles(Context& context, const Problem& problem, const Params
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
   const bool pieces = problem.dtype != DType::bf16 && in_pieces(problem, make_params(problem, inputs, outputs)) &&
-                      in_pieces(problem, gradients_of(problem, d_out, d_in));
-  with_kernel(problem, pieces, hopper,
-              [&](auto kernel) { backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in); });
+                      in_pieces(problem, gradients_of(problem, d_out, d_in), strided(d_in.dgv));
+  with_kernel(problem, pieces, hopper, [&](auto kernel) {
+    problem.gate == GateKind::key_value
+        ? backward_with_gated_values<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in)
+        : backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in);
+  });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

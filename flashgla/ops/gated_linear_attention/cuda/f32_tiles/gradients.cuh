@@ -4,6 +4,10 @@
 //     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + 2^B sum_V h dh + sum_j k_j (dk_j's part through dh)
 // As in backward/chunk.cuh nothing is summed over more than the chunk, and q dq, k dk are q~ and k~ times what was
 // multiplied with them. dg of a constant gate: backward/constant_gate.cuh, here in the same kernel.
+//
+// With gates over values (f32_tiles/values.cuh) what comes through the other side comes as images: do 2^(its gates), v
+// 2^(later ones), a; and dg's part through both states has the other side's decay too. The same kernel then finds from
+// the values' side, with q~, k^, p and both states transposed, o (for dg alone), dv and dgv.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
@@ -110,18 +114,32 @@ __device__ __forceinline__ float dot_rows(std::uint32_t tile, const Accumulator&
   }
   return sum;
 }
-// Half of the product of rows thread / 2 of two pairs.
-template <int kParts>
-__device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int thread) {
+// Half of the product of rows thread / 2 of two tiles, times weight(column).
+template <int kParts, class Weight>
+__device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int thread, Weight weight) {
   float sum = 0.0f;
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
-    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    const int piece = i + 4 * (thread & 1);
+    const std::uint32_t at = tile_piece(thread >> 1, piece);
     float x[8], y[8];
     piece_of<kParts>(x, a, at);
     piece_of<kParts>(y, b, at);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
+    for (int e = 0; e < 8; ++e) sum += x[e] * y[e] * weight(8 * piece + e);
+  }
+  return sum;
+}
+// Of columns 2 lane and the next, over the warp's 16 rows, times weight(row).
+template <int kParts, class Weight>
+__device__ __forceinline__ float2 column_dots(std::uint32_t a, std::uint32_t b, int thread, Weight weight) {
+  const int warp = thread >> 5, lane = thread & 31;
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+  for (int row = 16 * warp; row < 16 * warp + 16; ++row) {
+    const float2 x = two_of<kParts>(a, row, 2 * lane), y = two_of<kParts>(b, row, 2 * lane);
+    sum.x += x.x * y.x * weight(row);
+    sum.y += x.y * y.y * weight(row);
   }
   return sum;
 }
@@ -156,20 +174,24 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
   }
 }
 
-// Grid: chunks x G x key tiles, innermost last.
-template <class Kernel, bool kGrouped>
+// Which side's gradients, where values are gated too.
+enum class GatedSide { only_keys, keys, values };
+
+// Grid: chunks x G x key tiles, innermost last. p: the side's own (K: its channels, V: the other's).
+template <class Kernel, bool kGrouped, GatedSide kSide>
 __device__ __forceinline__ void make_split_gradients(const Params& p, const SplitGradients& work, char* shared) {
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   using Layout = GradientsShared<kParts, kGrouped>;
+  constexpr bool kBoth = kSide != GatedSide::only_keys, kOverValues = kSide == GatedSide::values;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int key_tile = static_cast<int>(blockIdx.x % key_tiles),
             kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads);
   const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
   const int channel = key_tile * kTile;
-  const bool constant = p.gate == GateKind::constant;
+  const bool constant = !kBoth && p.gate == GateKind::constant;
   float* chunk_part = work.gate_parts + (key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head;  // constant
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) {
@@ -181,13 +203,16 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
   float *dq_tile = floats(Layout::dq), *dk_tile = floats(Layout::dk), *terms = floats(Layout::terms),
         *sums = floats(Layout::sums), *totals = floats(Layout::parts), *inner = totals + 4 * kTile,
-        *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile;
+        *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile,
+        *other_decay = row_sums;
   const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
 
   Accumulator dk;
   clear(dk);
   float crossing = 0.0f;  // constant gates: this thread's part of dg
   float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
+  float2 values_through =
+      make_float2(0.0f, 0.0f);  // over values: sum over 16 keys, of value channels 2 lane and the next
   bool steep = false;
   float2 term_sum = make_float2(0.0f, 0.0f);  // of the warp's rows, channels 2 lane and the next
 
@@ -201,35 +226,73 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     const Place<T> q_place(p.q, p.dtype, c, head, channel, p.key_dim),
         k_place(p.k, p.dtype, c, kv_head, channel, p.key_dim);
     LoadedGates<T> loaded_gates;
+    const char* scores = kBoth ? work.other.scores + (chunk * p.heads * p.group + head) * kSplitBytes<kParts> : nullptr;
 #pragma unroll 1
     for (int tile = 0; tile < value_tiles; ++tile) {
-      const Place<T> d_o_place(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim),
-          v_place(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim);
-      const std::int64_t image = (kv_at * value_tiles + tile) * kSplitBytes<kParts>;
+      const std::int64_t state = kOverValues ? ((chunk * p.heads + kv_head) * value_tiles + tile) * key_tiles + key_tile
+                                             : kv_at * value_tiles + tile;
+      const std::int64_t image = state * kSplitBytes<kParts>;
       Loaded<T> x, y;
-      load(x, d_o_place, thread);
-      load(y, v_place, thread);
+      if constexpr (!kBoth) {
+        load(x, Place<T>(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim), thread);
+        load(y, Place<T>(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim), thread);
+      }
       if (tile + head_in_group > 0) __syncthreads();  // what lies there has been read
       copy_split<kParts>(base + Layout::h, work.states + image, thread);
       if (first) copy_split<kParts>(base + Layout::dh, work.state_gradients + image, thread);
+      if constexpr (kBoth) {
+        const std::int64_t query_at = (chunk * p.heads * p.group + head) * value_tiles + tile,
+                           key_at = (chunk * p.heads + kv_head) * value_tiles + tile;
+        copy_split<kParts>(base + Layout::d_o, work.other.q + query_at * kSplitBytes<kParts>, thread);
+        if (first) {
+          copy_split<kParts>(base + Layout::v, work.other.k + key_at * kSplitBytes<kParts>, thread);
+          if (thread < 16) {
+            ptx::copy_async_16(ptx::shared_address(other_decay + 4 * thread),
+                               work.other.decay + key_at * kTile + 4 * thread);
+          }
+        }
+      }
       ptx::copy_async_commit();
-      put_loaded<kParts>(base + Layout::d_o, x, thread);
-      put_loaded<kParts>(base + Layout::v, y, thread);
+      if constexpr (!kBoth) {
+        put_loaded<kParts>(base + Layout::d_o, x, thread);
+        put_loaded<kParts>(base + Layout::v, y, thread);
+      }
       if (tile + 1 == value_tiles) {
         fetch_ahead(q_place, thread);
         fetch_ahead(k_place, thread);
         loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
+        if constexpr (kBoth) fetch_split_ahead<kParts>(scores, thread);
+      } else {
+        const std::int64_t next = image + (kOverValues ? key_tiles : 1) * kSplitBytes<kParts>;
+        fetch_split_ahead<kParts>(work.states + next, thread);
+        if (first) fetch_split_ahead<kParts>(work.state_gradients + next, thread);
       }
       ptx::copy_async_wait<0>();
       Core::publish();
       __syncthreads();
-      constexpr Stored inner_k = Stored::k_inner;
-      if (first) {
+      constexpr Stored inner_k = Stored::k_inner, state_k = kOverValues ? Stored::k_outer : Stored::k_inner;
+      if (kBoth && first) {
+        Core::begin(dq, dk);
+        add_product<Core, kParts, inner_k, state_k>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, state_k>(dk, base + Layout::v, base + Layout::dh, thread);
+        const auto weight = [&](int of_other) { return other_decay[of_other]; };
+        if constexpr (kOverValues) {
+          const float2 dots = column_dots<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
+          values_through = make_float2(values_through.x + dots.x, values_through.y + dots.y);
+        } else {
+          through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
+        }
+        Core::finish(dq, dk);
+      } else if (kBoth) {
+        Core::begin(dq);
+        add_product<Core, kParts, inner_k, state_k>(dq, base + Layout::d_o, base + Layout::h, thread);
+        Core::finish(dq);
+      } else if (first) {
         Core::begin(dq, pairs, dk);
         add_product<Core, kParts, inner_k, inner_k>(dq, base + Layout::d_o, base + Layout::h, thread);
         add_product<Core, kParts, inner_k, inner_k>(pairs, base + Layout::d_o, base + Layout::v, thread);
         add_product<Core, kParts, inner_k, inner_k>(dk, base + Layout::v, base + Layout::dh, thread);
-        through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread);
+        through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, [](int) { return 1.0f; });
         Core::finish(dq, pairs, dk);
       } else {
         Core::begin(dq, pairs);
@@ -242,9 +305,15 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     // The pairs inside the chunk.
     loaded_gates.load(p, c, kv_head, channel, thread);
     __syncthreads();  // the first products' operands have been read
+    if constexpr (kBoth) {
+      copy_split<kParts>(a, scores, thread);
+      ptx::copy_async_commit();
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
-    put_split<Core, kParts>(a, pairs, thread);
+      for (int i = 0; i < 32; ++i)
+        pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
+      put_split<Core, kParts>(a, pairs, thread);
+    }
     {
       Loaded<T> loaded_q, loaded_k;
       load(loaded_k, k_place, thread);
@@ -266,6 +335,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       }
       put_floats(sums, g, thread);
     }
+    if constexpr (kBoth) ptx::copy_async_wait<0>();
     Core::publish();
     __syncthreads();
     if (first) {
@@ -282,10 +352,16 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
       }
       if (!constant) sum_columns<kParts>(inner, k, dk, thread);
-      through += __shfl_xor_sync(0xffffffffu, through, 1);
-      if ((thread & 1) == 0) {
-        beyond[thread >> 1] = through * decay[thread >> 1];
-        crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+      if constexpr (kOverValues) {
+        __syncwarp();
+        float2& sum = *reinterpret_cast<float2*>(inner + warp * kTile + 2 * lane);
+        sum = make_float2(sum.x + values_through.x * decay[2 * lane], sum.y + values_through.y * decay[2 * lane + 1]);
+      } else {
+        through += __shfl_xor_sync(0xffffffffu, through, 1);
+        if ((thread & 1) == 0) {
+          beyond[thread >> 1] = through * decay[thread >> 1];
+          crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+        }
       }
     }
     if (constant) {
@@ -361,13 +437,13 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     if (thread == 0) *chunk_part = row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
     return;
   }
-  const bool by_token = p.gate == GateKind::scalar;
+  const bool by_token = !kBoth && p.gate == GateKind::scalar;
   if (by_token ? work.gate_parts == nullptr : work.dg.data == nullptr) return;
 
   // dg: sums from the chunk's end back; nothing where the gate is shut.
   *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = term_sum;
   __syncthreads();
-  float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
+  float2 run = kOverValues ? make_float2(0.0f, 0.0f) : *reinterpret_cast<const float2*>(beyond + 2 * lane);
 #pragma unroll
   for (int w = 3; w >= 0; --w) {
     const float2 x = *reinterpret_cast<const float2*>(inner + w * kTile + 2 * lane);

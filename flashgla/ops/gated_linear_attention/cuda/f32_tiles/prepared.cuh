@@ -14,6 +14,32 @@ struct PrepareShared {  // offsets; gates and scores of steep tiles
                        totals = scores + kFloatTileBytes, total = totals + 2 * 4 * 64 * 4;
 };
 
+// Where `wanted`, k 2^(later gates) of a chunk and 64 channels as image number `at`, and the chunk's decay. One
+// barrier.
+template <int kParts, class T>
+__device__ __forceinline__ void put_later(const SplitImages& images, std::int64_t at, bool wanted, const Loaded<T>& k,
+                                          const LoadedGates<T>& gates, const Params& p, float* totals, int thread) {
+  float sums[kRowsEach][8], all[8];
+  gates.take(sums, p);
+  sum_gates<true>(sums, all, totals, thread);
+  if (!wanted) return;
+  char* image = images.k + at * kSplitBytes<kParts>;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    float f[8];
+    elements_of(f, k, i);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) f[e] *= ptx::exp2(sums[i][e]);
+    split_piece<kParts>(f, [&](int part, const uint4& packed) {
+      *reinterpret_cast<uint4*>(image + part * kTileBytes + own_piece(thread, i)) = packed;
+    });
+  }
+  if (thread < 8) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) images.decay[at * kTile + 8 * thread + e] = ptx::exp2(all[e]);
+  }
+}
+
 // Grid: chunks x H.
 template <class Kernel>
 __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages& images, char* shared) {
@@ -37,32 +63,15 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
   for (int tile = 0; tile < key_tiles; ++tile) {
     const int channel = tile * kTile;
     const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + tile;
-    char *q_image = images.q + ((chunk * heads + head) * key_tiles + tile) * kSplitBytes<kParts>,
-         *k_image = images.k + kv_at * kSplitBytes<kParts>;
+    char* q_image = images.q + ((chunk * heads + head) * key_tiles + tile) * kSplitBytes<kParts>;
     Loaded<T> loaded_q, loaded_k;
     LoadedGates<T> loaded_gates;
     loaded_gates.load(p, c, kv_head, channel, thread);
     load(loaded_q, Place<T>(p.q, p.dtype, c, head, channel, p.key_dim), thread);
     load(loaded_k, Place<T>(p.k, p.dtype, c, kv_head, channel, p.key_dim), thread);
+    // Its barrier: the last products' operands have been read.
+    put_later<kParts>(images, kv_at, leads, loaded_k, loaded_gates, p, totals, thread);
     float sums[kRowsEach][8], all[8];
-    loaded_gates.take(sums, p);
-    sum_gates<true>(sums, all, totals, thread);  // its barrier: the last products' operands have been read
-    if (leads) {
-#pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        float f[8];
-        elements_of(f, loaded_k, i);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) f[e] *= ptx::exp2(sums[i][e]);
-        split_piece<kParts>(f, [&](int part, const uint4& packed) {
-          *reinterpret_cast<uint4*>(k_image + part * kTileBytes + own_piece(thread, i)) = packed;
-        });
-      }
-      if (thread < 8) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) images.decay[kv_at * kTile + 8 * thread + e] = ptx::exp2(all[e]);
-      }
-    }
     loaded_gates.load(p, c, kv_head, channel, thread);
     loaded_gates.take(sums, p);
     sum_gates<false>(sums, all, totals + 4 * 64, thread);

@@ -250,6 +250,13 @@ __device__ __forceinline__ void copy_split(std::uint32_t tile, const char* image
   for (int part = 0; part < kParts; ++part) copy_image(tile + part * kTileBytes, image + part * kTileBytes, thread);
 }
 
+// Brings an image that will be copied later into the L2.
+template <int kParts>
+__device__ __forceinline__ void fetch_split_ahead(const char* image, int thread) {
+#pragma unroll
+  for (int at = 128 * thread; at < kSplitBytes<kParts>; at += 128 * kGroupThreads) ptx::prefetch_l2(image + at);
+}
+
 // multiply(i, j) for the parts whose products count, the smallest first.
 template <int kParts, class Multiply>
 __device__ __forceinline__ void for_parts(Multiply multiply) {

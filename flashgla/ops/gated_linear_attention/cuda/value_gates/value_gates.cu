@@ -1,5 +1,6 @@
 // Launchers of the gates over values: workspace, segments of time, order of kernels.
 #include <algorithm>
+#include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -20,22 +21,6 @@ struct Workspace {
     return static_cast<T*>(scratch.allocate(static_cast<std::size_t>(bytes), label));
   }
 };
-
-// The keys' side and the values' side as problems of gates over keys.
-Params keys_of(const Params& params) {
-  Params p = params;
-  p.gate = p.g.data == nullptr ? GateKind::none : GateKind::key;
-  return p;
-}
-Params values_of(const Params& params, const Strided& d_o) {
-  Params p = params;
-  p.q = d_o;
-  p.k = p.v;
-  p.g = p.gv;
-  p.gate = GateKind::key;
-  p.key_dim = p.value_dim;
-  return p;
-}
 
 Prepared take_prepared(const Workspace& workspace, const Params& side) {
   const std::int64_t chunks = side.sequences.most_chunks, heads = side.heads, query_heads = heads * side.group;
@@ -206,6 +191,21 @@ bool near(std::initializer_list<TensorView> views) {
 }
 
 }  // namespace
+
+Params keys_of(const Params& params) {
+  Params p = params;
+  p.gate = p.g.data == nullptr ? GateKind::none : GateKind::key;
+  return p;
+}
+Params values_of(const Params& params, const Strided& d_o) {
+  Params p = params;
+  p.q = d_o;
+  p.k = p.v;
+  p.g = p.gv;
+  p.gate = GateKind::key;
+  std::swap(p.key_dim, p.value_dim);
+  return p;
+}
 
 bool gates_values_by_chunks(const Problem& problem) {
   if (problem.dtype != DType::bf16 || problem.gate != GateKind::key_value) return false;

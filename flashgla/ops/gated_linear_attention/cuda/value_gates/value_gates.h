@@ -13,6 +13,10 @@ bool gates_values_by_chunks(const Problem& problem);
 bool value_gates_fit(const Inputs& inputs, const Outputs& outputs);
 bool value_gates_fit(const OutputGradients& d_out, const InputGradients& d_in);
 
+// The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
+Params keys_of(const Params& params);
+Params values_of(const Params& params, const Strided& d_o);
+
 // Bytes of Outputs.states.
 std::size_t value_gates_states_bytes(const Problem& problem);
 

@@ -1,0 +1,231 @@
+// Gates over values in f32 tiles, alone or beside gates over keys. The operator is the same from both sides
+// (value_gates/README.md): what f32_tiles/prepared.cuh makes of q, k, g it also makes of do, v, gv, and
+// f32_tiles/gradients.cuh finds dq, dk, dg, or o, dv, dgv, from either. Here: what only the values have.
+//     h after a chunk = 2^(b_C + B_C) h + sum_j k^_j v^_j,    dh before it = 2^(b_C + B_C) dh + sum_i q~_i do~_i
+//     o_i = 2^B_i (q~_i h + sum_{j<=i} p_ij 2^-B_j v_j)
+// b, B: running sums of a key's and of a value's gates, b_C, B_C their last; v^ = v 2^(B_C - B), do~ = do 2^B.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// v^ and the decays, for the forward, which has no do. p: the values' side. Grid: chunks x G x value tiles.
+template <class Kernel>
+__device__ __forceinline__ void gate_later(const Params& p, const SplitImages& images, char* shared) {
+  using T = typename Kernel::Element;
+  const int tiles = tiles_of(p.key_dim), tile = static_cast<int>(blockIdx.x % tiles), channel = tile * kTile;
+  const int head = static_cast<int>(blockIdx.x / tiles % p.heads);
+  const std::int64_t chunk = blockIdx.x / tiles / p.heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  Loaded<T> loaded;
+  LoadedGates<T> gates;
+  gates.load(p, c, head, channel, threadIdx.x);
+  load(loaded, Place<T>(p.k, p.dtype, c, head, channel, p.key_dim), threadIdx.x);
+  put_later<Kernel::parts>(images, (chunk * p.heads + head) * tiles + tile, true, loaded, gates, p,
+                           reinterpret_cast<float*>(shared), threadIdx.x);
+}
+
+// Two slots of the two operands, and of their decays.
+template <int kParts>
+constexpr int kGatedStatesShared = 4 * kSplitBytes<kParts> + 2 * 2 * kTile * 4;
+
+// The states, as pass_split_states (f32_tiles/states.cuh), both operands as images. Same grid.
+template <class Kernel, bool kBackwards>
+__device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPass& pass, char* shared) {
+  using Core = typename Kernel::Core;
+  constexpr int kParts = Kernel::parts;
+  constexpr std::int64_t kBytes = kSplitBytes<kParts>;
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles),
+            key_tile = static_cast<int>(blockIdx.x / value_tiles % key_tiles);
+  const unsigned cell = blockIdx.x / value_tiles / key_tiles;
+  const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards ? p.group : 1;
+  const Span span = span_of(p.sequences, cell / p.heads);
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), segment = blockIdx.y;
+  const int first = static_cast<int>(static_cast<std::int64_t>(chunks) * segment / pass.segments),
+            last = static_cast<int>(static_cast<std::int64_t>(chunks) * (segment + 1) / pass.segments);
+  const std::uint32_t slots = ptx::shared_address(shared);
+  float* slot_decays = reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>);  // of keys, then of values
+  const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
+  const auto chunk_at = [&](int i) {  // and kv head
+    return (span.chunk_begin + (kBackwards ? chunks - 1 - i : i)) * p.heads + kv_head;
+  };
+
+  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk.
+  int slot = 0;
+  const auto copy_step = [&](int i, int h) {
+    const std::int64_t kv_at = chunk_at(i), at = kv_at * heads_each + h;
+    const std::uint32_t to = slots + slot * 2 * kSplitBytes<kParts>;
+    copy_split<kParts>(to, (kBackwards ? pass.prepared.q : pass.prepared.k) + (at * key_tiles + key_tile) * kBytes,
+                       thread);
+    copy_split<kParts>(to + kSplitBytes<kParts>,
+                       (kBackwards ? pass.values.q : pass.values.k) + (at * value_tiles + value_tile) * kBytes, thread);
+    if (thread < 32) {
+      const float* decays = thread < 16 ? pass.prepared.decay + (kv_at * key_tiles + key_tile) * kTile
+                                        : pass.values.decay + (kv_at * value_tiles + value_tile) * kTile;
+      ptx::copy_async_16(ptx::shared_address(slot_decays + slot * 2 * kTile + 4 * thread), decays + 4 * (thread % 16));
+    }
+    ptx::copy_async_commit();
+  };
+  if (first < last) copy_step(first, 0);
+
+  const std::int64_t state_at = static_cast<std::int64_t>(cell) * p.key_dim * p.value_dim;
+  Accumulator state;
+  read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
+             key_tile * kTile, value_tile * kTile, thread);
+  // state = state * decays + f(element).
+  const auto decay_and_add = [&](const float* decays, auto f) {
+    const float of_row[2] = {decays[row], decays[row + 8]};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 of_column = *reinterpret_cast<const float2*>(decays + kTile + 8 * j + column);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        state[4 * j + e] = fmaf(state[4 * j + e], of_row[e >> 1] * (e & 1 ? of_column.y : of_column.x), f(4 * j + e));
+    }
+  };
+  const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
+  const auto segment_end = [&](int s, int block) {  // four of this thread's elements
+    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
+  };
+  if (!pass.ends_only) {
+    for (int s = 0; s < segment; ++s) {
+      Accumulator end;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float4 x = *segment_end(s, j);
+        end[4 * j] = x.x;
+        end[4 * j + 1] = x.y;
+        end[4 * j + 2] = x.z;
+        end[4 * j + 3] = x.w;
+      }
+      decay_and_add(pass.segment_decays + (s * tiles + tile_at) * 2 * kTile, [&](int e) { return end[e]; });
+    }
+  }
+
+  float product = 1.0f;  // over the segment, of decay number `thread`
+#pragma unroll 1
+  for (int i = first; i < last; ++i) {
+    if (!pass.ends_only) {
+      __syncthreads();  // the free slot has been read: what goes out passes through it
+      store_split_image<Core, kParts>(
+          pass.images + ((chunk_at(i) * key_tiles + key_tile) * value_tiles + value_tile) * kBytes,
+          slots + (slot ^ 1) * 2 * kSplitBytes<kParts>, state, thread);
+    }
+#pragma unroll 1
+    for (int h = 0; h < heads_each; ++h) {
+      const std::uint32_t a = slots + slot * 2 * kSplitBytes<kParts>;
+      const float* decays = slot_decays + slot * 2 * kTile;
+      const bool ends_chunk = h + 1 == heads_each;
+      ptx::copy_async_wait<0>();
+      Core::publish();
+      __syncthreads();
+      slot ^= 1;
+      if (!ends_chunk || i + 1 < last) copy_step(ends_chunk ? i + 1 : i, ends_chunk ? 0 : h + 1);
+      // Apart, so that the state is rounded to the nearest: sums inside the tensor cores cut off.
+      Accumulator update;
+      clear(update);
+      Core::begin(update);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, a + kSplitBytes<kParts>, thread);
+      Core::finish(update);
+      if (h == 0) {
+        product *= decays[thread];
+        decay_and_add(decays, [&](int e) { return update[e]; });
+      } else {
+#pragma unroll
+        for (int e = 0; e < 32; ++e) state[e] += update[e];
+      }
+    }
+  }
+  if (pass.ends_only) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;
+  } else if (pass.end != nullptr && segment == pass.segments - 1) {
+    write_state(pass.end + state_at, state, p.key_dim, p.value_dim, key_tile * kTile, value_tile * kTile, thread);
+  }
+}
+
+// Two stages of two operands; totals.
+template <int kParts>
+constexpr int kGatedOutputsShared = 4 * kSplitBytes<kParts> + 4 * kTile * 4;
+
+// o. p: the values' side. outputs.x: v; images: of h; prepared: of the keys. Grid: chunks x H x value tiles, innermost
+// last.
+template <class Kernel>
+__device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
+  using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
+  constexpr int kParts = Kernel::parts;
+  constexpr std::int64_t kBytes = kSplitBytes<kParts>;
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.value_dim), value_tiles = tiles_of(p.key_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles), channel = value_tile * kTile;
+  const int heads = p.heads * p.group, head = static_cast<int>(blockIdx.x / value_tiles % heads),
+            kv_head = head / p.group;
+  const std::int64_t chunk = blockIdx.x / value_tiles / heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  const char* own = outputs.prepared.q + (chunk * heads + head) * key_tiles * kBytes;
+  const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * kBytes;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const auto stage = [&](int step) { return base + step % 2 * 2 * kSplitBytes<kParts>; };
+
+  Loaded<T> x;
+  LoadedGates<T> gates;
+  const auto start = [&](int step) {
+    if (step < key_tiles) {
+      copy_split<kParts>(stage(step), own + step * kBytes, thread);
+      copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * kBytes, thread);
+    } else {
+      copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * heads + head) * kBytes, thread);
+      gates.load(p, c, kv_head, channel, thread);
+      load(x, Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), thread);
+    }
+    ptx::copy_async_commit();
+  };
+  Accumulator out;
+  clear(out);
+  start(0);
+#pragma unroll 1
+  for (int step = 0; step < key_tiles; ++step) {
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    __syncthreads();
+    start(step + 1);
+    Core::begin(out);
+    add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, stage(step), stage(step) + kSplitBytes<kParts>,
+                                                                thread);
+    Core::finish(out);
+  }
+  // The pairs. The other stage takes the sums of the gates, or in steep tiles the gates, and o.
+  const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
+  float *sums = reinterpret_cast<float*>(shared + (stage(key_tiles + 1) - base)), *o = sums + kTile * kTile;
+  float b[kRowsEach][8], all[8];
+  gates.take(b, p);
+  sum_gates<false>(b, all, reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>), thread);
+  const bool steep = is_steep(all);
+  put_loaded<kParts>(v, x, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-b[i][e]); });
+  if (steep) gates.take(b, p);
+  put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
+  if (steep) put_floats(o, out, thread);
+  ptx::copy_async_wait<0>();
+  Core::publish();
+  __syncthreads();
+  if (steep) {
+    finish_exact_dq<kParts>(o, scores, v, sums);
+    __syncthreads();
+    for_floats(o, thread, [&](int i, float y) { out[i] = y; });
+  } else {
+    Core::begin(out);
+    add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);
+    Core::finish(out);
+    for_floats(sums, thread, [&](int i, float sum) { out[i] *= ptx::exp2(sum); });
+  }
+  store_rows(Place<T>(p.o, p.dtype, c, head, channel, p.key_dim), out, thread);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
