@@ -92,11 +92,13 @@ std::vector<Case> path_cases() {
     }
   }
   // Tiles of f32: one tile of channels and several, rows that come in pieces and others, every kind of gate, segments.
+  // And bf16 with more key blocks than one launch has the state of, backwards by chunks or, by its width, in tiles of
+  // f32.
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
       const std::string suffix = values == GateValues::trained ? "_trained" : "_extreme";
       const auto named = [&](const std::string& what) {
-        return std::string("f32_tiles_") + name_of(dtype) + "_" + what + suffix;
+        return std::string(dtype == DType::bf16 ? "key_blocks_" : "f32_tiles_") + name_of(dtype) + "_" + what + suffix;
       };
       const Case c{.batch = 3, .length = 203, .query_heads = 4, .heads = 2, .gate_values = values, .dtype = dtype};
       for (const auto& [K, V] : {std::pair{64, 64}, {96, 160}, {272, 96}, {500, 33}}) {

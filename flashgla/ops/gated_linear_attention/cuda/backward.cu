@@ -157,8 +157,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   auto take = [&](std::int64_t bytes, const char* label) {
     return scratch.allocate(static_cast<std::size_t>(bytes), label);
   };
-  TwoPasses passes(context, p, heads);
-  passes.prepared.transposed = true;
+  const TwoPasses passes(context, p, true);
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
@@ -177,7 +176,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const Prepared& prepared = w.prepared;
 
-  launch_forward_prepare<Core>(stream, p, prepared);
+  if (!passes.is_prepared) launch_forward_prepare<Core>(stream, p, prepared);
   if (recompute) {
     launch_recurrence<Core>(stream, p, passes,
                             {.write = prepared.k,
@@ -191,7 +190,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
                           {.backwards = true,
                            .read = prepared.k,
                            .write = prepared.q,
-                           .scores = prepared.scores,
+                           .scores = prepared.transposed_scores,
                            .decay = prepared.decay,
                            .x = d.d_o,
                            .out = d.dv,

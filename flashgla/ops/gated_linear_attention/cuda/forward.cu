@@ -3,6 +3,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
@@ -56,6 +57,19 @@ bool forward_in_one_pass(const Context& context, const Problem& problem, const P
 
 namespace {
 
+// What the backward by chunks finds beside the states, after a forward that has no use for it itself. Where q, k or g
+// are too far apart the backward does not go by chunks either.
+void keep_prepared(const Context& context, const Problem& problem, const Params& params, bool hopper) {
+  const auto fits = [](const Strided& s) { return s.token < (std::int64_t{1} << 24); };
+  if (context.planning() || params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) ||
+      !fits(params.q) || !fits(params.k) || !fits(params.g)) {
+    return;
+  }
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  hopper ? launch_forward_prepare<TensorCore90>(stream, params, kept_prepared(params))
+         : launch_forward_prepare<TensorCore80>(stream, params, kept_prepared(params));
+}
+
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
   if (chunks && narrow && in_one_pass(context, problem)) {
@@ -64,15 +78,17 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
     forward_in_two_passes(context, params, hopper);
   } else if (chunks) {
     forward_in_f32_tiles(context, problem, params, hopper);
+    keep_prepared(context, problem, params, hopper);
   } else if (!context.planning()) {
     Params by_token = params;
     if (!backward_in_chunks(problem)) by_token.states = nullptr;  // laid out for kernels that cannot take this call
     if (by_token.states != nullptr) {                             // these kernels write what lies within K and V
-      flashgla::cuda::check(
-          cudaMemsetAsync(by_token.states, 0, states_bytes(problem), static_cast<cudaStream_t>(context.stream())),
-          "gated_linear_attention states");
+      flashgla::cuda::check(cudaMemsetAsync(by_token.states, 0, static_cast<std::size_t>(params.states_bytes()),
+                                            static_cast<cudaStream_t>(context.stream())),
+                            "gated_linear_attention states");
     }
     launch_recurrent(context.stream(), by_token);
+    keep_prepared(context, problem, by_token, hopper);
   }
 }
 
@@ -106,7 +122,8 @@ std::size_t states_bytes(const Problem& problem) {
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
-  return static_cast<std::size_t>(make_params(problem, {}, {}).states_bytes());
+  const Params params = make_params(problem, {}, {});
+  return static_cast<std::size_t>(params.states_bytes() + kept_prepared_bytes(params));
 }
 
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {

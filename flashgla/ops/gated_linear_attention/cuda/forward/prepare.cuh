@@ -113,8 +113,7 @@ static __device__ __noinline__ void prepare_steep(const Params& p, const Prepare
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int row = row_of_element(thread, i), column = column_of_element(thread, i);
-      const bool counted = out.transposed ? counts(column, row, size) : counts(row, column, size);
-      sum[i] += counted ? out.scale * s[i] : 0.0f;
+      sum[i] += counts(row, column, size) ? out.scale * s[i] : 0.0f;
     }
     if (size == 0) break;
   }
@@ -207,8 +206,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       Core::publish();
       __syncthreads();
       Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner>(s, out.transposed ? b.k_tile : b.q_tile,
-                                                               out.transposed ? b.q_tile : b.k_tile, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
       Core::finish();
     } else {
       const PrepareBlock copy = b;  // so that b itself may stay in registers
@@ -219,23 +217,25 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     __syncthreads();
   }
   std::uint32_t packed[16];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
-    s[i] = (out.transposed ? row <= column : column <= row) ? s[i] : 0.0f;
-  }
-  to_operand(packed, s);
-  char* image = out.scores + (chunk * heads + b.query_head) * kTileBytes;
+  select_scores(packed, s, thread);
+  const std::int64_t image = (chunk * heads + b.query_head) * kTileBytes;
   const int row = thread / 32 * 16 + lane / 4;
+  if (out.scores != nullptr) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    store_shared_4(b.q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
+    for (int i = 0; i < 16; ++i) {
+      store_shared_4(b.q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
+    }
+    __syncwarp();
+    store_tile_image(out.scores + image, b.q_tile, thread);
   }
-  __syncwarp();
+  if (out.transposed_scores != nullptr) {
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const std::uint32_t at = own_piece(thread, i);
-    *reinterpret_cast<uint4*>(image + at) = load_shared_16(b.q_tile + at);
+    for (int i = 0; i < 32; ++i) {
+      const std::uint32_t at = element_offset(column_of_element(thread, i), row_of_element(thread, i));
+      store_shared_2(b.k_tile + at, packed[i / 2] >> (16 * (i % 2)));
+    }
+    __syncthreads();
+    store_tile_image(out.transposed_scores + image, b.k_tile, thread);
   }
 }
 

@@ -19,6 +19,24 @@ void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared
 template void launch_forward_prepare<TensorCore80>(cudaStream_t, const Params&, const Prepared&);
 template void launch_forward_prepare<TensorCore90>(cudaStream_t, const Params&, const Prepared&);
 
+Prepared kept_prepared(const Params& p) {
+  const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
+  Prepared kept;
+  kept.blocks = tiles_of(p.key_dim);
+  kept.scale = p.scale;
+  kept.q = static_cast<char*>(p.states) + p.states_bytes();
+  kept.k = kept.q + chunks * query_heads * kept.blocks * kTileBytes;
+  kept.transposed_scores = kept.k + chunks * p.heads * kept.blocks * kTileBytes;
+  kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kTileBytes);
+  return kept;
+}
+std::int64_t kept_prepared_bytes(const Params& p) {
+  if (!p.keeps_prepared()) return 0;
+  const std::int64_t heads = p.heads, query_heads = heads * p.group, blocks = tiles_of(p.key_dim);
+  return p.sequences.most_chunks *
+         (((query_heads + heads) * blocks + query_heads) * kTileBytes + heads * blocks * kTile * 4);
+}
+
 namespace {
 
 constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
@@ -94,25 +112,31 @@ Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads,
 
 }  // namespace
 
-TwoPasses::TwoPasses(Context& context, const Params& p, std::int64_t out_heads)
-    : prepared{}, parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
+TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
+    : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const auto take = [&](std::int64_t bytes, const char* label) {
     return static_cast<char*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
   };
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
   const std::int64_t blocks = tiles_of(p.key_dim);
-  prepared.blocks = static_cast<int>(blocks);
-  prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
-  prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
-  prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
-  prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
-  prepared.scale = p.scale;
+  if (p.states != nullptr && p.keeps_prepared()) {
+    prepared = kept_prepared(p);
+    is_prepared = backwards;
+  } else {
+    prepared.blocks = static_cast<int>(blocks);
+    prepared.scale = p.scale;
+    prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
+    prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
+    prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
+    if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
+  }
+  if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
 
   constexpr int bytes[kMostBlocks] = {RecurrencePlan<1, 1, true>::bytes, RecurrencePlan<2, 1, true>::bytes,
                                       RecurrencePlan<3, 1, true>::bytes, RecurrencePlan<4, 1, true>::bytes};
   int most = kMostBlocks;  // two fit any device of capability 8.0 and later
   while (most > 1 && bytes[most - 1] > shared_memory) --most;
-  const std::int64_t launches = (blocks + most - 1) / most;
+  const std::int64_t launches = (blocks + most - 1) / most, out_heads = backwards ? heads : query_heads;
   blocks_each = static_cast<int>((blocks + launches - 1) / launches);
   if (launches > 1) {
     const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
@@ -168,7 +192,7 @@ void run_forward(cudaStream_t stream, const Params& p, const TwoPasses& passes) 
 
 void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
   const ArenaScope scope(context.scratch());
-  const TwoPasses passes(context, params, params.heads * params.group);
+  const TwoPasses passes(context, params, false);
   if (context.planning()) return;
   auto* stream = static_cast<cudaStream_t>(context.stream());
   hopper ? run_forward<TensorCore90>(stream, params, passes) : run_forward<TensorCore80>(stream, params, passes);

@@ -16,14 +16,18 @@ struct TensorCore90;  // wgmma
 // What preparation leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
 // [chunks, G, 64 * blocks] floats.
 struct Prepared {
-  char* q;
-  char* k;
-  char* scores;
-  float* decay;
-  int blocks;               // ceil(K / 64)
-  float scale = 1.0f;       // of q~ and P
-  bool transposed = false;  // P^T instead of P: [key][query]
+  char* q = nullptr;
+  char* k = nullptr;
+  char* scores = nullptr;             // P: [query][key]; null: not wanted
+  char* transposed_scores = nullptr;  // [key][query]; null: not wanted
+  float* decay = nullptr;
+  int blocks = 1;      // ceil(K / 64)
+  float scale = 1.0f;  // of q~ and P
 };
+
+// What the backward wants of it, behind the kept states where params.keeps_prepared(); and its bytes.
+Prepared kept_prepared(const Params& params);
+std::int64_t kept_prepared_bytes(const Params& params);
 
 struct Segments {
   int count = 1;            // of each sequence; the last may be empty
@@ -55,13 +59,13 @@ struct Recurrence {
 // Workspace and plan of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
 struct TwoPasses {
   Prepared prepared;
+  bool is_prepared;  // by the forward, beside the states it kept
   Segments segments;
   int blocks_each;    // key blocks of a launch of the recurrence
   float* parts;       // null where one launch does
   int shared_memory;  // of a block of the device
 
-  // `heads`: heads that have a block each, H forwards, G backwards.
-  TwoPasses(Context& context, const Params& params, std::int64_t heads);
+  TwoPasses(Context& context, const Params& params, bool backwards);
 };
 
 template <class Core>
