@@ -293,6 +293,35 @@ TEST_P(CudaPaths, EveryElementIsFinite) {
 INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
                          [](const auto& parameter) { return parameter.param.name; });
 
+// Kernels take the scale's logarithm into the gates' exponents, and its sign apart.
+TEST(Cuda, NegativeScale) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key}) {
+    for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
+      if (kind == GateKind::none && values == GateValues::extreme) continue;
+      SCOPED_TRACE(std::string(name_of(kind)) + (values == GateValues::trained ? " trained" : " extreme"));
+      CaseData data = make_data({.batch = 34,
+                                 .length = 130,
+                                 .query_heads = 4,
+                                 .heads = 4,
+                                 .key_dim = 64,
+                                 .value_dim = 64,
+                                 .gate = kind,
+                                 .gate_values = values,
+                                 .dtype = DType::bf16,
+                                 .gate_dtype = DType::bf16});
+      data.options.scale = -0.3;
+      const Results expected = reference_results(data, true, true);
+      for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+        if (device.kind != Device::Kind::cuda) return;
+        const Results actual = run(device, row.name, data, true, true, true);
+        expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
+        expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
+      });
+    }
+  }
+}
+
 // Where the caller allows it, f32 products are rounded to tf32, which has f16's 11 bits: its tolerance, and other bits
 // than without.
 TEST(Cuda, Float32MathIsHonoured) {

@@ -5,22 +5,20 @@
 
 #include <type_traits>
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/rows.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kFusedWarps = 8, kFusedRows = kTile / kFusedWarps;  // rows of a chunk a warp walks
 
-template <GateTile kGate>
 struct FusedShared {
   // Factors of steep chunks take v and h, X takes x; dq's accumulator takes d_o and v; dk's takes h and x.
   static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
                        gates = 5 * kTileBytes;
-  static constexpr int stage = gates + gate_bytes(kGate);
-  static constexpr int stages = kGate == GateTile::wide ? 1 : 2;
-  static constexpr int x = stage * stages;  // dh^
+  static constexpr int x = gates + gate_bytes(GateTile::wide);  // dh^
   static constexpr int prefix = x + kTileBytes, suffix = prefix + kFusedWarps * kTile * 4;
-  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, total = beyond + 2 * kTile * 4;
+  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, places = beyond + 2 * kTile * 4;
+  static constexpr int rows = places + 3 * Places::count * 8, total = rows + 2 * 4;  // rows: as RowsShared has them
 };
 
 // 64 rows of 64 floats whose eight-column blocks are permuted by the row; the upper 32 rows may lie elsewhere.
@@ -51,104 +49,133 @@ __device__ __forceinline__ void mask_transposed(Accumulator& a, int thread) {
   for (int i = 0; i < 32; ++i) a[i] = column_of_element(thread, i) >= row_of_element(thread, i) ? a[i] : 0.0f;
 }
 
-// A steep chunk, one thread group's part of it; the groups meet at its barriers. d (32 floats a thread): dq or dk from
-// beyond the chunk, which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and
-// [key][query] for dk. The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
-template <GateTile kGate, int kGroup>
-static __device__ __noinline__ void finish_steep_group(float* d_kept, std::uint32_t* scores, const std::uint32_t* pairs,
-                                                       std::uint32_t q, std::uint32_t k, std::uint32_t x,
-                                                       FloatTile factors, const char* gates, const float* prefix,
-                                                       float scale, int thread) {
-  const int warp = (thread >> 5) + 4 * kGroup, lane = thread & 31;
-  const GateColumns<kGate, kFusedWarps> columns{gates, prefix, warp, lane};
-  const auto factor = [&](int i) { return *factors.at(row_of_element(thread, i), column_of_element(thread, i)); };
-  const auto put_factor = [&](int row, float2 f) { *reinterpret_cast<float2*>(factors.at(row, 2 * lane)) = f; };
-  const auto put_power = [&](int row, float2 sum) { put_factor(row, make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y))); };
-  Accumulator d;
+// A steep chunk, one thread group's part of it; the groups meet at its barriers. d: dq or dk from beyond the chunk,
+// which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and [key][query] for dk.
+// The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
+template <GateTile kGate>
+static __device__ __forceinline__ void finish_steep_group(bool first_group, Local<float, 32>& d,
+                                                          Local<std::uint32_t, 16>& scores,
+                                                          const Local<std::uint32_t, 16>& pairs, std::uint32_t q,
+                                                          std::uint32_t k, std::uint32_t x, FloatTile factors,
+                                                          const char* gates, const float* prefix, float scale) {
+  const auto factor = [&](int thread, int i) {
+    return *factors.at(row_of_element(thread, i), column_of_element(thread, i));
+  };
+  const auto own_warp = [&] { return fresh_thread() / 32 + (first_group ? 0 : 4); };
+  const auto own_columns = [&] {
+    return GateColumns<kGate, kFusedWarps>{gates, prefix, own_warp(), fresh_thread() % 32};
+  };
+  const auto put_power = [&](int row, float2 sum) {
+    *reinterpret_cast<float2*>(factors.at(row, 2 * (fresh_thread() % 32))) =
+        make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
+  };
+  const auto apply_factors = [&] {
+    __syncwarp();
+    const int thread = fresh_thread();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) d[i] = d_kept[i];
-  walk_up(columns, kTile, warp, put_power);
+    for (int i = 0; i < 32; ++i) d.x[i] = d.x[i] * factor(thread, i);
+  };
+  walk_up(own_columns(), kTile, own_warp(), put_power);
   __syncthreads();
-  if constexpr (kGroup == 0) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
-  }
+  if (first_group) apply_factors();
   __syncthreads();
-  walk_down(columns, kTile, warp, put_power);
+  walk_down(own_columns(), kTile, own_warp(), put_power);
   __syncthreads();
-  if constexpr (kGroup == 1) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) d[i] *= factor(i);
-  }
-  std::uint32_t operand[16], found[16] = {};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) operand[i] = pairs[i];
-  const float pair_scale = kGroup == 0 ? 1.0f : scale;
+  if (!first_group) apply_factors();
+  const float pair_scale = first_group ? 1.0f : scale;
 #pragma unroll 1
   for (int size = kTile / 2;; size /= 2) {
     if (size > 0) {
       __syncthreads();
-      put_level(x, q, k, columns, size, warp, lane, put_factor);
+      const int lane = fresh_thread() % 32;
+      put_level(x, q, k, own_columns(), size, own_warp(), lane,
+                [&](int row, float2 power) { *reinterpret_cast<float2*>(factors.at(row, 2 * lane)) = power; });
       __syncthreads();
     }
     Accumulator s;
-    if constexpr (kGroup == 0) {
+    if (first_group) {
+      const int thread = fresh_thread();
       clear(s);
       TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, size > 0 ? x : k, size > 0 ? x : q, thread);
-      merge_level<true>(found, s, size, scale, thread);
+      std::uint32_t found[16] = {};
+      if (size < kTile / 2) scores.get(found);
+      merge_level<true>(found, s, size, scale, fresh_thread());
+      scores.put(found);
     }
+    __syncwarp();
     clear(s);
+    std::uint32_t operand[16];
+    pairs.get(operand);
     add_masked_product(s, operand,
                        size > 0      ? x
-                       : kGroup == 0 ? k
+                       : first_group ? k
                                      : q,
-                       thread, [size](int row, int column) {
-                         return kGroup == 0 ? counts(row, column, size) : counts(column, row, size);
+                       fresh_thread(), [=](int row, int column) {
+                         return first_group ? counts(row, column, size) : counts(column, row, size);
                        });
+    const int thread = fresh_thread();
 #pragma unroll
-    for (int i = 0; i < 32; ++i) d[i] += pair_scale * (size > 0 ? factor(i) : 1.0f) * s[i];
+    for (int i = 0; i < 32; ++i) d.x[i] = d.x[i] + pair_scale * (size > 0 ? factor(thread, i) : 1.0f) * s[i];
     if (size == 0) break;
-  }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d_kept[i] = d[i];
-  if constexpr (kGroup == 0) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) scores[i] = found[i];
   }
 }
 
 // Grid: N x G. One query head a kv head; states kept; ht given where dht is. kGroup: the part of one thread group; the
 // groups meet at the block's barriers, of which both pass the same number.
-template <class Core, GateTile kGate, int kGroup>
+template <class Core, int kGroup>
 __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackward& f, char* shared) {
-  using Layout = FusedShared<kGate>;
+  using Layout = FusedShared;
+  constexpr GateTile kGate = GateTile::wide;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  const int this_thread = threadIdx.x % kGroupThreads, warp = threadIdx.x / 32, this_lane = threadIdx.x % 32;
+  const auto own_warp = [] { return fresh_thread() / 32 + (kGroup == 0 ? 0 : 4); };
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
   const Span span = span_of(p.sequences, n);
-  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk;
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   float* prefix = reinterpret_cast<float*>(shared + Layout::prefix);  // [8 warps][64]: sums of base-2 gates
   float* suffix = reinterpret_cast<float*>(shared + Layout::suffix);  // [8 warps][64]: sums of dg's parts
   float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [parity of the chunk][64]: dh . h at its end
   char* x = shared + Layout::x;
 
-  auto load = [&](std::int64_t index) {
-    const int thread = anew(this_thread);
-    const Chunk c = chunk_of(span, index);
-    char* stage = shared + (Layout::stages == 2 ? index & 1 : 0) * Layout::stage;
-    const std::uint32_t at = ptx::shared_address(stage);
+  const std::uint32_t base = ptx::shared_address(shared);
+  const Places places{base + Layout::places};
+  const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
+  const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
+  if (threadIdx.x == 0) {
+    const int last = chunks - 1;
+    const auto start = [&](Places::Tensor tensor, const Strided& s, int element) {
+      places.start(last, tensor, chunk_place(s, span, last, head, element), s.token * kChunk * element);
+    };
+    start(Places::q, p.q, 2);
+    start(Places::k, p.k, 2);
+    start(Places::v, p.v, 2);
+    start(Places::d_o, f.gradients.d_o, 2);
+    start(Places::g, p.g, 4);
+    start(Places::dq, f.gradients.dq, 2);
+    start(Places::dk, f.gradients.dk, 2);
+    start(Places::dv, f.gradients.dv, 2);
+    start(Places::dg, f.gradients.dg, 4);
+    places.start(last, Places::states,
+                 static_cast<const char*>(p.states) + ((span.chunk_begin + last) * p.heads + head) * kImageBytes,
+                 p.heads * kImageBytes);
+    store_shared_4(rows_place(last), static_cast<int>(span.length - static_cast<std::int64_t>(last) * kChunk));
+  }
+  __syncthreads();
+
+  const auto copy = [&](int index, std::uint32_t tile, Places::Tensor tensor, std::int64_t stride, int channels) {
+    copy_tile(tile, places.get<__nv_bfloat16>(index, tensor), static_cast<int>(stride), rows_in(index), channels,
+              fresh_thread());
+  };
+  const auto load = [&](int index) {
     if constexpr (kGroup == 0) {
-      copy_tile(at + Layout::q, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
-      copy_tile(at + Layout::k, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
-      copy_gates<kGate>(stage + Layout::gates, p, c, head, 0, thread);
+      copy(index, base + Layout::q, Places::q, p.q.token, p.key_dim);
+      copy(index, base + Layout::k, Places::k, p.k.token, p.key_dim);
+      copy_wide_gates(shared + Layout::gates, places.get<float>(index, Places::g), p.g.token, rows_in(index), p.key_dim,
+                      fresh_thread());
     } else {
-      const char* state =
-          static_cast<const char*>(p.states) + ((span.chunk_begin + index) * p.heads + anew(head)) * kImageBytes;
-      copy_tile(at + Layout::d_o, row_of<__nv_bfloat16>(f.gradients.d_o, c, head), f.gradients.d_o.token, c.rows,
-                p.value_dim, thread);
-      copy_tile(at + Layout::v, row_of<__nv_bfloat16>(p.v, c, head), p.v.token, c.rows, p.value_dim, thread);
-      copy_image(at + Layout::h, state, thread);
+      copy(index, base + Layout::d_o, Places::d_o, f.gradients.d_o.token, p.value_dim);
+      copy(index, base + Layout::v, Places::v, p.v.token, p.value_dim);
+      copy_image(base + Layout::h, places.get<char>(index, Places::states), fresh_thread());
     }
     ptx::copy_async_commit();
   };
@@ -173,7 +200,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     }
   };
   if constexpr (kGroup == 1) {
-    const int thread = this_thread;
+    const int thread = fresh_thread();
     read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
     Accumulator ht;
     read_state(ht, f.d_ht == nullptr ? nullptr : state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0,
@@ -181,42 +208,54 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread, [&](int i) { return make_float2(ht[i], ht[i + 1]); });
   }
 
-  for (std::int64_t index = chunks - 1; index >= 0; --index) {
-    const Chunk c = chunk_of(span, index);
-    const int stage_at = (Layout::stages == 2 ? static_cast<int>(index & 1) : 0) * Layout::stage;
-    char* stage = shared + stage_at;
-    char *q = stage + Layout::q, *k = stage + Layout::k, *gates = stage + Layout::gates;
+#pragma unroll 1
+  for (int index = chunks - 1; index >= 0; --index) {
+    char *q = shared + Layout::q, *k = shared + Layout::k, *gates = shared + Layout::gates;
     const std::uint32_t q_tile = ptx::shared_address(q), k_tile = ptx::shared_address(k),
-                        do_tile = ptx::shared_address(stage + Layout::d_o);
-    const std::uint32_t v_tile = ptx::shared_address(stage + Layout::v),
-                        h_tile = ptx::shared_address(stage + Layout::h), x_tile = ptx::shared_address(x);
+                        do_tile = ptx::shared_address(shared + Layout::d_o);
+    const std::uint32_t v_tile = ptx::shared_address(shared + Layout::v),
+                        h_tile = ptx::shared_address(shared + Layout::h), x_tile = ptx::shared_address(x);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (Layout::stages == 2 && index > 0) load(index - 1);
+    if (kGroup == 0 && fresh_thread() < 32) {
+      places.step_back(index, fresh_thread());
+      if (fresh_thread() == 0) store_shared_4(rows_place(index - 1), kChunk);
+    }
 
     auto store_dv = [&](const Accumulator& dv) {
-      const int thread = anew(this_thread);
+      const int thread = fresh_thread();
       if (!f.gradients.dv.data) return;
       const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
-      RowWalk<__nv_bfloat16> walk(f.gradients.dv, c, head, column, row);
+      const int rows = rows_in(index), stride = anew(static_cast<int>(f.gradients.dv.token));
+      __nv_bfloat16* to = places.get<__nv_bfloat16>(index, Places::dv) + row * stride + column;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int inside = row + 8 * half < c.rows ? p.value_dim - column : 0;
+        const int inside = row + 8 * half < rows ? p.value_dim - column : 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const int i = 4 * j + 2 * half;
-          if (8 * j < inside) store_two(walk.place + 8 * j, make_float2(dv[i], dv[i + 1]));
+          if (8 * j < inside) store_two(to + 8 * j, make_float2(dv[i], dv[i + 1]));
         }
-        walk.step(8);
+        to += 8 * stride;
       }
     };
 
     // Gates: b before the warp's rows, and the whole chunk's.
-    float2 start = make_float2(0.0f, 0.0f), total = start;
-    {
-      const int lane = anew(this_lane);
+    const auto sum_to = [&](int end) {
       float2 sum = make_float2(0.0f, 0.0f);
-      const int first = kFusedRows * anew(warp);
+      const int lane = fresh_thread() % 32;
+#pragma unroll
+      for (int w = 0; w < kFusedWarps; ++w) {
+        const float2 part = *reinterpret_cast<const float2*>(prefix + w * kTile + 2 * lane);
+        sum.x += w < end ? part.x : 0.0f;
+        sum.y += w < end ? part.y : 0.0f;
+      }
+      return sum;
+    };
+    {
+      const int lane = fresh_thread() % 32;
+      float2 sum = make_float2(0.0f, 0.0f);
+      const int warp = own_warp(), first = kFusedRows * warp;
 #pragma unroll
       for (int i = 0; i < kFusedRows; ++i) {
         const float2 g = gate_at<kGate>(gates, first + i, lane);
@@ -225,18 +264,12 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
       *reinterpret_cast<float2*>(prefix + warp * kTile + 2 * lane) = sum;
       __syncthreads();
-#pragma unroll
-      for (int w = 0; w < kFusedWarps; ++w) {
-        if (w == warp) start = total;
-        const float2 part = *reinterpret_cast<const float2*>(prefix + w * kTile + 2 * lane);
-        total.x += part.x;
-        total.y += part.y;
-      }
     }
+    const float2 total = sum_to(kFusedWarps);
     const bool steep = __any_sync(0xffffffffu, total.x < -kSteep || total.y < -kSteep);  // alike in every warp
     auto gate_rows = [&](auto is_steep) {
-      const int lane = anew(this_lane), first = kFusedRows * anew(warp);
-      float2 b = start;
+      const int lane = (fresh_thread() % 32), first = kFusedRows * own_warp();
+      float2 b = sum_to(own_warp());
 #pragma unroll
       for (int i = 0; i < kFusedRows; ++i) {
         const std::uint32_t at = element_offset(first + i, 2 * lane);
@@ -258,7 +291,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       gate_rows(std::false_type{});
     }
     if constexpr (kGroup == 1) {
-      const int thread = anew(this_thread);
+      const int thread = fresh_thread();
       float factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -276,7 +309,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     __syncthreads();
 
     Accumulator d;  // of the first group dq, of the second dk
-    int thread = anew(this_thread);
+    int thread = fresh_thread();
     if constexpr (kGroup == 0) {
       Accumulator dv, pairs;  // pairs: [query][key]
       std::uint32_t operand[16];
@@ -307,31 +340,31 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::template product<k_inner, k_inner, true>(d, do_tile, h_tile, thread);
         Core::finish(dv, pairs, d);
         mask(pairs, thread);
+        Local<float, 32> sums, values;
+        Local<std::uint32_t, 16> steep_pairs, steep_scores;
+        to_operand(operand, pairs);
+        steep_pairs.put(operand);
+        sums.put(d);
+        values.put(dv);
         __syncthreads();  // 1 of steep chunks: v, h, x, q~ and k~ are done with
-        copy_tile(q_tile, row_of<__nv_bfloat16>(p.q, c, head), p.q.token, c.rows, p.key_dim, thread);
-        copy_tile(k_tile, row_of<__nv_bfloat16>(p.k, c, head), p.k.token, c.rows, p.key_dim, thread);
+        copy(index, q_tile, Places::q, p.q.token, p.key_dim);
+        copy(index, k_tile, Places::k, p.k.token, p.key_dim);
         ptx::copy_async_commit();
         ptx::copy_async_wait<0>();
         __syncthreads();  // 2: q and k are there
-        std::uint32_t steep_pairs[16], steep_scores[16];
-        to_operand(steep_pairs, pairs);
-        Aside sums(d);
-        const Aside values(dv);
-        finish_steep_group<kGate, 0>(sums.kept, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
-                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
-                                     p.scale, thread);
-        sums.restore(d);
-        values.restore(dv);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) operand[i] = steep_scores[i];
+        finish_steep_group<kGate>(true, sums, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
+                                  FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
+        sums.get(d);
+        values.get(dv);
+        steep_scores.get(operand);
         Core::begin(operand, dv);
-        Core::template product<k_outer>(dv, operand, do_tile, thread);
+        Core::template product<k_outer>(dv, operand, do_tile, fresh_thread());
         Core::finish(dv);
         store_dv(dv);
       }
     } else {
       auto put_next_beyond = [&] {
-        const char* h = stage + Layout::h;
+        const char* h = shared + Layout::h;
         put_beyond(beyond + ((index + 1) & 1) * kTile, thread, [&](int i) {
           return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
               h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
@@ -360,35 +393,39 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::finish(d, pairs, dh);
         put_next_beyond();
         mask_transposed(pairs, thread);
-        std::uint32_t steep_pairs[16];
-        to_operand(steep_pairs, pairs);
-        Aside sums(d);
-        const Aside gradient(dh);
+        Local<float, 32> sums, gradient;
+        Local<std::uint32_t, 16> steep_pairs, no_scores;
+        std::uint32_t operand[16];
+        to_operand(operand, pairs);
+        steep_pairs.put(operand);
+        sums.put(d);
+        gradient.put(dh);
         __syncthreads();  // 1
         __syncthreads();  // 2
-        finish_steep_group<kGate, 1>(sums.kept, nullptr, steep_pairs, q_tile, k_tile, x_tile,
-                                     FloatTile{shared, stage_at + Layout::v, stage_at + Layout::v}, gates, prefix,
-                                     p.scale, thread);
-        sums.restore(d);
-        gradient.restore(dh);
+        finish_steep_group<kGate>(false, sums, no_scores, steep_pairs, q_tile, k_tile, x_tile,
+                                  FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
+        sums.get(d);
+        gradient.get(dh);
       }
     }
     __syncthreads();
-    const FloatTile dq_sums{shared, stage_at + Layout::d_o, stage_at + Layout::d_o};
-    const FloatTile dk_sums{shared, stage_at + Layout::h, Layout::x - kTileBytes};
-    (kGroup == 0 ? dq_sums : dk_sums).put(d, anew(this_thread));
+    const FloatTile dq_sums{shared, Layout::d_o, Layout::d_o};
+    const FloatTile dk_sums{shared, Layout::h, Layout::x - kTileBytes};
+    (kGroup == 0 ? dq_sums : dk_sums).put(d, fresh_thread());
     __syncthreads();
-    const int lane = anew(this_lane);
+    const int lane = (fresh_thread() % 32);
 
     // dq and dk, row by row, and dg's part of the row.
     float2 part[kFusedRows], sum = make_float2(0.0f, 0.0f);
-    const int first = kFusedRows * anew(warp);
-    const int rows_inside = 2 * lane < p.key_dim ? c.rows - first : 0;
+    const int first = kFusedRows * own_warp();
+    const int rows_inside = 2 * lane < p.key_dim ? rows_in(index) - first : 0;
     auto finish_rows = [&](auto is_steep) {
-      RowWalk<__nv_bfloat16> dq_walk(f.gradients.dq, c, head, 2 * lane, first);
-      RowWalk<__nv_bfloat16> dk_walk(f.gradients.dk, c, head, 2 * lane, first);
+      const int dq_stride = anew(static_cast<int>(f.gradients.dq.token)),
+                dk_stride = anew(static_cast<int>(f.gradients.dk.token));
+      __nv_bfloat16* dq_to = places.get<__nv_bfloat16>(index, Places::dq) + first * dq_stride + 2 * lane;
+      __nv_bfloat16* dk_to = places.get<__nv_bfloat16>(index, Places::dk) + first * dk_stride + 2 * lane;
       const int dq_inside = f.gradients.dq.data ? rows_inside : 0, dk_inside = f.gradients.dk.data ? rows_inside : 0;
-      float2 b = start;
+      float2 b = sum_to(own_warp());
 #pragma unroll
       for (int i = 0; i < kFusedRows; ++i) {
         const int r = first + i;
@@ -411,10 +448,10 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
           dq_factor = make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
           dk_factor = make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
         }
-        if (i < dq_inside) store_two(dq_walk.place, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
-        if (i < dk_inside) store_two(dk_walk.place, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
-        dq_walk.step(1);
-        dk_walk.step(1);
+        if (i < dq_inside) store_two(dq_to, make_float2(dq.x * dq_factor.x, dq.y * dq_factor.y));
+        if (i < dk_inside) store_two(dk_to, make_float2(dk.x * dk_factor.x, dk.y * dk_factor.y));
+        dq_to += dq_stride;
+        dk_to += dk_stride;
       }
     };
     if (steep) {
@@ -422,8 +459,9 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     } else {
       finish_rows(std::false_type{});
     }
-    *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = sum;
+    *reinterpret_cast<float2*>(suffix + own_warp() * kTile + 2 * lane) = sum;
     __syncthreads();
+    const int warp = own_warp();
     float2 run = *reinterpret_cast<const float2*>(beyond + (index & 1) * kTile + 2 * lane);
 #pragma unroll
     for (int w = kFusedWarps - 1; w >= 0; --w) {
@@ -431,25 +469,22 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       run.x += w > warp ? other.x : 0.0f;
       run.y += w > warp ? other.y : 0.0f;
     }
-    using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
-    RowWalk<Gate> dg_walk(f.gradients.dg, c, head, 2 * lane, first + kFusedRows - 1);
+    const int dg_stride = anew(static_cast<int>(f.gradients.dg.token));
+    float* dg_to = places.get<float>(index, Places::dg) + (first + kFusedRows - 1) * dg_stride + 2 * lane;
     const int dg_inside = f.gradients.dg.data ? rows_inside : 0;
 #pragma unroll
     for (int i = kFusedRows - 1; i >= 0; --i) {
       run.x += part[i].x;
       run.y += part[i].y;
-      if (i < dg_inside) store_two(dg_walk.place, run);
-      dg_walk.step(-1);
+      if (i < dg_inside) store_two(dg_to, run);
+      dg_to -= dg_stride;
     }
-    if constexpr (Layout::stages == 1) {
-      __syncthreads();
-      if (index > 0) load(index - 1);
-    }
+    __syncthreads();
+    if (index > 0) load(index - 1);
   }
 
-  const int thread = this_thread;
   if constexpr (kGroup == 1) {
-    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, this_thread);
+    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 

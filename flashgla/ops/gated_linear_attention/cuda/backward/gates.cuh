@@ -18,6 +18,19 @@ constexpr int gate_bytes(GateTile gate) {
   return gate == GateTile::wide ? 16384 : gate == GateTile::narrow ? kTileBytes : gate == GateTile::token ? 256 : 0;
 }
 
+// 64 rows of 64 floats from `source` on, zeros outside. Asynchronous.
+__device__ __forceinline__ void copy_wide_gates(char* gates, const float* source, std::int64_t stride, int rows,
+                                                int channels, int thread) {
+  const int piece = thread & 15;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int row = (thread >> 4) + 8 * i;
+    const bool inside = row < rows && piece * 4 < channels;
+    ptx::copy_async_16(ptx::shared_address(gates) + row * 256 + piece * 16,
+                       inside ? source + row * stride + piece * 4 : source, inside ? 16 : 0);
+  }
+}
+
 // Starts the copies of the gates of a chunk for kv head `head`, key channels from `channel`.
 template <GateTile kGate>
 __device__ __forceinline__ void copy_gates(char* gates, const Params& p, const Chunk& c, int head, int channel,
@@ -33,15 +46,8 @@ __device__ __forceinline__ void copy_gates(char* gates, const Params& p, const C
     copy_tile(ptx::shared_address(gates), static_cast<const __nv_bfloat16*>(p.g.data) + at + channel, p.g.token, c.rows,
               p.key_dim - channel, thread);
   } else {
-    const float* source = static_cast<const float*>(p.g.data) + at + channel;
-    const int piece = thread & 15;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = (thread >> 4) + 8 * i;
-      const bool inside = row < c.rows && channel + piece * 4 < p.key_dim;
-      ptx::copy_async_16(ptx::shared_address(gates) + row * 256 + piece * 16,
-                         inside ? source + row * p.g.token + piece * 4 : source, inside ? 16 : 0);
-    }
+    copy_wide_gates(gates, static_cast<const float*>(p.g.data) + at + channel, p.g.token, c.rows, p.key_dim - channel,
+                    thread);
   }
 }
 

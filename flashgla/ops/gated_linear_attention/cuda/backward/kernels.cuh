@@ -19,15 +19,15 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, shared);
 }
 
-template <class Core, GateTile kGate>
+template <class Core>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_fused_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) {
-    if (threadIdx.x < kGroupThreads) {
-      backward_fused<Core, kGate, 0>(p, f, shared);
+    if (in_first_group()) {
+      backward_fused<Core, 0>(p, f, shared);
     } else {
-      backward_fused<Core, kGate, 1>(p, f, shared);
+      backward_fused<Core, 1>(p, f, shared);
     }
   }
 }
@@ -36,26 +36,14 @@ template <class Core>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) {
-    if (threadIdx.x < kGroupThreads) {
-      backward_channels<Core, 0>(p, f, shared);
-    } else {
-      backward_channels<Core, 1>(p, f, shared);
-    }
-  }
+  if constexpr (Core::available) backward_channels<Core>(p, f, shared);
 }
 
 template <class Core, bool kGated>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) {
-    if (threadIdx.x < kGroupThreads) {
-      backward_rows<Core, kGated, 0>(p, f, shared);
-    } else {
-      backward_rows<Core, kGated, 1>(p, f, shared);
-    }
-  }
+  if constexpr (Core::available) backward_rows<Core, kGated>(p, f, shared);
 }
 
 using flashgla::cuda::Begin;
@@ -73,9 +61,9 @@ void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t
     flashgla::cuda::launch(name, backward_channels_kernel<Core>, grid, kFusedThreads, ChannelsShared::total, stream,
                            Begin::after_previous, p, f);
   } else {
-    static_assert(FusedShared<kGate>::total <= kFusedSharedBytes);
-    flashgla::cuda::launch(name, backward_fused_kernel<Core, kGate>, grid, kFusedThreads, FusedShared<kGate>::total,
-                           stream, Begin::after_previous, p, f);
+    static_assert(FusedShared::total <= kFusedSharedBytes);
+    flashgla::cuda::launch(name, backward_fused_kernel<Core>, grid, kFusedThreads, FusedShared::total, stream,
+                           Begin::after_previous, p, f);
   }
 }
 

@@ -29,7 +29,7 @@ struct Gradients {
 Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in);
 
 // The backward in one kernel. Shared memory a block needs at most; devices with less go by chunks.
-constexpr int kFusedSharedBytes = 112 * 1024;
+constexpr int kFusedSharedBytes = 113 * 1024;
 struct FusedBackward {
   Gradients gradients;
   const float* d_ht;  // [N,G,K,V] or null: zero

@@ -1,12 +1,14 @@
 // The backward of heads of up to 64 x 64 in one kernel, without gates or with one a token: a block walks a sequence and
 // head back in time with the state's gradient in registers; each input is read once and each gradient leaves once.
 // Decays then belong to tokens alone, and q and k stay as they are. With f_i = 2^b_i, b the running sum of the chunk's
-// gates and B its last, do~_i = scale f_i do_i, dh^ = 2^B dh, a~_ij = (do~_i . v_j) / f_j for i >= j:
-//     dq_i = h do~_i + sum_j a~_ij k_j        dk_j = dh^ v_j / f_j + sum_i a~_ij q_i
+// gates and B its last, do~_i = scale f_i do_i, v~_j = v_j / f_j, dh^ = 2^B dh, a_ij = do~_i . v~_j for i >= j:
+//     dq_i = h do~_i + sum_j a_ij k_j         dk_j = dh^ v~_j + sum_i a_ij q_i
 //     dv_j = (sum_i (q_i . k_j) do~_i + dh^^T k_j) / f_j      dh before the chunk = dh^ + sum_i q_i do~_i^T
 //     dg_t = sum_{i>=t} (q_i . dq_i - k_i . dk_i) + sum of dh h at the chunk's end
-// q_i . dq_i and k_i . dk_i hold the same rounded a~, so that what must cancel does so to f32. A chunk that falls by
-// more than kSteep keeps do and dh as they are and takes f_i / f_j pair by pair. Roles: backward/README.md.
+// q_i . dq_i and k_i . dk_i hold the same rounded a, so that what must cancel does so to f32. A chunk that falls by
+// more than kSteep keeps do, v and dh as they are and takes f_i / f_j pair by pair. Roles: backward/README.md.
+// What the two thread groups do alike is one piece of code for both, for the instruction cache's sake; which group it
+// is is the same for a warp, and told so that the compiler can see it: what is equal in all lanes takes no registers.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
@@ -21,7 +23,8 @@ struct RowsShared {
   static constexpr int dots = sums + 2 * 2 * kTile * 4;      // q . dq [64], k . dk [64]
   static constexpr int beyond = dots + 2 * kTile * 4;        // [parity of the chunk][4 warps]: dh h at its end
   static constexpr int places = beyond + 2 * 4 * 4;          // see Places
-  static constexpr int total = places + 3 * 10 * 8;
+  static constexpr int rows = places + 3 * 10 * 8;           // [parity of the chunk]: its tokens
+  static constexpr int total = rows + 2 * 4;
 };
 
 // Where the walk is in each tensor, in shared memory: registers are too few, and what the compiler would spill goes to
@@ -83,20 +86,22 @@ __device__ __forceinline__ void store_through(std::uint32_t tile, __nv_bfloat16*
   store_tile_rows(tile, matrix, stride, rows, columns);
 }
 
-// a = keeps(row, column) ? a * factor(row, column) : 0, rounded, as an operand.
-template <class Keeps, class Factor>
+// Whether this thread is of the block's first group, as the compiler sees it to be the same for the warp.
+__device__ __forceinline__ bool in_first_group() {
+  return __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0) == 0;
+}
+
+// The pairs that count times factor(query, key), rounded, as an operand.
+template <bool kTransposed, class Factor>
 __device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], const Accumulator& a, int thread,
-                                              Keeps keeps, Factor factor) {
+                                              Factor factor) {
+  Accumulator scaled;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float x[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int row = row_of_element(thread, 2 * i), column = column_of_element(thread, 2 * i) + e;
-      x[e] = keeps(row, column) ? a[2 * i + e] * factor(i, e) : 0.0f;
-    }
-    operand[i] = ptx::pack_bf16(x[0], x[1]);
+  for (int i = 0; i < 32; ++i) {
+    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+    scaled[i] = a[i] * (kTransposed ? factor(column, row) : factor(row, column));
   }
+  select_pairs<kTransposed>(operand, scaled, thread);
 }
 
 // Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
@@ -109,15 +114,15 @@ __device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = ptx::unpack_bf16(x[i]);
-      sums[i & 1] += pair.x * a[8 * k16 + 2 * i] + pair.y * a[8 * k16 + 2 * i + 1];
+      sums[i & 1] = fmaf(pair.x, a[8 * k16 + 2 * i], fmaf(pair.y, a[8 * k16 + 2 * i + 1], sums[i & 1]));
     }
   }
   return make_float2(sums[0], sums[1]);
 }
 
-// Rows of a tile, as copy_tile gave them to this thread, times factor(row), rounded once.
+// Rows of a tile, as copy_tile gave them to this thread, times factor(row), rounded once, to the same or another tile.
 template <class Factor>
-__device__ __forceinline__ void scale_rows_of_tile(std::uint32_t tile, int thread, Factor factor) {
+__device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32_t tile, int thread, Factor factor) {
   constexpr std::uint32_t negative_zeros = 0x80008000;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -126,48 +131,30 @@ __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t tile, int threa
     const float rest = f - __uint_as_float(high << 16);
     const std::uint32_t low = ptx::pack_bf16(rest, rest);
     const auto scaled = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
-    const std::uint32_t at = tile + tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
-    const uint4 x = load_shared_16(at);
-    store_shared_16(at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
+    const std::uint32_t at = tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
+    const uint4 x = load_shared_16(tile + at);
+    store_shared_16(to + at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
   }
 }
 
-// q^T of a tile [token][channel] as an operand, its tokens times factor(token) where `scaled`.
-template <class Factor>
-__device__ __forceinline__ void transposed_operand(std::uint32_t (&operand)[16], std::uint32_t tile, int thread,
-                                                   bool scaled, Factor factor) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t r[4];
-    TensorCore80::load_a<Stored::k_outer>(r, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
-  }
-  if (!scaled) return;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int token = column_of_element(thread, 0) + 8 * (i / 2);
-    const float2 x = ptx::unpack_bf16(operand[i]);
-    operand[i] = ptx::pack_bf16(x.x * factor(token), x.y * factor(token + 1));
-  }
-}
-
-// Grid: N x G. One query head a kv head; states kept; ht given where dht is. kGroup: the part of one thread group; the
-// groups meet at the block's barriers, of which both pass the same number.
-template <class Core, bool kGated, int kGroup>
+// Grid: N x G. One query head a kv head; states kept; ht given where dht is.
+template <class Core, bool kGated>
 __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = RowsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  const bool first_group = in_first_group();
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
   const Span span = span_of(p.sequences, n);
-  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  const int rows_of_last = static_cast<int>(span.length - static_cast<std::int64_t>(chunks - 1) * kChunk);
-  const auto rows_in = [&](int index) { return index == chunks - 1 ? rows_of_last : kChunk; };
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), last = chunks - 1;
+  const int rows_of_last = static_cast<int>(span.length - static_cast<std::int64_t>(last) * kChunk);
   const std::uint32_t base = ptx::shared_address(shared);
-  const std::uint32_t x_tile = base + Layout::x, out_tile = base + Layout::out + kGroup * kTileBytes;
+  const std::uint32_t x_tile = base + Layout::x, out_tile = base + Layout::out + (first_group ? 0 : kTileBytes);
   const std::uint32_t dots = base + Layout::dots, beyond = base + Layout::beyond;
+  const auto stage_of = [&](int index) { return base + (index & 1) * Layout::stage; };
   const auto sums_of = [&](int index) { return base + Layout::sums + (index & 1) * 2 * kTile * 4; };
+  const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
+  const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
   const auto float_at = [](std::uint32_t address, int i) { return __uint_as_float(load_shared_4(address + 4 * i)); };
   const auto put_float = [](std::uint32_t address, int i, float x) {
     store_shared_4(address + 4 * i, __float_as_uint(x));
@@ -175,7 +162,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
   const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
-  const int last = chunks - 1, gate_bytes = static_cast<int>(size_of(p.gate_dtype));
+  const int gate_bytes = static_cast<int>(size_of(p.gate_dtype));
   const Places places{base + Layout::places};
   const std::int64_t states_step = p.heads * kImageBytes;
   const auto states_at = [&](int index) {
@@ -196,17 +183,19 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     start(Places::dk, f.gradients.dk, last, 2);
     start(Places::dv, f.gradients.dv, last, 2);
     start(Places::dg, f.gradients.dg, last, gate_bytes);
+    store_shared_4(rows_place(last), rows_of_last);
   }
 
-  const auto load_from = [&](int index, const char* first, const char* second, const char* third) {
-    const int thread = fresh_thread(), rows = rows_in(index);
-    const std::uint32_t stage = base + (index & 1) * Layout::stage;
+  // The first group copies q and do, the second k, v and h.
+  const auto load_from = [&](int index, int rows, const char* first, const char* second, const char* third) {
+    const int thread = fresh_thread();
+    const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
     const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-    copy_tile(stage + (kGroup == 0 ? Layout::q : Layout::k), elements(first), kGroup == 0 ? p.q.token : p.k.token, rows,
+    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(first_group ? p.q.token : p.k.token), rows,
               p.key_dim, thread);
-    copy_tile(stage + (kGroup == 0 ? Layout::d_o : Layout::v), elements(second),
-              kGroup == 0 ? f.gradients.d_o.token : p.v.token, rows, p.value_dim, thread);
-    if constexpr (kGroup == 1) copy_image(stage + Layout::h, third, thread);
+    copy_tile(stage + Layout::d_o + group, elements(second),
+              static_cast<int>(first_group ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
+    if (!first_group) copy_image(stage + Layout::h, third, thread);
     ptx::copy_async_commit();
   };
   const auto store = [&](int index, Places::Tensor tensor, const Strided& s, const Accumulator& a, int rows,
@@ -216,18 +205,16 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
                         columns);
   };
 
-  // Gates: one warp of the second group is a chunk ahead with the sums and two with the gates.
-  const auto sums_gates = [] { return kGated && kGroup == 1 && fresh_thread() / 32 == 3; };
+  // Gates: the block's last warp is a chunk ahead with the sums and two with the gates.
+  const auto sums_gates = [&] { return kGated && !first_group && fresh_thread() / 32 == 3; };
   float2 gates = make_float2(0.0f, 0.0f);  // of tokens 2 lane and 2 lane + 1, as given
-  const auto fetch_gates = [&](int index, const char* from) {
-    if (!sums_gates() || index < 0) return;
-    const int rows = rows_in(index), lane = fresh_thread() % 32;
+  const auto fetch_gates = [&](int rows, const char* from) {
+    const int lane = fresh_thread() % 32;
     const std::int64_t at = 2 * lane * p.g.token;
     gates.x = 2 * lane < rows ? load_as(p.gate_dtype, from, at) : 0.0f;
     gates.y = 2 * lane + 1 < rows ? load_as(p.gate_dtype, from, at + p.g.token) : 0.0f;
   };
   const auto put_sums = [&](int index) {
-    if (!sums_gates() || index < 0) return;
     const int lane = fresh_thread() % 32;
     const float low = ptx::larger_or_nan(gates.x * kLog2E, kStrongest),
                 high = ptx::larger_or_nan(gates.y * kLog2E, kStrongest);
@@ -244,8 +231,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     put_float(sums, kTile + 2 * lane + 1, ptx::exp2(-b));
   };
 
-  // dh, held by the second group; and what dg of the chunk before has from beyond it.
-  Accumulator dh;
+  // Of the first group dv, of the second dh, and what dg of the chunk before has from beyond it.
+  Accumulator held;
   const auto put_beyond = [&](int index, float sum) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
@@ -253,83 +240,81 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     if (thread % 32 == 0) put_float(beyond, (index & 1) * 4 + thread / 32, sum);
   };
   if (chunks > 0) {
-    load_from(last, chunk_place(kGroup == 0 ? p.q : p.k, span, last, head, 2),
-              chunk_place(kGroup == 0 ? f.gradients.d_o : p.v, span, last, head, 2), states_at(last));
+    load_from(last, rows_of_last, chunk_place(first_group ? p.q : p.k, span, last, head, 2),
+              chunk_place(first_group ? f.gradients.d_o : p.v, span, last, head, 2), states_at(last));
   }
-  if constexpr (kGroup == 1) {
+  if (first_group) {
+    clear(held);
+  } else {
     const int thread = fresh_thread();
-    read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    read_state(held, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
     if constexpr (kGated) {
       float sum = 0.0f;
       if (f.d_ht != nullptr) {
         Accumulator ht;
         read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
 #pragma unroll
-        for (int i = 0; i < 32; ++i) sum += dh[i] * ht[i];
+        for (int i = 0; i < 32; ++i) sum += held[i] * ht[i];
       }
       put_beyond(last, sum);
     }
   }
-  fetch_gates(last, chunk_place(p.g, span, last, head, gate_bytes));
-  put_sums(last);
-  fetch_gates(last - 1, chunk_place(p.g, span, last - 1, head, gate_bytes));
+  if (sums_gates() && chunks > 0) {
+    fetch_gates(rows_of_last, chunk_place(p.g, span, last, head, gate_bytes));
+    put_sums(last);
+    if (chunks > 1) fetch_gates(kChunk, chunk_place(p.g, span, last - 1, head, gate_bytes));
+  }
   float constant_gate = 0.0f;  // the first warp's, of constant gates
   __syncthreads();
 
 #pragma unroll 1
   for (int index = last; index >= 0; --index) {
-    const int rows = rows_in(index), mover = fresh_thread();
-    const std::uint32_t stage = base + (index & 1) * Layout::stage;
+    const std::uint32_t stage = stage_of(index), sums = sums_of(index);
     const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o, v = stage + Layout::v,
                         h = stage + Layout::h;
-    const std::uint32_t sums = sums_of(index);
     const auto b = [&](int token) { return float_at(sums, token); };
     const auto inverse = [&](int token) { return float_at(sums, kTile + token); };  // 1 / f
     const float total = kGated ? b(kTile - 1) : 0.0f;
-    const bool steep = kGated && total < -kSteep;
-    const float decay = kGated ? ptx::exp2(total) : 1.0f;
-    if constexpr (kGroup == 1) {
-      if (kGated && !steep) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) dh[i] *= decay;
+    const bool steep = kGated && __any_sync(0xffffffffu, total < -kSteep);
+    {
+      const int mover = fresh_thread();
+      if (!first_group) {
+        const float decay = kGated ? ptx::exp2(total) : 1.0f;
+        if (kGated && !steep) scale_rows(held, decay, decay);
+        put_rounded<Core>(x_tile, held, mover);
+        if (steep) scale_rows(held, decay, decay);
       }
-      put_rounded<Core>(x_tile, dh, mover);
-      if (steep) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) dh[i] *= decay;
+      ptx::copy_async_wait<0>();
+      if (!steep && (kGated || first_group)) {
+        const std::uint32_t tile = first_group ? d_o : v;
+        scale_rows_of_tile(tile, tile, mover, [&](int row) {
+          if constexpr (!kGated) return p.scale;
+          return first_group ? p.scale * ptx::exp2(b(row)) : inverse(row);
+        });
       }
-    }
-    ptx::copy_async_wait<0>();
-    if (kGroup == 0 && !steep) {
-      scale_rows_of_tile(d_o, mover, [&](int row) { return kGated ? p.scale * ptx::exp2(b(row)) : p.scale; });
     }
     Core::publish();
     __syncthreads();  // the operands are there
     if (index > 0) {
-      load_from(index - 1, places.get<char>(index, kGroup == 0 ? Places::q : Places::k),
-                places.get<char>(index, kGroup == 0 ? Places::d_o : Places::v),
-                kGroup == 0 ? nullptr : places.get<char>(index, Places::states));
+      load_from(index - 1, kChunk, places.get<char>(index, first_group ? Places::q : Places::k),
+                places.get<char>(index, first_group ? Places::d_o : Places::v),
+                first_group ? nullptr : places.get<char>(index, Places::states));
+      if (sums_gates()) {
+        put_sums(index - 1);
+        if (index > 1) fetch_gates(kChunk, places.get<char>(index, Places::g));
+      }
     }
-    put_sums(index - 1);
-    if (sums_gates()) fetch_gates(index - 2, places.get<char>(index, Places::g));
 
-    const int thread = fresh_thread(), row = row_of_element(thread, 0), column = column_of_element(thread, 0);
-    // Pairs that count: of [query][key], and of [key][query].
-    const auto by_query = [](int r, int c) { return r >= c; };
-    const auto by_key = [](int r, int c) { return c >= r; };
-    // scale f_i / f_j of a steep chunk.
-    const auto between = [&](int query, int key) { return p.scale * ptx::exp2(fminf(b(query) - b(key), 0.0f)); };
-    const auto by_key_between = [&](int i, int e) { return between(column + 8 * (i / 2) + e, row + 8 * (i & 1)); };
-    // What a key has from beyond the chunk is to decay by this.
-    float2 key_factors = make_float2(1.0f, 1.0f);
-    if constexpr (kGated) {
-      key_factors = steep ? make_float2(ptx::exp2(total - b(row)), ptx::exp2(total - b(row + 8)))
-                          : make_float2(inverse(row), inverse(row + 8));
-    }
-    const auto by_key_inverse = [&](int i, int) { return i & 1 ? key_factors.y : key_factors.x; };
+    const int rows = rows_in(index), thread = fresh_thread();
     Accumulator d;  // of the first group dq, of the second dk
-    if constexpr (kGroup == 0) {
-      std::uint32_t scores[16], pairs[16];
+    // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
+    // its end.
+    const auto between = [&](int query, int key) { return p.scale * ptx::exp2(fminf(b(query) - b(key), 0.0f)); };
+    const auto since = [&](int token) { return p.scale * ptx::exp2(b(token)); };
+    const auto until = [&](int token) { return ptx::exp2(b(kTile - 1) - b(token)); };
+    std::uint32_t pairs[16];  // [query][key] in the first group, [key][query] in the second
+    if (first_group) {
+      std::uint32_t scores[16];
       {
         Accumulator s, a;  // [key][query], [query][key]
         Core::begin();
@@ -337,81 +322,91 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
         Core::finish(s, a);
         if (!steep) {
-          select_scaled(scores, s, thread, by_key, by_key_inverse);
-          select_scaled(pairs, a, thread, by_query,
-                        [&](int i, int e) { return kGated ? inverse(column + 8 * (i / 2) + e) : 1.0f; });
+          select_pairs<true>(scores, s, thread);
+          select_pairs<false>(pairs, a, thread);
         } else {
-          select_scaled(scores, s, thread, by_key, by_key_between);
-          select_scaled(pairs, a, thread, by_query,
-                        [&](int i, int e) { return between(row + 8 * (i & 1), column + 8 * (i / 2) + e); });
+          select_scaled<true>(scores, s, thread, between);
+          select_scaled<false>(pairs, a, thread, between);
         }
       }
-      Accumulator dv;
-      Core::begin();
-      Core::template product<k_inner, k_outer, true>(dv, k, x_tile, thread);
-      if constexpr (kGated) {
-        Core::finish(dv);
-        scale_rows(dv, key_factors.x, key_factors.y);
-        Core::begin(scores, dv);
+      if (!steep) {
+        Core::begin(scores);
+        Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
+        Core::template product<k_outer>(held, scores, d_o, thread);
+        Core::finish(held);
+      } else {
+        Core::begin(scores);
+        Core::template product<k_outer, true>(held, scores, d_o, thread);
+        Core::finish(held);
+        __syncthreads();
+        scale_rows_of_tile(d_o, d_o, fresh_thread(), since);
+        scale_rows_of_tile(out_tile, k, fresh_thread(), until);
+        Core::publish();
+        __syncthreads();
+        Core::begin(held);
+        Core::template product<k_inner, k_outer>(held, out_tile, x_tile, thread);
+        Core::finish(held);
+        ptx::barrier(1, kGroupThreads);  // the tile is free again
       }
-      Core::template product<k_outer>(dv, scores, d_o, thread);
-      Core::finish(dv);
-      Core::begin();
+      Core::begin(pairs);
       Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
-      Core::commit();
-      store(index, Places::dv, f.gradients.dv, dv, rows, p.value_dim);
-      Core::template wait<0>(d);
-      if (steep) scale_rows(d, p.scale * ptx::exp2(b(row)), p.scale * ptx::exp2(b(row + 8)));
-      Core::begin(pairs, d);
       Core::template product<k_outer>(d, pairs, k, thread);
-      Core::finish(d);
+      Core::commit();
+      if (kGated && !steep) {
+        const int row = row_of_element(thread, 0);
+        scale_rows(held, inverse(row), inverse(row + 8));
+      }
+      store(index, Places::dv, f.gradients.dv, held, rows, p.value_dim);
+      Core::template wait<0>(d);
     } else {
-      std::uint32_t pairs[16], queries[16];
       {
-        Accumulator a;  // [key][query]
+        Accumulator a;
         Core::begin();
         Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
-        Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
-        Core::finish(a, d);
+        Core::finish(a);
         if (!steep) {
-          select_scaled(pairs, a, thread, by_key, by_key_inverse);
+          select_pairs<true>(pairs, a, thread);
         } else {
-          select_scaled(pairs, a, thread, by_key, by_key_between);
+          select_scaled<true>(pairs, a, thread, between);
         }
-        if constexpr (kGated) scale_rows(d, key_factors.x, key_factors.y);
       }
-      Core::begin(pairs, d);
+      if (steep) {
+        __syncthreads();
+        scale_rows_of_tile(v, v, fresh_thread(), until);
+        Core::publish();
+        __syncthreads();
+      }
+      Core::begin(pairs, held);
+      Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
       Core::template product<k_outer>(d, pairs, q, thread);
-      Core::finish(d);
-      transposed_operand(queries, q, thread, steep, [&](int token) { return p.scale * ptx::exp2(b(token)); });
-      Core::begin(queries, dh);
-      Core::template product<k_outer>(dh, queries, d_o, thread);
-      Core::commit();
+      Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+      Core::finish(d, held);
     }
     if constexpr (kGated) {
-      float2 dot = dot_rows(kGroup == 0 ? q : k, d, thread);
+      float2 dot = dot_rows(first_group ? q : k, d, thread);
       dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 1);
       dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 1);
       dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 2);
       dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 2);
       if (thread % 4 == 0) {
-        put_float(dots, kGroup * kTile + row, dot.x);
-        put_float(dots, kGroup * kTile + row + 8, dot.y);
+        const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
+        put_float(dots, row, dot.x);
+        put_float(dots, row + 8, dot.y);
       }
-    }
-    if constexpr (kGroup == 1) {
-      Core::template wait<0>(dh);
-      if constexpr (kGated) {
-        const float2 with_h = dot_rows(h, dh, thread);
+      if (!first_group) {
+        const float2 with_h = dot_rows(h, held, thread);
         put_beyond(index - 1, with_h.x + with_h.y);
       }
     }
-    store(index, kGroup == 0 ? Places::dq : Places::dk, kGroup == 0 ? f.gradients.dq : f.gradients.dk, d, rows,
+    store(index, first_group ? Places::dq : Places::dk, first_group ? f.gradients.dq : f.gradients.dk, d, rows,
           p.key_dim);
-    if (kGroup == 0 && fresh_thread() < 32) places.step_back(index, fresh_thread());
+    if (first_group && fresh_thread() < 32) {
+      places.step_back(index, fresh_thread());
+      if (fresh_thread() == 0) store_shared_4(rows_place(index - 1), kChunk);
+    }
     __syncthreads();  // the operands have been read; sums of the rows are there
 
-    if (kGated && kGroup == 0 && fresh_thread() < 32) {
+    if (kGated && first_group && fresh_thread() < 32) {
       const int lane = fresh_thread();
       float run = 0.0f;
 #pragma unroll
@@ -434,16 +429,17 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         if (2 * lane + 1 < rows) store_as(p.gate_dtype, to, at + f.gradients.dg.token, high_dg);
       }
     }
+    __syncwarp();
   }
 
-  if (kGated && kGroup == 0 && fresh_thread() < 32 && p.gate == GateKind::constant) {
+  if (kGated && first_group && fresh_thread() < 32 && p.gate == GateKind::constant) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
       constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
-    if (fresh_thread() == 0) f.gate_parts[n * p.heads + head] = constant_gate;
+    if (fresh_thread() == 0) f.gate_parts[fresh_block()] = constant_gate;
   }
-  if constexpr (kGroup == 1) {
-    if (f.dh0 != nullptr) write_state(f.dh0 + state_at(), dh, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+  if (!first_group && f.dh0 != nullptr) {
+    write_state(f.dh0 + state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 

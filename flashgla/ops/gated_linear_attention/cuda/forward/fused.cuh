@@ -55,50 +55,52 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
   return low >= -kRange && high >= -kRange;
 }
 
-// Gates of bf16, 16 rows a warp.
+// Gates of bf16, 16 rows a warp, in local memory.
 struct HeldColumns {
   static constexpr int kWarps = 4, kRows = 16;
-  std::uint32_t raw[kRows];
+  Local<std::uint32_t, kRows> raw;
   float2 totals[kWarps];
   __device__ __forceinline__ float2 gate(int i) const {
-    const float2 x = ptx::unpack_bf16(raw[i]);
+    const float2 x = ptx::unpack_bf16(raw.x[i]);
     return make_float2(base_2_gate(x.x), base_2_gate(x.y));
   }
   __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
 };
 
-// A chunk beyond one anchor's reach: q, k and g anew, the scores as operands in the tile of g, 64 bytes a thread, and
-// q 2^G and k 2^(sum of later gates) in place. A function of its own, so that its registers are not the common path's.
-struct SteepRows {
-  Rows q, k, g;
-  bool in_pieces;
-};
-static __device__ __noinline__ void gate_steep_chunk(std::uint32_t q, std::uint32_t k, std::uint32_t g_tile,
-                                                     const SteepRows rows, int thread) {
-  load_tile(q, rows.q, rows.in_pieces, thread);
-  load_tile(k, rows.k, rows.in_pieces, thread);
-  load_tile(g_tile, rows.g, rows.in_pieces, thread);
-  ptx::copy_async_commit();
-  ptx::copy_async_wait<0>();
-  __syncthreads();
-  const int warp = thread / 32, lane = thread % 32;
+// A tile of q, k or g anew, waited for with the others.
+template <bool kPieces>
+__device__ __forceinline__ void load_again(std::uint32_t tile, const Rows& rows) {
+  if constexpr (kPieces) {
+    load_tile(tile, rows, true, fresh_thread());
+  } else {
+    gather_pieces(tile, rows, fresh_thread());
+  }
+}
+
+// A chunk beyond one anchor's reach, from q, k and g as they were: the scores as operands, and q 2^G and k 2^(sum of
+// later gates) in place. The tile of g is room from then on.
+static __device__ __forceinline__ void gate_steep_chunk(Local<std::uint32_t, 16>& found, std::uint32_t q,
+                                                        std::uint32_t k, std::uint32_t g_tile) {
   HeldColumns columns;
+  {
+    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) columns.raw[i] = load_shared_4(g_tile + element_offset(16 * warp + i, 2 * lane));
-  __syncthreads();
-  exchange_totals(columns.totals, columns, g_tile, warp, lane);
-  std::uint32_t scores[16] = {};
+    for (int i = 0; i < 16; ++i) columns.raw.x[i] = load_shared_4(g_tile + element_offset(16 * warp + i, 2 * lane));
+    __syncthreads();
+    exchange_totals(columns.totals, columns, g_tile, warp, lane);
+  }
 #pragma unroll 1
   for (int size = kTile / 2;; size /= 2) {
     Accumulator s;
-    level_scores(s, size, q, k, g_tile, columns, thread);
-    merge_level<false>(scores, s, size, 1.0f, thread);
+    level_scores(s, size, q, k, g_tile, columns, fresh_thread());
+    std::uint32_t scores[16] = {};
+    if (size < kTile / 2) found.get(scores);
+    merge_level<false>(scores, s, size, 1.0f, fresh_thread());
+    found.put(scores);
     if (size == 0) break;
   }
   __syncthreads();
-  gate_exactly(q, k, columns, thread);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) store_shared_4(g_tile + 64 * thread + 4 * i, scores[i]);
+  gate_exactly(q, k, columns, fresh_thread());
 }
 
 // ---- one gate a token ----
@@ -168,10 +170,19 @@ __device__ __forceinline__ void scale_piece(std::uint32_t at, float factor) {
 }
 
 // A chunk beyond one anchor's reach: scores pair by pair from sums in double, whose differences are good for any gates;
-// q 2^G and k 2^(sum of later gates) in place. Out of line as above.
-static __device__ __noinline__ void gate_steep_tokens(std::uint32_t* scores, std::uint32_t q, std::uint32_t k,
-                                                      float2 gates, int thread) {
+// q 2^G and k 2^(sum of later gates) in place.
+static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16>& scores, std::uint32_t q,
+                                                         std::uint32_t k, float2 gates, int thread) {
   const int lane = thread % 32, warp = thread / 32;
+  __syncthreads();
+  Local<float, 32> products;
+  {
+    Accumulator s;
+    clear(s);
+    TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, q, k, thread);
+    products.put(s);
+  }
+  __syncthreads();
   const double own = gates.y;
   double high = static_cast<double>(gates.x) + own;  // up to token 2 lane + 1
 #pragma unroll
@@ -184,23 +195,26 @@ static __device__ __noinline__ void gate_steep_tokens(std::uint32_t* scores, std
     const double x = __shfl_sync(0xffffffffu, low, lane_with), y = __shfl_sync(0xffffffffu, high, lane_with);
     return lane & 4 ? y : x;
   };
-  const double sums[2] = {row_sum(8 * warp + lane / 8), row_sum(8 * warp + lane / 8 + 4)};
-  __syncthreads();
-  Accumulator s;
-  clear(s);
-  TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, q, k, thread);
+  {
+    const double sums[2] = {row_sum(8 * warp + lane / 8), row_sum(8 * warp + lane / 8 + 4)};
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const double x[2] = {__shfl_sync(0xffffffffu, low, 4 * j + lane % 4),
-                         __shfl_sync(0xffffffffu, high, 4 * j + lane % 4)};
+    for (int j = 0; j < 8; ++j) {
+      const double x[2] = {__shfl_sync(0xffffffffu, low, 4 * j + lane % 4),
+                           __shfl_sync(0xffffffffu, high, 4 * j + lane % 4)};
+      const int column = column_of_element(thread, 4 * j);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[4 * j + e] *= ptx::exp2(fminf(static_cast<float>(sums[e / 2] - x[e % 2]), 0.0f));
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of_element(thread, 2 * half);
+        float pair[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float decay = ptx::exp2(fminf(static_cast<float>(sums[half] - x[e]), 0.0f));
+          pair[e] = column + e <= row ? products.x[4 * j + 2 * half + e] * decay : 0.0f;
+        }
+        scores.x[2 * j + half] = ptx::pack_bf16(pair[0], pair[1]);
+      }
+    }
   }
-  std::uint32_t selected[16];
-  select_scores(selected, s, thread);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) scores[i] = selected[i];
-  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const double sum = __shfl_sync(0xffffffffu, i & 1 ? high : low, 8 * warp + 2 * (lane / 8) + i / 2);
@@ -211,8 +225,8 @@ static __device__ __noinline__ void gate_steep_tokens(std::uint32_t* scores, std
 
 // ---- the walk ----
 
-// grid: N * H * ceil(V / 64), value slices fastest.
-template <class Core, FusedGate gate>
+// Grid: N * H * ceil(V / 64), value slices fastest. kPieces: all rows may be moved in 16-byte pieces.
+template <class Core, FusedGate gate, bool kPieces>
 __device__ __forceinline__ void fused(const Params& p, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
@@ -226,63 +240,75 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   const int K = p.key_dim, V = p.value_dim;
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  const bool leads = query_head % p.group == 0;
-  const std::int64_t cell = (n * p.heads + head) * static_cast<std::int64_t>(K) * V;
+  // This block's sequence times heads plus query head, anew. One block a head and slice writes the states.
+  const auto own_slices = [&] { return static_cast<unsigned>(anew(p.value_dim) + 63) / 64; };
+  const auto own_head = [&] { return fresh_block() / own_slices(); };
+  const auto leads = [&] { return own_head() % p.group == 0; };
 
-  const int first_row = kRowsEach * (thread / 8), piece = thread % 8;
   const std::uint32_t g_tile = base + 5 * kTileBytes, h_tile = base + 6 * kTileBytes;
-  bool in_pieces = true;  // all rows may be moved in 16-byte pieces
-  // This thread's piece of its first row in the next chunk.
-  const auto first_piece = [&](const Strided& s, int of_head, int channel, int channels) {
-    const Rows r = rows_of(s, 2, span, 0, of_head, channel, channels);
-    in_pieces &= aligned(r);
-    return const_cast<char*>(r.data) + static_cast<std::int64_t>(first_row) * r.stride + 16 * piece;
+  // Where the next chunk begins in each tensor, in units of 16 bytes (else of elements): an address is worked out from
+  // it and the tensor's by one instruction, and it takes one register instead of two.
+  using Place = std::conditional_t<kPieces, int, std::int64_t>;
+  constexpr int unit = kPieces ? 16 : 2;
+  const auto first_place = [&](const Strided& s, int of_head, int channel) {
+    return static_cast<Place>((span.batch * s.batch + span.begin * s.token + of_head * s.head + channel) * 2 / unit);
   };
-  char* next[5] = {first_piece(p.q, query_head, 0, K), first_piece(p.k, head, 0, K), first_piece(p.v, head, v0, V),
-                   first_piece(p.o, query_head, v0, V), key ? first_piece(p.g, head, 0, K) : nullptr};
-  char *&q_next = next[0], *&k_next = next[1], *&v_next = next[2], *&o_next = next[3], *&g_next = next[4];
+  Place places[6] = {
+      first_place(p.q, query_head, 0),
+      first_place(p.k, head, 0),
+      first_place(p.v, head, v0),
+      first_place(p.o, query_head, v0),
+      key ? first_place(p.g, head, 0) : 0,
+      static_cast<Place>(p.state_tile(p.state_slot(span.chunk_begin, n, 0), head, 0, v0 / kTile) / unit)};
+  Place &q_next = places[0], &k_next = places[1], &v_next = places[2], &o_next = places[3], &g_next = places[4],
+        &states_next = places[5];
   const auto stride_of = [&](const Strided& s) { return static_cast<int>(s.token) * 2; };
-  // The rows of the chunk whose piece `at` is.
-  const auto whole = [&](const char* at, const Strided& s, int rows, int channels) {
-    const int thread = fresh_thread(), stride = stride_of(s);
-    return Rows{at - static_cast<std::int64_t>(kRowsEach * (thread / 8)) * stride - thread % 8 * 16, stride, rows,
+  const auto step_of = [&](const Strided& s) { return static_cast<Place>(s.token * (kChunk * 2 / unit)); };
+  const auto rows_at = [&](Place place, const Strided& s, int rows, int channels) {
+    return Rows{static_cast<const char*>(s.data) + static_cast<std::int64_t>(place) * unit, stride_of(s), rows,
                 channels};
   };
-  const auto rows_in = [&](int c) {
-    return static_cast<int>(min(span.length - static_cast<std::int64_t>(c) * kChunk, std::int64_t{kChunk}));
-  };
-  const auto load = [&](std::uint32_t tile, char*& next, const Strided& s, int rows, int channels) {
-    const int thread = fresh_thread(), stride = stride_of(s);
-    if (in_pieces) {
+  // Of this thread's piece of its first row.
+  const auto own_offset = [](int thread, int stride) { return kRowsEach * (thread / 8) * stride + thread % 8 * 16; };
+  const int rows_of_last = static_cast<int>(span.length - static_cast<std::int64_t>(chunks - 1) * kChunk);
+  const auto rows_in = [&](int c) { return c == chunks - 1 ? rows_of_last : kChunk; };
+  const auto load = [&](std::uint32_t tile, Place& next, const Strided& s, int rows, int channels) {
+    const int thread = fresh_thread();
+    const Rows from = rows_at(next, s, rows, channels);
+    if constexpr (kPieces) {
       const int left = thread % 8 * 8 < channels ? rows - kRowsEach * (thread / 8) : 0;
+      const char* row = from.data + own_offset(thread, from.stride);
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {  // without bytes nothing is read
-        ptx::copy_async_16(tile + own_piece(thread, i), next + i * stride, i < left ? 16 : 0);
+        ptx::copy_async_16(tile + own_piece(thread, i), row + i * from.stride, i < left ? 16 : 0);
       }
     } else {
-      gather_tile(tile, whole(next, s, rows, channels), thread);
+      gather_pieces(tile, from, thread);
     }
-    next += static_cast<std::int64_t>(stride) * kChunk;
+    next += step_of(s);
   };
-  const auto write_states = [&](int c, int thread) {
-    store_tile_image(
-        static_cast<char*>(p.states) + p.state_tile(p.state_slot(span.chunk_begin, n, c), head, 0, v0 / kTile), h_tile,
-        thread);
+  const auto write_states = [&](int thread) {
+    store_tile_image(static_cast<char*>(p.states) + static_cast<std::int64_t>(states_next) * unit, h_tile, thread);
+    states_next += static_cast<Place>(anew(p.heads) * p.state_bytes() / unit);
   };
-  const auto token_gate = [&](std::int64_t t) {
-    return t < span.length ? key_gate(p, span.batch, span.begin + t, head, 0) : 0.0f;
-  };
-  const auto token_gates = [&](int c) {  // of tokens 2 lane and 2 lane + 1
-    const std::int64_t t = static_cast<std::int64_t>(c) * kChunk + 2 * lane;
-    return make_float2(token_gate(t), token_gate(t + 1));
+  // Of tokens 2 lane and 2 lane + 1 of the next chunk.
+  std::int64_t gates_next =
+      span.batch * p.g.batch + (span.begin + 2 * lane) * p.g.token + head * static_cast<std::int64_t>(p.g.head);
+  const auto token_gates = [&](int rows) {
+    const int token = 2 * (fresh_thread() % 32);
+    const auto gate_of = [&](int i) {
+      return token + i < rows ? base_2_gate(load_as(p.gate_dtype, p.g.data, gates_next + i * p.g.token)) : 0.0f;
+    };
+    const float2 gates = make_float2(gate_of(0), gate_of(1));
+    gates_next += kChunk * p.g.token;
+    return gates;
   };
 
-  Accumulator h;
-  read_state(h, p.h0 != nullptr ? static_cast<const float*>(p.h0) + cell : nullptr, K, V, 0, v0, thread);
-  put_rounded<Core>(h_tile, h, thread);
-  const bool keeps_states = p.states != nullptr && leads;
-  __syncwarp();
-  if (keeps_states && chunks > 0) write_states(0, thread);
+  const auto own_state = [&](const void* states) {
+    return states == nullptr ? nullptr
+                             : static_cast<float*>(const_cast<void*>(states)) +
+                                   own_head() / p.group * static_cast<std::int64_t>(K) * V;
+  };
 
   float constant_gate = 0.0f;
   float2 next_gates = make_float2(0.0f, 0.0f);
@@ -295,9 +321,16 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     }
     load(base + 4 * kTileBytes, v_next, p.v, rows_in(0), V - v0);
     ptx::copy_async_commit();
-    if constexpr (gate == FusedGate::constant) constant_gate = token_gate(0);
-    if constexpr (gate == FusedGate::scalar) next_gates = token_gates(0);
+    if constexpr (gate == FusedGate::constant) constant_gate = key_gate(p, span.batch, span.begin, head, 0);
+    if constexpr (gate == FusedGate::scalar) next_gates = token_gates(rows_in(0));
   }
+
+  Accumulator h;
+  read_state(h, own_state(p.h0), K, V, 0, v0, thread);
+  put_rounded<Core>(h_tile, h, thread);
+  const bool keeps_states = p.states != nullptr && leads();
+  __syncwarp();
+  if (keeps_states && chunks > 0) write_states(thread);
 
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
@@ -315,7 +348,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
 
     bool one_anchor = true;
     float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
-    std::uint32_t steep_scores[16];
+    Local<std::uint32_t, 16> steep_scores;
     if constexpr (key) {
       Core::publish();
       __syncthreads();  // g, q and k are there
@@ -324,18 +357,23 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       Core::publish();
       one_anchor = !__syncthreads_or(!one_anchor);  // the operands are there
       if (!one_anchor) {                            // or not
-        const auto again = [&](const char* next, const Strided& s, int chunks_back) {
-          return whole(next - static_cast<std::int64_t>(stride_of(s)) * kChunk * chunks_back, s, rows, K);
+        const auto again = [&](Place next, const Strided& s, int chunks_back) {
+          return rows_at(next - step_of(s) * chunks_back, s, rows, K);
         };
         const int ahead = c + 1 < chunks ? 2 : 1;
-        const SteepRows steep{again(q_next, p.q, ahead), again(k_next, p.k, ahead), again(g_next, p.g, 1), in_pieces};
-        const Aside state(h);
-        const Aside places(next);
-        gate_steep_chunk(q, k, g_tile, steep, thread);
-        state.restore(h);
-        places.restore(next);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) steep_scores[i] = load_shared_4(g_tile + 64 * thread + 4 * i);
+        load_again<kPieces>(q, again(q_next, p.q, ahead));
+        load_again<kPieces>(k, again(k_next, p.k, ahead));
+        load_again<kPieces>(g_tile, again(g_next, p.g, 1));
+        ptx::copy_async_commit();
+        Local<float, 32> state;
+        Local<Place, 6> walk;
+        state.put(h);
+        walk.put(places);
+        ptx::copy_async_wait<0>();
+        __syncthreads();
+        gate_steep_chunk(steep_scores, q, k, g_tile);
+        state.get(h);
+        walk.get(places);
         Core::publish();
         __syncthreads();
       }
@@ -343,7 +381,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       ptx::copy_async_commit();
     } else if constexpr (by_token) {
       const float2 gates = next_gates;
-      if constexpr (gate == FusedGate::scalar) next_gates = token_gates(c + 1);
+      if constexpr (gate == FusedGate::scalar) next_gates = token_gates(c + 1 < chunks ? rows_in(c + 1) : 0);
       const TokenSums sums =
           gate == FusedGate::constant ? constant_sums(constant_gate, rows, thread) : scan_tokens(gates, thread);
       one_anchor = sums.total >= -kRange;
@@ -354,12 +392,18 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       } else {
         const float2 constant =
             make_float2(2 * lane < rows ? constant_gate : 0.0f, 2 * lane + 1 < rows ? constant_gate : 0.0f);
-        const Aside aside(h);
-        std::uint32_t scores[16];
-        gate_steep_tokens(scores, q, k, gate == FusedGate::constant ? constant : gates, thread);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) steep_scores[i] = scores[i];
-        aside.restore(h);
+        Local<float, 32> state;
+        Local<Place, 6> walk;
+        state.put(h);
+        walk.put(places);
+        Local<float, 2> ahead;
+        float next[] = {next_gates.x, next_gates.y};
+        ahead.put(next);
+        gate_steep_tokens(steep_scores, q, k, gate == FusedGate::constant ? constant : gates, fresh_thread());
+        ahead.get(next);
+        next_gates = make_float2(next[0], next[1]);
+        state.get(h);
+        walk.get(places);
       }
       Core::publish();
       __syncthreads();  // the operands are there
@@ -378,11 +422,8 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Core::template product<k_outer, k_outer>(h, k, v, thread);
     Core::commit();
     Core::template wait<1>(s);
-    select_scores(scores, s, thread);
-    if (!one_anchor) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) scores[i] = steep_scores[i];
-    }
+    select_pairs<false>(scores, s, thread);
+    if (!one_anchor) steep_scores.get(scores);
     Accumulator o;
     Core::begin(scores);
     Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
@@ -396,30 +437,34 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       if (c + 1 < chunks) load(v, v_next, p.v, rows_in(c + 1), V - v0);
       ptx::copy_async_commit();
     }
-    const int mover = fresh_thread(), o_stride = stride_of(p.o);
+    const int mover = fresh_thread();
     put_rounded<Core>(h_tile, h, mover);
     scale_rows(o, o_scale.x, o_scale.y);
     put_rounded<Core>(q, o, mover);
     __syncwarp();
-    if (in_pieces) {
+    const Rows out = rows_at(o_next, p.o, rows, V - v0);
+    if constexpr (kPieces) {
       const int left = mover % 8 * 8 < V - v0 ? rows - kRowsEach * (mover / 8) : 0;
+      char* to = const_cast<char*>(out.data) + own_offset(mover, out.stride);
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {
-        if (i < left) *reinterpret_cast<uint4*>(o_next + i * o_stride) = load_shared_16(q + own_piece(mover, i));
+        if (i < left) *reinterpret_cast<uint4*>(to + i * out.stride) = load_shared_16(q + own_piece(mover, i));
       }
     } else {
-      scatter_tile(whole(o_next, p.o, rows, V - v0), q, mover);
+      scatter_pieces(out, q, mover);
     }
-    o_next += static_cast<std::int64_t>(o_stride) * kChunk;
-    if (keeps_states && c + 1 < chunks && (c + 1) % p.states_every() == 0) write_states(c + 1, mover);
+    o_next += step_of(p.o);
+    if (keeps_states && c + 1 < chunks && (c + 1) % p.states_every() == 0) write_states(mover);
   }
-  if (p.ht != nullptr && leads) write_state(static_cast<float*>(p.ht) + cell, h, K, V, 0, v0, thread);
+  if (p.ht != nullptr && leads()) {
+    write_state(own_state(p.ht), h, K, V, 0, static_cast<int>(fresh_block() % own_slices()) * 64, fresh_thread());
+  }
 }
 
-template <class Core, FusedGate gate>
+template <class Core, FusedGate gate, bool kPieces>
 __global__ void __launch_bounds__(kGroupThreads, 4) fused_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) fused<Core, gate>(p, shared);
+  if constexpr (Core::available) fused<Core, gate, kPieces>(p, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -49,10 +49,14 @@ __device__ __forceinline__ std::uint32_t own_piece(int thread, int i) {
   return (tile_piece(kRowsEach * (thread / 8), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
 }
 
-static __device__ __noinline__ void gather_tile(std::uint32_t tile, const Rows r, int thread) {
+__device__ __forceinline__ void gather_pieces(std::uint32_t tile, const Rows& r, int thread) {
+#pragma unroll 1
   for (int i = 0; i < kRowsEach; ++i) {
     store_shared_16(tile + own_piece(thread, i), gather_piece(r, kRowsEach * (thread / 8) + i, thread % 8 * 8));
   }
+}
+static __device__ __noinline__ void gather_tile(std::uint32_t tile, const Rows r, int thread) {
+  gather_pieces(tile, r, thread);
 }
 // Starts the copy of a 64-channel tile; the pieces outside become zeros.
 __device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, bool in_pieces, int thread) {
@@ -65,8 +69,9 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, boo
   }
 }
 
-static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t tile, int thread) {
+__device__ __forceinline__ void scatter_pieces(const Rows& r, std::uint32_t tile, int thread) {
   const int piece = thread % 8;
+#pragma unroll 1
   for (int i = 0; i < kRowsEach; ++i) {
     const int row = kRowsEach * (thread / 8) + i;
     if (row >= r.rows) return;
@@ -78,6 +83,9 @@ static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t til
       if (piece * 8 + e < r.channels) target[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
     }
   }
+}
+static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t tile, int thread) {
+  scatter_pieces(r, tile, thread);
 }
 // Writes a tile to the rows of a tensor of 16-bit elements.
 __device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bool in_pieces, int thread) {
@@ -112,16 +120,6 @@ __device__ __forceinline__ void unpack_8(const uint4& x, float (&f)[8]) {
 __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
   return make_uint4(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3]), ptx::pack_bf16(f[4], f[5]),
                     ptx::pack_bf16(f[6], f[7]));
-}
-
-// Scores of tokens i (rows) against j (columns), selected j <= i, as the operand of P v.
-__device__ __forceinline__ void select_scores(std::uint32_t (&operand)[16], const Accumulator& s, int thread) {
-  const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = row + (i & 1) * 8, c = i / 2 * 8 + 2 * (lane % 4);
-    operand[i] = ptx::pack_bf16(c <= r ? s[2 * i] : 0.0f, c + 1 <= r ? s[2 * i + 1] : 0.0f);
-  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

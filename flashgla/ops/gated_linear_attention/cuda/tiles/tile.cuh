@@ -90,6 +90,21 @@ struct Aside {
   }
 };
 
+// Local memory by hand, for what a rarely taken path cannot hold: registers too many are spilled in the common path
+// too.
+template <class T, int count>
+struct Local {
+  volatile T x[count];
+  __device__ __forceinline__ void put(const T (&from)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = from[i];
+  }
+  __device__ __forceinline__ void get(T (&to)[count]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) to[i] = x[i];
+  }
+};
+
 // ---- copies ----
 // Row strides are below 2^24 elements (backward.cu sees to it), so that offsets within a chunk fit 32 bits.
 
@@ -322,6 +337,25 @@ struct TensorCore90 {
       }
     }
   }
+  // d += a b, or d -= a b, with a's part of k-step k16 where a_at(k16) says; b stored [k][n].
+  template <bool kFresh, bool kMinus, class Place>
+  static __device__ __forceinline__ void product_of(Accumulator& d, Place a_at, std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t a = a_at(k16), b = descriptor(Stored::k_outer, b_tile, k16);
+      if (kFresh && k16 == 0) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 0, %34, 1, 0, 1;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 1, %34, 1, 0, 1;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
+      }
+    }
+  }
 #undef FLASHGLA_ACCUMULATOR
 #undef FLASHGLA_REGISTERS
 };
@@ -340,6 +374,28 @@ constexpr flashgla::cuda::Begin kNext =
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const Accumulator& a) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) operand[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
+}
+
+// The pairs that count of an accumulator [query][key] (kTransposed: [key][query]), rounded, as an operand: queries at
+// or after their key.
+template <bool kTransposed>
+__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, int thread) {
+  const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
+  // Of an 8x8 block on the diagonal.
+  const std::uint32_t low = (kTransposed ? column >= row : row >= column) ? 0xffffu : 0u,
+                      high = (kTransposed ? column + 1 >= row : row >= column + 1) ? 0xffff0000u : 0u;
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const bool all = kTransposed ? k16 > warp : k16 < warp, some = all || k16 == warp;
+    const std::uint32_t mask = all ? ~0u : some ? low | high : 0u;
+    std::uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
+    operand[4 * k16] = x[0] & mask;
+    operand[4 * k16 + 3] = x[3] & mask;
+    operand[4 * k16 + (kTransposed ? 2 : 1)] = some ? x[kTransposed ? 2 : 1] : 0u;
+    operand[4 * k16 + (kTransposed ? 1 : 2)] = all ? x[kTransposed ? 1 : 2] : 0u;
+  }
 }
 
 // An accumulator, rounded, to a tile; each warp writes its own 16 rows.
