@@ -1,4 +1,4 @@
-// The backward of heads of up to 64 x 64 with key gates of bf16 in one kernel; equations: backward/chunk.cuh, roles:
+// The backward of heads of up to 64 x 64 with key gates of bf16 in one kernel; equations: backward/keys.cuh, roles:
 // backward/README.md. As in backward/rows.cuh a block walks a sequence and head back in time with dh in registers.
 // Gates are summed on tensor cores: running sums are a triangle of ones times the tile of gates, and dg, a sum over
 // later tokens, is one times E = q dq - k dk. E goes in as two bf16 numbers, 16 bits of mantissa; the sums are f32.

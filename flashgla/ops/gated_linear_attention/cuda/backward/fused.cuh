@@ -1,6 +1,6 @@
 // The backward of heads of up to 64 x 64 with key gates of f32 in one kernel: a block walks a sequence and head back in
 // time with the state's gradient in registers; each input is read once and each gradient leaves once. Equations:
-// backward/chunk.cuh; roles and shared memory: backward/README.md.
+// backward/keys.cuh; roles and shared memory: backward/README.md.
 #pragma once
 
 #include <type_traits>

@@ -187,7 +187,6 @@ template <class Core, GateTile kGate>
 __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
   using Layout = KeysShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
             key_tile = static_cast<int>(blockIdx.x % key_tiles);
@@ -195,7 +194,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
   const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) {
-    if (kGate == GateTile::token && p.gate == GateKind::constant && thread == 0) {
+    if (kGate == GateTile::token && p.gate == GateKind::constant && threadIdx.x == 0) {
       w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
     }
     return;
@@ -216,7 +215,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   float *beyond = reinterpret_cast<float*>(parts + 4), *row_sums = beyond + kTile, *decays = row_sums + kTile,
         *other_decays = decays + kTile;
   float decay = 1.0f;
-  if (thread < kTile) {
+  if (const int thread = fresh_thread(); thread < kTile) {
     decays[thread] = decay = w.prepared.decay[image_at(chunk) * kTile + thread];
     other_decays[thread] = other_rows > 0 ? w.prepared.decay[image_at(other_chunk) * kTile + thread] : 1.0f;
   }
@@ -224,7 +223,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   const auto scale_columns = [&](Accumulator& x, const float* factors) {
     if constexpr (kGate == GateTile::none) return;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) x[i] *= factors[column_of_element(thread, i)];
+    for (int i = 0; i < 32; ++i) x[i] *= factors[column_of_element(fresh_thread(), i)];
   };
 
   const char *states, *state_gradients;
@@ -241,6 +240,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   bool first = true;
   auto load = [&](int tile) {
     if (tile < value_tiles) {
+      const int thread = fresh_thread();
       const std::uint32_t stage = ptx::shared_address(shared) + tile % Layout::stages * Layout::stage;
       const int value = tile * kTile;
       copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
@@ -277,6 +277,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       Core::publish();
       __syncthreads();
       load(tile + 1);
+      const int thread = fresh_thread();
       const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
       const std::uint32_t stage = ptx::shared_address(stage_memory);
       const std::uint32_t own_d_o = stage + Layout::d_o, own_v = stage + Layout::v, state = stage + Layout::h,
@@ -295,6 +296,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     __syncthreads();
 
     // The pairs inside the chunk, and between the two.
+    const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
     const std::int64_t query_image = (chunk * p.heads * p.group + head) * key_tiles + key_tile;
     copy_image(ptx::shared_address(q), w.prepared.q + query_image * kImageBytes, thread);
     copy_image(ptx::shared_address(k), w.prepared.k + image_at(chunk) * kImageBytes, thread);
@@ -417,6 +419,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   }
 
   // dk, and its part of dg.
+  const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
   put_rows(dump, dk, thread);
   __syncthreads();
   float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);

@@ -2,7 +2,7 @@
 // after it, b and B = the sum of all as in f32_tiles/outputs.cuh, a_ij = do_i v_j for i >= j, else 0:
 //     dq_i = scale 2^b_i (h do_i + sum_j a_ij k~_j)       dk_j = 2^-b_j (2^B dh v_j + sum_i a_ij q~_i)
 //     dg_t = sum_{i>=t} (q_i dq_i - k_i dk_i) + 2^B sum_V h dh + sum_j k_j (dk_j's part through dh)
-// As in backward/chunk.cuh nothing is summed over more than the chunk, and q dq, k dk are q~ and k~ times what was
+// As in backward/keys.cuh nothing is summed over more than the chunk, and q dq, k dk are q~ and k~ times what was
 // multiplied with them. dg of a constant gate: backward/constant_gate.cuh, here in the same kernel.
 //
 // With gates over values (f32_tiles/values.cuh) what comes through the other side comes as images: do 2^(its gates), v

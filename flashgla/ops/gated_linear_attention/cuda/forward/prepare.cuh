@@ -88,8 +88,8 @@ struct SharedColumns {
 
 // A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
 // of its own, so that its registers are not the common path's.
-static __device__ __noinline__ void prepare_steep(const Params& p, const Prepared& out, const PrepareBlock& b,
-                                                  int thread) {
+static __device__ __forceinline__ void prepare_steep(const Params& p, const Prepared& out, const PrepareBlock& b,
+                                                     int thread) {
   const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
   __syncthreads();
   for (int i = 0; i < 16; ++i) {
@@ -209,15 +209,18 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
       Core::finish();
     } else {
-      const PrepareBlock copy = b;  // so that b itself may stay in registers
-      prepare_steep(p, out, copy, thread);
+      Aside so_far(s);
+      prepare_steep(p, out, b, fresh_thread());
+      so_far.restore(s);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
     }
     __syncthreads();
   }
   std::uint32_t packed[16];
-  select_scores(packed, s, thread);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) s[i] = column_of_element(thread, i) <= row_of_element(thread, i) ? s[i] : 0.0f;
+  to_operand(packed, s);
   const std::int64_t image = (chunk * heads + b.query_head) * kTileBytes;
   const int row = thread / 32 * 16 + lane / 4;
   if (out.scores != nullptr) {

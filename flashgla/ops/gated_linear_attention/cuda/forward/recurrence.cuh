@@ -137,6 +137,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   constexpr bool kBulk = Core::copies_in_bulk;
   const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16, readers = base + Plan::readers;
   const auto copy_images = [&](int at, const char* image, int tiles) {
+#pragma unroll(grouped ? 1 : 4)
     for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
       ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
     }
@@ -300,7 +301,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       scale_rows(h[kb], decay[kb].x, decay[kb].y);
       if constexpr (!outputs) product[kb] = make_float2(product[kb].x * decay[kb].x, product[kb].y * decay[kb].y);
     }
-    load_decay(c + 1);
+    if constexpr (!grouped) load_decay(c + 1);
     if constexpr (!outputs || !kBulk) {
       ptx::copy_async_wait<1>();
       Core::publish();
@@ -339,6 +340,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::publish();  // the copy engine writes next where threads have written
       __syncthreads();
     }
+    if constexpr (grouped) load_decay(c + 1);  // not held while the others' products run
     if constexpr (kBulk) {
       if (thread == 0 && is_last_reader<groups>(readers + 4 * slot)) {
         load_k(c + Plan::k_slots);
