@@ -23,13 +23,17 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
 struct KeysShared {  // offsets; the epilogue overlays the stages
-  static constexpr int d_o = 0, v = kTileBytes, h = 2 * kTileBytes, dh = 3 * kTileBytes, other = 4 * kTileBytes;
-  static constexpr int stage = 5 * kTileBytes, stages = 2;
+  // Rows of both chunks are asked for a step ahead, and states, which no other block has brought to the L2, two.
+  static constexpr int d_o = 0, v = kTileBytes, other = 2 * kTileBytes, rows = 3 * kTileBytes, rows_stages = 2;
+  static constexpr int h = 0, dh = kTileBytes, states = 2 * kTileBytes, states_stages = 3;
+  static constexpr int stages = rows_stages * rows + states_stages * states;
+  static constexpr int rows_of(int tile) { return tile % rows_stages * rows; }
+  static constexpr int states_of(int tile) { return rows_stages * rows + tile % states_stages * states; }
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, other_image = 3 * kTileBytes, dump = 4 * kTileBytes;
   static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
   static constexpr int gates = x + kTileBytes;
   static constexpr int small(GateTile gate) {
-    return stage * stages > gates + gate_bytes(gate) ? stage * stages : gates + gate_bytes(gate);
+    return stages > gates + gate_bytes(gate) ? stages : gates + gate_bytes(gate);
   }
   // quarters, sums from beyond by keys and by the other chunk, suffix sums; row sums, beyond, decays of both chunks
   static constexpr int total(GateTile gate) { return small(gate) + 4 * sizeof(ColumnParts) + 4 * kTile * 4; }
@@ -205,7 +209,9 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   const Chunk c = chunk_of(span, index),
               o = chunk_of(span, index ^ 1);  // o: the other, without rows where there is none
   const int other_rows = max(o.rows, 0);
-  const std::int64_t other_chunk = span.chunk_begin + (index ^ 1);
+  // Numbers of this chunk and the other, worked out anew: registers are too few to hold them while products run.
+  const auto own_chunk = [&] { return static_cast<std::int64_t>(fresh_block() / key_tiles / p.heads); };
+  const auto other_chunk = [&] { return own_chunk() + (late ? -1 : 1); };
   const auto image_at = [&](std::int64_t of_chunk) { return (of_chunk * p.heads + kv_head) * key_tiles + key_tile; };
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
   char* other_image = shared + Layout::other_image;
@@ -216,8 +222,8 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
         *other_decays = decays + kTile;
   float decay = 1.0f;
   if (const int thread = fresh_thread(); thread < kTile) {
-    decays[thread] = decay = w.prepared.decay[image_at(chunk) * kTile + thread];
-    other_decays[thread] = other_rows > 0 ? w.prepared.decay[image_at(other_chunk) * kTile + thread] : 1.0f;
+    decays[thread] = decay = w.prepared.decay[image_at(own_chunk()) * kTile + thread];
+    other_decays[thread] = other_rows > 0 ? w.prepared.decay[image_at(other_chunk()) * kTile + thread] : 1.0f;
   }
   const bool steep = __syncthreads_or(decay < ptx::exp2(-kSteep));
   const auto scale_columns = [&](Accumulator& x, const float* factors) {
@@ -238,16 +244,22 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
   const __nv_bfloat16 *do_rows = nullptr, *their_rows = nullptr;  // theirs: v of the early chunk, or do of the late one
   const int their_stride = static_cast<int>(late ? p.v.token : d.d_o.token);
   bool first = true;
-  auto load = [&](int tile) {
+  const auto load_rows = [&](int tile) {
+    if (tile < value_tiles) {
+      const int thread = fresh_thread(), value = tile * kTile, inside = p.value_dim - value;
+      const std::uint32_t stage = ptx::shared_address(shared) + Layout::rows_of(tile);
+      copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, inside, thread);
+      copy_tile(stage + Layout::v, v_rows + value, p.v.token, c.rows, inside, thread);
+      copy_tile(stage + Layout::other, their_rows + value, their_stride, other_rows, inside, thread);
+    }
+    ptx::copy_async_commit();
+  };
+  const auto load_states = [&](int tile) {
     if (tile < value_tiles) {
       const int thread = fresh_thread();
-      const std::uint32_t stage = ptx::shared_address(shared) + tile % Layout::stages * Layout::stage;
-      const int value = tile * kTile;
-      copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, p.value_dim - value, thread);
-      copy_tile(stage + Layout::v, v_rows + value, p.v.token, c.rows, p.value_dim - value, thread);
+      const std::uint32_t stage = ptx::shared_address(shared) + Layout::states_of(tile);
       copy_image(stage + Layout::h, states + tile * kImageBytes, thread);
       copy_image(stage + Layout::dh, state_gradients + tile * kImageBytes, thread);
-      copy_tile(stage + Layout::other, their_rows + value, their_stride, other_rows, p.value_dim - value, thread);
     }
     ptx::copy_async_commit();
   };
@@ -271,25 +283,30 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     clear(pairs);
     clear(between);
     clear(theirs_through);
-    load(0);
+    load_states(0);
+    load_rows(0);
+    load_states(1);
     for (int tile = 0; tile < value_tiles; ++tile) {
-      ptx::copy_async_wait<0>();
+      ptx::copy_async_wait<1>();
       Core::publish();
       __syncthreads();
-      load(tile + 1);
-      const int thread = fresh_thread();
-      const char* stage_memory = shared + tile % Layout::stages * Layout::stage;
-      const std::uint32_t stage = ptx::shared_address(stage_memory);
-      const std::uint32_t own_d_o = stage + Layout::d_o, own_v = stage + Layout::v, state = stage + Layout::h,
-                          gradient = stage + Layout::dh, theirs = stage + Layout::other;
+      load_rows(tile + 1);
+      load_states(tile + 2);
+      const std::uint32_t rows = ptx::shared_address(shared) + Layout::rows_of(tile),
+                          at_states = ptx::shared_address(shared) + Layout::states_of(tile);
+      const std::uint32_t own_d_o = rows + Layout::d_o, own_v = rows + Layout::v, theirs = rows + Layout::other,
+                          state = at_states + Layout::h, gradient = at_states + Layout::dh;
       Core::begin(dq, dk, pairs, between, theirs_through);
-      Core::template product<k_inner, k_inner>(dq, own_d_o, state, thread);
-      Core::template product<k_inner, k_inner>(pairs, own_d_o, own_v, thread);
-      Core::template product<k_inner, k_inner>(dk, own_v, gradient, thread);
-      Core::template product<k_inner, k_inner>(between, late ? own_d_o : own_v, theirs, thread);
+      Core::template product<k_inner, k_inner>(dq, own_d_o, state, fresh_thread());
+      Core::template product<k_inner, k_inner>(pairs, own_d_o, own_v, fresh_thread());
+      Core::template product<k_inner, k_inner>(dk, own_v, gradient, fresh_thread());
+      Core::template product<k_inner, k_inner>(between, late ? own_d_o : own_v, theirs, fresh_thread());
       if constexpr (kGate != GateTile::none) {
-        Core::template product<k_inner, k_inner>(theirs_through, theirs, late ? gradient : state, thread);
-        if (first) through += dot_of_rows(stage_memory + Layout::h, stage_memory + Layout::dh, thread);
+        Core::template product<k_inner, k_inner>(theirs_through, theirs, late ? gradient : state, fresh_thread());
+        if (first) {
+          const char* at = shared + Layout::states_of(tile);
+          through += dot_of_rows(at + Layout::h, at + Layout::dh, fresh_thread());
+        }
       }
       Core::finish(dq, dk, pairs, between, theirs_through);
     }
@@ -297,13 +314,12 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
 
     // The pairs inside the chunk, and between the two.
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
-    const std::int64_t query_image = (chunk * p.heads * p.group + head) * key_tiles + key_tile;
+    const std::int64_t query_image = (own_chunk() * p.heads * p.group + head) * key_tiles + key_tile;
     copy_image(ptx::shared_address(q), w.prepared.q + query_image * kImageBytes, thread);
-    copy_image(ptx::shared_address(k), w.prepared.k + image_at(chunk) * kImageBytes, thread);
+    copy_image(ptx::shared_address(k), w.prepared.k + image_at(own_chunk()) * kImageBytes, thread);
     if (other_rows > 0) {
-      const char* their_image =
-          late ? w.prepared.k + image_at(other_chunk) * kImageBytes
-               : w.prepared.q + (query_image + (other_chunk - chunk) * p.heads * p.group * key_tiles) * kImageBytes;
+      const char* their_image = late ? w.prepared.k + image_at(other_chunk()) * kImageBytes
+                                     : w.prepared.q + (query_image + p.heads * p.group * key_tiles) * kImageBytes;
       copy_image(ptx::shared_address(other_image), their_image, thread);
     }
     copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
@@ -452,7 +468,7 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
       if (lane == 0) row_sums[warp] = crossing;
       __syncthreads();
       if (thread == 0) {
-        w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] =
+        w.gate_parts[(key_tile * p.sequences.most_chunks + own_chunk()) * p.heads + kv_head] =
             row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
       }
       return;
