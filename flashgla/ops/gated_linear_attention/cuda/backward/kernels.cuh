@@ -69,9 +69,10 @@ void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t
 
 template <class Core, GateTile kGate>
 void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
+  static_assert(std::is_same_v<Core, TensorCore90> || KeysShared<Core>::total(kGate) <= 99 * 1024);
   const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
-                         KeysShared::total(kGate), stream, kNext<Core>, p, w, d);
+                         KeysShared<Core>::total(kGate), stream, kNext<Core>, p, w, d);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

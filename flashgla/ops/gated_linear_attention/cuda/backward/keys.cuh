@@ -22,10 +22,13 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
+template <class Core>
 struct KeysShared {  // offsets; the epilogue overlays the stages
-  // Rows of both chunks are asked for a step ahead, and states, which no other block has brought to the L2, two.
+  // Rows of both chunks are asked for a step ahead; states, which no other block has brought to the L2, two where the
+  // block has the memory for it. On mma.sync one, so that it stays below the 99 KiB of capability 8.6 and 8.9.
+  static constexpr int states_ahead = std::is_same_v<Core, TensorCore90> ? 2 : 1;
   static constexpr int d_o = 0, v = kTileBytes, other = 2 * kTileBytes, rows = 3 * kTileBytes, rows_stages = 2;
-  static constexpr int h = 0, dh = kTileBytes, states = 2 * kTileBytes, states_stages = 3;
+  static constexpr int h = 0, dh = kTileBytes, states = 2 * kTileBytes, states_stages = states_ahead + 1;
   static constexpr int stages = rows_stages * rows + states_stages * states;
   static constexpr int rows_of(int tile) { return tile % rows_stages * rows; }
   static constexpr int states_of(int tile) { return rows_stages * rows + tile % states_stages * states; }
@@ -189,7 +192,7 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
 // Grid: chunks x G x key tiles, innermost last, so that what neighbours share is in the cache.
 template <class Core, GateTile kGate>
 __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
-  using Layout = KeysShared;
+  using Layout = KeysShared<Core>;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
@@ -285,13 +288,14 @@ __device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const
     clear(theirs_through);
     load_states(0);
     load_rows(0);
-    load_states(1);
+#pragma unroll
+    for (int tile = 1; tile < Layout::states_ahead; ++tile) load_states(tile);
     for (int tile = 0; tile < value_tiles; ++tile) {
-      ptx::copy_async_wait<1>();
+      ptx::copy_async_wait<Layout::states_ahead - 1>();
       Core::publish();
       __syncthreads();
       load_rows(tile + 1);
-      load_states(tile + 2);
+      load_states(tile + Layout::states_ahead);
       const std::uint32_t rows = ptx::shared_address(shared) + Layout::rows_of(tile),
                           at_states = ptx::shared_address(shared) + Layout::states_of(tile);
       const std::uint32_t own_d_o = rows + Layout::d_o, own_v = rows + Layout::v, theirs = rows + Layout::other,

@@ -41,7 +41,7 @@ struct SplitImages {
   float* decay = nullptr;  // [chunks, G, key tiles, 64]: factors
 };
 
-// One pass over the chunks of each sequence; segments as in StatePass.
+// One pass over the chunks of each sequence; segments of time where sequences are few.
 struct SplitPass {
   Strided b;           // v, or backwards do
   const float* start;  // [N,G,K,V] or null: zeros. h0, or dht
