@@ -36,10 +36,10 @@ bool in_bf16_tiles(const Problem& p, const Params& params) {
 }
 
 // One pass where its blocks fill the card and the gating is not repeated for many slices of V.
-bool in_one_pass(const Context& context, const Problem& p) {
-  const std::int64_t slices = (p.value_dim + 63) / 64, blocks = p.sequences * p.query_heads * slices;
+bool in_one_pass(const Context& context, const Problem& p, const Params& params) {
+  const std::int64_t blocks = p.sequences * p.query_heads * tiles_of(params.value_dim);
   const bool gate_fits = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
-  return p.key_dim <= 64 && slices <= 2 && gate_fits && blocks >= context.architecture().multiprocessors;
+  return params.fit_one_pass() && gate_fits && blocks >= context.architecture().multiprocessors;
 }
 
 }  // namespace
@@ -52,17 +52,17 @@ bool goes_by_chunks(const Problem& p) {
 }
 
 bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
-  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem);
+  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem, params);
 }
 
 namespace {
 
-// What the backward by chunks finds beside the states, after a forward that has no use for it itself. Where q, k or g
-// are too far apart the backward does not go by chunks either.
+// What the backward by chunks finds beside the states, after a forward that has no use for it itself. Where rows of q,
+// k or a key gate are too far apart the backward does not go by chunks either.
 void keep_prepared(const Context& context, const Problem& problem, const Params& params, bool hopper) {
   const auto fits = [](const Strided& s) { return s.token < (std::int64_t{1} << 24); };
   if (context.planning() || params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) ||
-      !fits(params.q) || !fits(params.k) || !fits(params.g)) {
+      !fits(params.q) || !fits(params.k) || (problem.gate == GateKind::key && !fits(params.g))) {
     return;
   }
   const auto stream = static_cast<cudaStream_t>(context.stream());
@@ -72,7 +72,7 @@ void keep_prepared(const Context& context, const Problem& problem, const Params&
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
-  if (chunks && narrow && in_one_pass(context, problem)) {
+  if (forward_in_one_pass(context, problem, params)) {
     if (!context.planning()) launch_fused(context.stream(), params, hopper);
   } else if (chunks && narrow) {
     forward_in_two_passes(context, params, hopper);

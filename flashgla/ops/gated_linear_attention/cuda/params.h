@@ -63,9 +63,10 @@ struct Params {
   constexpr std::int64_t state_slots() const {
     return states_every() == 1 ? sequences.most_chunks : (sequences.most_chunks + sequences.count) / 2 + 1;
   }
-  // Whether what is kept for the backward goes on with what preparation leaves (forward/two_pass.h): for heads that no
-  // forward takes in one pass.
-  constexpr bool keeps_prepared() const { return key_dim > kTile || value_dim > 2 * kTile; }
+  // Heads that a forward may take in one pass; for others what is kept for the backward goes on with what preparation
+  // leaves (forward/two_pass.h).
+  constexpr bool fit_one_pass() const { return key_dim <= kTile && value_dim <= 2 * kTile; }
+  constexpr bool keeps_prepared() const { return !fit_one_pass(); }
   // Bytes of one state and of all, and where a tile begins.
   constexpr std::int64_t state_bytes() const { return kImageBytes * tiles_of(key_dim) * tiles_of(value_dim); }
   constexpr std::int64_t states_bytes() const { return state_slots() * heads * state_bytes(); }

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <vector>
-
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
