@@ -97,6 +97,17 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)
 __device__ __forceinline__ void barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// The same, and whether the predicate holds for any of them.
+__device__ __forceinline__ bool barrier_or(int id, int threads, bool predicate) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred mine, all;\nsetp.ne.s32 mine, %1, 0;\nbarrier.cta.red.or.pred all, %2, %3, mine;\n"
+      "selp.s32 %0, 1, 0, all;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(predicate)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
 // Adds to a count in shared memory and returns what it was. What the block's other threads did before they added is
 // seen by the thread that sees their addition.
 __device__ __forceinline__ std::uint32_t add_shared(std::uint32_t address, std::uint32_t x) {

@@ -140,7 +140,7 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (!outputs.states) launch_fused(context.stream(), states_only, std::is_same_v<Core, TensorCore90>);
+  if (!outputs.states) launch_fused(context, states_only, std::is_same_v<Core, TensorCore90>);
   run_fused<Core>(gate_tile(problem), p, f, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);

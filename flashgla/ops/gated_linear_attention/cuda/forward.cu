@@ -73,7 +73,7 @@ void keep_prepared(const Context& context, const Problem& problem, const Params&
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
   if (forward_in_one_pass(context, problem, params)) {
-    if (!context.planning()) launch_fused(context.stream(), params, hopper);
+    if (!context.planning()) launch_fused(context, params, hopper);
   } else if (chunks && narrow) {
     forward_in_two_passes(context, params, hopper);
   } else if (chunks) {

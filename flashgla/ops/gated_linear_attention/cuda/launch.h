@@ -11,7 +11,7 @@ void launch_recurrent(void* stream, const Params& params);
 // `hopper`: on wgmma, for sm_90a; else on mma.sync.
 
 // bf16, K <= 64, identity features, no normaliser, no gate over values; a key gate in bf16.
-void launch_fused(void* stream, const Params& params, bool hopper);
+void launch_fused(Context& context, const Params& params, bool hopper);
 
 // bf16, any K, as launch_fused otherwise, but key gates in bf16 or f32. Takes its workspace from context.scratch().
 void forward_in_two_passes(Context& context, const Params& params, bool hopper);

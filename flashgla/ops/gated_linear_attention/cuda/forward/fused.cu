@@ -9,57 +9,69 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-// Whether all rows may be read and written in pieces of 16 bytes, and 31 bits count them.
+// Whether all rows may be read and written in pieces of 16 bytes, and 31 bits count them (a gate a token: its
+// elements).
 bool in_pieces(const Params& p) {
   const std::int64_t batches = p.sequences.cu_seqlens == nullptr ? p.sequences.count : 1, length = p.sequences.length;
-  const auto pieces = [&](const Strided& s, std::int64_t heads) {
+  const auto fits = [&](const Strided& s, std::int64_t heads, int elements) {
     const std::int64_t steps[][2] = {{batches, s.batch}, {length + kChunk, s.token}, {heads, s.head}};
     std::int64_t extent = 0;
-    bool whole = reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0;
+    bool whole = reinterpret_cast<std::uintptr_t>(s.data) % (2 * elements) == 0;
     for (const auto& [count, step] : steps) {
       if (count == 1) continue;
-      whole &= step % 8 == 0;
+      whole &= step % elements == 0;
       extent += count * std::abs(step);
     }
-    return whole && extent < std::int64_t{1} << 34;
+    return whole && extent < elements * (std::int64_t{1} << 31);
   };
+  const auto pieces = [&](const Strided& s, std::int64_t heads) { return fits(s, heads, 8); };
   return p.key_dim % 8 == 0 && p.value_dim % 8 == 0 && pieces(p.q, p.heads * p.group) && pieces(p.k, p.heads) &&
          pieces(p.v, p.heads) && pieces(p.o, p.heads * p.group) && (p.gate != GateKind::key || pieces(p.g, p.heads)) &&
-         p.states_bytes() < std::int64_t{1} << 35;
+         (p.gate != GateKind::scalar || fits(p.g, p.heads, 1)) && p.states_bytes() < std::int64_t{1} << 35;
+}
+
+// Two groups a block where each sequence has an even number of them and no multiprocessor gets more groups for it.
+int groups_a_block(const Architecture& device, const Params& p) {
+  const std::int64_t of_sequence = p.heads * p.group * tiles_of(p.value_dim), all = p.sequences.count * of_sequence;
+  const auto most = [&](std::int64_t together) {
+    return (all / together + device.multiprocessors - 1) / device.multiprocessors * together;
+  };
+  const bool fits = device.shared_memory >= 2 * kFusedTiles * kTileBytes;
+  return fits && of_sequence % 2 == 0 && most(2) <= most(1) ? 2 : 1;
 }
 
 template <class Core, FusedGate gate, bool kPieces>
-void launch(void* stream, const Params& p) {
-  constexpr int bytes = kFusedTiles * kTileBytes;
-  const std::int64_t blocks = p.sequences.count * p.heads * p.group * ((p.value_dim + 63) / 64);
+void launch(Context& context, const Params& p) {
+  const int groups = kPieces ? groups_a_block(context.architecture(), p) : 1;
+  const std::int64_t blocks = p.sequences.count * p.heads * p.group * tiles_of(p.value_dim) / groups;
   flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, kPieces>,
-                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, bytes, static_cast<cudaStream_t>(stream),
-                         flashgla::cuda::Begin::after_previous, p);
+                         dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kFusedTiles * kTileBytes,
+                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p);
 }
 
 template <class Core, FusedGate gate>
-void launch(void* stream, const Params& p) {
-  in_pieces(p) ? launch<Core, gate, true>(stream, p) : launch<Core, gate, false>(stream, p);
+void launch(Context& context, const Params& p) {
+  in_pieces(p) ? launch<Core, gate, true>(context, p) : launch<Core, gate, false>(context, p);
 }
 
 template <class Core>
-void launch(void* stream, const Params& p) {
+void launch(Context& context, const Params& p) {
   switch (p.gate) {
     case GateKind::none:
-      return launch<Core, FusedGate::none>(stream, p);
+      return launch<Core, FusedGate::none>(context, p);
     case GateKind::constant:
-      return launch<Core, FusedGate::constant>(stream, p);
+      return launch<Core, FusedGate::constant>(context, p);
     case GateKind::scalar:
-      return launch<Core, FusedGate::scalar>(stream, p);
+      return launch<Core, FusedGate::scalar>(context, p);
     default:
-      return launch<Core, FusedGate::key>(stream, p);
+      return launch<Core, FusedGate::key>(context, p);
   }
 }
 
 }  // namespace
 
-void launch_fused(void* stream, const Params& p, bool hopper) {
-  hopper ? launch<TensorCore90>(stream, p) : launch<TensorCore80>(stream, p);
+void launch_fused(Context& context, const Params& p, bool hopper) {
+  hopper ? launch<TensorCore90>(context, p) : launch<TensorCore80>(context, p);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

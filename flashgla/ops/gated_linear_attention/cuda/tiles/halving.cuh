@@ -15,7 +15,16 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // The gates come as Columns: kWarps warps share the 64 rows, kRows each; for the lane's channels 2 lane and 2 lane + 1,
-// gate(i) is the base-2 gate of the warp's row i and total(w) the sum over the rows of warp w.
+// gate(i) is the base-2 gate of the warp's row i and total(w) the sum over the rows of warp w. Where the kWarps warps
+// are not all of the block, sync() is their barrier.
+template <class Columns>
+__device__ __forceinline__ void sync_warps_of(const Columns&) {
+  if constexpr (requires { Columns::sync(); }) {
+    Columns::sync();
+  } else {
+    __syncthreads();
+  }
+}
 
 // The sums over the rows of each warp, through kWarps * 256 bytes of shared memory that nothing else uses. Two
 // barriers.
@@ -32,12 +41,12 @@ __device__ __forceinline__ void exchange_totals(float2 (&totals)[Columns::kWarps
   const auto place = [&](int w) { return shared + (w * kTile + 2 * lane) * 4; };
   store_shared_4(place(warp), __float_as_uint(sum.x));
   store_shared_4(place(warp) + 4, __float_as_uint(sum.y));
-  __syncthreads();
+  sync_warps_of(columns);
 #pragma unroll
   for (int w = 0; w < Columns::kWarps; ++w) {
     totals[w] = make_float2(__uint_as_float(load_shared_4(place(w))), __uint_as_float(load_shared_4(place(w) + 4)));
   }
-  __syncthreads();
+  sync_warps_of(columns);
 }
 
 // Calls visit(row, sum of the gates from the start of the row's block of `size` tokens to the row) for the warp's rows.
@@ -122,15 +131,15 @@ __device__ __forceinline__ bool at_level(int query, int key, int size) {
 }
 
 // Scores of the pairs of one level, [query][key] or transposed, among others that do not count. Level 0: tokens with
-// themselves. x_tile: 8 KiB that nothing else uses. For 128 threads; all of the block come here.
+// themselves. x_tile: 8 KiB that nothing else uses. For 128 threads, who all come here.
 template <class Columns>
 __device__ __forceinline__ void level_scores(Accumulator& s, int size, std::uint32_t q_tile, std::uint32_t k_tile,
                                              std::uint32_t x_tile, const Columns& columns, int thread) {
   constexpr Stored k_inner = Stored::k_inner;
   if (size > 0) {
-    __syncthreads();
+    sync_warps_of(columns);
     put_level(x_tile, q_tile, k_tile, columns, size, thread / 32, thread % 32, [](int, float2) {});
-    __syncthreads();
+    sync_warps_of(columns);
   }
   clear(s);
   TensorCore80::product<k_inner, k_inner>(s, size > 0 ? x_tile : q_tile, size > 0 ? x_tile : k_tile, thread);
