@@ -176,7 +176,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const Prepared& prepared = w.prepared;
 
-  if (!passes.is_prepared) launch_forward_prepare<Core>(stream, p, prepared);
+  if (!passes.is_prepared) launch_forward_prepare<Core>(context, p, prepared);
   if (recompute) {
     launch_recurrence<Core>(stream, p, passes,
                             {.write = prepared.k,

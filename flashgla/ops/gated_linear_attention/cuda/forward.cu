@@ -59,15 +59,14 @@ namespace {
 
 // What the backward by chunks finds beside the states, after a forward that has no use for it itself. Where rows of q,
 // k or a key gate are too far apart the backward does not go by chunks either.
-void keep_prepared(const Context& context, const Problem& problem, const Params& params, bool hopper) {
+void keep_prepared(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const auto fits = [](const Strided& s) { return s.token < (std::int64_t{1} << 24); };
   if (context.planning() || params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) ||
       !fits(params.q) || !fits(params.k) || (problem.gate == GateKind::key && !fits(params.g))) {
     return;
   }
-  const auto stream = static_cast<cudaStream_t>(context.stream());
-  hopper ? launch_forward_prepare<TensorCore90>(stream, params, kept_prepared(params))
-         : launch_forward_prepare<TensorCore80>(stream, params, kept_prepared(params));
+  hopper ? launch_forward_prepare<TensorCore90>(context, params, kept_prepared(params))
+         : launch_forward_prepare<TensorCore80>(context, params, kept_prepared(params));
 }
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {

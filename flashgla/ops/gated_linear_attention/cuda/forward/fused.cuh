@@ -22,18 +22,6 @@ enum class FusedGate { none, constant, scalar, key };
 
 constexpr int kFusedTiles = 7;
 
-// This thread's group in the block; the compiler sees that a warp agrees on it.
-__device__ __forceinline__ int own_group() {
-  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
-}
-// The group's barriers; number 0 is the block's.
-__device__ __forceinline__ void sync_group() {
-  ptx::barrier(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads);
-}
-__device__ __forceinline__ bool sync_group_or(bool predicate) {
-  return ptx::barrier_or(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads, predicate);
-}
-
 // ---- key gates ----
 
 // q 2^G and k 2^-G in place, from a tile of natural-log gates; and the decay of the chunk for the two rows of the state
@@ -249,7 +237,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
   const auto own_unit = [&] { return fresh_block() * (blockDim.x / kGroupThreads) + group; };
-  const int thread = fresh_thread(), lane = thread % 32;
+  const int thread = fresh_thread();
   const int slices = (p.value_dim + 63) / 64;
   const int v0 = own_unit() % slices * 64;
   const int heads = p.heads * p.group;

@@ -12,7 +12,7 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Shared memory: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
+// Shared memory of a group: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
 constexpr int kGatePitch = 68;
 constexpr int kPrepareBytes = 3 * kTileBytes + 64 * kGatePitch * 4;
 
@@ -78,6 +78,7 @@ __device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const Pre
 // Gates in f32 in shared memory, 16 rows a warp.
 struct SharedColumns {
   static constexpr int kWarps = 4, kRows = 16;
+  static __device__ __forceinline__ void sync() { sync_group(); }
   const float* place;  // of the warp's first row, this lane's channels
   float2 totals[kWarps];
   __device__ __forceinline__ float2 gate(int i) const {
@@ -91,7 +92,7 @@ struct SharedColumns {
 static __device__ __forceinline__ void prepare_steep(const Params& p, const Prepared& out, const PrepareBlock& b,
                                                      int thread) {
   const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
-  __syncthreads();
+  sync_group();
   for (int i = 0; i < 16; ++i) {
     const int row = 16 * warp + i;
     const auto gate = [&](int of) {
@@ -117,7 +118,7 @@ static __device__ __forceinline__ void prepare_steep(const Params& p, const Prep
     }
     if (size == 0) break;
   }
-  __syncthreads();
+  sync_group();
   gate_exactly(b.q_tile, b.k_tile, columns, thread, out.scale);
   __syncwarp();
 #pragma unroll
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void prepare_steep(const Params& p, const Prep
     *reinterpret_cast<uint4*>(b.q_image + at) = load_shared_16(b.q_tile + at);
     if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = load_shared_16(b.k_tile + at);
   }
-  __syncthreads();
+  sync_group();
 #pragma unroll
   for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = sum[i];
 }
@@ -134,11 +135,13 @@ static __device__ __forceinline__ void prepare_steep(const Params& p, const Prep
 template <class Core>
 __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& out, char* shared) {
   PrepareBlock b;
+  const int group = own_group(), groups = blockDim.x / kGroupThreads;
+  shared += group * kPrepareBytes;
   b.q_tile = ptx::shared_address(shared);
   b.k_tile = b.q_tile + kTileBytes;
   b.g_tile = b.k_tile + kTileBytes;
   b.gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);
-  const int thread = threadIdx.x, lane = thread % 32, piece = thread % 8;
+  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32, piece = thread % 8;
   const int heads = p.heads * p.group;
   const std::int64_t chunk = blockIdx.x / heads;
   b.query_head = blockIdx.x % heads;
@@ -152,7 +155,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   Accumulator s;
   clear(s);
 #pragma unroll 1
-  for (int kb = 0; kb < out.blocks; ++kb) {
+  for (int kb = group; kb < out.blocks; kb += groups) {
     b.channel = 64 * kb;
     b.q_image = out.q + ((chunk * heads + b.query_head) * out.blocks + kb) * kTileBytes;
     char* k_image = out.k + ((chunk * p.heads + b.head) * out.blocks + kb) * kTileBytes;
@@ -171,7 +174,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       float before[8], all[8];
       fetch_gates(g, p, b, thread);
       scan_gates(g, before, b.g_tile, thread);
-      __syncthreads();
+      sync_group();
       finish_scan(g, before, all, b.g_tile, thread);
       one_anchor = in_range(all);
       if (leads && thread < 8) {
@@ -204,7 +207,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     }
     if (one_anchor) {
       Core::publish();
-      __syncthreads();
+      sync_group();
       Core::begin();
       Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
       Core::finish();
@@ -215,7 +218,21 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
     }
+    sync_group();
+  }
+  if (groups > 1) {  // the scores are the sum over all channels
+    if (group > 0) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = s[i];
+    }
     __syncthreads();
+    if (group > 0) return;
+#pragma unroll 1
+    for (int other = 1; other < groups; ++other) {
+      const float* theirs = b.gates + other * (kPrepareBytes / 4);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] += theirs[kGroupThreads * i + thread];
+    }
   }
   std::uint32_t packed[16];
 #pragma unroll
@@ -237,14 +254,15 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       const std::uint32_t at = element_offset(column_of_element(thread, i), row_of_element(thread, i));
       store_shared_2(b.k_tile + at, packed[i / 2] >> (16 * (i % 2)));
     }
-    __syncthreads();
+    sync_group();
     store_tile_image(out.transposed_scores + image, b.k_tile, thread);
   }
 }
 
-// grid: most_chunks * H, heads fastest.
+// grid: most_chunks * H, heads fastest; a block has up to kPrepareGroups groups, which share its key tiles.
+constexpr int kPrepareGroups = 4;
 template <class Core>
-__global__ void __launch_bounds__(kGroupThreads, 4)
+__global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();

@@ -405,32 +405,46 @@ __global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2
 }
 
 // Segment end states from zero to start states, in place: start_0 = the state given, start_{s+1} = (product of decays
-// of s) start_s
-// + end_s. Thread: one element of one (sequence, head); grid: (ceil(K V / 256), N * G).
-__global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ Params p, const float* given, int blocks,
-                                                      const __grid_constant__ Segments segments) {
+// of s) start_s + end_s. Thread: kWidth neighbouring elements of a row of one (sequence, head), 4 where V is a multiple
+// of it and the state given is aligned; grid: (ceil(K V / kWidth / 256), N * G).
+constexpr int kCombineThreads = 256;
+template <int kWidth>
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const __grid_constant__ Params p, const float* given, int blocks,
+                   const __grid_constant__ Segments segments) {
+  using Elements = std::conditional_t<kWidth == 4, float4, float>;
   flashgla::cuda::wait_for_previous();
-  const std::int64_t cell_size = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-  const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const unsigned row_size = static_cast<unsigned>(p.value_dim) / kWidth, cell_size = p.key_dim * row_size;
+  const unsigned element = blockIdx.x * kCombineThreads + threadIdx.x;
   if (element >= cell_size) return;
-  const int key = static_cast<int>(element / p.value_dim);
+  const unsigned key = element / row_size;
   const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
-  float state = given == nullptr ? 0.0f : given[cell * cell_size + element];
+  const auto at = [&](const float* states, std::int64_t of) {
+    return reinterpret_cast<Elements*>(const_cast<float*>(states)) + of * cell_size + element;
+  };
+  Elements state{};
+  if (given != nullptr) state = *at(given, cell);
   constexpr int kAtOnce = 8;  // loads in flight
   for (int first = 0; first < segments.count; first += kAtOnce) {
-    float from_zero[kAtOnce], decay[kAtOnce];
+    Elements from_zero[kAtOnce];
+    float decay[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       // What the last segment ends in is not wanted, nor found.
       const bool wanted = first + i + 1 < segments.count;
-      const std::int64_t at = (first + i) * cells + cell;
-      from_zero[i] = wanted ? segments.starts[at * cell_size + element] : 0.0f;
-      decay[i] = wanted ? segments.decays[at * blocks * 64 + key] : 0.0f;
+      const std::int64_t of = (first + i) * cells + cell;
+      from_zero[i] = wanted ? *at(segments.starts, of) : Elements{};
+      decay[i] = wanted ? segments.decays[of * blocks * 64 + key] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < segments.count) segments.starts[((first + i) * cells + cell) * cell_size + element] = state;
-      state = fmaf(decay[i], state, from_zero[i]);
+      if (first + i < segments.count) *at(segments.starts, (first + i) * cells + cell) = state;
+      if constexpr (kWidth == 4) {
+        state = make_float4(fmaf(decay[i], state.x, from_zero[i].x), fmaf(decay[i], state.y, from_zero[i].y),
+                            fmaf(decay[i], state.z, from_zero[i].z), fmaf(decay[i], state.w, from_zero[i].w));
+      } else {
+        state = fmaf(decay[i], state, from_zero[i]);
+      }
     }
   }
 }

@@ -9,15 +9,23 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core>
-void launch_forward_prepare(cudaStream_t stream, const Params& p, const Prepared& prepared) {
+void launch_forward_prepare(Context& context, const Params& p, const Prepared& prepared) {
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
   if (blocks == 0) return;
+  // Key tiles at once where there are few blocks. Where a multiprocessor has several, those of one tile after the other
+  // are faster: they do not wait for one another.
+  const Architecture& device = context.architecture();
+  const std::int64_t fit = device.shared_memory / kPrepareBytes,
+                     room = kPrepareGroups * device.multiprocessors / blocks;
+  const int groups =
+      static_cast<int>(std::min<std::int64_t>({prepared.blocks, kPrepareGroups, fit, std::max<std::int64_t>(room, 1)}));
   flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
-                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, kPrepareBytes, stream,
-                         flashgla::cuda::Begin::after_previous, p, prepared);
+                         dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kPrepareBytes,
+                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
+                         prepared);
 }
-template void launch_forward_prepare<TensorCore80>(cudaStream_t, const Params&, const Prepared&);
-template void launch_forward_prepare<TensorCore90>(cudaStream_t, const Params&, const Prepared&);
+template void launch_forward_prepare<TensorCore80>(Context&, const Params&, const Prepared&);
+template void launch_forward_prepare<TensorCore90>(Context&, const Params&, const Prepared&);
 
 Prepared kept_prepared(const Params& p) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
@@ -159,10 +167,12 @@ void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& pa
     segments.first_pass = true;
     launch_all_blocks<Core>(stream, p, passes, run, segments, false);
     segments.first_pass = false;
-    const auto elements = static_cast<std::int64_t>(p.key_dim) * p.value_dim;
-    const dim3 grid(static_cast<unsigned>((elements + 255) / 256), static_cast<unsigned>(p.sequences.count * p.heads));
-    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, 256, 0, stream, kNext<Core>, p,
-                           run.start, run.blocks, segments);
+    const bool in_fours = p.value_dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(run.start) % 16 == 0;
+    const int threads = p.key_dim * p.value_dim / (in_fours ? 4 : 1);
+    const dim3 grid(static_cast<unsigned>((threads + kCombineThreads - 1) / kCombineThreads),
+                    static_cast<unsigned>(p.sequences.count * p.heads));
+    flashgla::cuda::launch("gated_linear_attention segments", in_fours ? combine_kernel<4> : combine_kernel<1>, grid,
+                           kCombineThreads, 0, stream, kNext<Core>, p, run.start, run.blocks, segments);
   }
   launch_all_blocks<Core>(stream, p, passes, run, segments, outputs);
 }
@@ -172,9 +182,10 @@ template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const
 namespace {
 
 template <class Core>
-void run_forward(cudaStream_t stream, const Params& p, const TwoPasses& passes) {
+void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
   const Prepared& prepared = passes.prepared;
-  launch_forward_prepare<Core>(stream, p, prepared);
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  launch_forward_prepare<Core>(context, p, prepared);
   launch_recurrence<Core>(stream, p, passes,
                           {.read = prepared.q,
                            .write = prepared.k,
@@ -194,8 +205,7 @@ void forward_in_two_passes(Context& context, const Params& params, bool hopper) 
   const ArenaScope scope(context.scratch());
   const TwoPasses passes(context, params, false);
   if (context.planning()) return;
-  auto* stream = static_cast<cudaStream_t>(context.stream());
-  hopper ? run_forward<TensorCore90>(stream, params, passes) : run_forward<TensorCore80>(stream, params, passes);
+  hopper ? run_forward<TensorCore90>(context, params, passes) : run_forward<TensorCore80>(context, params, passes);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

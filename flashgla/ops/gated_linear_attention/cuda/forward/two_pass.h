@@ -67,7 +67,7 @@ struct TwoPasses {
 };
 
 template <class Core>
-void launch_forward_prepare(cudaStream_t stream, const Params& params, const Prepared& prepared);
+void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
 
 // run.blocks, first_block and parts are filled in here. Without outputs only states are made.
 template <class Core>

@@ -3,6 +3,8 @@
 //
 // A block owns one (batch element, key-value head) and a slice of value channels: lane = 4 neighbouring channels, the
 // warps share the key rows. All query heads of the group are served from the registers that hold the new state.
+#include <algorithm>
+
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -14,6 +16,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMostKeys = 512;
+constexpr int kSlice = 128;  // value channels of a block, four a lane
 
 struct StepParams {
   Strided q, k, v, g, gv, o;  // token strides unused
@@ -25,145 +28,242 @@ struct StepParams {
   DType dtype, gate_dtype;
   bool normalize;
   float scale;
+  unsigned units;  // of work: B * G * slices of value channels
+
+  __device__ __forceinline__ bool gated_keys() const { return gate != GateKind::none && g.data != nullptr; }
 };
 
+// An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
+// under way together.
+struct Bits {
+  std::uint32_t bits = 0;
+  Bits() = default;
+  __device__ __forceinline__ Bits(DType dtype, const void* data, std::int64_t offset, bool wanted) {
+    const bool wide = dtype == DType::f32;
+    asm volatile(
+        "{\n.reg .pred wide, narrow;\nsetp.eq.s32 wide, %2, 1;\nsetp.eq.s32 narrow, %2, 2;\n"
+        "@wide ld.global.b32 %0, [%1];\n@narrow ld.global.u16 %0, [%1];\n}"
+        : "+r"(bits)
+        : "l"(static_cast<const char*>(data) + offset * (wide ? 4 : 2)), "r"(!wanted ? 0
+                                                                             : wide  ? 1
+                                                                                     : 2));
+  }
+  __device__ __forceinline__ float as_float(DType dtype) const {
+    return dtype == DType::f32    ? __uint_as_float(bits)
+           : dtype == DType::bf16 ? __uint_as_float(bits << 16)
+                                  : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+};
+
+// Four neighbouring channels of a state as they lie in memory. Loads of a row are many and early, so they stay raw
+// until they are used.
 template <class S>
 struct Four;
 template <>
 struct Four<float> {
-  static __device__ __forceinline__ float4 load(const float* p) { return __ldcs(reinterpret_cast<const float4*>(p)); }
+  using Raw = float4;
+  static constexpr int kRows = 16;  // of a thread in flight
+  static __device__ __forceinline__ Raw load(const float* p) { return __ldcs(reinterpret_cast<const float4*>(p)); }
+  static __device__ __forceinline__ Raw pack(float4 x) { return x; }
+  static __device__ __forceinline__ float4 unpack(Raw x) { return x; }
   static __device__ __forceinline__ void store(float* p, float4 x) { __stcs(reinterpret_cast<float4*>(p), x); }
 };
 template <>
 struct Four<__nv_bfloat16> {
-  static __device__ __forceinline__ float4 load(const __nv_bfloat16* p) {
-    const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(p));
+  using Raw = uint2;
+  static constexpr int kRows = 16;
+  static __device__ __forceinline__ Raw load(const __nv_bfloat16* p) {
+    return __ldcs(reinterpret_cast<const uint2*>(p));
+  }
+  static __device__ __forceinline__ Raw pack(float4 x) {
+    return make_uint2(ptx::pack_bf16(x.x, x.y), ptx::pack_bf16(x.z, x.w));
+  }
+  static __device__ __forceinline__ float4 unpack(Raw raw) {
     const float2 low = ptx::unpack_bf16(raw.x), high = ptx::unpack_bf16(raw.y);
     return make_float4(low.x, low.y, high.x, high.y);
   }
   static __device__ __forceinline__ void store(__nv_bfloat16* p, float4 x) {
-    __stcs(reinterpret_cast<uint2*>(p), make_uint2(ptx::pack_bf16(x.x, x.y), ptx::pack_bf16(x.z, x.w)));
+    __stcs(reinterpret_cast<uint2*>(p), pack(x));
   }
 };
 
-// Four channels from v on, zeros beyond V; `whole`: V is a multiple of 4, so that the vector is aligned.
+// The same where V is no multiple of 4, so that vectors are not aligned: the `inside` channels that there are.
 template <class S>
-__device__ __forceinline__ float4 load_four(const S* row, int v, int V, bool whole) {
-  if (whole) return v < V ? Four<S>::load(row + v) : make_float4(0, 0, 0, 0);
+__device__ __forceinline__ typename Four<S>::Raw gather_four(const S* place, int inside) {
   float x[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = v + i < V ? Element<S>::load(row + v + i) : 0.0f;
-  return make_float4(x[0], x[1], x[2], x[3]);
+  for (int i = 0; i < 4; ++i) x[i] = i < inside ? Element<S>::load(place + i) : 0.0f;
+  return Four<S>::pack(make_float4(x[0], x[1], x[2], x[3]));
 }
 template <class S>
-__device__ __forceinline__ void store_four(S* row, int v, int V, bool whole, float4 x) {
-  if (whole) {
-    if (v < V) Four<S>::store(row + v, x);
-    return;
-  }
+__device__ __forceinline__ void scatter_four(S* place, int inside, float4 x) {
   const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (v + i < V) Element<S>::store(row + v + i, values[i]);
+    if (i < inside) Element<S>::store(place + i, values[i]);
   }
 }
 
-// grid: (B * G, slices of 128 channels, blocks of kQueries query heads); only the first of these updates the state, the
-// others are launched after it and read the new state. S is the state's type.
-template <class S, int kQueries, bool update>
-__global__ void __launch_bounds__(kWarps * 32) step_kernel(const __grid_constant__ StepParams p, int first_query) {
-  constexpr int kUnroll = 8;
+// What one token brings to a block's cell, a (batch element, key-value head), and slice of value channels: asked for
+// early, all of it under way together, and put to shared memory later.
+template <int kQueries>
+struct Token {
+  static constexpr int kEach = kMostKeys / (kWarps * 32);  // key channels a thread
+  Bits key[kEach], gate[kEach], query[kEach][kQueries], value, value_gate;
+
+  __device__ __forceinline__ void load(const StepParams& p, unsigned cell, unsigned slice, int first_query) {
+    const std::int64_t b = cell / p.heads;
+    const int head = static_cast<int>(cell % p.heads);
+    const bool over_keys = p.gate == GateKind::key || p.gate == GateKind::key_value;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int k = threadIdx.x + j * kWarps * 32;
+      const bool there = k < p.key_dim;
+      key[j] = Bits(p.dtype, p.k.data, b * p.k.batch + head * p.k.head + k, there);
+      gate[j] =
+          Bits(p.gate_dtype, p.g.data, b * p.g.batch + head * p.g.head + (over_keys ? k : 0), there && p.gated_keys());
+#pragma unroll
+      for (int i = 0; i < kQueries; ++i) {
+        const int query_head = head * p.group + first_query + i;
+        query[j][i] =
+            Bits(p.dtype, p.q.data, b * p.q.batch + query_head * p.q.head + k, there && first_query + i < p.group);
+      }
+    }
+    const int channel = slice * kSlice + threadIdx.x;
+    const bool there = threadIdx.x < kSlice && channel < p.value_dim;
+    value = Bits(p.dtype, p.v.data, b * p.v.batch + head * p.v.head + channel, there);
+    value_gate =
+        Bits(p.gate_dtype, p.gv.data, b * p.gv.batch + head * p.gv.head + channel, there && p.gv.data != nullptr);
+  }
+};
+
+// Grid: at most kResident blocks a multiprocessor, which walk over cells and slices: while one's sums go out, the next
+// one's first rows and token come in. Only the launch for the first kQueries query heads updates the state, others come
+// after it and read the new state. S is the state's type; kWhole: V is a multiple of 4.
+constexpr int kResident = 2;
+template <class S, int kQueries, bool update, bool kWhole>
+__global__ void __launch_bounds__(kWarps * 32, kResident)
+    step_kernel(const __grid_constant__ StepParams p, int first_query) {
+  constexpr int kUnroll = Four<S>::kRows;
   __shared__ float q_shared[kQueries][kMostKeys];
-  __shared__ float k_shared[kMostKeys], a_shared[kMostKeys];
+  __shared__ float k_shared[kMostKeys], a_shared[kMostKeys], v_shared[kSlice], av_shared[kSlice];
   __shared__ float4 parts[kWarps][kQueries][32];
   __shared__ float denominators[kQueries];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const std::int64_t b = blockIdx.x / p.heads;
-  const int head = blockIdx.x % p.heads;
   const int K = p.key_dim, V = p.value_dim;
-  const int v = blockIdx.y * 128 + lane * 4;
-  const bool whole = V % 4 == 0;
   const int queries = min(kQueries, p.group - first_query);
-  const std::int64_t cell = b * p.heads + head;
-  S* h = static_cast<S*>(p.h) + cell * static_cast<std::int64_t>(K) * V;
+  const unsigned slices = (V + kSlice - 1) / kSlice;
 
-  for (int k = threadIdx.x; k < K; k += blockDim.x) {
-    const bool over_keys = p.gate == GateKind::key || p.gate == GateKind::key_value;
-    k_shared[k] = feature(p.feature_map, load_as(p.dtype, p.k.data, b * p.k.batch + head * p.k.head + k));
-    a_shared[k] = p.gate == GateKind::none || p.g.data == nullptr
-                      ? 1.0f
-                      : exp2f(base_2_gate(
-                            load_as(p.gate_dtype, p.g.data, b * p.g.batch + head * p.g.head + (over_keys ? k : 0))));
-#pragma unroll
-    for (int i = 0; i < kQueries; ++i) {
-      const int query_head = head * p.group + first_query + i;
-      q_shared[i][k] =
-          i < queries ? feature(p.feature_map, load_as(p.dtype, p.q.data, b * p.q.batch + query_head * p.q.head + k))
-                      : 0.0f;
-    }
-  }
-  float values[4] = {}, av[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (v + i < V) {
-      values[i] = load_as(p.dtype, p.v.data, b * p.v.batch + head * p.v.head + v + i);
-      if (p.gv.data != nullptr)
-        av[i] = exp2f(base_2_gate(load_as(p.gate_dtype, p.gv.data, b * p.gv.batch + head * p.gv.head + v + i)));
-    }
-  }
-  __syncthreads();
-  if (p.normalize && warp < kQueries) {
-    // z before this token, whichever block of the launch runs first: step_normalizer_kernel updates it afterwards.
-    float sum = 0.0f;
-    for (int k = lane; k < K; k += 32) {
-      sum += q_shared[warp][k] * (Element<S>::load(static_cast<const S*>(p.z) + cell * K + k) + k_shared[k]);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane == 0) denominators[warp] = sum;
-  }
-
-  float4 sums[kQueries];
-#pragma unroll
-  for (int i = 0; i < kQueries; ++i) sums[i] = make_float4(0, 0, 0, 0);
-  for (int k0 = warp; k0 < K; k0 += kWarps * kUnroll) {
-    float4 rows[kUnroll];
+  // This lane's channels of a warp's rows, kWarps apart: the first one's place, and how far down they go.
+  const auto channel_of = [&](unsigned unit) { return static_cast<int>(unit % slices) * kSlice + lane * 4; };
+  const auto place_of = [&](unsigned unit) {
+    return static_cast<S*>(p.h) + (static_cast<std::int64_t>(unit / slices) * K + warp) * V + channel_of(unit);
+  };
+  const auto rows_of = [&](unsigned unit) { return unit < p.units && channel_of(unit) < V ? K - warp : 0; };
+  const std::int64_t down = static_cast<std::int64_t>(kWarps) * V;
+  typename Four<S>::Raw rows[kUnroll];
+  const auto load_rows = [&](const S* from, int left, int inside) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int k = k0 + u * kWarps;
-      rows[u] = k < K ? load_four(h + static_cast<std::int64_t>(k) * V, v, V, whole) : make_float4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int k = k0 + u * kWarps;
-      if (k >= K) continue;
-      float4 x = rows[u];
-      if constexpr (update) {
-        const float a = a_shared[k], key = k_shared[k];
-        x = make_float4(fmaf(a * av[0], x.x, key * values[0]), fmaf(a * av[1], x.y, key * values[1]),
-                        fmaf(a * av[2], x.z, key * values[2]), fmaf(a * av[3], x.w, key * values[3]));
-        store_four(h + static_cast<std::int64_t>(k) * V, v, V, whole, x);
-      }
-#pragma unroll
-      for (int i = 0; i < kQueries; ++i) {
-        const float q = q_shared[i][k];
-        sums[i] = make_float4(fmaf(q, x.x, sums[i].x), fmaf(q, x.y, sums[i].y), fmaf(q, x.z, sums[i].z),
-                              fmaf(q, x.w, sums[i].w));
+      if (u * kWarps < left) {
+        if constexpr (kWhole) {
+          rows[u] = Four<S>::load(from + u * down);
+        } else {
+          rows[u] = gather_four(from + u * down, inside);
+        }
       }
     }
-  }
+  };
+
+  unsigned unit = blockIdx.x;
+  S* h = place_of(unit);
+  int left = rows_of(unit);
+  load_rows(h, left, V - channel_of(unit));
+  Token<kQueries> token;
+  token.load(p, unit / slices, unit % slices, first_query);
+  while (true) {
+    const unsigned cell = unit / slices, next = unit + gridDim.x;
+    const int inside = V - channel_of(unit);
 #pragma unroll
-  for (int i = 0; i < kQueries; ++i) parts[warp][i][lane] = sums[i];
-  __syncthreads();
-  for (int i = threadIdx.x; i < queries * 128; i += blockDim.x) {
-    const int query = i / 128, channel = i % 128;
-    if (blockIdx.y * 128 + channel >= V) continue;
-    float sum = 0.0f;
+    for (int j = 0; j < Token<kQueries>::kEach; ++j) {
+      const int k = threadIdx.x + j * kWarps * 32;
+      k_shared[k] = feature(p.feature_map, token.key[j].as_float(p.dtype));
+      a_shared[k] = p.gated_keys() ? exp2f(base_2_gate(token.gate[j].as_float(p.gate_dtype))) : 1.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += reinterpret_cast<const float*>(parts[w][query])[channel];
-    sum = p.normalize ? sum / (denominators[query] + static_cast<float>(kNormalizerEpsilon)) : sum * p.scale;
-    const int query_head = head * p.group + first_query + query;
-    store_as(p.dtype, p.o.data, b * p.o.batch + query_head * p.o.head + blockIdx.y * 128 + channel, sum);
+      for (int i = 0; i < kQueries; ++i) q_shared[i][k] = feature(p.feature_map, token.query[j][i].as_float(p.dtype));
+    }
+    if (threadIdx.x < kSlice) {
+      v_shared[threadIdx.x] = token.value.as_float(p.dtype);
+      av_shared[threadIdx.x] =
+          p.gv.data != nullptr ? exp2f(base_2_gate(token.value_gate.as_float(p.gate_dtype))) : 1.0f;
+    }
+    __syncthreads();
+    if (p.normalize && warp < kQueries) {
+      // z before this token, whichever block of the launch runs first: step_normalizer_kernel updates it afterwards.
+      float sum = 0.0f;
+      for (int k = lane; k < K; k += 32) {
+        const float z = Element<S>::load(static_cast<const S*>(p.z) + static_cast<std::int64_t>(cell) * K + k);
+        sum += q_shared[warp][k] * (z + k_shared[k]);
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      if (lane == 0) denominators[warp] = sum;
+    }
+
+    float4 sums[kQueries];
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) sums[i] = make_float4(0, 0, 0, 0);
+    const float4 value = reinterpret_cast<const float4*>(v_shared)[lane],
+                 value_decay = reinterpret_cast<const float4*>(av_shared)[lane];
+    constexpr int kRound = kUnroll * kWarps;  // rows of the block in flight
+    for (int first = 0;; first += kRound) {
+      const float *a_row = a_shared + first + warp, *k_row = k_shared + first + warp,
+                  *q_row = &q_shared[0][0] + first + warp;
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (u * kWarps < left) {
+          float4 x = Four<S>::unpack(rows[u]);
+          if constexpr (update) {
+            const float a = a_row[u * kWarps], key = k_row[u * kWarps];
+            x = make_float4(fmaf(a * value_decay.x, x.x, key * value.x), fmaf(a * value_decay.y, x.y, key * value.y),
+                            fmaf(a * value_decay.z, x.z, key * value.z), fmaf(a * value_decay.w, x.w, key * value.w));
+            if constexpr (kWhole) {
+              Four<S>::store(h + u * down, x);
+            } else {
+              scatter_four(h + u * down, inside, x);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kQueries; ++i) {
+            const float q = q_row[i * kMostKeys + u * kWarps];
+            sums[i] = make_float4(fmaf(q, x.x, sums[i].x), fmaf(q, x.y, sums[i].y), fmaf(q, x.z, sums[i].z),
+                                  fmaf(q, x.w, sums[i].w));
+          }
+        }
+      }
+      const bool done = first + kRound >= K;
+      h = done ? place_of(next) : h + kUnroll * down;
+      left = done ? rows_of(next) : left - kRound;
+      load_rows(h, left, done ? V - channel_of(next) : inside);
+      if (done) break;
+    }
+    if (next < p.units) token.load(p, next / slices, next % slices, first_query);
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) parts[warp][i][lane] = sums[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < queries * kSlice; i += blockDim.x) {
+      const int query = i / kSlice, own = i % kSlice, channel = static_cast<int>(unit % slices) * kSlice + own;
+      if (channel >= V) continue;
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += reinterpret_cast<const float*>(parts[w][query])[own];
+      sum = p.normalize ? sum / (denominators[query] + static_cast<float>(kNormalizerEpsilon)) : sum * p.scale;
+      const std::int64_t b = cell / p.heads;
+      const int query_head = static_cast<int>(cell % p.heads) * p.group + first_query + query;
+      store_as(p.dtype, p.o.data, b * p.o.batch + query_head * p.o.head + channel, sum);
+    }
+    if (next >= p.units) break;
+    unit = next;
   }
 }
 
@@ -179,17 +279,26 @@ __global__ void step_normalizer_kernel(const __grid_constant__ StepParams p) {
   }
 }
 
-template <class S, int kQueries>
-void launch(cudaStream_t stream, const StepParams& p, std::int64_t batch) {
-  const dim3 grid(static_cast<unsigned>(batch * p.heads), static_cast<unsigned>((p.value_dim + 127) / 128));
-  step_kernel<S, kQueries, true><<<grid, kWarps * 32, 0, stream>>>(p, 0);
+template <class S, int kQueries, bool kWhole>
+void launch(cudaStream_t stream, const StepParams& p, unsigned multiprocessors) {
+  const unsigned blocks = std::min(p.units, kResident * multiprocessors);
+  step_kernel<S, kQueries, true, kWhole><<<blocks, kWarps * 32, 0, stream>>>(p, 0);
   flashgla::cuda::check_launch("step_kernel");
   for (int first = kQueries; first < p.group; first += kQueries) {
-    step_kernel<S, kQueries, false><<<grid, kWarps * 32, 0, stream>>>(p, first);
+    step_kernel<S, kQueries, false, kWhole><<<blocks, kWarps * 32, 0, stream>>>(p, first);
     flashgla::cuda::check_launch("step_kernel");
   }
+}
+template <class S>
+void launch(cudaStream_t stream, const StepParams& p, unsigned cells, unsigned multiprocessors) {
+  const bool whole = p.value_dim % 4 == 0;
+  if (p.group == 1) {
+    whole ? launch<S, 1, true>(stream, p, multiprocessors) : launch<S, 1, false>(stream, p, multiprocessors);
+  } else {
+    whole ? launch<S, 4, true>(stream, p, multiprocessors) : launch<S, 4, false>(stream, p, multiprocessors);
+  }
   if (p.normalize) {
-    step_normalizer_kernel<S><<<static_cast<unsigned>(batch * p.heads), 128, 0, stream>>>(p);
+    step_normalizer_kernel<S><<<cells, 128, 0, stream>>>(p);
     flashgla::cuda::check_launch("step_normalizer_kernel");
   }
 }
@@ -225,12 +334,12 @@ void step(Context& context, const Problem& problem, const StepInputs& inputs, co
   p.normalize = problem.normalize;
   p.scale = static_cast<float>(problem.scale);
   auto* stream = static_cast<cudaStream_t>(context.stream());
-  if (h.dtype == DType::bf16) {
-    p.group == 1 ? launch<__nv_bfloat16, 1>(stream, p, problem.batch)
-                 : launch<__nv_bfloat16, 4>(stream, p, problem.batch);
-  } else {
-    p.group == 1 ? launch<float, 1>(stream, p, problem.batch) : launch<float, 4>(stream, p, problem.batch);
-  }
+  const auto cells = static_cast<unsigned>(problem.batch * problem.heads);
+  p.units = cells * static_cast<unsigned>((p.value_dim + kSlice - 1) / kSlice);
+  if (p.units == 0) return;
+  const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
+  h.dtype == DType::bf16 ? launch<__nv_bfloat16>(stream, p, cells, multiprocessors)
+                         : launch<float>(stream, p, cells, multiprocessors);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -65,6 +65,18 @@ __device__ __forceinline__ int fresh_thread() {
   return thread & (kGroupThreads - 1);  // not negative: no sign to look after
 }
 
+// Where a block has several groups that go their own ways: which one this thread is of, as the compiler sees a warp to
+// agree on it, and the group's barriers. The block's own is __syncthreads.
+__device__ __forceinline__ int own_group() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+__device__ __forceinline__ void sync_group() {
+  ptx::barrier(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads);
+}
+__device__ __forceinline__ bool sync_group_or(bool predicate) {
+  return ptx::barrier_or(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads, predicate);
+}
+
 // blockIdx.x, likewise.
 __device__ __forceinline__ unsigned fresh_block() {
   unsigned block;

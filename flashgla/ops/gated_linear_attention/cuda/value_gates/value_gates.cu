@@ -102,7 +102,7 @@ void forward(Context& context, const Params& p) {
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  launch_forward_prepare<Core>(stream, keys, prepared);
+  launch_forward_prepare<Core>(context, keys, prepared);
   launch("gated_linear_attention gated values", gate_later_kernel, dim3(static_cast<unsigned>(cells * value_tiles)),
          kGroupThreads, kGateLaterBytes, stream, kNext<Core>, values, later, decays);
   GatedPass pass{
@@ -134,8 +134,8 @@ void backward(Context& context, const Params& p, const OutputGradients& d_out, c
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  launch_forward_prepare<Core>(stream, keys, of_keys);
-  launch_forward_prepare<Core>(stream, values, of_values);
+  launch_forward_prepare<Core>(context, keys, of_keys);
+  launch_forward_prepare<Core>(context, values, of_values);
   if (recompute) {
     pass_states<Core>(
         p, {of_keys.k, of_values.k, of_keys.decay, of_values.decay, states, static_cast<const float*>(p.h0), nullptr},
