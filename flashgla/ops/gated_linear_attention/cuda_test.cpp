@@ -84,6 +84,13 @@ std::vector<Case> path_cases() {
         wide.value_dim = V;
         add("wide_" + std::to_string(K) + "_" + std::to_string(V) + "_" + name, wide);
       }
+      Case wide_grouped = narrow;
+      wide_grouped.batch = 2;
+      wide_grouped.query_heads = 4;
+      wide_grouped.heads = 2;
+      wide_grouped.key_dim = 256;
+      wide_grouped.value_dim = 96;
+      add("wide_grouped_" + name, wide_grouped);
       Case segments = narrow;
       segments.batch = segments.query_heads = segments.heads = 1;
       segments.length = 4099;

@@ -6,6 +6,22 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// The same value, but the compiler may not know it: what is computed from it is computed anew where it is used instead
+// of being held in registers through a loop.
+__device__ __forceinline__ int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ std::int64_t anew(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+template <class T>
+__device__ __forceinline__ T* anew(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // ---- elements ----
 
 template <class T>

@@ -107,7 +107,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   // Forwards a block has a query head and the state of its key-value head, of which one query head of the group writes
   // what they share. Backwards, and without outputs, it has a key-value head; backwards with all of its query heads.
-  const bool by_query = outputs && !run.backwards;
+  const bool by_query = outputs && !grouped && !run.backwards;
   const int heads = by_query ? p.heads * p.group : p.heads, inner = grouped ? p.group : 1;
   const int v0 = (static_cast<int>(blockIdx.x % slices) * groups + part) * 64;
   std::int64_t rest = blockIdx.x / slices;
@@ -122,12 +122,16 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int begin = segments.count == 1 ? 0 : segment * segments.chunks;
   const int end = segments.count == 1 ? chunks : min(chunks, begin + segments.chunks);
-  const auto index_of = [&](int c) { return run.backwards ? chunks - 1 - c : c; };  // of step c of the walk
+  const auto index_of = [&](int c) { return grouped || run.backwards ? chunks - 1 - c : c; };  // of step c of the walk
   const bool leads = !by_query || own_head % p.group == 0;
-  const std::int64_t cell_size = static_cast<std::int64_t>(K) * V, cell = n * p.heads + head;
-  float* start = segments.starts == nullptr
-                     ? nullptr
-                     : segments.starts + (segment * p.sequences.count * p.heads + cell) * cell_size;
+  // For before and after the walk: not held through it.
+  const auto cell_size = [&] { return static_cast<std::int64_t>(K) * V; };
+  const auto cell = [&] { return anew(n) * p.heads + head; };
+  const auto start = [&] {
+    return segments.starts == nullptr
+               ? nullptr
+               : segments.starts + (anew(segment) * p.sequences.count * p.heads + cell()) * cell_size();
+  };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
   const std::uint32_t h_tiles = tile(Plan::h + part * KB);
 
@@ -195,7 +199,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
     const int index = index_of(c);
     return keeps_states && c < end &&
-           (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
+           (p.states_every() == 1 || (grouped || run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
   };
   // The state before step c, whose tiles lie in shared memory: on Hopper one thread tells the copy engine, which must
   // have read them before they are written anew.
@@ -215,12 +219,12 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   };
 
   Accumulator h[KB];
-  const float* given = run.start == nullptr ? nullptr : run.start + cell * cell_size;
+  const float* given = run.start == nullptr ? nullptr : run.start + cell() * cell_size();
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
     read_state(h[kb],
                segments.first_pass  ? nullptr
-               : segments.count > 1 ? start
+               : segments.count > 1 ? start()
                                     : given,
                K, V, first_key + 64 * kb, v0, thread);
     if (outputs || keeps_states) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
@@ -374,7 +378,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
   if (!leads) return;
   if (segments.first_pass && v0 == 0 && lane % 4 == 0) {
-    float* at = segments.decays + ((segment * p.sequences.count * p.heads) + cell) * run.blocks * 64 + first_key +
+    float* at = segments.decays + (segment * p.sequences.count * p.heads + cell()) * run.blocks * 64 + first_key +
                 16 * warp + lane / 4;
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
@@ -384,8 +388,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
   const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
-  float* target = segments.first_pass                     ? start
-                  : run.end != nullptr && last && outputs ? run.end + cell * cell_size
+  float* target = segments.first_pass                     ? start()
+                  : run.end != nullptr && last && outputs ? run.end + cell() * cell_size()
                                                           : nullptr;
   if (target == nullptr) return;
 #pragma unroll

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
@@ -39,22 +40,6 @@ __device__ __forceinline__ void clear(Accumulator& a) {
 __device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
-}
-
-// The same value, but the compiler may not know it: what is computed from it is computed anew where it is used instead
-// of being held in registers through a loop.
-__device__ __forceinline__ int anew(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ std::int64_t anew(std::int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-template <class T>
-__device__ __forceinline__ T* anew(T* x) {
-  asm volatile("" : "+l"(x));
-  return x;
 }
 
 // The thread within its group, threadIdx.x as the compiler does not know it: addresses that depend on it are worked out
@@ -454,6 +439,38 @@ __device__ __forceinline__ float2 sum_rows_of_tile(std::uint32_t tile, int threa
 
 // ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
 
+// Two neighbours 4 * kAt bytes after a place, from memory or to it: both at once where `in_pairs` exceeds kAt, else
+// each where `alone` exceeds kAt and kAt + 1. Predicates, not branches: a state has hundreds.
+template <bool store, int kAt>
+__device__ __forceinline__ void move_two(float& x, float& y, float* place, int in_pairs, int alone) {
+  if constexpr (store) {
+    asm volatile(
+        "{\n"
+        ".reg .pred both, first, second;\n"
+        "setp.gt.s32 both, %3, %5;\n"
+        "setp.gt.s32 first, %4, %5;\n"
+        "setp.gt.s32 second, %4, %6;\n"
+        "@both st.global.v2.f32 [%2 + %7], {%0, %1};\n"
+        "@first st.global.f32 [%2 + %7], %0;\n"
+        "@second st.global.f32 [%2 + %8], %1;\n"
+        "}" ::"f"(x),
+        "f"(y), "l"(place), "r"(in_pairs), "r"(alone), "n"(kAt), "n"(kAt + 1), "n"(4 * kAt), "n"(4 * kAt + 4)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred both, first, second;\n"
+        "setp.gt.s32 both, %3, %5;\n"
+        "setp.gt.s32 first, %4, %5;\n"
+        "setp.gt.s32 second, %4, %6;\n"
+        "@both ld.global.v2.f32 {%0, %1}, [%2 + %7];\n"
+        "@first ld.global.f32 %0, [%2 + %7];\n"
+        "@second ld.global.f32 %1, [%2 + %8];\n"
+        "}"
+        : "+f"(x), "+f"(y)
+        : "l"(place), "r"(in_pairs), "r"(alone), "n"(kAt), "n"(kAt + 1), "n"(4 * kAt), "n"(4 * kAt + 4));
+  }
+}
 // From and to an f32 state [K,V]; `key` and `value` are the tile's first channels. Pairs of neighbours at once where
 // V is even and the state aligned.
 template <bool store>
@@ -462,25 +479,12 @@ __device__ __forceinline__ void move_state(Accumulator& h, float* state, int K, 
   const bool in_pairs = V % 2 == 0 && reinterpret_cast<std::uintptr_t>(state) % 8 == 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (row + 8 * half >= K) continue;
     float* at = state + static_cast<std::int64_t>(row + 8 * half) * V + column;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
-      const int left = V - column - 8 * j;
-      if (in_pairs && left > 0) {
-        if constexpr (store) {
-          *reinterpret_cast<float2*>(at + 8 * j) = make_float2(x, y);
-        } else {
-          const float2 pair = *reinterpret_cast<const float2*>(at + 8 * j);
-          x = pair.x;
-          y = pair.y;
-        }
-      } else {
-        if (left > 0) store ? at[8 * j] = x : x = at[8 * j];
-        if (left > 1) store ? at[8 * j + 1] = y : y = at[8 * j + 1];
-      }
-    }
+    const int left = row + 8 * half < K ? V - column : 0, of_pairs = in_pairs ? left : 0, alone = left - of_pairs;
+    const auto move = [&]<int... j>(std::integer_sequence<int, j...>) {
+      (move_two<store, 8 * j>(h[4 * j + 2 * half], h[4 * j + 2 * half + 1], at, of_pairs, alone), ...);
+    };
+    move(std::make_integer_sequence<int, 8>());
   }
 }
 __device__ __forceinline__ void read_state(Accumulator& h, const float* state, int K, int V, int key, int value,
