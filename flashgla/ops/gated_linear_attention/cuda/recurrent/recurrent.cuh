@@ -22,7 +22,8 @@ constexpr int recurrent_shared_bytes() {
 
 // grid: (N * H, ceil(V / 32)). Without o: N * G, and only the states and ht are written.
 template <int R, bool normalize>
-__global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes, R <= 8 ? 3 : 2)
+    recurrent_kernel(const __grid_constant__ Params p) {
   constexpr int kRows = kRecurrentWarps * R, kTile = kRecurrentTile, kLanes = kRecurrentLanes;
   constexpr int kZ = (R + kLanes - 1) / kLanes;  // rows of z a lane owns
   extern __shared__ float4 shared[];
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
   const int query_head =
       wants_o ? static_cast<int>(blockIdx.x % heads_here) : static_cast<int>(blockIdx.x % heads_here) * p.group;
   const int head = query_head / p.group;
-  const bool writes_state = query_head % p.group == 0;
+  const auto writes_state = [&] { return anew(head) * p.group == query_head; };  // of a group's heads the first
   const int v = blockIdx.y * kLanes + lane;
   const int V = p.value_dim, K = p.key_dim;
   const Span span = span_of(p.sequences, n);
@@ -64,29 +65,31 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
   }
 
   for (std::int64_t t0 = 0; t0 < span.length; t0 += kTile) {
-    if (p.states != nullptr && writes_state && t0 % (kChunk * p.states_every()) == 0 && v < V) {
+    if (p.states != nullptr && t0 % (kChunk * p.states_every()) == 0 && v < V && writes_state()) {
       const auto place = [&](int k) {
         return static_cast<char*>(p.states) +
                p.state_tile(p.state_slot(span.chunk_begin, n, t0 / kChunk), head, k / kChunk, v / kChunk) +
                tile_piece(k % kChunk, v % kChunk / 8) + v % 8 * 2;
       };
+      const int first = anew(warp * R);  // not R places kept through the loop
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const int k = warp * R + r;
+        const int k = first + r;
         if (k < K) store_as(DType::bf16, place(k), 0, h[r]);
       }
     }
     const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kTile), span.length - t0));
+    const std::int64_t batch = anew(span.batch);
     for (int i = threadIdx.x; i < kTile * kRows; i += blockDim.x) {
       const int t = i / kRows, k = i % kRows;
       float q = 0.0f, key = 0.0f, a = 1.0f;
       if (t < tokens && k < K) {
         const std::int64_t token = span.begin + t0 + t;
         q = feature(p.feature_map,
-                    load_as(p.dtype, p.q.data, span.batch * p.q.batch + token * p.q.token + query_head * p.q.head + k));
+                    load_as(p.dtype, p.q.data, batch * p.q.batch + token * p.q.token + query_head * p.q.head + k));
         key = feature(p.feature_map,
-                      load_as(p.dtype, p.k.data, span.batch * p.k.batch + token * p.k.token + head * p.k.head + k));
-        a = exp2f(key_gate(p, span.batch, token, head, k));
+                      load_as(p.dtype, p.k.data, batch * p.k.batch + token * p.k.token + head * p.k.head + k));
+        a = exp2f(key_gate(p, batch, token, head, k));
       }
       q_tile[i] = q;
       k_tile[i] = key;
@@ -97,10 +100,10 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
       float value = 0.0f, a = 1.0f;
       if (t < tokens && v < V) {
         const std::int64_t token = span.begin + t0 + t;
-        value = load_as(p.dtype, p.v.data, span.batch * p.v.batch + token * p.v.token + head * p.v.head + v);
+        value = load_as(p.dtype, p.v.data, batch * p.v.batch + token * p.v.token + head * p.v.head + v);
         if (p.gv.data != nullptr) {
           a = exp2f(base_2_gate(
-              load_as(p.gate_dtype, p.gv.data, span.batch * p.gv.batch + token * p.gv.token + head * p.gv.head + v)));
+              load_as(p.gate_dtype, p.gv.data, batch * p.gv.batch + token * p.gv.token + head * p.gv.head + v)));
         }
       }
       v_tile[t * kLanes + lane] = value;
@@ -151,13 +154,12 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes) recurrent_ke
         if constexpr (normalize) denominator += z_parts[t * kRecurrentWarps + w];
       }
       const float o = normalize ? sum / (denominator + static_cast<float>(kNormalizerEpsilon)) : sum * p.scale;
-      store_as(p.dtype, p.o.data,
-               span.batch * p.o.batch + (span.begin + t0 + t) * p.o.token + query_head * p.o.head + v, o);
+      store_as(p.dtype, p.o.data, batch * p.o.batch + (span.begin + t0 + t) * p.o.token + query_head * p.o.head + v, o);
     }
     // The next tile overwrites q, k, a, v, which all warps have read; parts are only written after its barrier.
   }
 
-  if (!writes_state) return;
+  if (!writes_state()) return;
   if (p.ht != nullptr && v < V) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
