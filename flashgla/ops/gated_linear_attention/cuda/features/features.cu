@@ -84,24 +84,24 @@ struct Loaded {
   Pair pairs[kRows];
 
   __device__ __forceinline__ void load(const Tokens& from, const Place& at, int head, int channel) {
-    const T* place = static_cast<const T*>(from.view.data) + at.batch * from.view.batch + at.token * from.view.token +
-                     head * from.view.head;
-    const std::int64_t step = anew(from.view.token);  // not eight offsets kept through the caller's loops
-    if constexpr (kPairs) {
-      place += min(channel, from.channels - 2);
+    const T* row = static_cast<const T*>(from.view.data) + at.batch * from.view.batch +
+                   (at.token + min(0, at.last_row)) * from.view.token + head * from.view.head +
+                   min(channel, from.channels - (kPairs ? 2 : 1));
+    const int to_second = channel + 1 < from.channels ? 1 : 0;
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) pairs[i] = *reinterpret_cast<const Pair*>(place + min(i, at.last_row) * step);
-    } else {
-      const int x = min(channel, from.channels - 1), y = min(channel + 1, from.channels - 1);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const T* row = place + min(i, at.last_row) * step;
-        pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2(Element<T>::load(row + x), Element<T>::load(row + y)));
+    for (int i = 0; i < kRows; ++i) {
+      if constexpr (kPairs) {
+        pairs[i] = *reinterpret_cast<const Pair*>(row);
+      } else {
+        pack_two(reinterpret_cast<T*>(&pairs[i]),
+                 make_float2(Element<T>::load(row), Element<T>::load(row + to_second)));
       }
-      if (channel + 1 == from.channels) {
+      row = anew(i < at.last_row ? row + from.view.token : row);  // one address at a time: not eight kept
+      __builtin_assume(__isGlobal(row));                          // which `anew` hides
+    }
+    if (!kPairs && channel + 1 == from.channels) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2((*this)[i].x, 0.0f));
-      }
+      for (int i = 0; i < kRows; ++i) pack_two(reinterpret_cast<T*>(&pairs[i]), make_float2((*this)[i].x, 0.0f));
     }
   }
   __device__ __forceinline__ float2 operator[](int i) const {
@@ -118,7 +118,7 @@ struct Out {
   __device__ __forceinline__ Out(const Tokens& to, const Place& at, int head, int channel)
       : place(static_cast<T*>(to.view.data) + at.batch * to.view.batch + at.token * to.view.token +
               head * to.view.head + channel),
-        step(to.view.token),
+        step(anew(to.view.token)),  // not eight offsets kept through the loop of the caller
         rows(to.view.data == nullptr || channel >= to.channels ? 0 : at.rows),
         left(to.channels - channel) {}
   __device__ __forceinline__ void put(int i, float2 x) const {
@@ -334,17 +334,17 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
-// One value of each of the warp's tokens, `place` that of the first: [chunks, H, 64] is aligned for it.
-__device__ __forceinline__ void load_row_values(float (&x)[kRows], const float* place) {
-  const float4 low = reinterpret_cast<const float4*>(place)[0], high = reinterpret_cast<const float4*>(place)[1];
-  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-  x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-}
+// One value of each of the warp's tokens, `place` that of the first: each in one lane's register.
+struct RowValues {
+  float mine;
+  __device__ __forceinline__ void load(const float* place) { mine = place[threadIdx.x % kRows]; }
+  __device__ __forceinline__ float operator[](int i) const { return __shfl_sync(0xffffffffu, mine, i); }
+};
 
 // phi(q) / d of every token to `out`, phi(k) read from `features`. kBackward: also what the backward needs. Grid:
 // chunks x H.
 template <class T, bool kPairs, bool kBackward>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, kPairs ? 3 : 2)
     divide_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q,
                   const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
                   const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
@@ -435,19 +435,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
   // Everything of the first query head and of k is under way before anything is waited for.
   Loaded<T, kPairs> of_k, d_of_k, of_q, d_of_q;
-  float inverse[kRows], dd[kRows];
+  RowValues inverse, dd;
   const auto load_query = [&](int head) {
     of_q.load(q, at, head, channel);
     if (dq.view.data != nullptr) d_of_q.load(dq, at, head, channel);
     const std::int64_t token = (at.chunk * query_heads + head) * kChunk + kRows * warp;
-    load_row_values(inverse, w.inverses + token);
-    load_row_values(dd, w.d_denominators + token);
+    inverse.load(w.inverses + token);
+    dd.load(w.d_denominators + token);
   };
   of_k.load(k, at, at.head, channel);
   load_query(at.head * group);
-  if (dk.view.data != nullptr) d_of_k.load(dk, at, at.head, channel);
   const float2 start = two_floats(w.z_starts + (at.chunk * heads + at.head) * K, channel, K);
-  const float2 beyond = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
 
   float2 dz[kRows], sum = make_float2(0.0f, 0.0f), all;
 #pragma unroll
@@ -464,14 +462,18 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int i = 0; i < kRows; ++i) {
       z = plus(z, as_stored(phi<T>(map, of_k[i]), T{}));
       float2 slope;
-      dz[i] = fma_both(phi<T>(map, of_q[i], slope), dd[i], dz[i]);
-      out.put(i, times(fma_both(d_of_q[i], inverse[i], times(z, dd[i])), slope));
+      const float d_denominator = dd[i];
+      dz[i] = fma_both(phi<T>(map, of_q[i], slope), d_denominator, dz[i]);
+      out.put(i, times(fma_both(d_of_q[i], inverse[i], times(z, d_denominator)), slope));
     }
     if (h + 1 < group) load_query(head + 1);
   }
   if (dk.view.data == nullptr) return;
+  of_k.load(k, at, at.head, channel);  // again: what was worked out from it would be kept through the loop
+  d_of_k.load(dk, at, at.head, channel);
 #pragma unroll
   for (int i = kRows - 2; i >= 0; --i) dz[i] = plus(dz[i], dz[i + 1]);
+  const float2 beyond = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
   const float2 after = plus(sum_of_others<true>(warp_sums, dz[0], all), beyond);
   const Out<T, kPairs> out(dk, at, at.head, channel);
 #pragma unroll
@@ -535,18 +537,14 @@ struct Call {
   unsigned blocks(std::int64_t heads, std::int64_t channels) const {
     return static_cast<unsigned>(p.sequences.most_chunks * heads * ((channels + kWidth - 1) / kWidth));
   }
-  // f(an element of the call's dtype, whether the tensors are in pairs as a constant)
-  template <class F>
+  // f(an element of the call's dtype, whether the tensors are in pairs as a constant). kNormalized: never f16.
+  template <bool kNormalized, class F>
   void with_element(std::initializer_list<TensorView> views, F f) const {
     const auto go = [&](auto pairs) {
-      switch (problem.dtype) {
-        case DType::bf16:
-          return f(__nv_bfloat16{}, pairs);
-        case DType::f16:
-          return f(__half{}, pairs);
-        default:
-          return f(float{}, pairs);
+      if constexpr (!kNormalized) {
+        if (problem.dtype == DType::f16) return f(__half{}, pairs);
       }
+      problem.dtype == DType::bf16 ? f(__nv_bfloat16{}, pairs) : f(float{}, pairs);
     };
     in_pairs(views) ? go(std::true_type{}) : go(std::false_type{});
   }
@@ -555,7 +553,7 @@ struct Call {
     return context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous;
   }
   void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
-    with_element(views, [&](auto element, auto pairs) {
+    with_element<false>(views, [&](auto element, auto pairs) {
       launch("gated_linear_attention features", map_kernel<decltype(element), decltype(pairs)::value>,
              dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream(), Begin::after_previous,
              p.sequences, pair, map_of(problem.feature_map));
@@ -579,7 +577,7 @@ struct Call {
     }
     map({{k}}, 1, {inputs.k, features});
     scan<false>(z_sums, 1, inputs.z0, zt);
-    with_element({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
+    with_element<true>({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
       using T = decltype(element);
       constexpr bool kPairs = decltype(pairs)::value;
       launch("gated_linear_attention denominators",
@@ -701,24 +699,24 @@ void backward_through_features(Context& context, const Problem& problem, const I
   plain(without_features(problem), call.plain, rest, d_rest, d_plain);
   if (context.planning()) return;
 
-  call.with_element({inputs.q, inputs.k, d_in.dq, d_in.dk}, [&](auto element, auto pairs) {
-    using T = decltype(element);
-    constexpr bool kPairs = decltype(pairs)::value;
-    const Map map = map_of(problem.feature_map);
-    if (problem.normalize) {
-      if (!d_in.dq && !d_in.dk) return;
-      launch("gated_linear_attention gradients of features", join_kernel<T, kPairs>,
+  const Map map = map_of(problem.feature_map);
+  const std::initializer_list<TensorView> views = {inputs.q, inputs.k, d_in.dq, d_in.dk};
+  if (!problem.normalize) {
+    call.with_element<false>(views, [&](auto element, auto pairs) {
+      const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
+                             {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
+      launch("gated_linear_attention gradients of features", slope_kernel<decltype(element), decltype(pairs)::value>,
+             dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream(), call.next(),
+             call.p.sequences, pair, map);
+    });
+  } else if (d_in.dq || d_in.dk) {
+    call.with_element<true>(views, [&](auto element, auto pairs) {
+      launch("gated_linear_attention gradients of features", join_kernel<decltype(element), decltype(pairs)::value>,
              dim3(call.blocks(problem.heads, problem.key_dim)), kThreads, 0, call.stream(), call.next(),
              call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map,
              call.p.heads, call.p.group);
-    } else {
-      const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
-                             {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
-      launch("gated_linear_attention gradients of features", slope_kernel<T, kPairs>,
-             dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream(), call.next(),
-             call.p.sequences, pair, map);
-    }
-  });
+    });
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
