@@ -156,16 +156,10 @@ __device__ void pass_gated_state(const Params& p, const GatedPass& pass, char* s
   load();
 
   const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
-  const std::int64_t cell = n * p.heads + kv_head;
-  const std::int64_t state_at = cell * p.key_dim * p.value_dim;
-  // f(element of the accumulator, its place in a [K,V] matrix), for elements that exist.
-  auto for_each = [&](auto f) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int k = key_tile * kTile + row_of_element(thread, i), v = value_tile * kTile + column_of_element(thread, i);
-      if (k < p.key_dim && v < p.value_dim) f(i, static_cast<std::int64_t>(k) * p.value_dim + v);
-    }
-  };
+  // For before and after the walk: of all states, this block's and, in it, the tile's first key and value channel.
+  const auto cell = [&] { return static_cast<std::int64_t>(fresh_block() / blocks); };
+  const auto key = [&] { return static_cast<int>(fresh_block() % blocks) % key_tiles * kTile; };
+  const auto value = [&] { return (static_cast<int>(fresh_block() % blocks) / key_tiles * kGroups + group) * kTile; };
   const auto decay_by = [&](Accumulator& state, const float* keys, const float* values) {
     const float of_row[2] = {keys[row], keys[row + 8]};
 #pragma unroll
@@ -182,20 +176,23 @@ __device__ void pass_gated_state(const Params& p, const GatedPass& pass, char* s
   Accumulator state;
   clear(state);
   if (pass.start && segment == 0) {
-    for_each([&](int i, std::int64_t at) { state[i] = pass.start[state_at + at] * start_factor; });
+    read_state(state, pass.start + cell() * p.key_dim * p.value_dim, p.key_dim, p.value_dim, key(), value(), thread);
+    scale_rows(state, start_factor, start_factor);
   }
-  const std::int64_t tiles = p.sequences.count * p.heads * key_tiles * value_tiles;
-  const std::int64_t tile_at = (cell * key_tiles + key_tile) * value_tiles + value_tile;
-  const auto segment_end = [&](int s, int part) {  // four of this thread's elements
-    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + part) * kGroupThreads + thread;
+  const auto tile_of = [&](int s) {  // of segment s, among all tiles of all segments
+    return ((s * p.sequences.count * p.heads + cell()) * key_tiles + key() / kTile) * value_tiles + value() / kTile;
+  };
+  const auto segment_end = [&](std::int64_t tile, int part) {  // four of this thread's elements
+    return reinterpret_cast<float4*>(pass.segment_ends) + (tile * 8 + part) * kGroupThreads + thread;
   };
   if (!pass.ends_only && active) {
     for (int s = 0; s < segment; ++s) {
-      const float* over = pass.segment_decays + (s * tiles + tile_at) * 2 * kTile;
+      const std::int64_t tile = tile_of(s);
+      const float* over = pass.segment_decays + tile * 2 * kTile;
       decay_by(state, over, over + kTile);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float4 end = *segment_end(s, j);
+        const float4 end = *segment_end(tile, j);
         state[4 * j] += end.x;
         state[4 * j + 1] += end.y;
         state[4 * j + 2] += end.z;
@@ -230,12 +227,14 @@ __device__ void pass_gated_state(const Params& p, const GatedPass& pass, char* s
   ptx::copy_async_wait<0>();
   if (!active) return;
   if (pass.ends_only) {
+    const std::int64_t tile = tile_of(segment);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
-    pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;
+      *segment_end(tile, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    pass.segment_decays[tile * 2 * kTile + thread] = product;
   } else if (pass.end && segment == pass.segments - 1) {
-    for_each([&](int i, std::int64_t at) { pass.end[state_at + at] = state[i] * end_factor; });
+    scale_rows(state, end_factor, end_factor);
+    write_state(pass.end + cell() * p.key_dim * p.value_dim, state, p.key_dim, p.value_dim, key(), value(), thread);
   }
 }
 
@@ -354,9 +353,10 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int own_tiles = tiles_of(s.own), other_tiles = tiles_of(s.other);
   const int own_tile = static_cast<int>(blockIdx.x % own_tiles), channel = own_tile * kTile;
-  const int kv_head = static_cast<int>(blockIdx.x / own_tiles % p.heads), query_heads = p.heads * p.group;
-  const std::int64_t chunk = blockIdx.x / own_tiles / p.heads, kv_at = chunk * p.heads + kv_head;
-  const Chunk c = locate(p.sequences, chunk);
+  // Tiles are counted in 31 bits: of 8 KiB each there is no memory for more.
+  const int kv_at = static_cast<int>(blockIdx.x / own_tiles);  // chunk and key-value head
+  const int kv_head = kv_at % p.heads;
+  Chunk c = locate(p.sequences, kv_at / p.heads);
   if (c.rows == 0) return;
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
   float* dump = reinterpret_cast<float*>(shared + Layout::dump);
@@ -364,13 +364,19 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2], &crossing = parts[3];
   float *factors = reinterpret_cast<float*>(parts + 4), *weights = factors + kTile;
 
+  // The forward on wgmma has the registers to keep such places.
+  constexpr bool kKeepsPlaces = !kBackward && std::is_same_v<Core, TensorCore90>;
+  const auto image = [](const char* images, int tile) {
+    return images + static_cast<std::int64_t>(kKeepsPlaces ? tile : anew(tile)) * kTileBytes;
+  };
   const auto state_tile = [&](const char* images, int other) {
-    const std::int64_t key = kOverValues ? other : own_tile, value = kOverValues ? own_tile : other;
-    return images +
-           ((kv_at * (kOverValues ? other_tiles : own_tiles) + key) * (kOverValues ? own_tiles : other_tiles) + value) *
-               kTileBytes;
+    const int key = kOverValues ? other : own_tile, value = kOverValues ? own_tile : other;
+    return image(
+        images,
+        (kv_at * (kOverValues ? other_tiles : own_tiles) + key) * (kOverValues ? own_tiles : other_tiles) + value);
   };
   int head = kv_head * p.group;
+  int query_at = kv_at * p.group;  // chunk and query head
   bool first = true;
   const bool gated = s.gate.data != nullptr, narrow_gates = gated && p.gate_dtype != DType::f32;
   // The tiles, in slots such that the one after the last is slot 0, and what the epilogue begins with.
@@ -379,27 +385,26 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (tile < other_tiles) {
       const int slot = slot_of(tile);
       const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
-      copy_image(stage, s.other_up + ((chunk * query_heads + head) * other_tiles + tile) * kTileBytes, thread);
+      copy_image(stage, image(s.other_up, query_at * other_tiles + tile), thread);
       copy_image(stage + kTileBytes, state_tile(s.states, tile), thread);
       if (kBackward && first) {
-        const std::int64_t at = kv_at * other_tiles + tile;
-        copy_image(stage + 2 * kTileBytes, s.other_later + at * kTileBytes, thread);
+        const int at = kv_at * other_tiles + tile;
+        copy_image(stage + 2 * kTileBytes, image(s.other_later, at), thread);
         copy_image(stage + 3 * kTileBytes, state_tile(s.state_gradients, tile), thread);
         if (thread < 16) {
           ptx::copy_async_16(ptx::shared_address(weights + slot * kTile + 4 * thread),
-                             s.other_decays + at * kTile + 4 * thread);
+                             s.other_decays + static_cast<std::int64_t>(at) * kTile + 4 * thread);
         }
       }
     }
     if (tile == other_tiles) {
       if (kBackward) {
-        copy_image(ptx::shared_address(q),
-                   s.own_up + ((chunk * query_heads + head) * own_tiles + own_tile) * kTileBytes, thread);
+        copy_image(ptx::shared_address(q), image(s.own_up, query_at * own_tiles + own_tile), thread);
       }
-      copy_image(ptx::shared_address(k), s.own_later + (kv_at * own_tiles + own_tile) * kTileBytes, thread);
+      copy_image(ptx::shared_address(k), image(s.own_later, kv_at * own_tiles + own_tile), thread);
     }
     if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
-      copy_image(ptx::shared_address(a), s.scores + (chunk * query_heads + head) * kTileBytes, thread);
+      copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
         const Rows rows = rows_at(s.gate, 2, c, kv_head, channel, s.own);
         load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, aligned(rows), thread);
@@ -417,7 +422,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   float through[kOverValues ? 8 : 4] = {};
   bool steep = false;
 
-  for (int h = 0; h < p.group; ++h, ++head) {
+  for (int h = 0; h < p.group; ++h, ++head, ++query_at) {
     first = h == 0;
     Accumulator d_query;
     clear(d_query);
@@ -534,6 +539,9 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
                                      thread);
       };
       Aside queries(d_query);
+      Local<std::int64_t, 2> place;  // the backward and what it calls have registers enough without these
+      std::int64_t here[] = {c.batch, c.token};
+      if constexpr (kBackward) place.put(here);
       if constexpr (kBackward) {
         Aside keys(d_key);
         const Aside gate_parts(d_gate);
@@ -546,6 +554,9 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
         finish(queries.kept, unused);
       }
       queries.restore(d_query);
+      if constexpr (kBackward) place.get(here);
+      c.batch = here[0];
+      c.token = here[1];
     }
 
     put_rows(dump, d_query, thread);
