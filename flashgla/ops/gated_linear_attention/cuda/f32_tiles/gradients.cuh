@@ -184,6 +184,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   using Layout = GradientsShared<kParts, kGrouped>;
+  constexpr bool kLoop = kGrouped && kParts == 3;  // of parts
   constexpr bool kBoth = kSide != GatedSide::only_keys, kOverValues = kSide == GatedSide::values;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
@@ -192,10 +193,13 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
   const int channel = key_tile * kTile;
   const bool constant = !kBoth && p.gate == GateKind::constant;
-  float* chunk_part = work.gate_parts + (key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head;  // constant
+  const auto put_chunk_part = [&](float part) {  // of constant gates
+    const unsigned block = fresh_block();
+    if (thread == 0) work.gate_parts[block % key_tiles * p.sequences.most_chunks * p.heads + block / key_tiles] = part;
+  };
   const Chunk c = locate(p.sequences, chunk);
   if (c.rows == 0) {
-    if (constant && work.gate_parts != nullptr && thread == 0) *chunk_part = 0.0f;
+    if (constant && work.gate_parts != nullptr) put_chunk_part(0.0f);
     return;
   }
   const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
@@ -273,8 +277,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       constexpr Stored inner_k = Stored::k_inner, state_k = kOverValues ? Stored::k_outer : Stored::k_inner;
       if (kBoth && first) {
         Core::begin(dq, dk);
-        add_product<Core, kParts, inner_k, state_k>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, state_k>(dk, base + Layout::v, base + Layout::dh, thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop>(dk, base + Layout::v, base + Layout::dh, thread);
         const auto weight = [&](int of_other) { return other_decay[of_other]; };
         if constexpr (kOverValues) {
           const float2 dots = column_dots<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
@@ -285,19 +289,19 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         Core::finish(dq, dk);
       } else if (kBoth) {
         Core::begin(dq);
-        add_product<Core, kParts, inner_k, state_k>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
         Core::finish(dq);
       } else if (first) {
         Core::begin(dq, pairs, dk);
-        add_product<Core, kParts, inner_k, inner_k>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, inner_k>(pairs, base + Layout::d_o, base + Layout::v, thread);
-        add_product<Core, kParts, inner_k, inner_k>(dk, base + Layout::v, base + Layout::dh, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop>(pairs, base + Layout::d_o, base + Layout::v, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop>(dk, base + Layout::v, base + Layout::dh, thread);
         through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, [](int) { return 1.0f; });
         Core::finish(dq, pairs, dk);
       } else {
         Core::begin(dq, pairs);
-        add_product<Core, kParts, inner_k, inner_k>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, inner_k>(pairs, base + Layout::d_o, base + Layout::v, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop>(pairs, base + Layout::d_o, base + Layout::v, thread);
         Core::finish(dq, pairs);
       }
     }
@@ -315,25 +319,26 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       put_split<Core, kParts>(a, pairs, thread);
     }
     {
+      const int own = fresh_thread();
       Loaded<T> loaded_q, loaded_k;
-      load(loaded_k, k_place, thread);
+      load(loaded_k, k_place, own);
       float g[kRowsEach][8], all[8];
       loaded_gates.take(g, p);
-      load(loaded_q, q_place, thread);
-      sum_gates<false>(g, all, totals, thread);
+      load(loaded_q, q_place, own);
+      sum_gates<false>(g, all, totals, own);
       steep = is_steep(all);
-      if (thread < 8) {
+      if (own < 8) {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
+        for (int e = 0; e < 8; ++e) decay[8 * own + e] = ptx::exp2(all[e]);
       }
-      put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
-      put_loaded<kParts>(q, loaded_q, thread,
+      put_loaded<kParts>(k, loaded_k, own, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
+      put_loaded<kParts>(q, loaded_q, own,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
-        loaded_gates.load(p, c, kv_head, channel, thread);
+        loaded_gates.load(p, c, kv_head, channel, own);
         loaded_gates.take(g, p);
       }
-      put_floats(sums, g, thread);
+      put_floats(sums, g, own);
     }
     if constexpr (kBoth) ptx::copy_async_wait<0>();
     Core::publish();
@@ -354,8 +359,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       if (!constant) sum_columns<kParts>(inner, k, dk, thread);
       if constexpr (kOverValues) {
         __syncwarp();
-        float2& sum = *reinterpret_cast<float2*>(inner + warp * kTile + 2 * lane);
-        sum = make_float2(sum.x + values_through.x * decay[2 * lane], sum.y + values_through.y * decay[2 * lane + 1]);
+        const int column = 2 * (fresh_thread() & 31);
+        float2& sum = *reinterpret_cast<float2*>(inner + warp * kTile + column);
+        sum = make_float2(sum.x + values_through.x * decay[column], sum.y + values_through.y * decay[column + 1]);
       } else {
         through += __shfl_xor_sync(0xffffffffu, through, 1);
         if ((thread & 1) == 0) {
@@ -370,8 +376,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     }
     if (!steep) {
       Core::begin(dq, dk);
-      add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(dq, a, k, thread);
-      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(dk, a, q, thread);
+      add_product<Core, kParts, Stored::k_inner, Stored::k_outer, kLoop>(dq, a, k, thread);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer, kLoop>(dk, a, q, thread);
       Core::finish(dq, dk);
     } else {
       __syncthreads();
@@ -434,7 +440,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
     if (lane == 0) row_sums[warp] = crossing;
     __syncthreads();
-    if (thread == 0) *chunk_part = row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+    put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
     return;
   }
   const bool by_token = !kBoth && p.gate == GateKind::scalar;

@@ -1,4 +1,4 @@
-// Kernels of f32 tiles and their launch; one translation unit of instantiations/ each core.
+// Kernels of f32 tiles and their launch.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"

@@ -43,17 +43,19 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
   int slot = 0;
   const auto load_step = [&](int i, int h) {
     const int index = kBackwards ? chunks - 1 - i : i;
-    const Chunk c = chunk_of(span, index);
+    Chunk c = chunk_of(span, index);
+    c.batch = anew(c.batch);
     const int head = anew(kv_head * heads_each + h);
-    load(loaded_b, Place<T>(pass.b, p.dtype, c, head, value, p.value_dim), thread);
+    const int own = fresh_thread();
+    load(loaded_b, Place<T>(pass.b, p.dtype, c, head, value, p.value_dim), own);
     if constexpr (kPrepared) {
       const float* factors =
           pass.prepared.decay + (((span.chunk_begin + index) * p.heads + kv_head) * key_tiles + key_tile) * kTile;
       next_factor[0] = factors[row];
       next_factor[1] = factors[row + 8];
     } else {
-      load(loaded_a, Place<T>(kBackwards ? p.q : p.k, p.dtype, c, head, channel, p.key_dim), thread);
-      loaded_gates.load(p, c, anew(kv_head), channel, thread);
+      load(loaded_a, Place<T>(kBackwards ? p.q : p.k, p.dtype, c, head, channel, p.key_dim), own);
+      loaded_gates.load(p, c, anew(kv_head), channel, own);
     }
   };
   const auto copy_image_of_step = [&](int i, int h) {
@@ -71,9 +73,10 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
     copy_image_of_step(first, 0);
   }
 
-  const std::int64_t state_at = static_cast<std::int64_t>(cell) * p.key_dim * p.value_dim;
+  // In a [N,G,K,V] tensor: worked out where it is asked for.
+  const auto state_at = [&] { return anew(static_cast<std::int64_t>(cell)) * p.key_dim * p.value_dim; };
   Accumulator state;
-  read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
+  read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at() : nullptr, p.key_dim, p.value_dim,
              channel, value, thread);
   const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
   const auto segment_end = [&](int s, int block) {  // four of this thread's elements
@@ -133,13 +136,13 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
         loaded_gates.take(sums, p);
         sum_gates<!kBackwards>(sums, all, totals, thread);
         const float scale = kBackwards ? p.scale : 1.0f;
-        put_loaded<kParts>(a, loaded_a, thread, [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
+        put_loaded<kParts>(a, loaded_a, fresh_thread(), [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
         if (thread < 8) {
 #pragma unroll
           for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
         }
       }
-      put_loaded<kParts>(b, loaded_b, thread);
+      put_loaded<kParts>(b, loaded_b, fresh_thread());
       if (!ends) load_step(ends_chunk ? i + 1 : i, ends_chunk ? 0 : h + 1);
       ptx::copy_async_wait<0>();
       Core::publish();
@@ -165,7 +168,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
         Accumulator update;
         clear(update);
         Core::begin(update);
-        add_product<Core, kParts, outer, outer>(update, a, b, thread);
+        add_product<Core, kParts, outer, outer, true>(update, a, b, thread);
         Core::finish(update);
 #pragma unroll
         for (int e = 0; e < 32; ++e) state[e] = fmaf(state[e], factor[(e >> 1) & 1], update[e]);
@@ -182,7 +185,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
       decays[row + 8] = product[1];
     }
   } else if (pass.end != nullptr && segment == pass.segments - 1) {
-    write_state(pass.end + state_at, state, p.key_dim, p.value_dim, channel, value, thread);
+    write_state(pass.end + state_at(), state, p.key_dim, p.value_dim, channel, value, thread);
   }
 }
 

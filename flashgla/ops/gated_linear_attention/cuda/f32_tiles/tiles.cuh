@@ -52,6 +52,39 @@ struct Loaded {
   uint4 raw[kRowsEach][words];
 };
 
+// An element whose dtype is known at run time only, in f32; 0 where not `inside`. Without branches, so that a thread's
+// loads are under way together.
+__device__ __forceinline__ float load_where(bool inside, DType dtype, const char* at) {
+  std::uint32_t bits;
+  asm volatile(
+      "{\n"
+      ".reg .pred two, four;\n"
+      "setp.eq.s32 two, %2, 2;\n"
+      "setp.eq.s32 four, %2, 4;\n"
+      "mov.b32 %0, 0;\n"
+      "@two ld.global.u16 %0, [%1];\n"
+      "@four ld.global.b32 %0, [%1];\n"
+      "}"
+      : "=r"(bits)
+      : "l"(at), "r"(inside ? bytes_of<AnyElement>(dtype) : 0));
+  return dtype == DType::f16 ? ptx::unpack_f16(bits).x : __uint_as_float(bits << (dtype == DType::bf16 ? 16 : 0));
+}
+__device__ __forceinline__ void store_where(bool inside, DType dtype, char* at, float x) {
+  const std::uint32_t bits = dtype == DType::f16    ? ptx::pack_f16(x, 0.0f)
+                             : dtype == DType::bf16 ? ptx::pack_bf16(x, 0.0f)
+                                                    : __float_as_uint(x);
+  asm volatile(
+      "{\n"
+      ".reg .pred two, four;\n"
+      "setp.eq.s32 two, %2, 2;\n"
+      "setp.eq.s32 four, %2, 4;\n"
+      "@two st.global.u16 [%1], %0;\n"
+      "@four st.global.b32 [%1], %0;\n"
+      "}" ::"r"(bits),
+      "l"(at), "r"(inside ? bytes_of<AnyElement>(dtype) : 0)
+      : "memory");
+}
+
 // Starts the loads; nothing waits for them here.
 template <class T>
 __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread) {
@@ -71,12 +104,11 @@ __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread
   } else {
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
+      const int bytes = bytes_of<T>(s.dtype), inside = row + i < s.rows ? left : 0;
+      const char* from = s.data + (row + i) * s.stride + channel * bytes;
       std::uint32_t bits[8];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const bool inside = row + i < s.rows && e < left;
-        bits[e] = inside ? __float_as_uint(load_as(s.dtype, s.data + (row + i) * s.stride, channel + e)) : 0;
-      }
+      for (int e = 0; e < 8; ++e) bits[e] = __float_as_uint(load_where(e < inside, s.dtype, from + e * bytes));
       x.raw[i][0] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
       x.raw[i][1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
     }
@@ -113,11 +145,14 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, i
 // Channels `channel` (even) and the next of a row.
 template <class T>
 __device__ __forceinline__ void store_channels(const Place<T>& to, char* row, int channel, float2 x) {
-  if (channel >= to.channels) return;
   if constexpr (!kInPieces<T>) {
-    store_as(to.dtype, row, channel, x.x);
-    if (channel + 1 < to.channels) store_as(to.dtype, row, channel + 1, x.y);
-  } else if constexpr (sizeof(T) == 4) {
+    const int bytes = bytes_of<T>(to.dtype);
+    store_where(channel < to.channels, to.dtype, row + channel * bytes, x.x);
+    store_where(channel + 1 < to.channels, to.dtype, row + (channel + 1) * bytes, x.y);
+    return;
+  }
+  if (channel >= to.channels) return;
+  if constexpr (sizeof(T) == 4) {
     *reinterpret_cast<float2*>(row + 4 * channel) = x;
   } else {
     *reinterpret_cast<std::uint32_t*>(row + 2 * channel) =
@@ -266,12 +301,22 @@ __device__ __forceinline__ void for_parts(Multiply multiply) {
     for (int i = 0; i <= sum; ++i) multiply(i, sum - i);
   }
 }
-// d += a b.
-template <class Core, int kParts, Stored a_stored, Stored b_stored>
+// d += a b. kLoop: with mma.sync the products of parts one after the other in a loop, where in one piece their loads
+// from shared memory would be spread over more registers than the kernel has.
+template <class Core, int kParts, Stored a_stored, Stored b_stored, bool kLoop = false>
 __device__ __forceinline__ void add_product(Accumulator& d, std::uint32_t a, std::uint32_t b, int thread) {
-  for_parts<kParts>([&](int i, int j) {
+  const auto multiply = [&](int i, int j) {
     Core::template product<a_stored, b_stored>(d, a + i * kTileBytes, b + j * kTileBytes, thread);
-  });
+  };
+  if constexpr (kLoop && std::is_same_v<Core, TensorCore80>) {
+#pragma unroll 1
+    for (int sum = kParts - 1; sum >= 0; --sum) {
+#pragma unroll 1
+      for (int i = 0; i <= sum; ++i) multiply(i, sum - i);
+    }
+  } else {
+    for_parts<kParts>(multiply);
+  }
 }
 // a: an accumulator.
 template <int kParts>

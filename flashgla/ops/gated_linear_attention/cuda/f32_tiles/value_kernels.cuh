@@ -1,4 +1,4 @@
-// Kernels of f32 tiles with gates over values and their launch; one translation unit of instantiations/ each core.
+// Kernels of f32 tiles with gates over values and their launch.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/kernels.cuh"
