@@ -84,6 +84,13 @@ __device__ __forceinline__ void load_matrix_4_transposed(std::uint32_t (&r)[4], 
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements across a warp, transposed: lane l holds of row l/4 columns 2(l%4) and the next.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // d += a b, a 16x16 (row), b 16x8 (column), d 16x8. Lane l holds of d rows l/4 and l/4+8, columns 2(l%4) and +1:
 // d[0], d[1] of the first row, d[2], d[3] of the second.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
@@ -108,13 +115,6 @@ __device__ __forceinline__ bool barrier_or(int id, int threads, bool predicate) 
       : "memory");
   return any != 0;
 }
-// Adds to a count in shared memory and returns what it was. What the block's other threads did before they added is
-// seen by the thread that sees their addition.
-__device__ __forceinline__ std::uint32_t add_shared(std::uint32_t address, std::uint32_t x) {
-  std::uint32_t before;
-  asm volatile("atom.shared::cta.acq_rel.cta.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(x) : "memory");
-  return before;
-}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)  // sm_90a only
 
@@ -122,6 +122,13 @@ __device__ __forceinline__ void store_matrix_4(std::uint32_t shared, std::uint32
                                                std::uint32_t r2, std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r0), "r"(r1), "r"(r2),
                "r"(r3)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_matrix_4_transposed(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1,
+                                                          std::uint32_t r2, std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
                : "memory");
 }
 
@@ -137,6 +144,13 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, st
   asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(barrier),
                "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(barrier) : "memory");
+}
+// Arrives once this thread's copy_async so far have been done.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
@@ -167,6 +181,16 @@ __device__ __forceinline__ void store_bulk_wait_read() {
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- warpgroup matrix products ----
+// Registers of each thread of a warpgroup from here on, a multiple of 8: fewer, for others, or more, once they are
+// free.
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending>

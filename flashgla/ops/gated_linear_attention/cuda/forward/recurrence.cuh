@@ -7,9 +7,13 @@
 // segment's end state from zero, combine_kernel turns these into start states (the operator from a segment's start to
 // its end is only a product of decays), and this kernel runs from those.
 //
-// What is read, P and x of the next chunk come in while a chunk is worked on, what is written while the products for
-// the output run. h is an operand from shared memory, rewritten once a chunk.
+// The state is held transposed, a row a value channel: rounded, it is the operand of o^T = h^T q~^T + v^T P^T as it
+// lies in registers, and so is v^T of h'^T = h^T 2^sum + v^T k~, read once a chunk. What shared memory gives the tensor
+// cores is images alone. They come by steps of one key tile, q~ and k~ together, in a ring of slots; on Hopper warps of
+// their own bring images and v, and take outputs and kept states away.
 #pragma once
+
+#include <type_traits>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
@@ -17,25 +21,64 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Tiles of shared memory, in this order.
-template <int KB, int groups, bool outputs>
+// Tiles of shared memory, in this order; then bytes.
+template <class Core, int KB, int groups, bool outputs>
 struct RecurrencePlan {
-  static constexpr int k_slots = outputs ? 1 : 2;
-  static constexpr int q = 0;                                      // [2][KB]
-  static constexpr int k = q + (outputs ? 2 * KB : 0);             // [k_slots][KB]
-  static constexpr int scores = k + k_slots * KB;                  // [2]
-  static constexpr int v = scores + (outputs ? 2 : 0);             // [2][groups]
-  static constexpr int h = v + 2 * groups;                         // [groups][KB]
-  static constexpr int barriers = (h + groups * KB) * kTileBytes;  // bytes: q and P [2], k [2]
-  static constexpr int readers = barriers + 4 * 8;                 // [2], see is_last_reader
-  static constexpr int bytes = readers + 2 * 4;
+  static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
+  static constexpr int blocks = KB >= 3 || groups == 2 ? 1 : 2;  // a multiprocessor
+  static constexpr int step = outputs ? 2 : 1;                   // q~ and k~
+  // P, and without warps that load v too, have two slots and no barriers of their own: there slots <= 2 KB.
+  static constexpr int most_slots = KB == 1 ? 2 : !in_bulk || blocks > 1 ? 3 : KB == 2 ? 4 : 6;
+  static constexpr int slots = in_bulk && !outputs ? 2 * most_slots : most_slots;
+  static constexpr int images = 0;                             // [slots][step]
+  static constexpr int scores = images + slots * step;         // [2]
+  static constexpr int v = scores + (outputs ? 2 : 0);         // [2][groups]
+  static constexpr int out = v + 2 * groups;                   // [groups]
+  static constexpr int states = in_bulk ? out + groups : out;  // [groups][KB], or the tile of the output
+  static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;  // [slots][64] floats
+  static constexpr int filled = decays + slots * 256;  // barriers: of steps [slots], of v [2], of what leaves [groups]
+  static constexpr int emptied = filled + (slots + 2 + groups) * 8;
+  static constexpr int bytes = emptied + (slots + 2 + groups) * 8;
+  // The warps that load and store are a group, which can give registers away, where the others need more than their
+  // share.
+  static constexpr bool gives_registers = in_bulk && (groups == 2 ? KB >= 2 : KB <= 2);
+  static constexpr int given = 56, taken = groups == 2 ? 224 : 200;
+  static constexpr int threads = groups * kGroupThreads + (gives_registers ? kGroupThreads
+                                                           : in_bulk       ? 32 * (2 + groups)
+                                                                           : 0);
 };
 
 // The copy engine and its barriers, where there is one.
-__device__ __forceinline__ void init_barriers(std::uint32_t first, int count) {
+__device__ __forceinline__ void init_barriers(std::uint32_t first, int count, int arrivals) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  for (int i = 0; i < count; ++i) ptx::mbarrier_init(first + 8 * i, 1);
+  for (int i = 0; i < count; ++i) ptx::mbarrier_init(first + 8 * i, arrivals);
+#endif
+}
+__device__ __forceinline__ void publish_barriers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::fence_barrier_init();
+#endif
+}
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::mbarrier_arrive(barrier);
+#endif
+}
+__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::mbarrier_arrive_after_copies(barrier);
+#endif
+}
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::give_registers<registers>();
+#endif
+}
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  ptx::take_registers<registers>();
 #endif
 }
 __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
@@ -47,12 +90,6 @@ __device__ __forceinline__ void copy_in_bulk(std::uint32_t to, const void* from,
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   ptx::copy_bulk(to, from, bytes, barrier);
 #endif
-}
-// Whether the other groups have been here as often as this one: called by one thread of each group, once a round. Even
-// and odd rounds have counts of their own, for a group may come twice before another comes.
-template <int groups>
-__device__ __forceinline__ bool is_last_reader(std::uint32_t counter) {
-  return groups == 1 || ptx::add_shared(counter, 1) % groups == groups - 1;
 }
 __device__ __forceinline__ void store_in_bulk(void* to, std::uint32_t from, int bytes) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -77,15 +114,16 @@ __device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity)
 #endif
 }
 
-// An accumulator of a group to 16 KiB of memory and back, four elements of a thread beside its neighbours'.
-__device__ __forceinline__ void read_part(Accumulator& a, const float* from, int thread) {
+// Adds an accumulator of a group from 16 KiB of memory, and writes it there, four elements of a thread beside its
+// neighbours'.
+__device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float4 x = reinterpret_cast<const float4*>(from)[j * kGroupThreads + thread];
-    a[4 * j] = x.x;
-    a[4 * j + 1] = x.y;
-    a[4 * j + 2] = x.z;
-    a[4 * j + 3] = x.w;
+    a[4 * j] += x.x;
+    a[4 * j + 1] += x.y;
+    a[4 * j + 2] += x.z;
+    a[4 * j + 3] += x.w;
   }
 }
 __device__ __forceinline__ void write_part(float* to, const Accumulator& a, int thread) {
@@ -96,20 +134,125 @@ __device__ __forceinline__ void write_part(float* to, const Accumulator& a, int 
   }
 }
 
+// ---- the state of 64 value channels by 64 key channels: an accumulator whose rows are value channels ----
+
+// From and to an f32 state [K,V]; `key` and `value` are the tile's first channels. A warp's access is four rows of
+// eight neighbours, whole sectors of memory.
+template <bool store>
+__device__ __forceinline__ void move_transposed_state(Accumulator& h, float* state, int K, int V, int key, int value,
+                                                      int thread) {
+  const int lane = thread % 32, row = value + thread / 32 * 16 + lane / 4, column = key + 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= V) continue;
+    float* at = state + static_cast<std::int64_t>(column) * V + row + 8 * half;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
+      if (column + 8 * j < K) store ? * at = x : x = *at;
+      if (column + 8 * j + 1 < K) store ? at[V] = y : y = at[V];
+      at += 8 * V;
+    }
+  }
+}
+
+// Columns of an accumulator times factors, this thread's two of each 8.
+__device__ __forceinline__ void scale_columns(Accumulator& a, const float2 (&factors)[8]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    a[4 * j] *= factors[j].x;
+    a[4 * j + 1] *= factors[j].y;
+    a[4 * j + 2] *= factors[j].x;
+    a[4 * j + 3] *= factors[j].y;
+  }
+}
+
+// Starts the copy of the tiles of 64 tokens and 64 channels a group by one warp, rows of all tiles together; the pieces
+// outside become zeros. False where rows are not aligned: then it is done.
+template <int groups>
+__device__ __forceinline__ bool load_tiles_by_warp(std::uint32_t tiles, const Rows& r, int lane) {
+  constexpr int kPieces = 8 * groups, kRows = 32 / kPieces, kPeriod = 8 / kRows;
+  const int piece = lane % kPieces, first = lane / kPieces;
+  std::uint32_t to[kPeriod];
+#pragma unroll
+  for (int i = 0; i < kPeriod; ++i) to[i] = tiles + piece / 8 * kTileBytes + tile_piece(first + kRows * i, piece % 8);
+  if (!aligned(r)) {
+#pragma unroll 1
+    for (int row = first; row < kTile; row += kRows) {
+      store_shared_16(tiles + piece / 8 * kTileBytes + tile_piece(row, piece % 8), gather_piece(r, row, 8 * piece));
+    }
+    return false;
+  }
+  const char* from = r.data + first * r.stride + 16 * piece;
+  const int step = kRows * r.stride;
+  if (r.rows == kTile && r.channels >= 64 * groups) {
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; ++i) {
+      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), from);
+      from += step;
+    }
+  } else {
+    const int rows = 8 * piece < r.channels ? r.rows : 0;
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; ++i) {
+      const bool inside = first + kRows * i < rows;
+      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), inside ? from : r.data, inside ? 16 : 0);
+      from += step;
+    }
+  }
+  return true;
+}
+// Writes a tile to rows, by one warp.
+__device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t tile, int lane) {
+  const int piece = lane % 8, first = lane / 8, rows = 8 * piece < r.channels ? r.rows : 0, step = 4 * r.stride;
+  char* to = const_cast<char*>(r.data) + first * r.stride + 16 * piece;
+  const std::uint32_t even = tile + tile_piece(first, piece), odd = tile + tile_piece(first + 4, piece);
+  if (aligned(r)) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 8) {
+      uint4 x[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] = load_shared_16((j % 2 == 0 ? even : odd) + 1024 * ((i + j) / 2));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (first + 4 * (i + j) < rows) *reinterpret_cast<uint4*>(to) = x[j];
+        to += step;
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = first; row < rows; row += 4) {
+    const uint4 x = load_shared_16(tile + tile_piece(row, piece));
+    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (8 * piece + e < r.channels) {
+        reinterpret_cast<std::uint16_t*>(to)[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
+      }
+    }
+    to += step;
+  }
+}
+
 // grouped: backwards, with several query heads a key-value head.
 template <class Core, int KB, int groups, bool outputs, bool grouped>
 __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {
-  using Plan = RecurrencePlan<KB, groups, outputs>;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs>;
+  constexpr int kSlots = Plan::slots;
+  constexpr bool kBulk = Core::copies_in_bulk;
   const std::uint32_t base = ptx::shared_address(shared);
-  const int thread = threadIdx.x % kGroupThreads, part = threadIdx.x / kGroupThreads;
-  const int lane = thread % 32, warp = thread / 32;
+  const int part = threadIdx.x / kGroupThreads;
   const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   // Forwards a block has a query head and the state of its key-value head, of which one query head of the group writes
   // what they share. Backwards, and without outputs, it has a key-value head; backwards with all of its query heads.
   const bool by_query = outputs && !grouped && !run.backwards;
   const int heads = by_query ? p.heads * p.group : p.heads, inner = grouped ? p.group : 1;
-  const int v0 = (static_cast<int>(blockIdx.x % slices) * groups + part) * 64;
+  const int K = p.key_dim, V = p.value_dim, first_key = 64 * run.first_block;
+  // A group's first value channel; where it is needed seldom, worked out anew.
+  const auto find_v0 = [&] { return (static_cast<int>(fresh_block() % slices) * groups + part) * 64; };
+  const int v0 = find_v0();
   std::int64_t rest = blockIdx.x / slices;
   const int segment = static_cast<int>(rest % segments.count);
   rest /= segments.count;
@@ -117,290 +260,363 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const int own_head = static_cast<int>(rest % heads), head = by_query ? own_head / p.group : own_head;
   const int x_head = head * inner, x_heads = p.heads * inner, score_head = by_query ? own_head : x_head;
   const std::int64_t n = rest / heads;
-  const int K = p.key_dim, V = p.value_dim, first_key = 64 * run.first_block;
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int begin = segments.count == 1 ? 0 : segment * segments.chunks;
   const int end = segments.count == 1 ? chunks : min(chunks, begin + segments.chunks);
   const auto index_of = [&](int c) { return grouped || run.backwards ? chunks - 1 - c : c; };  // of step c of the walk
   const bool leads = !by_query || own_head % p.group == 0;
-  // For before and after the walk: not held through it.
-  const auto cell_size = [&] { return static_cast<std::int64_t>(K) * V; };
-  const auto cell = [&] { return anew(n) * p.heads + head; };
-  const auto start = [&] {
-    return segments.starts == nullptr
-               ? nullptr
-               : segments.starts + (anew(segment) * p.sequences.count * p.heads + cell()) * cell_size();
+  // Where states of f32 lie, worked out anew before the walk and after it.
+  const auto state_in = [&](float* states) {
+    return states == nullptr ? nullptr : states + (anew(n) * p.heads + head) * (static_cast<std::int64_t>(K) * V);
+  };
+  const auto segment_start = [&] {
+    return state_in(segments.starts == nullptr
+                        ? nullptr
+                        : segments.starts + segment * p.sequences.count * p.heads * (static_cast<std::int64_t>(K) * V));
   };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
-  const std::uint32_t h_tiles = tile(Plan::h + part * KB);
+  const auto sync_group = [&] { ptx::barrier(1 + part, kGroupThreads); };
 
-  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, issued by one
-  // thread as soon as the last group has read the slot (the groups go their own pace); else by all threads. Slots of
-  // what is read and P, and without outputs of what is written, alternate; both have barriers of their own.
-  constexpr bool kBulk = Core::copies_in_bulk;
-  const std::uint32_t q_barrier = base + Plan::barriers, k_barrier = q_barrier + 16, readers = base + Plan::readers;
-  const auto copy_images = [&](int at, const char* image, int tiles) {
-#pragma unroll(grouped ? 1 : 4)
-    for (int i = threadIdx.x; i < tiles * (kTileBytes / 16); i += kGroupThreads * groups) {
-      ptx::copy_async_16(base + tile(at) + 16 * i, image + 16 * i);
-    }
+  // A visit is a chunk with one of the query heads whose x goes into the state, KB steps long. The first of a chunk
+  // also reads the state.
+  const auto chunk_of_visit = [&](int visit) { return begin + (grouped ? visit / inner : visit); };
+  const auto head_of_visit = [&](int visit) { return grouped ? visit % inner : 0; };
+  const auto x_rows = [&](int visit, int v0) {
+    return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(chunk_of_visit(visit))) * kChunk,
+                   x_head + head_of_visit(visit), v0, V);
   };
-  const auto load_images = [&](int at, const char* image, int tiles, std::uint32_t barrier) {
-    kBulk ? copy_in_bulk(base + tile(at), image, tiles * kTileBytes, barrier) : copy_images(at, image, tiles);
-  };
-  const auto image_of = [&](const char* images, std::int64_t chunk, int of_heads, int of_head) {
-    return images + ((chunk * of_heads + of_head) * run.blocks + run.first_block) * kTileBytes;
-  };
-  const auto scores_of = [&](std::int64_t chunk, int of_head) {
-    return run.scores + (chunk * p.heads * p.group + of_head) * kTileBytes;
-  };
-  const auto x_rows = [&](int c, int of_head) {
-    return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, of_head, v0, V);
-  };
-  const auto load_k = [&](int c) {
-    if (c >= end) return;
-    const int slot = (c - begin) % Plan::k_slots;
-    if constexpr (kBulk) expect_bytes(k_barrier + 8 * slot, KB * kTileBytes);
-    load_images(Plan::k + slot * KB, image_of(run.write, span.chunk_begin + index_of(c), x_heads, x_head), KB,
-                k_barrier + 8 * slot);
-  };
-  const auto load_q = [&](int c) {
-    if (!outputs || c >= end) return;
-    const int slot = (c - begin) & 1;
-    const std::int64_t chunk = span.chunk_begin + index_of(c);
-    if constexpr (kBulk) expect_bytes(q_barrier + 8 * slot, (run.adds_parts ? KB : KB + 1) * kTileBytes);
-    load_images(Plan::q + slot * KB, image_of(run.read, chunk, heads, own_head), KB, q_barrier + 8 * slot);
-    if (!run.adds_parts) load_images(Plan::scores + slot, scores_of(chunk, score_head), 1, q_barrier + 8 * slot);
-  };
-  const auto load_x = [&](int c) {
-    if (c >= end) return;
-    const int thread = fresh_thread();
-    const Rows r = x_rows(c, x_head);
-    load_tile(base + tile(Plan::v + ((c - begin) & 1) * groups + part), r, aligned(r), thread);
-  };
-  const auto sync_group = [&] {
-    if constexpr (kBulk) {
-      ptx::barrier(1 + part, kGroupThreads);
-    } else {
-      __syncthreads();
-    }
-  };
-  // Decays of this thread's two rows of each tile of the state.
-  float2 decay[KB];
-  const auto load_decay = [&](int c) {
-    if (c >= end) return;
-    const float* at = run.decay + ((span.chunk_begin + index_of(c)) * p.heads + head) * run.blocks * 64 + first_key +
-                      16 * warp + lane / 4;
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) decay[kb] = make_float2(at[64 * kb], at[64 * kb + 8]);
-  };
-  const bool keeps_states = run.states != nullptr && leads && !segments.first_pass && v0 < V;
+  const bool may_keep = run.states != nullptr && leads && !segments.first_pass;
   const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
     const int index = index_of(c);
-    return keeps_states && c < end &&
-           (p.states_every() == 1 || (grouped || run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
+    return may_keep && (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
   };
-  // The state before step c, whose tiles lie in shared memory: on Hopper one thread tells the copy engine, which must
-  // have read them before they are written anew.
-  const auto write_states = [&](int c, int thread) {
-    char* to =
-        run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block, v0 / kTile);
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      if constexpr (kBulk) {
-        store_in_bulk(to, base + h_tiles + tile(kb), kTileBytes);
-      } else {
-        store_tile_image(to, base + h_tiles + tile(kb), thread);
+  const auto kept_tile = [&](int c, int kb, int v0) {
+    return run.states +
+           p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb, v0 / kTile);
+  };
+  const auto state_tile = [&](int part, int kb) {
+    return base + tile(kBulk ? Plan::states + part * KB + kb : Plan::states + part);
+  };
+  const bool stores = outputs && run.ends_parts && run.out.data != nullptr;
+  const auto out_rows = [&](int c, int v0) {
+    return rows_of(run.out, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, own_head, v0, V);
+  };
+  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
+  // threads.
+  const std::uint32_t filled = base + Plan::filled, emptied = base + Plan::emptied;
+  const auto load = [&](std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+    if constexpr (kBulk) {
+      copy_in_bulk(to, from, bytes, barrier);
+    } else {
+#pragma unroll 1
+      for (int i = 16 * threadIdx.x; i < bytes; i += 16 * Plan::threads) {
+        ptx::copy_async_16(to + i, static_cast<const char*>(from) + i);
       }
-      to += tiles_of(V) * kImageBytes;
     }
-    if constexpr (kBulk) commit_bulk_stores();
   };
-
-  Accumulator h[KB];
-  const float* given = run.start == nullptr ? nullptr : run.start + cell() * cell_size();
-#pragma unroll
-  for (int kb = 0; kb < KB; ++kb) {
-    read_state(h[kb],
-               segments.first_pass  ? nullptr
-               : segments.count > 1 ? start()
-                                    : given,
-               K, V, first_key + 64 * kb, v0, thread);
-    if (outputs || keeps_states) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
-  }
-  __syncwarp();
-  if (!kBulk && keeps(begin)) write_states(begin, thread);
-
+  struct Images {  // of a visit, from the launch's first key tile on
+    bool read_state;
+    const char *read, *write, *scores;
+    const float* decay;
+  };
+  const auto images_of = [&](int visit) {
+    const int i = head_of_visit(visit);
+    const std::int64_t chunk = span.chunk_begin + index_of(chunk_of_visit(visit));
+    return Images{i == 0, run.read + ((chunk * heads + own_head) * run.blocks + run.first_block) * kTileBytes,
+                  run.write + ((chunk * x_heads + x_head + i) * run.blocks + run.first_block) * kTileBytes,
+                  run.scores + (chunk * p.heads * p.group + score_head + i) * kTileBytes,
+                  run.decay + ((chunk * p.heads + head) * run.blocks + run.first_block) * 64};
+  };
+  const auto load_step = [&](const Images& from, int visit, int kb, int slot) {
+    const std::uint32_t barrier = filled + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::step);
+    const bool has_scores = outputs && kb == 0 && !run.adds_parts;
+    if constexpr (kBulk) {
+      expect_bytes(barrier, kTileBytes * (1 + (outputs && from.read_state) + has_scores) + (from.read_state ? 256 : 0));
+    }
+    if (from.read_state) {
+      if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
+      load(base + Plan::decays + 256 * slot, from.decay + 64 * kb, 256, barrier);
+    }
+    load(images + tile(Plan::step - 1), from.write + kb * kTileBytes, kTileBytes, barrier);
+    if (has_scores) load(base + tile(Plan::scores + (visit & 1)), from.scores, kTileBytes, barrier);
+  };
+  const auto load_step_and_x = [&](int visit, int kb, int slot) {  // by all threads
+    if (chunk_of_visit(visit) >= end) return;
+    load_step(images_of(visit), visit, kb, slot);
+    if (kb > 0) return;
+    const int thread = fresh_thread();
+    const Rows r = x_rows(visit, v0);
+    load_tile(base + tile(Plan::v + (visit & 1) * groups + part), r, aligned(r), thread);
+  };
   if (outputs && run.adds_parts) {  // P has been there
-    for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += kGroupThreads * groups)
+    for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += Plan::threads)
       store_shared_16(base + tile(Plan::scores) + 16 * i, make_uint4(0, 0, 0, 0));
     Core::publish();
   }
   if constexpr (kBulk) {
     if (threadIdx.x == 0) {
-      init_barriers(q_barrier, 4);
-      store_shared_4(readers, 0);
-      store_shared_4(readers + 4, 0);
+      init_barriers(filled, kSlots, 1);
+      init_barriers(filled + 8 * kSlots, 2, 32);
+      init_barriers(filled + 8 * (kSlots + 2), groups, 4);
+      init_barriers(emptied, kSlots + 2, 4 * groups);
+      init_barriers(emptied + 8 * (kSlots + 2), groups, 1);
+      publish_barriers();
     }
   }
   __syncthreads();
-  if (!kBulk || threadIdx.x == 0) {
-    load_q(begin);
-    if constexpr (kBulk) {
-      load_q(begin + 1);
-      load_k(begin);
-      if constexpr (Plan::k_slots == 2) load_k(begin + 1);
+  if constexpr (kBulk) {
+    if (part == groups) {
+      if constexpr (Plan::gives_registers) give_registers<Plan::given>();
+      const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
+      const int first_v0 = v0 - 64 * groups, visits = (end - begin) * inner;
+      if (role == 0) {  // brings images as soon as all have read a slot
+        int slot = 0, parity = 1;
+#pragma unroll 1
+        for (int visit = 0; visit < visits; ++visit) {
+          const Images from = images_of(visit);
+#pragma unroll 1
+          for (int kb = 0; kb < KB; ++kb) {
+            wait_for_bulk<Core>(emptied + 8 * slot, parity);
+            if (lane == 0) load_step(from, visit, kb, slot);
+            if (++slot == kSlots) {
+              slot = 0;
+              parity ^= 1;
+            }
+          }
+        }
+      } else if (role == 1) {  // brings v of all groups
+#pragma unroll 1
+        for (int visit = 0; visit < visits; ++visit) {
+          const int slot = visit & 1;
+          const Rows rows = x_rows(visit, first_v0);
+          wait_for_bulk<Core>(emptied + 8 * (kSlots + slot), (visit >> 1 & 1) ^ 1);
+          if (load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane)) {
+            arrive_after_copies(filled + 8 * (kSlots + slot));
+          } else {
+            arrive_at(filled + 8 * (kSlots + slot));
+          }
+        }
+      } else if (role < 2 + groups) {  // takes a group's outputs and kept states away
+        const int of_group = role - 2, own_v0 = first_v0 + 64 * of_group;
+        if (own_v0 >= V || !(stores || may_keep)) return;
+        const std::uint32_t out = base + tile(Plan::out + of_group);
+#pragma unroll 1
+        for (int c = begin; c < end; ++c) {
+          const bool keep = keeps(c);
+          const Rows rows = out_rows(c, own_v0);
+          wait_for_bulk<Core>(filled + 8 * (kSlots + 2 + of_group), (c - begin) & 1);
+          if (keep && lane == 0) {
+#pragma unroll 1
+            for (int kb = 0; kb < KB; ++kb)
+              store_in_bulk(kept_tile(c, kb, own_v0), state_tile(of_group, kb), kTileBytes);
+            commit_bulk_stores();
+          }
+          if (stores) store_tile_by_warp(rows, out, lane);
+          if (keep && lane == 0) wait_for_bulk_stores();
+          __syncwarp();
+          if (lane == 0) arrive_at(emptied + 8 * (kSlots + 2 + of_group));
+        }
+      }
+      return;
+    }
+    if constexpr (Plan::gives_registers) take_registers<Plan::taken>();
+  }
+
+  Accumulator h[KB];
+  const float* given = segments.first_pass  ? nullptr
+                       : segments.count > 1 ? segment_start()
+                                            : state_in(const_cast<float*>(run.start));
+#pragma unroll
+  for (int kb = 0; kb < KB; ++kb) {
+    clear(h[kb]);
+    if (given != nullptr) {
+      move_transposed_state<false>(h[kb], const_cast<float*>(given), K, V, first_key + 64 * kb, v0, fresh_thread());
     }
   }
-  load_x(begin);
-  ptx::copy_async_commit();
-  if constexpr (!kBulk) load_k(begin);
-  ptx::copy_async_commit();
-  load_decay(begin);
-  float2 product[KB];
+
+  if constexpr (!kBulk) {
+#pragma unroll 1
+    for (int i = 0; i < kSlots - 1; ++i) {
+      load_step_and_x(i / KB, i % KB, i);
+      ptx::copy_async_commit();
+    }
+  }
+  int visit = 0, slot = 0, parity = 0;
+  float product[KB];  // of decays, without outputs: of this thread's channel of each key tile
 #pragma unroll
-  for (int kb = 0; kb < KB; ++kb) product[kb] = make_float2(1.0f, 1.0f);
+  for (int kb = 0; kb < KB; ++kb) product[kb] = 1.0f;
+  Accumulator o;
+  std::uint32_t v[16];
+  const auto wait_for_step = [&](int kb) {
+    if constexpr (kBulk) {
+      wait_for_bulk<Core>(filled + 8 * slot, parity);
+    } else {
+      ptx::copy_async_wait<kSlots - 2>();
+      __syncthreads();  // the step is there, and the slot of the one before has been read
+      load_step_and_x(visit + (kb + kSlots - 1) / KB, (kb + kSlots - 1) % KB, (slot == 0 ? kSlots : slot) - 1);
+      ptx::copy_async_commit();
+    }
+  };
+  const std::uint32_t out_tile = base + tile(Plan::out + part);
+  const bool hands_over = find_v0() < V && (stores || may_keep);  // to the warp that stores
+  const auto wait_until_stored = [&](int c) {                     // what the chunk before c handed over
+    if (kBulk && hands_over) {
+      wait_for_bulk<Core>(emptied + 8 * (kSlots + 2 + part), ((c - begin) & 1) ^ 1);
+    }
+  };
+  const auto release = [&](int slot) {  // this warp has read it
+    if constexpr (kBulk) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) arrive_at(emptied + 8 * slot);
+    }
+  };
+  float2 decay[8];  // of this thread's columns of the next key tile
+  const auto read_decays = [&](int kb, int thread) {
+    const char* from = shared + Plan::decays + 256 * slot;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) decay[j] = *reinterpret_cast<const float2*>(from + 32 * j + 8 * (thread % 4));
+    if constexpr (!outputs) product[kb] *= reinterpret_cast<const float*>(from)[thread % 64];
+  };
+  int last_slot = 0;
+  const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
+    constexpr bool kReads = decltype(reads_state)::value;
+    const int thread = fresh_thread(), x_slot = visit & 1;
+    if constexpr (kBulk) wait_for_bulk<Core>(filled + 8 * (kSlots + x_slot), visit >> 1 & 1);
+    wait_for_step(0);
+    if constexpr (kReads && !grouped) read_decays(0, thread);
+    const std::uint32_t v_tile = base + tile(Plan::v + x_slot * groups + part);
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t r[4];
+      TensorCore80::load_a<Stored::k_outer>(r, v_tile, k16, thread);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[4 * k16 + i] = r[i];
+    }
+    release(kSlots + x_slot);
+    Core::begin(v);
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) {
+      const std::uint32_t q = base + tile(Plan::images) + slot * tile(Plan::step), k = q + tile(Plan::step - 1);
+      std::uint32_t rounded[16];
+      if constexpr (kReads) {
+        if (outputs || keep) to_operand(rounded, h[kb]);
+        if (keep) {
+#pragma unroll
+          for (int k16 = 0; k16 < 4; ++k16) {
+            const std::uint32_t r[4] = {rounded[4 * k16], rounded[4 * k16 + 1], rounded[4 * k16 + 2],
+                                        rounded[4 * k16 + 3]};
+            Core::put_fragment_transposed(state_tile(part, kb), r, k16, thread);
+          }
+          if constexpr (!kBulk) {
+            sync_group();
+            store_tile_image(kept_tile(c, kb, v0), state_tile(part, kb), thread);
+            sync_group();
+          }
+        }
+        if constexpr (grouped) read_decays(kb, thread);  // others ahead, in the shadow of the products
+        scale_columns(h[kb], decay);
+        if constexpr (outputs) Core::begin(rounded);
+      }
+      Core::begin(h[kb]);
+      if constexpr (outputs) {
+        if constexpr (kReads) {
+          kb == 0 ? Core::template product<Stored::k_inner, true>(o, rounded, q, thread)
+                  : Core::template product<Stored::k_inner>(o, rounded, q, thread);
+        }
+        if (kb == 0) Core::template product<Stored::k_inner>(o, v, base + tile(Plan::scores + x_slot), thread);
+        Core::commit();
+      }
+      Core::template product<Stored::k_outer>(h[kb], v, k, thread);
+      Core::commit();
+      const int this_slot = slot;
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
+      if (kb + 1 < KB) {
+        wait_for_step(kb + 1);
+        if constexpr (kReads && !grouped) read_decays(kb + 1, thread);
+      }
+      Core::template wait<1>();  // what was rounded is free again, and the step before is done
+      if (kb > 0) release(last_slot);
+      last_slot = this_slot;
+    }
+  };
+  const auto finish_visit = [&] {
+    Core::template wait<0>(v);
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
+    release(last_slot);
+    ++visit;
+  };
 #pragma unroll 1
   for (int c = begin; c < end; ++c) {
-    const int round = c - begin, slot = round & 1, k_slot = round % Plan::k_slots;
-    const std::uint32_t q = base + tile(Plan::q + slot * KB), k = base + tile(Plan::k + k_slot * KB);
-    const std::uint32_t scores = base + tile(Plan::scores + slot);
-    const int v_slot = Plan::v + slot * groups + part;
-    const std::uint32_t v = base + tile(v_slot);
+    const bool keep = hands_over && keeps(c);
     const auto part_of_out = [&] {
       const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
-      return run.parts + (of * tiles_of(V) + v0 / 64) * (kTile * kTile);
+      return run.parts + (of * tiles_of(V) + find_v0() / 64) * (kTile * kTile);
     };
-    load_x(c + 1);
-    if constexpr (!kBulk) {
-      load_q(c + 1);
-      if constexpr (!outputs) load_k(c + 1);
-    }
-    ptx::copy_async_commit();
-    Accumulator o;
-    const auto finish_products = [&] {
-      Core::finish(o);
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
-    };
-    if constexpr (outputs) {
-      clear(o);
-      if (run.adds_parts && v0 < V) read_part(o, part_of_out(), thread);
-      ptx::copy_async_wait<2>();
-      Core::publish();
-      sync_group();  // v and h are there, and q and P
-      if (kBulk && thread == 0 && keeps(c)) write_states(c, thread);
-      wait_for_bulk<Core>(q_barrier + 8 * slot, (round >> 1) & 1);
-      Core::begin();
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) {
-        Core::template product<Stored::k_inner, Stored::k_outer>(o, q + tile(kb), base + h_tiles + tile(kb), thread);
-      }
-      Core::template product<Stored::k_inner, Stored::k_outer>(o, scores, v, thread);
-      Core::commit();
-    }
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      scale_rows(h[kb], decay[kb].x, decay[kb].y);
-      if constexpr (!outputs) product[kb] = make_float2(product[kb].x * decay[kb].x, product[kb].y * decay[kb].y);
-    }
-    if constexpr (!grouped) load_decay(c + 1);
-    if constexpr (!outputs || !kBulk) {
-      ptx::copy_async_wait<1>();
-      Core::publish();
-      sync_group();  // k (without outputs v too, and h) is there
-      if (kBulk && thread == 0 && keeps(c)) write_states(c, thread);
-    }
-    wait_for_bulk<Core>(k_barrier + 8 * k_slot, (round / Plan::k_slots) & 1);
-    Core::begin();
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
-    }
-    finish_products();
-    if (kBulk && thread == 0 && keeps_states) wait_for_bulk_stores();
-    sync_group();  // all operands have been read
-                   // Backwards: the group's other query heads, one after the other.
+    if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
+    start_visit(std::true_type{}, c, keep);
 #pragma unroll 1
     for (int i = 1; grouped && i < inner; ++i) {
-      const int thread = fresh_thread();
-      const std::int64_t chunk = span.chunk_begin + index_of(c);
-      copy_images(Plan::k + k_slot * KB, image_of(run.write, chunk, x_heads, x_head + i), KB);
-      if (outputs && !run.adds_parts) copy_images(Plan::scores + slot, scores_of(chunk, x_head + i), 1);
-      const Rows r = x_rows(c, x_head + i);
-      load_tile(v, r, aligned(r), thread);
-      ptx::copy_async_commit();
-      ptx::copy_async_wait<0>();
-      Core::publish();
-      __syncthreads();
-      Core::begin(o);
-      if constexpr (outputs) Core::template product<Stored::k_inner, Stored::k_outer>(o, scores, v, thread);
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) {
-        Core::template product<Stored::k_outer, Stored::k_outer>(h[kb], k + tile(kb), v, thread);
-      }
-      finish_products();
-      Core::publish();  // the copy engine writes next where threads have written
-      __syncthreads();
+      finish_visit();
+      start_visit(std::false_type{}, c, false);
     }
-    if constexpr (grouped) load_decay(c + 1);  // not held while the others' products run
-    if constexpr (kBulk) {
-      if (thread == 0 && is_last_reader<groups>(readers + 4 * slot)) {
-        load_k(c + Plan::k_slots);
-        load_q(c + 2);
-      }
-    } else if constexpr (outputs) {
-      load_k(c + 1);
-    }
-    if constexpr (outputs) ptx::copy_async_commit();
-    const bool keep = keeps(c + 1);
     const int thread = fresh_thread();
-    if (outputs || keep) {
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) put_tile(shared + h_tiles + tile(kb), h[kb], thread);
-    }
+    wait_until_stored(c);
     if constexpr (outputs) {
+      Core::template wait<1>(o);
+      if (run.adds_parts && find_v0() < V) add_part(o, part_of_out(), thread);
       if (run.ends_parts) {
-        put_tile(shared + tile(v_slot), o, thread);
-      } else if (v0 < V) {
+#pragma unroll
+        for (int k16 = 0; k16 < 4; ++k16) {
+          std::uint32_t r[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(o[8 * k16 + 2 * i], o[8 * k16 + 2 * i + 1]);
+          Core::put_fragment_transposed(out_tile, r, k16, thread);
+        }
+      } else if (find_v0() < V) {
         write_part(part_of_out(), o, thread);
       }
     }
-    __syncwarp();
-    if constexpr (outputs) {
-      if (run.ends_parts && run.out.data != nullptr) {
-        const Rows r = rows_of(run.out, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, own_head, v0, V);
-        store_tile(r, v, aligned(r), thread);
-      }
+    if constexpr (kBulk) {
+      if (keep) Core::publish();
+      __syncwarp();
+      if (hands_over && thread % 32 == 0) arrive_at(filled + 8 * (kSlots + 2 + part));
+    } else if (stores) {
+      sync_group();
+      const Rows rows = out_rows(c, v0);
+      store_tile(rows, out_tile, aligned(rows), thread);
     }
-    if (!kBulk && keep) write_states(c + 1, thread);
+    finish_visit();
   }
+  const int thread = fresh_thread();
   if (!leads) return;
-  if (segments.first_pass && v0 == 0 && lane % 4 == 0) {
-    float* at = segments.decays + (segment * p.sequences.count * p.heads + cell()) * run.blocks * 64 + first_key +
-                16 * warp + lane / 4;
+  const int end_v0 = find_v0();
+  if (segments.first_pass && end_v0 == 0 && thread < 64) {
+    float* at = segments.decays + (segment * p.sequences.count * p.heads + n * p.heads + head) * run.blocks * 64 +
+                first_key + thread;
 #pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      at[64 * kb] = product[kb].x;
-      at[64 * kb + 8] = product[kb].y;
-    }
+    for (int kb = 0; kb < KB; ++kb) at[64 * kb] = product[kb];
   }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
   const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
-  float* target = segments.first_pass                     ? start()
-                  : run.end != nullptr && last && outputs ? run.end + cell() * cell_size()
-                                                          : nullptr;
+  float* target = segments.first_pass ? segment_start() : last && outputs ? state_in(run.end) : nullptr;
   if (target == nullptr) return;
 #pragma unroll
-  for (int kb = 0; kb < KB; ++kb) write_state(target, h[kb], K, V, first_key + 64 * kb, v0, thread);
+  for (int kb = 0; kb < KB; ++kb) {
+    move_transposed_state<true>(h[kb], target, K, V, first_key + 64 * kb, end_v0, thread);
+  }
 }
 
 // grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. In the first
 // pass each segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as
 // wanted.
 template <class Core, int KB, int groups, bool outputs, bool grouped>
-__global__ void __launch_bounds__(kGroupThreads* groups, KB* groups >= 4 ? 1 : 2)
+__global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs>::threads),
+                                  (RecurrencePlan<Core, KB, groups, outputs>::blocks))
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();

@@ -51,18 +51,18 @@ constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
 
 template <class Core, int KB, int groups, bool outputs, bool grouped>
 void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
-  constexpr int bytes = RecurrencePlan<KB, groups, outputs>::bytes;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs>;
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
   const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
   flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped>,
-                         dim3(static_cast<unsigned>(blocks)), kGroupThreads * groups, bytes, stream, kNext<Core>, p,
-                         run, segments);
+                         dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run,
+                         segments);
 }
 template <class Core, int KB, bool outputs>
 void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
                    int shared_memory) {
-  const bool two_groups = p.value_dim > 64 && RecurrencePlan<KB, 2, true>::bytes <= shared_memory;
+  const bool two_groups = p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true>::bytes <= shared_memory;
   if (run.backwards && p.group > 1) {
     launch_blocks<Core, KB, 1, outputs, true>(stream, p, run, segments);
   } else if (two_groups) {
@@ -108,8 +108,7 @@ Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads,
   const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
   const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
   const std::int64_t busy = p.sequences.count * heads * slices;
-  const std::int64_t slots =
-      static_cast<std::int64_t>(multiprocessors) * (blocks * (p.value_dim > 64 ? 2 : 1) >= 4 ? 1 : 2);
+  const std::int64_t slots = static_cast<std::int64_t>(multiprocessors) * (blocks >= 3 || p.value_dim > 64 ? 1 : 2);
   Segments segments;
   const std::int64_t most = std::min(slots / busy, longest / 2);
   if (most < 2) return segments;
@@ -140,11 +139,8 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
   }
   if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
 
-  constexpr int bytes[kMostBlocks] = {RecurrencePlan<1, 1, true>::bytes, RecurrencePlan<2, 1, true>::bytes,
-                                      RecurrencePlan<3, 1, true>::bytes, RecurrencePlan<4, 1, true>::bytes};
-  int most = kMostBlocks;  // two fit any device of capability 8.0 and later
-  while (most > 1 && bytes[most - 1] > shared_memory) --most;
-  const std::int64_t launches = (blocks + most - 1) / most, out_heads = backwards ? heads : query_heads;
+  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true>::bytes <= 99 * 1024);  // of capability 8.6 and 8.9
+  const std::int64_t launches = (blocks + kMostBlocks - 1) / kMostBlocks, out_heads = backwards ? heads : query_heads;
   blocks_each = static_cast<int>((blocks + launches - 1) / launches);
   if (launches > 1) {
     const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);

@@ -181,6 +181,19 @@ struct TensorCore80 {
     }
   }
 
+  // The same transposed: the operand's columns become rows 16 k16.., the warp's 16 rows their columns.
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31, warp = thread >> 5;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t x = ptx::transpose_matrix(r[i]);
+      const int row = 16 * k16 + 8 * (i >> 1) + (lane >> 2);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + tile_piece(row, 2 * warp + (i & 1)) + 4 * (lane & 3)), "r"(x)
+                   : "memory");
+    }
+  }
+
   template <Stored stored>
   static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
     const int lane = thread & 31, m = (thread >> 5) * 16;
@@ -279,6 +292,13 @@ struct TensorCore90 {
     const int lane = thread & 31;
     ptx::store_matrix_4(tile + tile_piece((thread >> 5) * 16 + (lane & 15), 2 * k16 + (lane >> 4)), r[0], r[1], r[2],
                         r[3]);
+  }
+
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31, row = 16 * k16 + (lane & 7) + ((lane & 16) ? 8 : 0);
+    ptx::store_matrix_4_transposed(tile + tile_piece(row, 2 * (thread >> 5) + ((lane >> 3) & 1)), r[0], r[1], r[2],
+                                   r[3]);
   }
 
   // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
