@@ -167,6 +167,16 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* glob
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
+// A box of a tensor of four dimensions, as its tensor map (in global, constant or parameter memory) says, zeros outside
+// the tensor; counted down on the mbarrier.
+__device__ __forceinline__ void copy_box(std::uint32_t shared, const void* map, int x0, int x1, int x2, int x3,
+                                         std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], "
+      "[%6];" ::"r"(shared),
+      "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
+      : "memory");
+}
 // Contiguous bytes (16-byte aligned, a multiple of 16) from shared memory to global by the copy engine; the thread's
 // stores since the last commit are a group, and wait_read returns when all its groups have been read.
 __device__ __forceinline__ void store_bulk(void* global, std::uint32_t shared, std::uint32_t bytes) {

@@ -69,27 +69,31 @@ bool aligned(const TensorView& view) {
   return ok;
 }
 
+// What the copy engine takes rows from: not one row for all tokens.
+bool rows_apart(const TensorView& view) { return view.stride[1] != 0 || view.size(1) <= 1; }
+
 // What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces less than 2^24 elements apart.
 bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
                  const InputGradients& d_in) {
   if (!backward_in_chunks(problem)) return false;
   const bool by_key = problem.gate == GateKind::key;
   return aligned(inputs.q) && aligned(inputs.k) && aligned(inputs.v) && aligned(d_out.d_o) && aligned(d_in.dq) &&
-         aligned(d_in.dk) && aligned(d_in.dv) && (!by_key || (aligned(inputs.g) && aligned(d_in.dg)));
+         aligned(d_in.dk) && aligned(d_in.dv) && rows_apart(inputs.v) && rows_apart(d_out.d_o) &&
+         (!by_key || (aligned(inputs.g) && aligned(d_in.dg)));
 }
 
 template <class Core>
-void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d,
+void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
                    cudaStream_t stream) {
   switch (gate) {
     case GateTile::none:
-      return launch_dq_dk_dg<Core, GateTile::none>(p, w, d, stream);
+      return launch_dq_dk_dg<Core, GateTile::none>(p, w, d, multiprocessors, stream);
     case GateTile::token:
-      return launch_dq_dk_dg<Core, GateTile::token>(p, w, d, stream);
+      return launch_dq_dk_dg<Core, GateTile::token>(p, w, d, multiprocessors, stream);
     case GateTile::narrow:
-      return launch_dq_dk_dg<Core, GateTile::narrow>(p, w, d, stream);
+      return launch_dq_dk_dg<Core, GateTile::narrow>(p, w, d, multiprocessors, stream);
     case GateTile::wide:
-      return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, stream);
+      return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, multiprocessors, stream);
   }
 }
 template <class Core>
@@ -198,7 +202,9 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
                            .end = static_cast<float*>(d_in.dh0.data),
                            .states = w.state_gradients},
                           true);
-  if (chunks > 0 && (d_in.dq || d_in.dk || d_in.dg)) make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, stream);
+  if (chunks > 0 && (d_in.dq || d_in.dk || d_in.dg)) {
+    make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, context.architecture().multiprocessors, stream);
+  }
   if (sums_gates && chunks > 0 && problem.gate == GateKind::constant)
     launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
   if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream);

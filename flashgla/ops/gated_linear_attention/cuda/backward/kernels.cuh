@@ -11,12 +11,12 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <class Core, GateTile kGate>
-__global__ void __launch_bounds__(kGroupThreads, 2)
+__global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
-                         const __grid_constant__ Gradients d) {
+                         const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, shared);
+  if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, maps, items, shared);
 }
 
 template <class Core>
@@ -68,11 +68,15 @@ void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t
 }
 
 template <class Core, GateTile kGate>
-void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream) {
-  static_assert(std::is_same_v<Core, TensorCore90> || KeysShared<Core>::total(kGate) <= 99 * 1024);
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
-  flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, kGroupThreads,
-                         KeysShared<Core>::total(kGate), stream, kNext<Core>, p, w, d);
+void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
+                     cudaStream_t stream) {
+  using Layout = PairShared<Core>;
+  static_assert(Layout::total <= (Layout::in_bulk ? 227 : 99) * 1024);
+  const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim));
+  const dim3 grid(Layout::in_bulk ? std::min(items, static_cast<unsigned>(multiprocessors)) : items);
+  flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, Layout::threads,
+                         Layout::total, stream, kNext<Core>, p, w, d,
+                         Layout::in_bulk ? row_maps_of(p, d.d_o) : RowMaps{}, items);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,4 +1,4 @@
-// dq, dk and dg of a chunk, for one tile of 64 key channels, chunk by chunk in parallel. Design, bytes and FLOPs:
+// dq, dk and dg of two chunks, for one tile of 64 key channels, pair by pair in parallel. Design, bytes and FLOPs:
 // backward/README.md.
 //
 // Chunks go in pairs, an early one and a late one: h is the state before the pair, dh the gradient of the state after
@@ -14,511 +14,725 @@
 // r is what dg has from beyond the chunk: no sum runs over the whole sequence. q_i dq_i and k_i dk_i are taken as 2^-B
 // times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what must cancel does so
 // to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
+//
+// Of a block's two groups of 128 threads one has the early chunk, one the late. h do and dh v of either are also what
+// the other's r wants. Where there is a copy engine, blocks stay: they walk over pairs, and tiles of values run ahead
+// of the products by a few stages, through the epilogue into the next pair.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/row_maps.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
-
-template <class Core>
-struct KeysShared {  // offsets; the epilogue overlays the stages
-  // Rows of both chunks are asked for a step ahead; states, which no other block has brought to the L2, two where the
-  // block has the memory for it. On mma.sync one, so that it stays below the 99 KiB of capability 8.6 and 8.9.
-  static constexpr int states_ahead = std::is_same_v<Core, TensorCore90> ? 2 : 1;
-  static constexpr int d_o = 0, v = kTileBytes, other = 2 * kTileBytes, rows = 3 * kTileBytes, rows_stages = 2;
-  static constexpr int h = 0, dh = kTileBytes, states = 2 * kTileBytes, states_stages = states_ahead + 1;
-  static constexpr int stages = rows_stages * rows + states_stages * states;
-  static constexpr int rows_of(int tile) { return tile % rows_stages * rows; }
-  static constexpr int states_of(int tile) { return rows_stages * rows + tile % states_stages * states; }
-  static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, other_image = 3 * kTileBytes, dump = 4 * kTileBytes;
-  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
-  static constexpr int gates = x + kTileBytes;
-  static constexpr int small(GateTile gate) {
-    return stages > gates + gate_bytes(gate) ? stages : gates + gate_bytes(gate);
-  }
-  // quarters, sums from beyond by keys and by the other chunk, suffix sums; row sums, beyond, decays of both chunks
-  static constexpr int total(GateTile gate) { return small(gate) + 4 * sizeof(ColumnParts) + 4 * kTile * 4; }
-};
-
-__device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float* at = dump + row * kDumpRow + 8 * j + 2 * (lane & 3);
-    *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
-    *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
-  }
-}
-
-// Columns' sums over the chunk of a tile times an accumulator, by warp; added to what stands there where `adds`.
-__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* k, const Accumulator& dk, int thread,
-                                           bool adds = false) {
-  const int warp = thread >> 5, lane = thread & 31, row = 16 * warp + (lane >> 2), in_block = 2 * (lane & 3);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 k0 =
-        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row, 8 * j + in_block)));
-    const float2 k1 =
-        ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(row + 8, 8 * j + in_block)));
-    float x = k0.x * dk[4 * j] + k1.x * dk[4 * j + 2], y = k0.y * dk[4 * j + 1] + k1.y * dk[4 * j + 3];
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      x += __shfl_xor_sync(0xffffffffu, x, distance);
-      y += __shfl_xor_sync(0xffffffffu, y, distance);
-    }
-    if (lane < 4) {
-      float2& sum = *reinterpret_cast<float2*>(&parts[warp][8 * j + in_block]);
-      sum = adds ? make_float2(sum.x + x, sum.y + y) : make_float2(x, y);
-    }
-  }
-}
 
 // This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
 template <class Weight>
 __device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2), in_block = 2 * (lane & 3);
-  float sum = 0.0f;
+  std::uint32_t x[16];
+  load_fragments(x, ptx::shared_address(tile), thread);
+  float sums[2] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float of_row = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 x = ptx::unpack_bf16(
-          *reinterpret_cast<const std::uint32_t*>(tile + element_offset(row + 8 * half, 8 * j + in_block)));
-      of_row += x.x * a[4 * j + 2 * half] + x.y * a[4 * j + 2 * half + 1];
-    }
-    sum += weight(row + 8 * half) * of_row;
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = ptx::unpack_bf16(x[i]);
+    sums[i & 1] += pair.x * a[2 * i] + pair.y * a[2 * i + 1];
   }
-  return sum;
+  const int row = row_of_element(thread, 0);
+  return weight(row) * sums[0] + weight(row + 8) * sums[1];
 }
 
-// Half of the dot product of row thread / 2 of two tiles.
-__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
-  float sum = 0.0f;
+// Running sums of base-2 gates where an accumulator has its elements, from gates in memory of f32. parts: the group's,
+// with barrier `barrier`.
+__device__ __forceinline__ void sum_wide_gates(Accumulator& b, const float* rows, std::int64_t stride, int count,
+                                               int channels, ColumnParts& parts, int barrier, int thread) {
+  const int warp = thread >> 5, lane = thread & 31, row = row_of_element(thread, 0), column = 2 * (lane & 3);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
-    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
-    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
-      sum += s.x * t.x + s.y * t.y;
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int r = row + 8 * (i & 1), c = 8 * (i / 2) + column;
+    float2 g = make_float2(0.0f, 0.0f);
+    if (r < count && c < channels) g = *reinterpret_cast<const float2*>(rows + r * stride + c);
+    b[2 * i] = ptx::larger_or_nan(g.x * kLog2E, kStrongest);
+    b[2 * i + 1] = ptx::larger_or_nan(g.y * kLog2E, kStrongest);
   }
-  return sum;
-}
-
-// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's when `first`),
-// and the pairs inside come to it. q, k: as loaded; a: [query][key], zero above the diagonal; factors: [64][kDumpRow].
-template <GateTile kGate>
-static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
-                                                 char* a, std::uint32_t x, float* factors, const char* gates,
-                                                 const ColumnParts& quarters, float scale, bool first, int thread) {
-  const int warp = thread >> 5, lane = thread & 31;
-  const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
-  Accumulator dq, dk;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dq[i] = dq_kept[i];
-    dk[i] = dk_kept[i];
-  }
-  const auto factor = [&](int i) {
-    return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
-  };
-  const auto put_factor = [&](int row, float2 x) {
-    *reinterpret_cast<float2*>(factors + row * kDumpRow + 2 * lane) = x;
-  };
-  const auto power = [](float2 sum) { return make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)); };
-  __syncthreads();
-  walk_up(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
-  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
-    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
-    if (query > key) *place(key, query) = *place(query, key);
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 32; ++i) dq[i] *= factor(i);
-  __syncthreads();
-  walk_down(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
-  __syncthreads();
-  if (first) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
-  }
-  std::uint32_t operand[16];
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t r[4];
-    TensorCore80::load_a<Stored::k_inner>(r, ptx::shared_address(a), k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
-  }
-  const auto itself = [](int row, int column) { return row == column; };
-  Accumulator d;
-  add_masked_product(dq, operand, k, thread, itself);
-  clear(d);
-  add_masked_product(d, operand, q, thread, itself);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) dk[i] += scale * d[i];
-#pragma unroll 1
-  for (int size = kTile / 2; size > 0; size /= 2) {
-    __syncthreads();
-    put_level(x, q, k, columns, size, warp, lane, put_factor);
-    __syncthreads();
-    clear(d);
-    add_masked_product(d, operand, x, thread, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+  for (int distance = 4; distance < 32; distance *= 2) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const float sum = factor(i) * d[i];
-      const bool query = (row_of_element(thread, i) & size) != 0;
-      dq[i] += query ? sum : 0.0f;
-      dk[i] += query ? 0.0f : scale * sum;
+      const float before = __shfl_up_sync(0xffffffffu, b[i], distance);
+      if (lane >= distance) b[i] += before;
     }
   }
-  __syncthreads();
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
-    dq_kept[i] = dq[i];
-    dk_kept[i] = dk[i];
+    if (i & 2) b[i] += __shfl_sync(0xffffffffu, b[i ^ 2], 28 + (lane & 3));
+  }
+  if (lane >= 28) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      *reinterpret_cast<float2*>(&parts[warp][8 * j + column]) = make_float2(b[4 * j + 2], b[4 * j + 3]);
+    }
+  }
+  ptx::barrier(barrier, kGroupThreads);
+#pragma unroll
+  for (int w = 0; w < 3; ++w) {
+    if (w >= warp) break;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 sum = *reinterpret_cast<const float2*>(&parts[w][8 * j + column]);
+      b[4 * j] += sum.x;
+      b[4 * j + 1] += sum.y;
+      b[4 * j + 2] += sum.x;
+      b[4 * j + 3] += sum.y;
+    }
   }
 }
 
-// Grid: chunks x G x key tiles, innermost last, so that what neighbours share is in the cache.
+// Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
+// `items` of them.
 template <class Core, GateTile kGate>
-__device__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, char* shared) {
-  using Layout = KeysShared<Core>;
+__device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
+                                              const RowMaps& maps, unsigned items, char* shared) {
+  using Layout = PairShared<Core>;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const int kv_head = static_cast<int>(blockIdx.x / key_tiles % p.heads),
-            key_tile = static_cast<int>(blockIdx.x % key_tiles);
-  const int channel = key_tile * kTile;
-  const std::int64_t chunk = blockIdx.x / key_tiles / p.heads;
-  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
-  if (n < 0) {
-    if (kGate == GateTile::token && p.gate == GateKind::constant && threadIdx.x == 0) {
-      w.gate_parts[(key_tile * p.sequences.most_chunks + chunk) * p.heads + kv_head] = 0.0f;
-    }
-    return;
-  }
-  const Span span = span_of(p.sequences, n);
-  const int index = static_cast<int>(chunk - span.chunk_begin);
-  const bool late = index % 2 == 1;
-  const Chunk c = chunk_of(span, index),
-              o = chunk_of(span, index ^ 1);  // o: the other, without rows where there is none
-  const int other_rows = max(o.rows, 0);
-  // Numbers of this chunk and the other, worked out anew: registers are too few to hold them while products run.
-  const auto own_chunk = [&] { return static_cast<std::int64_t>(fresh_block() / key_tiles / p.heads); };
-  const auto other_chunk = [&] { return own_chunk() + (late ? -1 : 1); };
-  const auto image_at = [&](std::int64_t of_chunk) { return (of_chunk * p.heads + kv_head) * key_tiles + key_tile; };
-  char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
-  char* other_image = shared + Layout::other_image;
-  float* dump = reinterpret_cast<float*>(shared + Layout::dump);
-  ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small(kGate));
-  ColumnParts &quarters = parts[0], &by_keys = parts[1], &by_other = parts[2], &suffix = parts[3];
-  float *beyond = reinterpret_cast<float*>(parts + 4), *row_sums = beyond + kTile, *decays = row_sums + kTile,
-        *other_decays = decays + kTile;
-  float decay = 1.0f;
-  if (const int thread = fresh_thread(); thread < kTile) {
-    decays[thread] = decay = w.prepared.decay[image_at(own_chunk()) * kTile + thread];
-    other_decays[thread] = other_rows > 0 ? w.prepared.decay[image_at(other_chunk()) * kTile + thread] : 1.0f;
-  }
-  const bool steep = __syncthreads_or(decay < ptx::exp2(-kSteep));
-  const auto scale_columns = [&](Accumulator& x, const float* factors) {
-    if constexpr (kGate == GateTile::none) return;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) x[i] *= factors[column_of_element(fresh_thread(), i)];
+  constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const bool late = own_group() == 1;
+  const int part = late ? 1 : 0, group_barrier = 1 + part;
+  const int value_tiles = tiles_of(p.value_dim), depth = min(Layout::stages, value_tiles);
+  const std::uint32_t full = base + Layout::full, inputs = base + Layout::inputs, empty = base + Layout::empty,
+                      inputs_free = base + Layout::inputs_free, known = base + Layout::known;
+  PairPlace* const places = reinterpret_cast<PairPlace*>(shared + Layout::places);
+  const auto place_of = [&](unsigned unit) -> PairPlace& { return places[unit % Layout::kept_places]; };
+  // What is the same in all threads, so that the compiler knows it of a warp's.
+  const auto alike = [](bool x) { return __any_sync(0xffffffffu, x) != 0; };
+  const auto meet = [] { ptx::barrier(3, kPairThreads); };
+  const auto meet_group = [&] { ptx::barrier(group_barrier, kGroupThreads); };
+  const auto parts = [&](int which) -> ColumnParts& {
+    return reinterpret_cast<ColumnParts*>(shared + Layout::parts)[which];
   };
+  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
+  const auto own = [&](int offset) { return Layout::epilogue + part * Layout::group + offset; };
+  const std::uint32_t own_q = base + own(Layout::q), own_k = base + own(Layout::k), own_a = base + own(Layout::a),
+                      own_gates = base + own(Layout::gates);
 
-  const char *states, *state_gradients;
-  {
-    const auto tile_of = [&](int of_index) {
-      return p.state_tile(p.state_slot(span.chunk_begin, n, of_index), kv_head, key_tile, 0);
-    };
-    states = static_cast<const char*>(p.states) + tile_of(index & ~1);
-    state_gradients = w.state_gradients + tile_of(other_rows > 0 ? index | 1 : index);
-  }
-  const __nv_bfloat16* v_rows = row_of<__nv_bfloat16>(p.v, c, kv_head);
-  const __nv_bfloat16 *do_rows = nullptr, *their_rows = nullptr;  // theirs: v of the early chunk, or do of the late one
-  const int their_stride = static_cast<int>(late ? p.v.token : d.d_o.token);
-  bool first = true;
-  const auto load_rows = [&](int tile) {
-    if (tile < value_tiles) {
-      const int thread = fresh_thread(), value = tile * kTile, inside = p.value_dim - value;
-      const std::uint32_t stage = ptx::shared_address(shared) + Layout::rows_of(tile);
-      copy_tile(stage + Layout::d_o, do_rows + value, d.d_o.token, c.rows, inside, thread);
-      copy_tile(stage + Layout::v, v_rows + value, p.v.token, c.rows, inside, thread);
-      copy_tile(stage + Layout::other, their_rows + value, their_stride, other_rows, inside, thread);
+  // A tile of values: by the copy engine, one thread tells it.
+  const auto order_values = [&](const PairPlace& at, int tile, int slot) {
+    if constexpr (kBulk) {
+      const std::uint32_t barrier = full + 8 * slot, stage = base + slot * Layout::stage;
+      const int value = tile * kTile, token = static_cast<int>(at.token);
+      const bool both = at.rows_late > 0;
+      Core::expect_bytes(barrier, (both ? 6 : 4) * kTileBytes);
+      const auto rows = [&](int to, const RowMap& of, int first, int head) {
+        Core::copy_box(stage + to, &of.map, value, first, head * of.head_step,
+                       static_cast<int>(at.batch) * of.batch_step, barrier);
+      };
+      const int head = at.kv_head * p.group + at.in_group;
+      rows(Layout::d_o_early, maps.d_o, token, head);
+      rows(Layout::v_early, maps.v, token, at.kv_head);
+      Core::copy_in(stage + Layout::h, static_cast<const char*>(p.states) + at.state + tile * kImageBytes, kTileBytes,
+                    barrier);
+      if (both) {
+        rows(Layout::v_late, maps.v, token + kChunk, at.kv_head);
+        rows(Layout::d_o_late, maps.d_o, token + kChunk, head);
+      }
+      Core::copy_in(stage + Layout::dh, w.state_gradients + at.gradient + tile * kImageBytes, kTileBytes, barrier);
     }
+  };
+  const auto rows_at = [&](const PairPlace& at, const Strided& x, int element, int head, int channel, int channels) {
+    const std::int64_t token = at.token + (late ? kChunk : 0);
+    return Rows{
+        static_cast<const char*>(x.data) + (at.batch * x.batch + token * x.token + head * x.head + channel) * element,
+        static_cast<int>(x.token * element), late ? at.rows_late : at.rows_early, channels - channel};
+  };
+  // The same by all threads, each group its own chunk's rows.
+  const auto load_values = [&](const PairPlace& at, int tile) {
+    const int thread = fresh_thread(), value = tile * kTile;
+    const std::uint32_t stage = base + tile % Layout::stages * Layout::stage;
+    const int head = at.kv_head * p.group + at.in_group;
+    load_tile(stage + (late ? Layout::d_o_late : Layout::d_o_early), rows_at(at, d.d_o, 2, head, value, p.value_dim),
+              true, thread);
+    load_tile(stage + (late ? Layout::v_late : Layout::v_early), rows_at(at, p.v, 2, at.kv_head, value, p.value_dim),
+              true, thread);
+    const char* state = late ? w.state_gradients + at.gradient : static_cast<const char*>(p.states) + at.state;
+    copy_image(stage + (late ? Layout::dh : Layout::h), state + tile * kImageBytes, thread);
     ptx::copy_async_commit();
   };
-  const auto load_states = [&](int tile) {
-    if (tile < value_tiles) {
-      const int thread = fresh_thread();
-      const std::uint32_t stage = ptx::shared_address(shared) + Layout::states_of(tile);
-      copy_image(stage + Layout::h, states + tile * kImageBytes, thread);
-      copy_image(stage + Layout::dh, state_gradients + tile * kImageBytes, thread);
+  // q~, k~ and decays.
+  const auto q_image = [&](const PairPlace& at, int of) {
+    const std::int64_t head = at.kv_head * p.group + at.in_group;
+    return w.prepared.q +
+           (((at.chunk + of) * p.heads * p.group + head) * tiles_of(p.key_dim) + at.key_tile) * kImageBytes;
+  };
+  const auto kv_at = [&](const PairPlace& at, int of) {
+    return ((at.chunk + of) * p.heads + at.kv_head) * tiles_of(p.key_dim) + at.key_tile;
+  };
+  const auto order_inputs = [&](const PairPlace& at) {
+    if constexpr (kBulk) {
+      constexpr int of_decays = kGated ? kTile * 4 : 0;
+      const int chunks = at.rows_late > 0 ? 2 : 1;
+      Core::expect_bytes(inputs, chunks * (2 * kTileBytes + of_decays));
+      for (int of = 0; of < chunks; ++of) {
+        const std::uint32_t to = base + Layout::epilogue + of * Layout::group;
+        Core::copy_in(to + Layout::q, q_image(at, of), kTileBytes, inputs);
+        Core::copy_in(to + Layout::k, w.prepared.k + kv_at(at, of) * kImageBytes, kTileBytes, inputs);
+        if constexpr (kGated) {
+          Core::copy_in(base + Layout::decays + of * of_decays, w.prepared.decay + kv_at(at, of) * kTile, of_decays,
+                        inputs);
+        }
+      }
     }
-    ptx::copy_async_commit();
+  };
+  const auto load_inputs = [&](const PairPlace& at) {
+    const int thread = fresh_thread();
+    if (!late || at.rows_late > 0) {
+      copy_image(own_q, q_image(at, part), thread);
+      copy_image(own_k, w.prepared.k + kv_at(at, part) * kImageBytes, thread);
+      if (kGated && thread < kTile) {
+        floats(Layout::decays)[part * kTile + thread] = w.prepared.decay[kv_at(at, part) * kTile + thread];
+      }
+    }
+  };
+  // Gates of its chunk by each group, those of f32 when they are summed.
+  const auto gates_from = [&](const PairPlace& at, int channel, int element) {
+    const std::int64_t token = at.token + (late ? kChunk : 0);
+    return static_cast<const char*>(p.g.data) +
+           (at.batch * p.g.batch + token * p.g.token + at.kv_head * p.g.head + channel) * element;
+  };
+  float token_gate = 0.0f;  // of token fresh_thread(), where there is one a token
+  const auto load_gates = [&](const PairPlace& at) {
+    const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
+    if constexpr (kGate == GateTile::narrow) {
+      load_tile(own_gates, rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), true, thread);
+      ptx::copy_async_commit();
+    } else if constexpr (kGate == GateTile::token) {
+      const int element = p.gate_dtype == DType::f32 ? 4 : 2;
+      token_gate = thread < rows ? load_as(p.gate_dtype, gates_from(at, 0, element), thread * p.g.token) : 0.0f;
+    }
   };
 
-  Accumulator dk;
-  float2 dg[16];                // of rows 16 warp + i; not held while products run
-  Aside<float2, 16> dg_so_far;  // of the query heads done
-  Aside<float, 32> dk_so_far;
-  float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
-  float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
+  // What a constant gate has for chunks that the call might have had.
+  if constexpr (kGate == GateTile::token) {
+    if (p.gate == GateKind::constant && p.sequences.cu_seqlens != nullptr) {
+      const std::int64_t rows = p.sequences.most_chunks * p.heads,
+                         there = p.sequences.chunk_begin[p.sequences.count] * p.heads;
+      for (int tile = 0; tile < tiles_of(p.key_dim); ++tile) {
+        for (std::int64_t i = there + blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
+          w.gate_parts[tile * rows + i] = 0.0f;
+        }
+      }
+    }
+  }
 
-  for (int h = 0; h < p.group; ++h) {
-    const int head = kv_head * p.group + h;
-    first = h == 0;
-    do_rows = row_of<__nv_bfloat16>(d.d_o, c, head);
-    their_rows = late ? row_of<__nv_bfloat16>(p.v, o, kv_head) : row_of<__nv_bfloat16>(d.d_o, o, head);
-    // theirs_through: late dh v', early h do'
-    Accumulator dq, pairs, between, theirs_through;
+  const auto find_first = [&] {
+    PairPlace at{};
+    at.item = blockIdx.x;
+    if (!find_pair(at, p)) {
+      at.in_group = p.group;
+      find_next(at, at, p, items);
+    }
+    return at;
+  };
+  if constexpr (kBulk) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Layout::stages; ++i) {
+        Core::init_barrier(full + 8 * i, 1);
+        Core::init_barrier(empty + 8 * i, kPairThreads / 32);
+      }
+      Core::init_barrier(inputs, 1);
+      Core::init_barrier(inputs_free, kPairThreads / 32);
+      for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(known + 8 * i, 1);
+      Core::publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x >= kPairThreads) {
+      Core::template give<Layout::copying_registers>();
+      if (threadIdx.x >= kPairThreads + 32) return;
+      const int lane = fresh_thread();
+      if (lane == 0) place_of(0) = find_first();
+      int slot = 0, phase = 0;
+#pragma unroll 1
+      for (unsigned unit = 0;; ++unit) {
+        __syncwarp();
+        const PairPlace& at = place_of(unit);
+        if (lane == 0) Core::arrive(known + 8 * (unit % Layout::kept_places));
+        if (at.rows_early == 0) return;
+#pragma unroll 1
+        for (int tile = 0; tile < value_tiles; ++tile) {
+          Core::wait_at(empty + 8 * slot, phase ^ 1);
+          if (lane == 0) order_values(at, tile, slot);
+          if (tile + 1 == depth) {
+            Core::wait_at(inputs_free, (unit & 1) ^ 1);
+            if (lane == 0) order_inputs(at);
+          }
+          __syncwarp();
+          if (++slot == depth) {
+            slot = 0;
+            phase ^= 1;
+          }
+        }
+        if (lane == 0) find_next(place_of(unit + 1), at, p, items);
+      }
+    }
+    Core::template take<Layout::working_registers>();
+  } else {
+    if (threadIdx.x == 0) place_of(0) = find_first();
+    __syncthreads();
+  }
+
+  int slot = 0, phase = 0;
+  float crossing = 0.0f;                  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
+  Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
+#pragma unroll 1
+  for (unsigned unit = 0;; ++unit) {
+    const PairPlace& at = place_of(unit);
+    if constexpr (kBulk) {
+      Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
+    }
+    if (alike(at.rows_early == 0)) break;
+    const bool first = alike(at.in_group == 0);
+    Accumulator dq, dk, pairs, between;
     clear(dq);
     clear(dk);
     clear(pairs);
     clear(between);
-    clear(theirs_through);
-    load_states(0);
-    load_rows(0);
-#pragma unroll
-    for (int tile = 1; tile < Layout::states_ahead; ++tile) load_states(tile);
-    for (int tile = 0; tile < value_tiles; ++tile) {
-      ptx::copy_async_wait<Layout::states_ahead - 1>();
-      Core::publish();
-      __syncthreads();
-      load_rows(tile + 1);
-      load_states(tile + Layout::states_ahead);
-      const std::uint32_t rows = ptx::shared_address(shared) + Layout::rows_of(tile),
-                          at_states = ptx::shared_address(shared) + Layout::states_of(tile);
-      const std::uint32_t own_d_o = rows + Layout::d_o, own_v = rows + Layout::v, theirs = rows + Layout::other,
-                          state = at_states + Layout::h, gradient = at_states + Layout::dh;
-      Core::begin(dq, dk, pairs, between, theirs_through);
-      Core::template product<k_inner, k_inner>(dq, own_d_o, state, fresh_thread());
-      Core::template product<k_inner, k_inner>(pairs, own_d_o, own_v, fresh_thread());
-      Core::template product<k_inner, k_inner>(dk, own_v, gradient, fresh_thread());
-      Core::template product<k_inner, k_inner>(between, late ? own_d_o : own_v, theirs, fresh_thread());
-      if constexpr (kGate != GateTile::none) {
-        Core::template product<k_inner, k_inner>(theirs_through, theirs, late ? gradient : state, fresh_thread());
-        if (first) {
-          const char* at = shared + Layout::states_of(tile);
-          through += dot_of_rows(at + Layout::h, at + Layout::dh, fresh_thread());
+    float through = 0.0f;                // early: sum over values of h dh, half of key channel thread / 2
+    if (kBulk && first) load_gates(at);  // they stay for the other query heads
+
+    // This warp has done with a stage. The products of a tile are asked for before those of the one before are waited
+    // for.
+    const auto release = [&](int of_slot) {
+      if constexpr (kBulk) {
+        __syncwarp();
+        if (fresh_thread() % 32 == 0) Core::arrive(empty + 8 * of_slot);
+      }
+    };
+    // do times what lies side by side: of the late group with v' for what passes between the chunks, with h and with v;
+    // of the early one with v, h and, so that the groups have one code, v'. Then v with dh.
+    if constexpr (!kBulk) load_values(at, 0);
+    Core::begin(dq, dk, pairs, between);
+#pragma unroll 1
+    for (int tile = 0; tile * kTile < p.value_dim; ++tile) {
+      if constexpr (kBulk) {
+        Core::wait_at(full + 8 * slot, phase);
+      } else {
+        ptx::copy_async_wait<0>();
+        meet();
+        if ((tile + 1) * kTile < p.value_dim) load_values(place_of(unit), tile + 1);
+      }
+      const int at_stage = (kBulk ? slot : tile % Layout::stages) * Layout::stage;
+      const std::uint32_t stage = base + at_stage;
+      Core::begin();
+      Core::products_side_by_side(stage + (late ? Layout::d_o_late : Layout::d_o_early), stage + Layout::v_early,
+                                  fresh_thread(), between, dq, pairs);
+      Core::template product<k_inner, k_inner>(dk, stage + (late ? Layout::v_late : Layout::v_early),
+                                               stage + Layout::dh, fresh_thread());
+      Core::commit();
+      Core::template wait<1>();
+      if constexpr (kBulk) {
+        if (tile > 0) release(slot > 0 ? slot - 1 : depth - 1);
+      }
+      if (kGated && !late && first) {
+        through += dot_of_rows(shared + at_stage + Layout::h, shared + at_stage + Layout::dh, fresh_thread());
+      }
+      if constexpr (kBulk) {
+        if (++slot == depth) {
+          slot = 0;
+          phase ^= 1;
         }
       }
-      Core::finish(dq, dk, pairs, between, theirs_through);
     }
-    __syncthreads();
+    Core::finish(dq, dk, pairs, between);
+    release(slot > 0 ? slot - 1 : depth - 1);
 
     // The pairs inside the chunk, and between the two.
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
-    const std::int64_t query_image = (own_chunk() * p.heads * p.group + head) * key_tiles + key_tile;
-    copy_image(ptx::shared_address(q), w.prepared.q + query_image * kImageBytes, thread);
-    copy_image(ptx::shared_address(k), w.prepared.k + image_at(own_chunk()) * kImageBytes, thread);
-    if (other_rows > 0) {
-      const char* their_image = late ? w.prepared.k + image_at(other_chunk()) * kImageBytes
-                                     : w.prepared.q + (query_image + p.heads * p.group * key_tiles) * kImageBytes;
-      copy_image(ptx::shared_address(other_image), their_image, thread);
+    const int rows = late ? at.rows_late : at.rows_early, channel = at.key_tile * kTile;
+    const int query_head = at.kv_head * p.group + at.in_group;
+    const bool both = alike(at.rows_late > 0), last = alike(at.in_group + 1 == p.group);
+    if constexpr (kBulk) {
+      Core::wait_at(inputs, unit & 1);
+      ptx::copy_async_wait<0>();
+    } else {
+      meet();
+      load_gates(at);
+      load_inputs(at);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      meet();
     }
-    copy_gates<kGate>(gates, p, c, kv_head, channel, thread);
-    ptx::copy_async_commit();
-    const int row = 16 * warp + (lane >> 2);
+    if (!late) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int query = row + 8 * ((i >> 1) & 1), key = 8 * (i / 4) + 2 * (lane & 3) + (i & 1);
-      pairs[i] = query >= key ? pairs[i] : 0.0f;
+      for (int i = 0; i < 32; ++i) pairs[i] = between[i];
     }
-    put_tile(a, pairs, thread);
-    ptx::copy_async_wait<0>();
-    Core::publish();
-    __syncthreads();
-    sum_quarters<kGate>(quarters, gates, thread);
+    // Rows beyond the chunk's may be another sequence's. (Without gates always: else the compiler makes wgmma wait.)
+    if (!kGated || rows < kTile) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const bool inside = row_of_element(thread, i) < rows;
+        dq[i] = inside ? dq[i] : 0.0f;
+        dk[i] = inside ? dk[i] : 0.0f;
+        pairs[i] = inside ? pairs[i] : 0.0f;
+        between[i] = inside ? between[i] : 0.0f;
+      }
+    }
+    const float *decays = floats(Layout::decays) + part * kTile,
+                *other_decays = floats(Layout::decays) + (1 - part) * kTile;
+    float *beyond = floats(Layout::beyond), *run = floats(Layout::run) + part * kTile,
+          *row_sums = floats(Layout::row_sums) + part * kTile;
+    ColumnParts &by_keys = parts(part), &by_other = parts(2 + part), &quarters = parts(4 + part);
+    const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
+    const auto scale_columns = [&](Accumulator& x, const float* factors) {
+      if constexpr (!kGated) return;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 factor = *reinterpret_cast<const float2*>(factors + column(j));
+        x[4 * j] *= factor.x;
+        x[4 * j + 1] *= factor.y;
+        x[4 * j + 2] *= factor.x;
+        x[4 * j + 3] *= factor.y;
+      }
+    };
+    bool steep = false;  // alike in all warps of the group
+    if constexpr (kGated) {
+      steep = __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
+    }
+
+    float2* columns = reinterpret_cast<float2*>(shared + Layout::columns) + part * kTile;
+    if (kGated && thread < kTile) {
+      const float decay = decays[thread];
+      columns[thread] = steep ? make_float2(0.0f, 1.0f) : make_float2(-__log2f(decay), __fdividef(1.0f, decay));
+    }
+
+    std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
+    select_pairs<false>(operand, pairs, thread);
+    to_operand(crossed, between);
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint32_t r[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2], operand[4 * k16 + 3]};
+      Core::put_fragment(own_a, r, k16, thread);
+    }
+    if (late) {
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        const std::uint32_t r[4] = {crossed[4 * k16], crossed[4 * k16 + 1], crossed[4 * k16 + 2], crossed[4 * k16 + 3]};
+        Core::put_fragment(base + Layout::between, r, k16, thread);
+      }
+    }
     if (!first) clear(dk);  // dh v is there already
-    late ? scale_columns(dq, other_decays) : scale_columns(dk, other_decays);
+    if (both) {
+      if constexpr (kGated) {
+        if (late) {
+          sum_beyond(parts(2), shared + own(Layout::q), dq, thread);
+        } else if (first) {
+          sum_beyond(parts(3), shared + own(Layout::k), dk, thread);
+        }
+      }
+      late ? scale_columns(dq, other_decays) : scale_columns(dk, other_decays);
+    }
     if constexpr (kGate == GateTile::token) {
       if (p.gate == GateKind::constant) {
+        if (first) crossing = 0.0f;
         const auto steps = [](int x) { return static_cast<float>(x); };
-        crossing += weighted_dot(q, dq, thread, [&](int r) { return steps(r + 1 + (late ? other_rows : 0)); });
+        crossing += weighted_dot(shared + own(Layout::q), dq, thread,
+                                 [&](int r) { return steps(r + 1 + (late ? kChunk : 0)); });
         if (first) {
-          crossing +=
-              weighted_dot(k, dk, thread, [&](int r) { return steps(c.rows - 1 - r + (late ? 0 : other_rows)); });
+          crossing += weighted_dot(shared + own(Layout::k), dk, thread,
+                                   [&](int r) { return steps(rows - 1 - r + (late ? 0 : at.rows_late)); });
         }
       }
     }
-    if (other_rows > 0) {
-      if constexpr (kGate != GateTile::none) {
-        if (!late || first) sum_beyond(by_other, other_image, theirs_through, thread, !first);
+    if (kGated && !late && first) {
+      through += __shfl_xor_sync(0xffffffffu, through, 1);
+      if ((thread & 1) == 0) {
+        const float sum = through * decays[thread >> 1] * (both ? other_decays[thread >> 1] : 1.0f);
+        beyond[thread >> 1] = sum;
+        crossing += static_cast<float>(at.rows_early + at.rows_late) * sum;
       }
-      const auto add_between = [&](Accumulator& target) {
-        std::uint32_t operand[16];
-        to_operand(operand, between);
-        Core::begin(operand, target);
-        Core::template product<k_outer>(target, operand, ptx::shared_address(other_image), thread);
-        Core::finish(target);
-      };
-      late ? add_between(dq) : add_between(dk);
     }
-    if constexpr (kGate != GateTile::none) {
-      if (!late || first) sum_beyond(by_keys, k, dk, thread, !first);
-      if (first) {
-        through += __shfl_xor_sync(0xffffffffu, through, 1);
-        if ((thread & 1) == 0) {
-          beyond[thread >> 1] = through * decays[thread >> 1] * other_decays[thread >> 1];
-          if (late || other_rows == 0) crossing += static_cast<float>(c.rows + other_rows) * beyond[thread >> 1];
+    Core::publish();
+    meet();
+    if (both) {
+      const std::uint32_t other = base + Layout::epilogue + (1 - part) * Layout::group;
+      if (!late) {
+#pragma unroll
+        for (int k16 = 0; k16 < 4; ++k16) {
+          std::uint32_t r[4];
+          TensorCore80::load_a<k_outer>(r, base + Layout::between, k16, thread);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) crossed[4 * k16 + i] = r[i];
         }
       }
+      Accumulator sum;  // dq of the late chunk, dk of the early one: one code, without a branch around the product
+#pragma unroll
+      for (int i = 0; i < 32; ++i) sum[i] = late ? dq[i] : dk[i];
+      Core::begin(crossed, sum);
+      Core::template product<k_outer>(sum, crossed, other + (late ? Layout::k : Layout::q), thread);
+      Core::finish(sum);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        dq[i] = late ? sum[i] : dq[i];
+        dk[i] = late ? dk[i] : sum[i];
+      }
     }
+    if (kGated && (!late || first)) sum_beyond(by_keys, shared + own(Layout::k), dk, thread);
     if (!steep) {
       scale_columns(dq, decays);
       scale_columns(dk, decays);
-      std::uint32_t operand[16];
-      to_operand(operand, pairs);
       Core::begin(operand, dq, dk);
-      Core::template product<k_outer>(dq, operand, ptx::shared_address(k), thread);
-      Core::template product<k_outer, k_outer>(dk, ptx::shared_address(a), ptx::shared_address(q), thread);
+      Core::template product<k_outer>(dq, operand, own_k, thread);
+      Core::template product<k_outer, k_outer>(dk, own_a, own_q, thread);
       Core::finish(dq, dk);
-      __syncthreads();
+      meet();
     } else {
-      __syncthreads();
-      copy_tile(ptx::shared_address(q), row_of<__nv_bfloat16>(p.q, c, head) + channel, p.q.token, c.rows,
-                p.key_dim - channel, thread);
-      copy_tile(ptx::shared_address(k), row_of<__nv_bfloat16>(p.k, c, kv_head) + channel, p.k.token, c.rows,
-                p.key_dim - channel, thread);
-      ptx::copy_async_commit();
-      ptx::copy_async_wait<0>();
-      __syncthreads();
-      Aside queries(dq), keys(dk);
-      finish_steep<kGate>(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), a,
-                          ptx::shared_address(shared + Layout::x), dump, gates, quarters, p.scale, true, thread);
-      queries.restore(dq);
-      keys.restore(dk);
+      meet();
+      if constexpr (kGated) {
+        load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), true, thread);
+        load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), true, thread);
+        ptx::copy_async_commit();
+        const int element = kGate == GateTile::wide || (kGate == GateTile::token && p.gate_dtype == DType::f32) ? 4 : 2;
+        const int gate_channel = kGate == GateTile::token ? 0 : channel + 2 * lane;
+        const GatesInMemory<kGate> gates{gates_from(at, gate_channel, element),
+                                         p.g.token * element,
+                                         channel + 2 * lane < p.key_dim ? rows : 0,
+                                         &quarters,
+                                         warp,
+                                         lane,
+                                         p.gate_dtype};
+        float2 sum = make_float2(0.0f, 0.0f);
+        for (int i = 0; i < 16; ++i) {
+          const float2 g = gates.gate(i);
+          sum.x += g.x;
+          sum.y += g.y;
+        }
+        *reinterpret_cast<float2*>(&quarters[warp][2 * lane]) = sum;
+        ptx::copy_async_wait<0>();
+        finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
+                          floats(Layout::between) + part * (kTileBytes / 8), gates, p.scale, true, group_barrier,
+                          thread);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) dq[i] *= p.scale;
+      }
     }
     if (!first) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) dk[i] += dk_so_far.kept[i];
     }
-    if (h + 1 < p.group) dk_so_far.put(dk);
+    if (!last) dk_so_far.put(dk);
 
-    // dq, and its part of dg.
-    if (first) {
+    Accumulator b;  // running sums of gates, times kBase to base 2; not of steep tiles
+    constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
+    if constexpr (kGate == GateTile::narrow) {
+      std::uint32_t triangle[16];
+      triangle_of_ones<false>(triangle, thread);
+      Core::begin(triangle);
+      Core::template product<k_outer, true>(b, triangle, own_gates, thread);
+      Core::finish(b);
+    } else if constexpr (kGate == GateTile::token) {
+      // b of this thread's two rows.
+      if (thread < kTile) row_sums[thread] = ptx::larger_or_nan(token_gate * kLog2E, kStrongest);
+      meet_group();
+      float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) dg[i] = make_float2(0.0f, 0.0f);
-    } else {
-      dg_so_far.restore(dg);
-    }
-    put_rows(dump, dq, thread);
-    __syncthreads();
-    float2 b = sum_before(quarters, warp, lane);
-    const float2 all = sum_before(quarters, 4, lane);
-    RowWalk<__nv_bfloat16> dq_walk(d.dq, c, head, channel + 2 * lane, 16 * warp);
-    const int dq_inside = d.dq.data && channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int r = 16 * warp + i;
-      const float2 g = gate_at<kGate>(gates, r, lane);
-      b.x += g.x;
-      b.y += g.y;
-      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-      const float q_scale = steep ? p.scale : 1.0f;
-      dg[i].x += y.x * q_scale * x.x;
-      dg[i].y += y.y * q_scale * x.y;
-      const float2 factor = steep ? make_float2(p.scale, p.scale)
-                                  : make_float2(p.scale * ptx::exp2(b.x - all.x), p.scale * ptx::exp2(b.y - all.y));
-      if (i < dq_inside) store_two(dq_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
-      dq_walk.step(1);
-    }
-    if (h + 1 < p.group) dg_so_far.put(dg);
-    __syncthreads();
-  }
-
-  // dk, and its part of dg.
-  const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
-  put_rows(dump, dk, thread);
-  __syncthreads();
-  float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
-  const float2 all = sum_before(quarters, 4, lane);
-  const float2 grown = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-all.x), ptx::exp2(-all.y));
-  RowWalk<__nv_bfloat16> dk_walk(d.dk, c, kv_head, channel + 2 * lane, 16 * warp);
-  const int rows_inside = channel + 2 * lane < p.key_dim ? c.rows - 16 * warp : 0,
-            dk_inside = d.dk.data ? rows_inside : 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = 16 * warp + i;
-    const float2 g = gate_at<kGate>(gates, r, lane);
-    b.x += g.x;
-    b.y += g.y;
-    const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-    const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-    dg[i].x = (dg[i].x - y.x * x.x) * grown.x;
-    dg[i].y = (dg[i].y - y.y * x.y) * grown.y;
-    sum.x += dg[i].x;
-    sum.y += dg[i].y;
-    const float2 factor = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
-    if (i < dk_inside) store_two(dk_walk.place, make_float2(x.x * factor.x, x.y * factor.y));
-    dk_walk.step(1);
-  }
-  if constexpr (kGate == GateTile::none) return;
-  if constexpr (kGate == GateTile::token) {
-    if (p.gate == GateKind::constant) {
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
-      if (lane == 0) row_sums[warp] = crossing;
-      __syncthreads();
-      if (thread == 0) {
-        w.gate_parts[(key_tile * p.sequences.most_chunks + own_chunk()) * p.heads + kv_head] =
-            row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (lane >= distance) sum += before;
       }
-      return;
+      even = sum - odd;
+      odd = sum;
+      const int row = row_of_element(thread, 0);
+      const auto at_row = [&](int r) {
+        const float x = __shfl_sync(0xffffffffu, even, r / 2), y = __shfl_sync(0xffffffffu, odd, r / 2);
+        return r % 2 != 0 ? y : x;
+      };
+      const float low = at_row(row), high = at_row(row + 8);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
+    } else if constexpr (kGate == GateTile::wide) {
+      if (!steep) {
+        sum_wide_gates(b, reinterpret_cast<const float*>(gates_from(at, channel, 4)), p.g.token, rows,
+                       p.key_dim - channel, quarters, group_barrier, thread);
+      }
     }
-  }
 
-  // dg: sums from the chunk's end back.
-  *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
-  __syncthreads();
-  float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
-  const float2 own_decay = *reinterpret_cast<const float2*>(decays + 2 * lane);
+    std::uint32_t queries[16], keys[16];  // q~ and k~, of steep tiles q and k
+    load_fragments(queries, own_q, thread);
+    load_fragments(keys, own_k, thread);
+    // q dq - k dk, and r.
+    Accumulator e;
+    if constexpr (kGated) {
+      if (thread < kTile && (!late || first)) {
+        float sum = first ? beyond[thread] : run[thread], by_pairs = 0.0f;
 #pragma unroll
-  for (int other = 3; other >= 0; --other) {
-    const float2 x = *reinterpret_cast<const float2*>(&by_keys[other][2 * lane]);
-    const float2 y = *reinterpret_cast<const float2*>(&suffix[other][2 * lane]);
-    run.x += x.x + (other > warp ? y.x : 0.0f);
-    run.y += x.y + (other > warp ? y.y : 0.0f);
-    if (other_rows > 0) {
-      const float2 z = *reinterpret_cast<const float2*>(&by_other[other][2 * lane]);
-      run.x += own_decay.x * z.x;
-      run.y += own_decay.y * z.y;
+        for (int i = 0; i < 4; ++i) {
+          sum += by_keys[i][thread];
+          if (both) by_pairs += by_other[i][thread];
+        }
+        run[thread] = sum + decays[thread] * by_pairs;
+      }
+      if (first) {
+        clear(e);
+      } else {
+        dg_so_far.restore(e);
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float2 q = ptx::unpack_bf16(queries[i]);
+        e[2 * i] += q.x * dq[2 * i];
+        e[2 * i + 1] += q.y * dq[2 * i + 1];
+      }
+      if (!last) dg_so_far.put(e);
     }
-  }
-  using Gate = std::conditional_t<kGate == GateTile::wide, float, __nv_bfloat16>;
-  RowWalk<Gate> dg_walk(d.dg, c, kv_head, channel + 2 * lane, 16 * warp + 15);
-  const int dg_inside = d.dg.data ? rows_inside : 0;
+    // dq and dk leave through the tile that k~ was in, each warp's rows by themselves.
+    const auto store = [&](const Strided& to, int head, const Accumulator& x, auto factor) {
+      __syncwarp();
 #pragma unroll
-  for (int i = 15; i >= 0; --i) {
-    const int r = 16 * warp + i;
-    run.x += dg[i].x;
-    run.y += dg[i].y;
-    if constexpr (kGate == GateTile::token) {
-      float x = run.x + run.y;
+      for (int k16 = 0; k16 < 4; ++k16) {
+        std::uint32_t r[4];
 #pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-      if (lane == 0) row_sums[r] = x;
+        for (int i = 0; i < 4; ++i) {
+          const int element = 8 * k16 + 2 * i;
+          const float2 f = factor(element);
+          r[i] = ptx::pack_bf16(x[element] * f.x, x[element + 1] * f.y);
+        }
+        Core::put_fragment(own_k, r, k16, thread);
+      }
+      __syncwarp();
+      if (to.data != nullptr) store_tile(rows_at(at, to, 2, head, channel, p.key_dim), own_k, true, thread);
+    };
+    // -B and 2^-B of the element's column and the next.
+    const auto column_of = [&](int element) { return *reinterpret_cast<const float4*>(columns + column(element / 4)); };
+    if (steep) clear(b);  // its factors are there
+    const float scale = steep ? 1.0f : p.scale;
+    store(d.dq, query_head, dq, [&](int i) {
+      if constexpr (!kGated) return make_float2(scale, scale);
+      const float4 c = column_of(i);
+      return make_float2(scale * ptx::exp2(b[i] * kBase + c.x), scale * ptx::exp2(b[i + 1] * kBase + c.z));
+    });
+    if (last) {
+      store(d.dk, at.kv_head, dk, [&](int i) {
+        if constexpr (!kGated) return make_float2(1.0f, 1.0f);
+        return make_float2(ptx::exp2(b[i] * -kBase), ptx::exp2(b[i + 1] * -kBase));
+      });
+      if constexpr (kGated) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float2 k = ptx::unpack_bf16(keys[i]);
+          const float4 c = column_of(2 * i);
+          e[2 * i] = (e[2 * i] - k.x * dk[2 * i]) * c.y;
+          e[2 * i + 1] = (e[2 * i + 1] - k.y * dk[2 * i + 1]) * c.w;
+        }
+      }
+      if constexpr (kGate == GateTile::token) {
+        if (p.gate == GateKind::constant) {
+#pragma unroll
+          for (int distance = 1; distance < 32; distance *= 2) {
+            crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+          }
+          meet_group();  // the gates in row_sums have been read
+          if (lane == 0) row_sums[warp] = crossing;
+          meet_group();
+          if (thread == 0 && rows > 0) {
+            w.gate_parts[(at.key_tile * p.sequences.most_chunks + at.chunk + part) * p.heads + at.kv_head] =
+                row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
+          }
+        } else {
+          float sums[2] = {};
+#pragma unroll
+          for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
+            sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
+          }
+          meet_group();  // the gates in row_sums have been read
+          if ((lane & 3) == 0) {
+            row_sums[row_of_element(thread, 0)] = sums[0];
+            row_sums[row_of_element(thread, 2)] = sums[1];
+          }
+          meet_group();
+          if (warp == 0) {
+            const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
+            float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2) {
+              from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
+              const float after = __shfl_down_sync(0xffffffffu, sum, distance);
+              if (lane + distance < 32) sum += after;
+            }
+            float after = __shfl_down_sync(0xffffffffu, sum, 1);
+            after = from_beyond + (lane < 31 ? after : 0.0f);
+            const Sequences& s = p.sequences;
+            const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
+            const std::int64_t token = (s.cu_seqlens ? 0 : at.batch * s.length) + at.token + part * kChunk;
+            float* to = w.gate_parts + (at.key_tile * tokens + token + 2 * lane) * p.heads + at.kv_head;
+            if (2 * lane < rows) to[0] = after + odd + even;
+            if (2 * lane + 1 < rows) to[p.heads] = after + odd;
+          }
+        }
+      } else if constexpr (kGated) {
+        // dg: sums from the chunk's end back, of e as two or three numbers of bf16.
+        constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
+        const std::uint32_t tiles[3] = {own_a, own_q, own_gates};
+#pragma unroll
+        for (int part_of = 0; part_of < kParts; ++part_of) {
+#pragma unroll
+          for (int k16 = 0; k16 < 4; ++k16) {
+            std::uint32_t r[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float &x = e[8 * k16 + 2 * i], &y = e[8 * k16 + 2 * i + 1];
+              r[i] = ptx::pack_bf16(x, y);
+              const float2 rounded = ptx::unpack_bf16(r[i]);
+              x -= rounded.x;
+              y -= rounded.y;
+            }
+            Core::put_fragment(tiles[part_of], r, k16, thread);
+          }
+        }
+        std::uint32_t triangle[16];
+        triangle_of_ones<true>(triangle, thread);
+        Core::publish();
+        meet_group();
+        Accumulator dg;
+        Core::begin(triangle);
+        Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
+#pragma unroll
+        for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
+        Core::finish(dg);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 more = *reinterpret_cast<const float2*>(run + column(j));
+          dg[4 * j] += more.x;
+          dg[4 * j + 1] += more.y;
+          dg[4 * j + 2] += more.x;
+          dg[4 * j + 3] += more.y;
+        }
+        if constexpr (kGate == GateTile::narrow) {
+          store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
+        } else if (d.dg.data != nullptr) {
+          const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel, p.key_dim);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int r = row_of_element(thread, 2 * i), c = column(i / 2);
+            if (r < to.rows && c < to.channels) {
+              store_two(
+                  reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
+                  make_float2(dg[2 * i], dg[2 * i + 1]));
+            }
+          }
+        }
+      }
+    }
+    Core::publish();  // the copy engine writes next where threads have written
+    if constexpr (kBulk) {
+      __syncwarp();
+      if (lane == 0) Core::arrive(inputs_free);
     } else {
-      if (i < dg_inside) store_two(dg_walk.place, run);
-      dg_walk.step(-1);
+      meet();
+      if (threadIdx.x == 0) find_next(place_of(unit + 1), place_of(unit), p, items);
+      meet();
     }
-  }
-  if constexpr (kGate == GateTile::token) {
-    __syncthreads();
-    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
-    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-    if (thread < c.rows) w.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
   }
 }
 

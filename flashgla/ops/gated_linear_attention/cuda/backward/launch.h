@@ -41,7 +41,8 @@ struct FusedBackward {
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream);
 template <class Core, GateTile kGate>
-void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, cudaStream_t stream);
+void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
+                     cudaStream_t stream);
 // The rows of gate_parts beyond the key tiles.
 template <class Core>
 void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);

@@ -236,6 +236,12 @@ struct TensorCore80 {
       }
     }
   }
+  // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k].
+  template <class... Accumulators>
+  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int thread,
+                                                               Accumulators&... d) {
+    ((product<Stored::k_inner, Stored::k_inner>(d, a_tile, b_tiles, thread), b_tiles += kTileBytes), ...);
+  }
   // a: an accumulator rounded to bf16.
   template <Stored b_stored, bool kFresh = false>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
@@ -287,6 +293,35 @@ struct TensorCore90 {
     ptx::wgmma_wait<pending>();
     (pin(registers), ...);
   }
+  // The copy engine, told by one thread, and mbarriers (8 bytes each) that count what it has brought or who has come.
+  static __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
+    ptx::mbarrier_init(barrier, arrivals);
+  }
+  static __device__ __forceinline__ void publish_barriers() { ptx::fence_barrier_init(); }
+  static __device__ __forceinline__ void arrive(std::uint32_t barrier) { ptx::mbarrier_arrive(barrier); }
+  static __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
+    ptx::mbarrier_arrive_expect(barrier, bytes);
+  }
+  static __device__ __forceinline__ void copy_in(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+    ptx::copy_bulk(to, from, bytes, barrier);
+  }
+  // The box of a tensor map from these coordinates on.
+  static __device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, int channel, int token, int head,
+                                                  int batch, std::uint32_t barrier) {
+    ptx::copy_box(to, map, channel, token, head, batch, barrier);
+  }
+  static __device__ __forceinline__ void wait_at(std::uint32_t barrier, int parity) {
+    ptx::mbarrier_wait(barrier, parity);
+  }
+  // A group gives or takes registers, so many a thread.
+  template <int registers>
+  static __device__ __forceinline__ void give() {
+    ptx::give_registers<registers>();
+  }
+  template <int registers>
+  static __device__ __forceinline__ void take() {
+    ptx::take_registers<registers>();
+  }
   static __device__ __forceinline__ void put_fragment(std::uint32_t tile, const std::uint32_t (&r)[4], int k16,
                                                       int thread) {
     const int lane = thread & 31;
@@ -332,6 +367,42 @@ struct TensorCore90 {
                      : FLASHGLA_ACCUMULATOR("+f", d)
                      : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
       }
+    }
+  }
+  // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k]. One
+  // wide product: a is read once.
+  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int,
+                                                               Accumulator& d0, Accumulator& d1) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t a = descriptor(Stored::k_inner, a_tile, k16), b = descriptor(Stored::k_inner, b_tiles, k16);
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+          ", %64, %65, 1, 1, 1, 0, 0;"
+          : FLASHGLA_ACCUMULATOR("+f", d0), FLASHGLA_ACCUMULATOR("+f", d1)
+          : "l"(a), "l"(b));
+    }
+  }
+  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int,
+                                                               Accumulator& d0, Accumulator& d1, Accumulator& d2) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t a = descriptor(Stored::k_inner, a_tile, k16), b = descriptor(Stored::k_inner, b_tiles, k16);
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}"
+          ", %96, %97, 1, 1, 1, 0, 0;"
+          : FLASHGLA_ACCUMULATOR("+f", d0), FLASHGLA_ACCUMULATOR("+f", d1), FLASHGLA_ACCUMULATOR("+f", d2)
+          : "l"(a), "l"(b));
     }
   }
   template <Stored b_stored, bool kFresh = false>

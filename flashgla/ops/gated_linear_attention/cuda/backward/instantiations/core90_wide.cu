@@ -3,5 +3,5 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 template void launch_backward_fused<TensorCore90, GateTile::wide>(const Params&, const FusedBackward&, cudaStream_t);
 template void launch_dq_dk_dg<TensorCore90, GateTile::wide>(const Params&, const BackwardWorkspace&, const Gradients&,
-                                                            cudaStream_t);
+                                                            int, cudaStream_t);
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,283 @@
+// What kernels that make dq, dk and dg of a chunk and 64 key channels share: sums over tokens, and the way of tiles
+// that fall by more than kSteep.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
+
+__device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float* at = dump + row * kDumpRow + 8 * j + 2 * (lane & 3);
+    *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+
+// A tile of bf16 as an accumulator has its elements, in pairs: the warp's own 16 rows.
+__device__ __forceinline__ void load_fragments(std::uint32_t (&x)[16], std::uint32_t tile, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<Stored::k_inner>(r, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[4 * k16 + i] = r[i];
+  }
+}
+
+// Columns' sums over the chunk of a tile times an accumulator, by warp.
+__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* tile, const Accumulator& a, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  std::uint32_t x[16];
+  load_fragments(x, ptx::shared_address(tile), thread);
+  float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 low = ptx::unpack_bf16(x[2 * j]), high = ptx::unpack_bf16(x[2 * j + 1]);
+    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
+    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
+  }
+  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
+  const auto halve = [&](auto of_half) {
+    constexpr int half = decltype(of_half)::value, distance = 2 * half;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
+      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
+    }
+  };
+  halve(std::integral_constant<int, 8>{});
+  halve(std::integral_constant<int, 4>{});
+  halve(std::integral_constant<int, 2>{});
+  *reinterpret_cast<float2*>(&parts[warp][2 * lane]) = make_float2(sums[0], sums[1]);
+}
+
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
+    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
+      sum += s.x * t.x + s.y * t.y;
+    }
+  }
+  return sum;
+}
+
+// Factors of the warp's 16 rows as a walk leaves them, a lane's channels 2 lane and 2 lane + 1, to where an accumulator
+// has these elements. scratch: 256 floats of the warp's own.
+__device__ __forceinline__ void to_accumulator(Accumulator& factors, const float2 (&walked)[16], float* scratch,
+                                               int lane) {
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    __syncwarp();
+    if (lane / 8 == part) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) *reinterpret_cast<float2*>(scratch + 16 * i + 2 * (lane % 8)) = walked[i];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x =
+          *reinterpret_cast<const float2*>(scratch + 16 * (lane / 4 + 8 * (i & 1)) + 8 * (i / 2) + 2 * (lane % 4));
+      factors[8 * part + 2 * i] = x.x;
+      factors[8 * part + 2 * i + 1] = x.y;
+    }
+  }
+}
+
+// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's when `first`),
+// and the pairs inside come to it. q, k: as loaded; a: [query][key], zero above the diagonal; x: 8 KiB, scratch: 4 KiB;
+// a barrier for the group of 128 threads.
+template <class Columns>
+__device__ __forceinline__ void finish_by_halving(Accumulator& dq, Accumulator& dk, std::uint32_t q, std::uint32_t k,
+                                                  char* a, std::uint32_t x, float* scratch, const Columns& columns,
+                                                  float scale, bool first, int barrier, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  Local<float, 32> queries, keys;  // dq and dk: registers are for the walks
+  queries.put(dq);
+  keys.put(dk);
+  const auto meet = [&] { ptx::barrier(barrier, kGroupThreads); };
+  float2 walked[16];
+  const auto keep = [&](int row, float2 x) { walked[row - 16 * warp] = x; };
+  const auto keep_power = [&](int row, float2 sum) { keep(row, make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y))); };
+  const auto find_factors = [&](Accumulator& factors) { to_accumulator(factors, walked, scratch + 256 * warp, lane); };
+  meet();
+  {
+    Accumulator factors;
+    walk_up(columns, kTile, warp, keep_power);
+    find_factors(factors);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) queries.x[i] = queries.x[i] * factors[i];
+    walk_down(columns, kTile, warp, keep_power);
+    find_factors(factors);
+    if (first) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] * factors[i];
+    }
+  }
+  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
+    if (query > key) *place(key, query) = *place(query, key);
+  }
+  meet();
+  std::uint32_t operand[16];
+  load_fragments(operand, ptx::shared_address(a), thread);
+  Accumulator d;
+  const auto multiply = [&](std::uint32_t tile, auto keeps) {
+    clear(d);
+    add_masked_product(d, operand, tile, thread, keeps);
+  };
+  const auto itself = [](int row, int column) { return row == column; };
+  multiply(k, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) queries.x[i] = queries.x[i] + d[i];
+  multiply(q, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] + scale * d[i];
+#pragma unroll 1
+  for (int size = kTile / 2; size > 0; size /= 2) {
+    meet();
+    put_level(x, q, k, columns, size, warp, lane, keep);
+    meet();
+    Accumulator factors;
+    find_factors(factors);
+    multiply(x, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float sum = factors[i] * d[i];
+      const bool query = (row_of_element(thread, i) & size) != 0;
+      if (query) {
+        queries.x[i] = queries.x[i] + sum;
+      } else {
+        keys.x[i] = keys.x[i] + scale * sum;
+      }
+    }
+  }
+  meet();
+  queries.get(dq);
+  keys.get(dk);
+}
+
+// Gates of a chunk from memory, as steep tiles want them: 16 rows a warp, a lane's two channels.
+template <GateTile kGate>
+struct GatesInMemory {
+  static constexpr int kWarps = 4, kRows = 16;
+  const char* rows;     // of the chunk's first token, the lane's channels
+  std::int64_t stride;  // bytes
+  int count;            // rows there are; none where the channels are beyond K
+  const ColumnParts* totals;
+  int warp, lane;
+  DType dtype;
+  __device__ __forceinline__ float2 gate(int i) const {
+    const int row = kRows * warp + i;
+    float2 g = make_float2(0.0f, 0.0f);
+    if (row < count) {
+      const char* at = rows + row * stride;
+      if constexpr (kGate == GateTile::token) {
+        g.x = g.y = load_as(dtype, at, 0);
+      } else if constexpr (kGate == GateTile::narrow) {
+        g = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(at));
+      } else {
+        g = *reinterpret_cast<const float2*>(at);
+      }
+    }
+    return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
+  }
+  __device__ __forceinline__ float2 total(int w) const {
+    return *reinterpret_cast<const float2*>(&(*totals)[w][2 * lane]);
+  }
+};
+
+// The same as a call, for a block of one group that has the chunk's gates in shared memory, their sums by warp and room
+// for factors: [64][kDumpRow].
+template <GateTile kGate>
+static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
+                                                 char* a, std::uint32_t x, float* factors, const char* gates,
+                                                 const ColumnParts& quarters, float scale, bool first, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
+  Accumulator dq, dk;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq[i] = dq_kept[i];
+    dk[i] = dk_kept[i];
+  }
+  const auto factor = [&](int i) {
+    return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
+  };
+  const auto put_factor = [&](int row, float2 x) {
+    *reinterpret_cast<float2*>(factors + row * kDumpRow + 2 * lane) = x;
+  };
+  const auto power = [](float2 sum) { return make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)); };
+  __syncthreads();
+  walk_up(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
+    if (query > key) *place(key, query) = *place(query, key);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dq[i] *= factor(i);
+  __syncthreads();
+  walk_down(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
+  __syncthreads();
+  if (first) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
+  }
+  std::uint32_t operand[16];
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<Stored::k_inner>(r, ptx::shared_address(a), k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
+  }
+  const auto itself = [](int row, int column) { return row == column; };
+  Accumulator d;
+  add_masked_product(dq, operand, k, thread, itself);
+  clear(d);
+  add_masked_product(d, operand, q, thread, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dk[i] += scale * d[i];
+#pragma unroll 1
+  for (int size = kTile / 2; size > 0; size /= 2) {
+    __syncthreads();
+    put_level(x, q, k, columns, size, warp, lane, put_factor);
+    __syncthreads();
+    clear(d);
+    add_masked_product(d, operand, x, thread, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float sum = factor(i) * d[i];
+      const bool query = (row_of_element(thread, i) & size) != 0;
+      dq[i] += query ? sum : 0.0f;
+      dk[i] += query ? 0.0f : scale * sum;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq_kept[i] = dq[i];
+    dk_kept[i] = dk[i];
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
