@@ -76,10 +76,10 @@ __device__ __forceinline__ void sum_wide_gates(Accumulator& b, const float* rows
   ptx::barrier(barrier, kGroupThreads);
 #pragma unroll
   for (int w = 0; w < 3; ++w) {
-    if (w >= warp) break;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 sum = *reinterpret_cast<const float2*>(&parts[w][8 * j + column]);
+    for (int j = 0; j < 8; ++j) {  // without branches, between which so many registers would have to agree
+      float2 sum = *reinterpret_cast<const float2*>(&parts[w][8 * j + column]);
+      sum = w < warp ? sum : make_float2(0.0f, 0.0f);
       b[4 * j] += sum.x;
       b[4 * j + 1] += sum.y;
       b[4 * j + 2] += sum.x;
@@ -199,7 +199,6 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     return static_cast<const char*>(p.g.data) +
            (at.batch * p.g.batch + token * p.g.token + at.kv_head * p.g.head + channel) * element;
   };
-  float token_gate = 0.0f;  // of token fresh_thread(), where there is one a token
   const auto load_gates = [&](const PairPlace& at) {
     const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
     if constexpr (kGate == GateTile::narrow) {
@@ -207,7 +206,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       ptx::copy_async_commit();
     } else if constexpr (kGate == GateTile::token) {
       const int element = p.gate_dtype == DType::f32 ? 4 : 2;
-      token_gate = thread < rows ? load_as(p.gate_dtype, gates_from(at, 0, element), thread * p.g.token) : 0.0f;
+      if (thread < kTile) {  // read again by the same thread
+        floats(own(Layout::gates))[thread] =
+            thread < rows ? load_as(p.gate_dtype, gates_from(at, 0, element), thread * p.g.token) : 0.0f;
+      }
     }
   };
 
@@ -237,10 +239,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if (threadIdx.x == 0) {
       for (int i = 0; i < Layout::stages; ++i) {
         Core::init_barrier(full + 8 * i, 1);
-        Core::init_barrier(empty + 8 * i, kPairThreads / 32);
+        Core::init_barrier(empty + 8 * i, kPairThreads);
       }
       Core::init_barrier(inputs, 1);
-      Core::init_barrier(inputs_free, kPairThreads / 32);
+      Core::init_barrier(inputs_free, kPairThreads);
       for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(known + 8 * i, 1);
       Core::publish_barriers();
     }
@@ -299,13 +301,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     float through = 0.0f;                // early: sum over values of h dh, half of key channel thread / 2
     if (kBulk && first) load_gates(at);  // they stay for the other query heads
 
-    // This warp has done with a stage. The products of a tile are asked for before those of the one before are waited
+    // This thread has done with a stage. The products of a tile are asked for before those of the one before are waited
     // for.
     const auto release = [&](int of_slot) {
-      if constexpr (kBulk) {
-        __syncwarp();
-        if (fresh_thread() % 32 == 0) Core::arrive(empty + 8 * of_slot);
-      }
+      if constexpr (kBulk) Core::arrive(empty + 8 * of_slot);
     };
     // do times what lies side by side: of the late group with v' for what passes between the chunks, with h and with v;
     // of the early one with v, h and, so that the groups have one code, v'. Then v with dh.
@@ -530,7 +529,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       Core::finish(b);
     } else if constexpr (kGate == GateTile::token) {
       // b of this thread's two rows.
-      if (thread < kTile) row_sums[thread] = ptx::larger_or_nan(token_gate * kLog2E, kStrongest);
+      if (thread < kTile) {
+        row_sums[thread] = ptx::larger_or_nan(floats(own(Layout::gates))[thread] * kLog2E, kStrongest);
+      }
       meet_group();
       float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
 #pragma unroll
@@ -555,9 +556,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     }
 
-    std::uint32_t queries[16], keys[16];  // q~ and k~, of steep tiles q and k
+    std::uint32_t queries[16];  // q~, of steep tiles q
     load_fragments(queries, own_q, thread);
-    load_fragments(keys, own_k, thread);
     // q dq - k dk, and r.
     Accumulator e;
     if constexpr (kGated) {
@@ -583,8 +583,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
       if (!last) dg_so_far.put(e);
     }
-    // dq and dk leave through the tile that k~ was in, each warp's rows by themselves.
-    const auto store = [&](const Strided& to, int head, const Accumulator& x, auto factor) {
+    // dq leaves through the tile that q~ was in, dk and dg through that of k~, each warp's rows by themselves.
+    const auto store = [&](const Strided& to, int head, std::uint32_t tile, const Accumulator& x, auto factor) {
       __syncwarp();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
@@ -595,22 +595,24 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           const float2 f = factor(element);
           r[i] = ptx::pack_bf16(x[element] * f.x, x[element + 1] * f.y);
         }
-        Core::put_fragment(own_k, r, k16, thread);
+        Core::put_fragment(tile, r, k16, thread);
       }
       __syncwarp();
-      if (to.data != nullptr) store_tile(rows_at(at, to, 2, head, channel, p.key_dim), own_k, true, thread);
+      if (to.data != nullptr) store_tile(rows_at(at, to, 2, head, channel, p.key_dim), tile, true, thread);
     };
     // -B and 2^-B of the element's column and the next.
     const auto column_of = [&](int element) { return *reinterpret_cast<const float4*>(columns + column(element / 4)); };
     if (steep) clear(b);  // its factors are there
     const float scale = steep ? 1.0f : p.scale;
-    store(d.dq, query_head, dq, [&](int i) {
+    store(d.dq, query_head, own_q, dq, [&](int i) {
       if constexpr (!kGated) return make_float2(scale, scale);
       const float4 c = column_of(i);
       return make_float2(scale * ptx::exp2(b[i] * kBase + c.x), scale * ptx::exp2(b[i + 1] * kBase + c.z));
     });
     if (last) {
-      store(d.dk, at.kv_head, dk, [&](int i) {
+      std::uint32_t keys[16];  // k~, of steep tiles k
+      load_fragments(keys, own_k, thread);
+      store(d.dk, at.kv_head, own_k, dk, [&](int i) {
         if constexpr (!kGated) return make_float2(1.0f, 1.0f);
         return make_float2(ptx::exp2(b[i] * -kBase), ptx::exp2(b[i + 1] * -kBase));
       });
@@ -709,7 +711,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           dg[4 * j + 3] += more.y;
         }
         if constexpr (kGate == GateTile::narrow) {
-          store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
+          store(d.dg, at.kv_head, own_k, dg, [](int) { return make_float2(1.0f, 1.0f); });
         } else if (d.dg.data != nullptr) {
           const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel, p.key_dim);
 #pragma unroll
@@ -726,8 +728,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
     Core::publish();  // the copy engine writes next where threads have written
     if constexpr (kBulk) {
-      __syncwarp();
-      if (lane == 0) Core::arrive(inputs_free);
+      Core::arrive(inputs_free);
     } else {
       meet();
       if (threadIdx.x == 0) find_next(place_of(unit + 1), place_of(unit), p, items);

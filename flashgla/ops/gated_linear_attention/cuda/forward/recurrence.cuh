@@ -276,7 +276,6 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
                         : segments.starts + segment * p.sequences.count * p.heads * (static_cast<std::int64_t>(K) * V));
   };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
-  const auto sync_group = [&] { ptx::barrier(1 + part, kGroupThreads); };
 
   // A visit is a chunk with one of the query heads whose x goes into the state, KB steps long. The first of a chunk
   // also reads the state.
@@ -358,9 +357,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if (threadIdx.x == 0) {
       init_barriers(filled, kSlots, 1);
       init_barriers(filled + 8 * kSlots, 2, 32);
-      init_barriers(filled + 8 * (kSlots + 2), groups, 4);
-      init_barriers(emptied, kSlots + 2, 4 * groups);
-      init_barriers(emptied + 8 * (kSlots + 2), groups, 1);
+      init_barriers(filled + 8 * (kSlots + 2), groups, kGroupThreads);
+      init_barriers(emptied, kSlots + 2, groups * kGroupThreads);
+      init_barriers(emptied + 8 * (kSlots + 2), groups, 32);
       publish_barriers();
     }
   }
@@ -414,8 +413,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           }
           if (stores) store_tile_by_warp(rows, out, lane);
           if (keep && lane == 0) wait_for_bulk_stores();
-          __syncwarp();
-          if (lane == 0) arrive_at(emptied + 8 * (kSlots + 2 + of_group));
+          arrive_at(emptied + 8 * (kSlots + 2 + of_group));
         }
       }
       return;
@@ -465,11 +463,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       wait_for_bulk<Core>(emptied + 8 * (kSlots + 2 + part), ((c - begin) & 1) ^ 1);
     }
   };
-  const auto release = [&](int slot) {  // this warp has read it
-    if constexpr (kBulk) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) arrive_at(emptied + 8 * slot);
-    }
+  const auto release = [&](int slot) {  // this thread has read it
+    if constexpr (kBulk) arrive_at(emptied + 8 * slot);
   };
   float2 decay[8];  // of this thread's columns of the next key tile
   const auto read_decays = [&](int kb, int thread) {
@@ -583,8 +578,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     }
     if constexpr (kBulk) {
       if (keep) Core::publish();
-      __syncwarp();
-      if (hands_over && thread % 32 == 0) arrive_at(filled + 8 * (kSlots + 2 + part));
+      if (hands_over) arrive_at(filled + 8 * (kSlots + 2 + part));
     } else if (stores) {
       sync_group();
       const Rows rows = out_rows(c, v0);
