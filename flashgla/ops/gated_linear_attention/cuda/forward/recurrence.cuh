@@ -48,72 +48,6 @@ struct RecurrencePlan {
                                                                            : 0);
 };
 
-// The copy engine and its barriers, where there is one.
-__device__ __forceinline__ void init_barriers(std::uint32_t first, int count, int arrivals) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  for (int i = 0; i < count; ++i) ptx::mbarrier_init(first + 8 * i, arrivals);
-#endif
-}
-__device__ __forceinline__ void publish_barriers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::fence_barrier_init();
-#endif
-}
-__device__ __forceinline__ void arrive_at(std::uint32_t barrier) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::mbarrier_arrive(barrier);
-#endif
-}
-__device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::mbarrier_arrive_after_copies(barrier);
-#endif
-}
-template <int registers>
-__device__ __forceinline__ void give_registers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::give_registers<registers>();
-#endif
-}
-template <int registers>
-__device__ __forceinline__ void take_registers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::take_registers<registers>();
-#endif
-}
-__device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::mbarrier_arrive_expect(barrier, bytes);
-#endif
-}
-__device__ __forceinline__ void copy_in_bulk(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::copy_bulk(to, from, bytes, barrier);
-#endif
-}
-__device__ __forceinline__ void store_in_bulk(void* to, std::uint32_t from, int bytes) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::store_bulk(to, from, bytes);
-#endif
-}
-__device__ __forceinline__ void commit_bulk_stores() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::store_bulk_commit();
-#endif
-}
-// What the copy engine was told to store has been read.
-__device__ __forceinline__ void wait_for_bulk_stores() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  ptx::store_bulk_wait_read();
-#endif
-}
-template <class Core>
-__device__ __forceinline__ void wait_for_bulk(std::uint32_t barrier, int parity) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if constexpr (Core::copies_in_bulk) ptx::mbarrier_wait(barrier, parity);
-#endif
-}
-
 // Adds an accumulator of a group from 16 KiB of memory, and writes it there, four elements of a thread beside its
 // neighbours'.
 __device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
@@ -306,7 +240,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const std::uint32_t filled = base + Plan::filled, emptied = base + Plan::emptied;
   const auto load = [&](std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
     if constexpr (kBulk) {
-      copy_in_bulk(to, from, bytes, barrier);
+      Core::copy_in(to, from, bytes, barrier);
     } else {
 #pragma unroll 1
       for (int i = 16 * threadIdx.x; i < bytes; i += 16 * Plan::threads) {
@@ -331,7 +265,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     const std::uint32_t barrier = filled + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::step);
     const bool has_scores = outputs && kb == 0 && !run.adds_parts;
     if constexpr (kBulk) {
-      expect_bytes(barrier, kTileBytes * (1 + (outputs && from.read_state) + has_scores) + (from.read_state ? 256 : 0));
+      Core::expect_bytes(barrier,
+                         kTileBytes * (1 + (outputs && from.read_state) + has_scores) + (from.read_state ? 256 : 0));
     }
     if (from.read_state) {
       if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
@@ -355,18 +290,21 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
   if constexpr (kBulk) {
     if (threadIdx.x == 0) {
-      init_barriers(filled, kSlots, 1);
-      init_barriers(filled + 8 * kSlots, 2, 32);
-      init_barriers(filled + 8 * (kSlots + 2), groups, kGroupThreads);
-      init_barriers(emptied, kSlots + 2, groups * kGroupThreads);
-      init_barriers(emptied + 8 * (kSlots + 2), groups, 32);
-      publish_barriers();
+      const auto init = [](std::uint32_t first, int count, int arrivals) {
+        for (int i = 0; i < count; ++i) Core::init_barrier(first + 8 * i, arrivals);
+      };
+      init(filled, kSlots, 1);
+      init(filled + 8 * kSlots, 2, 32);
+      init(filled + 8 * (kSlots + 2), groups, kGroupThreads);
+      init(emptied, kSlots + 2, groups * kGroupThreads);
+      init(emptied + 8 * (kSlots + 2), groups, 32);
+      Core::publish_barriers();
     }
   }
   __syncthreads();
   if constexpr (kBulk) {
     if (part == groups) {
-      if constexpr (Plan::gives_registers) give_registers<Plan::given>();
+      if constexpr (Plan::gives_registers) Core::template give<Plan::given>();
       const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
       const int first_v0 = v0 - 64 * groups, visits = (end - begin) * inner;
       if (role == 0) {  // brings images as soon as all have read a slot
@@ -376,7 +314,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           const Images from = images_of(visit);
 #pragma unroll 1
           for (int kb = 0; kb < KB; ++kb) {
-            wait_for_bulk<Core>(emptied + 8 * slot, parity);
+            Core::wait_at(emptied + 8 * slot, parity);
             if (lane == 0) load_step(from, visit, kb, slot);
             if (++slot == kSlots) {
               slot = 0;
@@ -389,11 +327,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         for (int visit = 0; visit < visits; ++visit) {
           const int slot = visit & 1;
           const Rows rows = x_rows(visit, first_v0);
-          wait_for_bulk<Core>(emptied + 8 * (kSlots + slot), (visit >> 1 & 1) ^ 1);
+          Core::wait_at(emptied + 8 * (kSlots + slot), (visit >> 1 & 1) ^ 1);
           if (load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane)) {
-            arrive_after_copies(filled + 8 * (kSlots + slot));
+            Core::arrive_after_copies(filled + 8 * (kSlots + slot));
           } else {
-            arrive_at(filled + 8 * (kSlots + slot));
+            Core::arrive(filled + 8 * (kSlots + slot));
           }
         }
       } else if (role < 2 + groups) {  // takes a group's outputs and kept states away
@@ -404,21 +342,21 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         for (int c = begin; c < end; ++c) {
           const bool keep = keeps(c);
           const Rows rows = out_rows(c, own_v0);
-          wait_for_bulk<Core>(filled + 8 * (kSlots + 2 + of_group), (c - begin) & 1);
+          Core::wait_at(filled + 8 * (kSlots + 2 + of_group), (c - begin) & 1);
           if (keep && lane == 0) {
 #pragma unroll 1
             for (int kb = 0; kb < KB; ++kb)
-              store_in_bulk(kept_tile(c, kb, own_v0), state_tile(of_group, kb), kTileBytes);
-            commit_bulk_stores();
+              Core::copy_out(kept_tile(c, kb, own_v0), state_tile(of_group, kb), kTileBytes);
+            Core::commit_copies_out();
           }
           if (stores) store_tile_by_warp(rows, out, lane);
-          if (keep && lane == 0) wait_for_bulk_stores();
-          arrive_at(emptied + 8 * (kSlots + 2 + of_group));
+          if (keep && lane == 0) Core::wait_for_copies_out();
+          Core::arrive(emptied + 8 * (kSlots + 2 + of_group));
         }
       }
       return;
     }
-    if constexpr (Plan::gives_registers) take_registers<Plan::taken>();
+    if constexpr (Plan::gives_registers) Core::template take<Plan::taken>();
   }
 
   Accumulator h[KB];
@@ -448,7 +386,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   std::uint32_t v[16];
   const auto wait_for_step = [&](int kb) {
     if constexpr (kBulk) {
-      wait_for_bulk<Core>(filled + 8 * slot, parity);
+      Core::wait_at(filled + 8 * slot, parity);
     } else {
       ptx::copy_async_wait<kSlots - 2>();
       __syncthreads();  // the step is there, and the slot of the one before has been read
@@ -459,12 +397,12 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const std::uint32_t out_tile = base + tile(Plan::out + part);
   const bool hands_over = find_v0() < V && (stores || may_keep);  // to the warp that stores
   const auto wait_until_stored = [&](int c) {                     // what the chunk before c handed over
-    if (kBulk && hands_over) {
-      wait_for_bulk<Core>(emptied + 8 * (kSlots + 2 + part), ((c - begin) & 1) ^ 1);
+    if constexpr (kBulk) {
+      if (hands_over) Core::wait_at(emptied + 8 * (kSlots + 2 + part), ((c - begin) & 1) ^ 1);
     }
   };
   const auto release = [&](int slot) {  // this thread has read it
-    if constexpr (kBulk) arrive_at(emptied + 8 * slot);
+    if constexpr (kBulk) Core::arrive(emptied + 8 * slot);
   };
   float2 decay[8];  // of this thread's columns of the next key tile
   const auto read_decays = [&](int kb, int thread) {
@@ -477,7 +415,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
     constexpr bool kReads = decltype(reads_state)::value;
     const int thread = fresh_thread(), x_slot = visit & 1;
-    if constexpr (kBulk) wait_for_bulk<Core>(filled + 8 * (kSlots + x_slot), visit >> 1 & 1);
+    if constexpr (kBulk) Core::wait_at(filled + 8 * (kSlots + x_slot), visit >> 1 & 1);
     wait_for_step(0);
     if constexpr (kReads && !grouped) read_decays(0, thread);
     const std::uint32_t v_tile = base + tile(Plan::v + x_slot * groups + part);
@@ -578,7 +516,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     }
     if constexpr (kBulk) {
       if (keep) Core::publish();
-      if (hands_over) arrive_at(filled + 8 * (kSlots + 2 + part));
+      if (hands_over) Core::arrive(filled + 8 * (kSlots + 2 + part));
     } else if (stores) {
       sync_group();
       const Rows rows = out_rows(c, v0);

@@ -313,6 +313,16 @@ struct TensorCore90 {
   static __device__ __forceinline__ void wait_at(std::uint32_t barrier, int parity) {
     ptx::mbarrier_wait(barrier, parity);
   }
+  // Arrives when what this thread has asked for by copy_async is there.
+  static __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
+    ptx::mbarrier_arrive_after_copies(barrier);
+  }
+  // From shared memory, in groups; waiting is for the latest group to have been read.
+  static __device__ __forceinline__ void copy_out(void* to, std::uint32_t from, int bytes) {
+    ptx::store_bulk(to, from, bytes);
+  }
+  static __device__ __forceinline__ void commit_copies_out() { ptx::store_bulk_commit(); }
+  static __device__ __forceinline__ void wait_for_copies_out() { ptx::store_bulk_wait_read(); }
   // A group gives or takes registers, so many a thread.
   template <int registers>
   static __device__ __forceinline__ void give() {
