@@ -11,6 +11,7 @@
 // decays from the pair's start and to its end in q~, k~ and the last sum.
 #pragma once
 
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {

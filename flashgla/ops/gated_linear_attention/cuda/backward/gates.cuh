@@ -7,9 +7,12 @@
 // by halving (tiles/halving.cuh).
 #pragma once
 
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/halving.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kFusedThreads = 2 * kGroupThreads;  // of the backward in one kernel
 
 constexpr float kSteep = 80.0f;
 constexpr float kStrongest = -150.0f;  // base-2 gates below are 0 in f32 anyway; keeps sums finite when g = -inf

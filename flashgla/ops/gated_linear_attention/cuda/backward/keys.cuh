@@ -550,10 +550,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
 #pragma unroll
       for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
     } else if constexpr (kGate == GateTile::wide) {
-      if (!steep) {
-        sum_wide_gates(b, reinterpret_cast<const float*>(gates_from(at, channel, 4)), p.g.token, rows,
-                       p.key_dim - channel, quarters, group_barrier, thread);
-      }
+      // Of steep tiles none: a branch around it would spill what both ways have to agree on.
+      sum_wide_gates(b, reinterpret_cast<const float*>(gates_from(at, channel, 4)), p.g.token, steep ? 0 : rows,
+                     p.key_dim - channel, quarters, group_barrier, thread);
     }
 
     std::uint32_t queries[16];  // q~, of steep tiles q

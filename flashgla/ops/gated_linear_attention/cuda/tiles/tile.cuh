@@ -10,13 +10,11 @@
 #include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kGroupThreads = 128;
-constexpr int kFusedThreads = 2 * kGroupThreads;  // of the backward in one kernel
 
 using Accumulator = float[32];  // 4 * (8-column block) + {row l/4: 2, row l/4+8: 2}
 

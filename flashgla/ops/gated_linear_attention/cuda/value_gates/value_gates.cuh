@@ -11,7 +11,7 @@
 // all times the scale, where dh stands for the gradient over the scale.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/keys.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
