@@ -31,7 +31,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 template <class Weight>
 __device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
   std::uint32_t x[16];
-  load_fragments(x, ptx::shared_address(tile), thread);
+  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
   float sums[2] = {};
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -406,18 +406,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
     select_pairs<false>(operand, pairs, thread);
     to_operand(crossed, between);
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint32_t r[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2], operand[4 * k16 + 3]};
-      Core::put_fragment(own_a, r, k16, thread);
-    }
-    if (late) {
-#pragma unroll
-      for (int k16 = 0; k16 < 4; ++k16) {
-        const std::uint32_t r[4] = {crossed[4 * k16], crossed[4 * k16 + 1], crossed[4 * k16 + 2], crossed[4 * k16 + 3]};
-        Core::put_fragment(base + Layout::between, r, k16, thread);
-      }
-    }
+    put_operand<Core>(own_a, operand, thread);
+    if (late) put_operand<Core>(base + Layout::between, crossed, thread);
     if (!first) clear(dk);  // dh v is there already
     if (both) {
       if constexpr (kGated) {
@@ -453,15 +443,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     meet();
     if (both) {
       const std::uint32_t other = base + Layout::epilogue + (1 - part) * Layout::group;
-      if (!late) {
-#pragma unroll
-        for (int k16 = 0; k16 < 4; ++k16) {
-          std::uint32_t r[4];
-          TensorCore80::load_a<k_outer>(r, base + Layout::between, k16, thread);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) crossed[4 * k16 + i] = r[i];
-        }
-      }
+      if (!late) load_operand<k_outer>(crossed, base + Layout::between, thread);
       Accumulator sum;  // dq of the late chunk, dk of the early one: one code, without a branch around the product
 #pragma unroll
       for (int i = 0; i < 32; ++i) sum[i] = late ? dq[i] : dk[i];
@@ -507,8 +489,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         *reinterpret_cast<float2*>(&quarters[warp][2 * lane]) = sum;
         ptx::copy_async_wait<0>();
         finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
-                          floats(Layout::between) + part * (kTileBytes / 8), gates, p.scale, true, group_barrier,
-                          thread);
+                          floats(Layout::between) + part * (kTileBytes / 8), gates, p.scale, group_barrier, thread);
 #pragma unroll
         for (int i = 0; i < 32; ++i) dq[i] *= p.scale;
       }
@@ -556,7 +537,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
 
     std::uint32_t queries[16];  // q~, of steep tiles q
-    load_fragments(queries, own_q, thread);
+    load_operand<k_inner>(queries, own_q, thread);
     // q dq - k dk, and r.
     Accumulator e;
     if constexpr (kGated) {
@@ -610,7 +591,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     });
     if (last) {
       std::uint32_t keys[16];  // k~, of steep tiles k
-      load_fragments(keys, own_k, thread);
+      load_operand<k_inner>(keys, own_k, thread);
       store(d.dk, at.kv_head, own_k, dk, [&](int i) {
         if constexpr (!kGated) return make_float2(1.0f, 1.0f);
         return make_float2(ptx::exp2(b[i] * -kBase), ptx::exp2(b[i + 1] * -kBase));

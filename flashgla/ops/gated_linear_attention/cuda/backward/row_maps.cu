@@ -1,6 +1,8 @@
 // Tensor maps through the driver, which is found at run time: the library links the runtime alone.
 #include <cuda_runtime_api.h>
 
+#include <string>
+
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/base/error.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/row_maps.h"

@@ -18,22 +18,11 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
   }
 }
 
-// A tile of bf16 as an accumulator has its elements, in pairs: the warp's own 16 rows.
-__device__ __forceinline__ void load_fragments(std::uint32_t (&x)[16], std::uint32_t tile, int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t r[4];
-    TensorCore80::load_a<Stored::k_inner>(r, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[4 * k16 + i] = r[i];
-  }
-}
-
 // Columns' sums over the chunk of a tile times an accumulator, by warp.
 __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* tile, const Accumulator& a, int thread) {
   const int warp = thread >> 5, lane = thread & 31;
   std::uint32_t x[16];
-  load_fragments(x, ptx::shared_address(tile), thread);
+  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
   float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -96,13 +85,23 @@ __device__ __forceinline__ void to_accumulator(Accumulator& factors, const float
   }
 }
 
-// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's when `first`),
-// and the pairs inside come to it. q, k: as loaded; a: [query][key], zero above the diagonal; x: 8 KiB, scratch: 4 KiB;
+// a, [query][key] below the diagonal, to both of its sides: a token is a query at some levels and a key at others.
+__device__ __forceinline__ void mirror_pairs(char* a, int thread) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
+    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
+    if (query > key) *place(key, query) = *place(query, key);
+  }
+}
+
+// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors, and the pairs inside
+// come to it. q, k: as loaded; a: [query][key], zero above the diagonal; x: 8 KiB, scratch: 4 KiB;
 // a barrier for the group of 128 threads.
 template <class Columns>
 __device__ __forceinline__ void finish_by_halving(Accumulator& dq, Accumulator& dk, std::uint32_t q, std::uint32_t k,
                                                   char* a, std::uint32_t x, float* scratch, const Columns& columns,
-                                                  float scale, bool first, int barrier, int thread) {
+                                                  float scale, int barrier, int thread) {
   const int warp = thread >> 5, lane = thread & 31;
   Local<float, 32> queries, keys;  // dq and dk: registers are for the walks
   queries.put(dq);
@@ -121,21 +120,13 @@ __device__ __forceinline__ void finish_by_halving(Accumulator& dq, Accumulator& 
     for (int i = 0; i < 32; ++i) queries.x[i] = queries.x[i] * factors[i];
     walk_down(columns, kTile, warp, keep_power);
     find_factors(factors);
-    if (first) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] * factors[i];
-    }
+    for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] * factors[i];
   }
-  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
-    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
-    if (query > key) *place(key, query) = *place(query, key);
-  }
+  mirror_pairs(a, thread);
   meet();
   std::uint32_t operand[16];
-  load_fragments(operand, ptx::shared_address(a), thread);
+  load_operand<Stored::k_inner>(operand, ptx::shared_address(a), thread);
   Accumulator d;
   const auto multiply = [&](std::uint32_t tile, auto keeps) {
     clear(d);
@@ -202,8 +193,8 @@ struct GatesInMemory {
   }
 };
 
-// The same as a call, for a block of one group that has the chunk's gates in shared memory, their sums by warp and room
-// for factors: [64][kDumpRow].
+// The same as a call (dk's factors only when `first`), for a block of one group that has the chunk's gates in shared
+// memory, their sums by warp and room for factors: [64][kDumpRow].
 template <GateTile kGate>
 static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
                                                  char* a, std::uint32_t x, float* factors, const char* gates,
@@ -225,13 +216,7 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
   const auto power = [](float2 sum) { return make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)); };
   __syncthreads();
   walk_up(columns, kTile, warp, [&](int row, float2 sum) { put_factor(row, power(sum)); });
-  // a on both sides of the diagonal: a token is a query at some levels and a key at others.
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int query = row_of_element(thread, i), key = column_of_element(thread, i);
-    const auto place = [&](int r, int c) { return reinterpret_cast<std::uint16_t*>(a + element_offset(r, c)); };
-    if (query > key) *place(key, query) = *place(query, key);
-  }
+  mirror_pairs(a, thread);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 32; ++i) dq[i] *= factor(i);
@@ -243,13 +228,7 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
     for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
   }
   std::uint32_t operand[16];
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t r[4];
-    TensorCore80::load_a<Stored::k_inner>(r, ptx::shared_address(a), k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
-  }
+  load_operand<Stored::k_inner>(operand, ptx::shared_address(a), thread);
   const auto itself = [](int row, int column) { return row == column; };
   Accumulator d;
   add_masked_product(dq, operand, k, thread, itself);

@@ -52,23 +52,7 @@ struct Loaded {
   uint4 raw[kRowsEach][words];
 };
 
-// An element whose dtype is known at run time only, in f32; 0 where not `inside`. Without branches, so that a thread's
-// loads are under way together.
-__device__ __forceinline__ float load_where(bool inside, DType dtype, const char* at) {
-  std::uint32_t bits;
-  asm volatile(
-      "{\n"
-      ".reg .pred two, four;\n"
-      "setp.eq.s32 two, %2, 2;\n"
-      "setp.eq.s32 four, %2, 4;\n"
-      "mov.b32 %0, 0;\n"
-      "@two ld.global.u16 %0, [%1];\n"
-      "@four ld.global.b32 %0, [%1];\n"
-      "}"
-      : "=r"(bits)
-      : "l"(at), "r"(inside ? bytes_of<AnyElement>(dtype) : 0));
-  return dtype == DType::f16 ? ptx::unpack_f16(bits).x : __uint_as_float(bits << (dtype == DType::bf16 ? 16 : 0));
-}
+// An element whose dtype is known at run time only, if `inside`; without branches, as Bits (common.cuh).
 __device__ __forceinline__ void store_where(bool inside, DType dtype, char* at, float x) {
   const std::uint32_t bits = dtype == DType::f16    ? ptx::pack_f16(x, 0.0f)
                              : dtype == DType::bf16 ? ptx::pack_bf16(x, 0.0f)
@@ -108,7 +92,7 @@ __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread
       const char* from = s.data + (row + i) * s.stride + channel * bytes;
       std::uint32_t bits[8];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) bits[e] = __float_as_uint(load_where(e < inside, s.dtype, from + e * bytes));
+      for (int e = 0; e < 8; ++e) bits[e] = __float_as_uint(Bits(s.dtype, from, e, e < inside).as_float(s.dtype));
       x.raw[i][0] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
       x.raw[i][1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
     }

@@ -21,12 +21,15 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// How many blocks a multiprocessor has, by their registers.
+constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups == 2 ? 1 : 2; }
+
 // Tiles of shared memory, in this order; then bytes.
 template <class Core, int KB, int groups, bool outputs>
 struct RecurrencePlan {
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
-  static constexpr int blocks = KB >= 3 || groups == 2 ? 1 : 2;  // a multiprocessor
-  static constexpr int step = outputs ? 2 : 1;                   // q~ and k~
+  static constexpr int blocks = recurrence_blocks(KB, groups);
+  static constexpr int step = outputs ? 2 : 1;  // q~ and k~
   // P, and without warps that load v too, have two slots and no barriers of their own: there slots <= 2 KB.
   static constexpr int most_slots = KB == 1 ? 2 : !in_bulk || blocks > 1 ? 3 : KB == 2 ? 4 : 6;
   static constexpr int slots = in_bulk && !outputs ? 2 * most_slots : most_slots;
@@ -419,13 +422,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     wait_for_step(0);
     if constexpr (kReads && !grouped) read_decays(0, thread);
     const std::uint32_t v_tile = base + tile(Plan::v + x_slot * groups + part);
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      std::uint32_t r[4];
-      TensorCore80::load_a<Stored::k_outer>(r, v_tile, k16, thread);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[4 * k16 + i] = r[i];
-    }
+    load_operand<Stored::k_outer>(v, v_tile, thread);
     release(kSlots + x_slot);
     Core::begin(v);
 #pragma unroll
@@ -435,12 +432,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       if constexpr (kReads) {
         if (outputs || keep) to_operand(rounded, h[kb]);
         if (keep) {
-#pragma unroll
-          for (int k16 = 0; k16 < 4; ++k16) {
-            const std::uint32_t r[4] = {rounded[4 * k16], rounded[4 * k16 + 1], rounded[4 * k16 + 2],
-                                        rounded[4 * k16 + 3]};
-            Core::put_fragment_transposed(state_tile(part, kb), r, k16, thread);
-          }
+          put_operand<Core, true>(state_tile(part, kb), rounded, thread);
           if constexpr (!kBulk) {
             sync_group();
             store_tile_image(kept_tile(c, kb, v0), state_tile(part, kb), thread);
@@ -503,13 +495,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::template wait<1>(o);
       if (run.adds_parts && find_v0() < V) add_part(o, part_of_out(), thread);
       if (run.ends_parts) {
-#pragma unroll
-        for (int k16 = 0; k16 < 4; ++k16) {
-          std::uint32_t r[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(o[8 * k16 + 2 * i], o[8 * k16 + 2 * i + 1]);
-          Core::put_fragment_transposed(out_tile, r, k16, thread);
-        }
+        std::uint32_t rounded[16];
+        to_operand(rounded, o);
+        put_operand<Core, true>(out_tile, rounded, thread);
       } else if (find_v0() < V) {
         write_part(part_of_out(), o, thread);
       }

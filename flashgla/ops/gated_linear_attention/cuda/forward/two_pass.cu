@@ -108,7 +108,8 @@ Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads,
   const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
   const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
   const std::int64_t busy = p.sequences.count * heads * slices;
-  const std::int64_t slots = static_cast<std::int64_t>(multiprocessors) * (blocks >= 3 || p.value_dim > 64 ? 1 : 2);
+  const std::int64_t slots =
+      std::int64_t{multiprocessors} * recurrence_blocks(static_cast<int>(blocks), p.value_dim > 64 ? 2 : 1);
   Segments segments;
   const std::int64_t most = std::min(slots / busy, longest / 2);
   if (most < 2) return segments;

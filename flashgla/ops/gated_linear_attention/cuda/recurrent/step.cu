@@ -1,8 +1,9 @@
 // One decoding token: h = (exp(g) exp(gv)^T) * h + phi(k) v^T, o = scale phi(q)^T h, for a batch. Bound by the bytes of
 // h, read and written once: 8 K V bytes a head in f32.
 //
-// A block owns one (batch element, key-value head) and a slice of value channels: lane = 4 neighbouring channels, the
-// warps share the key rows. All query heads of the group are served from the registers that hold the new state.
+// A block has one (batch element, key-value head) and slice of value channels at a time: lane = 4 neighbouring
+// channels, the warps share the key rows. All query heads of the group are served from the registers that hold the new
+// state.
 #include <algorithm>
 
 #include "flashgla/base/cuda/device.h"
@@ -31,28 +32,6 @@ struct StepParams {
   unsigned units;  // of work: B * G * slices of value channels
 
   __device__ __forceinline__ bool gated_keys() const { return gate != GateKind::none && g.data != nullptr; }
-};
-
-// An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
-// under way together.
-struct Bits {
-  std::uint32_t bits = 0;
-  Bits() = default;
-  __device__ __forceinline__ Bits(DType dtype, const void* data, std::int64_t offset, bool wanted) {
-    const bool wide = dtype == DType::f32;
-    asm volatile(
-        "{\n.reg .pred wide, narrow;\nsetp.eq.s32 wide, %2, 1;\nsetp.eq.s32 narrow, %2, 2;\n"
-        "@wide ld.global.b32 %0, [%1];\n@narrow ld.global.u16 %0, [%1];\n}"
-        : "+r"(bits)
-        : "l"(static_cast<const char*>(data) + offset * (wide ? 4 : 2)), "r"(!wanted ? 0
-                                                                             : wide  ? 1
-                                                                                     : 2));
-  }
-  __device__ __forceinline__ float as_float(DType dtype) const {
-    return dtype == DType::f32    ? __uint_as_float(bits)
-           : dtype == DType::bf16 ? __uint_as_float(bits << 16)
-                                  : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
 };
 
 // Four neighbouring channels of a state as they lie in memory. Loads of a row are many and early, so they stay raw

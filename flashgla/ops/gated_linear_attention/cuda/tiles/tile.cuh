@@ -472,6 +472,31 @@ __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const A
   for (int i = 0; i < 16; ++i) operand[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
 }
 
+// A tile as an operand, the warp's own 16 rows: pairs of elements where an accumulator has them.
+template <Stored stored>
+__device__ __forceinline__ void load_operand(std::uint32_t (&operand)[16], std::uint32_t tile, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+    TensorCore80::load_a<stored>(r, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[4 * k16 + i] = r[i];
+  }
+}
+// And back; kTransposed: rows become columns.
+template <class Core, bool kTransposed = false>
+__device__ __forceinline__ void put_operand(std::uint32_t tile, const std::uint32_t (&operand)[16], int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const std::uint32_t r[4] = {operand[4 * k16], operand[4 * k16 + 1], operand[4 * k16 + 2], operand[4 * k16 + 3]};
+    if constexpr (kTransposed) {
+      Core::put_fragment_transposed(tile, r, k16, thread);
+    } else {
+      Core::put_fragment(tile, r, k16, thread);
+    }
+  }
+}
+
 // The pairs that count of an accumulator [query][key] (kTransposed: [key][query]), rounded, as an operand: queries at
 // or after their key.
 template <bool kTransposed>
