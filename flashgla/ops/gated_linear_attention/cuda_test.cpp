@@ -91,6 +91,14 @@ std::vector<Case> path_cases() {
       wide_grouped.key_dim = 256;
       wide_grouped.value_dim = 96;
       add("wide_grouped_" + name, wide_grouped);
+      Case wide_packed = packed;  // items enough for blocks that walk, alone and in clusters, and pairs without tokens
+      wide_packed.query_heads = 4;
+      wide_packed.heads = 2;
+      wide_packed.value_dim = 96;
+      for (const std::int64_t K : {256, 192}) {
+        wide_packed.key_dim = K;
+        add("wide_packed_" + std::to_string(K) + "_" + name, wide_packed);
+      }
       Case segments = narrow;
       segments.batch = segments.query_heads = segments.heads = 1;
       segments.length = 4099;

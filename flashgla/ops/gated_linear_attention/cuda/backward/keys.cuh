@@ -15,78 +15,20 @@
 // times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what must cancel does so
 // to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
 //
-// Of a block's two groups of 128 threads one has the early chunk, one the late. h do and dh v of either are also what
-// the other's r wants. Where there is a copy engine, blocks stay: they walk over pairs, and tiles of values run ahead
-// of the products by a few stages, through the epilogue into the next pair.
+// Of a block's two groups of 128 threads one has the early chunk, one the late. They mirror each other in time: what q,
+// do, h and dq are to the late one, k, v, dh and dk are to the early one, so that both run one code, and each holds
+// what crosses between the chunks with its own tokens as rows. h do and dh v of either are also what the other's r
+// wants. Where there is a copy engine, blocks stay: they walk over pairs, and tiles of values run ahead of the products
+// by a few stages, through the epilogue into the next pair.
 #pragma once
 
+#include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/row_maps.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-// This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
-template <class Weight>
-__device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
-  std::uint32_t x[16];
-  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
-  float sums[2] = {};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 pair = ptx::unpack_bf16(x[i]);
-    sums[i & 1] += pair.x * a[2 * i] + pair.y * a[2 * i + 1];
-  }
-  const int row = row_of_element(thread, 0);
-  return weight(row) * sums[0] + weight(row + 8) * sums[1];
-}
-
-// Running sums of base-2 gates where an accumulator has its elements, from gates in memory of f32. parts: the group's,
-// with barrier `barrier`.
-__device__ __forceinline__ void sum_wide_gates(Accumulator& b, const float* rows, std::int64_t stride, int count,
-                                               int channels, ColumnParts& parts, int barrier, int thread) {
-  const int warp = thread >> 5, lane = thread & 31, row = row_of_element(thread, 0), column = 2 * (lane & 3);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = row + 8 * (i & 1), c = 8 * (i / 2) + column;
-    float2 g = make_float2(0.0f, 0.0f);
-    if (r < count && c < channels) g = *reinterpret_cast<const float2*>(rows + r * stride + c);
-    b[2 * i] = ptx::larger_or_nan(g.x * kLog2E, kStrongest);
-    b[2 * i + 1] = ptx::larger_or_nan(g.y * kLog2E, kStrongest);
-  }
-#pragma unroll
-  for (int distance = 4; distance < 32; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float before = __shfl_up_sync(0xffffffffu, b[i], distance);
-      if (lane >= distance) b[i] += before;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if (i & 2) b[i] += __shfl_sync(0xffffffffu, b[i ^ 2], 28 + (lane & 3));
-  }
-  if (lane >= 28) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      *reinterpret_cast<float2*>(&parts[warp][8 * j + column]) = make_float2(b[4 * j + 2], b[4 * j + 3]);
-    }
-  }
-  ptx::barrier(barrier, kGroupThreads);
-#pragma unroll
-  for (int w = 0; w < 3; ++w) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {  // without branches, between which so many registers would have to agree
-      float2 sum = *reinterpret_cast<const float2*>(&parts[w][8 * j + column]);
-      sum = w < warp ? sum : make_float2(0.0f, 0.0f);
-      b[4 * j] += sum.x;
-      b[4 * j + 1] += sum.y;
-      b[4 * j + 2] += sum.x;
-      b[4 * j + 3] += sum.y;
-    }
-  }
-}
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them.
@@ -116,36 +58,13 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   const std::uint32_t own_q = base + own(Layout::q), own_k = base + own(Layout::k), own_a = base + own(Layout::a),
                       own_gates = base + own(Layout::gates);
 
-  // A tile of values: by the copy engine, one thread tells it.
-  const auto order_values = [&](const PairPlace& at, int tile, int slot) {
-    if constexpr (kBulk) {
-      const std::uint32_t barrier = full + 8 * slot, stage = base + slot * Layout::stage;
-      const int value = tile * kTile, token = static_cast<int>(at.token);
-      const bool both = at.rows_late > 0;
-      Core::expect_bytes(barrier, (both ? 6 : 4) * kTileBytes);
-      const auto rows = [&](int to, const RowMap& of, int first, int head) {
-        Core::copy_box(stage + to, &of.map, value, first, head * of.head_step,
-                       static_cast<int>(at.batch) * of.batch_step, barrier);
-      };
-      const int head = at.kv_head * p.group + at.in_group;
-      rows(Layout::d_o_early, maps.d_o, token, head);
-      rows(Layout::v_early, maps.v, token, at.kv_head);
-      Core::copy_in(stage + Layout::h, static_cast<const char*>(p.states) + at.state + tile * kImageBytes, kTileBytes,
-                    barrier);
-      if (both) {
-        rows(Layout::v_late, maps.v, token + kChunk, at.kv_head);
-        rows(Layout::d_o_late, maps.d_o, token + kChunk, head);
-      }
-      Core::copy_in(stage + Layout::dh, w.state_gradients + at.gradient + tile * kImageBytes, kTileBytes, barrier);
-    }
-  };
   const auto rows_at = [&](const PairPlace& at, const Strided& x, int element, int head, int channel, int channels) {
     const std::int64_t token = at.token + (late ? kChunk : 0);
     return Rows{
         static_cast<const char*>(x.data) + (at.batch * x.batch + token * x.token + head * x.head + channel) * element,
         static_cast<int>(x.token * element), late ? at.rows_late : at.rows_early, channels - channel};
   };
-  // The same by all threads, each group its own chunk's rows.
+  // A tile of values by all threads, each group its own chunk's rows.
   const auto load_values = [&](const PairPlace& at, int tile) {
     const int thread = fresh_thread(), value = tile * kTile;
     const std::uint32_t stage = base + tile % Layout::stages * Layout::stage;
@@ -224,6 +143,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         }
       }
     }
+    __syncwarp();  // so that the compiler knows warps to be together again
   }
 
   const auto find_first = [&] {
@@ -232,13 +152,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if (!find_pair(at, p)) {
       at.in_group = p.group;
       find_next(at, at, p, items);
+      at.unit = 0;
     }
     return at;
   };
   if constexpr (kBulk) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < Layout::stages; ++i) {
-        Core::init_barrier(full + 8 * i, 1);
+        Core::init_barrier(full + 8 * i, Layout::copying_warps);
         Core::init_barrier(empty + 8 * i, kPairThreads);
       }
       Core::init_barrier(inputs, 1);
@@ -249,31 +170,64 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     __syncthreads();
     if (threadIdx.x >= kPairThreads) {
       Core::template give<Layout::copying_registers>();
-      if (threadIdx.x >= kPairThreads + 32) return;
-      const int lane = fresh_thread();
-      if (lane == 0) place_of(0) = find_first();
+      // One thread of each warp tells the copy engine of one part: h, and the walk; dh, and what the epilogue wants;
+      // rows of do and of v. One thread for all of it would be what the products wait for.
+      const int brings = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
+      if (threadIdx.x % 32 != 0) return;
+      if (brings == 0) {
+        place_of(0) = find_first();
+        Core::arrive(known);
+      }
       int slot = 0, phase = 0;
 #pragma unroll 1
       for (unsigned unit = 0;; ++unit) {
-        __syncwarp();
+        Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
         const PairPlace& at = place_of(unit);
-        if (lane == 0) Core::arrive(known + 8 * (unit % Layout::kept_places));
         if (at.rows_early == 0) return;
-#pragma unroll 1
-        for (int tile = 0; tile < value_tiles; ++tile) {
-          Core::wait_at(empty + 8 * slot, phase ^ 1);
-          if (lane == 0) order_values(at, tile, slot);
-          if (tile + 1 == depth) {
-            Core::wait_at(inputs_free, (unit & 1) ^ 1);
-            if (lane == 0) order_inputs(at);
-          }
-          __syncwarp();
+        const bool both = at.rows_late > 0;
+        const auto step = [&] {
           if (++slot == depth) {
             slot = 0;
             phase ^= 1;
           }
+        };
+        if (brings < 2) {
+          const char* from = brings == 0 ? static_cast<const char*>(p.states) + at.state
+                                         : static_cast<const char*>(w.state_gradients) + at.gradient;
+          const std::uint32_t to = base + (brings == 0 ? Layout::h : Layout::dh);
+#pragma unroll 1
+          for (int tile = 0; tile < value_tiles; ++tile) {
+            const std::uint32_t barrier = full + 8 * slot;
+            Core::wait_at(empty + 8 * slot, phase ^ 1);
+            Core::expect_bytes(barrier, kTileBytes);
+            Core::copy_in(to + slot * Layout::stage, from, kTileBytes, barrier);
+            from += kImageBytes;
+            if (brings == 1 && tile + 1 == depth) {
+              Core::wait_at(inputs_free, (unit & 1) ^ 1);
+              order_inputs(at);
+            }
+            step();
+          }
+          if (brings == 0) {
+            find_next(place_of(unit + 1), at, p, items);
+            Core::arrive(known + 8 * ((unit + 1) % Layout::kept_places));
+          }
+        } else {
+          const RowMap& of = brings == 2 ? maps.d_o : maps.v;
+          const int head = (brings == 2 ? at.kv_head * p.group + at.in_group : at.kv_head) * of.head_step;
+          const int batch = static_cast<int>(at.batch) * of.batch_step, token = static_cast<int>(at.token);
+          const std::uint32_t to_early = base + (brings == 2 ? Layout::d_o_early : Layout::v_early),
+                              to_late = base + (brings == 2 ? Layout::d_o_late : Layout::v_late);
+#pragma unroll 1
+          for (int tile = 0; tile < value_tiles; ++tile) {
+            const std::uint32_t barrier = full + 8 * slot, at_stage = slot * Layout::stage;
+            Core::wait_at(empty + 8 * slot, phase ^ 1);
+            Core::expect_bytes(barrier, (both ? 2 : 1) * kTileBytes);
+            Core::copy_box(to_early + at_stage, &of.map, tile * kTile, token, head, batch, barrier);
+            if (both) Core::copy_box(to_late + at_stage, &of.map, tile * kTile, token + kChunk, head, batch, barrier);
+            step();
+          }
         }
-        if (lane == 0) find_next(place_of(unit + 1), at, p, items);
       }
     }
     Core::template take<Layout::working_registers>();
@@ -283,33 +237,28 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   }
 
   int slot = 0, phase = 0;
-  float crossing = 0.0f;                  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
   Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
 #pragma unroll 1
-  for (unsigned unit = 0;; ++unit) {
+  for (unsigned unit = 0;;) {
     const PairPlace& at = place_of(unit);
     if constexpr (kBulk) {
       Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
     }
     if (alike(at.rows_early == 0)) break;
     const bool first = alike(at.in_group == 0);
-    Accumulator dq, dk, pairs, between;
-    clear(dq);
-    clear(dk);
+    // The gradient that has pairs across the chunks too, dq of the late one and dk of the early one, and the one with
+    // those within the chunk alone. The late group holds pairs as [query][key], the early one as [key][query].
+    Accumulator across, within, pairs, between;
+    clear(across);
+    clear(within);
     clear(pairs);
     clear(between);
     float through = 0.0f;                // early: sum over values of h dh, half of key channel thread / 2
     if (kBulk && first) load_gates(at);  // they stay for the other query heads
 
-    // This thread has done with a stage. The products of a tile are asked for before those of the one before are waited
-    // for.
-    const auto release = [&](int of_slot) {
-      if constexpr (kBulk) Core::arrive(empty + 8 * of_slot);
-    };
-    // do times what lies side by side: of the late group with v' for what passes between the chunks, with h and with v;
-    // of the early one with v, h and, so that the groups have one code, v'. Then v with dh.
+    // Late: do times v', h and v, which lie side by side; v times dh. Early: v times do', dh and do; do times h.
     if constexpr (!kBulk) load_values(at, 0);
-    Core::begin(dq, dk, pairs, between);
+    Core::begin(across, within, pairs, between);
 #pragma unroll 1
     for (int tile = 0; tile * kTile < p.value_dim; ++tile) {
       if constexpr (kBulk) {
@@ -322,27 +271,24 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       const int at_stage = (kBulk ? slot : tile % Layout::stages) * Layout::stage;
       const std::uint32_t stage = base + at_stage;
       Core::begin();
-      Core::products_side_by_side(stage + (late ? Layout::d_o_late : Layout::d_o_early), stage + Layout::v_early,
-                                  fresh_thread(), between, dq, pairs);
-      Core::template product<k_inner, k_inner>(dk, stage + (late ? Layout::v_late : Layout::v_early),
-                                               stage + Layout::dh, fresh_thread());
+      Core::products_side_by_side(stage + (late ? Layout::d_o_late : Layout::v_early),
+                                  stage + (late ? Layout::v_early : Layout::d_o_late), fresh_thread(), between, across,
+                                  pairs);
+      Core::template product<k_inner, k_inner>(within, stage + (late ? Layout::v_late : Layout::d_o_early),
+                                               stage + (late ? Layout::dh : Layout::h), fresh_thread());
       Core::commit();
-      Core::template wait<1>();
-      if constexpr (kBulk) {
-        if (tile > 0) release(slot > 0 ? slot - 1 : depth - 1);
-      }
       if (kGated && !late && first) {
         through += dot_of_rows(shared + at_stage + Layout::h, shared + at_stage + Layout::dh, fresh_thread());
       }
+      Core::template wait<0>(across, within, pairs, between);
       if constexpr (kBulk) {
+        Core::arrive(empty + 8 * slot);  // at once: copies are what the products wait for
         if (++slot == depth) {
           slot = 0;
           phase ^= 1;
         }
       }
     }
-    Core::finish(dq, dk, pairs, between);
-    release(slot > 0 ? slot - 1 : depth - 1);
 
     // The pairs inside the chunk, and between the two.
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
@@ -360,75 +306,80 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       ptx::copy_async_wait<0>();
       meet();
     }
-    if (!late) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) pairs[i] = between[i];
-    }
-    // Rows beyond the chunk's may be another sequence's. (Without gates always: else the compiler makes wgmma wait.)
-    if (!kGated || rows < kTile) {
+    // Tokens beyond the chunks' may be another sequence's.
+    if (alike(at.rows_late < kTile)) {
+      const int columns_of_pairs = late ? kTile : at.rows_early, columns_between = late ? kTile : at.rows_late;
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        const bool inside = row_of_element(thread, i) < rows;
-        dq[i] = inside ? dq[i] : 0.0f;
-        dk[i] = inside ? dk[i] : 0.0f;
-        pairs[i] = inside ? pairs[i] : 0.0f;
-        between[i] = inside ? between[i] : 0.0f;
+        const int of_row = row_of_element(thread, i), of_column = column_of_element(thread, i);
+        const bool inside = of_row < rows;
+        across[i] = inside ? across[i] : 0.0f;
+        within[i] = inside ? within[i] : 0.0f;
+        pairs[i] = inside && of_column < columns_of_pairs ? pairs[i] : 0.0f;
+        between[i] = inside && of_column < columns_between ? between[i] : 0.0f;
       }
     }
+    // dh v counts once. In a branch the compiler would make every wgmma wait.
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      across[i] = first || late ? across[i] : 0.0f;
+      within[i] = first || !late ? within[i] : 0.0f;
+    }
+    // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~, of
+    // steep tiles q and k.
+    const int across_tile = own(late ? Layout::q : Layout::k), within_tile = own(late ? Layout::k : Layout::q);
     const float *decays = floats(Layout::decays) + part * kTile,
                 *other_decays = floats(Layout::decays) + (1 - part) * kTile;
     float *beyond = floats(Layout::beyond), *run = floats(Layout::run) + part * kTile,
-          *row_sums = floats(Layout::row_sums) + part * kTile;
+          *row_sums = floats(Layout::row_sums) + part * kTile, *crossings = floats(Layout::crossings) + part * 4;
     ColumnParts &by_keys = parts(part), &by_other = parts(2 + part), &quarters = parts(4 + part);
     const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
-    const auto scale_columns = [&](Accumulator& x, const float* factors) {
-      if constexpr (!kGated) return;
+    const auto scale_columns = [&](Accumulator& a, const float* factors) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float2 factor = *reinterpret_cast<const float2*>(factors + column(j));
-        x[4 * j] *= factor.x;
-        x[4 * j + 1] *= factor.y;
-        x[4 * j + 2] *= factor.x;
-        x[4 * j + 3] *= factor.y;
+        a[4 * j] *= factor.x;
+        a[4 * j + 1] *= factor.y;
+        a[4 * j + 2] *= factor.x;
+        a[4 * j + 3] *= factor.y;
       }
     };
     bool steep = false;  // alike in all warps of the group
     if constexpr (kGated) {
       steep = __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
     }
-
-    float2* columns = reinterpret_cast<float2*>(shared + Layout::columns) + part * kTile;
+    // Of its columns: what the exponents of dq's and dk's factors begin with; 2^-B, with the sign of q dq - k dk in
+    // terms of across and within.
+    float *starts = floats(Layout::columns) + part * 3 * kTile, *signs = starts + 2 * kTile;
     if (kGated && thread < kTile) {
-      const float decay = decays[thread];
-      columns[thread] = steep ? make_float2(0.0f, 1.0f) : make_float2(-__log2f(decay), __fdividef(1.0f, decay));
+      const float decay = decays[thread], inverse = steep ? 1.0f : __fdividef(1.0f, decay);
+      starts[thread] = steep ? 0.0f : __log2f(fabsf(p.scale)) - __log2f(decay);
+      starts[thread + kTile] = 0.0f;
+      signs[thread] = late ? inverse : -inverse;
     }
 
     std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
-    select_pairs<false>(operand, pairs, thread);
-    to_operand(crossed, between);
+    select_pairs(operand, pairs, !late, thread);
     put_operand<Core>(own_a, operand, thread);
-    if (late) put_operand<Core>(base + Layout::between, crossed, thread);
-    if (!first) clear(dk);  // dh v is there already
-    if (both) {
-      if constexpr (kGated) {
-        if (late) {
-          sum_beyond(parts(2), shared + own(Layout::q), dq, thread);
-        } else if (first) {
-          sum_beyond(parts(3), shared + own(Layout::k), dk, thread);
-        }
-      }
-      late ? scale_columns(dq, other_decays) : scale_columns(dk, other_decays);
+    // Nothing crosses into a chunk that is alone: none times tiles that are there.
+    to_operand(crossed, between);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) crossed[i] = both ? crossed[i] : 0;
+    const std::uint32_t crossed_tile =
+        base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
+    if (kGated && both) {
+      sum_beyond(parts(3 - part), shared + across_tile, across, thread);
+      scale_columns(across, other_decays);
     }
+    float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
     if constexpr (kGate == GateTile::token) {
       if (p.gate == GateKind::constant) {
-        if (first) crossing = 0.0f;
-        const auto steps = [](int x) { return static_cast<float>(x); };
-        crossing += weighted_dot(shared + own(Layout::q), dq, thread,
-                                 [&](int r) { return steps(r + 1 + (late ? kChunk : 0)); });
-        if (first) {
-          crossing += weighted_dot(shared + own(Layout::k), dk, thread,
-                                   [&](int r) { return steps(rows - 1 - r + (late ? 0 : at.rows_late)); });
-        }
+        const auto steps_of_query = [&](int r) { return static_cast<float>(r + 1 + (late ? kChunk : 0)); };
+        const auto steps_of_key = [&](int r) { return static_cast<float>(rows - 1 - r + (late ? 0 : at.rows_late)); };
+        crossing = weighted_dot(shared + across_tile, across, thread,
+                                [&](int r) { return late ? steps_of_query(r) : steps_of_key(r); });
+        crossing += weighted_dot(shared + within_tile, within, thread,
+                                 [&](int r) { return late ? steps_of_key(r) : steps_of_query(r); });
       }
     }
     if (kGated && !late && first) {
@@ -439,35 +390,65 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         crossing += static_cast<float>(at.rows_early + at.rows_late) * sum;
       }
     }
-    Core::publish();
-    meet();
-    if (both) {
-      const std::uint32_t other = base + Layout::epilogue + (1 - part) * Layout::group;
-      if (!late) load_operand<k_outer>(crossed, base + Layout::between, thread);
-      Accumulator sum;  // dq of the late chunk, dk of the early one: one code, without a branch around the product
+    if constexpr (kGate == GateTile::token) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) sum[i] = late ? dq[i] : dk[i];
-      Core::begin(crossed, sum);
-      Core::template product<k_outer>(sum, crossed, other + (late ? Layout::k : Layout::q), thread);
-      Core::finish(sum);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        dq[i] = late ? sum[i] : dq[i];
-        dk[i] = late ? dk[i] : sum[i];
+      for (int distance = 1; distance < 32; distance *= 2) {
+        crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
       }
+      if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
-    if (kGated && (!late || first)) sum_beyond(by_keys, shared + own(Layout::k), dk, thread);
+    if (kGated && late && first) sum_beyond(by_keys, shared + own(Layout::k), within, thread);
+    const auto sum_keys_of_early = [&] {
+      if (kGated && !late) sum_beyond(by_keys, shared + own(Layout::k), across, thread);
+    };
+    Core::publish();
+    meet_group();
+    Accumulator b;  // running sums of gates, times kBase to base 2; of steep tiles none
+    constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
     if (!steep) {
-      scale_columns(dq, decays);
-      scale_columns(dk, decays);
-      Core::begin(operand, dq, dk);
-      Core::template product<k_outer>(dq, operand, own_k, thread);
-      Core::template product<k_outer, k_outer>(dk, own_a, own_q, thread);
-      Core::finish(dq, dk);
+      if constexpr (kGated) {
+        Accumulator inside_across, inside_within;
+        if constexpr (kGate == GateTile::narrow) {
+          std::uint32_t triangle[16];
+          triangle_of_ones<false>(triangle, thread);
+          Core::begin(across, crossed, triangle);
+          Core::template product<k_outer, true>(b, triangle, own_gates, thread);
+          Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+          Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
+          Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
+          Core::finish(across, inside_across, inside_within, b);
+        } else {
+          Core::begin(across, crossed);
+          Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+          Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
+          Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
+          Core::finish(across, inside_across, inside_within);
+        }
+        sum_keys_of_early();
+        scale_columns(across, decays);
+        scale_columns(within, decays);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          across[i] += inside_across[i];
+          within[i] += inside_within[i];
+        }
+      } else {
+        Core::begin(across, within, crossed);
+        Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+        Core::template product<k_inner, k_outer>(across, own_a, base + within_tile, thread);
+        Core::template product<k_outer, k_outer>(within, own_a, base + across_tile, thread);
+        Core::finish(across, within);
+      }
       meet();
     } else {
-      meet();
       if constexpr (kGated) {
+        Core::begin(across, crossed);
+        Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+        Core::finish(across);
+        sum_keys_of_early();
+        load_operand<k_inner>(operand, own_a, thread);
+        meet();
+        if (!late) put_operand<Core, true>(own_a, operand, thread);  // [query][key]
         load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), true, thread);
         load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), true, thread);
         ptx::copy_async_commit();
@@ -488,27 +469,39 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         }
         *reinterpret_cast<float2*>(&quarters[warp][2 * lane]) = sum;
         ptx::copy_async_wait<0>();
-        finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
-                          floats(Layout::between) + part * (kTileBytes / 8), gates, p.scale, group_barrier, thread);
+        Accumulator dq, dk;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) dq[i] *= p.scale;
+        for (int i = 0; i < 32; ++i) {
+          dq[i] = late ? across[i] : within[i];
+          dk[i] = late ? within[i] : across[i];
+        }
+        finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
+                          floats(Layout::scratch) + part * (kTileBytes / 8), gates, p.scale, group_barrier, thread);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          dq[i] *= p.scale;
+          across[i] = late ? dq[i] : dk[i];
+          within[i] = late ? dk[i] : dq[i];
+        }
+        clear(b);
       }
     }
     if (!first) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) dk[i] += dk_so_far.kept[i];
+      for (int i = 0; i < 32; ++i) {
+        across[i] += late ? 0.0f : dk_so_far.kept[i];
+        within[i] += late ? dk_so_far.kept[i] : 0.0f;
+      }
     }
-    if (!last) dk_so_far.put(dk);
+    if (!last) {
+      if (late) {
+        dk_so_far.put(within);
+      } else {
+        dk_so_far.put(across);
+      }
+    }
 
-    Accumulator b;  // running sums of gates, times kBase to base 2; not of steep tiles
-    constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
-    if constexpr (kGate == GateTile::narrow) {
-      std::uint32_t triangle[16];
-      triangle_of_ones<false>(triangle, thread);
-      Core::begin(triangle);
-      Core::template product<k_outer, true>(b, triangle, own_gates, thread);
-      Core::finish(b);
-    } else if constexpr (kGate == GateTile::token) {
+    if constexpr (kGate == GateTile::token) {
       // b of this thread's two rows.
       if (thread < kTile) {
         row_sums[thread] = ptx::larger_or_nan(floats(own(Layout::gates))[thread] * kLog2E, kStrongest);
@@ -524,8 +517,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       odd = sum;
       const int row = row_of_element(thread, 0);
       const auto at_row = [&](int r) {
-        const float x = __shfl_sync(0xffffffffu, even, r / 2), y = __shfl_sync(0xffffffffu, odd, r / 2);
-        return r % 2 != 0 ? y : x;
+        const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
+        return steep ? 0.0f : r % 2 != 0 ? of_odd : of_even;
       };
       const float low = at_row(row), high = at_row(row + 8);
 #pragma unroll
@@ -536,9 +529,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
                      p.key_dim - channel, quarters, group_barrier, thread);
     }
 
-    std::uint32_t queries[16];  // q~, of steep tiles q
-    load_operand<k_inner>(queries, own_q, thread);
-    // q dq - k dk, and r.
+    // q dq - k dk, of the early chunk k dk - q dq, and r.
     Accumulator e;
     if constexpr (kGated) {
       if (thread < kTile && (!late || first)) {
@@ -555,16 +546,30 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       } else {
         dg_so_far.restore(e);
       }
+      const auto add = [&](int tile, const Accumulator& a, float sign) {
+        std::uint32_t of_tile[16];
+        load_operand<k_inner>(of_tile, base + tile, thread);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float2 q = ptx::unpack_bf16(queries[i]);
-        e[2 * i] += q.x * dq[2 * i];
-        e[2 * i + 1] += q.y * dq[2 * i + 1];
-      }
+        for (int i = 0; i < 16; ++i) {
+          const float2 t = ptx::unpack_bf16(of_tile[i]);
+          e[2 * i] += sign * t.x * a[2 * i];
+          e[2 * i + 1] += sign * t.y * a[2 * i + 1];
+        }
+      };
+      if (late || last) add(across_tile, across, 1.0f);
+      if (!late || last) add(within_tile, within, -1.0f);
       if (!last) dg_so_far.put(e);
     }
-    // dq leaves through the tile that q~ was in, dk and dg through that of k~, each warp's rows by themselves.
-    const auto store = [&](const Strided& to, int head, std::uint32_t tile, const Accumulator& x, auto factor) {
+    if (p.scale < 0.0f && !steep) {  // what follows takes its logarithm
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        across[i] = late ? -across[i] : across[i];
+        within[i] = late ? within[i] : -within[i];
+      }
+    }
+    // Gradients leave through the tile that k~ was in, each warp's rows by themselves. Without a branch: products are
+    // under way.
+    const auto store = [&](const Strided& to, int head, const Accumulator& a, auto factor) {
       __syncwarp();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
@@ -573,135 +578,133 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         for (int i = 0; i < 4; ++i) {
           const int element = 8 * k16 + 2 * i;
           const float2 f = factor(element);
-          r[i] = ptx::pack_bf16(x[element] * f.x, x[element + 1] * f.y);
+          r[i] = ptx::pack_bf16(a[element] * f.x, a[element + 1] * f.y);
         }
-        Core::put_fragment(tile, r, k16, thread);
+        Core::put_fragment(own_k, r, k16, thread);
       }
       __syncwarp();
-      if (to.data != nullptr) store_tile(rows_at(at, to, 2, head, channel, p.key_dim), tile, true, thread);
+      Rows to_rows = rows_at(at, to, 2, head, channel, p.key_dim);
+      if (to.data == nullptr) to_rows.rows = 0;
+      store_pieces(to_rows, own_k, thread);
     };
-    // -B and 2^-B of the element's column and the next.
-    const auto column_of = [&](int element) { return *reinterpret_cast<const float4*>(columns + column(element / 4)); };
-    if (steep) clear(b);  // its factors are there
-    const float scale = steep ? 1.0f : p.scale;
-    store(d.dq, query_head, own_q, dq, [&](int i) {
-      if constexpr (!kGated) return make_float2(scale, scale);
-      const float4 c = column_of(i);
-      return make_float2(scale * ptx::exp2(b[i] * kBase + c.x), scale * ptx::exp2(b[i + 1] * kBase + c.z));
-    });
-    if (last) {
-      std::uint32_t keys[16];  // k~, of steep tiles k
-      load_operand<k_inner>(keys, own_k, thread);
-      store(d.dk, at.kv_head, own_k, dk, [&](int i) {
-        if constexpr (!kGated) return make_float2(1.0f, 1.0f);
-        return make_float2(ptx::exp2(b[i] * -kBase), ptx::exp2(b[i + 1] * -kBase));
-      });
-      if constexpr (kGated) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const float2 k = ptx::unpack_bf16(keys[i]);
-          const float4 c = column_of(2 * i);
-          e[2 * i] = (e[2 * i] - k.x * dk[2 * i]) * c.y;
-          e[2 * i + 1] = (e[2 * i + 1] - k.y * dk[2 * i + 1]) * c.w;
+    const float of_dq = steep ? 1.0f : p.scale;
+    const auto store_gradient = [&](bool of_queries, const Accumulator& a) {
+      const Strided& to = of_queries ? d.dq : d.dk;
+      const float* exponents = starts + (of_queries ? 0 : kTile);
+      const float base_of = of_queries ? kBase : -kBase, scale = of_queries ? of_dq : 1.0f;
+      store(to, of_queries ? query_head : at.kv_head, a, [&](int i) {
+        if constexpr (kGated) {
+          const float2 start = *reinterpret_cast<const float2*>(exponents + column(i / 4));
+          return make_float2(ptx::exp2(b[i] * base_of + start.x), ptx::exp2(b[i + 1] * base_of + start.y));
+        } else {
+          return make_float2(scale, scale);
         }
+      });
+    };
+    if (!last) {
+      if (late) {
+        store_gradient(true, across);
+      } else {
+        store_gradient(true, within);
       }
-      if constexpr (kGate == GateTile::token) {
-        if (p.gate == GateKind::constant) {
+    } else if constexpr (kGate == GateTile::none) {
+      store_gradient(late, across);
+      store_gradient(!late, within);
+    } else if constexpr (kGate == GateTile::token) {
+      store_gradient(late, across);
+      store_gradient(!late, within);
+      if (p.gate == GateKind::constant) {
+        if (thread == 0 && rows > 0) {
+          w.gate_parts[(at.key_tile * p.sequences.most_chunks + at.chunk + part) * p.heads + at.kv_head] =
+              crossings[0] + crossings[1] + crossings[2] + crossings[3];
+        }
+      } else {
+        float sums[2] = {};
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
+          sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
+        }
+        meet_group();  // the gates in row_sums have been read
+        if ((lane & 3) == 0) {
+          row_sums[row_of_element(thread, 0)] = sums[0];
+          row_sums[row_of_element(thread, 2)] = sums[1];
+        }
+        meet_group();
+        if (warp == 0) {
+          const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
+          float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
 #pragma unroll
           for (int distance = 1; distance < 32; distance *= 2) {
-            crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
+            from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
+            const float after = __shfl_down_sync(0xffffffffu, sum, distance);
+            if (lane + distance < 32) sum += after;
           }
-          meet_group();  // the gates in row_sums have been read
-          if (lane == 0) row_sums[warp] = crossing;
-          meet_group();
-          if (thread == 0 && rows > 0) {
-            w.gate_parts[(at.key_tile * p.sequences.most_chunks + at.chunk + part) * p.heads + at.kv_head] =
-                row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3];
-          }
-        } else {
-          float sums[2] = {};
-#pragma unroll
-          for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
-            sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
-          }
-          meet_group();  // the gates in row_sums have been read
-          if ((lane & 3) == 0) {
-            row_sums[row_of_element(thread, 0)] = sums[0];
-            row_sums[row_of_element(thread, 2)] = sums[1];
-          }
-          meet_group();
-          if (warp == 0) {
-            const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
-            float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
-#pragma unroll
-            for (int distance = 1; distance < 32; distance *= 2) {
-              from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
-              const float after = __shfl_down_sync(0xffffffffu, sum, distance);
-              if (lane + distance < 32) sum += after;
-            }
-            float after = __shfl_down_sync(0xffffffffu, sum, 1);
-            after = from_beyond + (lane < 31 ? after : 0.0f);
-            const Sequences& s = p.sequences;
-            const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
-            const std::int64_t token = (s.cu_seqlens ? 0 : at.batch * s.length) + at.token + part * kChunk;
-            float* to = w.gate_parts + (at.key_tile * tokens + token + 2 * lane) * p.heads + at.kv_head;
-            if (2 * lane < rows) to[0] = after + odd + even;
-            if (2 * lane + 1 < rows) to[p.heads] = after + odd;
-          }
+          float after = __shfl_down_sync(0xffffffffu, sum, 1);
+          after = from_beyond + (lane < 31 ? after : 0.0f);
+          const Sequences& s = p.sequences;
+          const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
+          const std::int64_t token = (s.cu_seqlens ? 0 : at.batch * s.length) + at.token + part * kChunk;
+          float* to = w.gate_parts + (at.key_tile * tokens + token + 2 * lane) * p.heads + at.kv_head;
+          if (2 * lane < rows) to[0] = after + odd + even;
+          if (2 * lane + 1 < rows) to[p.heads] = after + odd;
         }
-      } else if constexpr (kGated) {
-        // dg: sums from the chunk's end back, of e as two or three numbers of bf16.
-        constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
-        const std::uint32_t tiles[3] = {own_a, own_q, own_gates};
+      }
+    } else {
+      // dg: sums from the chunk's end back, of e as two or three numbers of bf16, while dq and dk leave.
+      constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
+      const std::uint32_t tiles[3] = {own_a, own_q, own_gates};
 #pragma unroll
-        for (int part_of = 0; part_of < kParts; ++part_of) {
+      for (int part_of = 0; part_of < kParts; ++part_of) {
 #pragma unroll
-          for (int k16 = 0; k16 < 4; ++k16) {
-            std::uint32_t r[4];
+        for (int k16 = 0; k16 < 4; ++k16) {
+          std::uint32_t r[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              float &x = e[8 * k16 + 2 * i], &y = e[8 * k16 + 2 * i + 1];
-              r[i] = ptx::pack_bf16(x, y);
-              const float2 rounded = ptx::unpack_bf16(r[i]);
-              x -= rounded.x;
-              y -= rounded.y;
-            }
-            Core::put_fragment(tiles[part_of], r, k16, thread);
+          for (int i = 0; i < 4; ++i) {
+            float &low = e[8 * k16 + 2 * i], &high = e[8 * k16 + 2 * i + 1];
+            r[i] = ptx::pack_bf16(low, high);
+            const float2 rounded = ptx::unpack_bf16(r[i]);
+            low -= rounded.x;
+            high -= rounded.y;
           }
+          Core::put_fragment(tiles[part_of], r, k16, thread);
         }
-        std::uint32_t triangle[16];
-        triangle_of_ones<true>(triangle, thread);
-        Core::publish();
-        meet_group();
-        Accumulator dg;
-        Core::begin(triangle);
-        Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
+      }
+      std::uint32_t triangle[16];
+      triangle_of_ones<true>(triangle, thread);
+      Core::publish();
+      meet_group();
+      Accumulator dg;
+      Core::begin(triangle);
+      Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
 #pragma unroll
-        for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
-        Core::finish(dg);
+      for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
+      Core::commit();
+      store_gradient(late, across);
+      store_gradient(!late, within);
+      Core::template wait<0>(dg);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float2 more = *reinterpret_cast<const float2*>(run + column(j));
-          dg[4 * j] += more.x;
-          dg[4 * j + 1] += more.y;
-          dg[4 * j + 2] += more.x;
-          dg[4 * j + 3] += more.y;
-        }
-        if constexpr (kGate == GateTile::narrow) {
-          store(d.dg, at.kv_head, own_k, dg, [](int) { return make_float2(1.0f, 1.0f); });
-        } else if (d.dg.data != nullptr) {
-          const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel, p.key_dim);
+      for (int j = 0; j < 8; ++j) {
+        const float2 more = *reinterpret_cast<const float2*>(run + column(j)),
+                     sign = *reinterpret_cast<const float2*>(signs + column(j));
+        dg[4 * j] = dg[4 * j] * sign.x + more.x;
+        dg[4 * j + 1] = dg[4 * j + 1] * sign.y + more.y;
+        dg[4 * j + 2] = dg[4 * j + 2] * sign.x + more.x;
+        dg[4 * j + 3] = dg[4 * j + 3] * sign.y + more.y;
+      }
+      if constexpr (kGate == GateTile::narrow) {
+        store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
+      } else if (d.dg.data != nullptr) {
+        const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel, p.key_dim);
 #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int r = row_of_element(thread, 2 * i), c = column(i / 2);
-            if (r < to.rows && c < to.channels) {
-              store_two(
-                  reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
-                  make_float2(dg[2 * i], dg[2 * i + 1]));
-            }
+        for (int i = 0; i < 16; ++i) {
+          const int r = row_of_element(thread, 2 * i), c = column(i / 2);
+          if (r < to.rows && c < to.channels) {
+            store_two(
+                reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
+                make_float2(dg[2 * i], dg[2 * i + 1]));
           }
         }
       }
@@ -709,10 +712,12 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     Core::publish();  // the copy engine writes next where threads have written
     if constexpr (kBulk) {
       Core::arrive(inputs_free);
+      unit = at.unit + 1;  // no register through the epilogue
     } else {
       meet();
       if (threadIdx.x == 0) find_next(place_of(unit + 1), place_of(unit), p, items);
       meet();
+      ++unit;
     }
   }
 }

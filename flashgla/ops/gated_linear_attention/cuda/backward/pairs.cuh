@@ -13,6 +13,7 @@ constexpr int kPairThreads = 2 * kGroupThreads;
 // One query head of a pair of chunks, a kv head and a key tile: what a block works on at a time.
 struct PairPlace {
   unsigned item;                    // of the grid's pairs x G x key tiles
+  unsigned unit;                    // how many places the block's walk had before this one
   int key_tile, kv_head, in_group;  // in_group: which of the kv head's query heads
   int rows_early, rows_late;        // tokens; no late chunk where 0, nothing to do where both are 0
   int n;                            // sequence
@@ -24,29 +25,33 @@ struct PairPlace {
 template <class Core>
 struct PairShared {  // offsets
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
-  // A third group, of which one thread tells the copy engine what to bring; a thread's registers after the three have
-  // shared the 168 that each begins with.
+  // A third group, of which a thread of each warp tells the copy engine what to bring; a thread's registers after the
+  // three have shared the 168 that each begins with.
   static constexpr int threads = in_bulk ? kPairThreads + kGroupThreads : kPairThreads;
   static constexpr int working_registers = 232, copying_registers = 40;
-  // A tile of values of the pair. What is multiplied by one and the same tile lies side by side: v early, h, v late.
-  static constexpr int d_o_early = 0, v_early = kTileBytes, h = 2 * kTileBytes, v_late = 3 * kTileBytes,
-                       d_o_late = 4 * kTileBytes, dh = 5 * kTileBytes, stage = 6 * kTileBytes;
+  static constexpr int copying_warps = kGroupThreads / 32;
+  // A tile of values of the pair. What is multiplied by one and the same tile lies side by side: v early, h and v late
+  // by do late; do late, dh and do early by v early.
+  static constexpr int v_early = 0, h = kTileBytes, v_late = 2 * kTileBytes, d_o_late = 3 * kTileBytes,
+                       dh = 4 * kTileBytes, d_o_early = 5 * kTileBytes, stage = 6 * kTileBytes;
   static constexpr int stages = in_bulk ? 3 : 2;
-  // The epilogue's, of each group: q~, k~, a, and gates, or what a steep tile needs; then a between the chunks. Over
+  // The epilogue's, of each group: q~, k~, a, and gates, or what a steep tile needs, as the scratch after them. Over
   // the stages where these are not filled ahead, so that 99 KiB do.
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, gates = 3 * kTileBytes, group = 4 * kTileBytes;
   static constexpr int epilogue = in_bulk ? stages * stage : 0;
-  static constexpr int between = epilogue + 2 * group, parts = between + kTileBytes;
-  // [2] each, of the groups: sums by keys, by the other chunk, gates of the quarters; decays, sums by row, -B and 2^-B.
+  static constexpr int scratch = epilogue + 2 * group, parts = scratch + kTileBytes;
+  // [2] each, of the groups: sums by keys, by the other chunk, gates of the quarters; decays, sums by row, what the
+  // exponents of dq's and of dk's factors begin with and 2^-B.
   static constexpr int decays = parts + 6 * sizeof(ColumnParts), row_sums = decays + 2 * kTile * 4,
-                       columns = row_sums + 2 * kTile * 4, beyond = columns + 4 * kTile * 4,
+                       columns = row_sums + 2 * kTile * 4, beyond = columns + 6 * kTile * 4,
                        epilogue_end = beyond + kTile * 4;
-  // What goes on from one query head to the next: r [2]; and the walk.
+  // What goes on from one query head to the next, [2]: r, and warps' parts of dg of constant gates [4]; and the walk.
   static constexpr int run = epilogue_end > stages* stage ? epilogue_end : stages* stage;
+  static constexpr int crossings = run + 2 * kTile * 4;
   static constexpr int kept_places = 4;
   // mbarriers: what has been brought to the stages [stages] and for the epilogue, what may be brought anew, and places
   // that are known [kept_places].
-  static constexpr int full = run + 2 * kTile * 4, inputs = full + stages * 8, empty = inputs + 8,
+  static constexpr int full = crossings + 2 * 4 * 4, inputs = full + stages * 8, empty = inputs + 8,
                        inputs_free = empty + stages * 8, known = inputs_free + 8, places = known + kept_places * 8;
   static constexpr int total = places + kept_places * static_cast<int>(sizeof(PairPlace));
 };
@@ -104,6 +109,7 @@ __device__ __forceinline__ bool find_pair(PairPlace& place, const Params& p) {
 // The place after `from` in this block's walk, or one without rows.
 __device__ __forceinline__ void find_next(PairPlace& to, const PairPlace& from, const Params& p, unsigned items) {
   to = from;
+  ++to.unit;
   if (++to.in_group < p.group) return;
   for (to.item += gridDim.x; to.item < items; to.item += gridDim.x) {
     if (find_pair(to, p)) return;

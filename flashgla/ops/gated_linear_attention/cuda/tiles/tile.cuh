@@ -497,26 +497,30 @@ __device__ __forceinline__ void put_operand(std::uint32_t tile, const std::uint3
   }
 }
 
-// The pairs that count of an accumulator [query][key] (kTransposed: [key][query]), rounded, as an operand: queries at
-// or after their key.
-template <bool kTransposed>
-__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, int thread) {
+// The pairs that count of an accumulator [query][key] (transposed: [key][query]), rounded, as an operand: queries at or
+// after their key.
+__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, bool transposed,
+                                             int thread) {
   const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
   // Of an 8x8 block on the diagonal.
-  const std::uint32_t low = (kTransposed ? column >= row : row >= column) ? 0xffffu : 0u,
-                      high = (kTransposed ? column + 1 >= row : row >= column + 1) ? 0xffff0000u : 0u;
+  const std::uint32_t low = (transposed ? column >= row : row >= column) ? 0xffffu : 0u,
+                      high = (transposed ? column + 1 >= row : row >= column + 1) ? 0xffff0000u : 0u;
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
-    const bool all = kTransposed ? k16 > warp : k16 < warp, some = all || k16 == warp;
+    const bool all = transposed ? k16 > warp : k16 < warp, some = all || k16 == warp;
     const std::uint32_t mask = all ? ~0u : some ? low | high : 0u;
     std::uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
     operand[4 * k16] = x[0] & mask;
+    operand[4 * k16 + 1] = (transposed ? all : some) ? x[1] : 0u;
+    operand[4 * k16 + 2] = (transposed ? some : all) ? x[2] : 0u;
     operand[4 * k16 + 3] = x[3] & mask;
-    operand[4 * k16 + (kTransposed ? 2 : 1)] = some ? x[kTransposed ? 2 : 1] : 0u;
-    operand[4 * k16 + (kTransposed ? 1 : 2)] = all ? x[kTransposed ? 1 : 2] : 0u;
   }
+}
+template <bool kTransposed>
+__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, int thread) {
+  select_pairs(operand, a, kTransposed, thread);
 }
 
 // An accumulator, rounded, to a tile; each warp writes its own 16 rows.
