@@ -42,6 +42,22 @@ bool in_one_pass(const Context& context, const Problem& p, const Params& params)
   return params.fit_one_pass() && gate_fits && blocks >= context.architecture().multiprocessors;
 }
 
+// The same for wider heads, up to two key tiles, on Hopper, where no states are kept: what the backward wants beside
+// them is not made on the way. Rows come by tensor maps.
+bool in_one_wide_pass(const Context& context, const Problem& p, const Params& params) {
+  const std::int64_t blocks = p.sequences * p.query_heads * ((params.value_dim + 127) / 128);
+  const bool fills = 2 * blocks > context.architecture().multiprocessors,
+             is_short = params.sequences.length <= 3 * kChunk;
+  const auto mapped = [&](const Strided& s) {
+    return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % 8 == 0 && s.token % 8 == 0 &&
+           s.head % 8 == 0 && (s.token != 0 || params.sequences.length == 1);
+  };
+  const bool gate_fits = p.gate != GateKind::key || (p.gate_dtype == DType::bf16 && mapped(params.g));
+  return params.states == nullptr && params.key_dim <= 2 * kTile && params.key_dim % 8 == 0 &&
+         params.value_dim % 8 == 0 && gate_fits && mapped(params.q) && mapped(params.k) && mapped(params.v) &&
+         params.sequences.length < (std::int64_t{1} << 31) && (fills || is_short);
+}
+
 }  // namespace
 
 bool goes_by_chunks(const Problem& p) {
@@ -73,6 +89,8 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
   if (forward_in_one_pass(context, problem, params)) {
     if (!context.planning()) launch_fused(context, params, hopper);
+  } else if (chunks && narrow && hopper && in_one_wide_pass(context, problem, params)) {
+    if (!context.planning()) launch_wide_forward(context.stream(), params);
   } else if (chunks && narrow) {
     forward_in_two_passes(context, params, hopper);
   } else if (chunks) {

@@ -13,6 +13,9 @@ void launch_recurrent(void* stream, const Params& params);
 // bf16, K <= 64, identity features, no normaliser, no gate over values; a key gate in bf16.
 void launch_fused(Context& context, const Params& params, bool hopper);
 
+// On Hopper: bf16, K <= 128, as launch_fused otherwise; keeps no states.
+void launch_wide_forward(void* stream, const Params& params);
+
 // bf16, any K, as launch_fused otherwise, but key gates in bf16 or f32. Takes its workspace from context.scratch().
 void forward_in_two_passes(Context& context, const Params& params, bool hopper);
 

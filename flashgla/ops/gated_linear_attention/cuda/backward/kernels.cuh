@@ -72,11 +72,14 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
                      cudaStream_t stream) {
   using Layout = PairShared<Core>;
   static_assert(Layout::total <= (Layout::in_bulk ? 227 : 99) * 1024);
+  RowMaps maps{};
+  if (Layout::in_bulk) {
+    maps = {row_map_of(p, p.v, p.heads, p.value_dim), row_map_of(p, d.d_o, p.heads * p.group, p.value_dim)};
+  }
   const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim));
   const dim3 grid(Layout::in_bulk ? std::min(items, static_cast<unsigned>(multiprocessors)) : items);
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, Layout::threads,
-                         Layout::total, stream, kNext<Core>, p, w, d,
-                         Layout::in_bulk ? row_maps_of(p, d.d_o) : RowMaps{}, items);
+                         Layout::total, stream, kNext<Core>, p, w, d, maps, items);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -24,11 +24,15 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/row_maps.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
+
+struct RowMaps {  // where there is a copy engine
+  RowMap v, d_o;
+};
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them.

@@ -39,36 +39,9 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
   const float low = totals.x * kLog2E, high = totals.y * kLog2E;
   decay = make_float2(ptx::exp2(low), ptx::exp2(high));
   Core::template wait<0>(sums);
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4], y[4];
-    TensorCore80::load_a<Stored::k_inner>(x, q, k16, thread);
-    TensorCore80::load_a<Stored::k_inner>(y, k, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float first = sums[8 * k16 + 2 * i] * kLog2E, second = sums[8 * k16 + 2 * i + 1] * kLog2E;
-      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(y[i]);
-      x[i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-      y[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
-    }
-    Core::put_fragment(q, x, k16, thread);
-    Core::put_fragment(k, y, k16, thread);
-  }
+  gate_by_sums<Core>(q, k, sums, kLog2E, thread);
   return low >= -kRange && high >= -kRange;
 }
-
-// Gates of bf16, 16 rows a warp, in local memory.
-struct HeldColumns {
-  static constexpr int kWarps = 4, kRows = 16;
-  static __device__ __forceinline__ void sync() { sync_group(); }
-  Local<std::uint32_t, kRows> raw;
-  float2 totals[kWarps];
-  __device__ __forceinline__ float2 gate(int i) const {
-    const float2 x = ptx::unpack_bf16(raw.x[i]);
-    return make_float2(base_2_gate(x.x), base_2_gate(x.y));
-  }
-  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
-};
 
 // A tile of q, k or g anew, waited for with the others.
 template <bool kPieces>
@@ -78,32 +51,6 @@ __device__ __forceinline__ void load_again(std::uint32_t tile, const Rows& rows)
   } else {
     gather_pieces(tile, rows, fresh_thread());
   }
-}
-
-// A chunk beyond one anchor's reach, from q, k and g as they were: the scores as operands, and q 2^G and k 2^(sum of
-// later gates) in place. The tile of g is room from then on.
-static __device__ __forceinline__ void gate_steep_chunk(Local<std::uint32_t, 16>& found, std::uint32_t q,
-                                                        std::uint32_t k, std::uint32_t g_tile) {
-  HeldColumns columns;
-  {
-    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) columns.raw.x[i] = load_shared_4(g_tile + element_offset(16 * warp + i, 2 * lane));
-    sync_group();
-    exchange_totals(columns.totals, columns, g_tile, warp, lane);
-  }
-#pragma unroll 1
-  for (int size = kTile / 2;; size /= 2) {
-    Accumulator s;
-    level_scores(s, size, q, k, g_tile, columns, fresh_thread());
-    std::uint32_t scores[16] = {};
-    if (size < kTile / 2) found.get(scores);
-    merge_level<false>(scores, s, size, 1.0f, fresh_thread());
-    found.put(scores);
-    if (size == 0) break;
-  }
-  sync_group();
-  gate_exactly(q, k, columns, fresh_thread());
 }
 
 // ---- one gate a token ----
@@ -380,7 +327,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
         walk.put(places);
         ptx::copy_async_wait<0>();
         sync_group();
-        gate_steep_chunk(steep_scores, q, k, g_tile);
+        gate_steep_chunk<false>(steep_scores, q, k, g_tile, true, [](float2) {});
         state.get(h);
         walk.get(places);
         Core::publish();

@@ -113,4 +113,83 @@ __device__ __forceinline__ void gate_exactly(std::uint32_t q_tile, std::uint32_t
   walk_down(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(k_tile, k_tile, row, lane, sum); });
 }
 
+// q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to
+// base 2.
+template <class Core>
+__device__ __forceinline__ void gate_by_sums(std::uint32_t q_tile, std::uint32_t k_tile, const Accumulator& sums,
+                                             float to_base_2, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4], y[4];
+    TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
+    TensorCore80::load_a<Stored::k_inner>(y, k_tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = sums[8 * k16 + 2 * i] * to_base_2, second = sums[8 * k16 + 2 * i + 1] * to_base_2;
+      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(y[i]);
+      x[i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
+      y[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+    }
+    Core::put_fragment(q_tile, x, k16, thread);
+    Core::put_fragment(k_tile, y, k16, thread);
+  }
+}
+
+// Gates of a chunk and 64 channels, 16 rows a warp, in local memory: pairs of bf16, natural logarithm, or one of f32,
+// base 2, a token.
+struct HeldGates {
+  static constexpr int kWarps = 4, kRows = 16;
+  static __device__ __forceinline__ void sync() { sync_group(); }
+  Local<std::uint32_t, kRows> raw;
+  bool by_channel;
+  float2 totals[kWarps];
+  __device__ __forceinline__ float2 gate(int i) const {
+    const std::uint32_t bits = raw.x[i];
+    if (!by_channel) return make_float2(__uint_as_float(bits), __uint_as_float(bits));
+    const float2 x = ptx::unpack_bf16(bits);
+    return make_float2(base_2_gate(x.x), base_2_gate(x.y));
+  }
+  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
+};
+
+// A chunk beyond one anchor's reach, from q, k and gates as they were (by_channel: a tile of bf16, else 64 floats): the
+// scores as operands, [query][key] or transposed, and q 2^G and k 2^(sum of later gates) in place. The tile of gates is
+// room from then on. take_sum(of the gates over the chunk, of channels 2 lane and the next), by all warps.
+template <bool kTransposed, class TakeSum>
+static __device__ __forceinline__ void gate_steep_chunk(Local<std::uint32_t, 16>& found, std::uint32_t q,
+                                                        std::uint32_t k, std::uint32_t g_tile, bool by_channel,
+                                                        TakeSum take_sum) {
+  HeldGates columns;
+  columns.by_channel = by_channel;
+  {
+    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int row = 16 * warp + i;
+      columns.raw.x[i] = load_shared_4(g_tile + (by_channel ? element_offset(row, 2 * lane) : 4 * row));
+    }
+    sync_group();
+    exchange_totals(columns.totals, columns, g_tile, warp, lane);
+    float2 sum = columns.totals[0];
+#pragma unroll
+    for (int w = 1; w < HeldGates::kWarps; ++w) {
+      sum.x += columns.totals[w].x;
+      sum.y += columns.totals[w].y;
+    }
+    take_sum(sum);
+  }
+#pragma unroll 1
+  for (int size = kTile / 2;; size /= 2) {
+    Accumulator s;
+    level_scores<kTransposed>(s, size, q, k, g_tile, columns, fresh_thread());
+    std::uint32_t scores[16] = {};
+    if (size < kTile / 2) found.get(scores);
+    merge_level<kTransposed>(scores, s, size, 1.0f, fresh_thread());
+    found.put(scores);
+    if (size == 0) break;
+  }
+  sync_group();
+  gate_exactly(q, k, columns, fresh_thread());
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -5,7 +5,7 @@
 
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/base/error.h"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/row_maps.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -23,14 +23,16 @@ Encode find_encode() {
   return reinterpret_cast<Encode>(function);
 }
 
-RowMap row_map_of(const Params& p, const Strided& x, int heads) {
+}  // namespace
+
+RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels) {
   static const Encode encode = find_encode();
   const std::int64_t batch = p.sequences.cu_seqlens != nullptr ? 1 : p.sequences.count;
   RowMap result{};
   result.head_step = x.head != 0;
   result.batch_step = x.batch != 0;
   const auto bytes = [](std::int64_t stride) { return static_cast<cuuint64_t>(stride != 0 ? 2 * stride : 16); };
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.value_dim), static_cast<cuuint64_t>(p.sequences.length),
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(channels), static_cast<cuuint64_t>(p.sequences.length),
                                static_cast<cuuint64_t>(x.head != 0 ? heads : 1),
                                static_cast<cuuint64_t>(x.batch != 0 ? batch : 1)};
   const cuuint64_t strides[3] = {bytes(x.token), bytes(x.head), bytes(x.batch)};
@@ -42,12 +44,6 @@ RowMap row_map_of(const Params& p, const Strided& x, int heads) {
     throw Error("gated_linear_attention: the driver refused a tensor map (" + std::to_string(status) + ")");
   }
   return result;
-}
-
-}  // namespace
-
-RowMaps row_maps_of(const Params& p, const Strided& d_o) {
-  return {row_map_of(p, p.v, p.heads), row_map_of(p, d_o, p.heads * p.group)};
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
