@@ -6,6 +6,7 @@
 
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/spot_check.h"
+#include "testing/compare.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -115,38 +116,43 @@ struct Bench {
     }
   }
 
+  // States in f32, and where inputs are bf16 also states in bf16.
   void time_step(Case c) {
     c.states = true;
     const CaseData host = make_data(c);
     const SpotCheck check(host, false);
     const CaseData data = on_device(host, options.device);
     const Problem p = describe(data.in, data.options);
+    const StepInputs token{.q = data.in.q.select(1, 0),
+                           .k = data.in.k.select(1, 0),
+                           .v = data.in.v.select(1, 0),
+                           .g = data.in.g.rank() == 1 || !data.in.g ? data.in.g : data.in.g.select(1, 0),
+                           .gv = data.in.gv ? data.in.gv.select(1, 0) : TensorView()};
     for (const Implementation& implementation : implementations()) {
       Context context(options.device, options.threads);
       if (implementation.step == nullptr || !wanted(implementation, p, context.architecture())) continue;
       context.force_implementation(implementation.name);
-      const Results results = make_results(data, true, 0);
-      std::vector<Tensor> storage;
-      // The state is updated in place: a copy of h0 that becomes ht.
-      Results stepped;
-      stepped.out = results.out;
-      stepped.out.ht = mirrored(data.in.h0, options.device, storage);
-      const StepInputs token{.q = data.in.q.select(1, 0),
-                             .k = data.in.k.select(1, 0),
-                             .v = data.in.v.select(1, 0),
-                             .g = data.in.g.rank() == 1 || !data.in.g ? data.in.g : data.in.g.select(1, 0),
-                             .gv = data.in.gv ? data.in.gv.select(1, 0) : TensorView()};
-      const TensorView o = stepped.out.o.select(1, 0);
-      auto run = [&] { step(context, token, stepped.out.ht, {}, o, data.options); };
-      run();
-      BenchRow row{.operation = "gated_linear_attention step",
-                   .implementation = implementation.name,
-                   .problem = describe_case(c)};
-      row.flops = step_flops(p);
-      row.bytes = input_bytes(data.in) + static_cast<double>(o.bytes() + 2 * stepped.out.ht.bytes());
-      row.refused = check.compare(stepped, false, &row.error);
-      if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
-      options.report(row);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        if (dtype == DType::bf16 && p.dtype != DType::bf16) continue;
+        const Results results = make_results(data, true, 0);
+        std::vector<Tensor> storage;
+        // The state is updated in place: a copy of h0 that becomes ht.
+        Results stepped;
+        stepped.out = results.out;
+        const Tensor start = testing::converted(host.in.h0, dtype);
+        stepped.out.ht = mirrored(start, options.device, storage);
+        const TensorView o = stepped.out.o.select(1, 0);
+        auto run = [&] { step(context, token, stepped.out.ht, {}, o, data.options); };
+        run();
+        BenchRow row{.operation = "gated_linear_attention step",
+                     .implementation = implementation.name,
+                     .problem = describe_case(c) + (dtype == DType::bf16 ? ", bf16 states" : "")};
+        row.flops = step_flops(p);
+        row.bytes = input_bytes(data.in) + static_cast<double>(o.bytes() + 2 * stepped.out.ht.bytes());
+        row.refused = check.compare(stepped, false, &row.error);
+        if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+        options.report(row);
+      }
     }
   }
 };

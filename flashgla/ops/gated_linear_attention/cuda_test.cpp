@@ -366,6 +366,37 @@ TEST(Cuda, NegativeScale) {
   }
 }
 
+// One row of values, or of the output's gradient, for all tokens, as an expanded tensor or the gradient of a sum has
+// it: the copy engine cannot take such rows, and the backward by chunks sends them elsewhere.
+TEST(Cuda, OneRowForAllTokens) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::key, GateKind::key_value}) {
+    for (const std::int64_t key_dim : {64, 128}) {
+      for (const bool of_values : {true, false}) {
+        SCOPED_TRACE(std::string(name_of(kind)) + " gate, " + std::to_string(key_dim) + " key channels, one row of " +
+                     (of_values ? "v" : "d_o"));
+        CaseData data = make_data({.batch = 2,
+                                   .length = 203,
+                                   .query_heads = 4,
+                                   .heads = 2,
+                                   .key_dim = key_dim,
+                                   .value_dim = 128,
+                                   .gate = kind,
+                                   .dtype = DType::bf16,
+                                   .gate_dtype = DType::bf16});
+        (of_values ? data.in.v : data.d_out.d_o).stride[1] = 0;
+        const Results expected = reference_results(data, true, true);
+        for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+          if (device.kind != Device::Kind::cuda) return;
+          const Results actual = run(device, row.name, data, true, true, true);
+          expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
+          expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
+        });
+      }
+    }
+  }
+}
+
 // Where the caller allows it, f32 products are rounded to tf32, which has f16's 11 bits: its tolerance, and other bits
 // than without.
 TEST(Cuda, Float32MathIsHonoured) {
