@@ -125,6 +125,7 @@ template <class Core>
 __device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = ChannelsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr Loads kLoads = Loads::in_turn;
   const bool first_group = in_first_group();
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
@@ -331,33 +332,33 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           {
             Accumulator s, a;  // [key][query], [query][key]
             Core::begin();
-            Core::template product<k_inner, k_inner, true>(s, k, q, thread);
-            Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+            Core::template product<k_inner, k_inner, true, kLoads>(s, k, q, thread_again<Core>(thread));
+            Core::template product<k_inner, k_inner, true, kLoads>(a, d_o, v, thread_again<Core>(thread));
             Core::finish(s, a);
             select_pairs<true>(scores, s, thread);
             select_pairs<false>(pairs, a, thread);
           }
           Core::begin(scores);
-          Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
-          Core::template product<k_outer>(held, scores, d_o, thread);
+          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
+          Core::template product<k_outer>(held, scores, d_o, thread_again<Core>(thread));
           Core::finish(held);
           Core::begin(pairs);
-          Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
-          Core::template product<k_outer>(d, pairs, k, thread);
+          Core::template product<k_inner, k_inner, true, kLoads>(d, d_o, h, thread_again<Core>(thread));
+          Core::template product<k_outer>(d, pairs, k, thread_again<Core>(thread));
           Core::finish(d);
         } else {
           scale_rows(held, decay.x, decay.y);
           {
             Accumulator a;
             Core::begin();
-            Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+            Core::template product<k_inner, k_inner, true, kLoads>(a, v, d_o, thread_again<Core>(thread));
             Core::finish(a);
             select_pairs<true>(pairs, a, thread);
           }
           Core::begin(pairs, held);
-          Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
-          Core::template product<k_outer>(d, pairs, q, thread);
-          Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+          Core::template product<k_inner, k_inner, true, kLoads>(d, v, x_tile, thread_again<Core>(thread));
+          Core::template product<k_outer>(d, pairs, q, thread_again<Core>(thread));
+          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
           Core::finish(d, held);
           put_beyond(index - 1, dot_rows(h, held, thread));
         }
@@ -393,9 +394,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           const std::uint32_t own = from + (first_group ? Layout::d_o : Layout::v);
           Accumulator a;
           Core::begin();
-          Core::template product<k_inner, k_inner, true>(a, own, from + (first_group ? Layout::v : Layout::d_o),
-                                                         thread);
-          Core::template product<k_inner, k_inner, true>(d, own, first_group ? from + Layout::h : x_tile, thread);
+          Core::template product<k_inner, k_inner, true, kLoads>(a, own, from + (first_group ? Layout::v : Layout::d_o),
+                                                                 thread_again<Core>(thread));
+          Core::template product<k_inner, k_inner, true, kLoads>(d, own, first_group ? from + Layout::h : x_tile,
+                                                                 thread_again<Core>(thread));
           Core::finish(a, d);
           std::uint32_t pairs[16];
           if (first_group) {
@@ -409,11 +411,11 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         others.get(held);
         if (first_group) {
           Core::begin();
-          Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
+          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
           Core::finish(held);
         } else {
           Core::begin(held);
-          Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
           Core::finish(held);
           put_beyond(index - 1, dot_rows(h, held, fresh_thread()));
         }

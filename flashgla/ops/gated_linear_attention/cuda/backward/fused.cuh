@@ -127,6 +127,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   using Layout = FusedShared;
   constexpr GateTile kGate = GateTile::wide;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr Loads kLoads = Loads::in_turn;
   const auto own_warp = [] { return fresh_thread() / 32 + (kGroup == 0 ? 0 : 4); };
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
@@ -316,8 +317,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       if (!steep) {
         Accumulator scores;  // [key][query]
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(scores, k_tile, q_tile, thread);
-        Core::template product<k_inner, k_inner, true>(pairs, do_tile, v_tile, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(scores, k_tile, q_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
         Core::finish(scores, pairs);
         mask_transposed(scores, thread);
         mask(pairs, thread);
@@ -325,19 +326,19 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         to_operand(scores_operand, scores);
         to_operand(operand, pairs);
         Core::begin(scores_operand);
-        Core::template product<k_outer, true>(dv, scores_operand, do_tile, thread);
-        Core::template product<k_inner, k_outer>(dv, k_tile, x_tile, thread);
+        Core::template product<k_outer, true>(dv, scores_operand, do_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_outer, false, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
         Core::finish(dv);
         store_dv(dv);
         Core::begin(operand);
-        Core::template product<k_outer, true>(d, operand, k_tile, thread);
-        Core::template product<k_inner, k_inner>(d, do_tile, h_tile, thread);
+        Core::template product<k_outer, true>(d, operand, k_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
         Core::finish(d);
       } else {
         Core::begin();
-        Core::template product<k_inner, k_outer, true>(dv, k_tile, x_tile, thread);
-        Core::template product<k_inner, k_inner, true>(pairs, do_tile, v_tile, thread);
-        Core::template product<k_inner, k_inner, true>(d, do_tile, h_tile, thread);
+        Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
         Core::finish(dv, pairs, d);
         mask(pairs, thread);
         Local<float, 32> sums, values;
@@ -373,23 +374,23 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       if (!steep) {
         Accumulator pairs;  // [key][query]
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
         Core::finish(pairs);
         mask_transposed(pairs, thread);
         std::uint32_t operand[16];
         to_operand(operand, pairs);
         Core::begin(operand, dh);
-        Core::template product<k_outer, true>(d, operand, q_tile, thread);
-        Core::template product<k_inner, k_inner>(d, v_tile, x_tile, thread);
-        Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
+        Core::template product<k_outer, true>(d, operand, q_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
         Core::finish(d, dh);
         put_next_beyond();
       } else {
         Accumulator pairs;  // [key][query]
         Core::begin(dh);
-        Core::template product<k_inner, k_inner, true>(d, v_tile, x_tile, thread);
-        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
-        Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
         Core::finish(d, pairs, dh);
         put_next_beyond();
         mask_transposed(pairs, thread);

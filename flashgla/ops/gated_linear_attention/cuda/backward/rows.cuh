@@ -142,6 +142,7 @@ template <class Core, bool kGated>
 __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = RowsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr Loads kLoads = kGated ? Loads::in_turn : Loads::ahead;
   const bool first_group = in_first_group();
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
@@ -306,6 +307,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
+    const auto own = [&] { return kGated ? thread_again<Core>(thread) : thread; };
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.
@@ -318,8 +320,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       {
         Accumulator s, a;  // [key][query], [query][key]
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(s, k, q, thread);
-        Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(s, k, q, own());
+        Core::template product<k_inner, k_inner, true, kLoads>(a, d_o, v, own());
         Core::finish(s, a);
         if (!steep) {
           select_pairs<true>(scores, s, thread);
@@ -331,12 +333,12 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       }
       if (!steep) {
         Core::begin(scores);
-        Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
-        Core::template product<k_outer>(held, scores, d_o, thread);
+        Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, own());
+        Core::template product<k_outer>(held, scores, d_o, own());
         Core::finish(held);
       } else {
         Core::begin(scores);
-        Core::template product<k_outer, true>(held, scores, d_o, thread);
+        Core::template product<k_outer, true>(held, scores, d_o, own());
         Core::finish(held);
         __syncthreads();
         scale_rows_of_tile(d_o, d_o, fresh_thread(), since);
@@ -344,13 +346,13 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         Core::publish();
         __syncthreads();
         Core::begin(held);
-        Core::template product<k_inner, k_outer>(held, out_tile, x_tile, thread);
+        Core::template product<k_inner, k_outer, false, kLoads>(held, out_tile, x_tile, own());
         Core::finish(held);
         ptx::barrier(1, kGroupThreads);  // the tile is free again
       }
       Core::begin(pairs);
-      Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
-      Core::template product<k_outer>(d, pairs, k, thread);
+      Core::template product<k_inner, k_inner, true, kLoads>(d, d_o, h, own());
+      Core::template product<k_outer>(d, pairs, k, own());
       Core::commit();
       if (kGated && !steep) {
         const int row = row_of_element(thread, 0);
@@ -362,7 +364,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       {
         Accumulator a;
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(a, v, d_o, own());
         Core::finish(a);
         if (!steep) {
           select_pairs<true>(pairs, a, thread);
@@ -377,9 +379,9 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         __syncthreads();
       }
       Core::begin(pairs, held);
-      Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
-      Core::template product<k_outer>(d, pairs, q, thread);
-      Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+      Core::template product<k_inner, k_inner, true, kLoads>(d, v, x_tile, own());
+      Core::template product<k_outer>(d, pairs, q, own());
+      Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, own());
       Core::finish(d, held);
     }
     if constexpr (kGated) {

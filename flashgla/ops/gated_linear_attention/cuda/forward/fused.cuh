@@ -33,7 +33,7 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
   triangle_of_ones<false>(operand, thread);
   Accumulator sums;
   Core::begin(operand);
-  Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread);
+  Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread_again<Core>(thread));
   Core::commit();
   const float2 totals = sum_rows_of_tile(g_tile, thread);
   const float low = totals.x * kLog2E, high = totals.y * kLog2E;
@@ -180,6 +180,7 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
 template <class Core, FusedGate gate, bool kPieces>
 __device__ __forceinline__ void fused(const Params& p, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr Loads kLoads = Loads::in_turn;
   constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
@@ -373,17 +374,17 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Accumulator s;
     std::uint32_t scores[16];
     Core::begin(h);
-    Core::template product<k_inner, k_inner, true>(s, q, k, thread);
+    Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_again<Core>(thread));
     Core::commit();
-    Core::template product<k_outer, k_outer>(h, k, v, thread);
+    Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_again<Core>(thread));
     Core::commit();
     Core::template wait<1>(s);
     select_pairs<false>(scores, s, thread);
     if (!one_anchor) steep_scores.get(scores);
     Accumulator o;
     Core::begin(scores);
-    Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
-    Core::template product<k_outer>(o, scores, v, thread);
+    Core::template product<k_inner, k_outer, true, kLoads>(o, q, h_tile, thread_again<Core>(thread));
+    Core::template product<k_outer>(o, scores, v, thread_again<Core>(thread));
     Core::commit();
     Core::template wait<1>(h);
     if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held

@@ -152,6 +152,9 @@ __device__ __forceinline__ void store_image(void* image, char* tile, const Accum
 // ---- products ----
 // How an operand's tile is stored: a's as [m][k] or [k][m], b's as [n][k] or [k][n], first index the row.
 enum class Stored { k_inner, k_outer };
+// When mma.sync loads operands: as far ahead as there are registers, or half a product at a time, where the registers
+// that loads far ahead take would spill others.
+enum class Loads { ahead, in_turn };
 
 // mma.sync: sm_80 and later.
 struct TensorCore80 {
@@ -218,12 +221,13 @@ struct TensorCore80 {
     ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(d), a, b0, b1);
   }
 
-  template <Stored a_stored, Stored b_stored, bool kFresh = false>
+  template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile,
                                                  int thread) {
     if constexpr (kFresh) clear(d);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
+      if (kLoads == Loads::in_turn && k16 % 2 == 0) __syncwarp();
       std::uint32_t a[4], b[4];
       load_a<a_stored>(a, a_tile, k16, thread);
 #pragma unroll
@@ -359,7 +363,7 @@ struct TensorCore90 {
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31}"
   // d += a b, or with kFresh d = a b.
-  template <Stored a_stored, Stored b_stored, bool kFresh = false>
+  template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
@@ -460,6 +464,20 @@ struct TensorCore90 {
   static constexpr bool available = false;  // kernels compile to nothing
 };
 #endif
+
+// What is known already; with mma.sync, whose operands go through registers, find(), so that it is not held until then.
+template <class Core, class T, class Find>
+__device__ __forceinline__ T again(const T& known, Find find) {
+  if constexpr (std::is_same_v<Core, TensorCore80>) {
+    return find();
+  } else {
+    return known;
+  }
+}
+template <class Core>
+__device__ __forceinline__ int thread_again(int thread) {
+  return again<Core>(thread, fresh_thread);
+}
 
 // How the kernels of a call after its first are launched.
 template <class Core>
