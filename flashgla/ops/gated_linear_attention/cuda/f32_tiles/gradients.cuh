@@ -159,7 +159,7 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
   Accumulator scores;
   clear(scores);
   Core::begin(scores);
-  add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
+  add_product<Core, kParts, Stored::k_inner, Stored::k_inner, false, Loads::in_turn>(scores, q, k, thread);
   Core::finish(scores);
 #pragma unroll
   for (int i = 0; i < 32; i += 2) {
@@ -184,7 +184,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   using Layout = GradientsShared<kParts, kGrouped>;
-  constexpr bool kLoop = kGrouped && kParts == 3;  // of parts
+  constexpr bool kLoop = kGrouped && (kParts == 3 || kSide == GatedSide::only_keys);  // of parts
+  constexpr bool kAhead = !std::is_same_v<Core, TensorCore80>;  // q comes while the gates are summed
   constexpr bool kBoth = kSide != GatedSide::only_keys, kOverValues = kSide == GatedSide::values;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
@@ -209,32 +210,40 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         *sums = floats(Layout::sums), *totals = floats(Layout::parts), *inner = totals + 4 * kTile,
         *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile,
         *other_decay = row_sums;
-  const std::int64_t kv_at = (chunk * p.heads + kv_head) * key_tiles + key_tile;
+  // Worked out where they are used, with mma.sync.
+  const auto chunk_now = [&] {
+    return again<Core>(chunk, [&] { return static_cast<std::int64_t>(fresh_block() / key_tiles / p.heads); });
+  };
+  const auto here = [&] { return again<Core>(c, [&] { return Chunk{c.batch, anew(c.token), c.rows}; }); };
 
   Accumulator dk;
   clear(dk);
   float crossing = 0.0f;  // constant gates: this thread's part of dg
-  float through = 0.0f;   // sum over values of h dh: half of key channel thread / 2
-  float2 values_through =
-      make_float2(0.0f, 0.0f);  // over values: sum over 16 keys, of value channels 2 lane and the next
-  bool steep = false;
-  float2 term_sum = make_float2(0.0f, 0.0f);  // of the warp's rows, channels 2 lane and the next
+  // Found anew by each query head, the last one's count.
+  bool steep;
+  float2 term_sum;  // of the warp's rows, channels 2 lane and the next
 
   const int heads = kGrouped ? p.group : 1;
-  for (int head_in_group = 0; head_in_group < heads; ++head_in_group) {
+  for (int head_in_group = 0;; ++head_in_group) {
     const int head = kv_head * p.group + head_in_group;
     const bool first = head_in_group == 0, last = head_in_group + 1 == heads;
+    float through = 0.0f;  // sum over values of h dh: half of key channel thread / 2
+    float2 values_through =
+        make_float2(0.0f, 0.0f);  // over values: sum over 16 keys, of value channels 2 lane and the next
     Accumulator dq, pairs;
     clear(dq);
     clear(pairs);
-    const Place<T> q_place(p.q, p.dtype, c, head, channel, p.key_dim),
-        k_place(p.k, p.dtype, c, kv_head, channel, p.key_dim);
+    const auto q_place = [&] { return Place<T>(p.q, p.dtype, here(), head, channel, p.key_dim); };
+    const auto k_place = [&] { return Place<T>(p.k, p.dtype, here(), kv_head, channel, p.key_dim); };
     LoadedGates<T> loaded_gates;
-    const char* scores = kBoth ? work.other.scores + (chunk * p.heads * p.group + head) * kSplitBytes<kParts> : nullptr;
+    const auto scores = [&] {
+      return work.other.scores + (chunk_now() * p.heads * p.group + head) * kSplitBytes<kParts>;
+    };
 #pragma unroll 1
     for (int tile = 0; tile < value_tiles; ++tile) {
-      const std::int64_t state = kOverValues ? ((chunk * p.heads + kv_head) * value_tiles + tile) * key_tiles + key_tile
-                                             : kv_at * value_tiles + tile;
+      const std::int64_t kv_at = chunk_now() * p.heads + kv_head;
+      const std::int64_t state = kOverValues ? (kv_at * value_tiles + tile) * key_tiles + key_tile
+                                             : (kv_at * key_tiles + key_tile) * value_tiles + tile;
       const std::int64_t image = state * kSplitBytes<kParts>;
       Loaded<T> x, y;
       if constexpr (!kBoth) {
@@ -245,8 +254,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       copy_split<kParts>(base + Layout::h, work.states + image, thread);
       if (first) copy_split<kParts>(base + Layout::dh, work.state_gradients + image, thread);
       if constexpr (kBoth) {
-        const std::int64_t query_at = (chunk * p.heads * p.group + head) * value_tiles + tile,
-                           key_at = (chunk * p.heads + kv_head) * value_tiles + tile;
+        const std::int64_t query_at = (chunk_now() * p.heads * p.group + head) * value_tiles + tile,
+                           key_at = kv_at * value_tiles + tile;
         copy_split<kParts>(base + Layout::d_o, work.other.q + query_at * kSplitBytes<kParts>, thread);
         if (first) {
           copy_split<kParts>(base + Layout::v, work.other.k + key_at * kSplitBytes<kParts>, thread);
@@ -262,10 +271,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         put_loaded<kParts>(base + Layout::v, y, thread);
       }
       if (tile + 1 == value_tiles) {
-        fetch_ahead(q_place, thread);
-        fetch_ahead(k_place, thread);
-        loaded_gates.fetch_ahead(p, c, kv_head, channel, thread);
-        if constexpr (kBoth) fetch_split_ahead<kParts>(scores, thread);
+        fetch_ahead(q_place(), thread);
+        fetch_ahead(k_place(), thread);
+        loaded_gates.fetch_ahead(p, here(), kv_head, channel, thread);
+        if constexpr (kBoth) fetch_split_ahead<kParts>(scores(), thread);
       } else {
         const std::int64_t next = image + (kOverValues ? key_tiles : 1) * kSplitBytes<kParts>;
         fetch_split_ahead<kParts>(work.states + next, thread);
@@ -277,8 +286,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       constexpr Stored inner_k = Stored::k_inner, state_k = kOverValues ? Stored::k_outer : Stored::k_inner;
       if (kBoth && first) {
         Core::begin(dq, dk);
-        add_product<Core, kParts, inner_k, state_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, state_k, kLoop>(dk, base + Layout::v, base + Layout::dh, thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
+                                                                           thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dk, base + Layout::v, base + Layout::dh,
+                                                                           thread);
         const auto weight = [&](int of_other) { return other_decay[of_other]; };
         if constexpr (kOverValues) {
           const float2 dots = column_dots<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
@@ -289,28 +300,34 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         Core::finish(dq, dk);
       } else if (kBoth) {
         Core::begin(dq);
-        add_product<Core, kParts, inner_k, state_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
+        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
+                                                                           thread);
         Core::finish(dq);
       } else if (first) {
         Core::begin(dq, pairs, dk);
-        add_product<Core, kParts, inner_k, inner_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop>(pairs, base + Layout::d_o, base + Layout::v, thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop>(dk, base + Layout::v, base + Layout::dh, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
+                                                                           thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
+                                                                           thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dk, base + Layout::v, base + Layout::dh,
+                                                                           thread);
         through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, [](int) { return 1.0f; });
         Core::finish(dq, pairs, dk);
       } else {
         Core::begin(dq, pairs);
-        add_product<Core, kParts, inner_k, inner_k, kLoop>(dq, base + Layout::d_o, base + Layout::h, thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop>(pairs, base + Layout::d_o, base + Layout::v, thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
+                                                                           thread);
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
+                                                                           thread);
         Core::finish(dq, pairs);
       }
     }
 
     // The pairs inside the chunk.
-    loaded_gates.load(p, c, kv_head, channel, thread);
+    loaded_gates.load(p, here(), kv_head, channel, thread_again<Core>(thread));
     __syncthreads();  // the first products' operands have been read
     if constexpr (kBoth) {
-      copy_split<kParts>(a, scores, thread);
+      copy_split<kParts>(a, scores(), thread_again<Core>(thread));
       ptx::copy_async_commit();
     } else {
 #pragma unroll
@@ -321,11 +338,12 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     {
       const int own = fresh_thread();
       Loaded<T> loaded_q, loaded_k;
-      load(loaded_k, k_place, own);
+      load(loaded_k, k_place(), own);
       float g[kRowsEach][8], all[8];
       loaded_gates.take(g, p);
-      load(loaded_q, q_place, own);
+      if constexpr (kAhead) load(loaded_q, q_place(), own);
       sum_gates<false>(g, all, totals, own);
+      if constexpr (!kAhead) load(loaded_q, q_place(), own);
       steep = is_steep(all);
       if (own < 8) {
 #pragma unroll
@@ -372,12 +390,12 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     }
     if (constant) {
       add_constant_gate<Kernel>(crossing, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0),
-                                c.rows, thread);
+                                c.rows, thread_again<Core>(thread));
     }
     if (!steep) {
       Core::begin(dq, dk);
-      add_product<Core, kParts, Stored::k_inner, Stored::k_outer, kLoop>(dq, a, k, thread);
-      add_product<Core, kParts, Stored::k_outer, Stored::k_outer, kLoop>(dk, a, q, thread);
+      add_product<Core, kParts, Stored::k_inner, Stored::k_outer, kLoop, Loads::in_turn>(dq, a, k, thread);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer, kLoop, Loads::in_turn>(dk, a, q, thread);
       Core::finish(dq, dk);
     } else {
       __syncthreads();
@@ -403,8 +421,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     }
 
     // Out by rows: a warp goes down its 16, two channels a lane.
-    const Place<T> dq_place(work.dq, p.dtype, c, head, channel, p.key_dim),
-        dk_place(work.dk, p.dtype, c, kv_head, channel, p.key_dim);
+    const Place<T> dq_place(work.dq, p.dtype, here(), head, channel, p.key_dim),
+        dk_place(work.dk, p.dtype, here(), kv_head, channel, p.key_dim);
+    term_sum = make_float2(0.0f, 0.0f);
     char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
 #pragma unroll 8
     for (int i = 0; i < 16; ++i) {
@@ -432,6 +451,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       }
       two_at(terms, r, 2 * lane) = term;
     }
+    if (last) break;
   }
 
   if (constant) {

@@ -48,8 +48,9 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   copy_state();
   float sums[kRowsEach][8], all[8];
   loaded_gates.take(sums, p);
-  load(loaded_other, other_place, thread);
+  if constexpr (kInPieces<T>) load(loaded_other, other_place, thread);  // else a word an element: no room yet
   sum_gates<kValueGradient>(sums, all, totals, thread);
+  if constexpr (!kInPieces<T>) load(loaded_other, other_place, thread);
   const bool steep = is_steep(all);
   // q brings the scale.
   const float own_scale = kValueGradient ? 1.0f : p.scale, other_scale = kValueGradient ? p.scale : 1.0f;
@@ -58,8 +59,9 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   clear(scores);
   if (!steep) {
     put_loaded<kParts>(own, loaded_own, thread, [&](int i, int e) { return own_scale * ptx::exp2(sums[i][e]); });
-    load(loaded_x, x_place, thread);
+    if constexpr (kInPieces<T>) load(loaded_x, x_place, thread);
     put_loaded<kParts>(other, loaded_other, thread, [&](int i, int e) { return other_scale * ptx::exp2(-sums[i][e]); });
+    if constexpr (!kInPieces<T>) load(loaded_x, x_place, thread);
   } else {
     put_loaded<kParts>(own, loaded_own, thread, [&](int, int) { return own_scale; });
     put_loaded<kParts>(other, loaded_other, thread, [&](int, int) { return other_scale; });
@@ -82,20 +84,24 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   Core::publish();
   __syncthreads();
   constexpr Stored inner = Stored::k_inner, outer = Stored::k_outer;
+  // f16 in two parts and f32 in three have the registers.
+  constexpr Loads kLoads = sizeof(T) == (kParts == 2 ? 2 : 4) ? Loads::ahead : Loads::in_turn;
   if (!steep) {
     Core::begin(scores, out);
-    add_product<Core, kParts, inner, inner>(scores, own, other, thread);
-    add_product<Core, kParts, inner, outer>(out, own, state, thread);
+    add_product<Core, kParts, inner, inner, false, kLoads>(scores, own, other, thread);
+    add_product<Core, kParts, inner, outer, false, kLoads>(out, own, state, thread);
     Core::finish(scores, out);
   } else {
     Core::begin(out);
-    add_product<Core, kParts, inner, outer>(out, own, state, thread);
+    add_product<Core, kParts, inner, outer, false, kLoads>(out, own, state, thread);
     Core::finish(out);
   }
   keep_pairs(scores, kValueGradient, thread);
   SplitOperand<kParts> operand(scores);
   add_product<Core, kParts, outer>(out, operand, x, thread);
-  store_rows(Place<T>(outputs.out, p.dtype, c, head, 0, p.value_dim), out, thread);
+  const Chunk to = again<Core>(c, [&] { return locate(p.sequences, fresh_block() / p.heads); });
+  const int of = again<Core>(head, [&] { return static_cast<int>(fresh_block() % p.heads); });
+  store_rows(Place<T>(outputs.out, p.dtype, to, of, 0, p.value_dim), out, thread_again<Core>(thread));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

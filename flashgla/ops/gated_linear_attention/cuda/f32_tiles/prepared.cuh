@@ -84,7 +84,7 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
       Core::publish();
       __syncthreads();
       Core::begin(scores);
-      add_product<Core, kParts, Stored::k_inner, Stored::k_inner>(scores, q, k, thread);
+      add_product<Core, kParts, Stored::k_inner, Stored::k_inner, false, Loads::in_turn>(scores, q, k, thread);
       Core::finish(scores);
     } else {
       put_loaded<kParts>(q, loaded_q, thread, [&](int, int) { return p.scale; });
@@ -157,11 +157,11 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
     constexpr Stored inner = Stored::k_inner, outer = Stored::k_outer;
     if (kValueGradient && of_pairs) {
       Core::begin(out);
-      add_product<Core, kParts, outer, outer>(out, a, b, thread);
+      add_product<Core, kParts, outer, outer, false, Loads::in_turn>(out, a, b, thread);
       Core::finish(out);
     } else {
       Core::begin(out);
-      add_product<Core, kParts, inner, outer>(out, a, b, thread);
+      add_product<Core, kParts, inner, outer, false, Loads::in_turn>(out, a, b, thread);
       Core::finish(out);
     }
   }

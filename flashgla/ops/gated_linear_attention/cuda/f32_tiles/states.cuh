@@ -157,10 +157,11 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
       product[0] *= factor[0];
       product[1] *= factor[1];
       constexpr Stored outer = Stored::k_outer;
+      constexpr Loads kLoads = kPrepared || !kInPieces<T> ? Loads::in_turn : Loads::ahead;
       if constexpr (kParts == 2) {
         scale_rows(state, factor[0], factor[1]);
         Core::begin(state);
-        add_product<Core, kParts, outer, outer>(state, a, b, thread);
+        add_product<Core, kParts, outer, outer, false, kLoads>(state, a, b, thread);
         Core::finish(state);
       } else {
         // f32: the chunk's part apart, so that the state is rounded once a chunk. A long sequence would else show what
@@ -168,7 +169,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
         Accumulator update;
         clear(update);
         Core::begin(update);
-        add_product<Core, kParts, outer, outer, true>(update, a, b, thread);
+        add_product<Core, kParts, outer, outer, true, kLoads>(update, a, b, thread);
         Core::finish(update);
 #pragma unroll
         for (int e = 0; e < 32; ++e) state[e] = fmaf(state[e], factor[(e >> 1) & 1], update[e]);

@@ -45,12 +45,41 @@ struct Place {
         dtype(type) {}
 };
 
-// A thread's elements of a tile on their way: as in memory, or f32 where they come one by one.
+// A thread's elements of a tile on their way, as in memory; one by one, each in a word of its own.
 template <class T>
 struct Loaded {
-  static constexpr int words = kInPieces<T> && bytes_of<T>(DType::f32) == 2 ? 1 : 2;
+  static constexpr int words = sizeof(T) == 2 ? 1 : 2;
   uint4 raw[kRowsEach][words];
 };
+template <>
+struct Loaded<AnyElement> {
+  static constexpr int words = 2;
+  uint4 raw[kRowsEach][words];
+  DType dtype;
+};
+
+// Element e of a row, as it lies, where `wide` (of 4 bytes) or `narrow` (of 2) exceeds e, else 0. Without branches, as
+// Bits (common.cuh).
+template <int e>
+__device__ __forceinline__ std::uint32_t element_bits(const char* row, int wide, int narrow) {
+  std::uint32_t bits = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred four, two;\n"
+      "setp.gt.s32 four, %2, %4;\n"
+      "setp.gt.s32 two, %3, %4;\n"
+      "@four ld.global.b32 %0, [%1 + %5];\n"
+      "@two ld.global.u16 %0, [%1 + %6];\n"
+      "}"
+      : "+r"(bits)
+      : "l"(row), "r"(wide), "r"(narrow), "n"(e), "n"(4 * e), "n"(2 * e));
+  return bits;
+}
+__device__ __forceinline__ float float_of(std::uint32_t bits, DType dtype) {
+  const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits))),
+              brain = __uint_as_float(bits << 16);
+  return dtype == DType::f32 ? __uint_as_float(bits) : dtype == DType::bf16 ? brain : half;
+}
 
 // An element whose dtype is known at run time only, if `inside`; without branches, as Bits (common.cuh).
 __device__ __forceinline__ void store_where(bool inside, DType dtype, char* at, float x) {
@@ -86,15 +115,16 @@ __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread
       from += s.stride;
     }
   } else {
+    x.dtype = s.dtype;
+    const char* from = s.data + row * s.stride + channel * bytes_of<T>(s.dtype);
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      const int bytes = bytes_of<T>(s.dtype), inside = row + i < s.rows ? left : 0;
-      const char* from = s.data + (row + i) * s.stride + channel * bytes;
-      std::uint32_t bits[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) bits[e] = __float_as_uint(Bits(s.dtype, from, e, e < inside).as_float(s.dtype));
-      x.raw[i][0] = make_uint4(bits[0], bits[1], bits[2], bits[3]);
-      x.raw[i][1] = make_uint4(bits[4], bits[5], bits[6], bits[7]);
+      const int inside = row + i < s.rows ? left : 0, wide = s.dtype == DType::f32 ? inside : 0, narrow = inside - wide;
+      x.raw[i][0] = make_uint4(element_bits<0>(from, wide, narrow), element_bits<1>(from, wide, narrow),
+                               element_bits<2>(from, wide, narrow), element_bits<3>(from, wide, narrow));
+      x.raw[i][1] = make_uint4(element_bits<4>(from, wide, narrow), element_bits<5>(from, wide, narrow),
+                               element_bits<6>(from, wide, narrow), element_bits<7>(from, wide, narrow));
+      from += s.stride;
     }
   }
 }
@@ -112,7 +142,13 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, i
     const std::uint32_t bits[8] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w,
                                    x.raw[i][1].x, x.raw[i][1].y, x.raw[i][1].z, x.raw[i][1].w};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) f[e] = __uint_as_float(bits[e]);
+    for (int e = 0; e < 8; ++e) {
+      if constexpr (kInPieces<T>) {
+        f[e] = __uint_as_float(bits[e]);
+      } else {
+        f[e] = float_of(bits[e], x.dtype);
+      }
+    }
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     unpack_8(x.raw[i][0], f);
   } else {
@@ -287,10 +323,10 @@ __device__ __forceinline__ void for_parts(Multiply multiply) {
 }
 // d += a b. kLoop: with mma.sync the products of parts one after the other in a loop, where in one piece their loads
 // from shared memory would be spread over more registers than the kernel has.
-template <class Core, int kParts, Stored a_stored, Stored b_stored, bool kLoop = false>
+template <class Core, int kParts, Stored a_stored, Stored b_stored, bool kLoop = false, Loads kLoads = Loads::ahead>
 __device__ __forceinline__ void add_product(Accumulator& d, std::uint32_t a, std::uint32_t b, int thread) {
   const auto multiply = [&](int i, int j) {
-    Core::template product<a_stored, b_stored>(d, a + i * kTileBytes, b + j * kTileBytes, thread);
+    Core::template product<a_stored, b_stored, false, kLoads>(d, a + i * kTileBytes, b + j * kTileBytes, thread);
   };
   if constexpr (kLoop && std::is_same_v<Core, TensorCore80>) {
 #pragma unroll 1

@@ -176,14 +176,25 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
 
   Loaded<T> x;
   LoadedGates<T> gates;
+  // Of the pairs: loaded while the last tile is multiplied, with mma.sync, whose operands want the registers, after it.
+  constexpr bool kAhead = !std::is_same_v<Core, TensorCore80>;
+  const auto load_rows = [&] {
+    const int own = thread_again<Core>(thread);
+    gates.load(p, c, kv_head, channel, own);
+    load(x, Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), own);
+  };
   const auto start = [&](int step) {
     if (step < key_tiles) {
       copy_split<kParts>(stage(step), own + step * kBytes, thread);
       copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * kBytes, thread);
     } else {
       copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * heads + head) * kBytes, thread);
-      gates.load(p, c, kv_head, channel, thread);
-      load(x, Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), thread);
+      if constexpr (kAhead) {
+        load_rows();
+      } else {
+        gates.fetch_ahead(p, c, kv_head, channel, thread);
+        fetch_ahead(Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), thread);
+      }
     }
     ptx::copy_async_commit();
   };
@@ -198,9 +209,10 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
     start(step + 1);
     Core::begin(out);
     add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, stage(step), stage(step) + kSplitBytes<kParts>,
-                                                                thread);
+                                                                thread_again<Core>(thread));
     Core::finish(out);
   }
+  if constexpr (!kAhead) load_rows();
   // The pairs. The other stage takes the sums of the gates, or in steep tiles the gates, and o.
   const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
   float *sums = reinterpret_cast<float*>(shared + (stage(key_tiles + 1) - base)), *o = sums + kTile * kTile;
@@ -225,7 +237,11 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
     Core::finish(out);
     for_floats(sums, thread, [&](int i, float sum) { out[i] *= ptx::exp2(sum); });
   }
-  store_rows(Place<T>(p.o, p.dtype, c, head, channel, p.key_dim), out, thread);
+  const unsigned block = again<Core>(blockIdx.x, fresh_block);
+  const Chunk to = again<Core>(c, [&] { return locate(p.sequences, block / value_tiles / heads); });
+  store_rows(Place<T>(p.o, p.dtype, to, static_cast<int>(block / value_tiles % heads),
+                      static_cast<int>(block % value_tiles) * kTile, p.key_dim),
+             out, thread_again<Core>(thread));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
