@@ -194,19 +194,14 @@ struct GatesInMemory {
 };
 
 // The same as a call (dk's factors only when `first`), for a block of one group that has the chunk's gates in shared
-// memory, their sums by warp and room for factors: [64][kDumpRow].
+// memory, their sums by warp and room for factors: [64][kDumpRow]. dq and dk stay in memory: a call saves what
+// registers it takes beyond those that are free.
 template <GateTile kGate>
-static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept, std::uint32_t q, std::uint32_t k,
-                                                 char* a, std::uint32_t x, float* factors, const char* gates,
+static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k, char* a,
+                                                 std::uint32_t x, float* factors, const char* gates,
                                                  const ColumnParts& quarters, float scale, bool first, int thread) {
   const int warp = thread >> 5, lane = thread & 31;
   const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
-  Accumulator dq, dk;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dq[i] = dq_kept[i];
-    dk[i] = dk_kept[i];
-  }
   const auto factor = [&](int i) {
     return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
   };
@@ -227,13 +222,21 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
 #pragma unroll
     for (int i = 0; i < 32; ++i) dk[i] *= factor(i);
   }
-  std::uint32_t operand[16];
-  load_operand<Stored::k_inner>(operand, ptx::shared_address(a), thread);
-  const auto itself = [](int row, int column) { return row == column; };
   Accumulator d;
-  add_masked_product(dq, operand, k, thread, itself);
-  clear(d);
-  add_masked_product(d, operand, q, thread, itself);
+  const auto multiply = [&](std::uint32_t tile, auto keeps) {
+    const int own = fresh_thread();
+    std::uint32_t operand[16];
+    load_operand<Stored::k_inner>(operand, ptx::shared_address(a), own);
+    clear(d);
+    __syncwarp();  // or what is loaded before and after would lie in registers beside the product's operands
+    add_masked_product(d, operand, tile, own, keeps);
+    __syncwarp();
+  };
+  const auto itself = [](int row, int column) { return row == column; };
+  multiply(k, itself);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) dq[i] += d[i];
+  multiply(q, itself);
 #pragma unroll
   for (int i = 0; i < 32; ++i) dk[i] += scale * d[i];
 #pragma unroll 1
@@ -241,8 +244,7 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
     __syncthreads();
     put_level(x, q, k, columns, size, warp, lane, put_factor);
     __syncthreads();
-    clear(d);
-    add_masked_product(d, operand, x, thread, [size](int row, int column) { return ((row ^ column) & -size) == size; });
+    multiply(x, [size](int row, int column) { return ((row ^ column) & -size) == size; });
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const float sum = factor(i) * d[i];
@@ -252,11 +254,6 @@ static __device__ __noinline__ void finish_steep(float* dq_kept, float* dk_kept,
     }
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dq_kept[i] = dq[i];
-    dk_kept[i] = dk[i];
-  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

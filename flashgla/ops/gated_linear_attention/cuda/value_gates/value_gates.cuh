@@ -348,6 +348,7 @@ struct PairWalk {
 template <class Core, bool kOverValues, bool kBackward>
 __device__ void make_side(const Params& p, const Side& s, char* shared) {
   using Layout = SideShared;
+  constexpr Loads kLoads = Loads::in_turn;
   constexpr Stored kState = kOverValues ? Stored::k_outer : Stored::k_inner;
   constexpr int kStages = kBackward ? 2 : 4, kStageBytes = Layout::stages / kStages;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
@@ -379,6 +380,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   int query_at = kv_at * p.group;  // chunk and query head
   bool first = true;
   const bool gated = s.gate.data != nullptr, narrow_gates = gated && p.gate_dtype != DType::f32;
+  // Of the chunk; with mma.sync its addresses are worked out where they are used.
+  const auto here = [&] { return again<Core>(c, [&] { return Chunk{anew(c.batch), anew(c.token), c.rows}; }); };
   // The tiles, in slots such that the one after the last is slot 0, and what the epilogue begins with.
   const auto slot_of = [&](int tile) { return (tile + kStages - other_tiles % kStages) % kStages; };
   auto load = [&](int tile) {
@@ -406,7 +409,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
       copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
-        const Rows rows = rows_at(s.gate, 2, c, kv_head, channel, s.own);
+        const Rows rows = rows_at(s.gate, 2, here(), kv_head, channel, s.own);
         load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, aligned(rows), thread);
       }
     }
@@ -437,8 +440,9 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
       if (kBackward && first) {
         Core::begin(d_query, d_key);
-        Core::template product<Stored::k_inner, kState>(d_query, stage, stage + kTileBytes, thread);
-        Core::template product<Stored::k_inner, kState>(d_key, stage + 2 * kTileBytes, stage + 3 * kTileBytes, thread);
+        Core::template product<Stored::k_inner, kState, false, kLoads>(d_query, stage, stage + kTileBytes, thread);
+        Core::template product<Stored::k_inner, kState, false, kLoads>(d_key, stage + 2 * kTileBytes,
+                                                                       stage + 3 * kTileBytes, thread);
         Core::commit();
         const float* weight = weights + slot * kTile + (kOverValues ? kRowsEach * (thread / 8) : 8 * (thread % 8));
 #pragma unroll
@@ -456,7 +460,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
         Core::finish(d_query, d_key);
       } else {
         Core::begin(d_query);
-        Core::template product<Stored::k_inner, kState>(d_query, stage, stage + kTileBytes, thread);
+        Core::template product<Stored::k_inner, kState, false, kLoads>(d_query, stage, stage + kTileBytes, thread);
         Core::finish(d_query);
       }
     }
@@ -468,7 +472,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (narrow_gates) {
       put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
     } else {
-      Rows rows = rows_at(s.gate, 4, c, kv_head, channel, s.own);
+      Rows rows = rows_at(s.gate, 4, here(), kv_head, channel, s.own);
       if (!gated) rows.rows = 0;
       put_gates(row, rows, thread);
     }
@@ -511,20 +515,20 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       }
       if constexpr (kBackward) {
         Core::begin(d_query, d_key);
-        Core::template product<Stored::k_inner, Stored::k_outer>(d_query, ptx::shared_address(a),
-                                                                 ptx::shared_address(k), thread);
-        Core::template product<Stored::k_outer, Stored::k_outer>(d_key, ptx::shared_address(a), ptx::shared_address(q),
-                                                                 thread);
+        Core::template product<Stored::k_inner, Stored::k_outer, false, kLoads>(d_query, ptx::shared_address(a),
+                                                                                ptx::shared_address(k), thread);
+        Core::template product<Stored::k_outer, Stored::k_outer, false, kLoads>(d_key, ptx::shared_address(a),
+                                                                                ptx::shared_address(q), thread);
         Core::finish(d_query, d_key);
       } else {
         Core::begin(d_query);
-        Core::template product<Stored::k_inner, Stored::k_outer>(d_query, ptx::shared_address(a),
-                                                                 ptx::shared_address(k), thread);
+        Core::template product<Stored::k_inner, Stored::k_outer, false, kLoads>(d_query, ptx::shared_address(a),
+                                                                                ptx::shared_address(k), thread);
         Core::finish(d_query);
       }
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
-        const Rows rows = rows_at(from, 2, c, of, channel, s.own);
+        const Rows rows = rows_at(from, 2, here(), of, channel, s.own);
         load_tile(ptx::shared_address(tile), rows, aligned(rows), thread);
       };
       // The forward has nothing that queries values: what becomes of the keys' part there is of no matter.
