@@ -718,9 +718,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       Core::arrive(inputs_free);
       unit = at.unit + 1;  // no register through the epilogue
     } else {
-      meet();
+      __syncthreads();
       if (threadIdx.x == 0) find_next(place_of(unit + 1), place_of(unit), p, items);
-      meet();
+      __syncthreads();
       ++unit;
     }
   }
