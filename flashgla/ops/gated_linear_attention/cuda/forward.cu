@@ -5,6 +5,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -48,14 +49,11 @@ bool in_one_wide_pass(const Context& context, const Problem& p, const Params& pa
   const std::int64_t blocks = p.sequences * p.query_heads * ((params.value_dim + 127) / 128);
   const bool fills = 2 * blocks > context.architecture().multiprocessors,
              is_short = params.sequences.length <= 3 * kChunk;
-  const auto mapped = [&](const Strided& s) {
-    return reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % 8 == 0 && s.token % 8 == 0 &&
-           s.head % 8 == 0 && (s.token != 0 || params.sequences.length == 1);
-  };
+  const auto mapped = [&](const Strided& s) { return has_row_map(params, s); };
   const bool gate_fits = p.gate != GateKind::key || (p.gate_dtype == DType::bf16 && mapped(params.g));
   return params.states == nullptr && params.key_dim <= 2 * kTile && params.key_dim % 8 == 0 &&
          params.value_dim % 8 == 0 && gate_fits && mapped(params.q) && mapped(params.k) && mapped(params.v) &&
-         params.sequences.length < (std::int64_t{1} << 31) && (fills || is_short);
+         (fills || is_short);
 }
 
 }  // namespace

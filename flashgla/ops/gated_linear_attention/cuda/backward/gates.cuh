@@ -34,26 +34,6 @@ __device__ __forceinline__ void copy_wide_gates(char* gates, const float* source
   }
 }
 
-// Starts the copies of the gates of a chunk for kv head `head`, key channels from `channel`.
-template <GateTile kGate>
-__device__ __forceinline__ void copy_gates(char* gates, const Params& p, const Chunk& c, int head, int channel,
-                                           int thread) {
-  if constexpr (kGate == GateTile::none) return;
-  const std::int64_t at = anew(c.batch) * p.g.batch + c.token * p.g.token + anew(head) * p.g.head;
-  if constexpr (kGate == GateTile::token) {
-    if (thread < kTile) {
-      reinterpret_cast<float*>(gates)[thread] =
-          thread < c.rows ? load_as(p.gate_dtype, p.g.data, at + thread * p.g.token) : 0.0f;
-    }
-  } else if constexpr (kGate == GateTile::narrow) {
-    copy_tile(ptx::shared_address(gates), static_cast<const __nv_bfloat16*>(p.g.data) + at + channel, p.g.token, c.rows,
-              p.key_dim - channel, thread);
-  } else {
-    copy_wide_gates(gates, static_cast<const float*>(p.g.data) + at + channel, p.g.token, c.rows, p.key_dim - channel,
-                    thread);
-  }
-}
-
 // Base-2 log gates of a token, two channels.
 template <GateTile kGate>
 __device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) {

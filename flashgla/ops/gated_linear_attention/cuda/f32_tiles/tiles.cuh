@@ -58,8 +58,7 @@ struct Loaded<AnyElement> {
   DType dtype;
 };
 
-// Element e of a row, as it lies, where `wide` (of 4 bytes) or `narrow` (of 2) exceeds e, else 0. Without branches, as
-// Bits (common.cuh).
+// Element e of a row, as it lies, where `wide` (of 4 bytes) or `narrow` (of 2) exceeds e, else 0. Without branches.
 template <int e>
 __device__ __forceinline__ std::uint32_t element_bits(const char* row, int wide, int narrow) {
   std::uint32_t bits = 0;
@@ -80,8 +79,7 @@ __device__ __forceinline__ float float_of(std::uint32_t bits, DType dtype) {
               brain = __uint_as_float(bits << 16);
   return dtype == DType::f32 ? __uint_as_float(bits) : dtype == DType::bf16 ? brain : half;
 }
-
-// An element whose dtype is known at run time only, if `inside`; without branches, as Bits (common.cuh).
+// An element whose dtype is known at run time only, if `inside`; without branches too.
 __device__ __forceinline__ void store_where(bool inside, DType dtype, char* at, float x) {
   const std::uint32_t bits = dtype == DType::f16    ? ptx::pack_f16(x, 0.0f)
                              : dtype == DType::bf16 ? ptx::pack_bf16(x, 0.0f)

@@ -25,6 +25,12 @@ Encode find_encode() {
 
 }  // namespace
 
+bool has_row_map(const Params& p, const Strided& x) {
+  const std::int64_t length = p.sequences.length;
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % 8 == 0 && x.token % 8 == 0 &&
+         x.head % 8 == 0 && (x.token != 0 || length == 1) && length < (std::int64_t{1} << 31);
+}
+
 RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels) {
   static const Encode encode = find_encode();
   const std::int64_t batch = p.sequences.cu_seqlens != nullptr ? 1 : p.sequences.count;

@@ -13,8 +13,11 @@ struct RowMap {
   CUtensorMap map;
   int head_step, batch_step;  // of the map's coordinates: 0 where the tensor repeats one head or sequence
 };
-// Of a tensor with so many heads and channels, laid out as p.q is in batch and time. Strides are multiples of 16 bytes,
-// those of tokens not 0 where there are several.
+// Whether there can be a map: data and strides are multiples of 16 bytes, tokens are apart where there are several, and
+// 31 bits count them.
+bool has_row_map(const Params& p, const Strided& x);
+// Of a tensor with so many heads and channels, a multiple of 8, laid out as p.q is in batch and time. Throws Error
+// where the driver refuses it.
 RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

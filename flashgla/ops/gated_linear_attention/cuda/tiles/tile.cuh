@@ -384,22 +384,6 @@ struct TensorCore90 {
   // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k]. One
   // wide product: a is read once.
   static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int,
-                                                               Accumulator& d0, Accumulator& d1) {
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t a = descriptor(Stored::k_inner, a_tile, k16), b = descriptor(Stored::k_inner, b_tiles, k16);
-      asm volatile(
-          "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
-          ", %64, %65, 1, 1, 1, 0, 0;"
-          : FLASHGLA_ACCUMULATOR("+f", d0), FLASHGLA_ACCUMULATOR("+f", d1)
-          : "l"(a), "l"(b));
-    }
-  }
-  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int,
                                                                Accumulator& d0, Accumulator& d1, Accumulator& d2) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
