@@ -101,8 +101,8 @@ std::vector<Case> path_cases() {
         add("wide_packed_" + std::to_string(K) + "_" + name, wide_packed);
       }
       for (const auto& [K, V] : {std::pair{128, 256}, {72, 64}, {40, 136}}) {
-        // A constant gate's dg is good to 1% of its terms' root sum of squares; their sum here is less
-        // (backward/README.md).
+        // A constant gate's dg is half a percent of its terms' root sum of squares off, more than 1% of the sum that
+        // this shape draws: backward/README.md, "What can go wrong".
         if (kind == GateKind::constant && V == 256) continue;
         Case many = narrow;
         many.batch = 18;
