@@ -718,10 +718,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       Core::arrive(inputs_free);
       unit = at.unit + 1;  // no register through the epilogue
     } else {
+      if (++unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
       __syncthreads();
-      if (threadIdx.x == 0) find_next(place_of(unit + 1), place_of(unit), p, items);
+      if (threadIdx.x == 0) find_next(place_of(unit), place_of(unit - 1), p, items);
       __syncthreads();
-      ++unit;
     }
   }
 }
