@@ -53,7 +53,7 @@ struct RecurrencePlan {
 };
 
 // Adds an accumulator of a group from 16 KiB of memory, and writes it there, four elements of a thread beside its
-// neighbours'.
+// neighbours': [8][thread][4].
 __device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -175,10 +175,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto state_in = [&](float* states) {
     return states == nullptr ? nullptr : states + (anew(n) * p.heads + head) * (static_cast<std::int64_t>(K) * V);
   };
-  const auto segment_start = [&] {
-    return state_in(segments.starts == nullptr
-                        ? nullptr
-                        : segments.starts + segment * p.sequences.count * p.heads * (static_cast<std::int64_t>(K) * V));
+  const auto segment_state = [&](int kb, int v0) {
+    const std::int64_t of = (segment * p.sequences.count + anew(n)) * p.heads + head;
+    return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
 
@@ -331,14 +330,15 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
 
   Accumulator h[KB];
-  const float* given = segments.first_pass  ? nullptr
-                       : segments.count > 1 ? segment_start()
-                                            : state_in(const_cast<float*>(run.start));
+  float* const given = state_in(const_cast<float*>(run.start));
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
     clear(h[kb]);
-    if (given != nullptr) {
-      move_transposed_state<false>(h[kb], const_cast<float*>(given), K, V, first_key + 64 * kb, v0, fresh_thread());
+    if (segments.first_pass || v0 >= V) continue;
+    if (segment > 0) {
+      add_part(h[kb], segment_state(kb, v0), fresh_thread());
+    } else if (given != nullptr) {
+      move_transposed_state<false>(h[kb], given, K, V, first_key + 64 * kb, v0, fresh_thread());
     }
   }
 
@@ -489,13 +489,19 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) at[64 * kb] = product[kb];
   }
+  if (end_v0 >= V) return;
+  if (segments.first_pass) {
+#pragma unroll
+    for (int kb = 0; kb < KB; ++kb) write_part(segment_state(kb, end_v0), h[kb], thread);
+    return;
+  }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
   const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
-  float* target = segments.first_pass ? segment_start() : last && outputs ? state_in(run.end) : nullptr;
-  if (target == nullptr) return;
+  float* const wanted = last && outputs ? state_in(run.end) : nullptr;
+  if (wanted == nullptr) return;
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
-    move_transposed_state<true>(h[kb], target, K, V, first_key + 64 * kb, end_v0, thread);
+    move_transposed_state<true>(h[kb], wanted, K, V, first_key + 64 * kb, end_v0, thread);
   }
 }
 
@@ -512,46 +518,53 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs>::th
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped>(p, run, segments, shared);
 }
 
-// Segment end states from zero to start states, in place: start_0 = the state given, start_{s+1} = (product of decays
-// of s) start_s + end_s. Thread: kWidth neighbouring elements of a row of one (sequence, head), 4 where V is a multiple
-// of it and the state given is aligned; grid: (ceil(K V / kWidth / 256), N * G).
+// Segment end states from zero to start states, in place but for the first: start_0 = the state given, start_{s+1} =
+// (product of decays of s) start_s + end_s. Thread: four elements that lie together in an accumulator, of one
+// (sequence, head); grid: (ceil(V / 64) * blocks * 4, N * G), blocks: of 64 key channels.
 constexpr int kCombineThreads = 256;
-template <int kWidth>
-__global__ void __launch_bounds__(kCombineThreads)
+constexpr int kCombineBlocks = kTile * kTile / 4 / kCombineThreads;  // a tile
+static __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ Params p, const float* given, int blocks,
                    const __grid_constant__ Segments segments) {
-  using Elements = std::conditional_t<kWidth == 4, float4, float>;
   flashgla::cuda::wait_for_previous();
-  const unsigned row_size = static_cast<unsigned>(p.value_dim) / kWidth, cell_size = p.key_dim * row_size;
-  const unsigned element = blockIdx.x * kCombineThreads + threadIdx.x;
-  if (element >= cell_size) return;
-  const unsigned key = element / row_size;
+  const unsigned element = blockIdx.x * kCombineThreads + threadIdx.x, cell_size = gridDim.x * kCombineThreads;
+  const int tile = static_cast<int>(blockIdx.x) / kCombineBlocks, of_tile = element % (kTile * kTile / 4),
+            thread = of_tile % kGroupThreads;
+  const int key = tile % blocks * kTile + 8 * (of_tile / kGroupThreads) + 2 * (thread % 4),
+            value = tile / blocks * kTile + row_of_element(thread, 0);
   const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
-  const auto at = [&](const float* states, std::int64_t of) {
-    return reinterpret_cast<Elements*>(const_cast<float*>(states)) + of * cell_size + element;
+  const auto at = [&](int segment) {
+    return reinterpret_cast<float4*>(segments.starts) + (segment * cells + cell) * cell_size + element;
   };
-  Elements state{};
-  if (given != nullptr) state = *at(given, cell);
+  float4 state{};
+  if (given != nullptr) {
+    const auto read = [&](int key, int value) {
+      return key < p.key_dim && value < p.value_dim
+                 ? given[(cell * p.key_dim + key) * static_cast<std::int64_t>(p.value_dim) + value]
+                 : 0.0f;
+    };
+    state = make_float4(read(key, value), read(key + 1, value), read(key, value + 8), read(key + 1, value + 8));
+  }
   constexpr int kAtOnce = 8;  // loads in flight
   for (int first = 0; first < segments.count; first += kAtOnce) {
-    Elements from_zero[kAtOnce];
-    float decay[kAtOnce];
+    float4 from_zero[kAtOnce];
+    float2 decay[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      // What the last segment ends in is not wanted, nor found.
-      const bool wanted = first + i + 1 < segments.count;
-      const std::int64_t of = (first + i) * cells + cell;
-      from_zero[i] = wanted ? *at(segments.starts, of) : Elements{};
-      decay[i] = wanted ? segments.decays[of * blocks * 64 + key] : 0.0f;
+      const int segment = first + i;
+      if (segment + 1 < segments.count) {  // what the last one ends in is not wanted, nor found
+        from_zero[i] = *at(segment);
+        decay[i] =
+            *reinterpret_cast<const float2*>(segments.decays + (segment * cells + cell) * (blocks * kTile) + key);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < segments.count) *at(segments.starts, (first + i) * cells + cell) = state;
-      if constexpr (kWidth == 4) {
-        state = make_float4(fmaf(decay[i], state.x, from_zero[i].x), fmaf(decay[i], state.y, from_zero[i].y),
-                            fmaf(decay[i], state.z, from_zero[i].z), fmaf(decay[i], state.w, from_zero[i].w));
-      } else {
-        state = fmaf(decay[i], state, from_zero[i]);
+      const int segment = first + i;
+      if (segment > 0 && segment < segments.count) *at(segment) = state;
+      if (segment + 1 < segments.count) {
+        state = make_float4(fmaf(decay[i].x, state.x, from_zero[i].x), fmaf(decay[i].y, state.y, from_zero[i].y),
+                            fmaf(decay[i].x, state.z, from_zero[i].z), fmaf(decay[i].y, state.w, from_zero[i].w));
       }
     }
   }

@@ -151,7 +151,8 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
   if (segments.count > 1) {
     const std::int64_t states = segments.count * p.sequences.count * heads;
     segments.decays = reinterpret_cast<float*>(take(states * blocks * 64 * 4, "gla: segment decays"));
-    segments.starts = reinterpret_cast<float*>(take(states * p.key_dim * p.value_dim * 4, "gla: segment states"));
+    segments.starts = reinterpret_cast<float*>(
+        take(states * blocks * tiles_of(p.value_dim) * (kTile * kTile * 4), "gla: segment states"));
   }
 }
 
@@ -164,12 +165,10 @@ void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& pa
     segments.first_pass = true;
     launch_all_blocks<Core>(stream, p, passes, run, segments, false);
     segments.first_pass = false;
-    const bool in_fours = p.value_dim % 4 == 0 && reinterpret_cast<std::uintptr_t>(run.start) % 16 == 0;
-    const int threads = p.key_dim * p.value_dim / (in_fours ? 4 : 1);
-    const dim3 grid(static_cast<unsigned>((threads + kCombineThreads - 1) / kCombineThreads),
+    const dim3 grid(static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks),
                     static_cast<unsigned>(p.sequences.count * p.heads));
-    flashgla::cuda::launch("gated_linear_attention segments", in_fours ? combine_kernel<4> : combine_kernel<1>, grid,
-                           kCombineThreads, 0, stream, kNext<Core>, p, run.start, run.blocks, segments);
+    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
+                           kNext<Core>, p, run.start, run.blocks, segments);
   }
   launch_all_blocks<Core>(stream, p, passes, run, segments, outputs);
 }

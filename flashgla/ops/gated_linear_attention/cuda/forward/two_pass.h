@@ -32,7 +32,9 @@ struct Segments {
   int chunks = 0;           // chunks of a segment
   bool first_pass = false;  // find end states from zero
   float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment, by the first pass
-  float* starts = nullptr;  // [count, N, G, K, V]: end states from zero, then start states; null with one segment
+  // [count, N, G, tiles of V, blocks, 4096]: end states from zero, then start states but for the first segment's, as
+  // accumulators lie in threads; null with one segment.
+  float* starts = nullptr;
 };
 
 // One run of the recurrence: its operands, and where results go.
