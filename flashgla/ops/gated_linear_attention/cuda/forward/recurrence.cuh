@@ -25,24 +25,30 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // How many blocks a multiprocessor has, by their registers.
 constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups == 2 ? 1 : 2; }
 
-// Tiles of shared memory, in this order; then bytes.
-template <class Core, int KB, int groups, bool outputs>
+// Tiles of shared memory, in this order; then bytes. grouped: as recurrence().
+template <class Core, int KB, int groups, bool outputs, bool grouped>
 struct RecurrencePlan {
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
   static constexpr int blocks = recurrence_blocks(KB, groups);
-  static constexpr int step = outputs ? 2 : 1;  // q~ and k~
+  // Where there is only the state to make, a slot has all key tiles of a chunk: a barrier a chunk.
+  static constexpr bool by_chunk = in_bulk && !outputs && !grouped;
+  static constexpr int slot = outputs ? 2 : by_chunk ? KB : 1;  // tiles: of each key tile q~ and k~, or k~
   // P, and without warps that load v too, have two slots and no barriers of their own: there slots <= 2 KB.
   static constexpr int most_slots = KB == 1 ? 2 : !in_bulk || blocks > 1 ? 3 : KB == 2 ? 4 : 6;
-  static constexpr int slots = in_bulk && !outputs ? 2 * most_slots : most_slots;
-  static constexpr int images = 0;                             // [slots][step]
-  static constexpr int scores = images + slots * step;         // [2]
-  static constexpr int v = scores + (outputs ? 2 : 0);         // [2][groups]
-  static constexpr int out = v + 2 * groups;                   // [groups]
-  static constexpr int states = in_bulk ? out + groups : out;  // [groups][KB], or the tile of the output
-  static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;  // [slots][64] floats
-  static constexpr int filled = decays + slots * 256;  // barriers: of steps [slots], of v [2], of what leaves [groups]
-  static constexpr int emptied = filled + (slots + 2 + groups) * 8;
-  static constexpr int bytes = emptied + (slots + 2 + groups) * 8;
+  static constexpr int slots = by_chunk ? 2 * most_slots / KB : in_bulk && !outputs ? 2 * most_slots : most_slots;
+  static constexpr int v_slots = by_chunk ? 3 : 2;
+  static constexpr int images = 0;                      // [slots][slot]
+  static constexpr int scores = images + slots * slot;  // [2]
+  static constexpr int v = scores + (outputs ? 2 : 0);  // [v_slots][groups]
+  static constexpr int out = v + v_slots * groups;      // [groups]
+  // [groups][KB], or the tile of the output
+  static constexpr int states = in_bulk && outputs ? out + groups : out;
+  static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;
+  // [slots], of a slot's key tiles 64 floats each; then barriers: of slots, of v [v_slots], of what leaves [groups].
+  static constexpr int decay_bytes = (by_chunk ? KB : 1) * kTile * 4;
+  static constexpr int filled = decays + slots * decay_bytes;
+  static constexpr int emptied = filled + (slots + v_slots + groups) * 8;
+  static constexpr int bytes = emptied + (slots + v_slots + groups) * 8;
   // The warps that load and store are a group, which can give registers away, where the others need more than their
   // share.
   static constexpr bool gives_registers = in_bulk && (groups == 2 ? KB >= 2 : KB <= 2);
@@ -144,8 +150,8 @@ __device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t 
 template <class Core, int KB, int groups, bool outputs, bool grouped>
 __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {
-  using Plan = RecurrencePlan<Core, KB, groups, outputs>;
-  constexpr int kSlots = Plan::slots;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
+  constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
   constexpr bool kBulk = Core::copies_in_bulk;
   const std::uint32_t base = ptx::shared_address(shared);
   const int part = threadIdx.x / kGroupThreads;
@@ -232,17 +238,18 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
                   run.decay + ((chunk * p.heads + head) * run.blocks + run.first_block) * 64};
   };
   const auto load_step = [&](const Images& from, int visit, int kb, int slot) {
-    const std::uint32_t barrier = filled + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::step);
+    constexpr int kTiles = Plan::by_chunk ? KB : 1;
+    const std::uint32_t barrier = filled + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::slot);
     const bool has_scores = outputs && kb == 0 && !run.adds_parts;
     if constexpr (kBulk) {
-      Core::expect_bytes(barrier,
-                         kTileBytes * (1 + (outputs && from.read_state) + has_scores) + (from.read_state ? 256 : 0));
+      Core::expect_bytes(barrier, kTileBytes * (kTiles + (outputs && from.read_state) + has_scores) +
+                                      (from.read_state ? Plan::decay_bytes : 0));
     }
     if (from.read_state) {
       if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
-      load(base + Plan::decays + 256 * slot, from.decay + 64 * kb, 256, barrier);
+      load(base + Plan::decays + Plan::decay_bytes * slot, from.decay + 64 * kb, Plan::decay_bytes, barrier);
     }
-    load(images + tile(Plan::step - 1), from.write + kb * kTileBytes, kTileBytes, barrier);
+    load(images + tile(Plan::slot - kTiles), from.write + kb * kTileBytes, kTiles * kTileBytes, barrier);
     if (has_scores) load(base + tile(Plan::scores + (visit & 1)), from.scores, kTileBytes, barrier);
   };
   const auto load_step_and_x = [&](int visit, int kb, int slot) {  // by all threads
@@ -264,10 +271,10 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         for (int i = 0; i < count; ++i) Core::init_barrier(first + 8 * i, arrivals);
       };
       init(filled, kSlots, 1);
-      init(filled + 8 * kSlots, 2, 32);
-      init(filled + 8 * (kSlots + 2), groups, kGroupThreads);
-      init(emptied, kSlots + 2, groups * kGroupThreads);
-      init(emptied + 8 * (kSlots + 2), groups, 32);
+      init(filled + 8 * kSlots, kVSlots, 32);
+      init(filled + 8 * (kSlots + kVSlots), groups, kGroupThreads);
+      init(emptied, kSlots + kVSlots, groups * kGroupThreads);
+      init(emptied + 8 * (kSlots + kVSlots), groups, 32);
       Core::publish_barriers();
     }
   }
@@ -276,14 +283,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if (part == groups) {
       if constexpr (Plan::gives_registers) Core::template give<Plan::given>();
       const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
-      const int first_v0 = v0 - 64 * groups, visits = (end - begin) * inner;
+      const int first_v0 = v0 - 64 * groups, visits = max(end - begin, 0) * inner;
       if (role == 0) {  // brings images as soon as all have read a slot
         int slot = 0, parity = 1;
 #pragma unroll 1
         for (int visit = 0; visit < visits; ++visit) {
           const Images from = images_of(visit);
 #pragma unroll 1
-          for (int kb = 0; kb < KB; ++kb) {
+          for (int kb = 0; kb < (Plan::by_chunk ? 1 : KB); ++kb) {
             Core::wait_at(emptied + 8 * slot, parity);
             if (lane == 0) load_step(from, visit, kb, slot);
             if (++slot == kSlots) {
@@ -292,13 +299,18 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
             }
           }
         }
+        if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
+          Core::wait_at(emptied + 8 * slot, parity);
+          if (lane == 0) Core::arrive(filled + 8 * slot);
+        }
       } else if (role == 1) {  // brings v of all groups
 #pragma unroll 1
-        for (int visit = 0; visit < visits; ++visit) {
-          const int slot = visit & 1;
-          const Rows rows = x_rows(visit, first_v0);
-          Core::wait_at(emptied + 8 * (kSlots + slot), (visit >> 1 & 1) ^ 1);
-          if (load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane)) {
+        for (int visit = 0; visit < visits + (Plan::by_chunk ? 1 : 0); ++visit) {
+          const int slot = visit % kVSlots;
+          const bool there = visit < visits;  // else nothing, as above
+          const Rows rows = x_rows(there ? visit : 0, first_v0);
+          Core::wait_at(emptied + 8 * (kSlots + slot), (visit / kVSlots & 1) ^ 1);
+          if (there && load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane)) {
             Core::arrive_after_copies(filled + 8 * (kSlots + slot));
           } else {
             Core::arrive(filled + 8 * (kSlots + slot));
@@ -312,7 +324,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         for (int c = begin; c < end; ++c) {
           const bool keep = keeps(c);
           const Rows rows = out_rows(c, own_v0);
-          Core::wait_at(filled + 8 * (kSlots + 2 + of_group), (c - begin) & 1);
+          Core::wait_at(filled + 8 * (kSlots + kVSlots + of_group), (c - begin) & 1);
           if (keep && lane == 0) {
 #pragma unroll 1
             for (int kb = 0; kb < KB; ++kb)
@@ -321,7 +333,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           }
           if (stores) store_tile_by_warp(rows, out, lane);
           if (keep && lane == 0) Core::wait_for_copies_out();
-          Core::arrive(emptied + 8 * (kSlots + 2 + of_group));
+          Core::arrive(emptied + 8 * (kSlots + kVSlots + of_group));
         }
       }
       return;
@@ -369,18 +381,24 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const bool hands_over = find_v0() < V && (stores || may_keep);  // to the warp that stores
   const auto wait_until_stored = [&](int c) {                     // what the chunk before c handed over
     if constexpr (kBulk) {
-      if (hands_over) Core::wait_at(emptied + 8 * (kSlots + 2 + part), ((c - begin) & 1) ^ 1);
+      if (hands_over) Core::wait_at(emptied + 8 * (kSlots + kVSlots + part), ((c - begin) & 1) ^ 1);
     }
   };
   const auto release = [&](int slot) {  // this thread has read it
     if constexpr (kBulk) Core::arrive(emptied + 8 * slot);
   };
   float2 decay[8];  // of this thread's columns of the next key tile
-  const auto read_decays = [&](int kb, int thread) {
-    const char* from = shared + Plan::decays + 256 * slot;
+  const auto decays_of = [&](int kb) {
+    return shared + Plan::decays + Plan::decay_bytes * slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
+  };
+  const auto count_decays = [&](int kb, int thread) {
+    if constexpr (!outputs) product[kb] *= reinterpret_cast<const float*>(decays_of(kb))[thread % 64];
+  };
+  const auto read_decays = [&](int kb, int thread, float2(&decay)[8]) {
+    const char* from = decays_of(kb) + 8 * (thread % 4);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) decay[j] = *reinterpret_cast<const float2*>(from + 32 * j + 8 * (thread % 4));
-    if constexpr (!outputs) product[kb] *= reinterpret_cast<const float*>(from)[thread % 64];
+    for (int j = 0; j < 8; ++j) decay[j] = *reinterpret_cast<const float2*>(from + 32 * j);
+    if constexpr (!Plan::by_chunk) count_decays(kb, thread);
   };
   int last_slot = 0;
   const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
@@ -388,14 +406,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     const int thread = fresh_thread(), x_slot = visit & 1;
     if constexpr (kBulk) Core::wait_at(filled + 8 * (kSlots + x_slot), visit >> 1 & 1);
     wait_for_step(0);
-    if constexpr (kReads && !grouped) read_decays(0, thread);
+    if constexpr (kReads && !grouped) read_decays(0, thread, decay);
     const std::uint32_t v_tile = base + tile(Plan::v + x_slot * groups + part);
     load_operand<Stored::k_outer>(v, v_tile, thread);
     release(kSlots + x_slot);
     Core::begin(v);
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
-      const std::uint32_t q = base + tile(Plan::images) + slot * tile(Plan::step), k = q + tile(Plan::step - 1);
+      const std::uint32_t q = base + tile(Plan::images) + slot * tile(Plan::slot), k = q + tile(Plan::slot - 1);
       std::uint32_t rounded[16];
       if constexpr (kReads) {
         if (outputs || keep) to_operand(rounded, h[kb]);
@@ -407,7 +425,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
             sync_group();
           }
         }
-        if constexpr (grouped) read_decays(kb, thread);  // others ahead, in the shadow of the products
+        if constexpr (grouped) read_decays(kb, thread, decay);  // others ahead, in the shadow of the products
         scale_columns(h[kb], decay);
         if constexpr (outputs) Core::begin(rounded);
       }
@@ -429,7 +447,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       }
       if (kb + 1 < KB) {
         wait_for_step(kb + 1);
-        if constexpr (kReads && !grouped) read_decays(kb + 1, thread);
+        if constexpr (kReads && !grouped) read_decays(kb + 1, thread, decay);
       }
       Core::template wait<1>();  // what was rounded is free again, and the step before is done
       if (kb > 0) release(last_slot);
@@ -443,42 +461,104 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     release(last_slot);
     ++visit;
   };
-#pragma unroll 1
-  for (int c = begin; c < end; ++c) {
-    const bool keep = hands_over && keeps(c);
-    const auto part_of_out = [&] {
-      const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
-      return run.parts + (of * tiles_of(V) + find_v0() / 64) * (kTile * kTile);
+  // Without outputs: the state alone, all of a chunk at once. Its products follow one another while the next chunk's v
+  // and first decays are read; after the last chunk whatever lies there, so that there is no branch around products.
+  if constexpr (Plan::by_chunk) {
+    int x_slot = 0, x_parity = 0;
+    std::uint32_t next_v[16];
+    const auto read_chunk = [&](int thread) {
+      Core::wait_at(filled + 8 * slot, parity);
+      read_decays(0, thread, decay);
+      Core::wait_at(filled + 8 * (kSlots + x_slot), x_parity);
+      load_operand<Stored::k_outer>(next_v, base + tile(Plan::v + x_slot * groups + part), thread);
+      release(kSlots + x_slot);
     };
-    if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
-    start_visit(std::true_type{}, c, keep);
+    read_chunk(fresh_thread());
 #pragma unroll 1
-    for (int i = 1; grouped && i < inner; ++i) {
-      finish_visit();
-      start_visit(std::false_type{}, c, false);
-    }
-    const int thread = fresh_thread();
-    wait_until_stored(c);
-    if constexpr (outputs) {
-      Core::template wait<1>(o);
-      if (run.adds_parts && find_v0() < V) add_part(o, part_of_out(), thread);
-      if (run.ends_parts) {
-        std::uint32_t rounded[16];
-        to_operand(rounded, o);
-        put_operand<Core, true>(out_tile, rounded, thread);
-      } else if (find_v0() < V) {
-        write_part(part_of_out(), o, thread);
+    for (int c = begin; c < end; ++c) {
+      const bool keep = hands_over && keeps(c);
+      if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
+      const int thread = fresh_thread();
+#pragma unroll
+      for (int i = 0; i < 16; ++i) v[i] = next_v[i];
+      Core::begin(v);
+      const std::uint32_t images = __shfl_sync(0xffffffffu, base + tile(Plan::images + slot * Plan::slot), 0);
+#pragma unroll
+      for (int kb = 0; kb < KB; ++kb) {
+        if (keep) {
+          std::uint32_t rounded[16];
+          to_operand(rounded, h[kb]);
+          put_operand<Core, true>(state_tile(part, kb), rounded, thread);
+        }
+        count_decays(kb, thread);
+        float2 ahead[8];
+        if (kb + 1 < KB) read_decays(kb + 1, thread, ahead);
+        scale_columns(h[kb], decay);
+        Core::begin(h[kb]);
+        Core::template product<Stored::k_outer>(h[kb], v, images + tile(kb), thread);
+        Core::commit();
+        if (kb + 1 < KB) {
+          Core::template wait<1>();
+#pragma unroll
+          for (int j = 0; j < 8; ++j) decay[j] = ahead[j];
+        }
       }
-    }
-    if constexpr (kBulk) {
+      const int this_slot = slot;
+      if (++slot == kSlots) {
+        slot = 0;
+        parity ^= 1;
+      }
+      if (++x_slot == kVSlots) {
+        x_slot = 0;
+        x_parity ^= 1;
+      }
+      read_chunk(thread);
+      Core::template wait<0>(v);
+#pragma unroll
+      for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
+      release(this_slot);
+      wait_until_stored(c);
       if (keep) Core::publish();
-      if (hands_over) Core::arrive(filled + 8 * (kSlots + 2 + part));
-    } else if (stores) {
-      sync_group();
-      const Rows rows = out_rows(c, v0);
-      store_tile(rows, out_tile, aligned(rows), thread);
+      if (hands_over) Core::arrive(filled + 8 * (kSlots + kVSlots + part));
     }
-    finish_visit();
+  } else {
+#pragma unroll 1
+    for (int c = begin; c < end; ++c) {
+      const bool keep = hands_over && keeps(c);
+      const auto part_of_out = [&] {
+        const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
+        return run.parts + (of * tiles_of(V) + find_v0() / 64) * (kTile * kTile);
+      };
+      if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
+      start_visit(std::true_type{}, c, keep);
+#pragma unroll 1
+      for (int i = 1; grouped && i < inner; ++i) {
+        finish_visit();
+        start_visit(std::false_type{}, c, false);
+      }
+      const int thread = fresh_thread();
+      wait_until_stored(c);
+      if constexpr (outputs) {
+        Core::template wait<1>(o);
+        if (run.adds_parts && find_v0() < V) add_part(o, part_of_out(), thread);
+        if (run.ends_parts) {
+          std::uint32_t rounded[16];
+          to_operand(rounded, o);
+          put_operand<Core, true>(out_tile, rounded, thread);
+        } else if (find_v0() < V) {
+          write_part(part_of_out(), o, thread);
+        }
+      }
+      if constexpr (kBulk) {
+        if (keep) Core::publish();
+        if (hands_over) Core::arrive(filled + 8 * (kSlots + kVSlots + part));
+      } else if (stores) {
+        sync_group();
+        const Rows rows = out_rows(c, v0);
+        store_tile(rows, out_tile, aligned(rows), thread);
+      }
+      finish_visit();
+    }
   }
   const int thread = fresh_thread();
   if (!leads) return;
@@ -509,8 +589,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 // pass each segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as
 // wanted.
 template <class Core, int KB, int groups, bool outputs, bool grouped>
-__global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs>::threads),
-                                  (RecurrencePlan<Core, KB, groups, outputs>::blocks))
+__global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, grouped>::threads),
+                                  (RecurrencePlan<Core, KB, groups, outputs, grouped>::blocks))
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();

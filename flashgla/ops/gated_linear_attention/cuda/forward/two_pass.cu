@@ -51,7 +51,7 @@ constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
 
 template <class Core, int KB, int groups, bool outputs, bool grouped>
 void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
-  using Plan = RecurrencePlan<Core, KB, groups, outputs>;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
   const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
@@ -62,7 +62,7 @@ void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, 
 template <class Core, int KB, bool outputs>
 void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
                    int shared_memory) {
-  const bool two_groups = p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true>::bytes <= shared_memory;
+  const bool two_groups = p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true, false>::bytes <= shared_memory;
   if (run.backwards && p.group > 1) {
     launch_blocks<Core, KB, 1, outputs, true>(stream, p, run, segments);
   } else if (two_groups) {
@@ -140,7 +140,8 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
   }
   if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
 
-  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true>::bytes <= 99 * 1024);  // of capability 8.6 and 8.9
+  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false>::bytes <=
+                99 * 1024);  // of capability 8.6 and 8.9
   const std::int64_t launches = (blocks + kMostBlocks - 1) / kMostBlocks, out_heads = backwards ? heads : query_heads;
   blocks_each = static_cast<int>((blocks + launches - 1) / launches);
   if (launches > 1) {
