@@ -26,23 +26,39 @@ __device__ __forceinline__ void release_next() {
 #endif
 }
 
+// A launch's blocks: a dim3 alone, or with how many neighbours along x, a divisor of their number there, are a cluster,
+// which runs at once and whose blocks reach each other's shared memory (capability 9.0 alone).
+struct Grid {
+  Grid(dim3 size, int together = 1) : blocks(size), cluster(together) {}
+  dim3 blocks;
+  int cluster;
+};
+
 // Queues kernel(arguments...) with `shared` bytes of dynamic shared memory. Throws Error "<name>: ..." when refused.
 template <class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+void launch(const char* name, void (*kernel)(Parameters...), Grid grid, int threads, int shared, cudaStream_t stream,
             Begin begin, const Arguments&... arguments) {
   if (shared > 48 * 1024) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
   }
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
+  config.attrs = attributes;
+  if (begin == Begin::beside_previous) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(grid.cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
+  config.gridDim = grid.blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = begin == Begin::beside_previous ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), name);
 }
 

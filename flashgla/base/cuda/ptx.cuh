@@ -177,10 +177,50 @@ __device__ __forceinline__ void copy_box(std::uint32_t shared, const void* map, 
       "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
+
+// ---- clusters of blocks: shared memory of another block, at addresses that only these know ----
+
+// Where in block `rank` of the cluster lies what is at this address here.
+__device__ __forceinline__ std::uint32_t cluster_address(std::uint32_t shared, std::uint32_t rank) {
+  std::uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+// After reads that are done; with .release.cluster, for writes, it would come with a barrier for all of the GPU's
+// memory.
+__device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive_expect_cluster(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Contiguous bytes (16-byte aligned, a multiple of 16) from this block's shared memory to another's by the copy engine;
+// counted down on an mbarrier there.
+__device__ __forceinline__ void copy_bulk_cluster(std::uint32_t there, std::uint32_t shared, std::uint32_t bytes,
+                                                  std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(there),
+      "r"(shared), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// A barrier of all threads of all blocks of the cluster, in two halves. Arriving publishes nothing by itself.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// ---- asynchronous copies, shared to global ----
+
 // Contiguous bytes (16-byte aligned, a multiple of 16) from shared memory to global by the copy engine; the thread's
 // stores since the last commit are a group, and wait_read returns when all its groups have been read.
 __device__ __forceinline__ void store_bulk(void* global, std::uint32_t shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+// Likewise to a tensor map's box; what lies outside the tensor is not written.
+__device__ __forceinline__ void store_box(const void* map, int x0, int x1, int x2, int x3, std::uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
+               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(shared)
                : "memory");
 }
 __device__ __forceinline__ void store_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

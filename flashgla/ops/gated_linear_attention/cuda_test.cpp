@@ -29,9 +29,9 @@ const Device kCuda = Device::cuda(0);
 
 // The kernels are chosen by type, widths and how many blocks there are. Each of these would fall to one path on any
 // device with at most 136 multiprocessors: one pass and one kernel (136 sequence-heads of 64 channels), one pass of
-// wide heads (many, brief), two passes and chunks (wide heads, few sequences), with segments of time (one sequence),
-// tiles of f32 (f32, f16, more than 256 key channels), both sides' gates, features before and after, token by token
-// (fewer than 8 key channels).
+// wide heads (many, brief, pairs), two passes and chunks (wide heads, few sequences), with segments of time (one
+// sequence), tiles of f32 (f32, f16, more than 256 key channels), both sides' gates, features before and after, token
+// by token (fewer than 8 key channels).
 std::vector<Case> path_cases() {
   std::vector<Case> list;
   auto add = [&](std::string name, Case c) {
@@ -114,13 +114,25 @@ std::vector<Case> path_cases() {
       Case brief = narrow;  // the same however few heads
       brief.batch = brief.query_heads = brief.heads = 2;
       brief.length = 190;
-      brief.key_dim = 128;
-      brief.value_dim = 256;
-      add("brief_128_256_" + name, brief);
+      // Slices of 128 value channels gate for each other in pairs: one pair, a pair whose second slice is half beyond
+      // V, two pairs, and an odd number of slices, which do not.
+      for (const auto& [K, V] : {std::pair{128, 256}, {72, 192}, {128, 512}, {128, 384}}) {
+        if (kind == GateKind::constant && V != 256) continue;  // dg: as above
+        brief.key_dim = K;
+        brief.value_dim = V;
+        add("brief_" + std::to_string(K) + "_" + std::to_string(V) + "_" + name, brief);
+      }
       Case many_packed = packed;
       many_packed.key_dim = 48;
       many_packed.value_dim = 192;
       add("many_packed_" + name, many_packed);
+      Case pairs_packed = packed;
+      pairs_packed.lengths = {0, 200, 70, 0, 130, 300, 64};
+      pairs_packed.query_heads = 8;
+      pairs_packed.heads = 4;
+      pairs_packed.key_dim = 96;
+      pairs_packed.value_dim = 256;
+      if (kind != GateKind::constant) add("pairs_packed_" + name, pairs_packed);
       Case many_grouped = narrow;
       many_grouped.batch = 17;
       many_grouped.query_heads = 8;
@@ -327,10 +339,13 @@ TEST_P(CudaPaths, EveryElementIsFinite) {
   const CaseData data = make_data(c);
   for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
     if (device.kind != Device::Kind::cuda) return;
-    const Results actual = run(device, row.name, data, c.states, true, true);
-    for (const auto& views : {outputs_of(actual), gradients_of(actual)}) {
+    const auto expect_finite = [](const std::vector<NamedView>& views) {
       for (const NamedView& view : views) EXPECT_TRUE(testing::difference(view.view, view.view).finite) << view.name;
-    }
+    };
+    const Results actual = run(device, row.name, data, c.states, true, true);
+    expect_finite(outputs_of(actual));
+    expect_finite(gradients_of(actual));
+    expect_finite(outputs_of(run(device, row.name, data, c.states, false, false)));  // wide heads go in one pass
   });
 }
 

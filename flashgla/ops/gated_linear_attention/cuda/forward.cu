@@ -53,7 +53,7 @@ bool in_one_wide_pass(const Context& context, const Problem& p, const Params& pa
   const bool gate_fits = p.gate != GateKind::key || (p.gate_dtype == DType::bf16 && mapped(params.g));
   return params.states == nullptr && params.key_dim <= 2 * kTile && params.key_dim % 8 == 0 &&
          params.value_dim % 8 == 0 && gate_fits && mapped(params.q) && mapped(params.k) && mapped(params.v) &&
-         (fills || is_short);
+         mapped(params.o) && (fills || is_short);
 }
 
 }  // namespace

@@ -2,16 +2,19 @@
 // (sequence, query head, slice of 64 or 128 value channels), with groups of 128 threads of two kinds.
 //
 // Two groups gate. Nothing they do depends on the state, so they run ahead of those that hold it, in turns, a step of
-// one key tile each: they ask the copy engine for q, k, gates and v (tiles/row_maps.h) and make, in place of q, k and
-// the gates,
+// one key tile each: they ask the copy engine for q, k and gates (tiles/row_maps.h) and make, in their place,
 //     q~ = q 2^G     k~ = k 2^-G     P^T_ji = k~_j q~_i where i >= j, else 0     and 2^B, B: G at the chunk's end
 // (forward/gates.cuh; beyond one anchor's reach k~ = k 2^(B - G), the state decays before what is added to it instead
 // of after, and P comes by halving, tiles/halving.cuh).
 //
-// The others hold the state of 64 value channels each, transposed as in forward/recurrence.cuh, and take steps in
-// order:
+// The others hold the state of 64 value channels each, transposed as in forward/recurrence.cuh, ask for v, and take
+// steps in order:
 //     o^T = scale sum over key tiles (h^T q~^T + v^T P^T)     h^T = (h^T + v^T k~) 2^B
 // The scores are those of the step's key tile alone, so that the groups that gate never wait for each other.
+//
+// Peers: two slices of a head with two key tiles are a cluster of two blocks. Each gates one of the key tiles, its
+// groups in turns, and the copy engine gives the other block what they made, into a slot that is there for that. A
+// block takes its own step of a chunk first, then its peer's.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
@@ -22,6 +25,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kGatingGroups = 2;
+constexpr int kAskingWarps = 3;  // of each: one for q, one for k, one for gates
 
 // Where a block is in the call: the same for all threads, in shared memory, since registers are scarce.
 struct WidePlaces {
@@ -35,22 +39,33 @@ struct WidePlaces {
 };
 
 struct WideMaps {
-  RowMap q, k, g, v;
+  RowMap q, k, g, v, o;
 };
 
-// KB: key tiles; groups: of those that hold the state. Tiles of shared memory, in this order; then bytes.
-template <int KB, int groups>
+// Where a step's tiles are, and the parity of its use of the barriers there.
+struct WidePlace {
+  int slot, parity;
+};
+
+// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other.
+template <int KB, int groups, int peers>
 struct WidePlan {
-  static constexpr int slots = KB == 2 ? 6 : 4;  // of steps; each gating group has every second
-  static constexpr int chunks = slots / KB;      // of which v is there
-  // [slots][q~, k~, P^T], where q, k and gates were; then v [chunks][groups], o [groups], a triangle of ones.
-  static constexpr int v = 3 * slots;
-  static constexpr int out = v + chunks * groups;
-  static constexpr int triangle = out + groups;
-  static constexpr int decays = (triangle + 1) * kTileBytes;  // [slots][of the state before and after, B][64] floats
-  // mbarriers [slots]: what has been asked for is there, images are there, images have been read.
-  static constexpr int loaded = decays + slots * 3 * kTile * 4, filled = loaded + slots * 8,
-                       emptied = filled + slots * 8, places = emptied + slots * 8,
+  static_assert(peers == 1 || (peers == 2 && KB == 2));
+  static constexpr int own_tiles = KB / peers;  // of a chunk's key tiles, those gated here
+  // Chunks that there is room for: of steps gated here, of those that a peer gates, and of v.
+  static constexpr int own_chunks = peers > 1 ? 5 : 6 / KB, peer_chunks = 2, value_chunks = 2;
+  static constexpr int own_slots = own_chunks * own_tiles, slots = own_slots + (peers - 1) * peer_chunks;
+  // A step's slot: q~, k~, P^T (where it is gated, q, k and gates were there), the state's decay 2^B as 64 floats and
+  // whether it decays before what is added to it. A peer is given as much; then B.
+  static constexpr int decay_in_slot = 3 * kTileBytes, is_before_in_slot = decay_in_slot + kTile * 4,
+                       given_bytes = is_before_in_slot + 16, slot_bytes = decay_in_slot + 1024;
+  // [slots], then tiles: v [chunks][groups], o [groups].
+  static constexpr int v = slots * slot_bytes, out = v + value_chunks * groups * kTileBytes;
+  // mbarriers: what has been asked for is there [own_slots], the step can be taken [slots], it has been, by peers too
+  // [own_slots], v is there [groups][chunks].
+  static constexpr int loaded = out + groups * kTileBytes, filled = loaded + own_slots * 8,
+                       emptied = filled + slots * 8, v_loaded = emptied + own_slots * 8,
+                       places = v_loaded + groups * value_chunks * 8,
                        bytes = places + static_cast<int>(sizeof(WidePlaces));
   static constexpr int threads = (groups + kGatingGroups) * kGroupThreads;
   // A thread's registers: what each begins with, and after the groups that gate have given some of theirs away.
@@ -60,7 +75,25 @@ struct WidePlan {
                        state_registers = groups == 1 ? 232
                                          : KB == 1   ? 136
                                                      : 160;
+
+  // Of a chunk's step `order`, in the order in which this block takes them: key tile by key tile, its own first.
+  static __device__ __forceinline__ WidePlace place_of(int chunk, int order) {
+    const bool own = order < own_tiles;
+    const unsigned room = own ? own_chunks : peer_chunks, at = static_cast<unsigned>(anew(chunk));
+    return {static_cast<int>(own ? at % room * own_tiles + order : own_slots + at % room),
+            static_cast<int>(at / room % 2)};
+  }
+  // The block among its peers, and the key tile of its steps of that order.
+  static __device__ __forceinline__ int rank() { return static_cast<int>(fresh_block() % peers); }
+  static __device__ __forceinline__ int key_tile(int order) { return peers == 1 ? order : order ^ rank(); }
 };
+
+// own_group, as the compiler does not know it.
+__device__ __forceinline__ int fresh_group() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<unsigned>(thread) / kGroupThreads;
+}
 
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
@@ -89,20 +122,21 @@ __device__ __forceinline__ void clear_rows(std::uint32_t tile, int rows) {
   }
 }
 
-// All steps of one of the groups that gate: those of one key tile, or every second chunk where there is but one.
-template <class Core, int KB, int groups>
+// All steps of one of the groups that gate: those of one key tile, or every second chunk where the block gates but one.
+template <class Core, int KB, int groups, int peers>
 __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps, char* shared) {
-  using Plan = WidePlan<KB, groups>;
-  constexpr int kChunkStep = kGatingGroups / KB;
-  constexpr int kAhead = Plan::slots / kGatingGroups - 1;  // of the group's steps, those that are under way
+  using Plan = WidePlan<KB, groups, peers>;
+  constexpr int kChunkStep = kGatingGroups / Plan::own_tiles;
+  constexpr int kAhead = 2;                               // steps of the group that are asked for while it is at one
+  static_assert(Plan::own_chunks > kAhead * kChunkStep);  // or it would wait for what it has just handed over
   const std::uint32_t base = ptx::shared_address(shared);
   const volatile WidePlaces& at = *reinterpret_cast<const volatile WidePlaces*>(shared + Plan::places);
-  const int gating = own_group() - groups;  // which of the two
-  const int kb = KB == kGatingGroups ? gating : 0, first_chunk = KB == kGatingGroups ? 0 : gating;
-  const int chunks = (at.length + kChunk - 1) / kChunk, channel = kb * kTile;
+  const auto place_of = [](int chunk) { return Plan::place_of(chunk, kChunkStep == 1 ? fresh_group() - groups : 0); };
+  const int first_chunk = kChunkStep == 1 ? 0 : own_group() - groups;
+  const int chunks = (at.length + kChunk - 1) / kChunk;
   const bool by_token = p.gate == GateKind::constant || p.gate == GateKind::scalar;
-  const auto images_of = [&](int slot) { return base + 3 * slot * kTileBytes; };
-  const auto v_of = [&](int chunk) { return base + (Plan::v + chunk % Plan::chunks * groups) * kTileBytes; };
+  const auto find_channel = [&] { return Plan::key_tile(kChunkStep == 1 ? fresh_group() - groups : 0) * kTile; };
+  const auto images_of = [&](int slot) { return base + slot * Plan::slot_bytes; };
 
   float next_gate = 0.0f;  // of one gate a token: this thread's token of the group's next step
   const auto fetch_gate = [&](int chunk) {
@@ -112,70 +146,79 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       next_gate = token < at.length ? base_2_gate(load_as(p.gate_dtype, gates, token * p.g.token)) : 0.0f;
     }
   };
-  // A thread of each warp asks for one kind of tiles: one for all of them would be what the group waits for.
-  const auto ask_for = [&](int chunk, int slot, int parity) {
+  // A thread of each asking warp, for one kind of tiles: one for all of them would be what the group waits for.
+  const auto ask_for = [&](int chunk) {
     const int warp = fresh_thread() / 32;
-    if (chunk < chunks && fresh_thread() % 32 == 0) {
-      const std::uint32_t barrier = base + Plan::loaded + 8 * slot;
-      const bool wanted = warp < 2 || (warp == 2 ? p.gate == GateKind::key : kb == 0);
-      if (!wanted) {
+    if (chunk < chunks && warp < kAskingWarps && fresh_thread() % 32 == 0) {
+      const WidePlace place = place_of(chunk);
+      const std::uint32_t barrier = base + Plan::loaded + 8 * place.slot;
+      if (warp == 2 && p.gate != GateKind::key) {
         Core::arrive(barrier);
       } else {
-        Core::wait_at(base + Plan::emptied + 8 * slot, parity);  // what was there before has been read
-        Core::expect_bytes(barrier, (warp < 3 ? 1 : groups) * kTileBytes);
-        const RowMap& of = warp == 0 ? maps.q : warp == 1 ? maps.k : warp == 2 ? maps.g : maps.v;
-        const int head = (warp == 0 ? at.query_head : at.head) * of.head_step, batch = at.batch * of.batch_step,
-                  token = at.begin + chunk * kChunk;
-        if (warp < 3) {
-          Core::copy_box(images_of(slot) + warp * kTileBytes, &of.map, channel, token, head, batch, barrier);
-        } else {
-#pragma unroll
-          for (int part = 0; part < groups; ++part) {
-            Core::copy_box(v_of(chunk) + part * kTileBytes, &of.map, at.v0 + part * kTile, token, head, batch, barrier);
-          }
-        }
+        Core::wait_at(base + Plan::emptied + 8 * place.slot, place.parity ^ 1);  // what was there has been taken
+        Core::expect_bytes(barrier, kTileBytes);
+        const RowMap& of = warp == 0 ? maps.q : warp == 1 ? maps.k : maps.g;
+        Core::copy_box(images_of(place.slot) + warp * kTileBytes, &of.map, find_channel(), at.begin + chunk * kChunk,
+                       (warp == 0 ? at.query_head : at.head) * of.head_step, at.batch * of.batch_step, barrier);
       }
+    }
+    __syncwarp();
+  };
+  // What this group has handed over of a chunk, to the peer. By a thread of the warp that asks for nothing.
+  const auto give = [&](int chunk) {
+    if (fresh_thread() == kGroupThreads - 32) {
+      const WidePlace from = Plan::place_of(chunk, 0), to = Plan::place_of(chunk, 1);
+      Core::wait_at(base + Plan::filled + 8 * from.slot, from.parity);
+      if (chunk >= Plan::peer_chunks) {  // what was there has been taken
+        const WidePlace before = Plan::place_of(chunk - Plan::peer_chunks, 0);
+        Core::wait_at(base + Plan::emptied + 8 * before.slot, before.parity);
+      }
+      const int peer = Plan::rank() ^ 1;
+      const std::uint32_t barrier = Core::there(base + Plan::filled + 8 * to.slot, peer);
+      Core::expect_bytes_there(barrier, Plan::given_bytes);
+      Core::copy_there(Core::there(images_of(to.slot), peer), images_of(from.slot), Plan::given_bytes, barrier);
     }
     __syncwarp();
   };
 
 #pragma unroll 1
-  for (int i = 0; i < kAhead; ++i) ask_for(first_chunk + kChunkStep * i, gating + kGatingGroups * i, 1);
+  for (int i = 0; i < kAhead; ++i) ask_for(first_chunk + kChunkStep * i);
   fetch_gate(first_chunk);
+  if constexpr (peers > 1) Core::wait_for_cluster();
   // Waits for a step's tiles, and readies them.
-  const auto await = [&](int chunk, int slot, int parity) {
-    const std::uint32_t q_tile = images_of(slot), k_tile = q_tile + kTileBytes, g_tile = k_tile + kTileBytes;
+  const auto await = [&](int chunk) {
+    const WidePlace place = place_of(chunk);
+    const std::uint32_t q_tile = images_of(place.slot), k_tile = q_tile + kTileBytes, g_tile = k_tile + kTileBytes;
     if (by_token) {  // by the warps that asked for q and k, and so know that the slot has been read
       if (fresh_thread() < kTile) store_shared_4(g_tile + 4 * fresh_thread(), __float_as_uint(next_gate));
       fetch_gate(chunk + kChunkStep);
     }
-    Core::wait_at(base + Plan::loaded + 8 * slot, parity);
+    Core::wait_at(base + Plan::loaded + 8 * place.slot, place.parity);
     const int rows = at.length - chunk * kChunk;
     if (rows < kTile) {  // what lies beyond a sequence may be another one's
       clear_rows(q_tile, rows);
       clear_rows(k_tile, rows);
       if (p.gate == GateKind::key) clear_rows(g_tile, rows);
-      for (int part = 0; kb == 0 && part < groups; ++part) clear_rows(v_of(chunk) + part * kTileBytes, rows);
       Core::publish();
     }
     if (by_token || rows < kTile) sync_group();
   };
-  const std::uint32_t triangle = base + Plan::triangle * kTileBytes;
   const float to_base_2 = p.gate == GateKind::key ? kLog2E : 1.0f;
-  int slot = gating, parity = 0;
-  Accumulator sums;  // of key gates as loaded; a product asked for a step ahead
-  if (first_chunk < chunks) {
-    await(first_chunk, slot, parity);
-    Core::begin();
-    Core::template product<Stored::k_inner, Stored::k_outer, true>(sums, triangle, images_of(slot) + 2 * kTileBytes,
-                                                                   fresh_thread());
-    Core::finish(sums);
-  }
+  Accumulator sums;  // of key gates as loaded
 #pragma unroll 1
   for (int chunk = first_chunk; chunk < chunks; chunk += kChunkStep) {
+    await(chunk);
+    const int slot = place_of(chunk).slot;
     const std::uint32_t q_tile = images_of(slot), k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
-    float* const decays = reinterpret_cast<float*>(shared + Plan::decays + 3 * kTile * 4 * slot);
+    float* const decays = reinterpret_cast<float*>(shared + slot * Plan::slot_bytes + Plan::decay_in_slot);
     float* const totals = decays + 2 * kTile;
+    {
+      std::uint32_t ones[16];
+      triangle_of_ones<false>(ones, fresh_thread());
+      Core::begin(ones);
+      Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
+      Core::finish(sums);
+    }
     const int thread = fresh_thread(), column = 2 * (thread % 4);
     if (by_token) sum_tokens(sums, last_tile, thread);
     if (p.gate == GateKind::none) clear(sums);
@@ -190,48 +233,34 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     gate_by_sums<Core>(q_tile, k_tile, sums, to_base_2, thread);
     Core::publish();
     sync_group();
-    // To where the group's step before this one was.
-    const bool wraps = slot == gating;
-    ask_for(chunk + kAhead * kChunkStep, wraps ? slot + kAhead * kGatingGroups : slot - kGatingGroups,
-            wraps ? parity ^ 1 : parity);
-    const int this_slot = slot;
-    slot += kGatingGroups;
-    if (slot >= Plan::slots) {
-      slot = gating;
-      parity ^= 1;
-    }
-    if (chunk + kChunkStep < chunks) await(chunk + kChunkStep, slot, parity);
-    const std::uint32_t next_gates = images_of(slot) + 2 * kTileBytes;  // after the last step of nothing
     const float2 two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
     const bool near =
         __all_sync(0xffffffffu, two_totals.x >= -kRange && two_totals.y >= -kRange);  // alike in all warps
-    const auto put_decays = [&](float2 before, float2 after) {  // of the lane's two channels, which all warps have
+    const auto put_decay = [&](float2 sum, bool before) {  // of the lane's two channels, which all warps have
       const int thread = fresh_thread();
       if (thread >= 32) return;
-      *reinterpret_cast<float2*>(decays + 2 * thread) = before;
-      *reinterpret_cast<float2*>(decays + kTile + 2 * thread) = after;
+      *reinterpret_cast<float2*>(decays + 2 * thread) = make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
+      if (thread == 0) *reinterpret_cast<int*>(decays + kTile) = before;
     };
     const auto hand_over = [&](const std::uint32_t(&pairs)[16]) {
-      put_operand<Core>(last_tile, pairs, fresh_thread());
+      const int slot = place_of(chunk).slot;  // again: registers are scarce
+      put_operand<Core>(images_of(slot) + 2 * kTileBytes, pairs, fresh_thread());
       Core::publish();
-      Core::arrive(base + Plan::filled + 8 * this_slot);
+      Core::arrive(base + Plan::filled + 8 * slot);
     };
     std::uint32_t pairs[16];
     if (near) {
-      put_decays(make_float2(1.0f, 1.0f), make_float2(ptx::exp2(two_totals.x), ptx::exp2(two_totals.y)));
+      put_decay(two_totals, false);
       Accumulator scores;
       Core::begin();
       Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k_tile, q_tile, thread);
-      Core::commit();
-      Core::template product<Stored::k_inner, Stored::k_outer, true>(sums, triangle, next_gates, thread);
-      Core::commit();
-      Core::template wait<1>(scores);
+      Core::finish(scores);
       select_pairs<true>(pairs, scores, fresh_thread());
       hand_over(pairs);
-      Core::template wait<0>(sums);
     } else {
       const auto load_again = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
         const int stride = static_cast<int>(s.token) * 2;
+        const int channel = find_channel();
         const auto at_chunk = static_cast<std::int64_t>(chunk) * (stride * kChunk) + 2 * channel;
         load_tile(tile,
                   Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
@@ -244,30 +273,166 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       ptx::copy_async_wait<0>();
       sync_group();
       Local<std::uint32_t, 16> found;
-      gate_steep_chunk<true>(found, q_tile, k_tile, last_tile, p.gate == GateKind::key, [&](float2 sum) {
-        put_decays(make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y)), make_float2(1.0f, 1.0f));
-      });
+      gate_steep_chunk<true>(found, q_tile, k_tile, last_tile, p.gate == GateKind::key,
+                             [&](float2 sum) { put_decay(sum, true); });
       found.get(pairs);
       hand_over(pairs);
-      Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_outer, true>(sums, triangle, next_gates, fresh_thread());
-      Core::finish(sums);
     }
+    if constexpr (peers > 1) give(chunk);
+    ask_for(chunk + kAhead * kChunkStep);
   }
 }
 
-// Grid: N * H * ceil(V / (64 groups)), value slices fastest.
-template <class Core, int KB, int groups>
+// All steps, and the state, of one of the groups that hold it.
+template <class Core, int KB, int groups, int peers>
+__device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps, char* shared) {
+  using Plan = WidePlan<KB, groups, peers>;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const int part = own_group();
+  const volatile WidePlaces& at = *reinterpret_cast<const volatile WidePlaces*>(shared + Plan::places);
+  const auto find_v0 = [&] { return at.v0 + part * kTile; };
+  const int chunks = (at.length + kChunk - 1) / kChunk;
+  const auto v_tile_of = [&](int chunk) {
+    return base + Plan::v + (chunk % Plan::value_chunks * groups + part) * kTileBytes;
+  };
+  const auto v_loaded_of = [&](int chunk) {
+    return base + Plan::v_loaded + 8 * (part * Plan::value_chunks + chunk % Plan::value_chunks);
+  };
+  const auto ask_for_v = [&](int chunk) {
+    if (chunk < chunks) {
+      Core::expect_bytes(v_loaded_of(chunk), kTileBytes);
+      Core::copy_box(v_tile_of(chunk), &maps.v.map, find_v0(), at.begin + chunk * kChunk, at.head * maps.v.head_step,
+                     at.batch * maps.v.batch_step, v_loaded_of(chunk));
+    }
+  };
+  if (fresh_thread() == 0 && chunks > 0) {
+    Core::wait_at(base + Plan::loaded, 0);  // what the groups that gate begin with goes first
+#pragma unroll 1
+    for (int i = 0; i < Plan::value_chunks; ++i) ask_for_v(i);
+  }
+  if constexpr (peers > 1) Core::wait_for_cluster();
+  Accumulator h[KB];
+#pragma unroll
+  for (int i = 0; i < KB; ++i) {
+    clear(h[i]);
+    if (p.h0 != nullptr) {
+      auto* given = static_cast<float*>(const_cast<void*>(p.h0)) + at.state;
+      move_transposed_state<false>(h[i], given, p.key_dim, p.value_dim, kTile * Plan::key_tile(i), find_v0(),
+                                   fresh_thread());
+    }
+  }
+
+  const std::uint32_t out_tile = base + Plan::out + part * kTileBytes;
+  const auto decay = [&](Accumulator& h, int slot, bool before) {
+    const char* const in_slot = shared + slot * Plan::slot_bytes;
+    if ((*reinterpret_cast<const int*>(in_slot + Plan::is_before_in_slot) != 0) != before) return;
+    const char* from = in_slot + Plan::decay_in_slot + 8 * (fresh_thread() % 4);
+    float2 factors[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) factors[j] = *reinterpret_cast<const float2*>(from + 32 * j);
+    scale_columns(h, factors);
+  };
+  const auto finish_step = [&](Accumulator& h, int chunk, int order) {
+    decay(h, Plan::place_of(chunk, order).slot, false);
+    if (order < Plan::own_tiles) {
+      Core::arrive(base + Plan::emptied + 8 * Plan::place_of(chunk, order).slot);
+    } else if (chunk + Plan::peer_chunks < chunks) {  // what nobody waits for could come after the peer's end
+      __syncwarp();
+      if (fresh_thread() % 32 == 0) {
+        Core::arrive_there(Core::there(base + Plan::emptied + 8 * Plan::place_of(chunk, 0).slot, Plan::rank() ^ 1));
+      }
+    }
+  };
+#pragma unroll 1
+  for (int c = 0; c < chunks; ++c) {
+    const int thread = fresh_thread(), rows = min(at.length - c * kChunk, kChunk);
+    Accumulator o;
+    std::uint32_t v[16];
+    Core::wait_at(v_loaded_of(c), c / Plan::value_chunks % 2);
+    if (rows < kChunk) {  // what lies beyond a sequence may be another one's
+      clear_rows(v_tile_of(c), rows);
+      sync_group();
+    }
+    load_operand<Stored::k_outer>(v, v_tile_of(c), thread);
+    Core::begin(v);
+#pragma unroll
+    for (int i = 0; i < KB; ++i) {
+      const WidePlace place = Plan::place_of(c, i);
+      Core::wait_at(base + Plan::filled + 8 * place.slot, place.parity);
+      const std::uint32_t q = base + place.slot * Plan::slot_bytes, k = q + kTileBytes, scores = k + kTileBytes;
+      std::uint32_t rounded[16];
+      to_operand(rounded, h[i]);
+      decay(h[i], place.slot, true);
+      Core::begin(rounded, h[i]);
+      i == 0 ? Core::template product<Stored::k_inner, true>(o, rounded, q, thread)
+             : Core::template product<Stored::k_inner>(o, rounded, q, thread);
+      // All but the last are waited for until what was rounded is free again, the last until o is there.
+      if (i + 1 < KB) Core::commit();
+      Core::template product<Stored::k_outer>(o, v, scores, thread);
+      if (i + 1 == KB) Core::commit();
+      Core::template product<Stored::k_outer>(h[i], v, k, thread);
+      Core::commit();
+      if (i + 1 < KB) {
+        Core::template wait<1>();
+      } else {
+        Core::template wait<1>(o);
+        if constexpr (KB > 1) {
+          Core::template wait<1>(h[0]);
+          finish_step(h[0], c, 0);
+        }
+      }
+    }
+    std::uint32_t rounded[16];
+    scale_rows(o, p.scale, p.scale);
+    to_operand(rounded, o);
+    if (fresh_thread() == 0) Core::wait_for_copies_out();
+    sync_group();  // the chunk's v and o of the one before have been read
+    put_operand<Core, true>(out_tile, rounded, thread);
+    Core::publish();
+    sync_group();
+    if (rows == kChunk) {
+      if (fresh_thread() == 0) {
+        Core::copy_box_out(&maps.o.map, find_v0(), at.begin + c * kChunk, at.query_head * maps.o.head_step,
+                           at.batch * maps.o.batch_step, out_tile);
+        Core::commit_copies_out();
+        ask_for_v(c + Plan::value_chunks);
+      }
+    } else {  // what lies beyond a sequence may be another one's
+      const int stride = static_cast<int>(p.o.token) * 2;
+      store_tile(Rows{static_cast<const char*>(p.o.data) + at.o + static_cast<std::int64_t>(c) * (stride * kChunk) +
+                          2 * part * kTile,
+                      stride, rows, p.value_dim - at.v0 - part * kTile},
+                 out_tile, true, fresh_thread());
+    }
+    Core::template wait<0>(v);
+#pragma unroll
+    for (int i = 0; i < KB; ++i) Core::template wait<0>(h[i]);
+    finish_step(h[KB - 1], c, KB - 1);
+  }
+  if (fresh_thread() == 0) Core::wait_for_copies_out();
+  if (p.ht == nullptr || at.query_head % p.group != 0) return;
+  float* const wanted = static_cast<float*>(p.ht) + at.state;
+#pragma unroll
+  for (int i = 0; i < KB; ++i) {
+    move_transposed_state<true>(h[i], wanted, p.key_dim, p.value_dim, kTile * Plan::key_tile(i), find_v0(),
+                                fresh_thread());
+  }
+}
+
+// Grid: N * H * ceil(V / (64 groups)), value slices fastest; clusters of `peers`.
+template <class Core, int KB, int groups, int peers>
 __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& maps, char* shared) {
-  using Plan = WidePlan<KB, groups>;
-  constexpr int kSlots = Plan::slots;
+  using Plan = WidePlan<KB, groups, peers>;
   const std::uint32_t base = ptx::shared_address(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kSlots; ++i) {
-      Core::init_barrier(base + Plan::loaded + 8 * i, kGroupThreads / 32);
+    for (int i = 0; i < Plan::own_slots; ++i) {
+      Core::init_barrier(base + Plan::loaded + 8 * i, kAskingWarps);
       Core::init_barrier(base + Plan::filled + 8 * i, kGroupThreads);
-      Core::init_barrier(base + Plan::emptied + 8 * i, groups * kGroupThreads);
+      // All threads of this block's groups, and one of each warp of a peer's.
+      Core::init_barrier(base + Plan::emptied + 8 * i, groups * (kGroupThreads + (peers - 1) * (kGroupThreads / 32)));
     }
+    for (int i = Plan::own_slots; i < Plan::slots; ++i) Core::init_barrier(base + Plan::filled + 8 * i, 1);
+    for (int i = 0; i < groups * Plan::value_chunks; ++i) Core::init_barrier(base + Plan::v_loaded + 8 * i, 1);
     Core::publish_barriers();
     const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups), v0 = blockIdx.x % slices * 64 * groups;
     const int query_head = blockIdx.x / slices % (p.heads * p.group), head = query_head / p.group;
@@ -289,113 +454,26 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
         query_head,
         head};
   }
-  if (own_group() == 0) {
-    std::uint32_t ones[16];
-    triangle_of_ones<false>(ones, fresh_thread());
-    put_operand<Core>(base + Plan::triangle * kTileBytes, ones, fresh_thread());
-    Core::publish();
-  }
   __syncthreads();
-  const int part = own_group();
-  if (part >= groups) {
+  if constexpr (peers > 1) Core::arrive_at_cluster();  // each waits before it reaches for the peer
+  if (own_group() >= groups) {
     Core::template give<Plan::gating_registers>();
-    return gate_steps<Core, KB, groups>(p, maps, shared);
+    gate_steps<Core, KB, groups, peers>(p, maps, shared);
+  } else {
+    Core::template take<Plan::state_registers>();
+    hold_state<Core, KB, groups, peers>(p, maps, shared);
   }
-  Core::template take<Plan::state_registers>();
-
-  const volatile WidePlaces& at = *reinterpret_cast<const volatile WidePlaces*>(shared + Plan::places);
-  const auto find_v0 = [&] { return at.v0 + part * kTile; };
-  const int chunks = (at.length + kChunk - 1) / kChunk;
-  Accumulator h[KB];
-#pragma unroll
-  for (int kb = 0; kb < KB; ++kb) {
-    clear(h[kb]);
-    if (p.h0 != nullptr) {
-      auto* given = static_cast<float*>(const_cast<void*>(p.h0)) + at.state;
-      move_transposed_state<false>(h[kb], given, p.key_dim, p.value_dim, kTile * kb, find_v0(), fresh_thread());
-    }
-  }
-
-  const std::uint32_t out_tile = base + (Plan::out + part) * kTileBytes;
-  const auto decay = [&](Accumulator& h, int slot, int which) {
-    const char* from = shared + Plan::decays + (3 * slot + which) * (kTile * 4) + 8 * (fresh_thread() % 4);
-    float2 factors[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) factors[j] = *reinterpret_cast<const float2*>(from + 32 * j);
-    scale_columns(h, factors);
-  };
-  const auto finish_step = [&](Accumulator& h, int slot) {
-    decay(h, slot, 1);
-    Core::arrive(base + Plan::emptied + 8 * slot);
-  };
-  const auto before = [](int slot) { return slot > 0 ? slot - 1 : kSlots - 1; };
-  int slot = 0, parity = 0;
-#pragma unroll 1
-  for (int c = 0; c < chunks; ++c) {
-    const int thread = fresh_thread();
-    Accumulator o;
-    std::uint32_t v[16];
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) {
-      Core::wait_at(base + Plan::filled + 8 * slot, parity);
-      const std::uint32_t q = base + 3 * slot * kTileBytes, k = q + kTileBytes, scores = k + kTileBytes;
-      if (kb == 0) {
-        load_operand<Stored::k_outer>(v, base + (Plan::v + c % Plan::chunks * groups + part) * kTileBytes, thread);
-        Core::begin(v);
-      }
-      std::uint32_t rounded[16];
-      to_operand(rounded, h[kb]);
-      decay(h[kb], slot, 0);
-      Core::begin(rounded, h[kb]);
-      kb == 0 ? Core::template product<Stored::k_inner, true>(o, rounded, q, thread)
-              : Core::template product<Stored::k_inner>(o, rounded, q, thread);
-      Core::template product<Stored::k_outer>(o, v, scores, thread);
-      Core::commit();
-      Core::template product<Stored::k_outer>(h[kb], v, k, thread);
-      Core::commit();
-      if (kb + 1 < KB) {
-        Core::template wait<1>();  // what was rounded is free again
-      } else {
-        Core::template wait<1>(o);
-        if constexpr (KB > 1) {
-          Core::template wait<1>(h[0]);
-          finish_step(h[0], before(slot));
-        }
-      }
-      if (++slot == kSlots) {
-        slot = 0;
-        parity ^= 1;
-      }
-    }
-    std::uint32_t rounded[16];
-    scale_rows(o, p.scale, p.scale);
-    to_operand(rounded, o);
-    sync_group();  // the chunk before has been read
-    put_operand<Core, true>(out_tile, rounded, thread);
-    sync_group();
-    const int stride = static_cast<int>(p.o.token) * 2, left = at.length - c * kChunk;
-    const Rows rows{
-        static_cast<const char*>(p.o.data) + at.o + static_cast<std::int64_t>(c) * (stride * kChunk) + 2 * part * kTile,
-        stride, left < kChunk ? left : kChunk, p.value_dim - at.v0 - part * kTile};
-    store_tile(rows, out_tile, aligned(rows), fresh_thread());
-    Core::template wait<0>(v);
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
-    finish_step(h[KB - 1], before(slot));
-  }
-  if (p.ht == nullptr || at.query_head % p.group != 0) return;
-  float* const wanted = static_cast<float*>(p.ht) + at.state;
-#pragma unroll
-  for (int kb = 0; kb < KB; ++kb) {
-    move_transposed_state<true>(h[kb], wanted, p.key_dim, p.value_dim, kTile * kb, find_v0(), fresh_thread());
+  if constexpr (peers > 1) {  // a block's shared memory is there until its peer is done with it
+    Core::arrive_at_cluster();
+    Core::wait_for_cluster();
   }
 }
 
-template <class Core, int KB, int groups>
-__global__ void __launch_bounds__((WidePlan<KB, groups>::threads), 1)
+template <class Core, int KB, int groups, int peers>
+__global__ void __launch_bounds__((WidePlan<KB, groups, peers>::threads), 1)
     wide_forward_kernel(const __grid_constant__ Params p, const __grid_constant__ WideMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) wide_forward<Core, KB, groups>(p, maps, shared);
+  if constexpr (Core::available) wide_forward<Core, KB, groups, peers>(p, maps, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

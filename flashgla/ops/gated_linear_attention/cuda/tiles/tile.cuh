@@ -312,9 +312,29 @@ struct TensorCore90 {
                                                   int batch, std::uint32_t barrier) {
     ptx::copy_box(to, map, channel, token, head, batch, barrier);
   }
+  // And from a tile to memory, as copy_out: what lies outside the tensor is not written.
+  static __device__ __forceinline__ void copy_box_out(const void* map, int channel, int token, int head, int batch,
+                                                      std::uint32_t from) {
+    ptx::store_box(map, channel, token, head, batch, from);
+  }
   static __device__ __forceinline__ void wait_at(std::uint32_t barrier, int parity) {
     ptx::mbarrier_wait(barrier, parity);
   }
+  // Blocks of a cluster. There: where in the block of that rank lies what is at this address here.
+  static __device__ __forceinline__ std::uint32_t there(std::uint32_t address, int rank) {
+    return ptx::cluster_address(address, static_cast<std::uint32_t>(rank));
+  }
+  static __device__ __forceinline__ void arrive_there(std::uint32_t barrier) { ptx::mbarrier_arrive_cluster(barrier); }
+  static __device__ __forceinline__ void expect_bytes_there(std::uint32_t barrier, int bytes) {
+    ptx::mbarrier_arrive_expect_cluster(barrier, bytes);
+  }
+  static __device__ __forceinline__ void copy_there(std::uint32_t to, std::uint32_t from, int bytes,
+                                                    std::uint32_t barrier) {
+    ptx::copy_bulk_cluster(to, from, bytes, barrier);
+  }
+  // All their threads, in two halves: who waits finds the barriers that were published before. Nothing else is ordered.
+  static __device__ __forceinline__ void arrive_at_cluster() { ptx::cluster_arrive(); }
+  static __device__ __forceinline__ void wait_for_cluster() { ptx::cluster_wait(); }
   // Arrives when what this thread has asked for by copy_async is there.
   static __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
     ptx::mbarrier_arrive_after_copies(barrier);
