@@ -47,8 +47,9 @@ struct ChannelsShared {
   static constexpr int beyond = triangles + Triangles::bytes;  // [parity of the chunk][64]: dh h at its end
   static constexpr int sums = beyond + 2 * kTile * 4;          // [8 warps][64]: of gates, for steep chunks
   static constexpr int places = sums + kFusedWarps * kTile * 4;
-  static constexpr int rows = places + 3 * Places::count * 8;  // [parity of the chunk]: its tokens
-  static constexpr int total = rows + 2 * 4;
+  static constexpr int rows = places + 3 * Places::count * 8;   // [parity of the chunk]: its tokens
+  static constexpr int index = rows + 2 * 4, last = index + 4;  // with mma.sync: of the chunk under way, of the last
+  static constexpr int total = last + 4;
 };
 
 // E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
@@ -133,6 +134,13 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), last = chunks - 1;
   const std::uint32_t base = ptx::shared_address(shared);
   const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
+  // With mma.sync there are no registers for where the walk is: it lies in shared memory too.
+  const auto last_chunk = [&] {
+    return again<Core>(last, [&] { return static_cast<int>(load_shared_4(base + Layout::last)); });
+  };
+  const auto put_index = [&](int index) {
+    if constexpr (std::is_same_v<Core, TensorCore80>) store_shared_4(base + Layout::index, index);
+  };
   const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
   const std::uint32_t x_tile = base + Layout::x, beyond = base + Layout::beyond, triangles = base + Layout::triangles;
   const auto stage_of = [&](int index) { return base + (index & 1) * Layout::stage; };
@@ -164,7 +172,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     start(Places::dv, f.gradients.dv, last);
     start(Places::dg, f.gradients.dg, last);
     store_shared_4(rows_place(last), rows_of_last);
+    put_index(last);
+    if constexpr (std::is_same_v<Core, TensorCore80>) store_shared_4(base + Layout::last, last);
   }
+  if constexpr (std::is_same_v<Core, TensorCore80>) __syncthreads();
 
   // The first group copies q, do and g, the second k, v and h.
   const auto load_from = [&](int index, int rows, const char* first, const char* second, const char* third) {
@@ -184,9 +195,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   };
   // q or k of the chunk under way once more, as they are.
   const auto reload = [&](int index) {
-    const Places::Tensor tensor = first_group ? Places::q : Places::k;
+    const bool queries = again<Core>(first_group, in_first_group);
+    const Places::Tensor tensor = queries ? Places::q : Places::k;
     const auto step = static_cast<std::int64_t>(Places::load(places.at(0, 2 * Places::count + tensor)));  // bytes
-    copy_tile(stage_of(index) + (first_group ? Layout::q : Layout::k),
+    copy_tile(stage_of(index) + (queries ? Layout::q : Layout::k),
               reinterpret_cast<const __nv_bfloat16*>(places.get<char>(index, tensor) + step),
               static_cast<int>(step / (kChunk * 2)), rows_in(index), p.key_dim, fresh_thread());
     ptx::copy_async_commit();
@@ -222,7 +234,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
 #pragma unroll
       for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += held[i] * ht[i];
     }
-    put_beyond(last, make_float2(sums[0], sums[1]));
+    put_beyond(last_chunk(), make_float2(sums[0], sums[1]));
   } else {
     clear(held);
   }
@@ -240,12 +252,12 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   const auto negated = [&] { return p.scale < 0.0f && first_group; };
 
 #pragma unroll 1
-  for (int index = last;; --index) {
+  for (int index = last_chunk();; --index) {
     ptx::copy_async_wait<0>();
     Core::publish();
     __syncthreads();  // all tiles are there, and E of the chunk after
 
-    if (index < last) {  // dv and dg of the chunk after
+    if (index < last_chunk()) {  // dv and dg of the chunk after
       const int after = index + 1, rows = rows_in(after);
       const std::uint32_t stage = stage_of(after);
       if (first_group) {
@@ -271,7 +283,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         });
         __syncwarp();
         store_tile_rows(stage + Layout::g, places.get<__nv_bfloat16>(after, Places::dg),
-                        static_cast<int>(f.gradients.dg.token), rows, p.key_dim);
+                        static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_again<Core>(fresh_thread()));
       }
     }
     if (index < 0) break;
@@ -319,55 +331,86 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
                 places.get<char>(index, first_group ? Places::g : Places::states));
     }
 
+    const auto index_now = [&] {
+      return again<Core>(index, [&] { return static_cast<int>(load_shared_4(base + Layout::index)); });
+    };
     Accumulator d;  // of the first group dq, of the second dk
     {
-      const int thread = fresh_thread();
-      const std::uint32_t stage = stage_of(index);
+      const int thread = thread_again<Core>(fresh_thread());
+      const std::uint32_t stage = stage_of(index_now());
       const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o,
                           v = stage + Layout::v, h = stage + Layout::h;
       if (!steep) {
-        std::uint32_t pairs[16];  // [query][key] in the first group, and [key][query] in the second
-        if (first_group) {
+        std::uint32_t pairs[16] = {};  // [query][key] in the first group, and [key][query] in the second
+        if constexpr (std::is_same_v<Core, TensorCore80>) {
+          // One product at a time, in a loop, for unrolled ptxas has both under way, and one code for both groups. The
+          // first group's scores come before its pairs.
           std::uint32_t scores[16];
-          {
-            Accumulator s, a;  // [key][query], [query][key]
-            Core::begin();
-            Core::template product<k_inner, k_inner, true, kLoads>(s, k, q, thread_again<Core>(thread));
-            Core::template product<k_inner, k_inner, true, kLoads>(a, d_o, v, thread_again<Core>(thread));
-            Core::finish(s, a);
-            select_pairs<true>(scores, s, thread);
-            select_pairs<false>(pairs, a, thread);
-          }
-          Core::begin(scores);
-          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
-          Core::template product<k_outer>(held, scores, d_o, thread_again<Core>(thread));
-          Core::finish(held);
-          Core::begin(pairs);
-          Core::template product<k_inner, k_inner, true, kLoads>(d, d_o, h, thread_again<Core>(thread));
-          Core::template product<k_outer>(d, pairs, k, thread_again<Core>(thread));
-          Core::finish(d);
-        } else {
-          scale_rows(held, decay.x, decay.y);
-          {
+          const std::uint32_t own = first_group ? d_o : v, other = first_group ? v : d_o;
+#pragma unroll 1
+          for (bool of_scores = first_group;; of_scores = false) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) scores[i] = pairs[i];
             Accumulator a;
-            Core::begin();
-            Core::template product<k_inner, k_inner, true, kLoads>(a, v, d_o, thread_again<Core>(thread));
-            Core::finish(a);
-            select_pairs<true>(pairs, a, thread);
+            Core::template product<k_inner, k_inner, true, kLoads>(a, of_scores ? k : own, of_scores ? q : other,
+                                                                   thread_again<Core>(thread));
+            select_pairs(pairs, a, of_scores || !first_group, thread_again<Core>(thread));
+            if (!of_scores) break;
           }
-          Core::begin(pairs, held);
-          Core::template product<k_inner, k_inner, true, kLoads>(d, v, x_tile, thread_again<Core>(thread));
-          Core::template product<k_outer>(d, pairs, q, thread_again<Core>(thread));
-          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
-          Core::finish(d, held);
-          put_beyond(index - 1, dot_rows(h, held, thread));
+          if (first_group) {
+            Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
+            Core::template product<k_outer, false, kLoads>(held, scores, d_o, thread_again<Core>(thread));
+          } else {
+            scale_rows(held, decay.x, decay.y);
+            Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
+          }
+          Core::template product<k_inner, k_inner, true, kLoads>(d, own, first_group ? h : x_tile,
+                                                                 thread_again<Core>(thread));
+          Core::template product<k_outer, false, kLoads>(d, pairs, first_group ? k : q, thread_again<Core>(thread));
+          if (!first_group) put_beyond(index_now() - 1, dot_rows(h, held, thread_again<Core>(thread)));
+        } else {
+          if (first_group) {
+            std::uint32_t scores[16];
+            {
+              Accumulator s, a;  // [key][query], [query][key]
+              Core::begin();
+              Core::template product<k_inner, k_inner, true>(s, k, q, thread);
+              Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+              Core::finish(s, a);
+              select_pairs<true>(scores, s, thread);
+              select_pairs<false>(pairs, a, thread);
+            }
+            Core::begin(scores);
+            Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
+            Core::template product<k_outer>(held, scores, d_o, thread);
+            Core::finish(held);
+            Core::begin(pairs);
+            Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
+            Core::template product<k_outer>(d, pairs, k, thread);
+            Core::finish(d);
+          } else {
+            scale_rows(held, decay.x, decay.y);
+            {
+              Accumulator a;
+              Core::begin();
+              Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+              Core::finish(a);
+              select_pairs<true>(pairs, a, thread);
+            }
+            Core::begin(pairs, held);
+            Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
+            Core::template product<k_outer>(d, pairs, q, thread);
+            Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+            Core::finish(d, held);
+            put_beyond(index - 1, dot_rows(h, held, thread));
+          }
         }
       } else {
         // scale q 2^b and k 2^(sum of later gates) instead, and dh before its decay.
         const int warp = thread / 32 + (first_group ? 0 : 4), lane = thread % 32;
         Local<std::uint32_t, 16> steep_pairs, steep_scores;
         Local<float, 32> products, others;
-        reload(index);
+        reload(index_now());
         const char* gates = shared + (stage - base) + Layout::g;
         float* totals = reinterpret_cast<float*>(shared + Layout::sums);
         const GateColumns<GateTile::narrow, kFusedWarps> columns{gates, totals, warp, lane};
@@ -417,31 +460,33 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           Core::begin(held);
           Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
           Core::finish(held);
-          put_beyond(index - 1, dot_rows(h, held, fresh_thread()));
+          put_beyond(index_now() - 1, dot_rows(h, held, fresh_thread()));
         }
         __syncthreads();  // v, h, x, q~ and k~ are done with
-        reload(index);
+        reload(index_now());
         __syncthreads();
         others.put(held);
         const int v_at = static_cast<int>(v - base);
         finish_steep_group<GateTile::narrow>(first_group, products, steep_scores, steep_pairs, q, k, x_tile,
                                              FloatTile{shared, v_at, v_at}, gates, totals, p.scale);
-        products.get(d);
         others.get(held);
         if (first_group) {
           std::uint32_t scores[16];
           steep_scores.get(scores);
           Core::begin(scores, held);
-          Core::template product<k_outer>(held, scores, stage_of(index) + Layout::d_o, fresh_thread());
+          Core::template product<k_outer>(held, scores, stage_of(index_now()) + Layout::d_o,
+                                          thread_again<Core>(fresh_thread()));
           Core::finish(held);
-          scale_rows(d, p.scale, p.scale);
         }
+        products.get(d);
+        if (first_group) scale_rows(d, p.scale, p.scale);
       }
     }
+    index = index_now();
     __syncthreads();  // the operands have been read
 
     {
-      const int rows = rows_in(index), thread = fresh_thread();
+      const int rows = rows_in(index), thread = thread_again<Core>(fresh_thread());
       const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
       const std::uint32_t tile = stage + Layout::q + group, room = first_group ? stage + Layout::h : x_tile;
       const std::uint32_t gates[1] = {stage + Layout::g};
@@ -462,7 +507,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       }
       if (first_group && thread < 32) {
         places.step_back(index, thread);
-        if (thread == 0) store_shared_4(rows_place(index - 1), kChunk);
+        if (thread == 0) {
+          store_shared_4(rows_place(index - 1), kChunk);
+          put_index(index - 1);
+        }
       }
     }
   }

@@ -245,12 +245,13 @@ struct TensorCore80 {
     ((product<Stored::k_inner, Stored::k_inner>(d, a_tile, b_tiles, thread), b_tiles += kTileBytes), ...);
   }
   // a: an accumulator rounded to bf16.
-  template <Stored b_stored, bool kFresh = false>
+  template <Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
                                                  int thread) {
     if constexpr (kFresh) clear(d);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
+      if (kLoads == Loads::in_turn && k16 % 2 == 0) __syncwarp();
       const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
@@ -421,7 +422,7 @@ struct TensorCore90 {
           : "l"(a), "l"(b));
     }
   }
-  template <Stored b_stored, bool kFresh = false>
+  template <Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
                                                  int) {
 #pragma unroll
@@ -478,9 +479,11 @@ __device__ __forceinline__ T again(const T& known, Find find) {
     return known;
   }
 }
+// So the thread within its group, which a whole warp asks for together: what depends on fresh_thread's special register
+// ptxas finds to be the same again, and holds or spills it; through a shuffle it does not see.
 template <class Core>
 __device__ __forceinline__ int thread_again(int thread) {
-  return again<Core>(thread, fresh_thread);
+  return again<Core>(thread, [] { return __shfl_xor_sync(0xffffffffu, threadIdx.x, 0) & (kGroupThreads - 1); });
 }
 
 // How the kernels of a call after its first are launched.
