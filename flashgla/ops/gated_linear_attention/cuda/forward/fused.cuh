@@ -129,7 +129,7 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
   {
     Accumulator s;
     clear(s);
-    TensorCore80::product<Stored::k_inner, Stored::k_inner>(s, q, k, thread);
+    TensorCore80::product<Stored::k_inner, Stored::k_inner, false, Loads::in_turn>(s, q, k, thread);
     products.put(s);
   }
   sync_group();
@@ -246,7 +246,8 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   };
   const auto write_states = [&](int thread) {
     store_tile_image(static_cast<char*>(p.states) + static_cast<std::int64_t>(states_next) * unit, h_tile, thread);
-    states_next += static_cast<Place>(anew(p.heads) * p.state_bytes() / unit);
+    // p.state_bytes() a head, of one tile of keys.
+    states_next += static_cast<Place>(anew(p.heads) * tiles_of(alike_again<Core>(p.value_dim)) * (kImageBytes / unit));
   };
   // Of tokens 2 lane and 2 lane + 1 of the next chunk.
   const auto token_gates = [&](int rows) {
@@ -347,18 +348,23 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
         o_scale = token_scales(sums);
         gate_values(v, sums, thread);
       } else {
-        const float2 constant =
-            make_float2(2 * lane < left ? constant_gate : 0.0f, 2 * lane + 1 < left ? constant_gate : 0.0f);
         Local<float, 32> state;
         Local<Place, 6> walk;
         state.put(h);
         walk.put(places);
-        Local<float, 2> ahead;
-        float next[] = {next_gates.x, next_gates.y};
-        ahead.put(next);
-        gate_steep_tokens(steep_scores, q, k, gate == FusedGate::constant ? constant : gates, fresh_thread());
-        ahead.get(next);
-        next_gates = make_float2(next[0], next[1]);
+        if constexpr (gate == FusedGate::constant) {
+          const float each = alike_again<Core>(constant_gate);
+          gate_steep_tokens(steep_scores, q, k,
+                            make_float2(2 * lane < left ? each : 0.0f, 2 * lane + 1 < left ? each : 0.0f),
+                            fresh_thread());
+        } else {
+          Local<float, 2> ahead;
+          float next[] = {next_gates.x, next_gates.y};
+          ahead.put(next);
+          gate_steep_tokens(steep_scores, q, k, gates, fresh_thread());
+          ahead.get(next);
+          next_gates = make_float2(next[0], next[1]);
+        }
         state.get(h);
         walk.get(places);
       }
@@ -376,30 +382,48 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Core::begin(h);
     Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_again<Core>(thread));
     Core::commit();
-    Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_again<Core>(thread));
+    const auto step_state = [&] {
+      Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_again<Core>(thread));
+    };
+    const auto decay_state = [&] {
+      if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
+        const TokenSums sums = constant_sums(alike_again<Core>(constant_gate), min(alike_again<Core>(left), kChunk),
+                                             thread_again<Core>(thread));
+        decay.x = decay.y = ptx::exp2(sums.total);
+        o_scale = one_anchor ? token_scales(sums) : make_float2(p.scale, p.scale);
+      }
+      if (one_anchor) scale_rows(h, decay.x, decay.y);
+    };
+    // With wgmma the state is stepped while scores are selected; with mma.sync before there is an accumulator of o.
+    constexpr bool kAsynchronous = !std::is_same_v<Core, TensorCore80>;
+    if constexpr (kAsynchronous) step_state();
     Core::commit();
     Core::template wait<1>(s);
     select_pairs<false>(scores, s, thread);
     if (!one_anchor) steep_scores.get(scores);
+    if constexpr (!kAsynchronous) {
+      step_state();
+      decay_state();
+    }
     Accumulator o;
     Core::begin(scores);
-    Core::template product<k_inner, k_outer, true, kLoads>(o, q, h_tile, thread_again<Core>(thread));
-    Core::template product<k_outer>(o, scores, v, thread_again<Core>(thread));
-    Core::commit();
-    Core::template wait<1>(h);
-    if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
-      const TokenSums sums = constant_sums(constant_gate, rows_here(), fresh_thread());
-      decay.x = decay.y = ptx::exp2(sums.total);
-      if (one_anchor) o_scale = token_scales(sums);
+    if constexpr (kAsynchronous) {
+      Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
+      Core::template product<k_outer>(o, scores, v, thread);
+      Core::commit();
+      Core::template wait<1>(h);
+      decay_state();
+    } else {
+      Core::template product<k_outer, true, kLoads>(o, scores, v, thread_again<Core>(thread));
+      Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_again<Core>(thread));
     }
-    if (one_anchor) scale_rows(h, decay.x, decay.y);
     Core::template wait<0>(o);
     __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
     if constexpr (key) {
       if (left > kChunk) load(v, v_next, p.v, rows_next(), V - v0);
       ptx::copy_async_commit();
     }
-    const int mover = fresh_thread();
+    const int mover = thread_again<Core>(fresh_thread());
     put_rounded<Core>(h_tile, h, mover);
     scale_rows(o, o_scale.x, o_scale.y);
     put_rounded<Core>(q, o, mover);

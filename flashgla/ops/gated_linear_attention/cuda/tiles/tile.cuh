@@ -251,7 +251,7 @@ struct TensorCore80 {
     if constexpr (kFresh) clear(d);
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      if (kLoads == Loads::in_turn && k16 % 2 == 0) __syncwarp();
+      if (kLoads == Loads::in_turn) __syncwarp();
       const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
@@ -479,11 +479,20 @@ __device__ __forceinline__ T again(const T& known, Find find) {
     return known;
   }
 }
-// So the thread within its group, which a whole warp asks for together: what depends on fresh_thread's special register
-// ptxas finds to be the same again, and holds or spills it; through a shuffle it does not see.
+// Likewise the thread within its group, and what is the same in all lanes; a whole warp asks for them together. ptxas
+// sees that arithmetic on special registers and parameters is the same again, and holds or spills what comes of it, but
+// not through a shuffle.
 template <class Core>
 __device__ __forceinline__ int thread_again(int thread) {
-  return again<Core>(thread, [] { return __shfl_xor_sync(0xffffffffu, threadIdx.x, 0) & (kGroupThreads - 1); });
+  return again<Core>(thread, [] {
+    int same;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, 0, 31, -1;" : "=r"(same) : "r"(threadIdx.x));
+    return same & (kGroupThreads - 1);
+  });
+}
+template <class Core, class T>
+__device__ __forceinline__ T alike_again(T x) {
+  return again<Core>(x, [x] { return __shfl_sync(0xffffffffu, x, 0); });
 }
 
 // How the kernels of a call after its first are launched.
