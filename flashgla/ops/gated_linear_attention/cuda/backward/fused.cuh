@@ -313,12 +313,29 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     int thread = fresh_thread();
     if constexpr (kGroup == 0) {
       Accumulator dv, pairs;  // pairs: [query][key]
-      std::uint32_t operand[16];
-      if (!steep) {
+      std::uint32_t operand[16] = {};
+      if (!steep && std::is_same_v<Core, TensorCore80>) {
+        // One product at a time, in a loop, for unrolled ptxas has both under way: scores, then pairs.
+        std::uint32_t scores_operand[16];
+#pragma unroll 1
+        for (bool of_scores = true;; of_scores = false) {
+#pragma unroll
+          for (int i = 0; i < 16; ++i) scores_operand[i] = operand[i];
+          Core::template product<k_inner, k_inner, true, kLoads>(
+              pairs, of_scores ? k_tile : do_tile, of_scores ? q_tile : v_tile, thread_again<Core>(thread));
+          select_pairs(operand, pairs, of_scores, thread_again<Core>(thread));
+          if (!of_scores) break;
+        }
+        Core::template product<k_outer, true, kLoads>(dv, scores_operand, do_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_outer, false, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        store_dv(dv);
+        Core::template product<k_outer, true, kLoads>(d, operand, k_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
+      } else if (!steep) {
         Accumulator scores;  // [key][query]
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(scores, k_tile, q_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true>(scores, k_tile, q_tile, thread);
+        Core::template product<k_inner, k_inner, true>(pairs, do_tile, v_tile, thread);
         Core::finish(scores, pairs);
         mask_transposed(scores, thread);
         mask(pairs, thread);
@@ -326,42 +343,51 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         to_operand(scores_operand, scores);
         to_operand(operand, pairs);
         Core::begin(scores_operand);
-        Core::template product<k_outer, true>(dv, scores_operand, do_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_outer, false, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, true>(dv, scores_operand, do_tile, thread);
+        Core::template product<k_inner, k_outer>(dv, k_tile, x_tile, thread);
         Core::finish(dv);
         store_dv(dv);
         Core::begin(operand);
-        Core::template product<k_outer, true>(d, operand, k_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, false, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, true>(d, operand, k_tile, thread);
+        Core::template product<k_inner, k_inner>(d, do_tile, h_tile, thread);
         Core::finish(d);
       } else {
-        Core::begin();
-        Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, true, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
-        Core::finish(dv, pairs, d);
-        mask(pairs, thread);
         Local<float, 32> sums, values;
         Local<std::uint32_t, 16> steep_pairs, steep_scores;
+        Core::begin();
+        Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        Core::finish(dv);
+        values.put(dv);
+        Core::begin();
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
+        Core::finish(pairs);
+        mask(pairs, thread);
         to_operand(operand, pairs);
         steep_pairs.put(operand);
+        Core::begin();
+        Core::template product<k_inner, k_inner, true, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
+        Core::finish(d);
         sums.put(d);
-        values.put(dv);
         __syncthreads();  // 1 of steep chunks: v, h, x, q~ and k~ are done with
         copy(index, q_tile, Places::q, p.q.token, p.key_dim);
         copy(index, k_tile, Places::k, p.k.token, p.key_dim);
         ptx::copy_async_commit();
         ptx::copy_async_wait<0>();
         __syncthreads();  // 2: q and k are there
+        Local<int, 1> walk;
+        int place[1] = {index};
+        walk.put(place);
         finish_steep_group<kGate>(true, sums, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
                                   FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
-        sums.get(d);
+        walk.get(place);
+        index = place[0];
         values.get(dv);
         steep_scores.get(operand);
         Core::begin(operand, dv);
-        Core::template product<k_outer>(dv, operand, do_tile, fresh_thread());
+        Core::template product<k_outer, false, kLoads>(dv, operand, do_tile, fresh_thread());
         Core::finish(dv);
         store_dv(dv);
+        sums.get(d);
       }
     } else {
       auto put_next_beyond = [&] {
@@ -371,36 +397,51 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
               h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
         });
       };
-      if (!steep) {
+      if (!steep && std::is_same_v<Core, TensorCore80>) {
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
+        put_next_beyond();
+        std::uint32_t operand[16];
+        {
+          Accumulator pairs;  // [key][query]
+          Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
+          select_pairs<true>(operand, pairs, thread_again<Core>(thread));
+        }
+        Core::template product<k_outer, true, kLoads>(d, operand, q_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+      } else if (!steep) {
         Accumulator pairs;  // [key][query]
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(pairs, v_tile, do_tile, thread);
+        Core::finish(pairs);
+        mask_transposed(pairs, thread);
+        std::uint32_t operand[16];
+        to_operand(operand, pairs);
+        Core::begin(operand, dh);
+        Core::template product<k_outer, true>(d, operand, q_tile, thread);
+        Core::template product<k_inner, k_inner>(d, v_tile, x_tile, thread);
+        Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
+        Core::finish(d, dh);
+        put_next_beyond();
+      } else {
+        Accumulator pairs;  // [key][query]
+        Local<float, 32> sums, gradient;
+        Local<std::uint32_t, 16> steep_pairs, no_scores;
+        Core::begin(dh);
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
+        Core::finish(dh);
+        put_next_beyond();
+        gradient.put(dh);
         Core::begin();
         Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
         Core::finish(pairs);
         mask_transposed(pairs, thread);
         std::uint32_t operand[16];
         to_operand(operand, pairs);
-        Core::begin(operand, dh);
-        Core::template product<k_outer, true>(d, operand, q_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
-        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
-        Core::finish(d, dh);
-        put_next_beyond();
-      } else {
-        Accumulator pairs;  // [key][query]
-        Core::begin(dh);
-        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
-        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
-        Core::finish(d, pairs, dh);
-        put_next_beyond();
-        mask_transposed(pairs, thread);
-        Local<float, 32> sums, gradient;
-        Local<std::uint32_t, 16> steep_pairs, no_scores;
-        std::uint32_t operand[16];
-        to_operand(operand, pairs);
         steep_pairs.put(operand);
+        Core::begin();
+        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+        Core::finish(d);
         sums.put(d);
-        gradient.put(dh);
         __syncthreads();  // 1
         __syncthreads();  // 2
         finish_steep_group<kGate>(false, sums, no_scores, steep_pairs, q_tile, k_tile, x_tile,
