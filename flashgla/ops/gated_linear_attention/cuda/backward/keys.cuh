@@ -571,6 +571,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         within[i] = late ? within[i] : -within[i];
       }
     }
+    const auto channel_again = [&] { return again<Core>(channel, [&] { return at.key_tile * kTile; }); };
     // Gradients leave through the tile that k~ was in, each warp's rows by themselves. Without a branch: products are
     // under way.
     const auto store = [&](const Strided& to, int head, const Accumulator& a, auto factor) {
@@ -587,7 +588,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         Core::put_fragment(own_k, r, k16, thread);
       }
       __syncwarp();
-      Rows to_rows = rows_at(at, to, 2, head, channel, p.key_dim);
+      Rows to_rows = rows_at(at, to, 2, head, channel_again(), p.key_dim);
       if (to.data == nullptr) to_rows.rows = 0;
       store_pieces(to_rows, own_k, thread);
     };
@@ -701,10 +702,11 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       if constexpr (kGate == GateTile::narrow) {
         store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
       } else if (d.dg.data != nullptr) {
-        const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel, p.key_dim);
+        const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
+        const int own = thread_again<Core>(thread);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          const int r = row_of_element(thread, 2 * i), c = column(i / 2);
+          const int r = row_of_element(own, 2 * i), c = 8 * (i / 2) + 2 * (own & 3);
           if (r < to.rows && c < to.channels) {
             store_two(
                 reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
@@ -713,14 +715,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         }
       }
     }
-    Core::publish();  // the copy engine writes next where threads have written
+    Core::publish();     // the copy engine writes next where threads have written
+    unit = at.unit + 1;  // no register through the epilogue
     if constexpr (kBulk) {
       Core::arrive(inputs_free);
-      unit = at.unit + 1;  // no register through the epilogue
     } else {
-      if (++unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
+      if (unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
       __syncthreads();
-      if (threadIdx.x == 0) find_next(place_of(unit), place_of(unit - 1), p, items);
+      if (threadIdx.x == 0) find_next(place_of(unit), at, p, items);
       __syncthreads();
     }
   }

@@ -130,7 +130,9 @@ __device__ __forceinline__ void finish_by_halving(Accumulator& dq, Accumulator& 
   Accumulator d;
   const auto multiply = [&](std::uint32_t tile, auto keeps) {
     clear(d);
+    __syncwarp();  // or what is loaded before and after would lie in registers beside the product's operands
     add_masked_product(d, operand, tile, thread, keeps);
+    __syncwarp();
   };
   const auto itself = [](int row, int column) { return row == column; };
   multiply(k, itself);
@@ -228,7 +230,7 @@ static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint
     std::uint32_t operand[16];
     load_operand<Stored::k_inner>(operand, ptx::shared_address(a), own);
     clear(d);
-    __syncwarp();  // or what is loaded before and after would lie in registers beside the product's operands
+    __syncwarp();  // as above
     add_masked_product(d, operand, tile, own, keeps);
     __syncwarp();
   };
