@@ -164,6 +164,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   // A group's first value channel; where it is needed seldom, worked out anew.
   const auto find_v0 = [&] { return (static_cast<int>(fresh_block() % slices) * groups + part) * 64; };
   const int v0 = find_v0();
+  // With mma.sync and four key tiles there are no registers for what comes of it and is needed once a chunk.
+  const auto v0_again = [](int v0) {
+    if constexpr (KB == 4) return alike_again<Core>(v0);
+    return v0;
+  };
   std::int64_t rest = blockIdx.x / slices;
   const int segment = static_cast<int>(rest % segments.count);
   rest /= segments.count;
@@ -201,8 +206,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     return may_keep && (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
   };
   const auto kept_tile = [&](int c, int kb, int v0) {
-    return run.states +
-           p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb, v0 / kTile);
+    return run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb,
+                                     v0_again(v0) / kTile);
   };
   const auto state_tile = [&](int part, int kb) {
     return base + tile(kBulk ? Plan::states + part * KB + kb : Plan::states + part);
@@ -257,7 +262,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     load_step(images_of(visit), visit, kb, slot);
     if (kb > 0) return;
     const int thread = fresh_thread();
-    const Rows r = x_rows(visit, v0);
+    const Rows r = x_rows(visit, v0_again(v0));
     load_tile(base + tile(Plan::v + (visit & 1) * groups + part), r, aligned(r), thread);
   };
   if (outputs && run.adds_parts) {  // P has been there
@@ -524,7 +529,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   } else {
 #pragma unroll 1
     for (int c = begin; c < end; ++c) {
-      const bool keep = hands_over && keeps(c);
+      const bool keep = (kBulk || KB < 4 ? hands_over : v0_again(v0) < V) && keeps(c);
       const auto part_of_out = [&] {
         const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
         return run.parts + (of * tiles_of(V) + find_v0() / 64) * (kTile * kTile);
@@ -554,7 +559,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         if (hands_over) Core::arrive(filled + 8 * (kSlots + kVSlots + part));
       } else if (stores) {
         sync_group();
-        const Rows rows = out_rows(c, v0);
+        const Rows rows = out_rows(c, v0_again(v0));
         store_tile(rows, out_tile, aligned(rows), thread);
       }
       finish_visit();
