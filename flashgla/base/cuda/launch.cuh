@@ -8,7 +8,8 @@
 namespace flashgla::cuda {
 
 // When a kernel's blocks may begin: once all before it on the stream has ended, or (capability 9.0 alone) beside the
-// last blocks of the kernel before it, which hides the launch. Then every block must call wait_for_previous first.
+// last blocks of the kernel before it, which hides the launch. Then every block must call wait_for_previous before it
+// touches what any other kernel does.
 enum class Begin { after_previous, beside_previous };
 
 // From here on, what earlier kernels on the stream wrote may be read, and what they read may be written.
@@ -18,12 +19,18 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// The next kernel's blocks may take the places that this kernel's last wave of blocks leaves free, instead of waiting
-// for its end. Measured to pay where blocks come in several waves only: with one, it made short calls 10% slower.
+// Once all blocks have come here or ended, the next kernel's blocks may begin in places that are free, instead of
+// waiting for this kernel's end. Pays late in a kernel whose next one has a block a multiprocessor; a next one of many
+// small blocks would crowd where places are free first.
 __device__ __forceinline__ void release_next() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  if (gridDim.x * gridDim.y >= 1024) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+// The same at a kernel's start. Measured to pay where blocks come in several waves only: with one, it made short calls
+// 10% slower.
+__device__ __forceinline__ void release_next_of_waves() {
+  if (gridDim.x * gridDim.y >= 1024) release_next();
 }
 
 // A launch's blocks: a dim3 alone, or with how many neighbours along x, a divisor of their number there, are a cluster,

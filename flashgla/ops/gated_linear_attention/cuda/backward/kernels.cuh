@@ -14,7 +14,7 @@ template <class Core, GateTile kGate>
 __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
-  flashgla::cuda::wait_for_previous();
+  if (!PairShared<Core>::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, maps, items, shared);
 }

@@ -178,10 +178,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       // rows of do and of v. One thread for all of it would be what the products wait for.
       const int brings = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
       if (threadIdx.x % 32 != 0) return;
-      if (brings == 0) {
-        place_of(0) = find_first();
-        Core::arrive(known);
-      }
+      if (brings == 0) place_of(0) = find_first();
+      flashgla::cuda::wait_for_previous();
+      if (brings == 0) Core::arrive(known);
       int slot = 0, phase = 0;
 #pragma unroll 1
       for (unsigned unit = 0;; ++unit) {
@@ -235,6 +234,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     }
     Core::template take<Layout::working_registers>();
+    flashgla::cuda::wait_for_previous();
   } else {
     if (threadIdx.x == 0) place_of(0) = find_first();
     __syncthreads();

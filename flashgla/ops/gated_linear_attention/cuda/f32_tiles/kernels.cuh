@@ -12,7 +12,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 template <class Kernel>
 __global__ void __launch_bounds__(kGroupThreads, 2)
     split_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
-  flashgla::cuda::release_next();  // to kernels that begin beside it: those of f32_tiles/values.cuh
+  flashgla::cuda::release_next_of_waves();  // to kernels that begin beside it: those of f32_tiles/values.cuh
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) prepare_split<Kernel>(p, images, shared);
 }

@@ -8,7 +8,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 static __device__ __forceinline__ void begin_beside_previous() {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
 }
 
 template <class Kernel>

@@ -45,7 +45,7 @@ __device__ __forceinline__ void pack_two(__half* at, float2 x) {
 
 __device__ __forceinline__ void begin_kernel() {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
 }
 
 // Where a block and a warp of it are.

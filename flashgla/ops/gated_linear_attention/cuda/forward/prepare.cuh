@@ -184,6 +184,9 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       }
       ptx::copy_async_wait<0>();
       if (one_anchor) {
+        float whole[8];  // decays of the chunk
+#pragma unroll
+        for (int e = 0; e < 8; ++e) whole[e] = ptx::exp2(all[e]);
 #pragma unroll
         for (int i = 0; i < kRowsEach; ++i) {
           const std::uint32_t at = own_piece(thread, i);
@@ -198,7 +201,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
             y[e] = x[e] * ptx::exp2(-g[i][e]);
-            x[e] *= ptx::exp2(all[e] - g[i][e]);
+            x[e] = y[e] * whole[e];
           }
           store_shared_16(b.k_tile + at, pack_8(y));
           if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(x);
@@ -220,6 +223,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     }
     sync_group();
   }
+  flashgla::cuda::release_next();
   if (groups > 1) {  // the scores are the sum over all channels
     if (group > 0) {
 #pragma unroll
@@ -265,7 +269,7 @@ template <class Core>
 __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
 }

@@ -285,6 +285,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
   __syncthreads();
   if constexpr (kBulk) {
+    flashgla::cuda::wait_for_previous();
     if (part == groups) {
       if constexpr (Plan::gives_registers) Core::template give<Plan::given>();
       const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
@@ -304,6 +305,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
             }
           }
         }
+        // Slower where segments are long (README).
+        if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
         if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
           Core::wait_at(emptied + 8 * slot, parity);
           if (lane == 0) Core::arrive(filled + 8 * slot);
@@ -529,7 +532,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   } else {
 #pragma unroll 1
     for (int c = begin; c < end; ++c) {
-      const bool keep = (kBulk || KB < 4 ? hands_over : v0_again(v0) < V) && keeps(c);
+      const bool keep = v0_again(v0) < V && keeps(c);
       const auto part_of_out = [&] {
         const std::int64_t of = (span.chunk_begin + index_of(c)) * heads + own_head;
         return run.parts + (of * tiles_of(V) + find_v0() / 64) * (kTile * kTile);
@@ -598,7 +601,8 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, gro
                                   (RecurrencePlan<Core, KB, groups, outputs, grouped>::blocks))
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
-  flashgla::cuda::wait_for_previous();
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
+  if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped>(p, run, segments, shared);
 }
@@ -643,6 +647,7 @@ static __global__ void __launch_bounds__(kCombineThreads)
             *reinterpret_cast<const float2*>(segments.decays + (segment * cells + cell) * (blocks * kTile) + key);
       }
     }
+    flashgla::cuda::release_next();
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int segment = first + i;

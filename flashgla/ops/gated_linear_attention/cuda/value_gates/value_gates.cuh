@@ -73,7 +73,7 @@ static __device__ __forceinline__ void gate_later(const Params& p, char* images,
 static __global__ void __launch_bounds__(kGroupThreads)
     gate_later_kernel(const __grid_constant__ Params p, char* images, float* decays) {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
   gate_later(p, images, decays, shared);
 }
@@ -242,7 +242,7 @@ template <class Core, int kGroups>
 __global__ void __launch_bounds__(kGroupThreads* kGroups, 4 / kGroups)
     pass_gated_state_kernel(const __grid_constant__ Params p, const __grid_constant__ GatedPass pass) {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) pass_gated_state<Core, kGroups>(p, pass, shared);
 }
@@ -653,7 +653,7 @@ template <class Core, bool kOverValues, bool kBackward>
 __global__ void __launch_bounds__(kGroupThreads, 3)
     make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
+  flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) make_side<Core, kOverValues, kBackward>(p, s, shared);
 }
