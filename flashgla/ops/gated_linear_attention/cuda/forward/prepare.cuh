@@ -238,26 +238,16 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       for (int i = 0; i < 32; ++i) s[i] += theirs[kGroupThreads * i + thread];
     }
   }
-  std::uint32_t packed[16];
-#pragma unroll
-  for (int i = 0; i < 32; ++i) s[i] = column_of_element(thread, i) <= row_of_element(thread, i) ? s[i] : 0.0f;
-  to_operand(packed, s);
+  std::uint32_t pairs[16];
+  select_pairs<false>(pairs, s, thread);
   const std::int64_t image = (chunk * heads + b.query_head) * kTileBytes;
-  const int row = thread / 32 * 16 + lane / 4;
   if (out.scores != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      store_shared_4(b.q_tile + tile_piece(row + (i & 1) * 8, i / 2) + 4 * (lane % 4), packed[i]);
-    }
+    put_operand<Core>(b.q_tile, pairs, thread);
     __syncwarp();
     store_tile_image(out.scores + image, b.q_tile, thread);
   }
   if (out.transposed_scores != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const std::uint32_t at = element_offset(column_of_element(thread, i), row_of_element(thread, i));
-      store_shared_2(b.k_tile + at, packed[i / 2] >> (16 * (i % 2)));
-    }
+    put_operand<Core, true>(b.k_tile, pairs, thread);
     sync_group();
     store_tile_image(out.transposed_scores + image, b.k_tile, thread);
   }
