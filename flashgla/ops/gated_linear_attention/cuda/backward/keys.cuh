@@ -715,11 +715,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         }
       }
     }
-    Core::publish();     // the copy engine writes next where threads have written
+    Core::publish();  // the copy engine writes next where threads have written
+    if constexpr (kBulk) Core::arrive(inputs_free);
     unit = at.unit + 1;  // no register through the epilogue
-    if constexpr (kBulk) {
-      Core::arrive(inputs_free);
-    } else {
+    if constexpr (!kBulk) {
       if (unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
       __syncthreads();
       if (threadIdx.x == 0) find_next(place_of(unit), at, p, items);

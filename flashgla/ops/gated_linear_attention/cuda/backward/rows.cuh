@@ -78,12 +78,13 @@ __device__ __forceinline__ void store_tile_rows(std::uint32_t tile, __nv_bfloat1
   __syncwarp();
 }
 // Rows of an accumulator, rounded, to a matrix, through the warp's own rows of a tile.
-template <class Core>
+template <class Core, bool kAgain = true>
 __device__ __forceinline__ void store_through(std::uint32_t tile, __nv_bfloat16* matrix, int stride,
                                               const Accumulator& a, int rows, int columns) {
-  put_rounded<Core>(tile, a, thread_again<Core>(fresh_thread()));
+  const auto own = [] { return kAgain ? thread_again<Core>(fresh_thread()) : fresh_thread(); };
+  put_rounded<Core>(tile, a, own());
   __syncwarp();
-  store_tile_rows(tile, matrix, stride, rows, columns, thread_again<Core>(fresh_thread()));
+  store_tile_rows(tile, matrix, stride, rows, columns, own());
 }
 
 // Whether this thread is of the block's first group, as the compiler sees it to be the same for the warp.
@@ -91,20 +92,17 @@ __device__ __forceinline__ bool in_first_group() {
   return __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0) == 0;
 }
 
-// Pairs, [query][key] or transposed, times scale 2^(b(query) - b(key)), where that does not grow.
-template <class Sums>
-__device__ __forceinline__ void scale_pairs(Accumulator& a, bool transposed, float scale, Sums b, int thread) {
-  const float sign = transposed ? -1.0f : 1.0f;
-  const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
-  const float of_rows[2] = {sign * b(row), sign * b(row + 8)};
+// The pairs that count times factor(query, key), rounded, as an operand.
+template <bool kTransposed, class Factor>
+__device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], const Accumulator& a, int thread,
+                                              Factor factor) {
+  Accumulator scaled;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float of_column = sign * b(column + 8 * (i / 2) + (i & 1));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      a[4 * (i / 2) + 2 * half + (i & 1)] *= scale * ptx::exp2(fminf(of_rows[half] - of_column, 0.0f));
-    }
+  for (int i = 0; i < 32; ++i) {
+    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
+    scaled[i] = a[i] * (kTransposed ? factor(column, row) : factor(row, column));
   }
+  select_pairs<kTransposed>(operand, scaled, thread);
 }
 
 // Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
@@ -205,8 +203,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto store = [&](int index, Places::Tensor tensor, const Strided& s, const Accumulator& a, int rows,
                          int columns) {
     if (s.data == nullptr) return;
-    store_through<Core>(out_tile, places.template get<__nv_bfloat16>(index, tensor), static_cast<int>(s.token), a, rows,
-                        columns);
+    store_through<Core, !kGated>(out_tile, places.template get<__nv_bfloat16>(index, tensor), static_cast<int>(s.token),
+                                 a, rows, columns);
   };
 
   // Gates: the block's last warp is a chunk ahead with the sums and two with the gates.
@@ -310,14 +308,15 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
-    const auto own = [&] { return kGated ? thread_again<Core>(thread) : thread; };
+    const auto own = [&] { return kGated ? again<Core>(thread, fresh_thread) : thread; };
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.
+    const auto between = [&](int query, int key) { return p.scale * ptx::exp2(fminf(b(query) - b(key), 0.0f)); };
     const auto since = [&](int token) { return p.scale * ptx::exp2(b(token)); };
     const auto until = [&](int token) { return ptx::exp2(b(kTile - 1) - b(token)); };
     std::uint32_t pairs[16] = {};  // [query][key] in the first group, [key][query] in the second
-    if constexpr (std::is_same_v<Core, TensorCore80>) {
+    if constexpr (std::is_same_v<Core, TensorCore80> && !kGated) {
       // One product at a time, in a loop, for unrolled ptxas has both under way, and one code for both groups. The
       // first group's scores come before its pairs.
       std::uint32_t scores[16];
@@ -326,66 +325,46 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       for (bool of_scores = first_group;; of_scores = false) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) scores[i] = pairs[i];
-        const bool transposed = of_scores || !first_group;
         Accumulator a;
-        Core::template product<k_inner, k_inner, true, kLoads>(a, of_scores ? k : own_tile, of_scores ? q : other_tile,
-                                                               own());
-        if (steep) scale_pairs(a, transposed, p.scale, b, own());
-        select_pairs(pairs, a, transposed, own());
+        Core::template product<k_inner, k_inner, true>(a, of_scores ? k : own_tile, of_scores ? q : other_tile, thread);
+        select_pairs(pairs, a, of_scores || !first_group, thread);
         if (!of_scores) break;
       }
       if (first_group) {
-        Core::template product<k_outer, true, kLoads>(held, scores, d_o, own());
-        if (!steep) Core::template product<k_inner, k_outer, false, kLoads>(held, k, x_tile, own());
-      }
-      if (steep) {
-        __syncthreads();
-        scale_rows_of_tile(own_tile, own_tile, own(),
-                           [&](int token) { return first_group ? since(token) : until(token); });
-        if (first_group) scale_rows_of_tile(out_tile, k, own(), until);
-        __syncthreads();
-        if (first_group) {
-          Core::template product<k_inner, k_outer, false, kLoads>(held, out_tile, x_tile, own());
-          ptx::barrier(1, kGroupThreads);  // the tile is free again
-        }
+        Core::template product<k_outer, true>(held, scores, d_o, thread);
+        Core::template product<k_inner, k_outer>(held, k, x_tile, thread);
       }
       if (first_group) {
-        if (kGated && !steep) {
-          const int row = row_of_element(own(), 0);
-          scale_rows(held, inverse(row), inverse(row + 8));
-        }
         store(index, Places::dv, f.gradients.dv, held, rows, p.value_dim);
       } else {
-        Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, own());
+        Core::template product<k_outer, k_outer>(held, q, d_o, thread);
       }
-      Core::template product<k_inner, k_inner, true, kLoads>(d, own_tile, first_group ? h : x_tile, own());
-      Core::template product<k_outer, false, kLoads>(d, pairs, first_group ? k : q, own());
+      Core::template product<k_inner, k_inner, true>(d, own_tile, first_group ? h : x_tile, thread);
+      Core::template product<k_outer>(d, pairs, first_group ? k : q, thread);
     } else if (first_group) {
       std::uint32_t scores[16];
       {
         Accumulator s, a;  // [key][query], [query][key]
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(s, k, q, thread);
-        Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(s, k, q, own());
+        Core::template product<k_inner, k_inner, true, kLoads>(a, d_o, v, own());
         Core::finish(s, a);
         if (!steep) {
           select_pairs<true>(scores, s, thread);
           select_pairs<false>(pairs, a, thread);
         } else {
-          scale_pairs(s, true, p.scale, b, thread);
-          select_pairs<true>(scores, s, thread);
-          scale_pairs(a, false, p.scale, b, thread);
-          select_pairs<false>(pairs, a, thread);
+          select_scaled<true>(scores, s, thread, between);
+          select_scaled<false>(pairs, a, thread, between);
         }
       }
       if (!steep) {
         Core::begin(scores);
-        Core::template product<k_inner, k_outer, true>(held, k, x_tile, thread);
-        Core::template product<k_outer>(held, scores, d_o, thread);
+        Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, own());
+        Core::template product<k_outer>(held, scores, d_o, own());
         Core::finish(held);
       } else {
         Core::begin(scores);
-        Core::template product<k_outer, true>(held, scores, d_o, thread);
+        Core::template product<k_outer, true>(held, scores, d_o, own());
         Core::finish(held);
         __syncthreads();
         scale_rows_of_tile(d_o, d_o, fresh_thread(), since);
@@ -393,13 +372,13 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         Core::publish();
         __syncthreads();
         Core::begin(held);
-        Core::template product<k_inner, k_outer>(held, out_tile, x_tile, thread);
+        Core::template product<k_inner, k_outer, false, kLoads>(held, out_tile, x_tile, own());
         Core::finish(held);
         ptx::barrier(1, kGroupThreads);  // the tile is free again
       }
       Core::begin(pairs);
-      Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
-      Core::template product<k_outer>(d, pairs, k, thread);
+      Core::template product<k_inner, k_inner, true, kLoads>(d, d_o, h, own());
+      Core::template product<k_outer>(d, pairs, k, own());
       Core::commit();
       if (kGated && !steep) {
         const int row = row_of_element(thread, 0);
@@ -411,13 +390,12 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       {
         Accumulator a;
         Core::begin();
-        Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+        Core::template product<k_inner, k_inner, true, kLoads>(a, v, d_o, own());
         Core::finish(a);
         if (!steep) {
           select_pairs<true>(pairs, a, thread);
         } else {
-          scale_pairs(a, true, p.scale, b, thread);
-          select_pairs<true>(pairs, a, thread);
+          select_scaled<true>(pairs, a, thread, between);
         }
       }
       if (steep) {
@@ -427,9 +405,9 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         __syncthreads();
       }
       Core::begin(pairs, held);
-      Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
-      Core::template product<k_outer>(d, pairs, q, thread);
-      Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+      Core::template product<k_inner, k_inner, true, kLoads>(d, v, x_tile, own());
+      Core::template product<k_outer>(d, pairs, q, own());
+      Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, own());
       Core::finish(d, held);
     }
     if constexpr (kGated) {
