@@ -283,7 +283,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         });
         __syncwarp();
         store_tile_rows(stage + Layout::g, places.get<__nv_bfloat16>(after, Places::dg),
-                        static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_again<Core>(fresh_thread()));
+                        static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_shuffled<Core>(fresh_thread()));
       }
     }
     if (index < 0) break;
@@ -336,7 +336,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     };
     Accumulator d;  // of the first group dq, of the second dk
     {
-      const int thread = thread_again<Core>(fresh_thread());
+      const int thread = thread_shuffled<Core>(fresh_thread());
       const std::uint32_t stage = stage_of(index_now());
       const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o,
                           v = stage + Layout::v, h = stage + Layout::h;
@@ -353,21 +353,21 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
             for (int i = 0; i < 16; ++i) scores[i] = pairs[i];
             Accumulator a;
             Core::template product<k_inner, k_inner, true, kLoads>(a, of_scores ? k : own, of_scores ? q : other,
-                                                                   thread_again<Core>(thread));
-            select_pairs(pairs, a, of_scores || !first_group, thread_again<Core>(thread));
+                                                                   thread_shuffled<Core>(thread));
+            select_pairs(pairs, a, of_scores || !first_group, thread_shuffled<Core>(thread));
             if (!of_scores) break;
           }
           if (first_group) {
-            Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
-            Core::template product<k_outer, false, kLoads>(held, scores, d_o, thread_again<Core>(thread));
+            Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_shuffled<Core>(thread));
+            Core::template product<k_outer, false, kLoads>(held, scores, d_o, thread_shuffled<Core>(thread));
           } else {
             scale_rows(held, decay.x, decay.y);
-            Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
+            Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_shuffled<Core>(thread));
           }
           Core::template product<k_inner, k_inner, true, kLoads>(d, own, first_group ? h : x_tile,
-                                                                 thread_again<Core>(thread));
-          Core::template product<k_outer, false, kLoads>(d, pairs, first_group ? k : q, thread_again<Core>(thread));
-          if (!first_group) put_beyond(index_now() - 1, dot_rows(h, held, thread_again<Core>(thread)));
+                                                                 thread_shuffled<Core>(thread));
+          Core::template product<k_outer, false, kLoads>(d, pairs, first_group ? k : q, thread_shuffled<Core>(thread));
+          if (!first_group) put_beyond(index_now() - 1, dot_rows(h, held, thread_shuffled<Core>(thread)));
         } else {
           if (first_group) {
             std::uint32_t scores[16];
@@ -438,9 +438,9 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           Accumulator a;
           Core::begin();
           Core::template product<k_inner, k_inner, true, kLoads>(a, own, from + (first_group ? Layout::v : Layout::d_o),
-                                                                 thread_again<Core>(thread));
+                                                                 thread_shuffled<Core>(thread));
           Core::template product<k_inner, k_inner, true, kLoads>(d, own, first_group ? from + Layout::h : x_tile,
-                                                                 thread_again<Core>(thread));
+                                                                 thread_shuffled<Core>(thread));
           Core::finish(a, d);
           std::uint32_t pairs[16];
           if (first_group) {
@@ -454,11 +454,11 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         others.get(held);
         if (first_group) {
           Core::begin();
-          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_again<Core>(thread));
+          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_shuffled<Core>(thread));
           Core::finish(held);
         } else {
           Core::begin(held);
-          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_again<Core>(thread));
+          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_shuffled<Core>(thread));
           Core::finish(held);
           put_beyond(index_now() - 1, dot_rows(h, held, fresh_thread()));
         }
@@ -475,7 +475,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           steep_scores.get(scores);
           Core::begin(scores, held);
           Core::template product<k_outer>(held, scores, stage_of(index_now()) + Layout::d_o,
-                                          thread_again<Core>(fresh_thread()));
+                                          thread_shuffled<Core>(fresh_thread()));
           Core::finish(held);
         }
         products.get(d);
@@ -486,7 +486,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     __syncthreads();  // the operands have been read
 
     {
-      const int rows = rows_in(index), thread = thread_again<Core>(fresh_thread());
+      const int rows = rows_in(index), thread = thread_shuffled<Core>(fresh_thread());
       const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
       const std::uint32_t tile = stage + Layout::q + group, room = first_group ? stage + Layout::h : x_tile;
       const std::uint32_t gates[1] = {stage + Layout::g};

@@ -322,15 +322,15 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
 #pragma unroll
           for (int i = 0; i < 16; ++i) scores_operand[i] = operand[i];
           Core::template product<k_inner, k_inner, true, kLoads>(
-              pairs, of_scores ? k_tile : do_tile, of_scores ? q_tile : v_tile, thread_again<Core>(thread));
-          select_pairs(operand, pairs, of_scores, thread_again<Core>(thread));
+              pairs, of_scores ? k_tile : do_tile, of_scores ? q_tile : v_tile, thread_shuffled<Core>(thread));
+          select_pairs(operand, pairs, of_scores, thread_shuffled<Core>(thread));
           if (!of_scores) break;
         }
-        Core::template product<k_outer, true, kLoads>(dv, scores_operand, do_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_outer, false, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, true, kLoads>(dv, scores_operand, do_tile, thread_shuffled<Core>(thread));
+        Core::template product<k_inner, k_outer, false, kLoads>(dv, k_tile, x_tile, thread_shuffled<Core>(thread));
         store_dv(dv);
-        Core::template product<k_outer, true, kLoads>(d, operand, k_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, false, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, true, kLoads>(d, operand, k_tile, thread_shuffled<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, do_tile, h_tile, thread_shuffled<Core>(thread));
       } else if (!steep) {
         Accumulator scores;  // [key][query]
         Core::begin();
@@ -355,17 +355,17 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Local<float, 32> sums, values;
         Local<std::uint32_t, 16> steep_pairs, steep_scores;
         Core::begin();
-        Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_shuffled<Core>(thread));
         Core::finish(dv);
         values.put(dv);
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, do_tile, v_tile, thread_shuffled<Core>(thread));
         Core::finish(pairs);
         mask(pairs, thread);
         to_operand(operand, pairs);
         steep_pairs.put(operand);
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(d, do_tile, h_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(d, do_tile, h_tile, thread_shuffled<Core>(thread));
         Core::finish(d);
         sums.put(d);
         __syncthreads();  // 1 of steep chunks: v, h, x, q~ and k~ are done with
@@ -398,16 +398,16 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         });
       };
       if (!steep && std::is_same_v<Core, TensorCore80>) {
-        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
         put_next_beyond();
         std::uint32_t operand[16];
         {
           Accumulator pairs;  // [key][query]
-          Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
-          select_pairs<true>(operand, pairs, thread_again<Core>(thread));
+          Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_shuffled<Core>(thread));
+          select_pairs<true>(operand, pairs, thread_shuffled<Core>(thread));
         }
-        Core::template product<k_outer, true, kLoads>(d, operand, q_tile, thread_again<Core>(thread));
-        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, true, kLoads>(d, operand, q_tile, thread_shuffled<Core>(thread));
+        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
       } else if (!steep) {
         Accumulator pairs;  // [key][query]
         Core::begin();
@@ -427,19 +427,19 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Local<float, 32> sums, gradient;
         Local<std::uint32_t, 16> steep_pairs, no_scores;
         Core::begin(dh);
-        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_again<Core>(thread));
+        Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
         Core::finish(dh);
         put_next_beyond();
         gradient.put(dh);
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_shuffled<Core>(thread));
         Core::finish(pairs);
         mask_transposed(pairs, thread);
         std::uint32_t operand[16];
         to_operand(operand, pairs);
         steep_pairs.put(operand);
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_again<Core>(thread));
+        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
         Core::finish(d);
         sums.put(d);
         __syncthreads();  // 1

@@ -703,7 +703,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
       } else if (d.dg.data != nullptr) {
         const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
-        const int own = thread_again<Core>(thread);
+        const int own = thread_shuffled<Core>(thread);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const int r = row_of_element(own, 2 * i), c = 8 * (i / 2) + 2 * (own & 3);

@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_tile_rows(std::uint32_t tile, __nv_bfloat1
 template <class Core, bool kAgain = true>
 __device__ __forceinline__ void store_through(std::uint32_t tile, __nv_bfloat16* matrix, int stride,
                                               const Accumulator& a, int rows, int columns) {
-  const auto own = [] { return kAgain ? thread_again<Core>(fresh_thread()) : fresh_thread(); };
+  const auto own = [] { return kAgain ? thread_shuffled<Core>(fresh_thread()) : fresh_thread(); };
   put_rounded<Core>(tile, a, own());
   __syncwarp();
   store_tile_rows(tile, matrix, stride, rows, columns, own());
@@ -308,7 +308,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
-    const auto own = [&] { return kGated ? again<Core>(thread, fresh_thread) : thread; };
+    const auto own = [&] { return kGated ? thread_again<Core>(thread) : thread; };
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.

@@ -33,7 +33,7 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
   triangle_of_ones<false>(operand, thread);
   Accumulator sums;
   Core::begin(operand);
-  Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread_again<Core>(thread));
+  Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread_shuffled<Core>(thread));
   Core::commit();
   const float2 totals = sum_rows_of_tile(g_tile, thread);
   const float low = totals.x * kLog2E, high = totals.y * kLog2E;
@@ -247,7 +247,8 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   const auto write_states = [&](int thread) {
     store_tile_image(static_cast<char*>(p.states) + static_cast<std::int64_t>(states_next) * unit, h_tile, thread);
     // p.state_bytes() a head, of one tile of keys.
-    states_next += static_cast<Place>(anew(p.heads) * tiles_of(alike_again<Core>(p.value_dim)) * (kImageBytes / unit));
+    states_next +=
+        static_cast<Place>(anew(p.heads) * tiles_of(alike_shuffled<Core>(p.value_dim)) * (kImageBytes / unit));
   };
   // Of tokens 2 lane and 2 lane + 1 of the next chunk.
   const auto token_gates = [&](int rows) {
@@ -353,7 +354,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
         state.put(h);
         walk.put(places);
         if constexpr (gate == FusedGate::constant) {
-          const float each = alike_again<Core>(constant_gate);
+          const float each = alike_shuffled<Core>(constant_gate);
           gate_steep_tokens(steep_scores, q, k,
                             make_float2(2 * lane < left ? each : 0.0f, 2 * lane + 1 < left ? each : 0.0f),
                             fresh_thread());
@@ -380,15 +381,15 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Accumulator s;
     std::uint32_t scores[16];
     Core::begin(h);
-    Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_again<Core>(thread));
+    Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_shuffled<Core>(thread));
     Core::commit();
     const auto step_state = [&] {
-      Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_again<Core>(thread));
+      Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_shuffled<Core>(thread));
     };
     const auto decay_state = [&] {
       if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
-        const TokenSums sums = constant_sums(alike_again<Core>(constant_gate), min(alike_again<Core>(left), kChunk),
-                                             thread_again<Core>(thread));
+        const TokenSums sums = constant_sums(alike_shuffled<Core>(constant_gate),
+                                             min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
         decay.x = decay.y = ptx::exp2(sums.total);
         o_scale = one_anchor ? token_scales(sums) : make_float2(p.scale, p.scale);
       }
@@ -414,8 +415,8 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       Core::template wait<1>(h);
       decay_state();
     } else {
-      Core::template product<k_outer, true, kLoads>(o, scores, v, thread_again<Core>(thread));
-      Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_again<Core>(thread));
+      Core::template product<k_outer, true, kLoads>(o, scores, v, thread_shuffled<Core>(thread));
+      Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_shuffled<Core>(thread));
     }
     Core::template wait<0>(o);
     __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
@@ -423,7 +424,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
       if (left > kChunk) load(v, v_next, p.v, rows_next(), V - v0);
       ptx::copy_async_commit();
     }
-    const int mover = thread_again<Core>(fresh_thread());
+    const int mover = thread_shuffled<Core>(fresh_thread());
     put_rounded<Core>(h_tile, h, mover);
     scale_rows(o, o_scale.x, o_scale.y);
     put_rounded<Core>(q, o, mover);

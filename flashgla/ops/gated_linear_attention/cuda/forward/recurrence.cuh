@@ -166,7 +166,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const int v0 = find_v0();
   // With mma.sync and four key tiles there are no registers for what comes of it and is needed once a chunk.
   const auto v0_again = [](int v0) {
-    if constexpr (KB == 4) return alike_again<Core>(v0);
+    if constexpr (KB == 4) return alike_shuffled<Core>(v0);
     return v0;
   };
   std::int64_t rest = blockIdx.x / slices;

@@ -479,11 +479,15 @@ __device__ __forceinline__ T again(const T& known, Find find) {
     return known;
   }
 }
+template <class Core>
+__device__ __forceinline__ int thread_again(int thread) {
+  return again<Core>(thread, fresh_thread);
+}
 // Likewise the thread within its group, and what is the same in all lanes; a whole warp asks for them together. ptxas
 // sees that arithmetic on special registers and parameters is the same again, and holds or spills what comes of it, but
 // not through a shuffle.
 template <class Core>
-__device__ __forceinline__ int thread_again(int thread) {
+__device__ __forceinline__ int thread_shuffled(int thread) {
   return again<Core>(thread, [] {
     int same;
     asm volatile("shfl.sync.bfly.b32 %0, %1, 0, 31, -1;" : "=r"(same) : "r"(threadIdx.x));
@@ -491,7 +495,7 @@ __device__ __forceinline__ int thread_again(int thread) {
   });
 }
 template <class Core, class T>
-__device__ __forceinline__ T alike_again(T x) {
+__device__ __forceinline__ T alike_shuffled(T x) {
   return again<Core>(x, [x] { return __shfl_sync(0xffffffffu, x, 0); });
 }
 
