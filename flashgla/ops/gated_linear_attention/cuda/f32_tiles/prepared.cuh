@@ -67,7 +67,8 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
     Loaded<T> loaded_q, loaded_k;
     LoadedGates<T> loaded_gates;
     loaded_gates.load(p, c, kv_head, channel, thread);
-    load(loaded_q, Place<T>(p.q, p.dtype, c, head, channel, p.key_dim), thread);
+    const auto load_q = [&] { load(loaded_q, Place<T>(p.q, p.dtype, c, head, channel, p.key_dim), thread); };
+    if constexpr (kInPieces<T>) load_q();  // else a word an element: no room yet
     load(loaded_k, Place<T>(p.k, p.dtype, c, kv_head, channel, p.key_dim), thread);
     // Its barrier: the last products' operands have been read.
     put_later<kParts>(images, kv_at, leads, loaded_k, loaded_gates, p, totals, thread);
@@ -75,6 +76,7 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
     loaded_gates.load(p, c, kv_head, channel, thread);
     loaded_gates.take(sums, p);
     sum_gates<false>(sums, all, totals + 4 * 64, thread);
+    if constexpr (!kInPieces<T>) load_q();
     const bool steep = is_steep(all);
     put_loaded<kParts>(
         q, loaded_q, thread, [&](int i, int e) { return p.scale * ptx::exp2(sums[i][e]); },

@@ -649,8 +649,9 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   }
 }
 
+// Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
 template <class Core, bool kOverValues, bool kBackward>
-__global__ void __launch_bounds__(kGroupThreads, 3)
+__global__ void __launch_bounds__(kGroupThreads, std::is_same_v<Core, TensorCore80> ? 2 : 3)
     make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
