@@ -402,10 +402,10 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto count_decays = [&](int kb, int thread) {
     if constexpr (!outputs) product[kb] *= reinterpret_cast<const float*>(decays_of(kb))[thread % 64];
   };
-  const auto read_decays = [&](int kb, int thread, float2(&decay)[8]) {
+  const auto read_decays = [&](int kb, int thread, float2(&to)[8]) {
     const char* from = decays_of(kb) + 8 * (thread % 4);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) decay[j] = *reinterpret_cast<const float2*>(from + 32 * j);
+    for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(from + 32 * j);
     if constexpr (!Plan::by_chunk) count_decays(kb, thread);
   };
   int last_slot = 0;
@@ -490,6 +490,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 #pragma unroll
       for (int i = 0; i < 16; ++i) v[i] = next_v[i];
       Core::begin(v);
+      // Seen to be alike in a warp, so that descriptors are in uniform registers.
       const std::uint32_t images = __shfl_sync(0xffffffffu, base + tile(Plan::images + slot * Plan::slot), 0);
 #pragma unroll
       for (int kb = 0; kb < KB; ++kb) {
