@@ -305,7 +305,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
             }
           }
         }
-        // Slower where segments are long (README).
+        // Not where segments are long: README.md, programmatic launch.
         if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
         if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
           Core::wait_at(emptied + 8 * slot, parity);
