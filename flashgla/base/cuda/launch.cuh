@@ -20,8 +20,8 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 // Once all blocks have come here or ended, the next kernel's blocks may begin in places that are free, instead of
-// waiting for this kernel's end. Pays late in a kernel whose next one has a block a multiprocessor; a next one of many
-// small blocks would crowd where places are free first.
+// waiting for this kernel's end. Measured to pay late in a kernel, where the next one has a block a multiprocessor; it
+// did not before one of many small blocks.
 __device__ __forceinline__ void release_next() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

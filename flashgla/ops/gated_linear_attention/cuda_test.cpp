@@ -117,7 +117,8 @@ std::vector<Case> path_cases() {
       // Slices of 128 value channels gate for each other in pairs: one pair, a pair whose second slice is half beyond
       // V, two pairs, and an odd number of slices, which do not.
       for (const auto& [K, V] : {std::pair{128, 256}, {72, 192}, {128, 512}, {128, 384}}) {
-        if (kind == GateKind::constant && V != 256) continue;  // dg: as above
+        // brief_72_192 was 2.2% off in dg alone, supposed to be the same; the others, and pairs_packed, were not tried.
+        if (kind == GateKind::constant && V != 256) continue;
         brief.key_dim = K;
         brief.value_dim = V;
         add("brief_" + std::to_string(K) + "_" + std::to_string(V) + "_" + name, brief);

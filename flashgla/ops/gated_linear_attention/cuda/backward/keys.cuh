@@ -706,7 +706,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         const int own = thread_shuffled<Core>(thread);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          const int r = row_of_element(own, 2 * i), c = 8 * (i / 2) + 2 * (own & 3);
+          const int r = row_of_element(own, 2 * i), c = column_of_element(own, 2 * i);
           if (r < to.rows && c < to.channels) {
             store_two(
                 reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
