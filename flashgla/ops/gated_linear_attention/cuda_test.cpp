@@ -11,6 +11,7 @@
 #include "flashgla/ops/gated_linear_attention/spot_check.h"
 #include "flashgla/ops/gated_linear_attention/test_support.h"
 #include "testing/compare.h"
+#include "testing/random.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif
@@ -165,7 +166,15 @@ std::vector<Case> path_cases() {
         sized.value_dim = V;
         add(named(std::to_string(K)), sized);
       }
-      if (dtype == DType::bf16) continue;
+      if (dtype == DType::bf16) {
+        if (values == GateValues::extreme) continue;
+        Case plain = c;
+        plain.gate = GateKind::none;
+        plain.key_dim = 272;
+        plain.value_dim = 96;
+        add(named("none"), plain);
+        continue;
+      }
       for (const GateKind kind : kinds) {
         if (kind == GateKind::none && values == GateValues::extreme) continue;
         Case other = c;
@@ -356,28 +365,33 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
 // Kernels take the scale's logarithm into the gates' exponents, and its sign apart.
 TEST(Cuda, NegativeScale) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  const auto check = [](GateKind kind, GateValues values, std::int64_t batch, std::int64_t key_dim) {
+    SCOPED_TRACE(std::string(name_of(kind)) + (values == GateValues::trained ? " trained, " : " extreme, ") +
+                 std::to_string(key_dim) + " key channels");
+    CaseData data = make_data({.batch = batch,
+                               .length = 130,
+                               .query_heads = 4,
+                               .heads = 4,
+                               .key_dim = key_dim,
+                               .value_dim = 64,
+                               .gate = kind,
+                               .gate_values = values,
+                               .dtype = DType::bf16,
+                               .gate_dtype = DType::bf16});
+    data.options.scale = -0.3;
+    const Results expected = reference_results(data, true, true);
+    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+      if (device.kind != Device::Kind::cuda) return;
+      const Results actual = run(device, row.name, data, true, true, true);
+      expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
+      expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
+    });
+  };
   for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key}) {
     for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
       if (kind == GateKind::none && values == GateValues::extreme) continue;
-      SCOPED_TRACE(std::string(name_of(kind)) + (values == GateValues::trained ? " trained" : " extreme"));
-      CaseData data = make_data({.batch = 34,
-                                 .length = 130,
-                                 .query_heads = 4,
-                                 .heads = 4,
-                                 .key_dim = 64,
-                                 .value_dim = 64,
-                                 .gate = kind,
-                                 .gate_values = values,
-                                 .dtype = DType::bf16,
-                                 .gate_dtype = DType::bf16});
-      data.options.scale = -0.3;
-      const Results expected = reference_results(data, true, true);
-      for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
-        if (device.kind != Device::Kind::cuda) return;
-        const Results actual = run(device, row.name, data, true, true, true);
-        expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
-        expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
-      });
+      check(kind, values, 34, 64);
+      check(kind, values, 2, 128);
     }
   }
 }
@@ -410,6 +424,46 @@ TEST(Cuda, OneRowForAllTokens) {
         });
       }
     }
+  }
+}
+
+// Without gates wide heads' q and k are read as they lie, or from copies where the copy engine takes no such rows; with
+// a scale that could not be left to the ends they are prepared as with gates.
+TEST(Cuda, RowsWithoutGates) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  const std::int64_t B = 2, T = 203, H = 4, G = 2, K = 128;
+  const auto check = [&](const std::string& what, const auto& change) {
+    SCOPED_TRACE(what);
+    CaseData data = make_data({.batch = B,
+                               .length = T,
+                               .query_heads = H,
+                               .heads = G,
+                               .key_dim = K,
+                               .value_dim = 192,
+                               .gate = GateKind::none,
+                               .dtype = DType::bf16});
+    change(data);
+    const Results expected = reference_results(data, true, true);
+    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+      if (device.kind != Device::Kind::cuda) return;
+      for (const bool keep : {true, false}) {
+        const Results actual = run(device, row.name, data, true, keep, true);
+        expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
+        expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
+      }
+    });
+  };
+  check("one row of q for all tokens", [](CaseData& data) { data.in.q.stride[1] = 0; });
+  check("one row of k for all tokens", [](CaseData& data) { data.in.k.stride[1] = 0; });
+  check("one head of k for all", [](CaseData& data) { data.in.k.stride[2] = 0; });
+  check("rows of q and k beside each other, an element off 16 bytes", [&](CaseData& data) {
+    data.storage.push_back(testing::random_normal(Shape({B, T, (H + G) * K + 3}), DType::bf16, 77));
+    const TensorView rows = data.storage.back();
+    data.in.q = rows.slice(2, 1, 1 + H * K).split_last(H);
+    data.in.k = rows.slice(2, 1 + H * K, 1 + (H + G) * K).split_last(G);
+  });
+  for (const double scale : {-0.3, 1e-8, 1e-12, 1e12}) {
+    check("scale " + ::testing::PrintToString(scale), [&](CaseData& data) { data.options.scale = scale; });
   }
 }
 

@@ -161,10 +161,11 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   auto take = [&](std::int64_t bytes, const char* label) {
     return scratch.allocate(static_cast<std::size_t>(bytes), label);
   };
-  const TwoPasses passes(context, p, true);
+  const TwoPasses passes(context, p, true, std::is_same_v<Core, TensorCore90>);
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
+  w.rows = passes.rows;
   w.state_gradients = static_cast<char*>(take(state_bytes, "gla backward: state gradients"));
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
@@ -178,30 +179,22 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
 
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  const Prepared& prepared = w.prepared;
 
-  if (!passes.is_prepared) launch_forward_prepare<Core>(context, p, prepared);
+  launch_preparation<Core>(context, p, passes.prepared, passes.rows, passes.is_prepared);
   if (recompute) {
-    launch_recurrence<Core>(stream, p, passes,
-                            {.write = prepared.k,
-                             .decay = prepared.decay,
-                             .x = p.v,
-                             .start = static_cast<const float*>(p.h0),
-                             .states = static_cast<char*>(p.states)},
-                            false);
+    Recurrence run = run_of(p, passes, false);
+    run.x = p.v;
+    run.start = static_cast<const float*>(p.h0);
+    run.states = static_cast<char*>(p.states);
+    launch_recurrence<Core>(stream, p, passes, run, false);
   }
-  launch_recurrence<Core>(stream, p, passes,
-                          {.backwards = true,
-                           .read = prepared.k,
-                           .write = prepared.q,
-                           .scores = prepared.transposed_scores,
-                           .decay = prepared.decay,
-                           .x = d.d_o,
-                           .out = d.dv,
-                           .start = static_cast<const float*>(d_out.d_ht.data),
-                           .end = static_cast<float*>(d_in.dh0.data),
-                           .states = w.state_gradients},
-                          true);
+  Recurrence run = run_of(p, passes, true);
+  run.x = d.d_o;
+  run.out = d.dv;
+  run.start = static_cast<const float*>(d_out.d_ht.data);
+  run.end = static_cast<float*>(d_in.dh0.data);
+  run.states = w.state_gradients;
+  launch_recurrence<Core>(stream, p, passes, run, true);
   if (chunks > 0 && (d_in.dq || d_in.dk || d_in.dg)) {
     make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, context.architecture().multiprocessors, stream);
   }

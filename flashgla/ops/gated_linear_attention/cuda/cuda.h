@@ -30,12 +30,12 @@ bool goes_by_chunks(const Problem& problem);
 // Whether the one-pass forward takes the call: it alone needs no workspace to find the chunk states.
 bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params);
 
-// Bytes of Outputs.states: the chunk-start states of most_chunks(problem) chunks (params.h), where backward reads them.
-std::size_t states_bytes(const Problem& problem);
-
-// Rows of the table. `hopper` stands for the row cuda_sm90.
+// Rows of the table. `hopper` stands for the row cuda_sm90. Bytes of Outputs.states: the chunk-start states of
+// most_chunks(problem) chunks (params.h), and what else backward reads (forward/two_pass.h).
 Support portable_supports(const Problem& problem, const Architecture& architecture);
 Support hopper_supports(const Problem& problem, const Architecture& architecture);
+std::size_t portable_states_bytes(const Problem& problem);
+std::size_t hopper_states_bytes(const Problem& problem);
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,

@@ -75,12 +75,16 @@ namespace {
 // k or a key gate are too far apart the backward does not go by chunks either.
 void keep_prepared(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const auto fits = [](const Strided& s) { return s.token < (std::int64_t{1} << 24); };
-  if (context.planning() || params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) ||
-      !fits(params.q) || !fits(params.k) || (problem.gate == GateKind::key && !fits(params.g))) {
+  if (params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) || !fits(params.q) ||
+      !fits(params.k) || (problem.gate == GateKind::key && !fits(params.g))) {
     return;
   }
-  hopper ? launch_forward_prepare<TensorCore90>(context, params, kept_prepared(params))
-         : launch_forward_prepare<TensorCore80>(context, params, kept_prepared(params));
+  const ArenaScope scope(context.scratch());
+  const Prepared kept = kept_prepared(params, hopper);
+  const PlainRows rows = kept.plain ? PlainRows::plan(context, params) : PlainRows{};
+  if (context.planning()) return;
+  hopper ? launch_preparation<TensorCore90>(context, params, kept, rows, false)
+         : launch_preparation<TensorCore80>(context, params, kept, rows, false);
 }
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
@@ -94,15 +98,15 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
   } else if (chunks) {
     forward_in_f32_tiles(context, problem, params, hopper);
     keep_prepared(context, problem, params, hopper);
-  } else if (!context.planning()) {
+  } else {
     Params by_token = params;
     if (!backward_in_chunks(problem)) by_token.states = nullptr;  // laid out for kernels that cannot take this call
-    if (by_token.states != nullptr) {                             // these kernels write what lies within K and V
+    if (!context.planning() && by_token.states != nullptr) {      // these kernels write what lies within K and V
       flashgla::cuda::check(cudaMemsetAsync(by_token.states, 0, static_cast<std::size_t>(params.states_bytes()),
                                             static_cast<cudaStream_t>(context.stream())),
                             "gated_linear_attention states");
     }
-    launch_recurrent(context.stream(), by_token);
+    if (!context.planning()) launch_recurrent(context.stream(), by_token);
     keep_prepared(context, problem, by_token, hopper);
   }
 }
@@ -131,16 +135,17 @@ Support portable_supports(const Problem& problem, const Architecture& architectu
   return supports(problem);
 }
 
-std::size_t states_bytes(const Problem& problem) {
-  if (goes_through_features(problem)) return states_bytes(without_features(problem));
+static std::size_t states_bytes(const Problem& problem, bool hopper) {
+  if (goes_through_features(problem)) return states_bytes(without_features(problem), hopper);
   if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
   const Params params = make_params(problem, {}, {});
-  return static_cast<std::size_t>(params.states_bytes() + kept_prepared_bytes(params));
+  return static_cast<std::size_t>(params.states_bytes() + kept_prepared_bytes(params, hopper));
 }
 
+std::size_t portable_states_bytes(const Problem& problem) { return states_bytes(problem, false); }
 void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   forward(context, problem, inputs, outputs, false);
 }
@@ -150,6 +155,7 @@ Support hopper_supports(const Problem& problem, const Architecture& architecture
   return supports(problem);
 }
 
+std::size_t hopper_states_bytes(const Problem& problem) { return states_bytes(problem, true); }
 void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   forward(context, problem, inputs, outputs, true);
 }

@@ -26,7 +26,8 @@ struct Strided {
 struct Sequences {
   std::int64_t count = 0;                     // N
   std::int64_t length = 0;                    // T: of each sequence, or of all together when packed
-  const void* cu_seqlens = nullptr;           // device, [N+1]; null: not packed
+  bool packed = false;                        // one after the other, within one row of the batch
+  const void* cu_seqlens = nullptr;           // device, [N+1]; null where not packed
   bool wide = false;                          // cu_seqlens is i64, else i32
   const std::int64_t* chunk_begin = nullptr;  // device, [N+1], written by plan_chunks; null when not packed
   std::int64_t most_chunks = 0;               // upper bound of the chunks of all sequences, known on the host

@@ -74,7 +74,12 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
   static_assert(Layout::total <= (Layout::in_bulk ? 227 : 99) * 1024);
   RowMaps maps{};
   if (Layout::in_bulk) {
-    maps = {row_map_of(p, p.v, p.heads, p.value_dim), row_map_of(p, d.d_o, p.heads * p.group, p.value_dim)};
+    maps.v = row_map_of(p, p.v, p.heads, p.value_dim);
+    maps.d_o = row_map_of(p, d.d_o, p.heads * p.group, p.value_dim);
+    if (w.prepared.plain) {
+      maps.q = w.rows.q_map(p);
+      maps.k = w.rows.k_map(p);
+    }
   }
   const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim));
   const dim3 grid(Layout::in_bulk ? std::min(items, static_cast<unsigned>(multiprocessors)) : items);

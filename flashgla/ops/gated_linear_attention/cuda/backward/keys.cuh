@@ -32,6 +32,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 struct RowMaps {  // where there is a copy engine
   RowMap v, d_o;
+  RowMap q, k;  // where they are read as they are (two_pass.h, reads_rows)
 };
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
@@ -97,6 +98,15 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       Core::expect_bytes(inputs, chunks * (2 * kTileBytes + of_decays));
       for (int of = 0; of < chunks; ++of) {
         const std::uint32_t to = base + Layout::epilogue + of * Layout::group;
+        if (kGate == GateTile::none && w.prepared.plain) {
+          const auto bring = [&](std::uint32_t to, const RowMap& rows, int head) {
+            Core::copy_box(to, &rows.map, at.key_tile * kTile, static_cast<int>(at.token) + of * kChunk,
+                           head * rows.head_step, static_cast<int>(at.batch) * rows.batch_step, inputs);
+          };
+          bring(to + Layout::q, maps.q, at.kv_head * p.group + at.in_group);
+          bring(to + Layout::k, maps.k, at.kv_head);
+          continue;
+        }
         Core::copy_in(to + Layout::q, q_image(at, of), kTileBytes, inputs);
         Core::copy_in(to + Layout::k, w.prepared.k + kv_at(at, of) * kImageBytes, kTileBytes, inputs);
         if constexpr (kGated) {
@@ -564,7 +574,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       if (!late || last) add(within_tile, within, -1.0f);
       if (!last) dg_so_far.put(e);
     }
-    if (p.scale < 0.0f && !steep) {  // what follows takes its logarithm
+    if (kGated && p.scale < 0.0f && !steep) {  // what follows takes its logarithm
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         across[i] = late ? -across[i] : across[i];
@@ -592,11 +602,11 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       if (to.data == nullptr) to_rows.rows = 0;
       store_pieces(to_rows, own_k, thread);
     };
-    const float of_dq = steep ? 1.0f : p.scale;
+    const float of_dq = steep ? 1.0f : p.scale, of_dk = w.prepared.plain ? p.scale : 1.0f;
     const auto store_gradient = [&](bool of_queries, const Accumulator& a) {
       const Strided& to = of_queries ? d.dq : d.dk;
       const float* exponents = starts + (of_queries ? 0 : kTile);
-      const float base_of = of_queries ? kBase : -kBase, scale = of_queries ? of_dq : 1.0f;
+      const float base_of = of_queries ? kBase : -kBase, scale = of_queries ? of_dq : of_dk;
       store(to, of_queries ? query_head : at.kv_head, a, [&](int i) {
         if constexpr (kGated) {
           const float2 start = *reinterpret_cast<const float2*>(exponents + column(i / 4));

@@ -18,6 +18,7 @@ enum class GateTile { none, token, narrow, wide };  // no gate; one f32 a token;
 // Between the kernels of the backward by chunks.
 struct BackwardWorkspace {
   Prepared prepared;      // with P^T and the scale
+  PlainRows rows;         // where that is plain; then state_gradients are without the scale
   char* state_gradients;  // as Params.states: dh, the gradient of the state after the chunk
   float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
 };

@@ -141,7 +141,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   b.k_tile = b.q_tile + kTileBytes;
   b.g_tile = b.k_tile + kTileBytes;
   b.gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);
-  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32, piece = thread % 8;
+  const int thread = threadIdx.x % kGroupThreads, piece = thread % 8;
   const int heads = p.heads * p.group;
   const std::int64_t chunk = blockIdx.x / heads;
   b.query_head = blockIdx.x % heads;

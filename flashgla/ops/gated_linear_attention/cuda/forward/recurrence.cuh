@@ -25,8 +25,8 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // How many blocks a multiprocessor has, by their registers.
 constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups == 2 ? 1 : 2; }
 
-// Tiles of shared memory, in this order; then bytes. grouped: as recurrence().
-template <class Core, int KB, int groups, bool outputs, bool grouped>
+// Tiles of shared memory, in this order; then bytes. grouped, plain: as recurrence().
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 struct RecurrencePlan {
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
   static constexpr int blocks = recurrence_blocks(KB, groups);
@@ -45,7 +45,7 @@ struct RecurrencePlan {
   static constexpr int states = in_bulk && outputs ? out + groups : out;
   static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;
   // [slots], of a slot's key tiles 64 floats each; then barriers: of slots, of v [v_slots], of what leaves [groups].
-  static constexpr int decay_bytes = (by_chunk ? KB : 1) * kTile * 4;
+  static constexpr int decay_bytes = plain ? 0 : (by_chunk ? KB : 1) * kTile * 4;
   static constexpr int filled = decays + slots * decay_bytes;
   static constexpr int emptied = filled + (slots + v_slots + groups) * 8;
   static constexpr int bytes = emptied + (slots + v_slots + groups) * 8;
@@ -146,11 +146,13 @@ __device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t 
   }
 }
 
-// grouped: backwards, with several query heads a key-value head.
-template <class Core, int KB, int groups, bool outputs, bool grouped>
+// grouped: backwards, with several query heads a key-value head. plain: q and k come from their rows (two_pass.h,
+// reads_rows), with the copy engine; nothing decays.
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {
-  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
+  static_assert(!plain || Plan::in_bulk);
   constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
   constexpr bool kBulk = Core::copies_in_bulk;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -250,11 +252,23 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       Core::expect_bytes(barrier, kTileBytes * (kTiles + (outputs && from.read_state) + has_scores) +
                                       (from.read_state ? Plan::decay_bytes : 0));
     }
-    if (from.read_state) {
-      if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
-      load(base + Plan::decays + Plan::decay_bytes * slot, from.decay + 64 * kb, Plan::decay_bytes, barrier);
+    const std::uint32_t written = images + tile(Plan::slot - kTiles);
+    if constexpr (plain) {
+      const auto bring = [&](std::uint32_t to, const RowMap& rows, int head, int kb) {
+        Core::copy_box(to, &rows.map, first_key + kTile * kb, index_of(chunk_of_visit(visit)) * kChunk,
+                       head * rows.head_step, static_cast<int>(n) * rows.batch_step, barrier);
+      };
+      // own_head, but for a register.
+      if (outputs && from.read_state) bring(images, run.read_rows, by_query ? score_head : head, kb);
+#pragma unroll 1
+      for (int i = 0; i < kTiles; ++i) bring(written + tile(i), run.write_rows, x_head + head_of_visit(visit), kb + i);
+    } else {
+      if (from.read_state) {
+        if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
+        load(base + Plan::decays + Plan::decay_bytes * slot, from.decay + 64 * kb, Plan::decay_bytes, barrier);
+      }
+      load(written, from.write + kb * kTileBytes, kTiles * kTileBytes, barrier);
     }
-    load(images + tile(Plan::slot - kTiles), from.write + kb * kTileBytes, kTiles * kTileBytes, barrier);
     if (has_scores) load(base + tile(Plan::scores + (visit & 1)), from.scores, kTileBytes, barrier);
   };
   const auto load_step_and_x = [&](int visit, int kb, int slot) {  // by all threads
@@ -359,6 +373,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       add_part(h[kb], segment_state(kb, v0), fresh_thread());
     } else if (given != nullptr) {
       move_transposed_state<false>(h[kb], given, K, V, first_key + 64 * kb, v0, fresh_thread());
+      if constexpr (plain) scale_rows(h[kb], run.start_scale, run.start_scale);
     }
   }
 
@@ -400,9 +415,10 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     return shared + Plan::decays + Plan::decay_bytes * slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
   };
   const auto count_decays = [&](int kb, int thread) {
-    if constexpr (!outputs) product[kb] *= reinterpret_cast<const float*>(decays_of(kb))[thread % 64];
+    if constexpr (!outputs && !plain) product[kb] *= reinterpret_cast<const float*>(decays_of(kb))[thread % 64];
   };
   const auto read_decays = [&](int kb, int thread, float2(&to)[8]) {
+    if constexpr (plain) return;
     const char* from = decays_of(kb) + 8 * (thread % 4);
 #pragma unroll
     for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(from + 32 * j);
@@ -434,7 +450,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           }
         }
         if constexpr (grouped) read_decays(kb, thread, decay);  // others ahead, in the shadow of the products
-        scale_columns(h[kb], decay);
+        if constexpr (!plain) scale_columns(h[kb], decay);
         if constexpr (outputs) Core::begin(rounded);
       }
       Core::begin(h[kb]);
@@ -453,11 +469,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         slot = 0;
         parity ^= 1;
       }
-      if (kb + 1 < KB) {
+      const auto look_ahead = [&] {
+        if (kb + 1 == KB) return;
         wait_for_step(kb + 1);
         if constexpr (kReads && !grouped) read_decays(kb + 1, thread, decay);
-      }
-      Core::template wait<1>();  // what was rounded is free again, and the step before is done
+      };
+      if constexpr (!plain) look_ahead();
+      Core::template wait<1>();           // what was rounded is free again, and the step before is done
+      if constexpr (plain) look_ahead();  // before, ptxas would round h ahead, for which there are no registers
       if (kb > 0) release(last_slot);
       last_slot = this_slot;
     }
@@ -502,14 +521,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         count_decays(kb, thread);
         float2 ahead[8];
         if (kb + 1 < KB) read_decays(kb + 1, thread, ahead);
-        scale_columns(h[kb], decay);
+        if constexpr (!plain) scale_columns(h[kb], decay);
         Core::begin(h[kb]);
         Core::template product<Stored::k_outer>(h[kb], v, images + tile(kb), thread);
         Core::commit();
         if (kb + 1 < KB) {
           Core::template wait<1>();
 #pragma unroll
-          for (int j = 0; j < 8; ++j) decay[j] = ahead[j];
+          for (int j = 0; j < 8 && !plain; ++j) decay[j] = ahead[j];
         }
       }
       const int this_slot = slot;
@@ -552,6 +571,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
         if (run.adds_parts && find_v0() < V) add_part(o, part_of_out(), thread);
         if (run.ends_parts) {
           std::uint32_t rounded[16];
+          if constexpr (plain) scale_rows(o, run.out_scale, run.out_scale);
           to_operand(rounded, o);
           put_operand<Core, true>(out_tile, rounded, thread);
         } else if (find_v0() < V) {
@@ -590,6 +610,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   if (wanted == nullptr) return;
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
+    if constexpr (plain) scale_rows(h[kb], run.end_scale, run.end_scale);
     move_transposed_state<true>(h[kb], wanted, K, V, first_key + 64 * kb, end_v0, thread);
   }
 }
@@ -597,24 +618,24 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 // grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. In the first
 // pass each segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as
 // wanted.
-template <class Core, int KB, int groups, bool outputs, bool grouped>
-__global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, grouped>::threads),
-                                  (RecurrencePlan<Core, KB, groups, outputs, grouped>::blocks))
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
+__global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::threads),
+                                  (RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::blocks))
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
-  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
   if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped>(p, run, segments, shared);
+  if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped, plain>(p, run, segments, shared);
 }
 
-// Segment end states from zero to start states, in place but for the first: start_0 = the state given, start_{s+1} =
+// Segment end states from zero to start states, in place but for the first: start_0 = of_given * given, start_{s+1} =
 // (product of decays of s) start_s + end_s. Thread: four elements that lie together in an accumulator, of one
 // (sequence, head); grid: (ceil(V / 64) * blocks * 4, N * G), blocks: of 64 key channels.
 constexpr int kCombineThreads = 256;
 constexpr int kCombineBlocks = kTile * kTile / 4 / kCombineThreads;  // a tile
 static __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ Params p, const float* given, int blocks,
+    combine_kernel(const __grid_constant__ Params p, const float* given, float of_given, int blocks,
                    const __grid_constant__ Segments segments) {
   flashgla::cuda::wait_for_previous();
   const unsigned element = blockIdx.x * kCombineThreads + threadIdx.x, cell_size = gridDim.x * kCombineThreads;
@@ -630,7 +651,7 @@ static __global__ void __launch_bounds__(kCombineThreads)
   if (given != nullptr) {
     const auto read = [&](int key, int value) {
       return key < p.key_dim && value < p.value_dim
-                 ? given[(cell * p.key_dim + key) * static_cast<std::int64_t>(p.value_dim) + value]
+                 ? of_given * given[(cell * p.key_dim + key) * static_cast<std::int64_t>(p.value_dim) + value]
                  : 0.0f;
     };
     state = make_float4(read(key, value), read(key + 1, value), read(key, value + 8), read(key + 1, value + 8));

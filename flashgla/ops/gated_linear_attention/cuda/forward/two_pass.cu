@@ -1,8 +1,9 @@
 // Preparation, segments, recurrence: workspace, plan, launches, and the forward made of them.
 #include <algorithm>
+#include <cmath>
 
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
@@ -27,81 +28,39 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
 template void launch_forward_prepare<TensorCore80>(Context&, const Params&, const Prepared&);
 template void launch_forward_prepare<TensorCore90>(Context&, const Params&, const Prepared&);
 
-Prepared kept_prepared(const Params& p) {
+bool reads_rows(const Params& p, bool hopper) {
+  // Within these bounds neither a gradient of a state over the scale nor a score without it leaves the range of f32.
+  const float scale = std::fabs(p.scale), most = 0x1p30f;
+  return hopper && p.gate == GateKind::none && !p.sequences.packed && p.key_dim % 8 == 0 &&
+         p.sequences.length < (std::int64_t{1} << 31) && scale >= 1.0f / most && scale <= most;
+}
+
+Prepared kept_prepared(const Params& p, bool hopper) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
+  char* const at = static_cast<char*>(p.states) + p.states_bytes();
   Prepared kept;
   kept.blocks = tiles_of(p.key_dim);
+  kept.plain = reads_rows(p, hopper);
+  if (kept.plain) {
+    kept.transposed_scores = at;
+    return kept;
+  }
   kept.scale = p.scale;
-  kept.q = static_cast<char*>(p.states) + p.states_bytes();
+  kept.q = at;
   kept.k = kept.q + chunks * query_heads * kept.blocks * kTileBytes;
   kept.transposed_scores = kept.k + chunks * p.heads * kept.blocks * kTileBytes;
   kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kTileBytes);
   return kept;
 }
-std::int64_t kept_prepared_bytes(const Params& p) {
+std::int64_t kept_prepared_bytes(const Params& p, bool hopper) {
   if (!p.keeps_prepared()) return 0;
   const std::int64_t heads = p.heads, query_heads = heads * p.group, blocks = tiles_of(p.key_dim);
+  if (reads_rows(p, hopper)) return p.sequences.most_chunks * query_heads * kTileBytes;
   return p.sequences.most_chunks *
          (((query_heads + heads) * blocks + query_heads) * kTileBytes + heads * blocks * kTile * 4);
 }
 
 namespace {
-
-constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
-
-template <class Core, int KB, int groups, bool outputs, bool grouped>
-void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
-  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped>;
-  const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
-  const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
-  const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
-  flashgla::cuda::launch("gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped>,
-                         dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run,
-                         segments);
-}
-template <class Core, int KB, bool outputs>
-void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
-                   int shared_memory) {
-  const bool two_groups = p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true, false>::bytes <= shared_memory;
-  if (run.backwards && p.group > 1) {
-    launch_blocks<Core, KB, 1, outputs, true>(stream, p, run, segments);
-  } else if (two_groups) {
-    launch_blocks<Core, KB, 2, outputs, false>(stream, p, run, segments);
-  } else {
-    launch_blocks<Core, KB, 1, outputs, false>(stream, p, run, segments);
-  }
-}
-template <class Core, int KB>
-void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments, bool outputs,
-                   int shared_memory) {
-  outputs ? launch_blocks<Core, KB, true>(stream, p, run, segments, shared_memory)
-          : launch_blocks<Core, KB, false>(stream, p, run, segments, shared_memory);
-}
-
-// All key blocks, in as many launches as it takes.
-template <class Core>
-void launch_all_blocks(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run,
-                       const Segments& segments, bool outputs) {
-  const int blocks = passes.prepared.blocks;
-  for (int first = 0; first < blocks; first += passes.blocks_each) {
-    run.first_block = first;
-    run.adds_parts = first > 0;
-    run.ends_parts = first + passes.blocks_each >= blocks;
-    switch (std::min(passes.blocks_each, blocks - first)) {
-      case 1:
-        launch_blocks<Core, 1>(stream, p, run, segments, outputs, passes.shared_memory);
-        break;
-      case 2:
-        launch_blocks<Core, 2>(stream, p, run, segments, outputs, passes.shared_memory);
-        break;
-      case 3:
-        launch_blocks<Core, 3>(stream, p, run, segments, outputs, passes.shared_memory);
-        break;
-      default:
-        launch_blocks<Core, 4>(stream, p, run, segments, outputs, passes.shared_memory);
-    }
-  }
-}
 
 // Time is cut as far as it takes to fill the card, where a cut pays: the first pass costs about half of the second.
 Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads, int blocks) {
@@ -120,7 +79,7 @@ Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads,
 
 }  // namespace
 
-TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
+TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hopper)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const auto take = [&](std::int64_t bytes, const char* label) {
     return static_cast<char*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
@@ -128,8 +87,12 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
   const std::int64_t blocks = tiles_of(p.key_dim);
   if (p.states != nullptr && p.keeps_prepared()) {
-    prepared = kept_prepared(p);
+    prepared = kept_prepared(p, hopper);
     is_prepared = backwards;
+  } else if (reads_rows(p, hopper)) {
+    prepared.plain = true;
+    prepared.blocks = static_cast<int>(blocks);
+    if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
   } else {
     prepared.blocks = static_cast<int>(blocks);
     prepared.scale = p.scale;
@@ -138,9 +101,10 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
     prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
     if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
   }
+  if (prepared.plain) rows = PlainRows::plan(context, p);
   if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
 
-  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false>::bytes <=
+  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <=
                 99 * 1024);  // of capability 8.6 and 8.9
   const std::int64_t launches = (blocks + kMostBlocks - 1) / kMostBlocks, out_heads = backwards ? heads : query_heads;
   blocks_each = static_cast<int>((blocks + launches - 1) / launches);
@@ -158,49 +122,68 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards)
 }
 
 template <class Core>
-void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run, bool outputs) {
-  run.blocks = passes.prepared.blocks;
-  run.parts = passes.parts;
-  Segments segments = passes.segments;
-  if (segments.count > 1) {
-    segments.first_pass = true;
-    launch_all_blocks<Core>(stream, p, passes, run, segments, false);
-    segments.first_pass = false;
-    const dim3 grid(static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks),
-                    static_cast<unsigned>(p.sequences.count * p.heads));
-    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
-                           kNext<Core>, p, run.start, run.blocks, segments);
+void launch_preparation(Context& context, const Params& p, const Prepared& prepared, const PlainRows& rows,
+                        bool is_prepared) {
+  if (prepared.plain) {
+    launch_plain_preparation(static_cast<cudaStream_t>(context.stream()), p, prepared, rows, is_prepared);
+  } else if (!is_prepared) {
+    launch_forward_prepare<Core>(context, p, prepared);
   }
-  launch_all_blocks<Core>(stream, p, passes, run, segments, outputs);
 }
-template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
-template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+template void launch_preparation<TensorCore80>(Context&, const Params&, const Prepared&, const PlainRows&, bool);
+template void launch_preparation<TensorCore90>(Context&, const Params&, const Prepared&, const PlainRows&, bool);
+
+Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
+  const Prepared& prepared = passes.prepared;
+  Recurrence run;
+  run.backwards = backwards;
+  run.read = backwards ? prepared.k : prepared.q;
+  run.write = backwards ? prepared.q : prepared.k;
+  run.scores = backwards ? prepared.transposed_scores : prepared.scores;
+  run.decay = prepared.decay;
+  if (prepared.plain) {
+    const RowMap q = passes.rows.q_map(p), k = passes.rows.k_map(p);
+    run.read_rows = backwards ? k : q;
+    run.write_rows = backwards ? q : k;
+    run.out_scale = p.scale;
+    if (backwards) {  // the walk's state is a gradient over the scale
+      run.start_scale = 1.0f / p.scale;
+      run.end_scale = p.scale;
+    }
+  }
+  return run;
+}
+
+template <class Core>
+void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& passes, const Recurrence& run,
+                       bool outputs) {
+  passes.prepared.plain ? launch_walk<TensorCore90, true>(stream, p, passes, run, outputs)
+                        : launch_walk<Core, false>(stream, p, passes, run, outputs);
+}
+template void launch_walk<TensorCore80, false>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+template void launch_walk<TensorCore90, false>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
+template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
 
 namespace {
 
 template <class Core>
 void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
-  const Prepared& prepared = passes.prepared;
-  const auto stream = static_cast<cudaStream_t>(context.stream());
-  launch_forward_prepare<Core>(context, p, prepared);
-  launch_recurrence<Core>(stream, p, passes,
-                          {.read = prepared.q,
-                           .write = prepared.k,
-                           .scores = prepared.scores,
-                           .decay = prepared.decay,
-                           .x = p.v,
-                           .out = p.o,
-                           .start = static_cast<const float*>(p.h0),
-                           .end = static_cast<float*>(p.ht),
-                           .states = static_cast<char*>(p.states)},
-                          true);
+  launch_preparation<Core>(context, p, passes.prepared, passes.rows, passes.is_prepared);
+  Recurrence run = run_of(p, passes, false);
+  run.x = p.v;
+  run.out = p.o;
+  run.start = static_cast<const float*>(p.h0);
+  run.end = static_cast<float*>(p.ht);
+  run.states = static_cast<char*>(p.states);
+  launch_recurrence<Core>(static_cast<cudaStream_t>(context.stream()), p, passes, run, true);
 }
 
 }  // namespace
 
 void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
   const ArenaScope scope(context.scratch());
-  const TwoPasses passes(context, params, false);
+  const TwoPasses passes(context, params, false, hopper);
   if (context.planning()) return;
   hopper ? run_forward<TensorCore90>(context, params, passes) : run_forward<TensorCore80>(context, params, passes);
 }

@@ -1,9 +1,11 @@
-// Preparation and recurrence (prepare.cuh, recurrence.cuh), forwards and backwards: workspace, plan, launches.
+// Preparation and recurrence (prepare.cuh, plain.cu, recurrence.cuh), forwards and backwards: workspace, plan,
+// launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -14,6 +16,7 @@ struct TensorCore90;  // wgmma
 // What preparation leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
 // [chunks, G, 64 * blocks] floats.
 struct Prepared {
+  bool plain = false;  // reads_rows(): there are scores alone
   char* q = nullptr;
   char* k = nullptr;
   char* scores = nullptr;             // P: [query][key]; null: not wanted
@@ -24,8 +27,22 @@ struct Prepared {
 };
 
 // What the backward wants of it, behind the kept states where params.keeps_prepared(); and its bytes.
-Prepared kept_prepared(const Params& params);
-std::int64_t kept_prepared_bytes(const Params& params);
+Prepared kept_prepared(const Params& params, bool hopper);
+std::int64_t kept_prepared_bytes(const Params& params, bool hopper);
+
+// Whether q and k need no preparation, since the copy engine brings their rows as they are: without gates, where it
+// fills up a sequence's last chunk with zeros (not packed) and the scale can be left to the ends.
+bool reads_rows(const Params& params, bool hopper);
+
+// q and k for the copy engine: the tensors, or copies where it does not take their rows.
+struct PlainRows {
+  Strided q, k;
+
+  // Where reads_rows(): takes room for copies from context.scratch().
+  static PlainRows plan(Context& context, const Params& params);
+  RowMap q_map(const Params& params) const;
+  RowMap k_map(const Params& params) const;
+};
 
 struct Segments {
   int count = 1;            // of each sequence; the last may be empty
@@ -44,6 +61,10 @@ struct Recurrence {
   const char* write = nullptr;   // images that x is added to it with, [chunks, heads of x, blocks]: k~ (q~)
   const char* scores = nullptr;  // images [chunks, H]: P (P^T)
   const float* decay = nullptr;  // [chunks, G, 64 blocks]
+  // Where preparation is plain, instead of images and decays; and factors of what the walk makes of out, of start
+  // before the walk, and of its state where that becomes end.
+  RowMap read_rows{}, write_rows{};
+  float out_scale = 1.0f, start_scale = 1.0f, end_scale = 1.0f;
   int blocks = 1;                // of 64 key channels
   int first_block = 0;           // of those that a launch has the state of
   Strided x, out;                // v and o (do and dv); out without data: not wanted
@@ -59,21 +80,32 @@ struct Recurrence {
 // Workspace and plan of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
 struct TwoPasses {
   Prepared prepared;
+  PlainRows rows;    // where it is plain
   bool is_prepared;  // by the forward, beside the states it kept
   Segments segments;
   int blocks_each;    // key blocks of a launch of the recurrence
   float* parts;       // null where one launch does
   int shared_memory;  // of a block of the device
 
-  TwoPasses(Context& context, const Params& params, bool backwards);
+  TwoPasses(Context& context, const Params& params, bool backwards, bool hopper);
 };
 
 template <class Core>
 void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
+// Where reads_rows(): the scores, unless is_prepared, and what copies of q and k there are to be.
+void launch_plain_preparation(cudaStream_t stream, const Params& params, const Prepared& prepared,
+                              const PlainRows& rows, bool is_prepared);
+// The one or the other.
+template <class Core>
+void launch_preparation(Context& context, const Params& params, const Prepared& prepared, const PlainRows& rows,
+                        bool is_prepared);
+
+// A run of the recurrence with what preparation left as its operands; x, out, start, end and states are not set.
+Recurrence run_of(const Params& params, const TwoPasses& passes, bool backwards);
 
 // run.blocks, first_block and parts are filled in here. Without outputs only states are made.
 template <class Core>
-void launch_recurrence(cudaStream_t stream, const Params& params, const TwoPasses& passes, Recurrence run,
+void launch_recurrence(cudaStream_t stream, const Params& params, const TwoPasses& passes, const Recurrence& run,
                        bool outputs);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,130 @@
+// Two passes without gates, on Hopper: q~ = q and k~ = k, so that all there is to make of a chunk before the
+// recurrence is its scores P = q k^T. The copy engine brings q and k here, there and in the backward from their own
+// rows; the scale comes in at the ends (Recurrence::out_scale).
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template void launch_walk<TensorCore90, true>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
+
+namespace {
+
+constexpr int kCopyThreads = 256;
+
+// A tensor of 16-bit elements to contiguous rows [B, T, heads, channels]. Thread: an element.
+__global__ void copy_rows_kernel(const __grid_constant__ Strided from, std::uint16_t* to, std::int64_t elements,
+                                 std::int64_t length, int heads, int channels) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
+  if (at >= elements) return;
+  const std::int64_t row = at / channels, token = row / heads;
+  to[at] = static_cast<const std::uint16_t*>(
+      from.data)[token / length * from.batch + token % length * from.token + row % heads * from.head + at % channels];
+}
+
+void copy_rows(cudaStream_t stream, const Params& p, const Strided& from, const Strided& to, int heads) {
+  const std::int64_t elements = p.sequences.count * p.sequences.length * heads * p.key_dim;
+  if (elements == 0) return;
+  flashgla::cuda::launch("gated_linear_attention copies of rows", copy_rows_kernel,
+                         dim3(static_cast<unsigned>((elements + kCopyThreads - 1) / kCopyThreads)), kCopyThreads, 0,
+                         stream, flashgla::cuda::Begin::after_previous, from, static_cast<std::uint16_t*>(to.data),
+                         elements, p.sequences.length, heads, p.key_dim);
+}
+
+// Shared memory: tiles of q and k, [slots][2], and barriers of slots that have been filled.
+constexpr int kMostSlots = 4;
+constexpr int plain_slots(int blocks) { return blocks < kMostSlots ? blocks : kMostSlots; }
+constexpr int plain_bytes(int blocks) { return plain_slots(blocks) * (2 * kTileBytes + 8); }
+
+// grid: chunks * H, heads fastest.
+template <class Core>
+__device__ __forceinline__ void make_scores(const Params& p, const Prepared& out, const RowMap& q_rows,
+                                            const RowMap& k_rows, char* shared) {
+  const std::uint32_t base = ptx::shared_address(shared);
+  const int slots = plain_slots(out.blocks), heads = p.heads * p.group, thread = threadIdx.x;
+  const std::uint32_t filled = base + slots * 2 * kTileBytes;
+  const int query_head = static_cast<int>(blockIdx.x) % heads, chunk = static_cast<int>(blockIdx.x) / heads;
+  const auto each = static_cast<int>(p.sequences.chunks_each());
+  const int n = chunk / each, token = chunk % each * kChunk;
+  const auto ask_for = [&](int kb) {
+    const std::uint32_t barrier = filled + 8 * (kb % slots), to = base + kb % slots * 2 * kTileBytes;
+    Core::expect_bytes(barrier, 2 * kTileBytes);
+    Core::copy_box(to, &q_rows.map, kTile * kb, token, query_head * q_rows.head_step, n * q_rows.batch_step, barrier);
+    Core::copy_box(to + kTileBytes, &k_rows.map, kTile * kb, token, query_head / p.group * k_rows.head_step,
+                   n * k_rows.batch_step, barrier);
+  };
+  if (thread == 0) {
+    for (int i = 0; i < slots; ++i) Core::init_barrier(filled + 8 * i, 1);
+    Core::publish_barriers();
+    for (int i = 0; i < slots; ++i) ask_for(i);
+  }
+  __syncthreads();
+
+  Accumulator s;
+  clear(s);
+#pragma unroll 1
+  for (int kb = 0; kb < out.blocks; ++kb) {
+    const std::uint32_t tiles = base + kb % slots * 2 * kTileBytes;
+    Core::wait_at(filled + 8 * (kb % slots), kb / slots % 2);
+    Core::begin(s);
+    Core::template product<Stored::k_inner, Stored::k_inner>(s, tiles, tiles + kTileBytes, thread);
+    Core::finish(s);
+    if (kb + slots < out.blocks) {
+      __syncthreads();  // all have read them
+      if (thread == 0) ask_for(kb + slots);
+    }
+  }
+  std::uint32_t pairs[16];
+  select_pairs<false>(pairs, s, thread);
+  __syncthreads();
+  if (out.scores != nullptr) put_operand<Core>(base, pairs, thread);
+  if (out.transposed_scores != nullptr) put_operand<Core, true>(base + kTileBytes, pairs, thread);
+  Core::publish();
+  __syncthreads();
+  if (thread == 0) {
+    const std::int64_t image = static_cast<std::int64_t>(blockIdx.x) * kTileBytes;
+    if (out.scores != nullptr) Core::copy_out(out.scores + image, base, kTileBytes);
+    if (out.transposed_scores != nullptr) {
+      Core::copy_out(out.transposed_scores + image, base + kTileBytes, kTileBytes);
+    }
+    Core::commit_copies_out();
+    Core::wait_for_copies_out();
+  }
+}
+
+template <class Core>
+__global__ void __launch_bounds__(kGroupThreads)
+    plain_scores_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out,
+                        const __grid_constant__ RowMap q_rows, const __grid_constant__ RowMap k_rows) {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next_of_waves();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) make_scores<Core>(p, out, q_rows, k_rows, shared);
+}
+
+}  // namespace
+
+PlainRows PlainRows::plan(Context& context, const Params& p) {
+  const auto plan = [&](const Strided& tensor, int heads) {
+    if (has_row_map(p, tensor)) return tensor;
+    const std::int64_t row = std::int64_t{heads} * p.key_dim, batch = p.sequences.length * row;
+    const auto bytes = static_cast<std::size_t>(p.sequences.count * batch * 2);
+    return Strided{context.scratch().allocate(bytes, "gla: rows of q or k"), batch, row, p.key_dim};
+  };
+  return {plan(p.q, p.heads * p.group), plan(p.k, p.heads)};
+}
+RowMap PlainRows::q_map(const Params& p) const { return row_map_of(p, q, p.heads * p.group, p.key_dim); }
+RowMap PlainRows::k_map(const Params& p) const { return row_map_of(p, k, p.heads, p.key_dim); }
+
+void launch_plain_preparation(cudaStream_t stream, const Params& p, const Prepared& prepared, const PlainRows& rows,
+                              bool is_prepared) {
+  if (rows.q.data != p.q.data) copy_rows(stream, p, p.q, rows.q, p.heads * p.group);
+  if (rows.k.data != p.k.data) copy_rows(stream, p, p.k, rows.k, p.heads);
+  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
+  if (is_prepared || blocks == 0) return;
+  flashgla::cuda::launch("gated_linear_attention scores", plain_scores_kernel<TensorCore90>,
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, plain_bytes(prepared.blocks), stream,
+                         flashgla::cuda::Begin::after_previous, p, prepared, rows.q_map(p), rows.k_map(p));
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
