@@ -147,6 +147,14 @@ std::vector<Case> path_cases() {
       segments.length = 4099;
       segments.value_dim = 128;
       add("segments_" + name, segments);
+      // More chunks a segment than shared memory has slots for, an odd number of key tiles, two of values.
+      Case long_segments = segments;
+      long_segments.query_heads = long_segments.heads = 4;
+      long_segments.length = 11000;
+      long_segments.key_dim = 136;
+      long_segments.value_dim = 72;
+      const bool tried = kind == GateKind::key || kind == GateKind::none;
+      if (tried && values == GateValues::trained) add("segments_long_" + name, long_segments);
     }
   }
   // Tiles of f32: one tile of channels and several, rows that come in pieces and others, every kind of gate, segments.

@@ -3,9 +3,8 @@
 //     o = q~ h + P v,        h' = 2^sum h + k~^T v,
 // and backwards in time, dh the gradient of the state after a chunk, the same with other names:
 //     dv = k~ dh + P^T do,   dh' = 2^sum dh + q~^T do.
-// Segments: where sequences, heads and slices do not fill the card, time is cut; a pass without outputs finds each
-// segment's end state from zero, combine_kernel turns these into start states (the operator from a segment's start to
-// its end is only a product of decays), and this kernel runs from those.
+// Segments: where sequences, heads and slices do not fill the card, time is cut, and this kernel runs from start states
+// that segments.cuh has found.
 //
 // The state is held transposed, a row a value channel: rounded, it is the operand of o^T = h^T q~^T + v^T P^T as it
 // lies in registers, and so is v^T of h'^T = h^T 2^sum + v^T k~, read once a chunk. What shared memory gives the tensor
@@ -19,6 +18,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -58,94 +58,6 @@ struct RecurrencePlan {
                                                                            : 0);
 };
 
-// Adds an accumulator of a group from 16 KiB of memory, and writes it there, four elements of a thread beside its
-// neighbours': [8][thread][4].
-__device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float4 x = reinterpret_cast<const float4*>(from)[j * kGroupThreads + thread];
-    a[4 * j] += x.x;
-    a[4 * j + 1] += x.y;
-    a[4 * j + 2] += x.z;
-    a[4 * j + 3] += x.w;
-  }
-}
-__device__ __forceinline__ void write_part(float* to, const Accumulator& a, int thread) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    reinterpret_cast<float4*>(to)[j * kGroupThreads + thread] =
-        make_float4(a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3]);
-  }
-}
-
-// Starts the copy of the tiles of 64 tokens and 64 channels a group by one warp, rows of all tiles together; the pieces
-// outside become zeros. False where rows are not aligned: then it is done.
-template <int groups>
-__device__ __forceinline__ bool load_tiles_by_warp(std::uint32_t tiles, const Rows& r, int lane) {
-  constexpr int kPieces = 8 * groups, kRows = 32 / kPieces, kPeriod = 8 / kRows;
-  const int piece = lane % kPieces, first = lane / kPieces;
-  std::uint32_t to[kPeriod];
-#pragma unroll
-  for (int i = 0; i < kPeriod; ++i) to[i] = tiles + piece / 8 * kTileBytes + tile_piece(first + kRows * i, piece % 8);
-  if (!aligned(r)) {
-#pragma unroll 1
-    for (int row = first; row < kTile; row += kRows) {
-      store_shared_16(tiles + piece / 8 * kTileBytes + tile_piece(row, piece % 8), gather_piece(r, row, 8 * piece));
-    }
-    return false;
-  }
-  const char* from = r.data + first * r.stride + 16 * piece;
-  const int step = kRows * r.stride;
-  if (r.rows == kTile && r.channels >= 64 * groups) {
-#pragma unroll
-    for (int i = 0; i < kTile / kRows; ++i) {
-      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), from);
-      from += step;
-    }
-  } else {
-    const int rows = 8 * piece < r.channels ? r.rows : 0;
-#pragma unroll
-    for (int i = 0; i < kTile / kRows; ++i) {
-      const bool inside = first + kRows * i < rows;
-      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), inside ? from : r.data, inside ? 16 : 0);
-      from += step;
-    }
-  }
-  return true;
-}
-// Writes a tile to rows, by one warp.
-__device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t tile, int lane) {
-  const int piece = lane % 8, first = lane / 8, rows = 8 * piece < r.channels ? r.rows : 0, step = 4 * r.stride;
-  char* to = const_cast<char*>(r.data) + first * r.stride + 16 * piece;
-  const std::uint32_t even = tile + tile_piece(first, piece), odd = tile + tile_piece(first + 4, piece);
-  if (aligned(r)) {
-#pragma unroll
-    for (int i = 0; i < 16; i += 8) {
-      uint4 x[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = load_shared_16((j % 2 == 0 ? even : odd) + 1024 * ((i + j) / 2));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (first + 4 * (i + j) < rows) *reinterpret_cast<uint4*>(to) = x[j];
-        to += step;
-      }
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int row = first; row < rows; row += 4) {
-    const uint4 x = load_shared_16(tile + tile_piece(row, piece));
-    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if (8 * piece + e < r.channels) {
-        reinterpret_cast<std::uint16_t*>(to)[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
-      }
-    }
-    to += step;
-  }
-}
-
 // grouped: backwards, with several query heads a key-value head. plain: q and k come from their rows (two_pass.h,
 // reads_rows), with the copy engine; nothing decays.
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
@@ -174,7 +86,6 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   std::int64_t rest = blockIdx.x / slices;
   const int segment = static_cast<int>(rest % segments.count);
   rest /= segments.count;
-  if (segments.first_pass && segment + 1 == segments.count) return;  // nothing starts where the last one ends
   const int own_head = static_cast<int>(rest % heads), head = by_query ? own_head / p.group : own_head;
   const int x_head = head * inner, x_heads = p.heads * inner, score_head = by_query ? own_head : x_head;
   const std::int64_t n = rest / heads;
@@ -202,7 +113,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(chunk_of_visit(visit))) * kChunk,
                    x_head + head_of_visit(visit), v0, V);
   };
-  const bool may_keep = run.states != nullptr && leads && !segments.first_pass;
+  const bool may_keep = run.states != nullptr && leads;
   const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
     const int index = index_of(c);
     return may_keep && (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
@@ -368,7 +279,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
 #pragma unroll
   for (int kb = 0; kb < KB; ++kb) {
     clear(h[kb]);
-    if (segments.first_pass || v0 >= V) continue;
+    if (v0_again(v0) >= V) continue;
     if (segment > 0) {
       add_part(h[kb], segment_state(kb, v0), fresh_thread());
     } else if (given != nullptr) {
@@ -385,9 +296,6 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     }
   }
   int visit = 0, slot = 0, parity = 0;
-  float product[KB];  // of decays, without outputs: of this thread's channel of each key tile
-#pragma unroll
-  for (int kb = 0; kb < KB; ++kb) product[kb] = 1.0f;
   Accumulator o;
   std::uint32_t v[16];
   const auto wait_for_step = [&](int kb) {
@@ -414,15 +322,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto decays_of = [&](int kb) {
     return shared + Plan::decays + Plan::decay_bytes * slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
   };
-  const auto count_decays = [&](int kb, int thread) {
-    if constexpr (!outputs && !plain) product[kb] *= reinterpret_cast<const float*>(decays_of(kb))[thread % 64];
-  };
   const auto read_decays = [&](int kb, int thread, float2(&to)[8]) {
     if constexpr (plain) return;
     const char* from = decays_of(kb) + 8 * (thread % 4);
 #pragma unroll
     for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(from + 32 * j);
-    if constexpr (!Plan::by_chunk) count_decays(kb, thread);
   };
   int last_slot = 0;
   const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
@@ -518,7 +422,6 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           to_operand(rounded, h[kb]);
           put_operand<Core, true>(state_tile(part, kb), rounded, thread);
         }
-        count_decays(kb, thread);
         float2 ahead[8];
         if (kb + 1 < KB) read_decays(kb + 1, thread, ahead);
         if constexpr (!plain) scale_columns(h[kb], decay);
@@ -592,20 +495,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const int thread = fresh_thread();
   if (!leads) return;
   const int end_v0 = find_v0();
-  if (segments.first_pass && end_v0 == 0 && thread < 64) {
-    float* at = segments.decays + (segment * p.sequences.count * p.heads + n * p.heads + head) * run.blocks * 64 +
-                first_key + thread;
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) at[64 * kb] = product[kb];
-  }
   if (end_v0 >= V) return;
-  if (segments.first_pass) {
-#pragma unroll
-    for (int kb = 0; kb < KB; ++kb) write_part(segment_state(kb, end_v0), h[kb], thread);
-    return;
-  }
   // The end of the sequence: of its last segment that has chunks, or of the first if it is empty.
-  const bool last = chunks == 0 ? segment == 0 : begin < chunks && end == chunks;
+  const bool last = segments.count == 1 || segment == (max(chunks, 1) - 1) / segments.chunks;
   float* const wanted = last && outputs ? state_in(run.end) : nullptr;
   if (wanted == nullptr) return;
 #pragma unroll
@@ -615,9 +507,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
 }
 
-// grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. In the first
-// pass each segment's end state from zero goes to segments.starts; otherwise chunk-start states, outputs and ht as
-// wanted.
+// grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. Chunk-start
+// states, outputs and ht as wanted.
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::threads),
                                   (RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::blocks))
@@ -627,59 +518,6 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, gro
   if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped, plain>(p, run, segments, shared);
-}
-
-// Segment end states from zero to start states, in place but for the first: start_0 = of_given * given, start_{s+1} =
-// (product of decays of s) start_s + end_s. Thread: four elements that lie together in an accumulator, of one
-// (sequence, head); grid: (ceil(V / 64) * blocks * 4, N * G), blocks: of 64 key channels.
-constexpr int kCombineThreads = 256;
-constexpr int kCombineBlocks = kTile * kTile / 4 / kCombineThreads;  // a tile
-static __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ Params p, const float* given, float of_given, int blocks,
-                   const __grid_constant__ Segments segments) {
-  flashgla::cuda::wait_for_previous();
-  const unsigned element = blockIdx.x * kCombineThreads + threadIdx.x, cell_size = gridDim.x * kCombineThreads;
-  const int tile = static_cast<int>(blockIdx.x) / kCombineBlocks, of_tile = element % (kTile * kTile / 4),
-            thread = of_tile % kGroupThreads;
-  const int key = tile % blocks * kTile + 8 * (of_tile / kGroupThreads) + 2 * (thread % 4),
-            value = tile / blocks * kTile + row_of_element(thread, 0);
-  const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
-  const auto at = [&](int segment) {
-    return reinterpret_cast<float4*>(segments.starts) + (segment * cells + cell) * cell_size + element;
-  };
-  float4 state{};
-  if (given != nullptr) {
-    const auto read = [&](int key, int value) {
-      return key < p.key_dim && value < p.value_dim
-                 ? of_given * given[(cell * p.key_dim + key) * static_cast<std::int64_t>(p.value_dim) + value]
-                 : 0.0f;
-    };
-    state = make_float4(read(key, value), read(key + 1, value), read(key, value + 8), read(key + 1, value + 8));
-  }
-  constexpr int kAtOnce = 8;  // loads in flight
-  for (int first = 0; first < segments.count; first += kAtOnce) {
-    float4 from_zero[kAtOnce];
-    float2 decay[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int segment = first + i;
-      if (segment + 1 < segments.count) {  // what the last one ends in is not wanted, nor found
-        from_zero[i] = *at(segment);
-        decay[i] =
-            *reinterpret_cast<const float2*>(segments.decays + (segment * cells + cell) * (blocks * kTile) + key);
-      }
-    }
-    flashgla::cuda::release_next();
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int segment = first + i;
-      if (segment > 0 && segment < segments.count) *at(segment) = state;
-      if (segment + 1 < segments.count) {
-        state = make_float4(fmaf(decay[i].x, state.x, from_zero[i].x), fmaf(decay[i].y, state.y, from_zero[i].y),
-                            fmaf(decay[i].x, state.z, from_zero[i].z), fmaf(decay[i].y, state.w, from_zero[i].w));
-      }
-    }
-  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

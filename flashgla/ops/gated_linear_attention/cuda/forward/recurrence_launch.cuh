@@ -1,4 +1,4 @@
-// Launches of the recurrence, with the first pass of segments where there are several. Compiled in parts: two_pass.cu,
+// Launches of the recurrence, with start states of segments where there are several. Compiled in parts: two_pass.cu,
 // plain.cu.
 #pragma once
 
@@ -69,16 +69,8 @@ template <class Core, bool plain>
 void launch_walk(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run, bool outputs) {
   run.blocks = passes.prepared.blocks;
   run.parts = passes.parts;
-  Segments segments = passes.segments;
-  if (segments.count > 1) {
-    segments.first_pass = true;
-    launch_all_blocks<Core, plain>(stream, p, passes, run, segments, false);
-    segments.first_pass = false;
-    const dim3 grid(static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks),
-                    static_cast<unsigned>(p.sequences.count * p.heads));
-    flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
-                           kNext<Core>, p, run.start, run.start_scale, run.blocks, segments);
-  }
+  const Segments& segments = passes.segments;
+  if (segments.count > 1) launch_segments<Core>(stream, p, run, segments);
   launch_all_blocks<Core, plain>(stream, p, passes, run, segments, outputs);
 }
 extern template void launch_walk<TensorCore80, false>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);

@@ -115,9 +115,10 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
   segments = plan_segments(p, context.architecture().multiprocessors, out_heads, blocks_each);
   if (segments.count > 1) {
     const std::int64_t states = segments.count * p.sequences.count * heads;
+    const std::int64_t state_bytes = blocks * tiles_of(p.value_dim) * (kTile * kTile * 4);
     segments.decays = reinterpret_cast<float*>(take(states * blocks * 64 * 4, "gla: segment decays"));
-    segments.starts = reinterpret_cast<float*>(
-        take(states * blocks * tiles_of(p.value_dim) * (kTile * kTile * 4), "gla: segment states"));
+    segments.ends = reinterpret_cast<float*>(take(states * state_bytes, "gla: segment ends"));
+    segments.starts = reinterpret_cast<float*>(take(states * state_bytes, "gla: segment starts"));
   }
 }
 

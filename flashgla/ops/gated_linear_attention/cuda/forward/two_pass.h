@@ -47,11 +47,10 @@ struct PlainRows {
 struct Segments {
   int count = 1;            // of each sequence; the last may be empty
   int chunks = 0;           // chunks of a segment
-  bool first_pass = false;  // find end states from zero
-  float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment, by the first pass
-  // [count, N, G, tiles of V, blocks, 4096]: end states from zero, then start states but for the first segment's, as
-  // accumulators lie in threads; null with one segment.
-  float* starts = nullptr;
+  float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment; null with one segment, as the others
+  // [count, N, G, tiles of V, blocks, 4096], as accumulators lie in threads: what a segment's own tokens leave, rows
+  // key channels, but of the last one; start states, rows value channels, but of the first one.
+  float *ends = nullptr, *starts = nullptr;
 };
 
 // One run of the recurrence: its operands, and where results go.
@@ -102,6 +101,10 @@ void launch_preparation(Context& context, const Params& params, const Prepared& 
 
 // A run of the recurrence with what preparation left as its operands; x, out, start, end and states are not set.
 Recurrence run_of(const Params& params, const TwoPasses& passes, bool backwards);
+
+// Where there are several segments: their start states. run.blocks is set.
+template <class Core>
+void launch_segments(cudaStream_t stream, const Params& params, const Recurrence& run, const Segments& segments);
 
 // run.blocks, first_block and parts are filled in here. Without outputs only states are made.
 template <class Core>
