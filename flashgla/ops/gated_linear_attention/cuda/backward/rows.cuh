@@ -143,7 +143,6 @@ template <class Core, bool kGated>
 __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = RowsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  constexpr Loads kLoads = kGated ? Loads::in_turn : Loads::ahead;
   const bool first_group = in_first_group();
   const int head = blockIdx.x % p.heads;
   const std::int64_t n = blockIdx.x / p.heads;
@@ -308,7 +307,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
-    const auto own = [&] { return kGated ? thread_again<Core>(thread) : thread; };
+    const auto own = [&] { return thread_again<Core>(thread); };
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.
@@ -326,15 +325,14 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 #pragma unroll
         for (int i = 0; i < 16; ++i) scores[i] = pairs[i];
         Accumulator a;
-        Core::template product<k_inner, k_inner, true>(a, of_scores ? k : own_tile, of_scores ? q : other_tile, thread);
+        Core::template product<k_inner, k_inner, true>(a, of_scores ? k : own_tile, of_scores ? q : other_tile,
+                                                       thread_shuffled<Core>(thread));
         select_pairs(pairs, a, of_scores || !first_group, thread);
         if (!of_scores) break;
       }
       if (first_group) {
         Core::template product<k_outer, true>(held, scores, d_o, thread);
         Core::template product<k_inner, k_outer>(held, k, x_tile, thread);
-      }
-      if (first_group) {
         store(index, Places::dv, f.gradients.dv, held, rows, p.value_dim);
       } else {
         Core::template product<k_outer, k_outer>(held, q, d_o, thread);
@@ -346,8 +344,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       {
         Accumulator s, a;  // [key][query], [query][key]
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(s, k, q, own());
-        Core::template product<k_inner, k_inner, true, kLoads>(a, d_o, v, own());
+        Core::template product<k_inner, k_inner, true>(s, k, q, thread_shuffled<Core>(thread));
+        Core::template product<k_inner, k_inner, true>(a, d_o, v, thread_shuffled<Core>(thread));
         Core::finish(s, a);
         if (!steep) {
           select_pairs<true>(scores, s, thread);
@@ -359,7 +357,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       }
       if (!steep) {
         Core::begin(scores);
-        Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, own());
+        Core::template product<k_inner, k_outer, true, Loads::in_turn>(held, k, x_tile, own());
         Core::template product<k_outer>(held, scores, d_o, own());
         Core::finish(held);
       } else {
@@ -372,12 +370,12 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         Core::publish();
         __syncthreads();
         Core::begin(held);
-        Core::template product<k_inner, k_outer, false, kLoads>(held, out_tile, x_tile, own());
+        Core::template product<k_inner, k_outer, false, Loads::in_turn>(held, out_tile, x_tile, own());
         Core::finish(held);
         ptx::barrier(1, kGroupThreads);  // the tile is free again
       }
       Core::begin(pairs);
-      Core::template product<k_inner, k_inner, true, kLoads>(d, d_o, h, own());
+      Core::template product<k_inner, k_inner, true, Loads::in_turn>(d, d_o, h, own());
       Core::template product<k_outer>(d, pairs, k, own());
       Core::commit();
       if (kGated && !steep) {
@@ -390,7 +388,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       {
         Accumulator a;
         Core::begin();
-        Core::template product<k_inner, k_inner, true, kLoads>(a, v, d_o, own());
+        Core::template product<k_inner, k_inner, true>(a, v, d_o, own());
         Core::finish(a);
         if (!steep) {
           select_pairs<true>(pairs, a, thread);
@@ -405,9 +403,9 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         __syncthreads();
       }
       Core::begin(pairs, held);
-      Core::template product<k_inner, k_inner, true, kLoads>(d, v, x_tile, own());
+      Core::template product<k_inner, k_inner, true>(d, v, x_tile, own());
       Core::template product<k_outer>(d, pairs, q, own());
-      Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, own());
+      Core::template product<k_outer, k_outer>(held, q, d_o, own());
       Core::finish(d, held);
     }
     if constexpr (kGated) {
