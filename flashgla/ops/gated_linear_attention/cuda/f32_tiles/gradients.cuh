@@ -218,7 +218,11 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   Accumulator dk;
   clear(dk);
-  float crossing = 0.0f;  // constant gates: this thread's part of dg
+  // Constant gates: this thread's part of dg; where registers are few, where other gates have their inner sums.
+  float held_crossing = 0.0f;
+  const auto crossing = [&] { return kInPieces<T> ? held_crossing : inner[fresh_thread()]; };
+  const auto put_crossing = [&](float x) { (kInPieces<T> ? held_crossing : inner[fresh_thread()]) = x; };
+  if (!kInPieces<T> && constant) put_crossing(0.0f);
   // Found anew by each query head, the last one's count.
   bool steep;
   float2 term_sum;  // of the warp's rows, channels 2 lane and the next
@@ -242,8 +246,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 #pragma unroll 1
     for (int tile = 0; tile < value_tiles; ++tile) {
       const std::int64_t kv_at = chunk_now() * p.heads + kv_head;
-      const std::int64_t state = kOverValues ? (kv_at * value_tiles + tile) * key_tiles + key_tile
-                                             : (kv_at * key_tiles + key_tile) * value_tiles + tile;
+      const int own_tile =
+          kBoth ? again<Core>(key_tile, [&] { return static_cast<int>(fresh_block() % key_tiles); }) : key_tile;
+      const std::int64_t state = kOverValues ? (kv_at * value_tiles + tile) * key_tiles + own_tile
+                                             : (kv_at * key_tiles + own_tile) * value_tiles + tile;
       const std::int64_t image = state * kSplitBytes<kParts>;
       Loaded<T> x, y;
       if constexpr (!kBoth) {
@@ -343,13 +349,17 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       loaded_gates.take(g, p);
       if constexpr (kAhead) load(loaded_q, q_place(), own);
       sum_gates<false>(g, all, totals, own);
-      if constexpr (!kAhead) load(loaded_q, q_place(), own);
+      if constexpr (!kAhead && kInPieces<T>) load(loaded_q, q_place(), own);
       steep = is_steep(all);
       if (own < 8) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) decay[8 * own + e] = ptx::exp2(all[e]);
       }
       put_loaded<kParts>(k, loaded_k, own, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
+      if constexpr (!kInPieces<T>) {  // a word an element: no room before
+        __syncwarp();
+        load(loaded_q, q_place(), own);
+      }
       put_loaded<kParts>(q, loaded_q, own,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
@@ -377,20 +387,22 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       if (!constant) sum_columns<kParts>(inner, k, dk, thread);
       if constexpr (kOverValues) {
         __syncwarp();
-        const int column = 2 * (fresh_thread() & 31);
+        const int column = 2 * (thread_shuffled<Core>(fresh_thread()) & 31);
         float2& sum = *reinterpret_cast<float2*>(inner + warp * kTile + column);
         sum = make_float2(sum.x + values_through.x * decay[column], sum.y + values_through.y * decay[column + 1]);
       } else {
         through += __shfl_xor_sync(0xffffffffu, through, 1);
         if ((thread & 1) == 0) {
           beyond[thread >> 1] = through * decay[thread >> 1];
-          crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+          if (kInPieces<T> || constant) put_crossing(static_cast<float>(c.rows) * beyond[thread >> 1]);
         }
       }
     }
     if (constant) {
-      add_constant_gate<Kernel>(crossing, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0),
-                                c.rows, thread_again<Core>(thread));
+      float part = crossing();
+      add_constant_gate<Kernel>(part, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0), c.rows,
+                                thread_again<Core>(thread));
+      put_crossing(part);
     }
     if (!steep) {
       Core::begin(dq, dk);
@@ -456,9 +468,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
+    float part = crossing();
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
-    if (lane == 0) row_sums[warp] = crossing;
+    for (int distance = 1; distance < 32; distance *= 2) part += __shfl_xor_sync(0xffffffffu, part, distance);
+    if (lane == 0) row_sums[warp] = part;
     __syncthreads();
     put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
     return;

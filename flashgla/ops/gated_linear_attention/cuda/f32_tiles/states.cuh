@@ -109,12 +109,14 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
           thread);
       if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, __half>) {
         if (pass.states != nullptr && index % p.states_every() == 0) {
+          const std::int64_t sequence = again<Core>(
+              n, [&] { return static_cast<std::int64_t>(fresh_block() / value_tiles / key_tiles / p.heads); });
+          char* tile = pass.states +
+                       p.state_tile(p.state_slot(span.chunk_begin, sequence, index), kv_head, key_tile, value_tile);
 #pragma unroll
           for (int e = 0; e < 32; ++e) {
             const std::uint32_t in_tile = element_offset(row_of_element(thread, e), column_of_element(thread, e));
-            *reinterpret_cast<__nv_bfloat16*>(
-                pass.states + p.state_tile(p.state_slot(span.chunk_begin, n, index), kv_head, key_tile, value_tile) +
-                in_tile) = __float2bfloat16_rn(state[e]);
+            *reinterpret_cast<__nv_bfloat16*>(tile + in_tile) = __float2bfloat16_rn(state[e]);
           }
         }
       }
