@@ -10,13 +10,13 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class Core, GateTile kGate>
+template <class Core, GateTile kGate, bool kGrouped>
 __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
   if (!PairShared<Core>::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_dq_dk_dg<Core, kGate>(p, w, d, maps, items, shared);
+  if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
 }
 
 template <class Core>
@@ -83,8 +83,12 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
   }
   const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim));
   const dim3 grid(Layout::in_bulk ? std::min(items, static_cast<unsigned>(multiprocessors)) : items);
-  flashgla::cuda::launch("gated_linear_attention dq, dk, dg", make_dq_dk_dg_kernel<Core, kGate>, grid, Layout::threads,
-                         Layout::total, stream, kNext<Core>, p, w, d, maps, items);
+  // With gates in f32 the one for single query heads spills.
+  constexpr bool kAlways = kGate == GateTile::wide;
+  const auto kernel =
+      p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true> : make_dq_dk_dg_kernel<Core, kGate, kAlways>;
+  flashgla::cuda::launch("gated_linear_attention dq, dk, dg", kernel, grid, Layout::threads, Layout::total, stream,
+                         kNext<Core>, p, w, d, maps, items);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -36,8 +36,8 @@ struct RowMaps {  // where there is a copy engine
 };
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
-// `items` of them.
-template <class Core, GateTile kGate>
+// `items` of them. kGrouped: several query heads a key-value head.
+template <class Core, GateTile kGate, bool kGrouped>
 __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
                                               const RowMaps& maps, unsigned items, char* shared) {
   using Layout = PairShared<Core>;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
     }
     if (alike(at.rows_early == 0)) break;
-    const bool first = alike(at.in_group == 0);
+    const bool first = !kGrouped || alike(at.in_group == 0);
     // The gradient that has pairs across the chunks too, dq of the late one and dk of the early one, and the one with
     // those within the chunk alone. The late group holds pairs as [query][key], the early one as [key][query].
     Accumulator across, within, pairs, between;
@@ -308,7 +308,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
     const int rows = late ? at.rows_late : at.rows_early, channel = at.key_tile * kTile;
     const int query_head = at.kv_head * p.group + at.in_group;
-    const bool both = alike(at.rows_late > 0), last = alike(at.in_group + 1 == p.group);
+    const bool both = alike(at.rows_late > 0), last = !kGrouped || alike(at.in_group + 1 == p.group);
     if constexpr (kBulk) {
       Core::wait_at(inputs, unit & 1);
       ptx::copy_async_wait<0>();
@@ -320,22 +320,30 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       ptx::copy_async_wait<0>();
       meet();
     }
-    // Tokens beyond the chunks' may be another sequence's.
+    // Tokens beyond the chunks' may be another sequence's. Where products go on right into across and within, these are
+    // not changed in a branch, nor below: the compiler would make every wgmma wait.
+    const auto clear_rows_beyond = [&] {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const bool inside = row_of_element(thread, i) < rows;
+        across[i] = inside ? across[i] : 0.0f;
+        within[i] = inside ? within[i] : 0.0f;
+      }
+    };
+    if constexpr (!kGated) clear_rows_beyond();
     if (alike(at.rows_late < kTile)) {
+      if constexpr (kGated) clear_rows_beyond();
       const int columns_of_pairs = late ? kTile : at.rows_early, columns_between = late ? kTile : at.rows_late;
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
-        const int of_row = row_of_element(thread, i), of_column = column_of_element(thread, i);
-        const bool inside = of_row < rows;
-        across[i] = inside ? across[i] : 0.0f;
-        within[i] = inside ? within[i] : 0.0f;
+        const int of_column = column_of_element(thread, i);
+        const bool inside = row_of_element(thread, i) < rows;
         pairs[i] = inside && of_column < columns_of_pairs ? pairs[i] : 0.0f;
         between[i] = inside && of_column < columns_between ? between[i] : 0.0f;
       }
     }
-    // dh v counts once. In a branch the compiler would make every wgmma wait.
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 32 && kGrouped; ++i) {  // dh v counts once
       across[i] = first || late ? across[i] : 0.0f;
       within[i] = first || !late ? within[i] : 0.0f;
     }
@@ -348,10 +356,11 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           *row_sums = floats(Layout::row_sums) + part * kTile, *crossings = floats(Layout::crossings) + part * 4;
     ColumnParts &by_keys = parts(part), &by_other = parts(2 + part), &quarters = parts(4 + part);
     const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
-    const auto scale_columns = [&](Accumulator& a, const float* factors) {
+    const auto scale_columns = [&](Accumulator& a, const float* factors, bool wanted = true) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float2 factor = *reinterpret_cast<const float2*>(factors + column(j));
+        float2 factor = *reinterpret_cast<const float2*>(factors + column(j));
+        if (!wanted) factor = make_float2(1.0f, 1.0f);
         a[4 * j] *= factor.x;
         a[4 * j + 1] *= factor.y;
         a[4 * j + 2] *= factor.x;
@@ -373,7 +382,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
 
     std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
-    select_pairs(operand, pairs, !late, thread);
+    // By a branch with a third of the instructions, for which these have no registers.
+    if constexpr (kGate == GateTile::wide || !kBulk) {
+      select_pairs(operand, pairs, !late, thread);
+    } else if (late) {
+      select_pairs<false>(operand, pairs, thread);
+    } else {
+      select_pairs<true>(operand, pairs, thread);
+    }
     put_operand<Core>(own_a, operand, thread);
     // Nothing crosses into a chunk that is alone: none times tiles that are there.
     to_operand(crossed, between);
@@ -381,9 +397,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     for (int i = 0; i < 16; ++i) crossed[i] = both ? crossed[i] : 0;
     const std::uint32_t crossed_tile =
         base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
-    if (kGated && both) {
-      sum_beyond(parts(3 - part), shared + across_tile, across, thread);
-      scale_columns(across, other_decays);
+    if constexpr (kGated) {
+      if (both) sum_beyond(parts(3 - part), shared + across_tile, across, thread);
+      // Not in the branch: it changes an accumulator, after which the compiler would make every wgmma wait.
+      scale_columns(across, other_decays, both);
     }
     float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
     if constexpr (kGate == GateTile::token) {
@@ -411,9 +428,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
       if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
-    if (kGated && late && first) sum_beyond(by_keys, shared + own(Layout::k), within, thread);
+    if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);
     const auto sum_keys_of_early = [&] {
-      if (kGated && !late) sum_beyond(by_keys, shared + own(Layout::k), across, thread);
+      if (kGated && !late) sum_beyond(by_keys, shared + across_tile, across, thread);
     };
     Core::publish();
     meet_group();
@@ -490,7 +507,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           dk[i] = late ? within[i] : across[i];
         }
         finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
-                          floats(Layout::scratch) + part * (kTileBytes / 8), gates, p.scale, group_barrier, thread);
+                          floats(Layout::scratch) + part * (kTileBytes / 8), gates, p.scale, group_barrier,
+                          thread_again<Core>(thread));
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           dq[i] *= p.scale;
