@@ -387,13 +387,7 @@ TEST(Cuda, NegativeScale) {
                                .dtype = DType::bf16,
                                .gate_dtype = DType::bf16});
     data.options.scale = -0.3;
-    const Results expected = reference_results(data, true, true);
-    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
-      if (device.kind != Device::Kind::cuda) return;
-      const Results actual = run(device, row.name, data, true, true, true);
-      expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
-      expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
-    });
+    expect_reference_results(data, true);
   };
   for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key}) {
     for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
@@ -424,13 +418,7 @@ TEST(Cuda, OneRowForAllTokens) {
                                    .dtype = DType::bf16,
                                    .gate_dtype = DType::bf16});
         (of_values ? data.in.v : data.d_out.d_o).stride[1] = 0;
-        const Results expected = reference_results(data, true, true);
-        for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
-          if (device.kind != Device::Kind::cuda) return;
-          const Results actual = run(device, row.name, data, true, true, true);
-          expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
-          expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
-        });
+        expect_reference_results(data, true);
       }
     }
   }
@@ -452,15 +440,7 @@ TEST(Cuda, RowsWithoutGates) {
                                .gate = GateKind::none,
                                .dtype = DType::bf16});
     change(data);
-    const Results expected = reference_results(data, true, true);
-    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
-      if (device.kind != Device::Kind::cuda) return;
-      for (const bool keep : {true, false}) {
-        const Results actual = run(device, row.name, data, true, keep, true);
-        expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
-        expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
-      }
-    });
+    expect_reference_results(data, true);
   };
   check("one row of q for all tokens", [](CaseData& data) { data.in.q.stride[1] = 0; });
   check("one row of k for all tokens", [](CaseData& data) { data.in.k.stride[1] = 0; });

@@ -24,22 +24,7 @@ using testing::same_bits;
 
 class Conformance : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Conformance, ForwardAndBackward) {
-  const Case& c = GetParam();
-  const CaseData data = make_data(c);
-  const Problem problem = describe(data.in, data.options);
-  const Results expected = reference_results(data, c.states, true);
-  for_each_implementation(problem, [&](Device device, const Implementation& row) {
-    const bool keeps_states = row.states_bytes(problem) > 0;
-    for (const bool keep : {false, true}) {
-      if (keep && !keeps_states) continue;
-      SCOPED_TRACE(keep ? "states kept" : "no states");
-      const Results actual = run(device, row.name, data, c.states, keep, true);
-      expect_all_close(outputs_of(actual), outputs_of(expected), c.dtype);
-      expect_all_close(gradients_of(actual), gradients_of(expected), c.dtype);
-    }
-  });
-}
+TEST_P(Conformance, ForwardAndBackward) { expect_reference_results(make_data(GetParam()), GetParam().states); }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Conformance, ::testing::ValuesIn(conformance_cases()),
                          [](const auto& parameter) { return parameter.param.name; });

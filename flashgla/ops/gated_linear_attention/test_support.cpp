@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -87,6 +88,24 @@ Results run(Device device, const char* implementation, const CaseData& host, boo
         [&](Context& c) { backward(c, data.in, results.out, data.d_out, results.d_in, data.options); }, threads);
   }
   return on_cpu(results);
+}
+
+void expect_reference_results(const CaseData& host, bool final_state, const std::vector<std::string>& left_out) {
+  const Problem problem = describe(host.in, host.options);
+  const Results expected = reference_results(host, final_state, true);
+  const auto wanted = [&](std::vector<NamedView> views) {
+    std::erase_if(views, [&](const NamedView& v) { return std::ranges::find(left_out, v.name) != left_out.end(); });
+    return views;
+  };
+  for_each_implementation(problem, [&](Device device, const Implementation& row) {
+    for (const bool keep : {false, true}) {
+      if (keep && row.states_bytes(problem) == 0) continue;
+      SCOPED_TRACE(keep ? "states kept" : "no states");
+      const Results actual = run(device, row.name, host, final_state, keep, true);
+      expect_all_close(wanted(outputs_of(actual)), wanted(outputs_of(expected)), problem.dtype);
+      expect_all_close(wanted(gradients_of(actual)), wanted(gradients_of(expected)), problem.dtype);
+    }
+  });
 }
 
 std::vector<Case> law_cases(DType dtype) {

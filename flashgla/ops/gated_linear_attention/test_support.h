@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <ostream>
+#include <string>
 #include <vector>
 
 #include "flashgla/ops/gated_linear_attention/cases.h"
@@ -28,6 +29,10 @@ void for_each_implementation(const Problem& problem, const std::function<void(De
 // Forward and, if wanted, backward of the case's data on the device; results on the CPU.
 Results run(Device device, const char* implementation, const CaseData& host, bool final_state, bool keep_states,
             bool gradients, int threads = 2);
+
+// Expects of every row that supports the problem, with states kept where it keeps any and recomputed, what the
+// reference answers, but for the results of these names.
+void expect_reference_results(const CaseData& host, bool final_state, const std::vector<std::string>& left_out = {});
 
 // One small case per gate kind and gate values, and one with the normaliser: what laws between calls are tested on.
 std::vector<Case> law_cases(DType dtype);

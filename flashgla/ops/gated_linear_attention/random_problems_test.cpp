@@ -1,19 +1,17 @@
 // Problems drawn at random: every implementation of the table, on every device there is, against the float64 reference.
 // The lists of cases (cases.cpp, cuda_test.cpp) hold what was thought of; this is for what was not. A problem is its
 // number's alone; FLASHGLA_RANDOM_PROBLEMS=first:count in the environment draws others than the first few.
-#include "testing/random.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "flashgla/base/error.h"
 #include "flashgla/ops/gated_linear_attention/test_support.h"
+#include "testing/random.h"
 
 namespace flashgla::ops::gated_linear_attention {
 namespace {
@@ -131,7 +129,6 @@ RandomProblem draw_problem(std::uint64_t number) {
   p.k_repeats = draw_repeats();
   p.v_repeats = draw_repeats();
   p.d_o_repeats = draw_repeats();
-  c.name = "problem " + std::to_string(number);
   return p;
 }
 
@@ -170,25 +167,10 @@ TEST_P(RandomProblems, AgreeWithTheReference) {
   repeat(data.in.k, p.k_repeats);
   repeat(data.in.v, p.v_repeats);
   repeat(data.d_out.d_o, p.d_o_repeats);
-  const Problem problem = describe(data.in, data.options);
-  const Results expected = reference_results(data, c.states, true);
-  for_each_implementation(problem, [&](Device device, const Implementation& row) {
-    const bool keeps_states = row.states_bytes(problem) > 0;
-    for (const bool keep : {false, true}) {
-      if (keep && !keeps_states) continue;
-      SCOPED_TRACE(keep ? "states kept" : "no states");
-      const Results actual = run(device, row.name, data, c.states, keep, true);
-      expect_all_close(outputs_of(actual), outputs_of(expected), c.dtype);
-      // A constant gate's gradient is one number a head, of terms that cancel as chance will have it.
-      std::vector<NamedView> found = gradients_of(actual), wanted = gradients_of(expected);
-      const auto is_left_out = [&](const NamedView& v) {
-        return c.gate == GateKind::constant && v.name == std::string("dg");
-      };
-      std::erase_if(found, is_left_out);
-      std::erase_if(wanted, is_left_out);
-      expect_all_close(found, wanted, c.dtype);
-    }
-  });
+  // A constant gate's gradient is one number a head, of terms that cancel as chance will have it.
+  std::vector<std::string> left_out;
+  if (c.gate == GateKind::constant) left_out.push_back("dg");
+  expect_reference_results(data, c.states, left_out);
 }
 
 INSTANTIATE_TEST_SUITE_P(Drawn, RandomProblems, ::testing::ValuesIn(problems()),
