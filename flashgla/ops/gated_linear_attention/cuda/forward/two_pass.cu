@@ -62,7 +62,7 @@ std::int64_t kept_prepared_bytes(const Params& p, bool hopper) {
 
 namespace {
 
-// Time is cut as far as it takes to fill the card, where a cut pays: the first pass costs about half of the second.
+// Time is cut as far as it takes to fill the card, where a cut pays: segments' ends cost about half of the recurrence.
 Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads, int blocks) {
   const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
   const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
