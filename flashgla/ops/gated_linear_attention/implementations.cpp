@@ -15,8 +15,8 @@ std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
       {"cuda_sm90", Device::Kind::cuda, cuda::hopper_supports, cuda::hopper_states_bytes, cuda::hopper_forward,
        cuda::hopper_backward, cuda::step},
-      {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::portable_states_bytes, cuda::portable_forward,
-       cuda::portable_backward, cuda::step},
+      {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::portable_states_bytes,
+       cuda::portable_forward, cuda::portable_backward, cuda::step},
 #endif
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
       {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
