@@ -25,8 +25,8 @@ __device__ __forceinline__ void move_transposed_state(Accumulator& h, float* sta
   }
 }
 
-// Segments' states: as an accumulator of a group lies in its threads, 16 KiB, four elements of a thread beside its
-// neighbours': [8][thread][4]. Adds one, and writes one.
+// Segments' states and parts of outputs: as an accumulator of a group lies in its threads, 16 KiB, four elements of a
+// thread beside its neighbours': [8][thread][4]. Adds one, and writes one.
 __device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {

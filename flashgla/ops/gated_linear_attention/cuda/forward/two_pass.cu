@@ -89,16 +89,15 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
   if (p.states != nullptr && p.keeps_prepared()) {
     prepared = kept_prepared(p, hopper);
     is_prepared = backwards;
-  } else if (reads_rows(p, hopper)) {
-    prepared.plain = true;
-    prepared.blocks = static_cast<int>(blocks);
-    if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
   } else {
+    prepared.plain = reads_rows(p, hopper);
     prepared.blocks = static_cast<int>(blocks);
-    prepared.scale = p.scale;
-    prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
-    prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
-    prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
+    if (!prepared.plain) {
+      prepared.scale = p.scale;
+      prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
+      prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
+      prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
+    }
     if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
   }
   if (prepared.plain) rows = PlainRows::plan(context, p);
