@@ -30,6 +30,10 @@ std::vector<Case> path_cases() {
       Case two_chunks = narrow;
       two_chunks.length = 70;
       add("narrow_two_chunks_" + name, two_chunks);
+      Case crowded = narrow;  // two blocks of two heads a multiprocessor, of which there are 100 to 133
+      crowded.batch = 100;
+      crowded.length = 150;
+      add("narrow_crowded_" + name, crowded);
       Case strided = narrow;
       strided.strided = true;
       strided.key_dim = 40;

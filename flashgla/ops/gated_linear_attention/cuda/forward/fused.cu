@@ -40,18 +40,31 @@ int groups_a_block(const Architecture& device, const Params& p) {
   return fits && of_sequence % 2 == 0 && most(2) <= most(1) ? 2 : 1;
 }
 
-template <class Core, FusedGate gate, bool kPieces>
-void launch(Context& context, const Params& p) {
-  const int groups = kPieces ? groups_a_block(context.architecture(), p) : 1;
+// Neighbouring heads' rows lie side by side in every tensor that is moved by tiles, and no two share a state.
+bool side_by_side(const Params& p) {
+  return p.key_dim == kTile && p.value_dim == kTile && p.group == 1 && p.q.head == kTile && p.k.head == kTile &&
+         p.v.head == kTile && p.o.head == kTile && (p.gate != GateKind::key || p.g.head == kTile);
+}
+
+// Rows are asked for early where a multiprocessor has one block: two have enough under way, and asking in step is
+// faster then.
+template <class Core, FusedGate gate, FusedRows how>
+void launch(Context& context, const Params& p, int groups) {
   const std::int64_t blocks = p.sequences.count * p.heads * p.group * tiles_of(p.value_dim) / groups;
-  flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, kPieces>,
+  flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, how>,
                          dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kFusedTiles * kTileBytes,
-                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p);
+                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
+                         blocks <= context.architecture().multiprocessors);
 }
 
 template <class Core, FusedGate gate>
 void launch(Context& context, const Params& p) {
-  in_pieces(p) ? launch<Core, gate, true>(context, p) : launch<Core, gate, false>(context, p);
+  if (!in_pieces(p)) return launch<Core, gate, FusedRows::elements>(context, p, 1);
+  const int groups = groups_a_block(context.architecture(), p);
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+    if (groups == 2 && side_by_side(p)) return launch<Core, gate, FusedRows::pairs>(context, p, groups);
+  }
+  launch<Core, gate, FusedRows::pieces>(context, p, groups);
 }
 
 template <class Core>

@@ -7,11 +7,12 @@
 //
 // and beyond its range with k 2^(G_last - G), plain v and the decay before the product.
 //
-// A block has one such group, or two that share nothing but one barrier a chunk (fused.cu says when): neighbouring
+// A block has one such group, or two (fused.cu says when). Two share one barrier a chunk and nothing else: neighbouring
 // heads then ask for neighbouring rows of 128 bytes at about the same time, which the memory answers 4 to 7% faster.
-// Shared memory is what lets four groups, 512 sequence-heads on the card, live at once: seven tiles, 56 KiB. q and k
-// have two slots each; with a key gate v and g have one, refilled as soon as they are read, else v has two. One slot
-// holds h as the operand of q~ h. o leaves through the slot of q.
+// Or, where these lie side by side, each group moves half of the rows of both heads, 256 bytes of a row by one
+// instruction. Shared memory is what lets four groups, 512 sequence-heads on the card, live at once: seven tiles, 56
+// KiB. q and k have two slots each; with a key gate v and g have one, refilled as soon as they are read, else v has
+// two. One slot holds h as the operand of q~ h. o leaves through the slot of q.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
@@ -21,6 +22,23 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 enum class FusedGate { none, constant, scalar, key };
 
 constexpr int kFusedTiles = 7;
+
+// How rows are moved: element by element; in 16-byte pieces, each group its head's (pieces.cuh); or in pieces by both
+// groups of a block for both heads, whose K = V = 64 channels lie side by side in every tensor, with a state each.
+enum class FusedRows { elements, pieces, pairs };
+
+// Of pairs a thread moves piece thread % 8 of head thread / 8 % 2 of the block, rows pair_row + {0..3}: a warp two rows
+// of 256 bytes at once. Warps of the same number in both groups move the 16 rows that both multiply.
+__device__ __forceinline__ int pair_row(int group, int thread) {
+  return thread / 32 * 16 + group * 8 + thread % 32 / 16 * 4;
+}
+// Where the piece of row i lies, from the tile of the block's first head on.
+__device__ __forceinline__ std::uint32_t pair_piece(int group, int thread, int i) {
+  return thread / 8 % 2 * (kFusedTiles * kTileBytes) +
+         (tile_piece(pair_row(group, thread), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
+}
+// Between warps of the same number (barriers 1 and 2 are the groups').
+__device__ __forceinline__ void sync_pair(int thread) { ptx::barrier(3 + thread / 32, 64); }
 
 // ---- key gates ----
 
@@ -44,9 +62,9 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
 }
 
 // A tile of q, k or g anew, waited for with the others.
-template <bool kPieces>
+template <FusedRows how>
 __device__ __forceinline__ void load_again(std::uint32_t tile, const Rows& rows) {
-  if constexpr (kPieces) {
+  if constexpr (how != FusedRows::elements) {
     load_tile(tile, rows, true, fresh_thread());
   } else {
     gather_pieces(tile, rows, fresh_thread());
@@ -57,32 +75,34 @@ __device__ __forceinline__ void load_again(std::uint32_t tile, const Rows& rows)
 
 // Running sums of a chunk's gates, base 2, where this thread needs them.
 struct TokenSums {
-  float moved[kRowsEach];  // at the rows of tiles it moves
+  float moved[kRowsEach];  // at the rows of tiles it moves, of the head that it moves them for
   float2 own;              // at its accumulators' two rows
-  float total;
+  float moved_total, total;
 };
 
-// All the same; rows beyond the sequence's end have none.
-__device__ __forceinline__ TokenSums constant_sums(float gate, int rows, int thread) {
-  const auto sum = [&](int row) { return gate * static_cast<float>(min(row + 1, rows)); };
+// All the same of a head; rows beyond the sequence's end have none. moved_gate: of the head whose rows first_row.. this
+// thread moves.
+__device__ __forceinline__ TokenSums constant_sums(float gate, float moved_gate, int first_row, int rows, int thread) {
+  const auto passed = [&](int row) { return static_cast<float>(min(row + 1, rows)); };
   const int own = thread / 32 * 16 + thread % 32 / 4;
   TokenSums sums;
 #pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) sums.moved[i] = sum(kRowsEach * (thread / 8) + i);
-  sums.own = make_float2(sum(own), sum(own + 8));
-  sums.total = sum(kChunk - 1);
+  for (int i = 0; i < kRowsEach; ++i) sums.moved[i] = moved_gate * passed(first_row + i);
+  sums.own = make_float2(gate * passed(own), gate * passed(own + 8));
+  sums.total = gate * passed(kChunk - 1);
+  sums.moved_total = moved_gate * passed(kChunk - 1);
   return sums;
 }
 // gates: of tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ TokenSums scan_tokens(float2 gates, int thread) {
+__device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[2], int, int thread) {
   const int lane = thread % 32, warp = thread / 32;
-  float high = gates.x + gates.y;
+  float high = gates[0] + gates[1];
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const float other = __shfl_up_sync(0xffffffffu, high, step);
     high += lane >= step ? other : 0.0f;
   }
-  const float low = high - gates.y;
+  const float low = high - gates[1];
   const auto at = [&](float x, int lane_with) { return __shfl_sync(0xffffffffu, x, lane_with); };
   TokenSums sums;
 #pragma unroll
@@ -90,13 +110,45 @@ __device__ __forceinline__ TokenSums scan_tokens(float2 gates, int thread) {
   const float even[2] = {at(low, 8 * warp + lane / 8), at(low, 8 * warp + lane / 8 + 4)};
   const float odd[2] = {at(high, 8 * warp + lane / 8), at(high, 8 * warp + lane / 8 + 4)};
   sums.own = lane & 4 ? make_float2(odd[0], odd[1]) : make_float2(even[0], even[1]);
-  sums.total = at(high, 31);
+  sums.total = sums.moved_total = at(high, 31);
+  return sums;
+}
+// gates: of tokens 4 (lane % 16) + {0..3} of head lane / 16 of the block's two.
+__device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[4], int group, int thread) {
+  const int lane = thread % 32, warp = thread / 32;
+  float sum[4] = {gates[0]};
+#pragma unroll
+  for (int i = 1; i < 4; ++i) sum[i] = sum[i - 1] + gates[i];
+  float last = sum[3];
+#pragma unroll
+  for (int step = 1; step < 16; step *= 2) {
+    const float other = __shfl_up_sync(0xffffffffu, last, step, 16);
+    last += lane % 16 >= step ? other : 0.0f;
+  }
+  const float before = last - sum[3];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] += before;
+  const auto at = [&](float x, int lane_with) { return __shfl_sync(0xffffffffu, x, lane_with); };
+  const int moved_head = lane & 8 ? 16 : 0;
+  TokenSums sums;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) sums.moved[i] = at(sum[i], moved_head + 4 * warp + 2 * group + lane / 16);
+  float of_row = 0.0f;  // lane % 16 of the warp's 16
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x = at(sum[i], 16 * group + 4 * warp + lane % 16 / 4);
+    if (lane % 4 == i) of_row = x;
+  }
+  sums.own = make_float2(at(of_row, lane / 4), at(of_row, lane / 4 + 8));
+  sums.total = at(last, 16 * group + 15);
+  sums.moved_total = at(last, moved_head + 15);
   return sums;
 }
 
 // The pieces of v that this thread loaded times 2^-sum, in place. The factor is two bf16 numbers, so that only the
 // product is rounded.
-__device__ __forceinline__ void gate_values(std::uint32_t v, const TokenSums& sums, int thread) {
+template <class Piece>
+__device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece, const TokenSums& sums) {
   constexpr std::uint32_t negative_zeros = 0x80008000;
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
@@ -104,7 +156,7 @@ __device__ __forceinline__ void gate_values(std::uint32_t v, const TokenSums& su
     const std::uint32_t high = ptx::pack_bf16(factor, factor);
     const float rest = factor - __uint_as_float(high << 16);
     const std::uint32_t low = ptx::pack_bf16(rest, rest);
-    const std::uint32_t at = v + own_piece(thread, i);
+    const std::uint32_t at = v + piece(i);
     const auto gated = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
     const uint4 x = load_shared_16(at);
     store_shared_16(at, make_uint4(gated(x.x), gated(x.y), gated(x.z), gated(x.w)));
@@ -175,31 +227,48 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
 
 // ---- the walk ----
 
-// Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. kPieces: all
-// rows may be moved in 16-byte pieces.
-template <class Core, FusedGate gate, bool kPieces>
-__device__ __forceinline__ void fused(const Params& p, char* shared) {
+// Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. asks_early: a
+// chunk is asked for before the one before it has come, else when it has; of pairs alone, others always do.
+template <class Core, FusedGate gate, FusedRows how>
+__device__ __forceinline__ void fused(const Params& p, bool asks_early, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr Loads kLoads = Loads::in_turn;
+  constexpr bool kPieces = how != FusedRows::elements, kPairs = how == FusedRows::pairs;
   constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
+  // What this thread moves: pieces of its group's tiles, or of both groups' from the first one's on.
+  const std::uint32_t moved_base = kPairs ? ptx::shared_address(shared) : base;
+  const auto moved_row = [&](int thread) { return kPairs ? pair_row(group, thread) : kRowsEach * (thread / 8); };
+  const auto moved_piece = [&](int thread, int i) {
+    return kPairs ? pair_piece(group, thread, i) : own_piece(thread, i);
+  };
+  const auto sync_moved = [&] {  // all that move pieces of this group's tiles
+    if constexpr (kPairs) {
+      __syncthreads();
+    } else {
+      sync_group();
+    }
+  };
   const auto own_unit = [&] { return fresh_block() * (blockDim.x / kGroupThreads) + group; };
   const int thread = fresh_thread();
-  const int slices = (p.value_dim + 63) / 64;
+  const int slices = kPairs ? 1 : (p.value_dim + 63) / 64;
   const int v0 = own_unit() % slices * 64;
   const int heads = p.heads * p.group;
   const std::int64_t n = own_unit() / slices / heads;
   const int query_head = static_cast<int>(own_unit() / slices % heads), head = query_head / p.group;
-  const int K = p.key_dim, V = p.value_dim;
+  const int first_head = kPairs ? query_head - group : query_head;  // of those whose rows this thread moves
+  const int first_key_head = kPairs ? first_head : head;
+  const int K = kPairs ? kTile : p.key_dim, V = kPairs ? kTile : p.value_dim;
   const Span span = span_of(p.sequences, n);
   int left = static_cast<int>(span.length);  // tokens from the chunk that is worked on
   // This group's sequence times heads plus query head, anew. One group a head and slice writes the states.
-  const auto own_slices = [&] { return static_cast<unsigned>(anew(p.value_dim) + 63) / 64; };
+  const auto own_slices = [&] { return kPairs ? 1u : static_cast<unsigned>(anew(p.value_dim) + 63) / 64; };
   const auto own_head = [&] { return own_unit() / own_slices(); };
-  const auto leads = [&] { return own_head() % p.group == 0; };
+  const auto leads = [&] { return kPairs || own_head() % p.group == 0; };
 
-  const std::uint32_t g_tile = base + 5 * kTileBytes, h_tile = base + 6 * kTileBytes;
+  constexpr std::uint32_t g_slot = 5 * kTileBytes;
+  const std::uint32_t g_tile = base + g_slot, h_tile = base + 6 * kTileBytes;
   // Where the next chunk begins in each tensor, in units of 16 bytes (else of elements): an address is worked out from
   // it and the tensor's by one instruction, and it takes one register instead of two. Gates of tokens in elements.
   using Place = std::conditional_t<kPieces, int, std::int64_t>;
@@ -208,13 +277,13 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     return static_cast<Place>((span.batch * s.batch + span.begin * s.token + of_head * s.head + channel) * 2 / unit);
   };
   Place places[6] = {
-      first_place(p.q, query_head, 0),
-      first_place(p.k, head, 0),
-      first_place(p.v, head, v0),
-      first_place(p.o, query_head, v0),
-      key ? first_place(p.g, head, 0)
+      first_place(p.q, first_head, 0),
+      first_place(p.k, first_key_head, 0),
+      first_place(p.v, first_key_head, v0),
+      first_place(p.o, first_head, v0),
+      key ? first_place(p.g, first_key_head, 0)
       : gate == FusedGate::scalar
-          ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + head * p.g.head)
+          ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + first_key_head * p.g.head)
           : 0,
       static_cast<Place>(p.state_tile(p.state_slot(span.chunk_begin, n, 0), head, 0, v0 / kTile) / unit)};
   Place &q_next = places[0], &k_next = places[1], &v_next = places[2], &o_next = places[3], &g_next = places[4],
@@ -226,21 +295,24 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
                 channels};
   };
   // Of this thread's piece of its first row.
-  const auto own_offset = [](int thread, int stride) { return kRowsEach * (thread / 8) * stride + thread % 8 * 16; };
+  const auto moved_offset = [&](int thread, int stride) {
+    return moved_row(thread) * stride + thread % (kPairs ? 16 : 8) * 16;
+  };
   const auto rows_here = [&] { return min(left, kChunk); };
   const auto rows_next = [&] { return min(left - kChunk, kChunk); };
-  const auto load = [&](std::uint32_t tile, Place& next, const Strided& s, int rows, int channels) {
+  // A chunk to its tile `slot` bytes from the group's first.
+  const auto load = [&](std::uint32_t slot, Place& next, const Strided& s, int rows, int channels) {
     const int thread = fresh_thread();
     const Rows from = rows_at(next, s, rows, channels);
     if constexpr (kPieces) {
-      const int inside = thread % 8 * 8 < channels ? rows - kRowsEach * (thread / 8) : 0;
-      const char* row = from.data + own_offset(thread, from.stride);
+      const int inside = kPairs || thread % 8 * 8 < channels ? rows - moved_row(thread) : 0;
+      const char* row = from.data + moved_offset(thread, from.stride);
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) {  // without bytes nothing is read
-        ptx::copy_async_16(tile + own_piece(thread, i), row + i * from.stride, i < inside ? 16 : 0);
+        ptx::copy_async_16(moved_base + slot + moved_piece(thread, i), row + i * from.stride, i < inside ? 16 : 0);
       }
     } else {
-      gather_pieces(tile, from, thread);
+      gather_pieces(base + slot, from, thread);
     }
     next += step_of(s);
   };
@@ -250,15 +322,45 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     states_next +=
         static_cast<Place>(anew(p.heads) * tiles_of(alike_shuffled<Core>(p.value_dim)) * (kImageBytes / unit));
   };
-  // Of tokens 2 lane and 2 lane + 1 of the next chunk.
-  const auto token_gates = [&](int rows) {
-    const int token = 2 * (fresh_thread() % 32);
-    const auto gate_of = [&](int i) {
-      return token + i < rows ? base_2_gate(load_as(p.gate_dtype, p.g.data, g_next + (token + i) * p.g.token)) : 0.0f;
+  // Of this thread's tokens of the next chunk, as scan_tokens has them. Bits as they lie in memory: what they mean is
+  // worked out a chunk later, since that would wait for them.
+  constexpr int kGates = kPairs ? 4 : 2;
+  using RawGates = std::uint32_t[kGates];
+  const auto token_gates = [&](RawGates& bits, int rows) {
+    const int lane = fresh_thread() % 32, token = kGates * (kPairs ? lane % 16 : lane);
+    const Place step = static_cast<Place>(p.g.token);
+    const Place first = g_next + (kPairs ? lane / 16 * static_cast<Place>(p.g.head) : 0) + token * step;
+    const auto read = [&]<class T>(const T* from) {
+#pragma unroll
+      for (int i = 0; i < kGates; ++i) bits[i] = token + i < rows ? from[i * step] : 0;
     };
-    const float2 gates = make_float2(gate_of(0), gate_of(1));
-    g_next += static_cast<Place>(kChunk * p.g.token);
-    return gates;
+    if (p.gate_dtype == DType::f32) {
+      read(static_cast<const std::uint32_t*>(p.g.data) + first);
+    } else {
+      read(static_cast<const std::uint16_t*>(p.g.data) + first);
+    }
+    g_next += kChunk * step;
+  };
+  const auto gate_of = [&](std::uint32_t bits) {
+    return base_2_gate(__uint_as_float(p.gate_dtype == DType::f32 ? bits : bits << 16));
+  };
+
+  // o of a chunk, or of as many rows as are left, from its tile `slot` bytes from the group's first.
+  const auto store_o = [&](std::uint32_t slot, int rows, int mover) {
+    const Rows out = rows_at(o_next, p.o, min(rows, kChunk), V - v0);
+    if constexpr (kPieces) {
+      const int inside = kPairs || mover % 8 * 8 < V - v0 ? rows - moved_row(mover) : 0;
+      char* to = const_cast<char*>(out.data) + moved_offset(mover, out.stride);
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        if (i < inside) {
+          *reinterpret_cast<uint4*>(to + i * out.stride) = load_shared_16(moved_base + slot + moved_piece(mover, i));
+        }
+      }
+    } else {
+      scatter_pieces(out, base + slot, mover);
+    }
+    o_next += step_of(p.o);
   };
 
   const auto own_state = [&](const void* states) {
@@ -270,19 +372,22 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   const auto token_scales = [&](const TokenSums& sums) {
     return make_float2(p.scale * ptx::exp2(sums.own.x), p.scale * ptx::exp2(sums.own.y));
   };
-  float constant_gate = 0.0f;
-  float2 next_gates = make_float2(0.0f, 0.0f);
+  float constant_gate = 0.0f, moved_constant = 0.0f;
+  RawGates next_gates = {};
   if (left > 0) {
-    load(base, q_next, p.q, rows_here(), K);
-    load(base + 2 * kTileBytes, k_next, p.k, rows_here(), K);
+    load(0, q_next, p.q, rows_here(), K);
+    load(2 * kTileBytes, k_next, p.k, rows_here(), K);
     if constexpr (key) {
-      load(g_tile, g_next, p.g, rows_here(), K);
+      load(g_slot, g_next, p.g, rows_here(), K);
       ptx::copy_async_commit();
     }
-    load(base + 4 * kTileBytes, v_next, p.v, rows_here(), V - v0);
+    load(4 * kTileBytes, v_next, p.v, rows_here(), V - v0);
     ptx::copy_async_commit();
-    if constexpr (gate == FusedGate::constant) constant_gate = key_gate(p, span.batch, span.begin, head, 0);
-    if constexpr (gate == FusedGate::scalar) next_gates = token_gates(rows_here());
+    if constexpr (gate == FusedGate::constant) {
+      constant_gate = key_gate(p, span.batch, span.begin, head, 0);
+      moved_constant = kPairs ? key_gate(p, span.batch, span.begin, first_key_head + thread / 8 % 2, 0) : constant_gate;
+    }
+    if constexpr (gate == FusedGate::scalar) token_gates(next_gates, rows_here());
   }
 
   Accumulator h;
@@ -292,37 +397,57 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
   __syncwarp();
   if (keeps_states && left > 0) write_states(thread);
 
+  int c = 0;
 #pragma unroll 1
-  for (int c = 0; left > 0; ++c, left -= kChunk) {
+  for (; left > 0; ++c, left -= kChunk) {
     const int thread = fresh_thread(), lane = thread % 32;
     const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
-    const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = key ? base + 4 * kTileBytes : q + 4 * kTileBytes;
-    if (left > kChunk) {
-      load(base + other, q_next, p.q, rows_next(), K);
-      load(base + 2 * kTileBytes + other, k_next, p.k, rows_next(), K);
-      if constexpr (!key) load(base + 4 * kTileBytes + other, v_next, p.v, rows_next(), V - v0);
+    const std::uint32_t v_slot = 4 * kTileBytes + (key ? 0 : parity);
+    const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = base + v_slot;
+    // Of pairs o of the chunk before leaves only now, by those who refill its slot.
+    const auto load_next = [&] {
+      if (kPairs && c > 0) store_o(other, kChunk, thread_shuffled<Core>(thread));
+      if (left > kChunk) {
+        load(other, q_next, p.q, rows_next(), K);
+        load(2 * kTileBytes + other, k_next, p.k, rows_next(), K);
+        if constexpr (!key) load(4 * kTileBytes + other, v_next, p.v, rows_next(), V - v0);
+      }
+      ptx::copy_async_commit();
+    };
+    if (kPairs && !asks_early) {
+      ptx::copy_async_wait<key ? 1 : 0>();
+    } else {
+      if constexpr (kPairs) sync_pair(thread);
+      load_next();
+      ptx::copy_async_wait<key ? 2 : 1>();
     }
-    ptx::copy_async_commit();
-    ptx::copy_async_wait<key ? 2 : 1>();
+    const auto load_late = [&] {
+      if (kPairs && !asks_early) load_next();
+    };
 
     bool one_anchor = true;
     float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
     Local<std::uint32_t, 16> steep_scores;
     if constexpr (key) {
       Core::publish();
-      sync_group();  // g, q and k are there
+      sync_moved();  // g, q and k are there
+      load_late();
       one_anchor = gate_by_channel<Core>(q, k, g_tile, decay, thread);
       ptx::copy_async_wait<1>();
       Core::publish();
-      one_anchor = !sync_group_or(!one_anchor);  // the operands are there
-      if (!one_anchor) {                         // or not
+      // The operands are there, or not. Either group of a pair refills both tiles of gates, so each waits for the
+      // other.
+      const bool beyond = kPairs ? __syncthreads_or(!one_anchor) : sync_group_or(!one_anchor);
+      one_anchor = !(kPairs && beyond ? sync_group_or(!one_anchor) : beyond);
+      if (!one_anchor) {
         const auto again = [&](Place next, const Strided& s, int chunks_back) {
-          return rows_at(next - step_of(s) * chunks_back, s, rows_here(), K);
+          const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
+          return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
         };
         const int ahead = left > kChunk ? 2 : 1;
-        load_again<kPieces>(q, again(q_next, p.q, ahead));
-        load_again<kPieces>(k, again(k_next, p.k, ahead));
-        load_again<kPieces>(g_tile, again(g_next, p.g, 1));
+        load_again<how>(q, again(q_next, p.q, ahead));
+        load_again<how>(k, again(k_next, p.k, ahead));
+        load_again<how>(g_tile, again(g_next, p.g, 1));
         ptx::copy_async_commit();
         Local<float, 32> state;
         Local<Place, 6> walk;
@@ -336,19 +461,20 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
         Core::publish();
         sync_group();
       }
-      if (left > kChunk) load(g_tile, g_next, p.g, rows_next(), K);
+      if (kPairs && beyond) __syncthreads();
+      if (left > kChunk) load(g_slot, g_next, p.g, rows_next(), K);
       ptx::copy_async_commit();
     } else if constexpr (by_token) {
-      const float2 gates = next_gates;
-      if constexpr (gate == FusedGate::scalar) next_gates = token_gates(left > kChunk ? rows_next() : 0);
-      const TokenSums sums =
-          gate == FusedGate::constant ? constant_sums(constant_gate, rows_here(), thread) : scan_tokens(gates, thread);
+      float gates[kGates];
+#pragma unroll
+      for (int i = 0; i < kGates; ++i) gates[i] = gate_of(next_gates[i]);
+      if constexpr (gate == FusedGate::scalar) token_gates(next_gates, left > kChunk ? rows_next() : 0);
+      const TokenSums sums = gate == FusedGate::constant
+                                 ? constant_sums(constant_gate, moved_constant, moved_row(thread), rows_here(), thread)
+                                 : scan_tokens(gates, group, thread);
       one_anchor = sums.total >= -kRange;
       decay.x = decay.y = ptx::exp2(sums.total);
-      if (one_anchor) {
-        o_scale = token_scales(sums);
-        gate_values(v, sums, thread);
-      } else {
+      const auto gate_steeply = [&] {
         Local<float, 32> state;
         Local<Place, 6> walk;
         state.put(h);
@@ -359,21 +485,53 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
                             make_float2(2 * lane < left ? each : 0.0f, 2 * lane + 1 < left ? each : 0.0f),
                             fresh_thread());
         } else {
-          Local<float, 2> ahead;
-          float next[] = {next_gates.x, next_gates.y};
-          ahead.put(next);
-          gate_steep_tokens(steep_scores, q, k, gates, fresh_thread());
-          ahead.get(next);
-          next_gates = make_float2(next[0], next[1]);
+          Local<std::uint32_t, kGates> ahead;
+          ahead.put(next_gates);
+          float2 pair;
+          if constexpr (kPairs) {  // of tokens 2 lane and 2 lane + 1 of this group's head
+            const int lane = fresh_thread() % 32;
+            float of_token[kGates];
+#pragma unroll
+            for (int i = 0; i < kGates; ++i) of_token[i] = __shfl_sync(0xffffffffu, gates[i], 16 * group + lane / 2);
+            pair = lane & 1 ? make_float2(of_token[2], of_token[3]) : make_float2(of_token[0], of_token[1]);
+          } else {
+            pair = make_float2(gates[0], gates[1]);
+          }
+          gate_steep_tokens(steep_scores, q, k, pair, fresh_thread());
+          ahead.get(next_gates);
         }
         state.get(h);
         walk.get(places);
+      };
+      const auto gate_moved_values = [&] {
+        gate_values(
+            moved_base + v_slot, [&](int i) { return moved_piece(thread, i); }, sums);
+      };
+      if constexpr (kPairs) {  // each head's decision is its own
+        if (one_anchor) o_scale = token_scales(sums);
+        if (sums.moved_total >= -kRange) gate_moved_values();
+        Core::publish();
+        __syncthreads();  // the operands are there
+        load_late();
+        if (!one_anchor) {
+          gate_steeply();
+          Core::publish();
+          sync_group();
+        }
+      } else {
+        if (one_anchor) {
+          o_scale = token_scales(sums);
+          gate_moved_values();
+        } else {
+          gate_steeply();
+        }
+        Core::publish();
+        sync_group();
       }
-      Core::publish();
-      sync_group();  // the operands are there
     } else {
       Core::publish();
-      sync_group();
+      sync_moved();
+      load_late();
     }
 
     // h is both the operand in its tile and, in registers, what the next one comes from.
@@ -388,8 +546,9 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     };
     const auto decay_state = [&] {
       if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
-        const TokenSums sums = constant_sums(alike_shuffled<Core>(constant_gate),
-                                             min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
+        const float each = alike_shuffled<Core>(constant_gate);
+        const TokenSums sums =
+            constant_sums(each, each, 0, min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
         decay.x = decay.y = ptx::exp2(sums.total);
         o_scale = one_anchor ? token_scales(sums) : make_float2(p.scale, p.scale);
       }
@@ -421,7 +580,7 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     Core::template wait<0>(o);
     __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
     if constexpr (key) {
-      if (left > kChunk) load(v, v_next, p.v, rows_next(), V - v0);
+      if (left > kChunk) load(v_slot, v_next, p.v, rows_next(), V - v0);
       ptx::copy_async_commit();
     }
     const int mover = thread_shuffled<Core>(fresh_thread());
@@ -429,30 +588,25 @@ __device__ __forceinline__ void fused(const Params& p, char* shared) {
     scale_rows(o, o_scale.x, o_scale.y);
     put_rounded<Core>(q, o, mover);
     __syncwarp();
-    const Rows out = rows_at(o_next, p.o, rows_here(), V - v0);
-    if constexpr (kPieces) {
-      const int inside = mover % 8 * 8 < V - v0 ? left - kRowsEach * (mover / 8) : 0;
-      char* to = const_cast<char*>(out.data) + own_offset(mover, out.stride);
-#pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        if (i < inside) *reinterpret_cast<uint4*>(to + i * out.stride) = load_shared_16(q + own_piece(mover, i));
-      }
-    } else {
-      scatter_pieces(out, q, mover);
-    }
-    o_next += step_of(p.o);
+    if constexpr (!kPairs) store_o(parity, left, mover);
     if (keeps_states && left > kChunk && (c + 1) % p.states_every() == 0) write_states(mover);
+  }
+  if (kPairs && c > 0) {
+    const int mover = fresh_thread();
+    sync_pair(mover);
+    store_o((c - 1) % 2 * kTileBytes, left + kChunk, mover);
   }
   if (p.ht != nullptr && leads()) {
     write_state(own_state(p.ht), h, K, V, 0, static_cast<int>(own_unit() % own_slices()) * 64, fresh_thread());
   }
 }
 
-template <class Core, FusedGate gate, bool kPieces>
-__global__ void __launch_bounds__(kPieces ? 2 * kGroupThreads : kGroupThreads, kPieces ? 2 : 3)
-    fused_kernel(const __grid_constant__ Params p) {
+template <class Core, FusedGate gate, FusedRows how>
+__global__ void __launch_bounds__(how == FusedRows::elements ? kGroupThreads : 2 * kGroupThreads,
+                                  how == FusedRows::elements ? 3 : 2)
+    fused_kernel(const __grid_constant__ Params p, bool asks_early) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) fused<Core, gate, kPieces>(p, shared);
+  if constexpr (Core::available) fused<Core, gate, how>(p, asks_early, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
