@@ -32,6 +32,7 @@ report "${PIPESTATUS[0]}" doctor "$out/doctor.txt"
 large='Cuda.MoreThan*:Cuda.OffsetsBeyond*:Cuda.AMillion*'
 paths=(CudaPaths.EveryElementIsFinite/key_blocks_bf16_272_trained
        CudaPaths.EveryElementIsFinite/narrow_two_chunks_{key_trained,key_extreme,scalar_trained,none_trained}
+       CudaPaths.EveryElementIsFinite/narrow_packed_{constant_extreme,none_trained}
        CudaPaths.EveryElementIsFinite/wide_{96_200_constant_trained,128_256_key_extreme,128_256_none_trained}
        CudaPaths.EveryElementIsFinite/brief_128_256_{key_trained,key_extreme,scalar_trained}
        CudaPaths.EveryElementIsFinite/{f32_tiles_f16_96_extreme,f32_tiles_f32_64_trained,tokens_f32,segments_key_trained}

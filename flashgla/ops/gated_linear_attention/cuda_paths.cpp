@@ -34,6 +34,13 @@ std::vector<Case> path_cases() {
       crowded.batch = 100;
       crowded.length = 150;
       add("narrow_crowded_" + name, crowded);
+      if (kind != GateKind::key) {  // several segments of states to be found, and heads that are no pairs
+        Case several = narrow;
+        several.batch = 45;
+        several.length = 650;
+        several.query_heads = several.heads = 3;
+        add("narrow_segments_" + name, several);
+      }
       Case strided = narrow;
       strided.strided = true;
       strided.key_dim = 40;

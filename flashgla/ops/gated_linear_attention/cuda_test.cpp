@@ -161,6 +161,28 @@ TEST(Cuda, RowsWithoutGates) {
   }
 }
 
+// Narrow heads whose rows the copy engine does not take, so that the backward finds all states again instead of going
+// on from those that the forward kept at every fourth chunk.
+TEST(Cuda, NarrowRowsThatAreOne) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const GateKind gate : {GateKind::none, GateKind::scalar}) {
+    for (const bool queries : {true, false}) {
+      SCOPED_TRACE(name_of(gate));
+      CaseData data = make_data({.batch = 34,
+                                 .length = 390,
+                                 .query_heads = 4,
+                                 .heads = 4,
+                                 .key_dim = 64,
+                                 .value_dim = 64,
+                                 .gate = gate,
+                                 .dtype = DType::bf16,
+                                 .gate_dtype = DType::bf16});
+      (queries ? data.in.q : data.in.k).stride[1] = 0;
+      expect_reference_results(data, true);
+    }
+  }
+}
+
 // Where the caller allows it, f32 products are rounded to tf32, which has f16's 11 bits: its tolerance, and other bits
 // than without.
 TEST(Cuda, Float32MathIsHonoured) {

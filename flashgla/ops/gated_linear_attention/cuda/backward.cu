@@ -1,5 +1,6 @@
 // The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "flashgla/base/cuda/device.h"
@@ -97,12 +98,12 @@ void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, c
   }
 }
 template <class Core>
-void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStream_t stream) {
+void run_fused(GateTile gate, const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream) {
   switch (gate) {
     case GateTile::none:
-      return launch_backward_fused<Core, GateTile::none>(p, f, stream);
     case GateTile::token:
-      return launch_backward_fused<Core, GateTile::token>(p, f, stream);
+      return std::is_same_v<Core, TensorCore90> ? launch_backward_by_role(p, f, multiprocessors, stream)
+                                                : launch_backward_rows(p, f, gate != GateTile::none, stream);
     case GateTile::narrow:
       return launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
     case GateTile::wide:
@@ -112,18 +113,25 @@ void run_fused(GateTile gate, const Params& p, const FusedBackward& f, cudaStrea
 
 // One kernel, where each sequence and head is small enough for a block and there are enough of them.
 bool fits_one_kernel(const Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                     const OutputGradients& d_out) {
-  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
+                     const OutputGradients& d_out, bool hopper) {
+  const Params p = make_params(problem, inputs, {});
+  const auto mapped = [&](const Strided& s) { return has_row_map(p, s); };
+  const bool rows_fit =
+      !finds_states(problem, hopper) || (mapped(p.q) && mapped(p.k) && mapped(p.v) && mapped(strided(d_out.d_o)));
+  return rows_fit && problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
          (outputs.states || forward_in_one_pass(context, problem, make_params(problem, inputs, outputs))) &&
          (!d_out.d_ht || outputs.ht) && context.architecture().shared_memory >= kFusedSharedBytes &&
-         problem.sequences * problem.heads >= context.architecture().multiprocessors;
+         one_block_each(problem, context.architecture().multiprocessors);
 }
 
 template <class Core>
 void backward_in_one_kernel(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                             const OutputGradients& d_out, const InputGradients& d_in) {
   const ArenaScope scope(context.scratch());
+  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   Params p = make_params(problem, inputs, outputs);
+  const int multiprocessors = context.architecture().multiprocessors;
+  space_states(p, problem, hopper, multiprocessors);
   plan_chunks(context, p);
   FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
                   static_cast<float*>(d_in.dh0.data), nullptr};
@@ -144,8 +152,8 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (!outputs.states) launch_fused(context, states_only, std::is_same_v<Core, TensorCore90>);
-  run_fused<Core>(gate_tile(problem), p, f, stream);
+  if (!outputs.states) launch_fused(context, states_only, hopper);
+  run_fused<Core>(gate_tile(problem), p, f, multiprocessors, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
 }
@@ -155,13 +163,15 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
                         const OutputGradients& d_out, const InputGradients& d_in) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
+  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   Params p = make_params(problem, inputs, outputs);
+  space_states(p, problem, hopper, std::numeric_limits<int>::max());
   plan_chunks(context, p);
   const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, key_tiles = tiles_of(p.key_dim);
   auto take = [&](std::int64_t bytes, const char* label) {
     return scratch.allocate(static_cast<std::size_t>(bytes), label);
   };
-  const TwoPasses passes(context, p, true, std::is_same_v<Core, TensorCore90>);
+  const TwoPasses passes(context, p, true, hopper);
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
@@ -232,20 +242,26 @@ void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, in
 template <class Core>
 static void run_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                          const OutputGradients& d_out, const InputGradients& d_in) {
+  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   if (goes_through_features(problem)) {
     backward_through_features(context, problem, inputs, outputs, d_out, d_in,
                               [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
                                   const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
   } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
-    backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>);
+    backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, hopper);
   } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
     backward_fits_f32_tiles(problem, context.architecture())
-        ? backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, std::is_same_v<Core, TensorCore90>)
+        ? backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, hopper)
         : recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
+  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out, hopper)) {
     backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
   } else {
-    backward_by_chunks<Core>(context, problem, inputs, outputs, d_out, d_in);
+    Outputs found = outputs;
+    // Kept for the one kernel, too few for these: found again.
+    if (finds_states(problem, hopper) && one_block_each(problem, context.architecture().multiprocessors)) {
+      found.states = {};
+    }
+    backward_by_chunks<Core>(context, problem, inputs, found, d_out, d_in);
   }
 }
 

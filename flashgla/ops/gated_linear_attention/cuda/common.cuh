@@ -53,6 +53,21 @@ __device__ __forceinline__ float load_as(DType dtype, const void* data, std::int
       return static_cast<const float*>(data)[offset];
   }
 }
+// The same in two parts, of which only the second waits for memory.
+__device__ __forceinline__ std::uint32_t load_bits(DType dtype, const void* data, std::int64_t offset) {
+  return dtype == DType::f32 ? static_cast<const std::uint32_t*>(data)[offset]
+                             : static_cast<const std::uint16_t*>(data)[offset];
+}
+__device__ __forceinline__ float from_bits(DType dtype, std::uint32_t bits) {
+  switch (dtype) {
+    case DType::bf16:
+      return __uint_as_float(bits << 16);
+    case DType::f16:
+      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+    default:
+      return __uint_as_float(bits);
+  }
+}
 __device__ __forceinline__ void store_as(DType dtype, void* data, std::int64_t offset, float x) {
   switch (dtype) {
     case DType::bf16:
@@ -174,6 +189,18 @@ __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
   std::uint32_t x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
   return x;
+}
+__device__ __forceinline__ uint2 load_shared_uint2(std::uint32_t address) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
+  const uint2 x = load_shared_uint2(address);
+  return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
+}
+__device__ __forceinline__ void store_shared_uint2(std::uint32_t address, uint2 x) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

@@ -1,4 +1,6 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
+#include <limits>
+
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
@@ -65,6 +67,13 @@ bool goes_by_chunks(const Problem& p) {
          p.batch * p.length > kShortSequence * p.sequences;
 }
 
+bool one_block_each(const Problem& p, int multiprocessors) { return p.sequences * p.heads >= multiprocessors; }
+
+bool finds_states(const Problem& p, bool hopper) {
+  const bool gate_fits = p.gate == GateKind::none || p.gate == GateKind::constant || p.gate == GateKind::scalar;
+  return hopper && backward_in_chunks(p) && gate_fits && p.key_dim <= kTile && p.value_dim <= kTile && p.group() == 1;
+}
+
 bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
   return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem, params);
 }
@@ -121,6 +130,7 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
     return forward_with_value_gates(context, problem, inputs, outputs, hopper);
   }
   Params params = make_params(problem, inputs, outputs);
+  space_states(params, problem, hopper, context.architecture().multiprocessors);
   plan_chunks(context, params);
   run(context, problem, params, hopper);
 }
@@ -141,7 +151,8 @@ static std::size_t states_bytes(const Problem& problem, bool hopper) {
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
-  const Params params = make_params(problem, {}, {});
+  Params params = make_params(problem, {}, {});
+  space_states(params, problem, hopper, std::numeric_limits<int>::max());  // where that takes more
   return static_cast<std::size_t>(params.states_bytes() + kept_prepared_bytes(params, hopper));
 }
 

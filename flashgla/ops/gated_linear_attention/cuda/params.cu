@@ -76,6 +76,12 @@ Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& 
   return p;
 }
 
+void space_states(Params& params, const Problem& problem, bool hopper, int multiprocessors) {
+  const bool narrow = params.key_dim <= kTile && params.value_dim <= kTile,
+             many = one_block_each(problem, multiprocessors);
+  params.states_every_log2 = !narrow ? 1 : !finds_states(problem, hopper) ? 0 : many ? kFoundEveryLog2 : 1;
+}
+
 std::int64_t most_chunks(const Problem& problem) {
   const std::int64_t each = (problem.length + kChunk - 1) / kChunk;
   // Each packed sequence but the first may waste part of one chunk.

@@ -9,6 +9,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kChunk = 64;  // tokens of a chunk; chunks start anew with each sequence
+constexpr int kFoundEveryLog2 = 2, kFoundEvery = 1 << kFoundEveryLog2;  // see space_states
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Matrices of bf16 between kernels are cut into tiles of 64x64, each an image of its place in shared memory.
@@ -54,15 +55,15 @@ struct Params {
   bool normalize = false;
   float scale = 1.0f;
 
-  // Chunks from one kept state to the next: two for heads wider than a tile, since there states are most of the bytes
-  // that move.
-  constexpr int states_every() const { return key_dim <= kTile && value_dim <= kTile ? 1 : 2; }
+  // Chunks from one kept state to the next: a power of two, since kernels divide by it (space_states).
+  int states_every_log2 = 0;
+  constexpr int states_every() const { return 1 << states_every_log2; }
   // Slot of chunk `index` of sequence n, and how many there may be.
   constexpr std::int64_t state_slot(std::int64_t chunk_begin, std::int64_t n, std::int64_t index) const {
-    return states_every() == 1 ? chunk_begin + index : (chunk_begin + n) / 2 + index / 2;
+    return ((chunk_begin + n * (states_every() - 1)) >> states_every_log2) + (index >> states_every_log2);
   }
   constexpr std::int64_t state_slots() const {
-    return states_every() == 1 ? sequences.most_chunks : (sequences.most_chunks + sequences.count) / 2 + 1;
+    return state_slot(sequences.most_chunks, sequences.count, 0) + (states_every() == 1 ? 0 : 1);
   }
   // Heads that a forward may take in one pass; for others what is kept for the backward goes on with what preparation
   // leaves (forward/two_pass.h).

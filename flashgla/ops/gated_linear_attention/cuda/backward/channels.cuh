@@ -6,7 +6,7 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/rows.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

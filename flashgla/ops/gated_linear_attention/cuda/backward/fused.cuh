@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/rows.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -6,7 +6,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/rows.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -39,24 +38,13 @@ __global__ void __launch_bounds__(kFusedThreads, 2)
   if constexpr (Core::available) backward_channels<Core>(p, f, shared);
 }
 
-template <class Core, bool kGated>
-__global__ void __launch_bounds__(kFusedThreads, 2)
-    backward_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) backward_rows<Core, kGated>(p, f, shared);
-}
-
 using flashgla::cuda::Begin;
 
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
   const char* name = "gated_linear_attention fused backward";
-  if constexpr (kGate == GateTile::none || kGate == GateTile::token) {
-    static_assert(RowsShared::total <= kFusedSharedBytes);
-    flashgla::cuda::launch(name, backward_rows_kernel<Core, kGate == GateTile::token>, grid, kFusedThreads,
-                           RowsShared::total, stream, Begin::after_previous, p, f);
-  } else if constexpr (kGate == GateTile::narrow) {
+  if constexpr (kGate == GateTile::narrow) {
     static_assert(ChannelsShared::total <= kFusedSharedBytes);
     flashgla::cuda::launch(name, backward_channels_kernel<Core>, grid, kFusedThreads, ChannelsShared::total, stream,
                            Begin::after_previous, p, f);

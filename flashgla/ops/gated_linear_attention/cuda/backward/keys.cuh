@@ -30,11 +30,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-struct RowMaps {  // where there is a copy engine
-  RowMap v, d_o;
-  RowMap q, k;  // where they are read as they are (two_pass.h, reads_rows)
-};
-
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them. kGrouped: several query heads a key-value head.
 template <class Core, GateTile kGate, bool kGrouped>

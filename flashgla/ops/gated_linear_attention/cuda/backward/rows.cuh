@@ -1,7 +1,8 @@
-// The backward of heads of up to 64 x 64 in one kernel, without gates or with one a token: a block walks a sequence and
-// head back in time with the state's gradient in registers; each input is read once and each gradient leaves once.
-// Decays then belong to tokens alone, and q and k stay as they are. With f_i = 2^b_i, b the running sum of the chunk's
-// gates and B its last, do~_i = scale f_i do_i, v~_j = v_j / f_j, dh^ = 2^B dh, a_ij = do~_i . v~_j for i >= j:
+// The backward of heads of up to 64 x 64 in one kernel on mma.sync, without gates or with one a token: a block walks a
+// sequence and head back in time with the state's gradient in registers; each input is read once and each gradient
+// leaves once. Decays then belong to tokens alone, and q and k stay as they are. With f_i = 2^b_i, b the running sum of
+// the chunk's gates and B its last, do~_i = scale f_i do_i, v~_j = v_j / f_j, dh^ = 2^B dh, a_ij = do~_i . v~_j for i
+// >= j:
 //     dq_i = h do~_i + sum_j a_ij k_j         dk_j = dh^ v~_j + sum_i a_ij q_i
 //     dv_j = (sum_i (q_i . k_j) do~_i + dh^^T k_j) / f_j      dh before the chunk = dh^ + sum_i q_i do~_i^T
 //     dg_t = sum_{i>=t} (q_i . dq_i - k_i . dk_i) + sum of dh h at the chunk's end
@@ -11,7 +12,7 @@
 // is is the same for a warp, and told so that the compiler can see it: what is equal in all lanes takes no registers.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -27,71 +28,6 @@ struct RowsShared {
   static constexpr int total = rows + 2 * 4;
 };
 
-// Where the walk is in each tensor, in shared memory: registers are too few, and what the compiler would spill goes to
-// the L2. [parity of the chunk under way][tensor] addresses, then [tensor] bytes from a chunk to the one before.
-struct Places {
-  enum Tensor { q, d_o, k, v, states, g, dq, dk, dv, dg, count };
-  std::uint32_t shared;
-  __device__ __forceinline__ std::uint32_t at(int index, int tensor) const {
-    return shared + ((index & 1) * count + tensor) * 8;
-  }
-  static __device__ __forceinline__ std::uint64_t load(std::uint32_t address) {
-    std::uint64_t x;
-    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(address) : "memory");
-    return x;
-  }
-  static __device__ __forceinline__ void store(std::uint32_t address, std::uint64_t x) {
-    asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(x) : "memory");
-  }
-  template <class T>
-  __device__ __forceinline__ T* get(int index, Tensor tensor) const {
-    return reinterpret_cast<T*>(load(at(index, tensor)));
-  }
-  __device__ __forceinline__ void start(int index, Tensor tensor, const void* place, std::int64_t step) const {
-    store(at(index, tensor), reinterpret_cast<std::uint64_t>(place));
-    store(at(0, 2 * count + tensor), static_cast<std::uint64_t>(step));
-  }
-  // Thread `tensor` of one warp: its place one chunk back.
-  __device__ __forceinline__ void step_back(int index, int tensor) const {
-    if (tensor < count) store(at(index - 1, tensor), load(at(index, tensor)) - load(at(0, 2 * count + tensor)));
-  }
-};
-
-// Address of a sequence's chunk in a tensor of `element` bytes.
-__device__ __forceinline__ char* chunk_place(const Strided& s, const Span& span, std::int64_t index, int head,
-                                             int element) {
-  return static_cast<char*>(s.data) +
-         (span.batch * s.batch + (span.begin + index * kChunk) * s.token + head * s.head) * element;
-}
-
-// This warp's rows of a tile to a matrix.
-__device__ __forceinline__ void store_tile_rows(std::uint32_t tile, __nv_bfloat16* matrix, int stride, int rows,
-                                                int columns, int thread) {
-  const int piece = thread & 7;
-  const int first = (thread >> 5) * 16 + ((thread & 31) >> 3), inside = piece * 8 < columns ? rows - first : 0;
-  __nv_bfloat16* to = matrix + first * stride + piece * 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (4 * i < inside) store_global_16(to, load_shared_16(tile + tile_piece(first + 4 * i, piece)));
-    to += 4 * stride;
-  }
-  __syncwarp();
-}
-// Rows of an accumulator, rounded, to a matrix, through the warp's own rows of a tile.
-template <class Core, bool kAgain = true>
-__device__ __forceinline__ void store_through(std::uint32_t tile, __nv_bfloat16* matrix, int stride,
-                                              const Accumulator& a, int rows, int columns) {
-  const auto own = [] { return kAgain ? thread_shuffled<Core>(fresh_thread()) : fresh_thread(); };
-  put_rounded<Core>(tile, a, own());
-  __syncwarp();
-  store_tile_rows(tile, matrix, stride, rows, columns, own());
-}
-
-// Whether this thread is of the block's first group, as the compiler sees it to be the same for the warp.
-__device__ __forceinline__ bool in_first_group() {
-  return __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0) == 0;
-}
-
 // The pairs that count times factor(query, key), rounded, as an operand.
 template <bool kTransposed, class Factor>
 __device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], const Accumulator& a, int thread,
@@ -103,22 +39,6 @@ __device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], cons
     scaled[i] = a[i] * (kTransposed ? factor(column, row) : factor(row, column));
   }
   select_pairs<kTransposed>(operand, scaled, thread);
-}
-
-// Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
-__device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator& a, int thread) {
-  float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = ptx::unpack_bf16(x[i]);
-      sums[i & 1] = fmaf(pair.x, a[8 * k16 + 2 * i], fmaf(pair.y, a[8 * k16 + 2 * i + 1], sums[i & 1]));
-    }
-  }
-  return make_float2(sums[0], sums[1]);
 }
 
 // Rows of a tile, as copy_tile gave them to this thread, times factor(row), rounded once, to the same or another tile.
@@ -139,9 +59,10 @@ __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32
 }
 
 // Grid: N x G. One query head a kv head; states kept; ht given where dht is.
-template <class Core, bool kGated>
+template <bool kGated>
 __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = RowsShared;
+  using Core = TensorCore80;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   const bool first_group = in_first_group();
   const int head = blockIdx.x % p.heads;
@@ -219,12 +140,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     const int lane = fresh_thread() % 32;
     const float low = ptx::larger_or_nan(gates.x * kLog2E, kStrongest),
                 high = ptx::larger_or_nan(gates.y * kLog2E, kStrongest);
-    float b = low + high;  // at the end of token 2 lane + 1
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const float other = __shfl_up_sync(0xffffffffu, b, distance);
-      b += lane >= distance ? other : 0.0f;
-    }
+    const float b = sum_so_far(low + high, lane);  // at the end of token 2 lane + 1
     const std::uint32_t sums = sums_of(index);
     put_float(sums, 2 * lane, b - high);
     put_float(sums, 2 * lane + 1, b);
@@ -294,7 +210,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         });
       }
     }
-    Core::publish();
     __syncthreads();  // the operands are there
     if (index > 0) {
       load_from(index - 1, kChunk, places.get<char>(index, first_group ? Places::q : Places::k),
@@ -307,7 +222,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
-    const auto own = [&] { return thread_again<Core>(thread); };
+
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.
@@ -315,7 +230,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     const auto since = [&](int token) { return p.scale * ptx::exp2(b(token)); };
     const auto until = [&](int token) { return ptx::exp2(b(kTile - 1) - b(token)); };
     std::uint32_t pairs[16] = {};  // [query][key] in the first group, [key][query] in the second
-    if constexpr (std::is_same_v<Core, TensorCore80> && !kGated) {
+    if constexpr (!kGated) {
       // One product at a time, in a loop, for unrolled ptxas has both under way, and one code for both groups. The
       // first group's scores come before its pairs.
       std::uint32_t scores[16];
@@ -325,28 +240,26 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 #pragma unroll
         for (int i = 0; i < 16; ++i) scores[i] = pairs[i];
         Accumulator a;
-        Core::template product<k_inner, k_inner, true>(a, of_scores ? k : own_tile, of_scores ? q : other_tile,
-                                                       thread_shuffled<Core>(thread));
+        Core::product<k_inner, k_inner, true>(a, of_scores ? k : own_tile, of_scores ? q : other_tile,
+                                              thread_shuffled<Core>(thread));
         select_pairs(pairs, a, of_scores || !first_group, thread);
         if (!of_scores) break;
       }
       if (first_group) {
-        Core::template product<k_outer, true>(held, scores, d_o, thread);
-        Core::template product<k_inner, k_outer>(held, k, x_tile, thread);
+        Core::product<k_outer, true>(held, scores, d_o, thread);
+        Core::product<k_inner, k_outer>(held, k, x_tile, thread);
         store(index, Places::dv, f.gradients.dv, held, rows, p.value_dim);
       } else {
-        Core::template product<k_outer, k_outer>(held, q, d_o, thread);
+        Core::product<k_outer, k_outer>(held, q, d_o, thread);
       }
-      Core::template product<k_inner, k_inner, true>(d, own_tile, first_group ? h : x_tile, thread);
-      Core::template product<k_outer>(d, pairs, first_group ? k : q, thread);
+      Core::product<k_inner, k_inner, true>(d, own_tile, first_group ? h : x_tile, thread);
+      Core::product<k_outer>(d, pairs, first_group ? k : q, thread);
     } else if (first_group) {
       std::uint32_t scores[16];
       {
         Accumulator s, a;  // [key][query], [query][key]
-        Core::begin();
-        Core::template product<k_inner, k_inner, true>(s, k, q, thread_shuffled<Core>(thread));
-        Core::template product<k_inner, k_inner, true>(a, d_o, v, thread_shuffled<Core>(thread));
-        Core::finish(s, a);
+        Core::product<k_inner, k_inner, true>(s, k, q, thread_shuffled<Core>(thread));
+        Core::product<k_inner, k_inner, true>(a, d_o, v, thread_shuffled<Core>(thread));
         if (!steep) {
           select_pairs<true>(scores, s, thread);
           select_pairs<false>(pairs, a, thread);
@@ -356,40 +269,28 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         }
       }
       if (!steep) {
-        Core::begin(scores);
-        Core::template product<k_inner, k_outer, true, Loads::in_turn>(held, k, x_tile, own());
-        Core::template product<k_outer>(held, scores, d_o, own());
-        Core::finish(held);
+        Core::product<k_inner, k_outer, true, Loads::in_turn>(held, k, x_tile, fresh_thread());
+        Core::product<k_outer>(held, scores, d_o, fresh_thread());
       } else {
-        Core::begin(scores);
-        Core::template product<k_outer, true>(held, scores, d_o, own());
-        Core::finish(held);
+        Core::product<k_outer, true>(held, scores, d_o, fresh_thread());
         __syncthreads();
         scale_rows_of_tile(d_o, d_o, fresh_thread(), since);
         scale_rows_of_tile(out_tile, k, fresh_thread(), until);
-        Core::publish();
         __syncthreads();
-        Core::begin(held);
-        Core::template product<k_inner, k_outer, false, Loads::in_turn>(held, out_tile, x_tile, own());
-        Core::finish(held);
+        Core::product<k_inner, k_outer, false, Loads::in_turn>(held, out_tile, x_tile, fresh_thread());
         ptx::barrier(1, kGroupThreads);  // the tile is free again
       }
-      Core::begin(pairs);
-      Core::template product<k_inner, k_inner, true, Loads::in_turn>(d, d_o, h, own());
-      Core::template product<k_outer>(d, pairs, k, own());
-      Core::commit();
+      Core::product<k_inner, k_inner, true, Loads::in_turn>(d, d_o, h, fresh_thread());
+      Core::product<k_outer>(d, pairs, k, fresh_thread());
       if (kGated && !steep) {
         const int row = row_of_element(thread, 0);
         scale_rows(held, inverse(row), inverse(row + 8));
       }
       store(index, Places::dv, f.gradients.dv, held, rows, p.value_dim);
-      Core::template wait<0>(d);
     } else {
       {
         Accumulator a;
-        Core::begin();
-        Core::template product<k_inner, k_inner, true>(a, v, d_o, own());
-        Core::finish(a);
+        Core::product<k_inner, k_inner, true>(a, v, d_o, fresh_thread());
         if (!steep) {
           select_pairs<true>(pairs, a, thread);
         } else {
@@ -399,21 +300,14 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       if (steep) {
         __syncthreads();
         scale_rows_of_tile(v, v, fresh_thread(), until);
-        Core::publish();
         __syncthreads();
       }
-      Core::begin(pairs, held);
-      Core::template product<k_inner, k_inner, true>(d, v, x_tile, own());
-      Core::template product<k_outer>(d, pairs, q, own());
-      Core::template product<k_outer, k_outer>(held, q, d_o, own());
-      Core::finish(d, held);
+      Core::product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
+      Core::product<k_outer>(d, pairs, q, fresh_thread());
+      Core::product<k_outer, k_outer>(held, q, d_o, fresh_thread());
     }
     if constexpr (kGated) {
-      float2 dot = dot_rows(first_group ? q : k, d, thread);
-      dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 1);
-      dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 1);
-      dot.x += __shfl_xor_sync(0xffffffffu, dot.x, 2);
-      dot.y += __shfl_xor_sync(0xffffffffu, dot.y, 2);
+      const float2 dot = sum_over_row(dot_rows(first_group ? q : k, d, thread));
       if (thread % 4 == 0) {
         const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
         put_float(dots, row, dot.x);
@@ -438,14 +332,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 #pragma unroll
       for (int w = 0; w < 4; ++w) run += float_at(beyond, (index & 1) * 4 + w);
       const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
-      const float high = difference(2 * lane + 1), both = high + difference(2 * lane);
-      float after = both;  // of this and later lanes' rows
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const float other = __shfl_down_sync(0xffffffffu, after, distance);
-        after += lane + distance < 32 ? other : 0.0f;
-      }
-      const float low_dg = run + after, high_dg = run + after - both + high;
+      const float2 sums_on = sum_from_here(difference(2 * lane), difference(2 * lane + 1), lane);
+      const float low_dg = run + sums_on.x, high_dg = run + sums_on.y;
       if (p.gate == GateKind::constant) {
         constant_gate += (2 * lane < rows ? low_dg : 0.0f) + (2 * lane + 1 < rows ? high_dg : 0.0f);
       } else if (f.gradients.dg.data) {

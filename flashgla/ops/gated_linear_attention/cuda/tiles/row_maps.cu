@@ -31,7 +31,7 @@ bool has_row_map(const Params& p, const Strided& x) {
          x.head % 8 == 0 && (x.token != 0 || length == 1) && length < (std::int64_t{1} << 31);
 }
 
-RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels) {
+RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels, int tokens) {
   static const Encode encode = find_encode();
   const std::int64_t batch = p.sequences.cu_seqlens != nullptr ? 1 : p.sequences.count;
   RowMap result{};
@@ -42,7 +42,7 @@ RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels) {
                                static_cast<cuuint64_t>(x.head != 0 ? heads : 1),
                                static_cast<cuuint64_t>(x.batch != 0 ? batch : 1)};
   const cuuint64_t strides[3] = {bytes(x.token), bytes(x.head), bytes(x.batch)};
-  const cuuint32_t box[4] = {kTile, kTile, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {kTile, static_cast<cuuint32_t>(tokens), 1, 1}, steps[4] = {1, 1, 1, 1};
   const CUresult status = encode(&result.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, x.data, sizes, strides, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
