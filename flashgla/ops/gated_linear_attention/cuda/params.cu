@@ -80,6 +80,7 @@ void space_states(Params& params, const Problem& problem, bool hopper, int multi
   const bool narrow = params.key_dim <= kTile && params.value_dim <= kTile,
              many = one_block_each(problem, multiprocessors);
   params.states_every_log2 = !narrow ? 1 : !finds_states(problem, hopper) ? 0 : many ? kFoundEveryLog2 : 1;
+  params.states_mask = params.states_every() - 1;
 }
 
 std::int64_t most_chunks(const Problem& problem) {

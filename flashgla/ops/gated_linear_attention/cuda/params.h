@@ -55,9 +55,13 @@ struct Params {
   bool normalize = false;
   float scale = 1.0f;
 
-  // Chunks from one kept state to the next: a power of two, since kernels divide by it (space_states).
-  int states_every_log2 = 0;
+  // Chunks from one kept state to the next: a power of two, since kernels divide by it (space_states). The mask is one
+  // less, an operand as it lies in constant memory; worked out in a kernel it takes registers that some do not have.
+  int states_every_log2 = 0, states_mask = 0;
   constexpr int states_every() const { return 1 << states_every_log2; }
+  // Whether the state before chunk `index` is kept, and that after it.
+  constexpr bool keeps_state(int index) const { return (index & states_mask) == 0; }
+  constexpr bool keeps_state_after(int index) const { return (index & states_mask) == states_mask; }
   // Slot of chunk `index` of sequence n, and how many there may be.
   constexpr std::int64_t state_slot(std::int64_t chunk_begin, std::int64_t n, std::int64_t index) const {
     return ((chunk_begin + n * (states_every() - 1)) >> states_every_log2) + (index >> states_every_log2);

@@ -108,7 +108,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
           pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
           thread);
       if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, __half>) {
-        if (pass.states != nullptr && index % p.states_every() == 0) {
+        if (pass.states != nullptr && p.keeps_state(index)) {
           const std::int64_t sequence = again<Core>(
               n, [&] { return static_cast<std::int64_t>(fresh_block() / value_tiles / key_tiles / p.heads); });
           char* tile = pass.states +

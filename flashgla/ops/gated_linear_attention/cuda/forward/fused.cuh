@@ -589,7 +589,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     put_rounded<Core>(q, o, mover);
     __syncwarp();
     if constexpr (!kPairs) store_o(parity, left, mover);
-    if (keeps_states && left > kChunk && (c + 1) % p.states_every() == 0) write_states(mover);
+    if (keeps_states && left > kChunk && p.keeps_state_after(c)) write_states(mover);
   }
   if (kPairs && c > 0) {
     const int mover = fresh_thread();

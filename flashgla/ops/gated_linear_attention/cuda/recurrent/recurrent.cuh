@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes, R <= 8 ? 3 :
   }
 
   for (std::int64_t t0 = 0; t0 < span.length; t0 += kTile) {
-    if (p.states != nullptr && t0 % (kChunk * p.states_every()) == 0 && v < V && writes_state()) {
+    if (p.states != nullptr && t0 % kChunk == 0 && p.keeps_state(static_cast<int>(t0 / kChunk)) && v < V &&
+        writes_state()) {
       const auto place = [&](int k) {
         return static_cast<char*>(p.states) +
                p.state_tile(p.state_slot(span.chunk_begin, n, t0 / kChunk), head, k / kChunk, v / kChunk) +
