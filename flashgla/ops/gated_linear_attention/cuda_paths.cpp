@@ -34,7 +34,7 @@ std::vector<Case> path_cases() {
       crowded.batch = 100;
       crowded.length = 150;
       add("narrow_crowded_" + name, crowded);
-      // Several segments of states to be found, and heads that are no pairs. A constant gate's dg is 1.1% of this sum
+      // Several segments of states to be found, and heads that are no pairs. A constant gate's dg is 1.3% of this sum
       // off, as emulated, where its gates are as trained: backward/README.md, "What can go wrong".
       if (kind != GateKind::key && (kind != GateKind::constant || values == GateValues::extreme)) {
         Case several = narrow;
