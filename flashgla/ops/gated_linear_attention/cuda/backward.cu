@@ -114,13 +114,13 @@ void run_fused(GateTile gate, const Params& p, const FusedBackward& f, int multi
 // One kernel, where each sequence and head is small enough for a block and there are enough of them.
 bool fits_one_kernel(const Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                      const OutputGradients& d_out, bool hopper) {
-  const Params p = make_params(problem, inputs, {});
+  const Params p = make_params(problem, inputs, outputs);
   const auto mapped = [&](const Strided& s) { return has_row_map(p, s); };
   const bool rows_fit =
       !finds_states(problem, hopper) || (mapped(p.q) && mapped(p.k) && mapped(p.v) && mapped(strided(d_out.d_o)));
   return rows_fit && problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
-         (outputs.states || forward_in_one_pass(context, problem, make_params(problem, inputs, outputs))) &&
-         (!d_out.d_ht || outputs.ht) && context.architecture().shared_memory >= kFusedSharedBytes &&
+         (outputs.states || forward_in_one_pass(context, problem, p)) && (!d_out.d_ht || outputs.ht) &&
+         context.architecture().shared_memory >= kFusedSharedBytes &&
          one_block_each(problem, context.architecture().multiprocessors);
 }
 

@@ -53,20 +53,13 @@ __device__ __forceinline__ float load_as(DType dtype, const void* data, std::int
       return static_cast<const float*>(data)[offset];
   }
 }
-// The same in two parts, of which only the second waits for memory.
-__device__ __forceinline__ std::uint32_t load_bits(DType dtype, const void* data, std::int64_t offset) {
+// A gate of a bf16 call, bf16 or f32, in two parts, of which only the second waits for memory.
+__device__ __forceinline__ std::uint32_t load_gate_bits(DType dtype, const void* data, std::int64_t offset) {
   return dtype == DType::f32 ? static_cast<const std::uint32_t*>(data)[offset]
                              : static_cast<const std::uint16_t*>(data)[offset];
 }
-__device__ __forceinline__ float from_bits(DType dtype, std::uint32_t bits) {
-  switch (dtype) {
-    case DType::bf16:
-      return __uint_as_float(bits << 16);
-    case DType::f16:
-      return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-    default:
-      return __uint_as_float(bits);
-  }
+__device__ __forceinline__ float gate_from_bits(DType dtype, std::uint32_t bits) {
+  return __uint_as_float(dtype == DType::f32 ? bits : bits << 16);
 }
 __device__ __forceinline__ void store_as(DType dtype, void* data, std::int64_t offset, float x) {
   switch (dtype) {

@@ -67,13 +67,6 @@ bool goes_by_chunks(const Problem& p) {
          p.batch * p.length > kShortSequence * p.sequences;
 }
 
-bool one_block_each(const Problem& p, int multiprocessors) { return p.sequences * p.heads >= multiprocessors; }
-
-bool finds_states(const Problem& p, bool hopper) {
-  const bool gate_fits = p.gate == GateKind::none || p.gate == GateKind::constant || p.gate == GateKind::scalar;
-  return hopper && backward_in_chunks(p) && gate_fits && p.key_dim <= kTile && p.value_dim <= kTile && p.group() == 1;
-}
-
 bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
   return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem, params);
 }

@@ -34,9 +34,10 @@ struct ByRole {
   static constexpr int row_groups = 3, working_groups = 5, threads = (working_groups + 1) * kGroupThreads;
   // Who reads a chunk's q or do, who its k, v or h, after h of the chunks behind it have been made.
   static constexpr int chunk_readers = (row_groups + 1) * kGroupThreads;
-  // A thread's registers after the groups have shared the 80 that each begins with; dh's and h's keep them.
-  static constexpr int row_registers = 96, helping_registers = 32;
-  static_assert(row_groups * row_registers + 2 * 80 + helping_registers == 6 * 80);
+  // A thread's registers: what each begins with, and what the groups have after they have shared; dh's and h's keep
+  // theirs.
+  static constexpr int registers = 80, row_registers = 96, helping_registers = 32;
+  static_assert(row_groups * row_registers + 2 * registers + helping_registers == (working_groups + 1) * registers);
   // Segments lie in memory from their first chunk on, are brought in that order, and are gone through from their last
   // chunk on: a chunk has two numbers, how many were brought before it and how many were gone through. `ring`: barriers
   // go round by these numbers; more than slots and a segment together.
@@ -282,7 +283,6 @@ __device__ __forceinline__ uint2 split_factors(float x, float y) {
 template <class Factors>
 __device__ __forceinline__ void load_weighed(std::uint32_t (&operand)[16], std::uint32_t tile, int thread,
                                              Factors factors) {
-  constexpr std::uint32_t negative_zeros = 0x80008000;
   load_operand<Stored::k_outer>(operand, tile, thread);
 #pragma unroll
   for (int k8 = 0; k8 < 8; ++k8) {
@@ -290,7 +290,7 @@ __device__ __forceinline__ void load_weighed(std::uint32_t (&operand)[16], std::
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       std::uint32_t& word = operand[2 * k8 + i];
-      word = ptx::fma_bf16(word, f.x, ptx::fma_bf16(word, f.y, negative_zeros));
+      word = times_split(word, f.x, f.y);
     }
   }
 }
@@ -541,6 +541,14 @@ __device__ __forceinline__ void find_states_between(const View& view) {
   }
 }
 
+// The rows of chunk i of a segment to a tile.
+template <class Core>
+__device__ __forceinline__ void bring_rows(std::uint32_t tile, const RowMap& rows, const SegmentWalk& segment, int i,
+                                           std::uint32_t barrier) {
+  Core::copy_box(tile, &rows.map, 0, segment.token(segment.first + i), segment.head * rows.head_step,
+                 segment.batch * rows.batch_step, barrier);
+}
+
 // One lane: k, v and the kept states.
 template <class View>
 __device__ __forceinline__ void bring_keys(const View& view, const RoleMaps& maps) {
@@ -568,10 +576,7 @@ __device__ __forceinline__ void bring_keys(const View& view, const RoleMaps& map
       store_shared_4(view.base + (Layout::slot_freed + (walk.before + walk.count - 1 - i) % Layout::ring * 4), slot);
       const std::uint32_t barrier = view.ringed(Layout::brought, number), tiles = view.tiles_of(slot);
       Core::expect_bytes(barrier, (i == 0 ? 3 : 2) * kTileBytes);
-      const int token = walk.token(walk.first + i);
-      const auto bring = [&](std::uint32_t to, const RowMap& rows) {
-        Core::copy_box(to, &rows.map, 0, token, walk.head * rows.head_step, walk.batch * rows.batch_step, barrier);
-      };
+      const auto bring = [&](std::uint32_t to, const RowMap& rows) { bring_rows<Core>(to, rows, walk, i, barrier); };
       if (i == 0) Core::copy_in(tiles + Layout::h, state, kTileBytes, barrier);
       bring(tiles + Layout::k, maps.k);
       bring(tiles + Layout::v, maps.v);
@@ -597,10 +602,7 @@ __device__ __forceinline__ void bring_queries(const View& view, const RoleMaps& 
       Core::wait_at(view.base + Layout::emptied + stage_index * 8, phase ^ 1);
       view.in_step(Layout::queries_in_step, time++);
       Core::expect_bytes(barrier, 2 * kTileBytes);
-      const int token = walk.token(walk.first + i);
-      const auto bring = [&](std::uint32_t to, const RowMap& rows) {
-        Core::copy_box(to, &rows.map, 0, token, walk.head * rows.head_step, walk.batch * rows.batch_step, barrier);
-      };
+      const auto bring = [&](std::uint32_t to, const RowMap& rows) { bring_rows<Core>(to, rows, walk, i, barrier); };
       bring(stage + Layout::d_o, maps.d_o);
       bring(stage + Layout::q, maps.q);
       if (++stage_index == Layout::stages) {
@@ -635,13 +637,13 @@ __device__ __forceinline__ void sum_gates(const View& view) {
       const int rows = walk.rows(i);
       const char* from = walk.place(p.g, walk.first + i, element);
       const auto bits_of = [&](int token) {
-        return token < rows ? load_bits(p.gate_dtype, from, token * p.g.token) : 0u;
+        return token < rows ? load_gate_bits(p.gate_dtype, from, token * p.g.token) : 0u;
       };
       next = make_uint2(bits_of(2 * lane), bits_of(2 * lane + 1));
     }
     if (number >= 0) {
-      const float low = ptx::larger_or_nan(from_bits(p.gate_dtype, bits.x) * kLog2E, kStrongest),
-                  high = ptx::larger_or_nan(from_bits(p.gate_dtype, bits.y) * kLog2E, kStrongest);
+      const float low = ptx::larger_or_nan(gate_from_bits(p.gate_dtype, bits.x) * kLog2E, kStrongest),
+                  high = ptx::larger_or_nan(gate_from_bits(p.gate_dtype, bits.y) * kLog2E, kStrongest);
       const float b = sum_so_far(low + high, lane);  // at the end of token 2 lane + 1
       const float total = __shfl_sync(0xffffffffu, b, 31);
       const int written_over = number - Layout::sum_ring, gone = written_over + Layout::segment - 1;  // at the latest

@@ -44,14 +44,13 @@ __device__ __forceinline__ void select_scaled(std::uint32_t (&operand)[16], cons
 // Rows of a tile, as copy_tile gave them to this thread, times factor(row), rounded once, to the same or another tile.
 template <class Factor>
 __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32_t tile, int thread, Factor factor) {
-  constexpr std::uint32_t negative_zeros = 0x80008000;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float f = factor((thread >> 3) + 16 * i);
     const std::uint32_t high = ptx::pack_bf16(f, f);
     const float rest = f - __uint_as_float(high << 16);
     const std::uint32_t low = ptx::pack_bf16(rest, rest);
-    const auto scaled = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
+    const auto scaled = [&](std::uint32_t x) { return times_split(x, high, low); };
     const std::uint32_t at = tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
     const uint4 x = load_shared_16(tile + at);
     store_shared_16(to + at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
@@ -222,7 +221,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
 
     const int rows = rows_in(index), thread = fresh_thread();
-
     Accumulator d;  // of the first group dq, of the second dk
     // A steep chunk: the pairs inside it before do and v get their factors, which are what decays from its start and to
     // its end.

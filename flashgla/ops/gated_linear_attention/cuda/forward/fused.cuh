@@ -149,7 +149,6 @@ __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[4], int gr
 // product is rounded.
 template <class Piece>
 __device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece, const TokenSums& sums) {
-  constexpr std::uint32_t negative_zeros = 0x80008000;
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const float factor = ptx::exp2(-sums.moved[i]);
@@ -157,7 +156,7 @@ __device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece,
     const float rest = factor - __uint_as_float(high << 16);
     const std::uint32_t low = ptx::pack_bf16(rest, rest);
     const std::uint32_t at = v + piece(i);
-    const auto gated = [&](std::uint32_t x) { return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros)); };
+    const auto gated = [&](std::uint32_t x) { return times_split(x, high, low); };
     const uint4 x = load_shared_16(at);
     store_shared_16(at, make_uint4(gated(x.x), gated(x.y), gated(x.z), gated(x.w)));
   }
@@ -341,9 +340,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     }
     g_next += kChunk * step;
   };
-  const auto gate_of = [&](std::uint32_t bits) {
-    return base_2_gate(__uint_as_float(p.gate_dtype == DType::f32 ? bits : bits << 16));
-  };
+  const auto gate_of = [&](std::uint32_t bits) { return base_2_gate(gate_from_bits(p.gate_dtype, bits)); };
 
   // o of a chunk, or of as many rows as are left, from its tile `slot` bytes from the group's first.
   const auto store_o = [&](std::uint32_t slot, int rows, int mover) {

@@ -504,6 +504,12 @@ template <class Core>
 constexpr flashgla::cuda::Begin kNext =
     std::is_same_v<Core, TensorCore90> ? flashgla::cuda::Begin::beside_previous : flashgla::cuda::Begin::after_previous;
 
+// Pairs of bf16 times factors that are the sums of two, rounded once.
+__device__ __forceinline__ std::uint32_t times_split(std::uint32_t x, std::uint32_t high, std::uint32_t low) {
+  constexpr std::uint32_t negative_zeros = 0x80008000;
+  return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros));
+}
+
 // An accumulator as the a operand of a product: in k-steps of 16, the four registers of each.
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const Accumulator& a) {
 #pragma unroll
