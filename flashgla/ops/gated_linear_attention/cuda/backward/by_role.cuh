@@ -56,10 +56,9 @@ struct ByRole {
                        key_factors = 2 * kTile * 4, chunk_sums = 3 * kTile * 4;
   static constexpr int dots = sums + (kGated ? sum_ring * chunk_sums : 0);  // q . dq [64], k . dk [64]
   static constexpr int beyond = dots + (kGated ? 2 * kTile * 4 : 0);        // [parity][4 warps]: dh h at a chunk's end
-  static constexpr int brought = beyond + 2 * 4 * 4;   // [ring] by chunks brought: k, v (and a kept h) are there
+  static constexpr int brought = beyond + 2 * 4 * 4;   // [ring] by chunks brought: k, v, b (and a kept h) are there
   static constexpr int found = brought + ring * 8;     // [ring] the same: h is there
-  static constexpr int summed = found + ring * 8;      // [ring] the same: b is there
-  static constexpr int freed = summed + ring * 8;      // [ring] by chunks gone through: their slot is free
+  static constexpr int freed = found + ring * 8;       // [ring] by chunks gone through: their slot is free
   static constexpr int filled = freed + ring * 8;      // [stages]: q and do are there
   static constexpr int emptied = filled + stages * 8;  // [stages]
   static constexpr int dh_there = emptied + stages * 8, dh_read = dh_there + 8;
@@ -190,7 +189,6 @@ struct ChunkWalk {
   __device__ __forceinline__ void wait(const View& view) {
     Core::wait_at(view.base + Layout::filled + stage_index * 8, phase);
     view.wait_ringed(Layout::brought, number);
-    if (View::kGated) view.wait_ringed(Layout::summed, number);
     const int slot = view.slot_of(number);
     stage = view.base + Layout::first_stage + stage_index * Layout::stage;
     tiles = view.tiles_of(slot);
@@ -516,7 +514,6 @@ __device__ __forceinline__ void find_states_between(const View& view) {
     for (const int end = number + walk.count - 1; number < end;) {
       const int thread = fresh_thread();
       if constexpr (View::kGated) {
-        view.wait_ringed(Layout::summed, number);
         const std::uint32_t sums = view.sums_of(number);
         std::uint32_t keys[16];
         const float decay = ptx::exp2(view.float_at(sums, kTile - 1));
@@ -655,7 +652,7 @@ __device__ __forceinline__ void sum_gates(const View& view) {
                          split_factors(p.scale * ptx::exp2(b - high), p.scale * ptx::exp2(b)));
       store_shared_uint2(sums + Layout::key_factors + 8 * lane,
                          split_factors(ptx::exp2(total - (b - high)), ptx::exp2(total - b)));
-      Core::arrive(view.ringed(Layout::summed, number));
+      Core::arrive(view.ringed(Layout::brought, number));
     }
     if (!there) return;
     bits = next;
@@ -722,9 +719,8 @@ __device__ __forceinline__ void backward_by_role(const Params& p, const FusedBac
 #pragma unroll 1
       for (int i = 0; i < count; ++i) Core::init_barrier(view.base + offset + 8 * i, arrivals);
     };
-    init(Layout::brought, Layout::ring, 1);
+    init(Layout::brought, Layout::ring, kGated ? 1 + 32 : 1);  // the copy engine's thread, and a warp that sums
     init(Layout::found, Layout::ring, kGroupThreads);
-    init(Layout::summed, Layout::ring, 32);
     init(Layout::freed, Layout::ring, Layout::chunk_readers);
     init(Layout::filled, Layout::stages, 1);
     init(Layout::emptied, Layout::stages, Layout::chunk_readers);
