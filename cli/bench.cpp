@@ -212,24 +212,31 @@ void run_bench(const BenchArguments& arguments) {
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
   std::vector<testing::BenchRow> rows;
   bool refused = false;
+  const std::vector<testing::BenchRow> measured = ops::measure_ceilings(options);  // refuses a device that is not there
+  for (const testing::BenchRow& row : measured) note_ceilings(row, ceilings);
   auto take = [&](const testing::BenchRow& row) {
-    note_ceilings(row, ceilings);
     refused = refused || !row.refused.empty();
     rows.push_back(row);
     if (!arguments.save.empty()) write_file(arguments.save, all_to_json(rows, ceilings).dump(1) + "\n");
     if (arguments.json) return;
+    if (rows.size() == 1) print_header(ceilings);
     print_row(row, ceilings);
     std::fflush(stdout);
   };
-  options.report = take;
-  const std::vector<testing::BenchRow> measured = ops::measure_ceilings(options);  // refuses a device that is not there
-  if (!arguments.json) print_header(ceilings);
-  for (const testing::BenchRow& row : measured) take(row);
+  options.report = [&](const testing::BenchRow& row) {
+    if (rows.empty()) std::for_each(measured.begin(), measured.end(), take);  // not before there is one to compare
+    take(row);
+  };
   for (const ops::Bench& bench : all_benches()) {
     bool wanted = arguments.names.empty();
     for (const std::string& name : arguments.names) wanted = wanted || name == bench.name;
     if (!wanted) continue;
     bench.run(options);
+  }
+  if (rows.empty()) {
+    throw Error("bench: nothing on " + name_of(options.device) + " matches" +
+                (arguments.only.empty() ? "" : " --only '" + arguments.only + "'") +
+                (arguments.implementation.empty() ? "" : " --implementation '" + arguments.implementation + "'"));
   }
   if (!arguments.peer.empty()) {
     const std::vector<testing::BenchRow> ours = rows;

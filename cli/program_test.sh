@@ -30,6 +30,8 @@ refuses 'frobnicate.*known: ' bench frobnicate
 refuses 'tpu' bench --device tpu
 refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
+refuses "nothing.*--only 'K7'" bench swiglu --seconds 0.01 --only K7
+refuses "nothing.*--implementation 'fastest'" bench swiglu --seconds 0.01 --implementation fastest
 succeeds '"operation": ?"swiglu' bench swiglu --seconds 0.01 --json
 cp stdout stdout.json
 holds 'the JSON of bench is JSON' python3 -c 'import json; assert all("operation" in row for row in json.load(open("stdout.json")))'

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "flashgla/base/context.h"
@@ -24,12 +25,18 @@ struct BenchRow {
 
 struct BenchOptions {
   Device device;
-  int threads = 0;             // 0: all
-  double seconds = 0.5;        // time spent on each figure after the warm-up
-  std::string implementation;  // only this one; empty: every implementation of the table that supports the case
-  std::string only;            // only problems whose description contains this; empty: all
-  bool sweep = false;          // the large grid instead of the headline cases
+  int threads = 0;                              // 0: all
+  double seconds = 0.5;                         // time spent on each figure after the warm-up
+  std::string implementation;                   // only this one; empty: every one that supports the case
+  std::string only;                             // only problems whose description contains this; empty: all
+  bool sweep = false;                           // the large grid instead of the headline cases
   std::function<void(const BenchRow&)> report;  // gets each row as soon as it is there
+
+  bool wants(std::string_view problem) const { return problem.find(only) != std::string_view::npos; }
+  // The reference defines, and is not meant to be fast: only when asked for by name.
+  bool wants_implementation(std::string_view name) const {
+    return implementation.empty() ? name != "reference" : name == implementation;
+  }
 };
 
 // Median wall-clock milliseconds of run(), at least five runs. CUDA: by device events, from a cold cache.

@@ -14,7 +14,7 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
   const DTypePair dtypes = bench.timed.dtypes.front();
   std::vector<PreparedCase> copies;
   for (const std::string& name : implementations) {
-    if (options.implementation.empty() ? name == "reference" : name != options.implementation) continue;
+    if (!options.wants_implementation(name)) continue;
     BenchRow row;
     row.operation = bench.operation;
     row.implementation = name;
@@ -51,7 +51,7 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
 void run_benches(const std::vector<OperatorBench>& benches, const std::vector<std::string>& implementations,
                  const BenchOptions& options) {
   for (const OperatorBench& bench : benches) {
-    if (bench.problem.find(options.only) != std::string::npos) run_bench(bench, implementations, options);
+    if (options.wants(bench.problem)) run_bench(bench, implementations, options);
   }
 }
 

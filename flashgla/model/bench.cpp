@@ -66,6 +66,7 @@ void bench_training_step(const testing::BenchOptions& options) {
   row.operation = "model_training_step";
   row.implementation = "all";
   row.problem = "d256 8 layers 8x512 tokens f32";
+  if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) return;
   if (options.device != Device::cpu()) {
     row.refused = "not yet on " + name_of(options.device);
     return options.report(row);
@@ -119,6 +120,7 @@ void bench_decoding(const testing::BenchOptions& options) {
     row.operation = "model_decoding";
     row.implementation = "all";
     row.problem = std::string("gla-340m batch 1 ") + name_of(dtype);
+    if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) continue;
     if (options.device != Device::cpu()) {
       row.refused = "not yet on " + name_of(options.device);
       return options.report(row);

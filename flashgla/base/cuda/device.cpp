@@ -9,6 +9,10 @@ void check(cudaError_t status, const char* what) {
 }
 
 Architecture architecture_of(Device device) {
+  if (const int count = device_count(); device.index >= count) {
+    throw Error("device " + name_of(device) + ": " +
+                (count == 0 ? "no CUDA device or driver found" : "the last one is cuda:" + std::to_string(count - 1)));
+  }
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device.index), ("device " + name_of(device)).c_str());
   Architecture architecture;

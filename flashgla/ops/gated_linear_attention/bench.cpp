@@ -1,6 +1,5 @@
 #include "flashgla/ops/gated_linear_attention/bench.h"
 
-#include <cstring>
 #include <future>
 #include <memory>
 
@@ -65,11 +64,7 @@ struct Bench {
   const BenchOptions& options;
 
   bool wanted(const Implementation& row, const Problem& p, const Architecture& architecture) const {
-    if (row.device != options.device.kind) return false;
-    // The reference defines, and is not meant to be fast: only when asked for by name.
-    const bool named =
-        options.implementation.empty() ? std::strcmp(row.name, "reference") != 0 : options.implementation == row.name;
-    return named && row.supports(p, architecture);
+    return row.device == options.device.kind && options.wants_implementation(row.name) && row.supports(p, architecture);
   }
 
   // Runs once, checks, and times what is right.
@@ -161,7 +156,7 @@ struct Bench {
 
 void bench(const BenchOptions& options) {
   Bench bench{options};
-  const auto wanted = [&](const Case& c) { return describe_case(c).find(options.only) != std::string::npos; };
+  const auto wanted = [&](const Case& c) { return options.wants(describe_case(c)); };
   std::vector<Case> cases;
   for (const Case& c : bench_cases(options.device, options.sweep)) {
     if (wanted(c)) cases.push_back(c);
