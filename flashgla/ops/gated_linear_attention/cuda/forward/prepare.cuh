@@ -259,7 +259,7 @@ template <class Core>
 __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next_of_waves();
+  if (out.blocks <= 2) flashgla::cuda::release_next_of_waves();  // of wider heads at the end: README.md
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
 }
