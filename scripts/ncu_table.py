@@ -12,6 +12,7 @@ import argparse
 import csv
 import io
 import re
+import shutil
 import subprocess
 import sys
 
@@ -68,8 +69,8 @@ def launches(ncu, bench):
 
 def short(name):
     """A kernel's name and template arguments, without where it is from."""
-    name = re.sub(r"flashgla::ops::|gated_linear_attention::|cuda::|[<(](anonymous namespace|unnamed)[>)]::|^void |TensorCore",
-                  "", name)
+    place = r"flashgla::ops::|gated_linear_attention::|cuda::|[<(](anonymous namespace|unnamed)[>)]::"
+    name = re.sub(place + "|^void |TensorCore", "", name)
     return re.match(r"\w+(<.*?>(?=\())?", name).group()
 
 
@@ -128,8 +129,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flashgla", nargs="?", default="build-cuda/bin/flashgla")
     parser.add_argument("--implementation", default="cuda_sm90")
-    parser.add_argument("--only", action="append", help="a problem, as the bench describes it (default: the headline cases)")
+    parser.add_argument("--only", action="append", help="a problem of the bench (default: headline cases)")
     arguments = parser.parse_args()
+    for program in ("ncu", arguments.flashgla):
+        if shutil.which(program) is None:
+            sys.exit(f"error: there is no program {program}")
     known = set(re.findall(r"^(\w+)", run(["ncu", "--query-metrics", "--query-metrics-mode", "base"]), re.MULTILINE))
     wanted = {}
     for name, candidates in METRICS.items():
