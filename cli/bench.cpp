@@ -234,9 +234,9 @@ void run_bench(const BenchArguments& arguments) {
     bench.run(options);
   }
   if (rows.empty()) {
-    throw Error("bench: nothing on " + name_of(options.device) + " matches" +
-                (arguments.only.empty() ? "" : " --only '" + arguments.only + "'") +
-                (arguments.implementation.empty() ? "" : " --implementation '" + arguments.implementation + "'"));
+    throw Error("bench: nothing to time on " + name_of(options.device) +
+                (arguments.only.empty() ? "" : " with --only '" + arguments.only + "'") +
+                (arguments.implementation.empty() ? "" : " with --implementation '" + arguments.implementation + "'"));
   }
   if (!arguments.peer.empty()) {
     const std::vector<testing::BenchRow> ours = rows;

@@ -32,21 +32,21 @@ PROBLEMS = [
 KERNELS = "regex:gated_linear_attention"  # not those that measure the device
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 METRICS = {
-    "time": ["gpu__time_duration.sum"],
-    "memory": ["dram__bytes.sum.per_second"],
-    "L2": ["lts__throughput.avg.pct_of_peak_sustained_elapsed"],
-    "tensor": [
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed",
-    ],
-    "issue": ["sm__inst_issued.avg.pct_of_peak_sustained_elapsed"],
-    "registers": ["launch__registers_per_thread"],
-    "static": ["launch__shared_mem_per_block_static"],
-    "dynamic": ["launch__shared_mem_per_block_dynamic"],
+    "time": "gpu__time_duration.sum",
+    "memory": "dram__bytes.sum.per_second",
+    "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
+    "registers": "launch__registers_per_thread",
+    "static": "launch__shared_mem_per_block_static",
+    "dynamic": "launch__shared_mem_per_block_dynamic",
 }
-PER_SECOND = {"byte/s": 1.0, "Kbyte/s": 1e3, "Mbyte/s": 1e6, "Gbyte/s": 1e9, "Tbyte/s": 1e12}
-BYTES = {"byte": 1.0, "byte/block": 1.0, "Kbyte": 1e3, "Kbyte/block": 1e3}
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3}
+# ncu chooses the unit of each column.
+UNITS = {
+    "byte/s": 1.0, "Kbyte/s": 1e3, "Mbyte/s": 1e6, "Gbyte/s": 1e9, "Tbyte/s": 1e12,
+    "byte/block": 1.0, "Kbyte/block": 1e3,
+    "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
+}
 
 
 def run(command):
@@ -79,30 +79,26 @@ def shape(text):
     return "x".join(n for n in re.findall(r"\d+", text) if n != "1") or "1"
 
 
-def value_of(row, units, metric, known=None):
-    text = row.get(metric, "").replace(",", "")
-    if not text or text == "n/a":
-        return None
-    return float(text) * (known[units[metric]] if known else 1.0)
+def number(text):
+    return float(text.replace(",", ""))
 
 
-def profile(bench, skip, count, wanted):
+def profile(bench, skip, count):
     """Rows of the table for `count` launches from number `skip` on."""
     ncu = ["--launch-skip", str(skip), "--launch-count", str(count), "--section", "WarpStateStats", "--metrics",
-           ",".join(wanted.values())]
+           ",".join(METRICS.values())]
     rows, units = launches(ncu, bench)
     for row in rows:
-        get = lambda name, known=None: value_of(row, units, wanted[name], known) if name in wanted else None
-        percent = lambda name: "-" if get(name) is None else f"{get(name):.0f}%"
-        stalls = {m.group(1): value_of(row, units, column) for column in row if (m := STALL.fullmatch(column))}
-        stalls = {name: value for name, value in stalls.items() if value and name != "selected"}
+        values = {name: number(row[metric]) * UNITS.get(units[metric], 1.0) for name, metric in METRICS.items()}
+        stalls = {m.group(1): number(row[column]) for column in row if (m := STALL.fullmatch(column))}
+        stalls.pop("selected", None)  # no stall
         total = sum(stalls.values())
         worst = sorted(stalls.items(), key=lambda item: -item[1])[:3]
-        shared = get("static", BYTES) + get("dynamic", BYTES)
         yield [
             f"`{short(row['Kernel Name'])}`", f"{shape(row['Grid Size'])} of {shape(row['Block Size'])}",
-            f"{get('registers'):.0f}", f"{shared / 1024:.0f}", f"{get('time', SECONDS) * 1e6:.1f}",
-            f"{get('memory', PER_SECOND) * 1e-12:.2f}", percent("L2"), percent("tensor"), percent("issue"),
+            f"{values['registers']:.0f}", f"{(values['static'] + values['dynamic']) / 1024:.0f}",
+            f"{values['time'] * 1e6:.1f}", f"{values['memory'] * 1e-12:.2f}",
+            *(f"{values[name]:.0f}%" for name in ("L2", "tensor", "issue")),
             ", ".join(f"{name.replace('_', ' ')} {100 * value / total:.0f}%" for name, value in worst),
         ]
 
@@ -134,23 +130,17 @@ def main():
     for program in ("ncu", arguments.flashgla):
         if shutil.which(program) is None:
             sys.exit(f"error: there is no program {program}")
-    known = set(re.findall(r"^(\w+)", run(["ncu", "--query-metrics", "--query-metrics-mode", "base"]), re.MULTILINE))
-    wanted = {}
-    for name, candidates in METRICS.items():
-        found = [metric for metric in candidates if metric.split(".")[0] in known or metric.startswith("launch__")]
-        if found:
-            wanted[name] = found[0]
     columns = ["call", "kernel", "blocks of threads", "registers", "shared KiB", "us", "TB/s", "L2", "tensor", "issue",
                "what warps wait for"]
     for problem in arguments.only or PROBLEMS:
         bench = [arguments.flashgla, "bench", "gated_linear_attention", "--device", "cuda", "--implementation",
                  arguments.implementation, "--seconds", "0.0001", "--only", problem]
-        rows, _ = launches(["--metrics", METRICS["time"][0]], bench)
+        rows, _ = launches(["--metrics", METRICS["time"]], bench)
         forward, both = calls([row["Kernel Name"] + row["Grid Size"] for row in rows])
         found = [("step", forward)] if " T1 " in problem else [("forward", forward), ("both", both)]
         print(f"\n{problem}\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         for call, (skip, count) in found:
-            for row in profile(bench, skip, count, wanted):
+            for row in profile(bench, skip, count):
                 print(f"| {' | '.join([call] + row)} |")
         sys.stdout.flush()
 
