@@ -326,6 +326,38 @@ TEST(Cuda, GraphOfAStepReplaysTheSameBits) {
   }
 }
 
+// Groups of one block run ahead of one another as far as barriers let them, which a wrong count shows only now and
+// then: in the one pass of wide heads, without gates over keys, in one call of some thousands.
+TEST(Cuda, ThousandsOfCallsAgree) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::key}) {
+    SCOPED_TRACE(name_of(kind));
+    const CaseData host = make_data({.batch = 16,
+                                     .length = 2048,
+                                     .query_heads = 4,
+                                     .heads = 4,
+                                     .key_dim = 128,
+                                     .value_dim = 256,
+                                     .gate = kind,
+                                     .dtype = DType::bf16,
+                                     .gate_dtype = DType::bf16,
+                                     .states = false});
+    const CaseData data = on_device(host, kCuda);
+    for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+      if (device.kind != Device::Kind::cuda || row.name != std::string("cuda_sm90")) return;
+      const Results results = make_results(data, false, 0);
+      Context context(kCuda);
+      context.force_implementation(row.name);
+      const auto call = [&](int times) {
+        for (int i = 0; i < times; ++i) forward(context, data.in, results.out, data.options);
+        return on_cpu(results);
+      };
+      const Results once = call(1), often = call(10000);
+      expect_same_bits(outputs_of(often), outputs_of(once));
+    });
+  }
+}
+
 // Memory that a test of large offsets needs; without data where the device has not that much.
 Tensor large(std::int64_t elements, DType dtype) {
   try {

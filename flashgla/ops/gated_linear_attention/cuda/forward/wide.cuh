@@ -152,10 +152,12 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     if (chunk < chunks && warp < kAskingWarps && fresh_thread() % 32 == 0) {
       const WidePlace place = place_of(chunk);
       const std::uint32_t barrier = base + Plan::loaded + 8 * place.slot;
+      // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
+      // ahead.
+      Core::wait_at(base + Plan::emptied + 8 * place.slot, place.parity ^ 1);
       if (warp == 2 && p.gate != GateKind::key) {
         Core::arrive(barrier);
       } else {
-        Core::wait_at(base + Plan::emptied + 8 * place.slot, place.parity ^ 1);  // what was there has been taken
         Core::expect_bytes(barrier, kTileBytes);
         const RowMap& of = warp == 0 ? maps.q : warp == 1 ? maps.k : maps.g;
         Core::copy_box(images_of(place.slot) + warp * kTileBytes, &of.map, find_channel(), at.begin + chunk * kChunk,
