@@ -1,12 +1,12 @@
 // The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
@@ -119,9 +119,9 @@ bool fits_one_kernel(const Context& context, const Problem& problem, const Input
   const bool rows_fit =
       !finds_states(problem, hopper) || (mapped(p.q) && mapped(p.k) && mapped(p.v) && mapped(strided(d_out.d_o)));
   return rows_fit && problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
-         (outputs.states || forward_in_one_pass(context, problem, p)) && (!d_out.d_ht || outputs.ht) &&
+         (outputs.states || forward_fits_one_pass(problem, p)) && (!d_out.d_ht || outputs.ht) &&
          context.architecture().shared_memory >= kFusedSharedBytes &&
-         one_block_each(problem, context.architecture().multiprocessors);
+         one_kernel_is_faster(p, context.architecture().multiprocessors);
 }
 
 template <class Core>
@@ -131,7 +131,7 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   Params p = make_params(problem, inputs, outputs);
   const int multiprocessors = context.architecture().multiprocessors;
-  space_states(p, problem, hopper, multiprocessors);
+  space_states(p, problem, hopper, true);
   plan_chunks(context, p);
   FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
                   static_cast<float*>(d_in.dh0.data), nullptr};
@@ -165,7 +165,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const ArenaScope scope(scratch);
   constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   Params p = make_params(problem, inputs, outputs);
-  space_states(p, problem, hopper, std::numeric_limits<int>::max());
+  space_states(p, problem, hopper, false);
   plan_chunks(context, p);
   const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, key_tiles = tiles_of(p.key_dim);
   auto take = [&](std::int64_t bytes, const char* label) {
@@ -220,6 +220,10 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
           strided_gate(problem.gate, d_in.dg)};
 }
 
+bool one_kernel_is_faster(const Params& p, int multiprocessors) {
+  return one_kernel_backward_microseconds(p, multiprocessors) < backward_by_chunks_microseconds(p, multiprocessors);
+}
+
 bool backward_in_chunks(const Problem& problem) {
   return problem.dtype == DType::bf16 && problem.gate != GateKind::key_value &&
          problem.algorithm != Algorithm::recurrent && problem.feature_map == FeatureMap::identity &&
@@ -258,7 +262,8 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
   } else {
     Outputs found = outputs;
     // Kept for the one kernel, too few for these: found again.
-    if (finds_states(problem, hopper) && one_block_each(problem, context.architecture().multiprocessors)) {
+    if (finds_states(problem, hopper) &&
+        one_kernel_is_faster(make_params(problem, inputs, outputs), context.architecture().multiprocessors)) {
       found.states = {};
     }
     backward_by_chunks<Core>(context, problem, inputs, found, d_out, d_in);

@@ -27,11 +27,12 @@ bool backward_in_chunks(const Problem& problem);
 // about apart (gates_values_by_chunks).
 bool goes_by_chunks(const Problem& problem);
 
-// Whether the one-pass forward takes the call: it alone needs no workspace to find the chunk states.
-bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params);
+// Whether the one-pass forward can take the call: it alone needs no workspace to find the chunk states.
+bool forward_fits_one_pass(const Problem& problem, const Params& params);
 
-// Whether sequences times heads are enough for kernels that have a block for each.
-bool one_block_each(const Problem& problem, int multiprocessors);
+// Whether the backward of narrow heads is faster in one kernel, which has a block for each sequence and head, than by
+// chunks (estimates.h).
+bool one_kernel_is_faster(const Params& params, int multiprocessors);
 
 // Whether the backward in one kernel finds states between kept ones (backward/by_role.cuh): heads of up to 64 x 64
 // without gates or with one a token, on Hopper.
@@ -39,8 +40,8 @@ bool finds_states(const Problem& problem, bool hopper);
 
 // Sets at which chunks states are kept, forward and backward alike. For heads wider than a tile every second, since
 // there states are most of the bytes that move, and pairs of chunks are what their backward goes by. For others every
-// one, but where finds_states(): every fourth, or where heads are few for that kernel and go by pairs, every second.
-void space_states(Params& params, const Problem& problem, bool hopper, int multiprocessors);
+// one, but where finds_states(): every fourth for that one kernel, every second where the backward goes by pairs too.
+void space_states(Params& params, const Problem& problem, bool hopper, bool one_kernel);
 
 // Rows of the table. `hopper` stands for the row cuda_sm90. Bytes of Outputs.states: the chunk-start states of
 // most_chunks(problem) chunks (params.h), and what else backward reads (forward/two_pass.h).

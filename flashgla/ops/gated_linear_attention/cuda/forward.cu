@@ -1,8 +1,8 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
-#include <limits>
 
 #include "flashgla/base/cuda/device.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
@@ -38,24 +38,38 @@ bool in_bf16_tiles(const Problem& p, const Params& params) {
          fits(params.g, 4);
 }
 
-// One pass where its blocks fill the card and the gating is not repeated for many slices of V.
-bool in_one_pass(const Context& context, const Problem& p, const Params& params) {
-  const std::int64_t blocks = p.sequences * p.query_heads * tiles_of(params.value_dim);
-  const bool gate_fits = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
-  return params.fit_one_pass() && gate_fits && blocks >= context.architecture().multiprocessors;
+// Whether narrow heads can go in one pass.
+bool fits_one_pass(const Problem& p, const Params& params) {
+  return params.fit_one_pass() && (p.gate != GateKind::key || p.gate_dtype == DType::bf16);
 }
 
 // The same for wider heads, up to two key tiles, on Hopper, where no states are kept: what the backward wants beside
 // them is not made on the way. Rows come by tensor maps.
-bool in_one_wide_pass(const Context& context, const Problem& p, const Params& params) {
-  const std::int64_t blocks = p.sequences * p.query_heads * ((params.value_dim + 127) / 128);
-  const bool fills = 2 * blocks > context.architecture().multiprocessors,
-             is_short = params.sequences.length <= 3 * kChunk;
+bool fits_one_wide_pass(const Problem& p, const Params& params) {
   const auto mapped = [&](const Strided& s) { return has_row_map(params, s); };
   const bool gate_fits = p.gate != GateKind::key || (p.gate_dtype == DType::bf16 && mapped(params.g));
   return params.states == nullptr && params.key_dim <= 2 * kTile && params.key_dim % 8 == 0 &&
          params.value_dim % 8 == 0 && gate_fits && mapped(params.q) && mapped(params.k) && mapped(params.v) &&
-         mapped(params.o) && (fills || is_short);
+         mapped(params.o);
+}
+
+enum class Form { one_pass, one_wide_pass, two_passes };
+
+// The fastest form of those that can take it.
+Form form_of(const Context& context, const Problem& p, const Params& params, bool hopper) {
+  const int multiprocessors = context.architecture().multiprocessors;
+  const bool one = fits_one_pass(p, params), wide = hopper && fits_one_wide_pass(p, params);
+  Form best = Form::two_passes;
+  double least = two_passes_microseconds(params, multiprocessors);
+  const auto consider = [&](Form form, double microseconds) {
+    if (microseconds < least) {
+      least = microseconds;
+      best = form;
+    }
+  };
+  if (one) consider(Form::one_pass, one_pass_microseconds(params, multiprocessors));
+  if (wide) consider(Form::one_wide_pass, wide_pass_microseconds(params, multiprocessors));
+  return best;
 }
 
 }  // namespace
@@ -67,8 +81,8 @@ bool goes_by_chunks(const Problem& p) {
          p.batch * p.length > kShortSequence * p.sequences;
 }
 
-bool forward_in_one_pass(const Context& context, const Problem& problem, const Params& params) {
-  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && in_one_pass(context, problem, params);
+bool forward_fits_one_pass(const Problem& problem, const Params& params) {
+  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && fits_one_pass(problem, params);
 }
 
 namespace {
@@ -91,12 +105,17 @@ void keep_prepared(Context& context, const Problem& problem, const Params& param
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
-  if (forward_in_one_pass(context, problem, params)) {
-    if (!context.planning()) launch_fused(context, params, hopper);
-  } else if (chunks && narrow && hopper && in_one_wide_pass(context, problem, params)) {
-    if (!context.planning()) launch_wide_forward(context.stream(), params);
-  } else if (chunks && narrow) {
-    forward_in_two_passes(context, params, hopper);
+  if (chunks && narrow) {
+    switch (form_of(context, problem, params, hopper)) {
+      case Form::one_pass:
+        if (!context.planning()) launch_fused(context, params, hopper);
+        break;
+      case Form::one_wide_pass:
+        if (!context.planning()) launch_wide_forward(context.stream(), params);
+        break;
+      case Form::two_passes:
+        forward_in_two_passes(context, params, hopper);
+    }
   } else if (chunks) {
     forward_in_f32_tiles(context, problem, params, hopper);
     keep_prepared(context, problem, params, hopper);
@@ -123,7 +142,7 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
     return forward_with_value_gates(context, problem, inputs, outputs, hopper);
   }
   Params params = make_params(problem, inputs, outputs);
-  space_states(params, problem, hopper, context.architecture().multiprocessors);
+  space_states(params, problem, hopper, one_kernel_is_faster(params, context.architecture().multiprocessors));
   plan_chunks(context, params);
   run(context, problem, params, hopper);
 }
@@ -145,7 +164,7 @@ static std::size_t states_bytes(const Problem& problem, bool hopper) {
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);
   if (!backward_in_chunks(problem)) return 0;
   Params params = make_params(problem, {}, {});
-  space_states(params, problem, hopper, std::numeric_limits<int>::max());  // where that takes more
+  space_states(params, problem, hopper, false);  // which takes more
   return static_cast<std::size_t>(params.states_bytes() + kept_prepared_bytes(params, hopper));
 }
 

@@ -76,17 +76,14 @@ Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& 
   return p;
 }
 
-bool one_block_each(const Problem& p, int multiprocessors) { return p.sequences * p.heads >= multiprocessors; }
-
 bool finds_states(const Problem& p, bool hopper) {
   const bool gate_fits = p.gate == GateKind::none || p.gate == GateKind::constant || p.gate == GateKind::scalar;
   return hopper && backward_in_chunks(p) && gate_fits && p.key_dim <= kTile && p.value_dim <= kTile && p.group() == 1;
 }
 
-void space_states(Params& params, const Problem& problem, bool hopper, int multiprocessors) {
-  const bool narrow = params.key_dim <= kTile && params.value_dim <= kTile,
-             many = one_block_each(problem, multiprocessors);
-  params.states_every_log2 = !narrow ? 1 : !finds_states(problem, hopper) ? 0 : many ? kFoundEveryLog2 : 1;
+void space_states(Params& params, const Problem& problem, bool hopper, bool one_kernel) {
+  const bool narrow = params.key_dim <= kTile && params.value_dim <= kTile;
+  params.states_every_log2 = !narrow ? 1 : !finds_states(problem, hopper) ? 0 : one_kernel ? kFoundEveryLog2 : 1;
   params.states_mask = params.states_every() - 1;
 }
 

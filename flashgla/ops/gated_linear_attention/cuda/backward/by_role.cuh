@@ -435,8 +435,8 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
         if (f.d_ht != nullptr) {
           Accumulator ht;
           read_state(ht, state_of(static_cast<const float*>(p.ht), p, walk.unit), p.key_dim, p.value_dim, 0, 0, thread);
-#pragma unroll
-          for (int i = 0; i < 32; ++i) sum += dh[i] * ht[i];
+#pragma unroll  // dh as dk has it, for k dk is taken from this sum
+          for (int i = 0; i < 32; ++i) sum += as_bf16(dh[i]) * ht[i];
         }
         put_beyond(walk.before, sum);
       }

@@ -70,6 +70,9 @@ __device__ __forceinline__ bool in_first_group() {
   return __shfl_sync(0xffffffffu, threadIdx.x / kGroupThreads, 0) == 0;
 }
 
+// Rounded as operands are.
+__device__ __forceinline__ float as_bf16(float x) { return __bfloat162float(__float2bfloat16_rn(x)); }
+
 // Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
 __device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator& a, int thread) {
   float sums[2] = {0.0f, 0.0f};

@@ -169,8 +169,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       if (f.d_ht != nullptr) {
         Accumulator ht;
         read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sum += held[i] * ht[i];
+#pragma unroll  // dh as dk of a steep chunk has it, for k dk is taken from this sum
+        for (int i = 0; i < 32; ++i) sum += as_bf16(held[i]) * ht[i];
       }
       put_beyond(last, sum);
     }

@@ -15,15 +15,13 @@
 #include <type_traits>
 
 #include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-// How many blocks a multiprocessor has, by their registers.
-constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups == 2 ? 1 : 2; }
 
 // Tiles of shared memory, in this order; then bytes. grouped, plain: as recurrence().
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
@@ -116,7 +114,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const bool may_keep = run.states != nullptr && leads;
   const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
     const int index = index_of(c);
-    return may_keep && (p.states_every() == 1 || (run.backwards ? index % 2 == 1 || c == 0 : index % 2 == 0));
+    return may_keep && (run.backwards ? p.states_every() == 1 || index % 2 == 1 || c == 0 : p.keeps_state(index));
   };
   const auto kept_tile = [&](int c, int kb, int v0) {
     return run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb,

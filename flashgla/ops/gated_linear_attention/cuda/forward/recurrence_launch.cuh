@@ -8,8 +8,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers
-
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
   using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;

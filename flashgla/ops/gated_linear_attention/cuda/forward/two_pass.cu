@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
@@ -60,25 +61,6 @@ std::int64_t kept_prepared_bytes(const Params& p, bool hopper) {
          (((query_heads + heads) * blocks + query_heads) * kTileBytes + heads * blocks * kTile * 4);
 }
 
-namespace {
-
-// Time is cut as far as it takes to fill the card, where a cut pays: segments' ends cost about half of the recurrence.
-Segments plan_segments(const Params& p, int multiprocessors, std::int64_t heads, int blocks) {
-  const std::int64_t longest = (p.sequences.length + kChunk - 1) / kChunk;
-  const std::int64_t slices = p.value_dim > 64 ? (p.value_dim + 127) / 128 : 1;
-  const std::int64_t busy = p.sequences.count * heads * slices;
-  const std::int64_t slots =
-      std::int64_t{multiprocessors} * recurrence_blocks(static_cast<int>(blocks), p.value_dim > 64 ? 2 : 1);
-  Segments segments;
-  const std::int64_t most = std::min(slots / busy, longest / 2);
-  if (most < 2) return segments;
-  segments.chunks = static_cast<int>((longest + most - 1) / most);
-  segments.count = static_cast<int>((longest + segments.chunks - 1) / segments.chunks);
-  return segments;
-}
-
-}  // namespace
-
 TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hopper)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const auto take = [&](std::int64_t bytes, const char* label) {
@@ -105,13 +87,15 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
 
   static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <=
                 99 * 1024);  // of capability 8.6 and 8.9
-  const std::int64_t launches = (blocks + kMostBlocks - 1) / kMostBlocks, out_heads = backwards ? heads : query_heads;
-  blocks_each = static_cast<int>((blocks + launches - 1) / launches);
-  if (launches > 1) {
+  const std::int64_t out_heads = backwards ? heads : query_heads;
+  blocks_each = blocks_of_launch(static_cast<int>(blocks));
+  if (recurrence_launches(static_cast<int>(blocks)) > 1) {
     const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
     parts = reinterpret_cast<float*>(take(tiles * kTile * kTile * 4, "gla: parts of outputs"));
   }
-  segments = plan_segments(p, context.architecture().multiprocessors, out_heads, blocks_each);
+  const TimeCut cut = cut_time(p, out_heads, context.architecture().multiprocessors);
+  segments.count = cut.segments;
+  segments.chunks = cut.chunks;
   if (segments.count > 1) {
     const std::int64_t states = segments.count * p.sequences.count * heads;
     const std::int64_t state_bytes = blocks * tiles_of(p.value_dim) * (kTile * kTile * 4);

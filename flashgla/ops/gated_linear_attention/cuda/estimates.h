@@ -1,0 +1,40 @@
+// How long the forms of a forward and a backward take, as far as choosing among them and cutting time want to know:
+// from sizes alone, by constants fitted to an H200 (README.md, "Which form").
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers of a launch of the recurrence
+
+// Launches of the recurrence for so many key blocks, and the blocks of each but perhaps the last.
+constexpr int recurrence_launches(int blocks) { return (blocks + kMostBlocks - 1) / kMostBlocks; }
+constexpr int blocks_of_launch(int blocks) {
+  return (blocks + recurrence_launches(blocks) - 1) / recurrence_launches(blocks);
+}
+
+// How many blocks of the recurrence a multiprocessor has, by their registers. KB: key blocks; groups of 64 value
+// channels.
+constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups == 2 ? 1 : 2; }
+
+// Segments of time of each sequence.
+struct TimeCut {
+  int segments = 1;
+  int chunks = 0;             // of a segment
+  double microseconds = 0.0;  // of the recurrence and all that the cut adds to it
+};
+
+// The fastest for a recurrence whose output has so many heads.
+TimeCut cut_time(const Params& params, std::int64_t out_heads, int multiprocessors);
+
+// Of a forward without states kept.
+double one_pass_microseconds(const Params& params, int multiprocessors);
+double wide_pass_microseconds(const Params& params, int multiprocessors);
+double two_passes_microseconds(const Params& params, int multiprocessors);
+
+// Of the backward of heads up to 64 x 64 with a query head each, states kept.
+double one_kernel_backward_microseconds(const Params& params, int multiprocessors);
+double backward_by_chunks_microseconds(const Params& params, int multiprocessors);
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
