@@ -527,14 +527,16 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
     const std::pair<std::int64_t, std::int64_t> widths[] = {{64, 64},   {128, 128}, {128, 256},
                                                             {256, 256}, {256, 512}, {512, 512}};
     for (const auto& [K, V] : widths) {
+      const auto add = [&](std::int64_t batch, std::int64_t length, GateKind gate) {
+        if (batch * length * kH * std::max(K, V) <= kMostElements)
+          list.push_back(timed(batch, length, kH, K, V, DType::bf16, gate));
+      };
       for (const std::int64_t length : {64, 512, 4096, 32768, 131072}) {
-        for (const std::int64_t batch : {1, 8, 64}) {
-          if (batch * length * kH * std::max(K, V) > kMostElements) continue;
-          list.push_back(timed(batch, length, kH, K, V, DType::bf16, GateKind::key));
-        }
+        for (const std::int64_t batch : {1, 8, 32, 64}) add(batch, length, GateKind::key);
       }
-      for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key_value})
-        list.push_back(timed(8, 2048, kH, K, V, DType::bf16, gate));
+      for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key_value}) {
+        for (const std::int64_t batch : {8, 32}) add(batch, 2048, gate);
+      }
       for (const GateKind gate : {GateKind::key, GateKind::key_value}) {
         for (const DType dtype : {DType::f16, DType::f32}) list.push_back(timed(8, 2048, kH, K, V, dtype, gate));
       }
