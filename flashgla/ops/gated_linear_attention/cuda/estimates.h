@@ -1,5 +1,5 @@
 // How long the forms of a forward and a backward take, as far as choosing among them and cutting time want to know:
-// from sizes alone, by constants fitted to an H200 (README.md, "Which form").
+// from sizes alone, by constants fitted to an H200 (forward/README.md, "Which form").
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
