@@ -1,0 +1,129 @@
+// The estimates by themselves, which are plain C++: that cuts of time are whole for sizes of all kinds, and that what
+// was measured to be fastest on an H200 (forward/README.md, "Which form") is chosen. Needs no GPU.
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+Params problem(std::int64_t batch, std::int64_t length, int heads, int key_dim, int value_dim, GateKind gate) {
+  Params p;
+  p.sequences.count = batch;
+  p.sequences.length = length;
+  p.sequences.most_chunks = batch * p.sequences.chunks_each();
+  p.heads = heads;
+  p.key_dim = key_dim;
+  p.value_dim = value_dim;
+  p.gate = gate;
+  return p;
+}
+
+// One row of tokens, in `count` sequences.
+Params packed(std::int64_t count, std::int64_t length, int heads, int key_dim, int value_dim) {
+  Params p = problem(1, length, heads, key_dim, value_dim, GateKind::key);
+  p.sequences.packed = true;
+  p.sequences.count = count;
+  p.sequences.most_chunks = length / kChunk + count;
+  return p;
+}
+
+enum class Form { one, wide, two };
+
+Form fastest(const Params& p) {
+  const double one = p.fit_one_pass() ? one_pass_microseconds(p, kMultiprocessors) : HUGE_VAL,
+               wide = p.key_dim <= 2 * kTile ? wide_pass_microseconds(p, kMultiprocessors) : HUGE_VAL,
+               two = two_passes_microseconds(p, kMultiprocessors);
+  return one < wide && one < two ? Form::one : wide < two ? Form::wide : Form::two;
+}
+
+bool in_one_kernel(const Params& p) {
+  return one_kernel_backward_microseconds(p, kMultiprocessors) < backward_by_chunks_microseconds(p, kMultiprocessors);
+}
+
+TEST(Estimates, CutsAreWholeAndTimesFinite) {
+  for (const std::int64_t count : {0, 1, 2, 7, 64, 5000}) {
+    for (const std::int64_t length : {0, 1, 63, 64, 65, 4096, 1 << 20}) {
+      for (const auto& [K, V] : {std::pair{1, 1}, {64, 64}, {65, 192}, {128, 65}, {256, 512}, {257, 64}, {512, 512}}) {
+        for (const int multiprocessors : {1, 20, kMultiprocessors, 400}) {
+          for (const bool in_one_row : {false, true}) {
+            for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key}) {
+              Params p = in_one_row ? packed(count, length, 4, K, V) : problem(count, length, 4, K, V, gate);
+              p.gate = gate;
+              const TimeCut cut = cut_time(p, 4, multiprocessors);
+              const std::int64_t all = p.sequences.chunks_each();
+              ASSERT_GE(cut.segments, 1);
+              if (cut.segments > 1) {  // they cover the sequence, and none is empty
+                ASSERT_GE(std::int64_t{cut.segments} * cut.chunks, all);
+                ASSERT_LT((std::int64_t{cut.segments} - 1) * cut.chunks, all);
+              }
+              for (const double microseconds :
+                   {one_pass_microseconds(p, multiprocessors), wide_pass_microseconds(p, multiprocessors),
+                    two_passes_microseconds(p, multiprocessors), one_kernel_backward_microseconds(p, multiprocessors),
+                    backward_by_chunks_microseconds(p, multiprocessors)}) {
+                ASSERT_TRUE(std::isfinite(microseconds) && microseconds > 0.0);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Each the fastest that was measured, by 5% or more.
+TEST(Estimates, FormsAreThoseThatWereFastest) {
+  struct Measured {
+    std::int64_t batch, length;
+    int heads, key_dim, value_dim;
+    GateKind gate;
+    Form form;
+  };
+  const Measured list[] = {
+      {64, 512, 4, 64, 64, GateKind::key, Form::one},         {64, 512, 4, 64, 64, GateKind::none, Form::one},
+      {1, 64, 4, 64, 64, GateKind::key, Form::one},           {8, 512, 4, 64, 64, GateKind::none, Form::one},
+      {16, 1024, 4, 64, 64, GateKind::key, Form::wide},       {32, 1024, 4, 64, 64, GateKind::scalar, Form::wide},
+      {1, 2048, 4, 64, 64, GateKind::key, Form::two},         {1, 4096, 4, 64, 64, GateKind::none, Form::two},
+      {16, 2048, 4, 128, 256, GateKind::key, Form::wide},     {8, 2048, 4, 128, 256, GateKind::key, Form::wide},
+      {1, 2048, 4, 128, 256, GateKind::key, Form::two},       {32, 512, 4, 128, 128, GateKind::key, Form::wide},
+      {16, 2048, 4, 64, 256, GateKind::constant, Form::wide}, {1, 1024, 4, 128, 512, GateKind::key, Form::two}};
+  for (const Measured& m : list) {
+    SCOPED_TRACE("B" + std::to_string(m.batch) + " T" + std::to_string(m.length) + " K" + std::to_string(m.key_dim) +
+                 " V" + std::to_string(m.value_dim));
+    EXPECT_EQ(fastest(problem(m.batch, m.length, m.heads, m.key_dim, m.value_dim, m.gate)), m.form);
+  }
+}
+
+TEST(Estimates, TimeIsCutWhereThatWasFaster) {
+  const auto segments = [](const Params& p) { return cut_time(p, p.heads, kMultiprocessors).segments; };
+  EXPECT_EQ(segments(problem(1, 32768, 4, 256, 512, GateKind::key)), 8);
+  EXPECT_EQ(segments(problem(1, 2048, 4, 256, 512, GateKind::key)), 8);
+  EXPECT_EQ(segments(problem(8, 4096, 4, 256, 512, GateKind::key)), 1);  // fills the card
+  EXPECT_EQ(segments(problem(8, 512, 4, 256, 256, GateKind::key)), 1);   // 39.4 us, in two segments 53.0
+  EXPECT_EQ(segments(problem(4, 512, 4, 256, 512, GateKind::key)), 1);   // 31.8, 45.6
+  EXPECT_EQ(segments(problem(4, 2048, 4, 256, 256, GateKind::key)), 4);  // 80.5, uncut 94.3
+  EXPECT_LT(segments(problem(1, 8192, 4, 64, 64, GateKind::key)), 32);   // 32.4 in 16, 32.9 in 32
+  // The longest of packed sequences is taken to be twice the mean: sixteen of them are not worth a cut in four.
+  EXPECT_EQ(segments(packed(16, 32768, 4, 256, 256)), 1);
+  EXPECT_GT(segments(packed(1, 32768, 4, 256, 256)), 1);
+}
+
+TEST(Estimates, OneKernelBackwardsWhereThatWasFaster) {
+  for (const GateKind gate : {GateKind::none, GateKind::constant, GateKind::scalar, GateKind::key}) {
+    EXPECT_TRUE(in_one_kernel(problem(32, 2048, 16, 64, 64, gate)));
+    EXPECT_TRUE(in_one_kernel(problem(32, 2048, 4, 64, 64, gate)));  // 128 heads, four less than multiprocessors
+    EXPECT_TRUE(in_one_kernel(problem(1, 64, 4, 64, 64, gate)));
+    EXPECT_FALSE(in_one_kernel(problem(1, 4096, 4, 64, 64, gate)));
+  }
+  EXPECT_FALSE(in_one_kernel(problem(8, 1024, 4, 64, 64, GateKind::key)));
+  EXPECT_TRUE(in_one_kernel(problem(8, 1024, 4, 64, 64, GateKind::none)));
+}
+
+}  // namespace
+}  // namespace flashgla::ops::gated_linear_attention::cuda
