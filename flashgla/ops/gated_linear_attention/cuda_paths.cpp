@@ -138,8 +138,8 @@ std::vector<Case> path_cases() {
       segments.length = 4099;
       segments.value_dim = 128;
       add("segments_" + name, segments);
-      // Wider states; packed sequences, of which the longest is twice the mean; several query heads. Not tried with constant
-      // gates, whose dg may be more off than is allowed (backward/README.md, "What can go wrong").
+      // Wider states; packed sequences, of which the longest is twice the mean; several query heads. Not tried with
+      // constant gates, whose dg may be more off than is allowed (backward/README.md, "What can go wrong").
       Case wide_segments = segments;
       wide_segments.length = 1500;
       for (const auto& [K, V] : {std::pair{256, 512}, {192, 64}, {96, 200}}) {
