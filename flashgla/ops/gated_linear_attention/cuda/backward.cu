@@ -220,10 +220,6 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
           strided_gate(problem.gate, d_in.dg)};
 }
 
-bool one_kernel_is_faster(const Params& p, int multiprocessors) {
-  return one_kernel_backward_microseconds(p, multiprocessors) < backward_by_chunks_microseconds(p, multiprocessors);
-}
-
 bool backward_in_chunks(const Problem& problem) {
   return problem.dtype == DType::bf16 && problem.gate != GateKind::key_value &&
          problem.algorithm != Algorithm::recurrent && problem.feature_map == FeatureMap::identity &&

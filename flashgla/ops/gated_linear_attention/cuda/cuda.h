@@ -30,17 +30,14 @@ bool goes_by_chunks(const Problem& problem);
 // Whether the one-pass forward can take the call: it alone needs no workspace to find the chunk states.
 bool forward_fits_one_pass(const Problem& problem, const Params& params);
 
-// Whether the backward of narrow heads is faster in one kernel, which has a block for each sequence and head, than by
-// chunks (estimates.h).
-bool one_kernel_is_faster(const Params& params, int multiprocessors);
-
 // Whether the backward in one kernel finds states between kept ones (backward/by_role.cuh): heads of up to 64 x 64
 // without gates or with one a token, on Hopper.
 bool finds_states(const Problem& problem, bool hopper);
 
 // Sets at which chunks states are kept, forward and backward alike. For heads wider than a tile every second, since
 // there states are most of the bytes that move, and pairs of chunks are what their backward goes by. For others every
-// one, but where finds_states(): every fourth for that one kernel, every second where the backward goes by pairs too.
+// one, but where finds_states(): every fourth for that one kernel (one_kernel_is_faster), every second where the
+// backward goes by pairs too.
 void space_states(Params& params, const Problem& problem, bool hopper, bool one_kernel);
 
 // Rows of the table. `hopper` stands for the row cuda_sm90. Bytes of Outputs.states: the chunk-start states of

@@ -110,6 +110,20 @@ double two_passes_microseconds(const Params& p, int multiprocessors) {
          beside(cut_time(p, query_heads, multiprocessors).microseconds, bytes / kRate);
 }
 
+Form fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
+  Form best = Form::two_passes;
+  double least = two_passes_microseconds(p, multiprocessors);
+  const auto consider = [&](Form form, double microseconds) {
+    if (microseconds < least) {
+      least = microseconds;
+      best = form;
+    }
+  };
+  if (one_pass_fits) consider(Form::one_pass, one_pass_microseconds(p, multiprocessors));
+  if (wide_pass_fits) consider(Form::one_wide_pass, wide_pass_microseconds(p, multiprocessors));
+  return best;
+}
+
 double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
   const std::int64_t blocks = p.sequences.count * p.heads;
   const bool by_key = p.gate == GateKind::key;
@@ -129,6 +143,10 @@ double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
   const std::int64_t pairs = in_parts(p.sequences.most_chunks, 2) * p.heads;
   return kBegin.of(p.gate) + preparation_microseconds(p) + cut_time(p, p.heads, multiprocessors).microseconds +
          times(in_parts(pairs, multiprocessors), kPair.of(p.gate));
+}
+
+bool one_kernel_is_faster(const Params& p, int multiprocessors) {
+  return one_kernel_backward_microseconds(p, multiprocessors) < backward_by_chunks_microseconds(p, multiprocessors);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

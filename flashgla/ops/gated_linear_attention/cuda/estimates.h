@@ -28,13 +28,19 @@ struct TimeCut {
 // The fastest for a recurrence whose output has so many heads.
 TimeCut cut_time(const Params& params, std::int64_t out_heads, int multiprocessors);
 
-// Of a forward without states kept.
+// Of a forward that keeps no states; for one that does the same form is taken to be the fastest.
 double one_pass_microseconds(const Params& params, int multiprocessors);
 double wide_pass_microseconds(const Params& params, int multiprocessors);
 double two_passes_microseconds(const Params& params, int multiprocessors);
 
-// Of the backward of heads up to 64 x 64 with a query head each, states kept.
+// The fastest forward. Whether one pass, narrow or wide, can take the call is the caller's to know; two passes can.
+enum class Form { one_pass, one_wide_pass, two_passes };
+Form fastest_form(const Params& params, bool one_pass_fits, bool wide_pass_fits, int multiprocessors);
+
+// Of the backward of heads up to 64 x 64 with a query head each, states kept: in one kernel, which has a block for each
+// sequence and head, and by chunks.
 double one_kernel_backward_microseconds(const Params& params, int multiprocessors);
 double backward_by_chunks_microseconds(const Params& params, int multiprocessors);
+bool one_kernel_is_faster(const Params& params, int multiprocessors);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

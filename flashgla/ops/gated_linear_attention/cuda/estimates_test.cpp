@@ -34,18 +34,9 @@ Params packed(std::int64_t count, std::int64_t length, int heads, int key_dim, i
   return p;
 }
 
-enum class Form { one, wide, two };
+Form fastest(const Params& p) { return fastest_form(p, p.fit_one_pass(), p.key_dim <= 2 * kTile, kMultiprocessors); }
 
-Form fastest(const Params& p) {
-  const double one = p.fit_one_pass() ? one_pass_microseconds(p, kMultiprocessors) : HUGE_VAL,
-               wide = p.key_dim <= 2 * kTile ? wide_pass_microseconds(p, kMultiprocessors) : HUGE_VAL,
-               two = two_passes_microseconds(p, kMultiprocessors);
-  return one < wide && one < two ? Form::one : wide < two ? Form::wide : Form::two;
-}
-
-bool in_one_kernel(const Params& p) {
-  return one_kernel_backward_microseconds(p, kMultiprocessors) < backward_by_chunks_microseconds(p, kMultiprocessors);
-}
+bool in_one_kernel(const Params& p) { return one_kernel_is_faster(p, kMultiprocessors); }
 
 TEST(Estimates, CutsAreWholeAndTimesFinite) {
   for (const std::int64_t count : {0, 1, 2, 7, 64, 5000}) {
@@ -85,14 +76,20 @@ TEST(Estimates, FormsAreThoseThatWereFastest) {
     GateKind gate;
     Form form;
   };
-  const Measured list[] = {
-      {64, 512, 4, 64, 64, GateKind::key, Form::one},         {64, 512, 4, 64, 64, GateKind::none, Form::one},
-      {1, 64, 4, 64, 64, GateKind::key, Form::one},           {8, 512, 4, 64, 64, GateKind::none, Form::one},
-      {16, 1024, 4, 64, 64, GateKind::key, Form::wide},       {32, 1024, 4, 64, 64, GateKind::scalar, Form::wide},
-      {1, 2048, 4, 64, 64, GateKind::key, Form::two},         {1, 4096, 4, 64, 64, GateKind::none, Form::two},
-      {16, 2048, 4, 128, 256, GateKind::key, Form::wide},     {8, 2048, 4, 128, 256, GateKind::key, Form::wide},
-      {1, 2048, 4, 128, 256, GateKind::key, Form::two},       {32, 512, 4, 128, 128, GateKind::key, Form::wide},
-      {16, 2048, 4, 64, 256, GateKind::constant, Form::wide}, {1, 1024, 4, 128, 512, GateKind::key, Form::two}};
+  const Measured list[] = {{64, 512, 4, 64, 64, GateKind::key, Form::one_pass},
+                           {64, 512, 4, 64, 64, GateKind::none, Form::one_pass},
+                           {1, 64, 4, 64, 64, GateKind::key, Form::one_pass},
+                           {8, 512, 4, 64, 64, GateKind::none, Form::one_pass},
+                           {16, 1024, 4, 64, 64, GateKind::key, Form::one_wide_pass},
+                           {32, 1024, 4, 64, 64, GateKind::scalar, Form::one_wide_pass},
+                           {1, 2048, 4, 64, 64, GateKind::key, Form::two_passes},
+                           {1, 4096, 4, 64, 64, GateKind::none, Form::two_passes},
+                           {16, 2048, 4, 128, 256, GateKind::key, Form::one_wide_pass},
+                           {8, 2048, 4, 128, 256, GateKind::key, Form::one_wide_pass},
+                           {1, 2048, 4, 128, 256, GateKind::key, Form::two_passes},
+                           {32, 512, 4, 128, 128, GateKind::key, Form::one_wide_pass},
+                           {16, 2048, 4, 64, 256, GateKind::constant, Form::one_wide_pass},
+                           {1, 1024, 4, 128, 512, GateKind::key, Form::two_passes}};
   for (const Measured& m : list) {
     SCOPED_TRACE("B" + std::to_string(m.batch) + " T" + std::to_string(m.length) + " K" + std::to_string(m.key_dim) +
                  " V" + std::to_string(m.value_dim));

@@ -53,25 +53,6 @@ bool fits_one_wide_pass(const Problem& p, const Params& params) {
          mapped(params.o);
 }
 
-enum class Form { one_pass, one_wide_pass, two_passes };
-
-// The fastest form of those that can take it.
-Form form_of(const Context& context, const Problem& p, const Params& params, bool hopper) {
-  const int multiprocessors = context.architecture().multiprocessors;
-  const bool one = fits_one_pass(p, params), wide = hopper && fits_one_wide_pass(p, params);
-  Form best = Form::two_passes;
-  double least = two_passes_microseconds(params, multiprocessors);
-  const auto consider = [&](Form form, double microseconds) {
-    if (microseconds < least) {
-      least = microseconds;
-      best = form;
-    }
-  };
-  if (one) consider(Form::one_pass, one_pass_microseconds(params, multiprocessors));
-  if (wide) consider(Form::one_wide_pass, wide_pass_microseconds(params, multiprocessors));
-  return best;
-}
-
 }  // namespace
 
 bool goes_by_chunks(const Problem& p) {
@@ -106,7 +87,8 @@ void keep_prepared(Context& context, const Problem& problem, const Params& param
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
   const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
   if (chunks && narrow) {
-    switch (form_of(context, problem, params, hopper)) {
+    switch (fastest_form(params, fits_one_pass(problem, params), hopper && fits_one_wide_pass(problem, params),
+                         context.architecture().multiprocessors)) {
       case Form::one_pass:
         if (!context.planning()) launch_fused(context, params, hopper);
         break;

@@ -112,7 +112,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
                    x_head + head_of_visit(visit), v0, V);
   };
   const bool may_keep = run.states != nullptr && leads;
-  const auto keeps = [&](int c) {  // whether the state before step c is kept: of two chunks, before the walk's first
+  const auto keeps = [&](int c) {  // whether the state before step c is kept; backwards of two chunks the walk's first
     const int index = index_of(c);
     return may_keep && (run.backwards ? p.states_every() == 1 || index % 2 == 1 || c == 0 : p.keeps_state(index));
   };
