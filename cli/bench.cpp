@@ -16,6 +16,7 @@
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/names.h"
 #include "flashgla/ops/benches.h"
 
 namespace flashgla::cli {

@@ -18,6 +18,7 @@
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/names.h"
 #include "flashgla/generate/generator.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/train/run_folder.h"

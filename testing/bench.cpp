@@ -7,6 +7,7 @@
 #include <vector>
 
 #ifdef FLASHGLA_CUDA
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/device.h"
 #endif
 

@@ -6,6 +6,7 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/names.h"
 #include "flashgla/base/tensor.h"
 #include "testing/compare.h"
 #include "testing/random.h"

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif
@@ -20,7 +21,8 @@ Context::Context(Device device, int threads)
 #ifdef FLASHGLA_CUDA
     architecture_ = cuda::architecture_of(device);
 #else
-    throw Error("device " + name_of(device) + ": this build of flashgla has no CUDA; configure with -DFLASHGLA_CUDA=ON");
+    throw Error("device " + name_of(device) +
+                ": this build of flashgla has no CUDA; configure with -DFLASHGLA_CUDA=ON");
 #endif
   }
 }
@@ -49,9 +51,8 @@ void parallel_for(const Context& context, std::int64_t tasks, const std::functio
 void parallel_for_blocks(const Context& context, std::int64_t items, std::int64_t grain,
                          const std::function<void(std::int64_t, std::int64_t)>& body) {
   const std::int64_t step = std::max<std::int64_t>(grain, 1);
-  parallel_for(context, (items + step - 1) / step, [&](std::int64_t block) {
-    body(block * step, std::min(items, (block + 1) * step));
-  });
+  parallel_for(context, (items + step - 1) / step,
+               [&](std::int64_t block) { body(block * step, std::min(items, (block + 1) * step)); });
 }
 
 }  // namespace flashgla

@@ -8,52 +8,39 @@ namespace flashgla {
 
 double epsilon(DType dtype) {
   switch (dtype) {
-    case DType::f64: return std::ldexp(1.0, -52);
-    case DType::f32: return std::ldexp(1.0, -23);
-    case DType::f16: return std::ldexp(1.0, -10);
-    case DType::bf16: return std::ldexp(1.0, -7);
-    default: throw Error(std::string("epsilon: ") + name_of(dtype) + " is not a floating-point dtype");
+    case DType::f64:
+      return std::ldexp(1.0, -52);
+    case DType::f32:
+      return std::ldexp(1.0, -23);
+    case DType::f16:
+      return std::ldexp(1.0, -10);
+    case DType::bf16:
+      return std::ldexp(1.0, -7);
+    default:
+      throw Error(std::string("epsilon: ") + name_of(dtype) + " is not a floating-point dtype");
   }
 }
 
 const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return "f64";
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::i64: return "i64";
-    case DType::i32: return "i32";
-    case DType::u16: return "u16";
-    case DType::u8: return "u8";
+    case DType::f64:
+      return "f64";
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::i64:
+      return "i64";
+    case DType::i32:
+      return "i32";
+    case DType::u16:
+      return "u16";
+    case DType::u8:
+      return "u8";
   }
   return "?";
-}
-
-DType dtype_from_name(std::string_view name) {
-  if (name == "f64" || name == "fp64" || name == "float64" || name == "double") return DType::f64;
-  if (name == "f32" || name == "fp32" || name == "float32" || name == "float") return DType::f32;
-  if (name == "bf16" || name == "bfloat16") return DType::bf16;
-  if (name == "f16" || name == "fp16" || name == "float16" || name == "half") return DType::f16;
-  if (name == "i64" || name == "int64") return DType::i64;
-  if (name == "i32" || name == "int32") return DType::i32;
-  if (name == "u16" || name == "uint16") return DType::u16;
-  if (name == "u8" || name == "uint8") return DType::u8;
-  throw Error("unknown dtype '" + std::string(name) + "'; known: f32, bf16, f16, f64, i64, i32, u16, u8");
-}
-
-std::string name_of(Device device) {
-  return device.kind == Device::Kind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
-}
-
-Device device_from_name(std::string_view name) {
-  if (name == "cpu") return Device::cpu();
-  if (name == "cuda") return Device::cuda(0);
-  if (name.starts_with("cuda:") && name.size() > 5 && name.size() < 9 &&
-      name.find_first_not_of("0123456789", 5) == std::string_view::npos) {
-    return Device::cuda(std::stoi(std::string(name.substr(5))));
-  }
-  throw Error("unknown device '" + std::string(name) + "'; known: cpu, cuda, cuda:N");
 }
 
 }  // namespace flashgla

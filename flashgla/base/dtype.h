@@ -1,10 +1,9 @@
-// Element types and devices: the vocabulary of every tensor in the library.
+// Element types and devices: the vocabulary of every tensor in the library, kernels included, so without <string>
+// (names.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 
 namespace flashgla {
 
@@ -14,13 +13,17 @@ enum class DType : std::uint8_t { f64, f32, bf16, f16, i64, i32, u16, u8 };
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
     case DType::f16:
-    case DType::u16: return 2;
-    case DType::u8: return 1;
+    case DType::u16:
+      return 2;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
@@ -35,9 +38,6 @@ double epsilon(DType dtype);
 // "f32", "bf16", ...
 const char* name_of(DType dtype);
 
-// Inverse of name_of, also accepting "float32", "bfloat16", "fp32" and the like. Throws Error.
-DType dtype_from_name(std::string_view name);
-
 struct Device {
   enum class Kind : std::uint8_t { cpu, cuda };
   Kind kind = Kind::cpu;
@@ -47,11 +47,5 @@ struct Device {
   static constexpr Device cpu() { return {Kind::cpu, 0}; }
   static constexpr Device cuda(int index = 0) { return {Kind::cuda, index}; }
 };
-
-// "cpu" or "cuda:0".
-std::string name_of(Device device);
-
-// Inverse of name_of; "cuda" means "cuda:0". Throws Error.
-Device device_from_name(std::string_view name);
 
 }  // namespace flashgla

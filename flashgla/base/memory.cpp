@@ -5,6 +5,7 @@
 #include <string>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/names.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif

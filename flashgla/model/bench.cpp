@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "flashgla/base/names.h"
 #include "flashgla/model/language_model.h"
 #include "flashgla/ops/adamw/adamw.h"
 #include "flashgla/ops/global_norm/global_norm.h"

@@ -1,5 +1,7 @@
 #include "flashgla/ops/arguments.h"
 
+#include "flashgla/base/names.h"
+
 namespace flashgla::ops {
 
 std::string to_string(DTypes dtypes) {

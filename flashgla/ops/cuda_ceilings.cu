@@ -1,7 +1,7 @@
 // The device's ceilings: a copy of memory, products of bf16 matrices that never leave the chip, an empty kernel.
 #include <string>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/tensor.h"
 #include "flashgla/ops/benches.h"

@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/config.h"
 #include "flashgla/train/flops.h"

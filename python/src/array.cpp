@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 
 namespace flashgla::python {
 

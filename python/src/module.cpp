@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "flashgla/base/names.h"
 #include "operands.h"
 
 namespace nb = nanobind;

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <vector>
 
+#include "flashgla/base/names.h"
+
 namespace flashgla::python {
 
 namespace {

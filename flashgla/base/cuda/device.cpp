@@ -2,6 +2,9 @@
 
 #include <string>
 
+#include "flashgla/base/cuda/check.h"
+#include "flashgla/base/names.h"
+
 namespace flashgla::cuda {
 
 void check(cudaError_t status, const char* what) {

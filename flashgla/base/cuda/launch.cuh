@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 
 namespace flashgla::cuda {
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "flashgla/ops/elementwise/implementations.h"
 #include "flashgla/ops/rows.h"
 

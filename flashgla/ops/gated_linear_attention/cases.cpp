@@ -58,11 +58,12 @@ TensorView poisoned(const Shape& shape, DType dtype, std::vector<Tensor>& storag
   return storage.back();
 }
 
-// A tensor of this shape with room between its tokens.
+// A tensor of this shape with room between its tokens: rows of widths that are multiples of 16 bytes begin at such.
 TensorView with_gaps(const Shape& shape, DType dtype, std::vector<Tensor>& storage, Device device = Device::cpu()) {
   const std::int64_t heads = shape[2];
   const std::int64_t channels = shape.rank() == 4 ? shape[3] : 1;
-  poisoned(Shape({shape[0], shape[1], heads * channels + 3}), dtype, storage, device);
+  const std::int64_t gap = channels % 8 == 0 ? 8 : 3;
+  poisoned(Shape({shape[0], shape[1], heads * channels + gap}), dtype, storage, device);
   const TensorView part = storage.back().view().slice(2, 0, heads * channels);
   return shape.rank() == 4 ? part.split_last(heads) : part;
 }
@@ -106,12 +107,13 @@ TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& 
   if (!view) return {};
   std::int64_t span = 1;
   for (int i = 0; i < view.rank(); ++i) span += (view.size(i) - 1) * view.stride[i];
-  storage.push_back(Tensor::empty(Shape({span}), view.dtype, device));
-  copy_memory(storage.back()->data, device, view.data, view.device,
-              static_cast<std::size_t>(span) * size_of(view.dtype));
+  const auto bytes = static_cast<std::int64_t>(size_of(view.dtype)),
+             off = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) % 16) / bytes;
+  storage.push_back(Tensor::empty(Shape({off + span}), view.dtype, device));
   TensorView result = view;
-  result.data = storage.back()->data;
+  result.data = static_cast<char*>(storage.back()->data) + off * bytes;
   result.device = device;
+  copy_memory(result.data, device, view.data, view.device, static_cast<std::size_t>(span * bytes));
   return result;
 }
 
@@ -545,6 +547,10 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
       list.push_back(features);
       features.normalize = true;
       list.push_back(features);
+    }
+    for (const std::int64_t width : {62, 130}) {  // no multiples of 16 bytes
+      for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+        list.push_back(timed(8, 2048, kH, width, width, dtype, GateKind::key));
     }
     return list;
   }

@@ -79,7 +79,7 @@ Results slice_tokens(const Results& results, std::int64_t begin, std::int64_t en
 // Bytes of ones, which are NaN in every floating dtype, on any device.
 void fill_with_nan(void* memory, std::size_t bytes, Device device);
 
-// Memory of the view's elements with its strides, on the device; the same bytes.
+// Memory of the view's elements with its strides, on the device, as far from where 16 bytes begin; the same bytes.
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage);
 
 struct NamedView {

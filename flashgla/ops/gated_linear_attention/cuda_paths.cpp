@@ -56,7 +56,7 @@ std::vector<Case> path_cases() {
       grouped.heads = 2;
       grouped.value_dim = 128;
       add("narrow_grouped_" + name, grouped);
-      Case unaligned = narrow;  // rows that no 16-byte piece fits: copies element by element
+      Case unaligned = narrow;  // rows that no 16-byte piece fits: copied to some that it does
       unaligned.key_dim = 33;
       unaligned.value_dim = 51;
       add("narrow_unaligned_" + name, unaligned);
@@ -179,9 +179,8 @@ std::vector<Case> path_cases() {
       if (tried && values == GateValues::trained) add("segments_long_" + name, long_segments);
     }
   }
-  // Tiles of f32: one tile of channels and several, rows that come in pieces and others, every kind of gate, segments.
-  // And bf16 with more key blocks than one launch has the state of, backwards by chunks or, by its width, in tiles of
-  // f32.
+  // Tiles of f32: one tile of channels and several, rows that are aligned and others, every kind of gate, segments.
+  // And bf16 with more key blocks than one launch has the state of.
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const GateValues values : {GateValues::trained, GateValues::extreme}) {
       const std::string suffix = values == GateValues::trained ? "_trained" : "_extreme";

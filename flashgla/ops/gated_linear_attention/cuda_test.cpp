@@ -14,6 +14,7 @@
 #include "testing/compare.h"
 #include "testing/random.h"
 #ifdef FLASHGLA_CUDA
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/device.h"
 #endif
 
@@ -105,7 +106,7 @@ TEST(Cuda, NegativeScale) {
 }
 
 // One row of values, or of the output's gradient, for all tokens, as an expanded tensor or the gradient of a sum has
-// it: the copy engine cannot take such rows, and the backward by chunks sends them elsewhere.
+// it: the copy engine cannot take such rows, which are copied to ones that it can.
 TEST(Cuda, OneRowForAllTokens) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::key, GateKind::key_value}) {
@@ -129,8 +130,8 @@ TEST(Cuda, OneRowForAllTokens) {
   }
 }
 
-// Without gates wide heads' q and k are read as they lie, or from copies where the copy engine takes no such rows; with
-// a scale that could not be left to the ends they are prepared as with gates.
+// Without gates wide heads' q and k are read as they lie; with a scale that could not be left to the ends they are
+// prepared as with gates.
 TEST(Cuda, RowsWithoutGates) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   const std::int64_t B = 2, T = 203, H = 4, G = 2, K = 128;
@@ -161,8 +162,7 @@ TEST(Cuda, RowsWithoutGates) {
   }
 }
 
-// Narrow heads whose rows the copy engine does not take, so that the backward finds all states again instead of going
-// on from those that the forward kept at every fourth chunk.
+// The same of narrow heads, whose backward in one kernel goes on from states kept at every fourth chunk.
 TEST(Cuda, NarrowRowsThatAreOne) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   for (const GateKind gate : {GateKind::none, GateKind::scalar}) {
@@ -178,6 +178,44 @@ TEST(Cuda, NarrowRowsThatAreOne) {
                                  .dtype = DType::bf16,
                                  .gate_dtype = DType::bf16});
       (queries ? data.in.q : data.in.k).stride[1] = 0;
+      expect_reference_results(data, true);
+    }
+  }
+}
+
+// Tensors that are not where 16 bytes begin, in widths that are multiples of them: each alone, and all.
+TEST(Cuda, TensorsAnElementOff) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const GateKind gate : {GateKind::scalar, GateKind::key, GateKind::key_value}) {
+      CaseData data = make_data({.batch = 2,
+                                 .length = 203,
+                                 .query_heads = 4,
+                                 .heads = 2,
+                                 .key_dim = 72,
+                                 .value_dim = 64,
+                                 .gate = gate,
+                                 .dtype = dtype});
+      const std::pair<const char*, TensorView*> tensors[] = {{"q", &data.in.q}, {"k", &data.in.k},
+                                                             {"v", &data.in.v}, {"g", &data.in.g},
+                                                             {"gv", &data.in.gv}, {"d_o", &data.d_out.d_o}};
+      const auto move_off = [&](TensorView& view) {
+        if (!view) return;
+        data.storage.push_back(Tensor::empty(Shape({view.numel() + 1}), view.dtype));
+        const TensorView to = data.storage.back().view().slice(0, 1, view.numel() + 1).reshape(view.shape);
+        copy(view, to);
+        view = to;
+      };
+      for (const auto& [name, view] : tensors) {
+        if (!*view) continue;
+        SCOPED_TRACE(std::string(name_of(dtype)) + ", " + name_of(gate) + " gate, " + name);
+        const TensorView before = *view;
+        move_off(*view);
+        expect_reference_results(data, true);
+        *view = before;
+      }
+      SCOPED_TRACE(std::string(name_of(dtype)) + ", " + name_of(gate) + " gate, all");
+      for (const auto& [name, view] : tensors) move_off(*view);
       expect_reference_results(data, true);
     }
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
 namespace flashgla::ops::gated_linear_attention {

@@ -8,6 +8,7 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "testing/compare.h"
 
 namespace flashgla::ops::gated_linear_attention {

@@ -2,7 +2,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -60,29 +61,6 @@ GateTile gate_tile(const Problem& problem) {
   }
 }
 
-// 16-byte pieces of every row can be copied at once.
-bool aligned(const TensorView& view) {
-  if (!view) return true;
-  const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(view.dtype));
-  bool ok = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
-  for (int i = 0; i + 1 < view.rank(); ++i) ok = ok && view.stride[i] % elements == 0;
-  ok = ok && view.stride[1] < (1 << 24);
-  return ok;
-}
-
-// What the copy engine takes rows from: not one row for all tokens.
-bool rows_apart(const TensorView& view) { return view.stride[1] != 0 || view.size(1) <= 1; }
-
-// What the chunk kernels take: bf16, gates over keys or none, rows in 16-byte pieces less than 2^24 elements apart.
-bool fits_chunks(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
-                 const InputGradients& d_in) {
-  if (!backward_in_chunks(problem)) return false;
-  const bool by_key = problem.gate == GateKind::key;
-  return aligned(inputs.q) && aligned(inputs.k) && aligned(inputs.v) && aligned(d_out.d_o) && aligned(d_in.dq) &&
-         aligned(d_in.dk) && aligned(d_in.dv) && rows_apart(inputs.v) && rows_apart(d_out.d_o) &&
-         (!by_key || (aligned(inputs.g) && aligned(d_in.dg)));
-}
-
 template <class Core>
 void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
                    cudaStream_t stream) {
@@ -113,12 +91,9 @@ void run_fused(GateTile gate, const Params& p, const FusedBackward& f, int multi
 
 // One kernel, where each sequence and head is small enough for a block and there are enough of them.
 bool fits_one_kernel(const Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                     const OutputGradients& d_out, bool hopper) {
+                     const OutputGradients& d_out) {
   const Params p = make_params(problem, inputs, outputs);
-  const auto mapped = [&](const Strided& s) { return has_row_map(p, s); };
-  const bool rows_fit =
-      !finds_states(problem, hopper) || (mapped(p.q) && mapped(p.k) && mapped(p.v) && mapped(strided(d_out.d_o)));
-  return rows_fit && problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
+  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
          (outputs.states || forward_fits_one_pass(problem, p)) && (!d_out.d_ht || outputs.ht) &&
          context.architecture().shared_memory >= kFusedSharedBytes &&
          one_kernel_is_faster(p, context.architecture().multiprocessors);
@@ -175,7 +150,6 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
-  w.rows = passes.rows;
   w.state_gradients = static_cast<char*>(take(state_bytes, "gla backward: state gradients"));
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
@@ -190,7 +164,7 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
 
-  launch_preparation<Core>(context, p, passes.prepared, passes.rows, passes.is_prepared);
+  if (!passes.is_prepared) launch_preparation<Core>(context, p, passes.prepared);
   if (recompute) {
     Recurrence run = run_of(p, passes, false);
     run.x = p.v;
@@ -243,17 +217,22 @@ template <class Core>
 static void run_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                          const OutputGradients& d_out, const InputGradients& d_in) {
   constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
+  const auto again = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
+                         const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); };
   if (goes_through_features(problem)) {
-    backward_through_features(context, problem, inputs, outputs, d_out, d_in,
-                              [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
-                                  const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); });
-  } else if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs) && value_gates_fit(d_out, d_in)) {
+    return backward_through_features(context, problem, inputs, outputs, d_out, d_in, again);
+  }
+  const Problem aligned = with_aligned_rows(problem);
+  const bool in_f32_tiles = backward_fits_f32_tiles(problem, context.architecture());
+  if (!in_f32_tiles && !backward_in_chunks(aligned) && !gates_values_by_chunks(aligned)) {
+    recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
+  } else if (!has_aligned_rows(problem, inputs, d_out, d_in)) {
+    backward_with_aligned_rows(context, problem, inputs, outputs, d_out, d_in, again);
+  } else if (in_f32_tiles) {
+    backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, hopper);
+  } else if (gates_values_by_chunks(problem)) {
     backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, hopper);
-  } else if (!fits_chunks(problem, inputs, d_out, d_in)) {
-    backward_fits_f32_tiles(problem, context.architecture())
-        ? backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, hopper)
-        : recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out, hopper)) {
+  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
     backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
   } else {
     Outputs found = outputs;

@@ -13,6 +13,8 @@ Strided strided_gate(GateKind gate, const TensorView& view);
 // Fields of Params that a call's views give; states from outputs.states. `chunk_begin` stays null: see plan_chunks.
 Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 
+Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in);
+
 // Upper bound of the number of chunks, all sequences together, from the problem alone.
 std::int64_t most_chunks(const Problem& problem);
 
@@ -39,6 +41,10 @@ bool finds_states(const Problem& problem, bool hopper);
 // one, but where finds_states(): every fourth for that one kernel (one_kernel_is_faster), every second where the
 // backward goes by pairs too.
 void space_states(Params& params, const Problem& problem, bool hopper, bool one_kernel);
+
+// The gradient token by token in f32, for whatever the table's rows take.
+void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                        const OutputGradients& d_out, const InputGradients& d_in);
 
 // Rows of the table. `hopper` stands for the row cuda_sm90. Bytes of Outputs.states: the chunk-start states of
 // most_chunks(problem) chunks (params.h), and what else backward reads (forward/two_pass.h).

@@ -1,13 +1,13 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -15,6 +15,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 constexpr std::int64_t kMostKeys = 512;
+constexpr std::int64_t kTooLong = std::int64_t{1} << 31;  // tokens: the copy engine counts them in 32 bits
 constexpr std::int64_t kFewChannels =
     8;  // below, a tile is mostly padding and bf16 operands have nothing to average over
 constexpr std::int64_t kShortSequence = 16;  // mean tokens a sequence up to which a chunk is mostly empty
@@ -27,30 +28,33 @@ Support supports(const Problem& p) {
     return Support::no("takes K and V up to 512, not K " + std::to_string(p.key_dim) + ", V " +
                        std::to_string(p.value_dim));
   }
+  if (p.length >= kTooLong) return Support::no("takes less than 2^31 tokens, not " + std::to_string(p.length));
   if (p.algorithm == Algorithm::parallel) return Support::no("has no parallel form");
   return Support::yes();
 }
 
-// Whether the kernels whose tiles are bf16 take it.
-bool in_bf16_tiles(const Problem& p, const Params& params) {
-  const auto fits = [](const Strided& s, int element) { return s.token * element * kChunk < (std::int64_t{1} << 31); };
-  return p.dtype == DType::bf16 && fits(params.q, 2) && fits(params.k, 2) && fits(params.v, 2) && fits(params.o, 2) &&
-         fits(params.g, 4);
+// Whether 31 bits count what lies between a tensor's first element and its last: pieces of 8 elements, or elements.
+bool counts(const Params& p, const Strided& s, std::int64_t heads, std::int64_t elements) {
+  const std::int64_t batches = p.sequences.packed ? 1 : p.sequences.count;
+  const std::int64_t extent = (batches - 1) * s.batch + (p.sequences.length + kChunk) * s.token + (heads - 1) * s.head;
+  return extent < elements * (std::int64_t{1} << 31);
 }
 
 // Whether narrow heads can go in one pass.
 bool fits_one_pass(const Problem& p, const Params& params) {
-  return params.fit_one_pass() && (p.gate != GateKind::key || p.gate_dtype == DType::bf16);
+  const std::int64_t heads = params.heads, query_heads = heads * params.group;
+  return params.fit_one_pass() && (p.gate != GateKind::key || p.gate_dtype == DType::bf16) &&
+         counts(params, params.q, query_heads, 8) && counts(params, params.k, heads, 8) &&
+         counts(params, params.v, heads, 8) && counts(params, params.o, query_heads, 8) &&
+         counts(params, params.g, heads, p.gate == GateKind::key ? 8 : 1) &&
+         params.states_bytes() < std::int64_t{1} << 35;
 }
 
 // The same for wider heads, up to two key tiles, on Hopper, where no states are kept: what the backward wants beside
-// them is not made on the way. Rows come by tensor maps.
+// them is not made on the way.
 bool fits_one_wide_pass(const Problem& p, const Params& params) {
-  const auto mapped = [&](const Strided& s) { return has_row_map(params, s); };
-  const bool gate_fits = p.gate != GateKind::key || (p.gate_dtype == DType::bf16 && mapped(params.g));
-  return params.states == nullptr && params.key_dim <= 2 * kTile && params.key_dim % 8 == 0 &&
-         params.value_dim % 8 == 0 && gate_fits && mapped(params.q) && mapped(params.k) && mapped(params.v) &&
-         mapped(params.o);
+  return params.states == nullptr && params.key_dim <= 2 * kTile &&
+         (p.gate != GateKind::key || p.gate_dtype == DType::bf16);
 }
 
 }  // namespace
@@ -63,30 +67,23 @@ bool goes_by_chunks(const Problem& p) {
 }
 
 bool forward_fits_one_pass(const Problem& problem, const Params& params) {
-  return goes_by_chunks(problem) && in_bf16_tiles(problem, params) && fits_one_pass(problem, params);
+  return goes_by_chunks(problem) && problem.dtype == DType::bf16 && fits_one_pass(problem, params);
 }
 
 namespace {
 
-// What the backward by chunks finds beside the states, after a forward that has no use for it itself. Where rows of q,
-// k or a key gate are too far apart the backward does not go by chunks either.
+// What the backward by chunks finds beside the states, after a forward that has no use for it itself.
 void keep_prepared(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  const auto fits = [](const Strided& s) { return s.token < (std::int64_t{1} << 24); };
-  if (params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) || !fits(params.q) ||
-      !fits(params.k) || (problem.gate == GateKind::key && !fits(params.g))) {
+  if (params.states == nullptr || !params.keeps_prepared() || !backward_in_chunks(problem) || context.planning())
     return;
-  }
-  const ArenaScope scope(context.scratch());
   const Prepared kept = kept_prepared(params, hopper);
-  const PlainRows rows = kept.plain ? PlainRows::plan(context, params) : PlainRows{};
-  if (context.planning()) return;
-  hopper ? launch_preparation<TensorCore90>(context, params, kept, rows, false)
-         : launch_preparation<TensorCore80>(context, params, kept, rows, false);
+  hopper ? launch_preparation<TensorCore90>(context, params, kept)
+         : launch_preparation<TensorCore80>(context, params, kept);
 }
 
 void run(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  const bool chunks = goes_by_chunks(problem), narrow = in_bf16_tiles(problem, params);
-  if (chunks && narrow) {
+  const bool chunks = goes_by_chunks(problem);
+  if (chunks && problem.dtype == DType::bf16) {
     switch (fastest_form(params, fits_one_pass(problem, params), hopper && fits_one_wide_pass(problem, params),
                          context.architecture().multiprocessors)) {
       case Form::one_pass:
@@ -100,7 +97,6 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
     }
   } else if (chunks) {
     forward_in_f32_tiles(context, problem, params, hopper);
-    keep_prepared(context, problem, params, hopper);
   } else {
     Params by_token = params;
     if (!backward_in_chunks(problem)) by_token.states = nullptr;  // laid out for kernels that cannot take this call
@@ -120,9 +116,12 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
         context, problem, inputs, outputs,
         [&](const Problem& p, const Inputs& in, const Outputs& out) { forward(context, p, in, out, hopper); });
   }
-  if (gates_values_by_chunks(problem) && value_gates_fit(inputs, outputs)) {
-    return forward_with_value_gates(context, problem, inputs, outputs, hopper);
+  if (!has_aligned_rows(problem, inputs, outputs)) {
+    return forward_with_aligned_rows(
+        context, problem, inputs, outputs,
+        [&](const Problem& p, const Inputs& in, const Outputs& out) { forward(context, p, in, out, hopper); });
   }
+  if (gates_values_by_chunks(problem)) return forward_with_value_gates(context, problem, inputs, outputs, hopper);
   Params params = make_params(problem, inputs, outputs);
   space_states(params, problem, hopper, one_kernel_is_faster(params, context.architecture().multiprocessors));
   plan_chunks(context, params);
@@ -139,8 +138,9 @@ Support portable_supports(const Problem& problem, const Architecture& architectu
   return supports(problem);
 }
 
-static std::size_t states_bytes(const Problem& problem, bool hopper) {
-  if (goes_through_features(problem)) return states_bytes(without_features(problem), hopper);
+static std::size_t states_bytes(const Problem& any, bool hopper) {
+  if (goes_through_features(any)) return states_bytes(without_features(any), hopper);
+  const Problem problem = with_aligned_rows(any);
   if (problem.algorithm == Algorithm::chunk_recomputed) return 0;
   if (gates_values_by_chunks(problem)) return value_gates_states_bytes(problem);
   if (goes_by_chunks(problem) && problem.dtype != DType::bf16) return split_states_bytes(problem);

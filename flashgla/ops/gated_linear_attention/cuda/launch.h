@@ -3,6 +3,10 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
+namespace flashgla {
+class Context;
+}
+
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // K <= 512. o, states and ht as far as params names them.

@@ -1,5 +1,5 @@
 // Views to Params, and the numbering of chunks of packed sequences.
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 

@@ -1,10 +1,10 @@
 // What kernels are told of a call: pointers, strides in elements, sizes. Plain values, passed by value to kernels.
-// Built by params.cpp from the validated views.
+// Built by params.cu from the validated views.
 #pragma once
 
 #include <cstdint>
 
-#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+#include "flashgla/ops/gated_linear_attention/problem.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -21,6 +21,10 @@ constexpr int tiles_of(int channels) { return (channels + kTile - 1) / kTile; }
 struct Strided {
   void* data = nullptr;
   std::int64_t batch = 0, token = 0, head = 0;
+};
+
+struct Gradients {
+  Strided d_o, dq, dk, dv, dg;  // without data: not wanted
 };
 
 // Where the sequences lie. Chunk c of sequence n is number chunk_begin(n) + c among all chunks of the call.

@@ -65,12 +65,13 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
     maps.v = row_map_of(p, p.v, p.heads, p.value_dim);
     maps.d_o = row_map_of(p, d.d_o, p.heads * p.group, p.value_dim);
     if (w.prepared.plain) {
-      maps.q = w.rows.q_map(p);
-      maps.k = w.rows.k_map(p);
+      maps.q = q_map(p);
+      maps.k = k_map(p);
     }
   }
-  const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim));
-  const dim3 grid(Layout::in_bulk ? std::min(items, static_cast<unsigned>(multiprocessors)) : items);
+  const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim)),
+             places = static_cast<unsigned>(multiprocessors);
+  const dim3 grid(Layout::in_bulk && places < items ? places : items);
   // With gates in f32 the one for single query heads spills.
   constexpr bool kAlways = kGate == GateTile::wide;
   const auto kernel =

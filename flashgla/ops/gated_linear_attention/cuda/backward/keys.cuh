@@ -70,9 +70,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const std::uint32_t stage = base + tile % Layout::stages * Layout::stage;
     const int head = at.kv_head * p.group + at.in_group;
     load_tile(stage + (late ? Layout::d_o_late : Layout::d_o_early), rows_at(at, d.d_o, 2, head, value, p.value_dim),
-              true, thread);
+              thread);
     load_tile(stage + (late ? Layout::v_late : Layout::v_early), rows_at(at, p.v, 2, at.kv_head, value, p.value_dim),
-              true, thread);
+              thread);
     const char* state = late ? w.state_gradients + at.gradient : static_cast<const char*>(p.states) + at.state;
     copy_image(stage + (late ? Layout::dh : Layout::h), state + tile * kImageBytes, thread);
     ptx::copy_async_commit();
@@ -130,7 +130,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   const auto load_gates = [&](const PairPlace& at) {
     const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
     if constexpr (kGate == GateTile::narrow) {
-      load_tile(own_gates, rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), true, thread);
+      load_tile(own_gates, rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), thread);
       ptx::copy_async_commit();
     } else if constexpr (kGate == GateTile::token) {
       const int element = p.gate_dtype == DType::f32 ? 4 : 2;
@@ -475,8 +475,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         load_operand<k_inner>(operand, own_a, thread);
         meet();
         if (!late) put_operand<Core, true>(own_a, operand, thread);  // [query][key]
-        load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), true, thread);
-        load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), true, thread);
+        load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), thread);
+        load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), thread);
         ptx::copy_async_commit();
         const int element = kGate == GateTile::wide || (kGate == GateTile::token && p.gate_dtype == DType::f32) ? 4 : 2;
         const int gate_channel = kGate == GateTile::token ? 0 : channel + 2 * lane;

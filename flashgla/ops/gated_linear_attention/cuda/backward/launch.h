@@ -4,11 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
-#include "flashgla/ops/gated_linear_attention/implementations.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -17,17 +14,11 @@ enum class GateTile { none, token, narrow, wide };  // no gate; one f32 a token;
 
 // Between the kernels of the backward by chunks.
 struct BackwardWorkspace {
-  Prepared prepared;      // with P^T and the scale
-  PlainRows rows;         // where that is plain; then state_gradients are without the scale
-  char* state_gradients;  // as Params.states: dh, the gradient of the state after the chunk
-  float* gate_parts;      // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
+  Prepared prepared;  // with P^T and the scale
+  // As Params.states: dh, the gradient of the state after the chunk; without the scale where preparation is plain.
+  char* state_gradients;
+  float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
 };
-
-struct Gradients {
-  Strided d_o, dq, dk, dv, dg;  // without data: not wanted
-};
-
-Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, const InputGradients& d_in);
 
 // The backward in one kernel. Shared memory a block needs at most; devices with less go by chunks.
 constexpr int kFusedSharedBytes = 113 * 1024;
@@ -54,9 +45,5 @@ void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, con
 // Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order.
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
                       cudaStream_t stream);
-
-// The gradient token by token in f32, for whatever the table's rows take.
-void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        const OutputGradients& d_out, const InputGradients& d_in);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

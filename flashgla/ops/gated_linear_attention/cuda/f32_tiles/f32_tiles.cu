@@ -1,9 +1,12 @@
 // Forward and backward in f32 tiles: workspace, segments, order of launches.
-#include <algorithm>
-#include <type_traits>
+#include <cuda_fp16.h>
 
+#include <algorithm>
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
@@ -71,19 +74,17 @@ void pass_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stre
 }
 
 SplitPass states_pass(const Params& p, char* images) {
-  return {.b = p.v, .start = static_cast<const float*>(p.h0), .end = nullptr, .images = images, .states = nullptr};
+  return {.b = p.v, .start = static_cast<const float*>(p.h0), .end = nullptr, .images = images};
 }
 
 template <class Kernel>
 void forward(Context& context, const Problem& problem, const Params& p) {
   const ArenaScope scope(context.scratch());
-  const bool keeps_split = p.states != nullptr && !backward_in_chunks(problem);
-  char* images = keeps_split ? static_cast<char*>(p.states)
-                             : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
-                                          "gla f32 tiles: states");
+  char* images = p.states != nullptr ? static_cast<char*>(p.states)
+                                     : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
+                                                  "gla f32 tiles: states");
   SplitPass pass = states_pass(p, images);
   pass.end = static_cast<float*>(p.ht);
-  pass.states = keeps_split ? nullptr : static_cast<char*>(p.states);
   pass.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
   plan_segments(context, problem, p, pass);
   if (context.planning()) return;
@@ -100,9 +101,7 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   Params p = make_params(problem, inputs, outputs);
   plan_chunks(context, p);
   const auto bytes = static_cast<std::int64_t>(split_states_bytes(problem));
-  // bf16 keeps its states as bf16, where it keeps them.
-  const bool kept = outputs.states && problem.dtype != DType::bf16;
-  char* states = kept ? static_cast<char*>(p.states) : take<char>(context, bytes, "gla f32 tiles: states");
+  char* states = outputs.states ? static_cast<char*>(p.states) : take<char>(context, bytes, "gla f32 tiles: states");
   char* state_gradients = take<char>(context, bytes, "gla f32 tiles: state gradients");
   const bool constant = problem.gate == GateKind::constant;
   const std::int64_t tokens = problem.packed ? problem.length : problem.batch * problem.length;
@@ -124,7 +123,7 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (forwards.prepared.q != nullptr) launch_split_prepare<Kernel>(p, forwards.prepared, stream);
-  if (!kept) pass_states<Kernel, false>(p, forwards, stream);
+  if (!outputs.states) pass_states<Kernel, false>(p, forwards, stream);
   pass_states<Kernel, true>(p, backwards, stream);
   if (d_in.dv) launch_split_outputs<Kernel, true>(p, {d.d_o, d.dv, state_gradients, forwards.prepared}, stream);
   if (d_in.dq || d_in.dk || d_in.dg) launch_split_gradients<Kernel>(p, gradients, stream);
@@ -208,41 +207,15 @@ int parts_of(const Problem& problem) {
   return problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee ? 3 : 2;
 }
 
-// Whether 16 bytes of each row can be read at once.
-bool in_pieces(const Strided& s, DType dtype, std::int64_t width) {
-  const std::int64_t elements = 16 / static_cast<std::int64_t>(size_of(dtype));
-  return s.data == nullptr || (reinterpret_cast<std::uintptr_t>(s.data) % 16 == 0 && s.batch % elements == 0 &&
-                               s.token % elements == 0 && s.head % elements == 0 && width % elements == 0);
-}
-bool gates_in_pieces(const Problem& problem, const Strided& g, const Strided& gv) {
-  const bool over_values = problem.gate == GateKind::key_value;
-  return (problem.gate != GateKind::key && !over_values) ||
-         (in_pieces(g, problem.gate_dtype, problem.key_dim) &&
-          (!over_values || in_pieces(gv, problem.gate_dtype, problem.value_dim)));
-}
-bool in_pieces(const Problem& problem, const Params& p) {
-  const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
-  const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
-  return keys(p.q) && keys(p.k) && values(p.v) && values(p.o) && gates_in_pieces(problem, p.g, p.gv);
-}
-bool in_pieces(const Problem& problem, const Gradients& d, const Strided& d_gv) {
-  const auto keys = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.key_dim); };
-  const auto values = [&](const Strided& s) { return in_pieces(s, problem.dtype, problem.value_dim); };
-  return keys(d.dq) && keys(d.dk) && values(d.dv) && values(d.d_o) && gates_in_pieces(problem, d.dg, d_gv);
-}
-
-// call(kernel): a SplitKernel. Of those that take elements one by one there are no others than on mma.sync.
+// call(kernel): a SplitKernel.
 template <class Core, class Call>
-void with_typed_kernel(const Problem& problem, Call call) {
+void with_kernel_of(const Problem& problem, Call call) {
   if (problem.dtype == DType::f16) return call(SplitKernel<Core, __half, 2>());
   parts_of(problem) == 3 ? call(SplitKernel<Core, float, 3>()) : call(SplitKernel<Core, float, 2>());
 }
 template <class Call>
-void with_kernel(const Problem& problem, bool in_pieces, bool hopper, Call call) {
-  if (in_pieces)
-    return hopper ? with_typed_kernel<TensorCore90>(problem, call) : with_typed_kernel<TensorCore80>(problem, call);
-  parts_of(problem) == 3 ? call(SplitKernel<TensorCore80, AnyElement, 3>())
-                         : call(SplitKernel<TensorCore80, AnyElement, 2>());
+void with_kernel(const Problem& problem, bool hopper, Call call) {
+  hopper ? with_kernel_of<TensorCore90>(problem, call) : with_kernel_of<TensorCore80>(problem, call);
 }
 
 }  // namespace
@@ -253,29 +226,25 @@ std::size_t split_states_bytes(const Problem& problem) {
 }
 
 bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture) {
-  return goes_by_chunks(problem) &&
+  return problem.dtype != DType::bf16 && goes_by_chunks(problem) &&
          architecture.shared_memory >= split_gradients_shared(parts_of(problem), problem.group() > 1);
 }
 
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  const bool pieces = in_pieces(problem, params);
-  if (problem.gate == GateKind::key_value) {
-    return with_kernel(problem, pieces, hopper,
-                       [&](auto kernel) { forward_with_gated_values<decltype(kernel)>(context, problem, params); });
-  }
-  const auto run = [&](auto kernel) { forward<decltype(kernel)>(context, problem, params); };
-  if (problem.dtype != DType::bf16 || !pieces) return with_kernel(problem, pieces, hopper, run);
-  hopper ? run(SplitKernel<TensorCore90, __nv_bfloat16, 2>()) : run(SplitKernel<TensorCore80, __nv_bfloat16, 2>());
+  with_kernel(problem, hopper, [&](auto kernel) {
+    using Kernel = decltype(kernel);
+    problem.gate == GateKind::key_value ? forward_with_gated_values<Kernel>(context, problem, params)
+                                        : forward<Kernel>(context, problem, params);
+  });
 }
 
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
-  const bool pieces = problem.dtype != DType::bf16 && in_pieces(problem, make_params(problem, inputs, outputs)) &&
-                      in_pieces(problem, gradients_of(problem, d_out, d_in), strided(d_in.dgv));
-  with_kernel(problem, pieces, hopper, [&](auto kernel) {
+  with_kernel(problem, hopper, [&](auto kernel) {
+    using Kernel = decltype(kernel);
     problem.gate == GateKind::key_value
-        ? backward_with_gated_values<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in)
-        : backward<decltype(kernel)>(context, problem, inputs, outputs, d_out, d_in);
+        ? backward_with_gated_values<Kernel>(context, problem, inputs, outputs, d_out, d_in)
+        : backward<Kernel>(context, problem, inputs, outputs, d_out, d_in);
   });
 }
 

@@ -1,95 +1,20 @@
-// f16 and f32 (and bf16 where its own tiles do not go) by chunks, in tiles of f32: f32_tiles/README.md. Entry points,
-// and the launchers of the kernels; instantiations/ has one source a core.
+// f16 and f32 by chunks, in tiles of f32: f32_tiles/README.md.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/implementations.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // Images of split tiles [chunks, G, key tiles, value tiles], 16 or 24 KiB each: the states of a call.
 std::size_t split_states_bytes(const Problem& problem);
 
-// Identity features, no normaliser; any dtype, width and stride; any gates, but with bf16 none over values. States are
-// kept where params.states is given: split, or where backward_in_chunks as bf16. params as plan_chunks leaves them.
+// Identity features, no normaliser; aligned rows (aligned_rows.h), any gates. States are kept where params.states is
+// given. params as plan_chunks leaves them.
 void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper);
-// The backward's blocks need this much shared memory; devices with less go token by token.
-constexpr int split_gradients_shared(int parts, bool grouped) {
-  return parts * 3 * static_cast<int>(kImageBytes) + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
-}
+// Whether its blocks have the shared memory they need; else the backward goes token by token.
 bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture);
 void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                            const OutputGradients& d_out, const InputGradients& d_in, bool hopper);
-
-// What a kernel is compiled for: q, k, v, o and their gradients are of type T, rows readable 16 bytes at once; or
-// AnyElement, whose dtype is known at run time only and which come one by one. Gates are of type T or f32.
-struct AnyElement {};
-template <class TensorCore, class T, int kTheParts>
-struct SplitKernel {
-  using Core = TensorCore;
-  using Element = T;
-  static constexpr int parts = kTheParts;
-};
-
-// What f32_tiles/prepared.cuh leaves, as images of split tiles. Without: K and V are at most 64 and G = H. Where values
-// are gated too there are those of the values' side beside them: of do, v, gv and value tiles.
-struct SplitImages {
-  char* q = nullptr;       // [chunks, H, key tiles]
-  char* k = nullptr;       // [chunks, G, key tiles]
-  char* scores = nullptr;  // [chunks, H]: [query][key], zero above the diagonal
-  float* decay = nullptr;  // [chunks, G, key tiles, 64]: factors
-};
-
-// One pass over the chunks of each sequence; segments of time where sequences are few.
-struct SplitPass {
-  Strided b;           // v, or backwards do
-  const float* start;  // [N,G,K,V] or null: zeros. h0, or dht
-  float* end;          // likewise, or null: not wanted. ht, or dh0
-  char* images;        // before each chunk h, after it dh
-  char* states;        // h once more, as Params.states, or null
-  SplitImages prepared;
-  SplitImages values;  // with gates over values: instead of b
-  int segments = 1;
-  bool ends_only = false;
-  float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
-  float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], factors; gated values: 128
-};
-
-// o from v and states, or dv from do and their gradients.
-struct SplitOutputs {
-  Strided x, out;
-  const char* images;
-  SplitImages prepared;
-};
-
-struct SplitGradients {
-  Strided d_o, dq, dk, dg;  // without data: not wanted
-  const char *states, *state_gradients;
-  float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
-  SplitImages other;  // with gates over values: the other side's, instead of d_o and v
-};
-
-template <class Kernel>
-void launch_split_prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
-template <class Kernel, bool kBackwards>
-void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
-template <class Kernel, bool kValueGradient>
-void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream);
-template <class Kernel>
-void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
-
-// With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is do,
-// k v, g gv, K and V have changed places, the scale is 1.
-template <class Kernel>
-void launch_split_later(const Params& values, const SplitImages& images, cudaStream_t stream);
-template <class Kernel, bool kBackwards>
-void launch_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
-// outputs.x: v; images: of h; prepared: of the keys.
-template <class Kernel>
-void launch_gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
-// side: one of the two, whose query, key and gate gradients are dq, dk and dg.
-template <class Kernel, bool kOverValues>
-void launch_gated_gradients(const Params& side, const SplitGradients& gradients, cudaStream_t stream);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -218,11 +218,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   Accumulator dk;
   clear(dk);
-  // Constant gates: this thread's part of dg; where registers are few, where other gates have their inner sums.
-  float held_crossing = 0.0f;
-  const auto crossing = [&] { return kInPieces<T> ? held_crossing : inner[fresh_thread()]; };
-  const auto put_crossing = [&](float x) { (kInPieces<T> ? held_crossing : inner[fresh_thread()]) = x; };
-  if (!kInPieces<T> && constant) put_crossing(0.0f);
+  float crossing = 0.0f;  // constant gates: this thread's part of dg
   // Found anew by each query head, the last one's count.
   bool steep;
   float2 term_sum;  // of the warp's rows, channels 2 lane and the next
@@ -237,8 +233,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     Accumulator dq, pairs;
     clear(dq);
     clear(pairs);
-    const auto q_place = [&] { return Place<T>(p.q, p.dtype, here(), head, channel, p.key_dim); };
-    const auto k_place = [&] { return Place<T>(p.k, p.dtype, here(), kv_head, channel, p.key_dim); };
+    const auto q_place = [&] { return Place<T>(p.q, here(), head, channel, p.key_dim); };
+    const auto k_place = [&] { return Place<T>(p.k, here(), kv_head, channel, p.key_dim); };
     LoadedGates<T> loaded_gates;
     const auto scores = [&] {
       return work.other.scores + (chunk_now() * p.heads * p.group + head) * kSplitBytes<kParts>;
@@ -253,8 +249,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       const std::int64_t image = state * kSplitBytes<kParts>;
       Loaded<T> x, y;
       if constexpr (!kBoth) {
-        load(x, Place<T>(work.d_o, p.dtype, c, head, tile * kTile, p.value_dim), thread);
-        load(y, Place<T>(p.v, p.dtype, c, kv_head, tile * kTile, p.value_dim), thread);
+        load(x, Place<T>(work.d_o, c, head, tile * kTile, p.value_dim), thread);
+        load(y, Place<T>(p.v, c, kv_head, tile * kTile, p.value_dim), thread);
       }
       if (tile + head_in_group > 0) __syncthreads();  // what lies there has been read
       copy_split<kParts>(base + Layout::h, work.states + image, thread);
@@ -349,17 +345,13 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       loaded_gates.take(g, p);
       if constexpr (kAhead) load(loaded_q, q_place(), own);
       sum_gates<false>(g, all, totals, own);
-      if constexpr (!kAhead && kInPieces<T>) load(loaded_q, q_place(), own);
+      if constexpr (!kAhead) load(loaded_q, q_place(), own);
       steep = is_steep(all);
       if (own < 8) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) decay[8 * own + e] = ptx::exp2(all[e]);
       }
       put_loaded<kParts>(k, loaded_k, own, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
-      if constexpr (!kInPieces<T>) {  // a word an element: no room before
-        __syncwarp();
-        load(loaded_q, q_place(), own);
-      }
       put_loaded<kParts>(q, loaded_q, own,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
@@ -394,15 +386,13 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         through += __shfl_xor_sync(0xffffffffu, through, 1);
         if ((thread & 1) == 0) {
           beyond[thread >> 1] = through * decay[thread >> 1];
-          if (kInPieces<T> || constant) put_crossing(static_cast<float>(c.rows) * beyond[thread >> 1]);
+          crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
         }
       }
     }
     if (constant) {
-      float part = crossing();
-      add_constant_gate<Kernel>(part, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0), c.rows,
-                                thread_again<Core>(thread));
-      put_crossing(part);
+      add_constant_gate<Kernel>(crossing, q, k, a, dq, dk, first, steep, key_gate(p, c.batch, c.token, kv_head, 0),
+                                c.rows, thread_again<Core>(thread));
     }
     if (!steep) {
       Core::begin(dq, dk);
@@ -433,8 +423,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     }
 
     // Out by rows: a warp goes down its 16, two channels a lane.
-    const Place<T> dq_place(work.dq, p.dtype, here(), head, channel, p.key_dim),
-        dk_place(work.dk, p.dtype, here(), kv_head, channel, p.key_dim);
+    const Place<T> dq_place(work.dq, here(), head, channel, p.key_dim),
+        dk_place(work.dk, here(), kv_head, channel, p.key_dim);
     term_sum = make_float2(0.0f, 0.0f);
     char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
 #pragma unroll 8
@@ -468,7 +458,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
-    float part = crossing();
+    float part = crossing;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) part += __shfl_xor_sync(0xffffffffu, part, distance);
     if (lane == 0) row_sums[warp] = part;
@@ -508,7 +498,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   };
   const auto store_rows_back = [&](auto type) {
     using Gate = typename decltype(type)::type;
-    const Place<Gate> to(work.dg, p.gate_dtype, c, kv_head, channel, p.key_dim);
+    const Place<Gate> to(work.dg, c, kv_head, channel, p.key_dim);
     char* row = to.data + (16 * warp + 15) * to.stride;
     run_back([&](int r, float2 x) {
       if (r < c.rows) store_channels(to, row, 2 * lane, x);
@@ -522,7 +512,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
       if (lane == 0) row_sums[r] = x;
     });
-  } else if (kInPieces<T> && p.gate_dtype == DType::f32) {
+  } else if (p.gate_dtype == DType::f32) {
     store_rows_back(std::type_identity<float>());
   } else {
     store_rows_back(std::type_identity<T>());

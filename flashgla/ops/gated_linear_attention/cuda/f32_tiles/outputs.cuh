@@ -36,9 +36,8 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
     ptx::copy_async_commit();
   };
 
-  const Place<T> own_place(kValueGradient ? p.k : p.q, p.dtype, c, head, 0, p.key_dim),
-      other_place(kValueGradient ? p.q : p.k, p.dtype, c, head, 0, p.key_dim),
-      x_place(outputs.x, p.dtype, c, head, 0, p.value_dim);
+  const Place<T> own_place(kValueGradient ? p.k : p.q, c, head, 0, p.key_dim),
+      other_place(kValueGradient ? p.q : p.k, c, head, 0, p.key_dim), x_place(outputs.x, c, head, 0, p.value_dim);
   Loaded<T> loaded_own, loaded_other, loaded_x;
   LoadedGates<T> loaded_gates;
   loaded_gates.load(p, c, head, 0, thread);
@@ -48,9 +47,8 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   copy_state();
   float sums[kRowsEach][8], all[8];
   loaded_gates.take(sums, p);
-  if constexpr (kInPieces<T>) load(loaded_other, other_place, thread);  // else a word an element: no room yet
+  load(loaded_other, other_place, thread);
   sum_gates<kValueGradient>(sums, all, totals, thread);
-  if constexpr (!kInPieces<T>) load(loaded_other, other_place, thread);
   const bool steep = is_steep(all);
   // q brings the scale.
   const float own_scale = kValueGradient ? 1.0f : p.scale, other_scale = kValueGradient ? p.scale : 1.0f;
@@ -59,9 +57,8 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   clear(scores);
   if (!steep) {
     put_loaded<kParts>(own, loaded_own, thread, [&](int i, int e) { return own_scale * ptx::exp2(sums[i][e]); });
-    if constexpr (kInPieces<T>) load(loaded_x, x_place, thread);
+    load(loaded_x, x_place, thread);
     put_loaded<kParts>(other, loaded_other, thread, [&](int i, int e) { return other_scale * ptx::exp2(-sums[i][e]); });
-    if constexpr (!kInPieces<T>) load(loaded_x, x_place, thread);
   } else {
     put_loaded<kParts>(own, loaded_own, thread, [&](int, int) { return own_scale; });
     put_loaded<kParts>(other, loaded_other, thread, [&](int, int) { return other_scale; });
@@ -101,7 +98,7 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   add_product<Core, kParts, outer>(out, operand, x, thread);
   const Chunk to = again<Core>(c, [&] { return locate(p.sequences, fresh_block() / p.heads); });
   const int of = again<Core>(head, [&] { return static_cast<int>(fresh_block() % p.heads); });
-  store_rows(Place<T>(outputs.out, p.dtype, to, of, 0, p.value_dim), out, thread_again<Core>(thread));
+  store_rows(Place<T>(outputs.out, to, of, 0, p.value_dim), out, thread_again<Core>(thread));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -67,16 +67,14 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
     Loaded<T> loaded_q, loaded_k;
     LoadedGates<T> loaded_gates;
     loaded_gates.load(p, c, kv_head, channel, thread);
-    const auto load_q = [&] { load(loaded_q, Place<T>(p.q, p.dtype, c, head, channel, p.key_dim), thread); };
-    if constexpr (kInPieces<T>) load_q();  // else a word an element: no room yet
-    load(loaded_k, Place<T>(p.k, p.dtype, c, kv_head, channel, p.key_dim), thread);
+    load(loaded_q, Place<T>(p.q, c, head, channel, p.key_dim), thread);
+    load(loaded_k, Place<T>(p.k, c, kv_head, channel, p.key_dim), thread);
     // Its barrier: the last products' operands have been read.
     put_later<kParts>(images, kv_at, leads, loaded_k, loaded_gates, p, totals, thread);
     float sums[kRowsEach][8], all[8];
     loaded_gates.load(p, c, kv_head, channel, thread);
     loaded_gates.take(sums, p);
     sum_gates<false>(sums, all, totals + 4 * 64, thread);
-    if constexpr (!kInPieces<T>) load_q();
     const bool steep = is_steep(all);
     put_loaded<kParts>(
         q, loaded_q, thread, [&](int i, int e) { return p.scale * ptx::exp2(sums[i][e]); },
@@ -140,7 +138,7 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
     } else if (step < steps) {
       const int query_head = kValueGradient ? kv_head * p.group + step - key_tiles : head;
       copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * query_heads + query_head) * bytes, thread);
-      load(x, Place<T>(outputs.x, p.dtype, c, kValueGradient ? query_head : kv_head, value, p.value_dim), thread);
+      load(x, Place<T>(outputs.x, c, kValueGradient ? query_head : kv_head, value, p.value_dim), thread);
     }
     ptx::copy_async_commit();
   };
@@ -167,7 +165,7 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
       Core::finish(out);
     }
   }
-  store_rows(Place<T>(outputs.out, p.dtype, c, head, value, p.value_dim), out, thread);
+  store_rows(Place<T>(outputs.out, c, head, value, p.value_dim), out, thread);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -47,14 +47,14 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
     c.batch = anew(c.batch);
     const int head = anew(kv_head * heads_each + h);
     const int own = fresh_thread();
-    load(loaded_b, Place<T>(pass.b, p.dtype, c, head, value, p.value_dim), own);
+    load(loaded_b, Place<T>(pass.b, c, head, value, p.value_dim), own);
     if constexpr (kPrepared) {
       const float* factors =
           pass.prepared.decay + (((span.chunk_begin + index) * p.heads + kv_head) * key_tiles + key_tile) * kTile;
       next_factor[0] = factors[row];
       next_factor[1] = factors[row + 8];
     } else {
-      load(loaded_a, Place<T>(kBackwards ? p.q : p.k, p.dtype, c, head, channel, p.key_dim), own);
+      load(loaded_a, Place<T>(kBackwards ? p.q : p.k, c, head, channel, p.key_dim), own);
       loaded_gates.load(p, c, anew(kv_head), channel, own);
     }
   };
@@ -107,19 +107,6 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
       store_split_image<Core, kParts>(
           pass.images + ((at * key_tiles + key_tile) * value_tiles + value_tile) * kSplitBytes<kParts>, out, state,
           thread);
-      if constexpr (!std::is_same_v<T, float> && !std::is_same_v<T, __half>) {
-        if (pass.states != nullptr && p.keeps_state(index)) {
-          const std::int64_t sequence = again<Core>(
-              n, [&] { return static_cast<std::int64_t>(fresh_block() / value_tiles / key_tiles / p.heads); });
-          char* tile = pass.states +
-                       p.state_tile(p.state_slot(span.chunk_begin, sequence, index), kv_head, key_tile, value_tile);
-#pragma unroll
-          for (int e = 0; e < 32; ++e) {
-            const std::uint32_t in_tile = element_offset(row_of_element(thread, e), column_of_element(thread, e));
-            *reinterpret_cast<__nv_bfloat16*>(tile + in_tile) = __float2bfloat16_rn(state[e]);
-          }
-        }
-      }
     }
 #pragma unroll 1
     for (int h = 0; h < heads_each; ++h) {
@@ -159,7 +146,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
       product[0] *= factor[0];
       product[1] *= factor[1];
       constexpr Stored outer = Stored::k_outer;
-      constexpr Loads kLoads = kPrepared || !kInPieces<T> ? Loads::in_turn : Loads::ahead;
+      constexpr Loads kLoads = kPrepared ? Loads::in_turn : Loads::ahead;
       if constexpr (kParts == 2) {
         scale_rows(state, factor[0], factor[1]);
         Core::begin(state);

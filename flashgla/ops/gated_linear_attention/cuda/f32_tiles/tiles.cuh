@@ -1,7 +1,7 @@
-// Tiles of f32 on bf16 tensor cores, for operands that bf16 would round: f16 and f32 inputs, and bf16 with more than
-// 256 key channels. A number is the sum of kParts bf16 numbers, each what the ones before it leave of it, rounded: two
-// are 16 bits (all of an f16), three 24 (all of an f32), with f32's exponents. A product of tiles is the sum of those
-// of their parts i and j with i + j < kParts: three products, or six. Design, equations: f32_tiles/README.md.
+// Tiles of f32 on bf16 tensor cores, for operands that bf16 would round: f16 and f32 inputs. A number is the sum of
+// kParts bf16 numbers, each what the ones before it leave of it, rounded: two are 16 bits (all of an f16), three 24
+// (all of an f32), with f32's exponents. A product of tiles is the sum of those of their parts i and j with i + j <
+// kParts: three products, or six. Design, equations: f32_tiles/README.md.
 //
 // A split tile is kParts 64x64 tiles (tiles/tile.cuh), one after the other. Groups of 128 threads; thread t moves
 // channels 8 (t % 8) .. + 7 of tokens 4 (t / 8) + {0..3} of each tile.
@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -20,116 +20,48 @@ constexpr float kSplitRange = 60.0f;  // bits a channel may fall within a chunk 
 
 // ---- from memory and to it ----
 
-template <class T>
-constexpr bool kInPieces = !std::is_same_v<T, AnyElement>;
-template <class T>
-__device__ __forceinline__ constexpr int bytes_of(DType dtype) {
-  if constexpr (kInPieces<T>) return sizeof(T);
-  return dtype == DType::f32 ? 4 : 2;
-}
-
 // 64 tokens by 64 channels of a tensor. Outside its rows and channels zeros are read and nothing is written.
 template <class T>
 struct Place {
   char* data;           // the first token's first channel
   std::int64_t stride;  // bytes
   int rows, channels;
-  DType dtype;
 
-  __device__ __forceinline__ Place(const Strided& s, DType type, const Chunk& c, int head, int channel, int width)
+  __device__ __forceinline__ Place(const Strided& s, const Chunk& c, int head, int channel, int width)
       : data(static_cast<char*>(s.data) +
-             (c.batch * s.batch + c.token * s.token + head * s.head + channel) * bytes_of<T>(type)),
-        stride(s.token * bytes_of<T>(type)),
+             (c.batch * s.batch + c.token * s.token + head * s.head + channel) * static_cast<int>(sizeof(T))),
+        stride(s.token * static_cast<int>(sizeof(T))),
         rows(c.rows),
-        channels(width - channel),
-        dtype(type) {}
+        channels(width - channel) {}
 };
 
-// A thread's elements of a tile on their way, as in memory; one by one, each in a word of its own.
+// A thread's elements of a tile on their way, as in memory.
 template <class T>
 struct Loaded {
   static constexpr int words = sizeof(T) == 2 ? 1 : 2;
   uint4 raw[kRowsEach][words];
 };
-template <>
-struct Loaded<AnyElement> {
-  static constexpr int words = 2;
-  uint4 raw[kRowsEach][words];
-  DType dtype;
-};
-
-// Element e of a row, as it lies, where `wide` (of 4 bytes) or `narrow` (of 2) exceeds e, else 0. Without branches.
-template <int e>
-__device__ __forceinline__ std::uint32_t element_bits(const char* row, int wide, int narrow) {
-  std::uint32_t bits = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred four, two;\n"
-      "setp.gt.s32 four, %2, %4;\n"
-      "setp.gt.s32 two, %3, %4;\n"
-      "@four ld.global.b32 %0, [%1 + %5];\n"
-      "@two ld.global.u16 %0, [%1 + %6];\n"
-      "}"
-      : "+r"(bits)
-      : "l"(row), "r"(wide), "r"(narrow), "n"(e), "n"(4 * e), "n"(2 * e));
-  return bits;
-}
-__device__ __forceinline__ float float_of(std::uint32_t bits, DType dtype) {
-  const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits))),
-              brain = __uint_as_float(bits << 16);
-  return dtype == DType::f32 ? __uint_as_float(bits) : dtype == DType::bf16 ? brain : half;
-}
-// An element whose dtype is known at run time only, if `inside`; without branches too.
-__device__ __forceinline__ void store_where(bool inside, DType dtype, char* at, float x) {
-  const std::uint32_t bits = dtype == DType::f16    ? ptx::pack_f16(x, 0.0f)
-                             : dtype == DType::bf16 ? ptx::pack_bf16(x, 0.0f)
-                                                    : __float_as_uint(x);
-  asm volatile(
-      "{\n"
-      ".reg .pred two, four;\n"
-      "setp.eq.s32 two, %2, 2;\n"
-      "setp.eq.s32 four, %2, 4;\n"
-      "@two st.global.u16 [%1], %0;\n"
-      "@four st.global.b32 [%1], %0;\n"
-      "}" ::"r"(bits),
-      "l"(at), "r"(inside ? bytes_of<AnyElement>(dtype) : 0)
-      : "memory");
-}
 
 // Starts the loads; nothing waits for them here.
 template <class T>
 __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread) {
   const int row = kRowsEach * (thread / 8), channel = 8 * (thread % 8), left = s.channels - channel;
-  if constexpr (kInPieces<T>) {
-    const int rows = left > 0 ? s.rows - row : 0;
-    const char* from = s.data + row * s.stride + channel * static_cast<int>(sizeof(T));
+  const int rows = left > 0 ? s.rows - row : 0;
+  const char* from = s.data + row * s.stride + channel * static_cast<int>(sizeof(T));
 #pragma unroll
-    for (int i = 0; i < kRowsEach; ++i) {
+  for (int i = 0; i < kRowsEach; ++i) {
 #pragma unroll
-      for (int word = 0; word < Loaded<T>::words; ++word) {
-        const bool inside = i < rows && (word == 0 || left > 4);
-        x.raw[i][word] = inside ? *reinterpret_cast<const uint4*>(from + 16 * word) : make_uint4(0, 0, 0, 0);
-      }
-      from += s.stride;
+    for (int word = 0; word < Loaded<T>::words; ++word) {
+      const bool inside = i < rows && (word == 0 || left > 4);
+      x.raw[i][word] = inside ? *reinterpret_cast<const uint4*>(from + 16 * word) : make_uint4(0, 0, 0, 0);
     }
-  } else {
-    x.dtype = s.dtype;
-    const char* from = s.data + row * s.stride + channel * bytes_of<T>(s.dtype);
-#pragma unroll
-    for (int i = 0; i < kRowsEach; ++i) {
-      const int inside = row + i < s.rows ? left : 0, wide = s.dtype == DType::f32 ? inside : 0, narrow = inside - wide;
-      x.raw[i][0] = make_uint4(element_bits<0>(from, wide, narrow), element_bits<1>(from, wide, narrow),
-                               element_bits<2>(from, wide, narrow), element_bits<3>(from, wide, narrow));
-      x.raw[i][1] = make_uint4(element_bits<4>(from, wide, narrow), element_bits<5>(from, wide, narrow),
-                               element_bits<6>(from, wide, narrow), element_bits<7>(from, wide, narrow));
-      from += s.stride;
-    }
+    from += s.stride;
   }
 }
 // Brings what will be loaded later into the L2.
 template <class T>
 __device__ __forceinline__ void fetch_ahead(const Place<T>& s, int thread) {
-  const int row = thread / 2, each = 128 / bytes_of<T>(s.dtype), channel = thread % 2 * each;
+  const int row = thread / 2, each = 128 / static_cast<int>(sizeof(T)), channel = thread % 2 * each;
   if (row < s.rows && channel < s.channels && channel < kTile)
     ptx::prefetch_l2(s.data + row * s.stride + thread % 2 * 128);
 }
@@ -140,15 +72,7 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, i
     const std::uint32_t bits[8] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w,
                                    x.raw[i][1].x, x.raw[i][1].y, x.raw[i][1].z, x.raw[i][1].w};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if constexpr (kInPieces<T>) {
-        f[e] = __uint_as_float(bits[e]);
-      } else {
-        f[e] = float_of(bits[e], x.dtype);
-      }
-    }
-  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    unpack_8(x.raw[i][0], f);
+    for (int e = 0; e < 8; ++e) f[e] = __uint_as_float(bits[e]);
   } else {
     const std::uint32_t words[4] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w};
 #pragma unroll
@@ -163,18 +87,11 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, i
 // Channels `channel` (even) and the next of a row.
 template <class T>
 __device__ __forceinline__ void store_channels(const Place<T>& to, char* row, int channel, float2 x) {
-  if constexpr (!kInPieces<T>) {
-    const int bytes = bytes_of<T>(to.dtype);
-    store_where(channel < to.channels, to.dtype, row + channel * bytes, x.x);
-    store_where(channel + 1 < to.channels, to.dtype, row + (channel + 1) * bytes, x.y);
-    return;
-  }
   if (channel >= to.channels) return;
   if constexpr (sizeof(T) == 4) {
     *reinterpret_cast<float2*>(row + 4 * channel) = x;
   } else {
-    *reinterpret_cast<std::uint32_t*>(row + 2 * channel) =
-        std::is_same_v<T, __half> ? ptx::pack_f16(x.x, x.y) : ptx::pack_bf16(x.x, x.y);
+    *reinterpret_cast<std::uint32_t*>(row + 2 * channel) = ptx::pack_f16(x.x, x.y);
   }
 }
 template <class T>
@@ -358,8 +275,8 @@ __device__ __forceinline__ void add_product(Accumulator& d, SplitOperand<kParts>
 // Gates of a chunk and 64 key channels, on their way. Key gates are of type T or f32; others one a token.
 template <class T>
 struct LoadedGates {
-  using Narrow = std::conditional_t<kInPieces<T>, T, float>;
-  Loaded<std::conditional_t<kInPieces<T>, float, AnyElement>> wide;
+  static constexpr bool may_be_narrow = sizeof(T) == 2;
+  Loaded<float> wide;
 
   __device__ __forceinline__ void load(const Params& p, const Chunk& c, int kv_head, int channel, int thread) {
     if (p.gate != GateKind::key) {
@@ -370,23 +287,26 @@ struct LoadedGates {
         const bool inside = p.gate != GateKind::none && row < c.rows;
         wide.raw[i][0].x = inside ? __float_as_uint(load_as(p.gate_dtype, p.g.data, at)) : 0;
       }
-    } else if (!kInPieces<T> || p.gate_dtype == DType::f32) {
-      using Wide = std::conditional_t<kInPieces<T>, float, AnyElement>;
-      cuda::load(wide, Place<Wide>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
-    } else if constexpr (sizeof(Narrow) == 2) {
-      Loaded<Narrow> narrow;
-      cuda::load(narrow, Place<Narrow>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
+    } else if (p.gate_dtype == DType::f32) {
+      cuda::load(wide, Place<float>(p.g, c, kv_head, channel, p.key_dim), thread);
+    } else if constexpr (may_be_narrow) {
+      Loaded<T> narrow;
+      cuda::load(narrow, Place<T>(p.g, c, kv_head, channel, p.key_dim), thread);
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) wide.raw[i][0] = narrow.raw[i][0];
     }
   }
   __device__ __forceinline__ void fetch_ahead(const Params& p, const Chunk& c, int kv_head, int channel, int thread) {
-    if (p.gate == GateKind::key)
-      cuda::fetch_ahead(Place<AnyElement>(p.g, p.gate_dtype, c, kv_head, channel, p.key_dim), thread);
+    if (p.gate != GateKind::key) return;
+    if (may_be_narrow && p.gate_dtype != DType::f32) {
+      cuda::fetch_ahead(Place<T>(p.g, c, kv_head, channel, p.key_dim), thread);
+    } else {
+      cuda::fetch_ahead(Place<float>(p.g, c, kv_head, channel, p.key_dim), thread);
+    }
   }
   // Base 2.
   __device__ __forceinline__ void take(float (&gates)[kRowsEach][8], const Params& p) const {
-    const bool narrow = sizeof(Narrow) == 2 && p.gate_dtype != DType::f32;
+    const bool narrow = may_be_narrow && p.gate_dtype != DType::f32;
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
       if (p.gate != GateKind::key) {
@@ -396,7 +316,7 @@ struct LoadedGates {
         continue;
       }
       if (narrow) {
-        Loaded<Narrow> x;
+        Loaded<T> x;
         x.raw[0][0] = wide.raw[i][0];
         elements_of(gates[i], x, 0);
       } else {

@@ -23,7 +23,7 @@ __device__ __forceinline__ void gate_later(const Params& p, const SplitImages& i
   Loaded<T> loaded;
   LoadedGates<T> gates;
   gates.load(p, c, head, channel, threadIdx.x);
-  load(loaded, Place<T>(p.k, p.dtype, c, head, channel, p.key_dim), threadIdx.x);
+  load(loaded, Place<T>(p.k, c, head, channel, p.key_dim), threadIdx.x);
   put_later<Kernel::parts>(images, (chunk * p.heads + head) * tiles + tile, true, loaded, gates, p,
                            reinterpret_cast<float*>(shared), threadIdx.x);
 }
@@ -181,7 +181,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
   const auto load_rows = [&] {
     const int own = thread_again<Core>(thread);
     gates.load(p, c, kv_head, channel, own);
-    load(x, Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), own);
+    load(x, Place<T>(outputs.x, c, kv_head, channel, p.key_dim), own);
   };
   const auto start = [&](int step) {
     if (step < key_tiles) {
@@ -193,7 +193,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
         load_rows();
       } else {
         gates.fetch_ahead(p, c, kv_head, channel, thread);
-        fetch_ahead(Place<T>(outputs.x, p.dtype, c, kv_head, channel, p.key_dim), thread);
+        fetch_ahead(Place<T>(outputs.x, c, kv_head, channel, p.key_dim), thread);
       }
     }
     ptx::copy_async_commit();
@@ -239,7 +239,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
   }
   const unsigned block = again<Core>(blockIdx.x, fresh_block);
   const Chunk to = again<Core>(c, [&] { return locate(p.sequences, block / value_tiles / heads); });
-  store_rows(Place<T>(p.o, p.dtype, to, static_cast<int>(block / value_tiles % heads),
+  store_rows(Place<T>(p.o, to, static_cast<int>(block / value_tiles % heads),
                       static_cast<int>(block % value_tiles) * kTile, p.key_dim),
              out, thread_again<Core>(thread));
 }

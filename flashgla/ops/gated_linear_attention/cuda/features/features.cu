@@ -646,23 +646,23 @@ bool goes_through_features(const Problem& problem) {
 }
 
 void forward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                              const PlainForward& plain) {
+                              const RestOfForward& rest) {
   const ArenaScope scope(context.scratch());
   if (through_f32(problem)) {
     Outputs wide = outputs;
     wide.o = wide_like(context, outputs.o);
-    forward_through_features(context, in_f32(problem), widened(context, inputs), wide, plain);
+    forward_through_features(context, in_f32(problem), widened(context, inputs), wide, rest);
     return convert(context, wide.o, outputs.o);
   }
   const Call call(context, problem, inputs, outputs);
   if (!context.planning()) call.prepare(inputs, outputs.zt, {}, {});
-  Outputs rest = outputs;
-  rest.zt = {};
-  plain(without_features(problem), call.plain, rest);
+  Outputs plain = outputs;
+  plain.zt = {};
+  rest(without_features(problem), call.plain, plain);
 }
 
 void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                               const OutputGradients& d_out, const InputGradients& d_in, const PlainBackward& plain) {
+                               const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest) {
   const ArenaScope scope(context.scratch());
   if (through_f32(problem)) {
     Outputs wide = outputs;
@@ -673,7 +673,7 @@ void backward_through_features(Context& context, const Problem& problem, const I
     const std::pair<const TensorView*, TensorView*> gradients[] = {
         {&d_in.dq, &d_in_wide.dq}, {&d_in.dk, &d_in_wide.dk}, {&d_in.dv, &d_in_wide.dv}};
     for (const auto& [narrow, to] : gradients) *to = wide_like(context, *narrow);
-    backward_through_features(context, in_f32(problem), widened(context, inputs), wide, d_wide, d_in_wide, plain);
+    backward_through_features(context, in_f32(problem), widened(context, inputs), wide, d_wide, d_in_wide, rest);
     for (const auto& [narrow, from] : gradients) {
       if (*narrow) convert(context, *from, *narrow);
     }
@@ -690,13 +690,13 @@ void backward_through_features(Context& context, const Problem& problem, const I
     call.prepare(inputs, {}, outputs.o, problem.normalize ? d_out.d_o : TensorView());
     if (problem.normalize) call.scan<true>(w.dz_sums, call.p.group, d_out.d_zt, d_in.dz0);
   }
-  Outputs rest = outputs;
-  rest.zt = {};
-  OutputGradients d_rest = d_out;
-  d_rest.d_zt = {};
+  Outputs plain = outputs;
+  plain.zt = {};
+  OutputGradients d_plain_out = d_out;
+  d_plain_out.d_zt = {};
   InputGradients d_plain = d_in;
   d_plain.dz0 = {};
-  plain(without_features(problem), call.plain, rest, d_rest, d_plain);
+  rest(without_features(problem), call.plain, plain, d_plain_out, d_plain);
   if (context.planning()) return;
 
   const Map map = map_of(problem.feature_map);

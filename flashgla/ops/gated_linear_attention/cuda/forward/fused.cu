@@ -1,6 +1,5 @@
 // Launcher of the one-pass forward.
-#include <cstdlib>
-
+#include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
@@ -8,27 +7,6 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
-
-// Whether all rows may be read and written in pieces of 16 bytes, and 31 bits count them (a gate a token: its
-// elements).
-bool in_pieces(const Params& p) {
-  const std::int64_t batches = p.sequences.cu_seqlens == nullptr ? p.sequences.count : 1, length = p.sequences.length;
-  const auto fits = [&](const Strided& s, std::int64_t heads, int elements) {
-    const std::int64_t steps[][2] = {{batches, s.batch}, {length + kChunk, s.token}, {heads, s.head}};
-    std::int64_t extent = 0;
-    bool whole = reinterpret_cast<std::uintptr_t>(s.data) % (2 * elements) == 0;
-    for (const auto& [count, step] : steps) {
-      if (count == 1) continue;
-      whole &= step % elements == 0;
-      extent += count * std::abs(step);
-    }
-    return whole && extent < elements * (std::int64_t{1} << 31);
-  };
-  const auto pieces = [&](const Strided& s, std::int64_t heads) { return fits(s, heads, 8); };
-  return p.key_dim % 8 == 0 && p.value_dim % 8 == 0 && pieces(p.q, p.heads * p.group) && pieces(p.k, p.heads) &&
-         pieces(p.v, p.heads) && pieces(p.o, p.heads * p.group) && (p.gate != GateKind::key || pieces(p.g, p.heads)) &&
-         (p.gate != GateKind::scalar || fits(p.g, p.heads, 1)) && p.states_bytes() < std::int64_t{1} << 35;
-}
 
 // Two groups a block where each sequence has an even number of them and no multiprocessor gets more groups for it.
 int groups_a_block(const Architecture& device, const Params& p) {
@@ -48,10 +26,10 @@ bool side_by_side(const Params& p) {
 
 // Rows are asked for early where a multiprocessor has one block: two have enough under way, and asking in step is
 // faster then.
-template <class Core, FusedGate gate, FusedRows how>
+template <class Core, FusedGate gate, bool kPairs>
 void launch(Context& context, const Params& p, int groups) {
   const std::int64_t blocks = p.sequences.count * p.heads * p.group * tiles_of(p.value_dim) / groups;
-  flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, how>,
+  flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, kPairs>,
                          dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kFusedTiles * kTileBytes,
                          static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
                          blocks <= context.architecture().multiprocessors);
@@ -59,12 +37,11 @@ void launch(Context& context, const Params& p, int groups) {
 
 template <class Core, FusedGate gate>
 void launch(Context& context, const Params& p) {
-  if (!in_pieces(p)) return launch<Core, gate, FusedRows::elements>(context, p, 1);
   const int groups = groups_a_block(context.architecture(), p);
   if constexpr (std::is_same_v<Core, TensorCore90>) {
-    if (groups == 2 && side_by_side(p)) return launch<Core, gate, FusedRows::pairs>(context, p, groups);
+    if (groups == 2 && side_by_side(p)) return launch<Core, gate, true>(context, p, groups);
   }
-  launch<Core, gate, FusedRows::pieces>(context, p, groups);
+  launch<Core, gate, false>(context, p, groups);
 }
 
 template <class Core>

@@ -23,9 +23,8 @@ enum class FusedGate { none, constant, scalar, key };
 
 constexpr int kFusedTiles = 7;
 
-// How rows are moved: element by element; in 16-byte pieces, each group its head's (pieces.cuh); or in pieces by both
-// groups of a block for both heads, whose K = V = 64 channels lie side by side in every tensor, with a state each.
-enum class FusedRows { elements, pieces, pairs };
+// kPairs, below: rows are not moved by each group for its head (pieces.cuh), but by both groups of a block for both
+// heads, whose K = V = 64 channels lie side by side in every tensor, with a state each.
 
 // Of pairs a thread moves piece thread % 8 of head thread / 8 % 2 of the block, rows pair_row + {0..3}: a warp two rows
 // of 256 bytes at once. Warps of the same number in both groups move the 16 rows that both multiply.
@@ -59,16 +58,6 @@ __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k
   Core::template wait<0>(sums);
   gate_by_sums<Core>(q, k, sums, kLog2E, thread);
   return low >= -kRange && high >= -kRange;
-}
-
-// A tile of q, k or g anew, waited for with the others.
-template <FusedRows how>
-__device__ __forceinline__ void load_again(std::uint32_t tile, const Rows& rows) {
-  if constexpr (how != FusedRows::elements) {
-    load_tile(tile, rows, true, fresh_thread());
-  } else {
-    gather_pieces(tile, rows, fresh_thread());
-  }
 }
 
 // ---- one gate a token ----
@@ -228,11 +217,10 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
 
 // Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. asks_early: a
 // chunk is asked for before the one before it has come, else when it has; of pairs alone, others always do.
-template <class Core, FusedGate gate, FusedRows how>
+template <class Core, FusedGate gate, bool kPairs>
 __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr Loads kLoads = Loads::in_turn;
-  constexpr bool kPieces = how != FusedRows::elements, kPairs = how == FusedRows::pairs;
   constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
@@ -268,10 +256,10 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
 
   constexpr std::uint32_t g_slot = 5 * kTileBytes;
   const std::uint32_t g_tile = base + g_slot, h_tile = base + 6 * kTileBytes;
-  // Where the next chunk begins in each tensor, in units of 16 bytes (else of elements): an address is worked out from
-  // it and the tensor's by one instruction, and it takes one register instead of two. Gates of tokens in elements.
-  using Place = std::conditional_t<kPieces, int, std::int64_t>;
-  constexpr int unit = kPieces ? 16 : 2;
+  // Where the next chunk begins in each tensor, in units of 16 bytes: an address is worked out from it and the tensor's
+  // by one instruction, and it takes one register instead of two. Gates of tokens in elements.
+  using Place = int;
+  constexpr int unit = 16;
   const auto first_place = [&](const Strided& s, int of_head, int channel) {
     return static_cast<Place>((span.batch * s.batch + span.begin * s.token + of_head * s.head + channel) * 2 / unit);
   };
@@ -303,15 +291,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   const auto load = [&](std::uint32_t slot, Place& next, const Strided& s, int rows, int channels) {
     const int thread = fresh_thread();
     const Rows from = rows_at(next, s, rows, channels);
-    if constexpr (kPieces) {
-      const int inside = kPairs || thread % 8 * 8 < channels ? rows - moved_row(thread) : 0;
-      const char* row = from.data + moved_offset(thread, from.stride);
+    const int inside = kPairs || thread % 8 * 8 < channels ? rows - moved_row(thread) : 0;
+    const char* row = from.data + moved_offset(thread, from.stride);
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {  // without bytes nothing is read
-        ptx::copy_async_16(moved_base + slot + moved_piece(thread, i), row + i * from.stride, i < inside ? 16 : 0);
-      }
-    } else {
-      gather_pieces(base + slot, from, thread);
+    for (int i = 0; i < kRowsEach; ++i) {  // without bytes nothing is read
+      ptx::copy_async_16(moved_base + slot + moved_piece(thread, i), row + i * from.stride, i < inside ? 16 : 0);
     }
     next += step_of(s);
   };
@@ -345,17 +329,13 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   // o of a chunk, or of as many rows as are left, from its tile `slot` bytes from the group's first.
   const auto store_o = [&](std::uint32_t slot, int rows, int mover) {
     const Rows out = rows_at(o_next, p.o, min(rows, kChunk), V - v0);
-    if constexpr (kPieces) {
-      const int inside = kPairs || mover % 8 * 8 < V - v0 ? rows - moved_row(mover) : 0;
-      char* to = const_cast<char*>(out.data) + moved_offset(mover, out.stride);
+    const int inside = kPairs || mover % 8 * 8 < V - v0 ? rows - moved_row(mover) : 0;
+    char* to = const_cast<char*>(out.data) + moved_offset(mover, out.stride);
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) {
-        if (i < inside) {
-          *reinterpret_cast<uint4*>(to + i * out.stride) = load_shared_16(moved_base + slot + moved_piece(mover, i));
-        }
+    for (int i = 0; i < kRowsEach; ++i) {
+      if (i < inside) {
+        *reinterpret_cast<uint4*>(to + i * out.stride) = load_shared_16(moved_base + slot + moved_piece(mover, i));
       }
-    } else {
-      scatter_pieces(out, base + slot, mover);
     }
     o_next += step_of(p.o);
   };
@@ -442,9 +422,9 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
         };
         const int ahead = left > kChunk ? 2 : 1;
-        load_again<how>(q, again(q_next, p.q, ahead));
-        load_again<how>(k, again(k_next, p.k, ahead));
-        load_again<how>(g_tile, again(g_next, p.g, 1));
+        load_tile(q, again(q_next, p.q, ahead), fresh_thread());
+        load_tile(k, again(k_next, p.k, ahead), fresh_thread());
+        load_tile(g_tile, again(g_next, p.g, 1), fresh_thread());
         ptx::copy_async_commit();
         Local<float, 32> state;
         Local<Place, 6> walk;
@@ -598,12 +578,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   }
 }
 
-template <class Core, FusedGate gate, FusedRows how>
-__global__ void __launch_bounds__(how == FusedRows::elements ? kGroupThreads : 2 * kGroupThreads,
-                                  how == FusedRows::elements ? 3 : 2)
+template <class Core, FusedGate gate, bool kPairs>
+__global__ void __launch_bounds__(2 * kGroupThreads, 2)
     fused_kernel(const __grid_constant__ Params p, bool asks_early) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) fused<Core, gate, how>(p, asks_early, shared);
+  if constexpr (Core::available) fused<Core, gate, kPairs>(p, asks_early, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -10,27 +10,6 @@ template void launch_walk<TensorCore90, true>(cudaStream_t, const Params&, const
 
 namespace {
 
-constexpr int kCopyThreads = 256;
-
-// A tensor of 16-bit elements to contiguous rows [B, T, heads, channels]. Thread: an element.
-__global__ void copy_rows_kernel(const __grid_constant__ Strided from, std::uint16_t* to, std::int64_t elements,
-                                 std::int64_t length, int heads, int channels) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;
-  if (at >= elements) return;
-  const std::int64_t row = at / channels, token = row / heads;
-  to[at] = static_cast<const std::uint16_t*>(
-      from.data)[token / length * from.batch + token % length * from.token + row % heads * from.head + at % channels];
-}
-
-void copy_rows(cudaStream_t stream, const Params& p, const Strided& from, const Strided& to, int heads) {
-  const std::int64_t elements = p.sequences.count * p.sequences.length * heads * p.key_dim;
-  if (elements == 0) return;
-  flashgla::cuda::launch("gated_linear_attention copies of rows", copy_rows_kernel,
-                         dim3(static_cast<unsigned>((elements + kCopyThreads - 1) / kCopyThreads)), kCopyThreads, 0,
-                         stream, flashgla::cuda::Begin::after_previous, from, static_cast<std::uint16_t*>(to.data),
-                         elements, p.sequences.length, heads, p.key_dim);
-}
-
 // Shared memory: tiles of q and k, [slots][2], and barriers of slots that have been filled.
 constexpr int kMostSlots = 4;
 constexpr int plain_slots(int blocks) { return blocks < kMostSlots ? blocks : kMostSlots; }
@@ -104,27 +83,15 @@ __global__ void __launch_bounds__(kGroupThreads)
 
 }  // namespace
 
-PlainRows PlainRows::plan(Context& context, const Params& p) {
-  const auto plan = [&](const Strided& tensor, int heads) {
-    if (has_row_map(p, tensor)) return tensor;
-    const std::int64_t row = std::int64_t{heads} * p.key_dim, batch = p.sequences.length * row;
-    const auto bytes = static_cast<std::size_t>(p.sequences.count * batch * 2);
-    return Strided{context.scratch().allocate(bytes, "gla: rows of q or k"), batch, row, p.key_dim};
-  };
-  return {plan(p.q, p.heads * p.group), plan(p.k, p.heads)};
-}
-RowMap PlainRows::q_map(const Params& p) const { return row_map_of(p, q, p.heads * p.group, p.key_dim); }
-RowMap PlainRows::k_map(const Params& p) const { return row_map_of(p, k, p.heads, p.key_dim); }
+RowMap q_map(const Params& p) { return row_map_of(p, p.q, p.heads * p.group, p.key_dim); }
+RowMap k_map(const Params& p) { return row_map_of(p, p.k, p.heads, p.key_dim); }
 
-void launch_plain_preparation(cudaStream_t stream, const Params& p, const Prepared& prepared, const PlainRows& rows,
-                              bool is_prepared) {
-  if (rows.q.data != p.q.data) copy_rows(stream, p, p.q, rows.q, p.heads * p.group);
-  if (rows.k.data != p.k.data) copy_rows(stream, p, p.k, rows.k, p.heads);
+void launch_plain_preparation(cudaStream_t stream, const Params& p, const Prepared& prepared) {
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
-  if (is_prepared || blocks == 0) return;
+  if (blocks == 0) return;
   flashgla::cuda::launch("gated_linear_attention scores", plain_scores_kernel<TensorCore90>,
                          dim3(static_cast<unsigned>(blocks)), kGroupThreads, plain_bytes(prepared.blocks), stream,
-                         flashgla::cuda::Begin::after_previous, p, prepared, rows.q_map(p), rows.k_map(p));
+                         flashgla::cuda::Begin::after_previous, p, prepared, q_map(p), k_map(p));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -31,26 +31,21 @@ struct PrepareBlock {
 __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& b, int thread) {
   if (p.gate_dtype != DType::f32) {
     const Rows r = rows_of(p.g, 2, b.span, b.first, b.head, b.channel, p.key_dim);
-    load_tile(b.g_tile, r, aligned(r), thread);
+    load_tile(b.g_tile, r, thread);
     return;
   }
   const Rows r = rows_of(p.g, 4, b.span, b.first, b.head, b.channel, p.key_dim);
-  const bool in_pieces = aligned(r);
   const int channel = 8 * (thread % 8);
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const int row = kRowsEach * (thread / 8) + i;
     float* to = b.gates + kGatePitch * row + channel;
     const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(row) * r.stride) + channel;
-    if (in_pieces) {
-      const bool inside = row < r.rows && channel < r.channels;
+    const bool inside = row < r.rows && channel < r.channels;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        ptx::copy_async_16(ptx::shared_address(to + 4 * half),
-                           inside ? from + 4 * half : static_cast<const void*>(r.data), inside ? 16 : 0);
-      }
-    } else {
-      for (int e = 0; e < 8; ++e) to[e] = row < r.rows && channel + e < r.channels ? from[e] : 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      ptx::copy_async_16(ptx::shared_address(to + 4 * half),
+                         inside ? from + 4 * half : static_cast<const void*>(r.data), inside ? 16 : 0);
     }
   }
 }
@@ -67,8 +62,8 @@ __device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const Pre
 #pragma unroll
       for (int e = 0; e < 8; ++e) g[i][e] = base_2_gate(all[e]);
     } else {
-      const float gate =
-          b.first + row < b.span.length ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, 0) : 0.0f;
+      const std::int64_t token = anew(b.first) + row;
+      const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
 #pragma unroll
       for (int e = 0; e < 8; ++e) g[i][e] = gate;
     }
@@ -164,8 +159,8 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     const Rows k_rows = rows_of(p.k, 2, b.span, b.first, b.head, b.channel, p.key_dim);
     if (p.gate == GateKind::key) load_gates(p, b, thread);
     ptx::copy_async_commit();
-    load_tile(b.q_tile, q_rows, aligned(q_rows), thread);
-    load_tile(b.k_tile, k_rows, aligned(k_rows), thread);
+    load_tile(b.q_tile, q_rows, thread);
+    load_tile(b.k_tile, k_rows, thread);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     Gates g;

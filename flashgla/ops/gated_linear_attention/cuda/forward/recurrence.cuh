@@ -50,7 +50,7 @@ struct RecurrencePlan {
   // The warps that load and store are a group, which can give registers away, where the others need more than their
   // share.
   static constexpr bool gives_registers = in_bulk && (groups == 2 ? KB >= 2 : KB <= 2);
-  static constexpr int given = 56, taken = groups == 2 ? 224 : 200;
+  static constexpr int given = groups == 1 && KB == 1 ? 72 : 56, taken = groups == 2 ? 224 : 256 - given;
   static constexpr int threads = groups * kGroupThreads + (gives_registers ? kGroupThreads
                                                            : in_bulk       ? 32 * (2 + groups)
                                                                            : 0);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if (kb > 0) return;
     const int thread = fresh_thread();
     const Rows r = x_rows(visit, v0_again(v0));
-    load_tile(base + tile(Plan::v + (visit & 1) * groups + part), r, aligned(r), thread);
+    load_tile(base + tile(Plan::v + (visit & 1) * groups + part), r, thread);
   };
   if (outputs && run.adds_parts) {  // P has been there
     for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += Plan::threads)
@@ -241,7 +241,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           const bool there = visit < visits;  // else nothing, as above
           const Rows rows = x_rows(there ? visit : 0, first_v0);
           Core::wait_at(emptied + 8 * (kSlots + slot), (visit / kVSlots & 1) ^ 1);
-          if (there && load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane)) {
+          if (there) {
+            load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane);
             Core::arrive_after_copies(filled + 8 * (kSlots + slot));
           } else {
             Core::arrive(filled + 8 * (kSlots + slot));
@@ -485,7 +486,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       } else if (stores) {
         sync_group();
         const Rows rows = out_rows(c, v0_again(v0));
-        store_tile(rows, out_tile, aligned(rows), thread);
+        store_tile(rows, out_tile, thread);
       }
       finish_visit();
     }

@@ -126,13 +126,13 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
             }
           }
         } else {
-          bool under_way = false;
+          const bool there = visit < visits;
 #pragma unroll 1
-          for (int i = 0; visit < visits && i < value_groups; ++i) {
-            under_way = load_tiles_by_warp<VT>(slot_at(slot) + (key_tiles + VT * i) * kTileBytes,
-                                               x_rows(visit, value_tile + VT * i), lane);
+          for (int i = 0; there && i < value_groups; ++i) {
+            load_tiles_by_warp<VT>(slot_at(slot) + (key_tiles + VT * i) * kTileBytes,
+                                   x_rows(visit, value_tile + VT * i), lane);
           }
-          under_way ? Core::arrive_after_copies(barrier) : Core::arrive(barrier);
+          there ? Core::arrive_after_copies(barrier) : Core::arrive(barrier);
         }
       }
       return;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
 #pragma unroll 1
         for (int i = part; i < value_tiles; i += groups) {
           const Rows r = x_rows(visit, value_tile + i);
-          load_tile(slot_at(slot) + (key_tiles + i) * kTileBytes, r, aligned(r), thread);
+          load_tile(slot_at(slot) + (key_tiles + i) * kTileBytes, r, thread);
         }
       }
       ptx::copy_async_commit();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
@@ -32,8 +33,7 @@ template void launch_forward_prepare<TensorCore90>(Context&, const Params&, cons
 bool reads_rows(const Params& p, bool hopper) {
   // Within these bounds neither a gradient of a state over the scale nor a score without it leaves the range of f32.
   const float scale = std::fabs(p.scale), most = 0x1p30f;
-  return hopper && p.gate == GateKind::none && !p.sequences.packed && p.key_dim % 8 == 0 &&
-         p.sequences.length < (std::int64_t{1} << 31) && scale >= 1.0f / most && scale <= most;
+  return hopper && p.gate == GateKind::none && !p.sequences.packed && scale >= 1.0f / most && scale <= most;
 }
 
 Prepared kept_prepared(const Params& p, bool hopper) {
@@ -82,7 +82,6 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
     }
     if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
   }
-  if (prepared.plain) rows = PlainRows::plan(context, p);
   if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
 
   static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <=
@@ -106,16 +105,12 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
 }
 
 template <class Core>
-void launch_preparation(Context& context, const Params& p, const Prepared& prepared, const PlainRows& rows,
-                        bool is_prepared) {
-  if (prepared.plain) {
-    launch_plain_preparation(static_cast<cudaStream_t>(context.stream()), p, prepared, rows, is_prepared);
-  } else if (!is_prepared) {
-    launch_forward_prepare<Core>(context, p, prepared);
-  }
+void launch_preparation(Context& context, const Params& p, const Prepared& prepared) {
+  prepared.plain ? launch_plain_preparation(static_cast<cudaStream_t>(context.stream()), p, prepared)
+                 : launch_forward_prepare<Core>(context, p, prepared);
 }
-template void launch_preparation<TensorCore80>(Context&, const Params&, const Prepared&, const PlainRows&, bool);
-template void launch_preparation<TensorCore90>(Context&, const Params&, const Prepared&, const PlainRows&, bool);
+template void launch_preparation<TensorCore80>(Context&, const Params&, const Prepared&);
+template void launch_preparation<TensorCore90>(Context&, const Params&, const Prepared&);
 
 Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   const Prepared& prepared = passes.prepared;
@@ -126,7 +121,7 @@ Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   run.scores = backwards ? prepared.transposed_scores : prepared.scores;
   run.decay = prepared.decay;
   if (prepared.plain) {
-    const RowMap q = passes.rows.q_map(p), k = passes.rows.k_map(p);
+    const RowMap q = q_map(p), k = k_map(p);
     run.read_rows = backwards ? k : q;
     run.write_rows = backwards ? q : k;
     run.out_scale = p.scale;
@@ -153,7 +148,7 @@ namespace {
 
 template <class Core>
 void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
-  launch_preparation<Core>(context, p, passes.prepared, passes.rows, passes.is_prepared);
+  launch_preparation<Core>(context, p, passes.prepared);
   Recurrence run = run_of(p, passes, false);
   run.x = p.v;
   run.out = p.o;

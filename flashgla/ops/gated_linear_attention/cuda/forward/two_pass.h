@@ -6,7 +6,10 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
-#include "flashgla/ops/gated_linear_attention/implementations.h"
+
+namespace flashgla {
+class Context;
+}
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -34,15 +37,9 @@ std::int64_t kept_prepared_bytes(const Params& params, bool hopper);
 // fills up a sequence's last chunk with zeros (not packed) and the scale can be left to the ends.
 bool reads_rows(const Params& params, bool hopper);
 
-// q and k for the copy engine: the tensors, or copies where it does not take their rows.
-struct PlainRows {
-  Strided q, k;
-
-  // Where reads_rows(): takes room for copies from context.scratch().
-  static PlainRows plan(Context& context, const Params& params);
-  RowMap q_map(const Params& params) const;
-  RowMap k_map(const Params& params) const;
-};
+// q and k as the copy engine takes them then.
+RowMap q_map(const Params& params);
+RowMap k_map(const Params& params);
 
 struct Segments {
   int count = 1;            // of each sequence; the last may be empty
@@ -79,7 +76,6 @@ struct Recurrence {
 // Workspace and plan of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
 struct TwoPasses {
   Prepared prepared;
-  PlainRows rows;    // where it is plain
   bool is_prepared;  // by the forward, beside the states it kept
   Segments segments;
   int blocks_each;    // key blocks of a launch of the recurrence
@@ -91,13 +87,11 @@ struct TwoPasses {
 
 template <class Core>
 void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
-// Where reads_rows(): the scores, unless is_prepared, and what copies of q and k there are to be.
-void launch_plain_preparation(cudaStream_t stream, const Params& params, const Prepared& prepared,
-                              const PlainRows& rows, bool is_prepared);
+// Where reads_rows(): the scores.
+void launch_plain_preparation(cudaStream_t stream, const Params& params, const Prepared& prepared);
 // The one or the other.
 template <class Core>
-void launch_preparation(Context& context, const Params& params, const Prepared& prepared, const PlainRows& rows,
-                        bool is_prepared);
+void launch_preparation(Context& context, const Params& params, const Prepared& prepared);
 
 // A run of the recurrence with what preparation left as its operands; x, out, start, end and states are not set.
 Recurrence run_of(const Params& params, const TwoPasses& passes, bool backwards);

@@ -267,7 +267,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
         load_tile(tile,
                   Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
                        min(at.length - chunk * kChunk, kTile), p.key_dim - channel},
-                  true, fresh_thread());
+                  fresh_thread());
       };
       load_again(q_tile, at.q, p.q);
       load_again(k_tile, at.k, p.k);
@@ -404,7 +404,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
       store_tile(Rows{static_cast<const char*>(p.o.data) + at.o + static_cast<std::int64_t>(c) * (stride * kChunk) +
                           2 * part * kTile,
                       stride, rows, p.value_dim - at.v0 - part * kTile},
-                 out_tile, true, fresh_thread());
+                 out_tile, fresh_thread());
     }
     Core::template wait<0>(v);
 #pragma unroll

@@ -1,5 +1,5 @@
 // Launcher of the recurrent form.
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
 

@@ -1,5 +1,5 @@
 // The recurrent backward: operands, passes, and what turns their f32 results into gradients.
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent_backward.cuh"

@@ -6,7 +6,7 @@
 // state.
 #include <algorithm>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"

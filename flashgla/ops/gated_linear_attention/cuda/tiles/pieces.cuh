@@ -9,10 +9,10 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kRowsEach = 4;  // rows of a tile a thread moves
 
-// The rows of one chunk in a tensor: bf16, or a gate of bf16 or f32.
+// The rows of one chunk in a tensor: bf16, or a gate of bf16 or f32. Aligned, and 64 strides fit (aligned_rows.h).
 struct Rows {
   const char* data;  // channel 0 of the chunk's first token
-  int stride;        // bytes from token to token; the host has checked that 64 of them fit (chunkable)
+  int stride;        // bytes from token to token
   int rows;          // tokens of the chunk, at most 64
   int channels;      // beyond them zeros are read
 };
@@ -25,42 +25,13 @@ __device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Spa
           static_cast<int>(left < kChunk ? left : kChunk), channels - channel};
 }
 
-// Whether rows may be read and written in 16-byte pieces.
-__device__ __forceinline__ bool aligned(const Rows& r) {
-  return (reinterpret_cast<std::uintptr_t>(r.data) % 16 == 0) & (r.stride % 16 == 0) & (r.channels % 8 == 0);
-}
-
-// Eight 16-bit elements of row `row` from channel `channel` on, zeros outside; for rows that are not aligned.
-__device__ __forceinline__ uint4 gather_piece(const Rows& r, int row, int channel) {
-  std::uint32_t words[4] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (row < r.rows && channel + i < r.channels) {
-      const std::uint32_t element =
-          *reinterpret_cast<const std::uint16_t*>(r.data + row * r.stride + (channel + i) * 2);
-      words[i / 2] |= element << (16 * (i % 2));
-    }
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 // Where the piece of this thread's row i lies in a tile.
 __device__ __forceinline__ std::uint32_t own_piece(int thread, int i) {
   return (tile_piece(kRowsEach * (thread / 8), thread % 8) ^ static_cast<std::uint32_t>(i << 4)) + 128 * i;
 }
 
-__device__ __forceinline__ void gather_pieces(std::uint32_t tile, const Rows& r, int thread) {
-#pragma unroll 1
-  for (int i = 0; i < kRowsEach; ++i) {
-    store_shared_16(tile + own_piece(thread, i), gather_piece(r, kRowsEach * (thread / 8) + i, thread % 8 * 8));
-  }
-}
-static __device__ __noinline__ void gather_tile(std::uint32_t tile, const Rows r, int thread) {
-  gather_pieces(tile, r, thread);
-}
 // Starts the copy of a 64-channel tile; the pieces outside become zeros.
-__device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, bool in_pieces, int thread) {
-  if (!in_pieces) return gather_tile(tile, r, thread);
+__device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, int thread) {
   const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
   const char* from = r.data + (left > 0 ? row * r.stride + thread % 8 * 16 : 0);
 #pragma unroll
@@ -69,27 +40,8 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, const Rows& r, boo
   }
 }
 
-__device__ __forceinline__ void scatter_pieces(const Rows& r, std::uint32_t tile, int thread) {
-  const int piece = thread % 8;
-#pragma unroll 1
-  for (int i = 0; i < kRowsEach; ++i) {
-    const int row = kRowsEach * (thread / 8) + i;
-    if (row >= r.rows) return;
-    const uint4 x = load_shared_16(tile + own_piece(thread, i));
-    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-    auto* target = reinterpret_cast<std::uint16_t*>(const_cast<char*>(r.data) + row * r.stride) + piece * 8;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if (piece * 8 + e < r.channels) target[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
-    }
-  }
-}
-static __device__ __noinline__ void scatter_tile(const Rows r, std::uint32_t tile, int thread) {
-  scatter_pieces(r, tile, thread);
-}
 // Writes a tile to the rows of a tensor of 16-bit elements.
-__device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, bool in_pieces, int thread) {
-  if (!in_pieces) return scatter_tile(r, tile, thread);
+__device__ __forceinline__ void store_tile(const Rows& r, std::uint32_t tile, int thread) {
   const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
   char* to = const_cast<char*>(r.data) + row * r.stride + thread % 8 * 16;
 #pragma unroll

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "flashgla/base/cuda/device.h"
+#include "flashgla/base/cuda/check.h"
 #include "flashgla/base/error.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
@@ -24,12 +24,6 @@ Encode find_encode() {
 }
 
 }  // namespace
-
-bool has_row_map(const Params& p, const Strided& x) {
-  const std::int64_t length = p.sequences.length;
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch % 8 == 0 && x.token % 8 == 0 &&
-         x.head % 8 == 0 && (x.token != 0 || length == 1) && length < (std::int64_t{1} << 31);
-}
 
 RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels, int tokens) {
   static const Encode encode = find_encode();

@@ -18,11 +18,8 @@ struct RowMaps {
   RowMap v, d_o;
   RowMap q, k;  // where they are read as they are
 };
-// Whether there can be a map: data and strides are multiples of 16 bytes, tokens are apart where there are several, and
-// 31 bits count them.
-bool has_row_map(const Params& p, const Strided& x);
-// Of a tensor with so many heads and channels, a multiple of 8, laid out as p.q is in batch and time. Throws Error
-// where the driver refuses it.
+// Of a tensor with so many heads and channels, aligned (aligned_rows.h), laid out as p.q is in batch and time. Throws
+// Error where the driver refuses it.
 RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels, int tokens = kTile);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -5,22 +5,14 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Starts the copy of so many tiles side by side, their rows together; the pieces outside become zeros. False where rows
-// are not aligned: then it is done.
+// Starts the copy of so many tiles side by side, their rows together; the pieces outside become zeros.
 template <int tiles_wide>
-__device__ __forceinline__ bool load_tiles_by_warp(std::uint32_t tiles, const Rows& r, int lane) {
+__device__ __forceinline__ void load_tiles_by_warp(std::uint32_t tiles, const Rows& r, int lane) {
   constexpr int kPieces = 8 * tiles_wide, kRows = 32 / kPieces, kPeriod = 8 / kRows;
   const int piece = lane % kPieces, first = lane / kPieces;
   std::uint32_t to[kPeriod];
 #pragma unroll
   for (int i = 0; i < kPeriod; ++i) to[i] = tiles + piece / 8 * kTileBytes + tile_piece(first + kRows * i, piece % 8);
-  if (!aligned(r)) {
-#pragma unroll 1
-    for (int row = first; row < kTile; row += kRows) {
-      store_shared_16(tiles + piece / 8 * kTileBytes + tile_piece(row, piece % 8), gather_piece(r, row, 8 * piece));
-    }
-    return false;
-  }
   const char* from = r.data + first * r.stride + 16 * piece;
   const int step = kRows * r.stride;
   if (r.rows == kTile && r.channels >= 64 * tiles_wide) {
@@ -38,38 +30,22 @@ __device__ __forceinline__ bool load_tiles_by_warp(std::uint32_t tiles, const Ro
       from += step;
     }
   }
-  return true;
 }
 // Writes a tile to rows.
 __device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t tile, int lane) {
   const int piece = lane % 8, first = lane / 8, rows = 8 * piece < r.channels ? r.rows : 0, step = 4 * r.stride;
   char* to = const_cast<char*>(r.data) + first * r.stride + 16 * piece;
   const std::uint32_t even = tile + tile_piece(first, piece), odd = tile + tile_piece(first + 4, piece);
-  if (aligned(r)) {
 #pragma unroll
-    for (int i = 0; i < 16; i += 8) {
-      uint4 x[8];
+  for (int i = 0; i < 16; i += 8) {
+    uint4 x[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = load_shared_16((j % 2 == 0 ? even : odd) + 1024 * ((i + j) / 2));
+    for (int j = 0; j < 8; ++j) x[j] = load_shared_16((j % 2 == 0 ? even : odd) + 1024 * ((i + j) / 2));
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (first + 4 * (i + j) < rows) *reinterpret_cast<uint4*>(to) = x[j];
-        to += step;
-      }
+    for (int j = 0; j < 8; ++j) {
+      if (first + 4 * (i + j) < rows) *reinterpret_cast<uint4*>(to) = x[j];
+      to += step;
     }
-    return;
-  }
-#pragma unroll 1
-  for (int row = first; row < rows; row += 4) {
-    const uint4 x = load_shared_16(tile + tile_piece(row, piece));
-    const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      if (8 * piece + e < r.channels) {
-        reinterpret_cast<std::uint16_t*>(to)[e] = static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)));
-      }
-    }
-    to += step;
   }
 }
 

@@ -183,13 +183,6 @@ void backward(Context& context, const Params& p, const OutputGradients& d_out, c
   }
 }
 
-bool near(std::initializer_list<TensorView> views) {
-  return std::all_of(views.begin(), views.end(), [](const TensorView& view) {
-    constexpr std::int64_t kBytes = std::int64_t{1} << 31;
-    return !view || view.stride[1] * static_cast<std::int64_t>(size_of(view.dtype)) * kChunk < kBytes;
-  });
-}
-
 }  // namespace
 
 Params keys_of(const Params& params) {
@@ -212,13 +205,6 @@ bool gates_values_by_chunks(const Problem& problem) {
   Problem other = problem;
   other.gate = GateKind::key;
   return goes_by_chunks(other);
-}
-
-bool value_gates_fit(const Inputs& inputs, const Outputs& outputs) {
-  return near({inputs.q, inputs.k, inputs.v, inputs.g, inputs.gv, outputs.o});
-}
-bool value_gates_fit(const OutputGradients& d_out, const InputGradients& d_in) {
-  return near({d_out.d_o, d_in.dq, d_in.dk, d_in.dv, d_in.dg, d_in.dgv});
 }
 
 std::size_t value_gates_states_bytes(const Problem& problem) {

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void gate_later(const Params& p, char* images,
   b.gates = reinterpret_cast<float*>(shared + 2 * kTileBytes);
   const Rows rows = rows_of(p.k, 2, b.span, b.first, head, b.channel, p.key_dim);
   load_gates(p, b, thread);
-  load_tile(b.k_tile, rows, aligned(rows), thread);
+  load_tile(b.k_tile, rows, thread);
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();
   Gates g;
@@ -298,48 +298,34 @@ __device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread)
   const auto at = [&](int i) {
     return reinterpret_cast<const float*>(reinterpret_cast<const char*>(from) + i * r.stride);
   };
-  if (aligned(r)) {
 #pragma unroll
-    for (int i = 0; i < kRowsEach; i += 2) {  // two rows' loads under way together
-      float4 g[2][2] = {};
+  for (int i = 0; i < kRowsEach; i += 2) {  // two rows' loads under way together
+    float4 g[2][2] = {};
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        if (first + i + j < r.rows && of < r.channels) {
-          g[j][0] = reinterpret_cast<const float4*>(at(i + j))[0];
-          g[j][1] = reinterpret_cast<const float4*>(at(i + j))[1];
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float4* to = reinterpret_cast<float4*>(row + (i + j) * kTile);
-        to[0] = g[j][0];
-        to[1] = g[j][1];
+    for (int j = 0; j < 2; ++j) {
+      if (first + i + j < r.rows && of < r.channels) {
+        g[j][0] = reinterpret_cast<const float4*>(at(i + j))[0];
+        g[j][1] = reinterpret_cast<const float4*>(at(i + j))[1];
       }
     }
-  } else {
-    for (int i = 0; i < kRowsEach; ++i) {
-      for (int e = 0; e < 8; ++e) row[i * kTile + e] = first + i < r.rows && of + e < r.channels ? at(i)[e] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float4* to = reinterpret_cast<float4*>(row + (i + j) * kTile);
+      to[0] = g[j][0];
+      to[1] = g[j][1];
     }
   }
 }
 
-// Rows of a result by a warp: two channels a lane, as many as there are.
+// Rows of a result by a warp: two channels a lane.
 template <class T>
 struct PairWalk {
   RowWalk<T> walk;
-  int rows, left;  // the warp's rows that exist, none where nothing is wanted; the lane's channels
-  bool in_pairs;
+  int rows;  // of the warp that exist; none where nothing is wanted or the lane's channels are beyond
   __device__ __forceinline__ PairWalk(const Strided& x, const Chunk& c, int head, int channel, int channels, int row)
-      : walk(x, c, head, channel, row), rows(x.data == nullptr ? 0 : c.rows - row), left(channels - channel) {
-    in_pairs = ((reinterpret_cast<std::uintptr_t>(walk.place) | static_cast<std::uintptr_t>(x.token * sizeof(T))) &
-                (2 * sizeof(T) - 1)) == 0;
-  }
+      : walk(x, c, head, channel, row), rows(x.data == nullptr || channel >= channels ? 0 : c.rows - row) {}
   __device__ __forceinline__ void store(int i, float2 x) const {
-    if (i >= rows || left <= 0) return;
-    T* place = walk.place + i * walk.stride;
-    if (in_pairs && left > 1) return store_two(place, x);
-    Element<T>::store(place, x.x);
-    if (left > 1) Element<T>::store(place + 1, x.y);
+    if (i < rows) store_two(walk.place + i * walk.stride, x);
   }
 };
 
@@ -410,7 +396,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
         const Rows rows = rows_at(s.gate, 2, here(), kv_head, channel, s.own);
-        load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, aligned(rows), thread);
+        load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, thread);
       }
     }
     ptx::copy_async_commit();
@@ -529,7 +515,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
         const Rows rows = rows_at(from, 2, here(), of, channel, s.own);
-        load_tile(ptx::shared_address(tile), rows, aligned(rows), thread);
+        load_tile(ptx::shared_address(tile), rows, thread);
       };
       // The forward has nothing that queries values: what becomes of the keys' part there is of no matter.
       raw(q, kBackward ? s.query : s.key, kBackward ? head : kv_head);

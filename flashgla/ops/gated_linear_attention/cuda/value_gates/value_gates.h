@@ -6,12 +6,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Whether the call goes this way: as far as the problem tells, and as far as strides do (rows less than 2^31 / 64 bytes
-// apart). The backward reads what states the forward left only if that went this way: it asks for the forward's
-// tensors too.
+// Whether the call goes this way. Its rows are aligned then (aligned_rows.h).
 bool gates_values_by_chunks(const Problem& problem);
-bool value_gates_fit(const Inputs& inputs, const Outputs& outputs);
-bool value_gates_fit(const OutputGradients& d_out, const InputGradients& d_in);
 
 // The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
 Params keys_of(const Params& params);

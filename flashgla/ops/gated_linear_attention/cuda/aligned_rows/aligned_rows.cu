@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <initializer_list>
+
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kPieceBytes = 16;
+
+// ---- device ----
+
+// [batches, tokens, heads] rows; strides in bytes.
+struct RowsInBytes {
+  char* data;
+  std::int64_t batch, token, head;
+};
+
+// One tensor, as the caller has it, and its aligned copy, which may have more tokens (the keys of a state) and wider
+// rows than it.
+struct RowCopy {
+  RowsInBytes theirs, aligned;
+  std::int64_t pieces, tokens, their_tokens;  // pieces: of the copy
+  int heads, pieces_a_row, their_width;       // width: bytes
+  int word;                                   // bytes that can be moved at once on their side: 2, 4, 8 or 16
+};
+constexpr int kMostCopies = 9;  // before the backward: of q, k, v, g, gv, h0, ht, do, dht
+struct RowCopies {
+  RowCopy of[kMostCopies];
+};
+
+// A piece of the copy, of which so many bytes are in the caller's row: from there, zeros beyond it, or (kBack) to
+// there.
+template <class Word, bool kBack>
+__device__ __forceinline__ void move_piece(char* theirs, char* aligned, int inside) {
+  constexpr int kWords = static_cast<int>(kPieceBytes / sizeof(Word));
+  union {
+    uint4 piece;
+    Word words[kWords];
+  } x;
+  if constexpr (kBack) x.piece = *reinterpret_cast<const uint4*>(aligned);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    Word* const word = reinterpret_cast<Word*>(theirs) + i;
+    const bool there = i * static_cast<int>(sizeof(Word)) < inside;
+    if constexpr (kBack) {
+      if (there) *word = x.words[i];
+    } else {
+      x.words[i] = there ? *word : Word{};
+    }
+  }
+  if constexpr (!kBack) *reinterpret_cast<uint4*>(aligned) = x.piece;
+}
+
+// Thread: a piece. Grid: blocks of the largest copy x copies. Index: of all pieces of a copy.
+template <class Index, bool kBack>
+__global__ void __launch_bounds__(kThreads) copy_rows_kernel(const __grid_constant__ RowCopies copies) {
+  const RowCopy& c = copies.of[blockIdx.y];
+  const Index at = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= static_cast<Index>(c.pieces)) return;
+  const Index pieces_a_row = c.pieces_a_row, heads = c.heads, tokens = static_cast<Index>(c.tokens);
+  const Index row = at / pieces_a_row, token_row = row / heads;
+  const std::int64_t head = row % heads, token = token_row % tokens, batch = token_row / tokens;
+  const int begin = static_cast<int>(at % pieces_a_row) * static_cast<int>(kPieceBytes);
+  const int inside = token < c.their_tokens ? c.their_width - begin : 0;
+  const auto place = [&](const RowsInBytes& s) {
+    return s.data + batch * s.batch + token * s.token + head * s.head + begin;
+  };
+  char *const theirs = place(c.theirs), *const aligned = place(c.aligned);
+  switch (c.word) {
+    case 2:
+      return move_piece<std::uint16_t, kBack>(theirs, aligned, inside);
+    case 4:
+      return move_piece<std::uint32_t, kBack>(theirs, aligned, inside);
+    case 8:
+      return move_piece<uint2, kBack>(theirs, aligned, inside);
+    default:
+      return move_piece<uint4, kBack>(theirs, aligned, inside);
+  }
+}
+
+// ---- host ----
+
+std::int64_t rounded_up(std::int64_t width, std::int64_t step) { return (width + step - 1) / step * step; }
+
+// Of [B, T, heads, channels].
+bool is_aligned(const TensorView& view) {
+  if (!view) return true;
+  const auto bytes = static_cast<std::int64_t>(size_of(view.dtype));
+  bool ok = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0 && view.size(3) * bytes % kPieceBytes == 0;
+  for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] >= 0 && view.stride[i] * bytes % kPieceBytes == 0;
+  return ok && (view.stride[1] != 0 || view.size(1) == 1) && view.stride[1] * bytes * kChunk < std::int64_t{1} << 31;
+}
+bool are_aligned(std::initializer_list<TensorView> views) {
+  return std::all_of(views.begin(), views.end(), [](const TensorView& view) { return is_aligned(view); });
+}
+// Gates that lie in rows; others are read one a token.
+bool has_gate_rows(const Problem& problem) {
+  return problem.gate == GateKind::key || problem.gate == GateKind::key_value;
+}
+
+// The copies of one call.
+class Copies {
+ public:
+  Copies(Context& context, const Problem& problem) : context_(context), aligned_(with_aligned_rows(problem)) {}
+
+  const Problem& aligned() const { return aligned_; }
+
+  // The tensor itself where it is aligned and as wide, else room for a copy, which copy_in fills.
+  TensorView keys(const TensorView& view) { return rows(in_, view, aligned_.key_dim); }
+  TensorView values(const TensorView& view) { return rows(in_, view, aligned_.value_dim); }
+  TensorView state(const TensorView& view) { return state(in_, view); }
+  // The same of what is written: copy_out brings it back.
+  TensorView written_keys(const TensorView& view) { return rows(out_, view, aligned_.key_dim); }
+  TensorView written_values(const TensorView& view) { return rows(out_, view, aligned_.value_dim); }
+  TensorView written_state(const TensorView& view) { return state(out_, view); }
+
+  void copy_in() const { launch<false>(in_); }
+  void copy_out() const { launch<true>(out_); }
+
+ private:
+  struct List {
+    RowCopies copies{};
+    int count = 0;
+    std::int64_t most_pieces = 0;
+  };
+
+  // aligned: [B, T or keys, heads, channels], contiguous. token, head: which of the dimensions of both tensors these
+  // are.
+  void add(List& list, const TensorView& theirs, const TensorView& aligned, int token, int head) {
+    const auto bytes = static_cast<std::int64_t>(size_of(theirs.dtype));
+    const auto rows = [&](const TensorView& x) {
+      return RowsInBytes{static_cast<char*>(x.data), x.stride[0] * bytes, x.stride[token] * bytes,
+                         x.stride[head] * bytes};
+    };
+    RowCopy copy{.theirs = rows(theirs),
+                 .aligned = rows(aligned),
+                 .pieces = static_cast<std::int64_t>(aligned.bytes()) / kPieceBytes,
+                 .tokens = aligned.size(token),
+                 .their_tokens = theirs.size(token),
+                 .heads = static_cast<int>(theirs.size(head)),
+                 .pieces_a_row = static_cast<int>(aligned.size(3) * bytes / kPieceBytes),
+                 .their_width = static_cast<int>(theirs.size(3) * bytes),
+                 .word = static_cast<int>(kPieceBytes)};
+    const RowsInBytes& r = copy.theirs;
+    const auto all = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(r.data)) | r.batch | r.token | r.head |
+                     copy.their_width;
+    while (all % copy.word != 0) copy.word /= 2;
+    list.copies.of[list.count++] = copy;
+    list.most_pieces = std::max(list.most_pieces, copy.pieces);
+  }
+
+  TensorView rows(List& list, const TensorView& view, std::int64_t width) {
+    if (!view || (is_aligned(view) && view.size(3) == width)) return view;
+    const TensorView copy =
+        context_.scratch().tensor({view.size(0), view.size(1), view.size(2), width}, view.dtype, "gla: aligned rows");
+    add(list, view, copy, 1, 2);
+    return copy;
+  }
+  // [N, G, K, V].
+  TensorView state(List& list, const TensorView& view) {
+    const std::int64_t K = aligned_.key_dim, V = aligned_.value_dim;
+    if (!view || (view.size(2) == K && view.size(3) == V)) return view;
+    const TensorView copy =
+        context_.scratch().tensor({view.size(0), view.size(1), K, V}, view.dtype, "gla: aligned states");
+    add(list, view, copy, 2, 1);
+    return copy;
+  }
+
+  template <bool kBack>
+  void launch(const List& list) const {
+    if (context_.planning() || list.most_pieces == 0) return;
+    const auto blocks = static_cast<unsigned>((list.most_pieces + kThreads - 1) / kThreads);
+    const auto kernel = list.most_pieces < std::int64_t{1} << 31 ? copy_rows_kernel<std::uint32_t, kBack>
+                                                                 : copy_rows_kernel<std::uint64_t, kBack>;
+    flashgla::cuda::launch(
+        "gated_linear_attention copies of rows", kernel, dim3(blocks, static_cast<unsigned>(list.count)), kThreads, 0,
+        static_cast<cudaStream_t>(context_.stream()), flashgla::cuda::Begin::after_previous, list.copies);
+  }
+
+  Context& context_;
+  Problem aligned_;
+  List in_, out_;
+};
+
+Inputs aligned_inputs(Copies& copies, const Problem& problem, const Inputs& inputs) {
+  Inputs to = inputs;
+  to.q = copies.keys(inputs.q);
+  to.k = copies.keys(inputs.k);
+  to.v = copies.values(inputs.v);
+  if (has_gate_rows(problem)) to.g = copies.keys(inputs.g);
+  to.gv = copies.values(inputs.gv);
+  to.h0 = copies.state(inputs.h0);
+  return to;
+}
+
+}  // namespace
+
+bool moves_pieces(const Problem& problem) {
+  return goes_by_chunks(problem) || gates_values_by_chunks(problem) || backward_in_chunks(problem);
+}
+
+bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+  return !moves_pieces(problem) || (are_aligned({inputs.q, inputs.k, inputs.v, inputs.gv, outputs.o}) &&
+                                    (!has_gate_rows(problem) || is_aligned(inputs.g)));
+}
+bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
+                      const InputGradients& d_in) {
+  return has_aligned_rows(problem, inputs, {}) &&
+         (!moves_pieces(problem) || (are_aligned({d_out.d_o, d_in.dq, d_in.dk, d_in.dv, d_in.dgv}) &&
+                                     (!has_gate_rows(problem) || is_aligned(d_in.dg))));
+}
+
+Problem with_aligned_rows(const Problem& problem) {
+  if (!moves_pieces(problem)) return problem;
+  const std::size_t narrowest =
+      has_gate_rows(problem) ? std::min(size_of(problem.dtype), size_of(problem.gate_dtype)) : size_of(problem.dtype);
+  const std::int64_t step = kPieceBytes / static_cast<std::int64_t>(narrowest);
+  Problem aligned = problem;
+  aligned.key_dim = rounded_up(problem.key_dim, step);
+  aligned.value_dim = rounded_up(problem.value_dim, step);
+  return aligned;
+}
+
+void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                               const RestOfForward& rest) {
+  const ArenaScope scope(context.scratch());
+  Copies copies(context, problem);
+  const Inputs aligned = aligned_inputs(copies, problem, inputs);
+  Outputs to = outputs;
+  to.o = copies.written_values(outputs.o);
+  to.ht = copies.written_state(outputs.ht);
+  copies.copy_in();
+  rest(copies.aligned(), aligned, to);
+  copies.copy_out();
+}
+
+void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest) {
+  const ArenaScope scope(context.scratch());
+  Copies copies(context, problem);
+  const Inputs aligned = aligned_inputs(copies, problem, inputs);
+  OutputGradients d_aligned = d_out;
+  d_aligned.d_o = copies.values(d_out.d_o);
+  d_aligned.d_ht = copies.state(d_out.d_ht);
+  Outputs found = outputs;
+  found.o = {};
+  found.ht = d_out.d_ht ? copies.state(outputs.ht) : TensorView();  // of no use else
+  InputGradients to = d_in;
+  to.dq = copies.written_keys(d_in.dq);
+  to.dk = copies.written_keys(d_in.dk);
+  to.dv = copies.written_values(d_in.dv);
+  if (has_gate_rows(problem)) to.dg = copies.written_keys(d_in.dg);
+  to.dgv = copies.written_values(d_in.dgv);
+  to.dh0 = copies.written_state(d_in.dh0);
+  copies.copy_in();
+  rest(copies.aligned(), aligned, found, d_aligned, to);
+  copies.copy_out();
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
