@@ -152,6 +152,15 @@ std::vector<Case> path_cases() {
       segments_packed.lengths = {0, 700, 5, 1200, 64, 1100};
       segments_packed.key_dim = 256;
       if (kind != GateKind::constant) add("segments_packed_" + name, segments_packed);
+      // One sequence much longer than the others, among short and empty ones.
+      Case segments_skewed = segments;
+      segments_skewed.lengths = {40, 0, 2900, 64, 5, 0, 200, 1};
+      segments_skewed.key_dim = 192;
+      if (kind != GateKind::constant) add("segments_skewed_" + name, segments_skewed);
+      segments_skewed.query_heads = 4;
+      segments_skewed.heads = 2;
+      segments_skewed.key_dim = 72;
+      if (kind != GateKind::constant) add("segments_skewed_grouped_" + name, segments_skewed);
       Case segments_grouped = wide_segments;
       segments_grouped.query_heads = 4;
       segments_grouped.heads = 2;

@@ -31,11 +31,30 @@ struct ByGate {
 // Tensors of k's width that a chunk of a kv head has beside q: k, and gates over keys.
 std::int64_t key_tensors(const Params& p) { return p.gate == GateKind::key ? 2 : 1; }
 
-// Chunks of the longest sequence. Of packed ones the mean alone is known here: twice that.
-std::int64_t longest_in_chunks(const Sequences& sequences) {
-  const std::int64_t all = sequences.chunks_each();
-  if (!sequences.packed) return all;
-  return std::min(all, in_parts(2 * all, std::max<std::int64_t>(sequences.count, 1)));
+// Whether sequences differ in length.
+bool differ(const Sequences& s) { return s.packed && s.count > 1; }
+
+// Chunks of the longest sequence. Of packed ones the mean alone is known here. Lengths of which no more is known are
+// exponentially distributed, the longest of N then 1 + 1/2 + .. + 1/N means.
+std::int64_t longest_in_chunks(const Sequences& s) {
+  const std::int64_t all = s.chunks_each();
+  if (!differ(s)) return all;
+  const auto count = static_cast<double>(s.count);
+  const double means = std::log(count) + 0.5772 + 0.5 / count;
+  return std::min(all, static_cast<std::int64_t>(std::ceil(means * static_cast<double>(all) / count)));
+}
+
+// Where those that walk through segments of at most so many chunks share what there is room for, a share of all chunks
+// each: whatever is ready takes the place of what has ended, and the last may begin late.
+double unlike(double chunks, double share) { return std::max(chunks, share) + 0.5 * std::min(chunks, share); }
+
+// Chunks one after the other where so many blocks walk through a sequence each, in rounds of as many as there is room
+// for.
+double chunks_in_turn(const Sequences& s, std::int64_t blocks, std::int64_t room) {
+  const std::int64_t longest = longest_in_chunks(s);
+  if (!differ(s)) return times(in_parts(blocks, room), static_cast<double>(longest));
+  const double each = static_cast<double>(blocks) / static_cast<double>(s.count);
+  return unlike(static_cast<double>(longest), times(s.most_chunks, each / static_cast<double>(room)));
 }
 
 // Where chunks wait for one another and all of them for memory: more than the longer one, less than the sum.
@@ -51,24 +70,36 @@ double preparation_microseconds(const Params& p) {
 }  // namespace
 
 TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
+  const Sequences& s = p.sequences;
   const int blocks = tiles_of(p.key_dim), values = tiles_of(p.value_dim), KB = blocks_of_launch(blocks);
-  const std::int64_t busy = std::max<std::int64_t>(p.sequences.count * out_heads * in_parts(values, 2), 1),
+  const std::int64_t each = out_heads * in_parts(values, 2),  // blocks of a segment
+      busy = std::max<std::int64_t>(s.count * each, 1),
                      slots = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
-  const std::int64_t all = p.sequences.chunks_each(), longest = longest_in_chunks(p.sequences);
+  const std::int64_t all = s.chunks_each(), longest = longest_in_chunks(s);
   const double step = recurrence_launches(blocks) * (0.4 + 0.45 * KB), end_step = 0.7;  // of a chunk
-  const double ends_bytes = times(p.sequences.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)),
-               state_bytes = times(p.sequences.count * p.heads * blocks * values, kTile * kTile * 4);
+  const double ends_bytes = times(s.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)),
+               state_bytes = times(p.heads * blocks * values, kTile * kTile * 4);  // of a segment
+  // Chunks one after the other, in segments of at most so many.
+  const auto walked = [&](std::int64_t chunks) {
+    const std::int64_t full = differ(s) ? all / chunks * each : in_parts(all, chunks) * busy;
+    const double in_turn = times(in_parts(full, slots), static_cast<double>(chunks));
+    if (!differ(s)) return in_turn;
+    const double share = times(s.most_chunks * each, 1.0 / static_cast<double>(slots));
+    return std::max(in_turn, unlike(static_cast<double>(chunks), share));
+  };
   TimeCut best;
-  best.microseconds = times(in_parts(busy, slots) * longest, step);
-  const std::int64_t limit = std::min(slots / busy, all / 2);
+  best.microseconds = chunks_in_turn(s, busy, slots) * step;
+  // Alike, no more segments than there is room for at once.
+  const std::int64_t limit = differ(s) ? all / 2 : std::min(slots / busy, all / 2);
   // Eighths apart, for this is worked out in every call; up to the limit itself.
   for (std::int64_t most = 2, next; most <= limit; most = next) {
     next = most == limit ? limit + 1 : std::min(limit, most + std::max<std::int64_t>(most / 8, 1));
-    const std::int64_t chunks = in_parts(all, most), segments = in_parts(all, chunks);
-    const std::int64_t walked = std::min(chunks, longest);
-    // Ends are written, read, made start states, and these read.
-    const double microseconds = times(walked, step) + std::max(times(walked, end_step), ends_bytes / kEndsRate) + 4.0 +
-                                times(segments, 0.2 + 4 * state_bytes / kStatesRate);
+    const std::int64_t chunks = in_parts(all, most), segments = in_parts(all, chunks),
+                       places = differ(s) ? segments + s.count : segments * s.count;
+    // Ends are written, read, made start states, the longest sequence's one after the other, and these read.
+    const double to_walk = walked(chunks);
+    const double microseconds = to_walk * step + std::max(to_walk * end_step, ends_bytes / kEndsRate) + 4.0 +
+                                times(in_parts(longest, chunks), 0.2) + times(places, 4 * state_bytes / kStatesRate);
     if (microseconds < best.microseconds) {
       best = {static_cast<int>(segments), static_cast<int>(chunks), microseconds};
     }
@@ -84,8 +115,7 @@ double one_pass_microseconds(const Params& p, int multiprocessors) {
   const double bytes =
       times(p.sequences.most_chunks * p.heads,
             keys * chunk_bytes((p.group + key_tensors(p)) * p.key_dim) + chunk_bytes((p.group + 1) * p.value_dim));
-  return 5.0 + beside(times(in_parts(groups, 4 * multiprocessors) * longest_in_chunks(p.sequences), kStep.of(p.gate)),
-                      bytes / kRate);
+  return 5.0 + beside(chunks_in_turn(p.sequences, groups, 4 * multiprocessors) * kStep.of(p.gate), bytes / kRate);
 }
 
 double wide_pass_microseconds(const Params& p, int multiprocessors) {
@@ -96,9 +126,8 @@ double wide_pass_microseconds(const Params& p, int multiprocessors) {
   const double step = in_pairs ? 1.79 : wide_keys ? (wide_values ? 2.58 : 2.23) : wide_values ? 1.24 : 1.03;
   const double bytes = times(p.sequences.most_chunks * p.heads, chunk_bytes((p.group + key_tensors(p)) * p.key_dim) +
                                                                     chunk_bytes((p.group + 1) * p.value_dim));
-  return (in_pairs ? 8.3 : 7.1) + beside(times(in_parts(blocks, multiprocessors) * longest_in_chunks(p.sequences),
-                                               step + (by_token ? 0.14 : 0.0)),
-                                         bytes / kRate);
+  return (in_pairs ? 8.3 : 7.1) +
+         beside(chunks_in_turn(p.sequences, blocks, multiprocessors) * (step + (by_token ? 0.14 : 0.0)), bytes / kRate);
 }
 
 double two_passes_microseconds(const Params& p, int multiprocessors) {
@@ -130,11 +159,10 @@ double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
   constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 7.5};
   constexpr ByGate kStep{.none = 1.31, .constant = 1.95, .scalar = 2.02, .key = 4.1};
   // A block of key gates shares a multiprocessor with a second one, and is slower for it.
-  const std::int64_t rounds = in_parts(blocks, multiprocessors);
-  const double step = by_key && rounds > 1 ? 3.55 : kStep.of(p.gate);
+  const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
   const double bytes = times(p.sequences.most_chunks * p.heads,
                              chunk_bytes((by_key ? 6 : 4) * p.key_dim + 3 * p.value_dim) + kImageBytes);
-  return kBegin.of(p.gate) + beside(times(rounds * longest_in_chunks(p.sequences), step), bytes / kRate);
+  return kBegin.of(p.gate) + beside(chunks_in_turn(p.sequences, blocks, multiprocessors) * step, bytes / kRate);
 }
 
 double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {

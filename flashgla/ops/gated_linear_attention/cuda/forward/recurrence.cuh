@@ -16,6 +16,7 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/place_in_time.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
@@ -81,12 +82,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if constexpr (KB == 4) return alike_shuffled<Core>(v0);
     return v0;
   };
-  std::int64_t rest = blockIdx.x / slices;
-  const int segment = static_cast<int>(rest % segments.count);
-  rest /= segments.count;
-  const int own_head = static_cast<int>(rest % heads), head = by_query ? own_head / p.group : own_head;
+  const PlaceInTime place = place_in_time(p.sequences, segments, blockIdx.x / slices, heads, segments.count);
+  const std::int64_t n = place.n;
+  if (n < 0) return;
+  const int segment = place.segment, own_head = place.head, head = by_query ? own_head / p.group : own_head;
   const int x_head = head * inner, x_heads = p.heads * inner, score_head = by_query ? own_head : x_head;
-  const std::int64_t n = rest / heads;
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const int begin = segments.count == 1 ? 0 : segment * segments.chunks;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     return states == nullptr ? nullptr : states + (anew(n) * p.heads + head) * (static_cast<std::int64_t>(K) * V);
   };
   const auto segment_state = [&](int kb, int v0) {
-    const std::int64_t of = (segment * p.sequences.count + anew(n)) * p.heads + head;
+    const std::int64_t of = (segments.first_place(p.sequences, anew(n), span.chunk_begin) + segment) * p.heads + head;
     return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };
@@ -506,8 +506,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   }
 }
 
-// grid: N * (H forwards with outputs, else G) * segments * ceil(V / (64 groups)), value slices fastest. Chunk-start
-// states, outputs and ht as wanted.
+// grid: places of segments * (H forwards with outputs, else G) * ceil(V / (64 groups)), value slices fastest.
+// Chunk-start states, outputs and ht as wanted.
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::threads),
                                   (RecurrencePlan<Core, KB, groups, outputs, grouped, plain>::blocks))

@@ -13,7 +13,7 @@ void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, 
   using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
   const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
-  const std::int64_t blocks = p.sequences.count * heads * segments.count * slices;
+  const std::int64_t blocks = segments.places(p.sequences) * heads * slices;
   flashgla::cuda::launch(
       "gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped, plain>,
       dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run, segments);

@@ -18,8 +18,10 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
   const bool wide_key = run.blocks > kEndKeyTiles, two_groups = wide_key || p.value_dim > 2 * kTile;
   const int values = tiles_of(p.value_dim), values_each = values == 1 ? 1 : two_groups && !wide_key ? 4 : 2;
   const int keys_each = kEndKeyTiles * (wide_key ? 2 : 1);
-  const std::int64_t blocks = p.sequences.count * p.heads * (segments.count - 1) *
-                              ((run.blocks + keys_each - 1) / keys_each) * ((values + values_each - 1) / values_each);
+  const std::int64_t places =
+      segments.differ(p.sequences) ? segments.places(p.sequences) : p.sequences.count * (segments.count - 1);
+  const std::int64_t blocks =
+      places * p.heads * ((run.blocks + keys_each - 1) / keys_each) * ((values + values_each - 1) / values_each);
   if (two_groups) {
     values == 1 ? launch_ends<Core, 2, 1>(stream, p, run, segments, blocks)
                 : launch_ends<Core, 2, 2>(stream, p, run, segments, blocks);

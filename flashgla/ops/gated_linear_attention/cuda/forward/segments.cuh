@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/place_in_time.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
@@ -55,11 +56,13 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   rest /= value_blocks;
   const int key_tile = static_cast<int>(rest % key_blocks) * key_tiles;
   rest /= key_blocks;
-  const int segment = static_cast<int>(rest % (segments.count - 1));
-  rest /= segments.count - 1;
-  const int head = static_cast<int>(rest % p.heads), n = static_cast<int>(rest / p.heads);
+  const PlaceInTime place = place_in_time(p.sequences, segments, rest, p.heads, segments.count - 1);
+  if (place.n < 0) return;
+  const int segment = place.segment, head = place.head, n = static_cast<int>(place.n);
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
+  // Nothing starts where the last one ends.
+  if (segments.differ(p.sequences) && (segment + 1) * segments.chunks >= chunks) return;
   const int begin = min(chunks, segment * segments.chunks), end = min(chunks, begin + segments.chunks);
   // Heads of x that go into one state: backwards the query heads of a key-value head. A visit is a chunk and one of
   // them.
@@ -249,7 +252,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
     }
   }
   const int thread = fresh_thread();
-  const std::int64_t of = (segment * p.sequences.count + n) * p.heads + head;
+  const std::int64_t of = (segments.first_place(p.sequences, n, span.chunk_begin) + segment) * p.heads + head;
   if (value_tile == 0 && value_part == 0 && thread % 4 == 0) {
     float* at = segments.decays + (of * run.blocks + key_tile) * kTile + row_of(thread);
 #pragma unroll
@@ -271,7 +274,8 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   }
 }
 
-// grid: N * G * (segments - 1) * blocks in K * blocks in V, these fastest: nothing starts where the last segment ends.
+// grid: N * G * (segments - 1), or where these differ places * G, * blocks in K * blocks in V, these fastest: nothing
+// starts where the last segment ends.
 template <class Core, int groups, int VT>
 __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
                                   (SegmentEndsPlan<Core, groups, VT>::blocks))
@@ -297,10 +301,17 @@ static __global__ void __launch_bounds__(kCombineThreads)
             of_values = part % 4;  // of each four 16
   const int key = tile % blocks * kTile + 16 * of_keys + lane / 4,
             value = tile / blocks * kTile + 16 * of_values + 2 * (lane % 4);
-  const std::int64_t cell = blockIdx.y, cells = p.sequences.count * p.heads;
+  const std::int64_t cell = blockIdx.y, n = cell / p.heads, head = cell % p.heads;
+  const bool differ = segments.differ(p.sequences);
+  const std::int64_t chunk_begin = differ ? p.sequences.chunk_begin[n] : 0;
+  const std::int64_t first_place = segments.first_place(p.sequences, n, chunk_begin);
+  int count = segments.count;
+  if (differ)
+    count = static_cast<int>((p.sequences.chunk_begin[n + 1] - chunk_begin + segments.chunks - 1) / segments.chunks);
+  const auto place_of = [&](int segment) { return (first_place + segment) * p.heads + head; };
   const std::int64_t tiles = gridDim.x / kCombineBlocks;
   const auto tile_of = [&](float* states, int segment) {
-    return reinterpret_cast<float4*>(states) + ((segment * cells + cell) * tiles + tile) * (kTile * kTile / 4);
+    return reinterpret_cast<float4*>(states) + (place_of(segment) * tiles + tile) * (kTile * kTile / 4);
   };
   float4 state[2] = {};  // of eight value channels each: of two key channels, these eight apart, two values
   if (given != nullptr) {
@@ -324,17 +335,17 @@ static __global__ void __launch_bounds__(kCombineThreads)
                        __uint_as_float(__byte_perm(low, high, 0x7632)));
   };
   constexpr int kAtOnce = 8;  // segments whose loads are in flight
-  for (int first = 0; first < segments.count; first += kAtOnce) {
+  for (int first = 0; first < count; first += kAtOnce) {
     float4 from_zero[kAtOnce][2];
     float decay[kAtOnce][2];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int segment = first + i;
-      if (segment + 1 < segments.count) {  // what the last one ends in is not wanted, nor found
+      if (segment + 1 < count) {  // what the last one ends in is not wanted, nor found
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           from_zero[i][j] = tile_of(segments.ends, segment)[(2 * of_values + j) * kGroupThreads + 32 * of_keys + lane];
-          decay[i][j] = segments.decays[(segment * cells + cell) * (blocks * kTile) + key + 8 * j];
+          decay[i][j] = segments.decays[place_of(segment) * (blocks * kTile) + key + 8 * j];
         }
       }
     }
@@ -342,14 +353,14 @@ static __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int segment = first + i;
-      if (segment > 0 && segment < segments.count) {
+      if (segment > 0 && segment < count) {
         const float2 a = transposed(state[0].x, state[0].y), b = transposed(state[1].x, state[1].y),
                      c = transposed(state[0].z, state[0].w), d = transposed(state[1].z, state[1].w);
         float4* to = tile_of(segments.starts, segment) + 2 * of_keys * kGroupThreads + 32 * of_values + lane;
         to[0] = make_float4(a.x, a.y, b.x, b.y);
         to[kGroupThreads] = make_float4(c.x, c.y, d.x, d.y);
       }
-      if (segment + 1 < segments.count) {
+      if (segment + 1 < count) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           state[j] = make_float4(

@@ -96,7 +96,7 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
   segments.count = cut.segments;
   segments.chunks = cut.chunks;
   if (segments.count > 1) {
-    const std::int64_t states = segments.count * p.sequences.count * heads;
+    const std::int64_t states = segments.places(p.sequences) * heads;
     const std::int64_t state_bytes = blocks * tiles_of(p.value_dim) * (kTile * kTile * 4);
     segments.decays = reinterpret_cast<float*>(take(states * blocks * 64 * 4, "gla: segment decays"));
     segments.ends = reinterpret_cast<float*>(take(states * state_bytes, "gla: segment ends"));

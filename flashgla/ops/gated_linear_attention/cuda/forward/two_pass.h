@@ -41,13 +41,25 @@ bool reads_rows(const Params& params, bool hopper);
 RowMap q_map(const Params& params);
 RowMap k_map(const Params& params);
 
+// Time cut into segments of so many chunks, which begin anew with each sequence. Each has a place among those of all.
+// Where sequences are packed, whose lengths the host does not know, a sequence has as many places as it may have
+// segments: one that is much longer than the others is cut as if it were alone.
 struct Segments {
-  int count = 1;            // of each sequence; the last may be empty
-  int chunks = 0;           // chunks of a segment
-  float* decays = nullptr;  // [count, N, G, 64 blocks]: product over the segment; null with one segment, as the others
-  // [count, N, G, tiles of V, blocks, 4096], as accumulators lie in threads: what a segment's own tokens leave, rows
-  // key channels, but of the last one; start states, rows value channels, but of the first one.
+  int count = 1;            // of each sequence, the last may be empty; of several packed ones: at most
+  int chunks = 0;           // of a segment
+  float* decays = nullptr;  // [places, G, 64 blocks]: product over the segment; null with one segment, as the others
+  // [places, G, tiles of V, blocks, 4096], as accumulators lie in threads: what a segment's own tokens leave, rows key
+  // channels, but of the last one; start states, rows value channels, but of the first one.
   float *ends = nullptr, *starts = nullptr;
+
+  // Whether sequences have segments of their own number.
+  constexpr bool differ(const Sequences& s) const { return count > 1 && s.packed && s.count > 1; }
+  // Of sequence n, whose first chunk has this number. (a + b) / chunks + 1 is no less than a / chunks and b / chunks
+  // rounded up together. In 32 bits, which count the chunks of a call.
+  constexpr std::int64_t first_place(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
+    return differ(s) ? static_cast<std::uint32_t>(chunk_begin) / static_cast<std::uint32_t>(chunks) + n : n * count;
+  }
+  constexpr std::int64_t places(const Sequences& s) const { return first_place(s, s.count, s.most_chunks); }
 };
 
 // One run of the recurrence: its operands, and where results go.
