@@ -107,7 +107,7 @@ TEST(Estimates, TimeIsCutWhereThatWasFaster) {
   EXPECT_EQ(segments(problem(4, 2048, 4, 256, 256, GateKind::key)), 4);  // 80.5, uncut 94.3
   EXPECT_LT(segments(problem(1, 8192, 4, 64, 64, GateKind::key)), 32);   // 32.4 in 16, 32.9 in 32
   // Packed sequences, whose lengths are not known here: four (of 20000, 8000, 4000 and 768 tokens 332 us, uncut 746),
-  // and 64 (of 512 tokens each 271 us, in segments of 64 chunks 360).
+  // and 64 (of 512 tokens each 270 us, in segments of 64 chunks 360).
   EXPECT_GT(segments(packed(1, 32768, 4, 256, 512)), 1);
   EXPECT_GT(segments(packed(4, 32768, 4, 256, 512)), 1);
   EXPECT_EQ(segments(packed(64, 32768, 4, 256, 512)), 1);
