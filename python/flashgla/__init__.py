@@ -60,7 +60,7 @@ def _pair(state: Any, normalize: bool) -> tuple[Any, Any]:
 def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None, scale: float | None = None,
                            initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
                            algorithm: str = "automatic", *, feature_map: str = "identity", normalize: bool = False,
-                           float32_math: str = "ieee") -> tuple[Any, Any]:
+                           float32_math: str = "ieee", max_seqlen: int | None = None) -> tuple[Any, Any]:
     """The operator, for whole sequences. Returns (o, final state or None), arrays of q's library on q's device.
 
     Args:
@@ -77,6 +77,8 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
         feature_map: phi: identity, elu_plus_one or relu.
         normalize: divide by the sum of keys (linear attention; no gate).
         float32_math: what float32 products on CUDA may be rounded to: ieee or tf32.
+        max_seqlen: with cu_seqlens, tokens of the longest sequence, where it is known. On CUDA, where cu_seqlens lies on
+            the device, it tells what is fastest: several times so where one sequence is much longer than the others.
 
     With PyTorch tensors the result has gradients (flashgla.torch). Raises ValueError naming the argument, TypeError
     for what is no array.
@@ -86,11 +88,11 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
 
         return adapter.gated_linear_attention(
             q, k, v, g, gv, scale, initial_state, output_final_state, cu_seqlens, algorithm, feature_map=feature_map,
-            normalize=normalize, float32_math=float32_math)
+            normalize=normalize, float32_math=float32_math, max_seqlen=max_seqlen)
     library = library_of(q)
     h0, z0 = _pair(initial_state, normalize)
     inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
-    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
     o_shape, h_shape, z_shape = operands.output_shapes()
     o = library.empty(o_shape, operands.dtype)
     ht = library.empty(h_shape, operands.state_dtype) if output_final_state else None
@@ -104,8 +106,9 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
 def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = None, gv: Any = None,
                                     scale: float | None = None, initial_state: Any = None, cu_seqlens: Any = None,
                                     algorithm: str = "automatic", *, feature_map: str = "identity",
-                                    normalize: bool = False, float32_math: str = "ieee", o: Any = None,
-                                    final_state: Any = None, d_final_state: Any = None) -> Gradients:
+                                    normalize: bool = False, float32_math: str = "ieee",
+                                    max_seqlen: int | None = None, o: Any = None, final_state: Any = None,
+                                    d_final_state: Any = None) -> Gradients:
     """Gradients of a loss whose gradients with respect to o and the final state are `d_o` and `d_final_state`.
 
     Args:
@@ -125,7 +128,7 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
     ht, _ = _pair(final_state, normalize)
     inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
     given = _views(library, o=o, final_state=ht, states=None, d_o=d_o, d_final_state=d_ht, d_z=d_zt)
-    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
 
     gradients = [None if x is None else library.empty(x.shape, x.dtype) for x in inputs[:7]]
     if g is not None and len(inputs[3].shape) == 1:

@@ -6,7 +6,7 @@ logarithms; `scale` None is K^-1/2; `reverse` runs from the last token to the fi
 than q, gates may be -inf, and every function runs on the CPU, in float64 too, and compiles without a graph break.
 
 The prefix (chunk, fused_chunk, fused_recurrent, parallel) names FLA's way to the result; the operator picks its own.
-`cu_seqlens_cpu` spares FLA a copy and is not needed. An argument that is not supported raises NotCovered, by name.
+`cu_seqlens_cpu` spares FLA a copy; here it tells the longest sequence (max_seqlen). An argument that is not supported raises NotCovered, by name.
 ALGORITHM is what all of them ask for: "chunk_recomputed" keeps no states for the backward and spares their memory.
 """
 
@@ -47,9 +47,16 @@ def _flipped(*tensors: Tensor | None) -> list[Any]:
     return [x.flip(1) if x is not None and x.dim() > 1 else x for x in tensors]
 
 
+def _longest(cu_seqlens_cpu: Tensor | None) -> int | None:
+    if cu_seqlens_cpu is None or torch.compiler.is_compiling():  # a graph holds for other lengths too
+        return None
+    return max(1, int(cu_seqlens_cpu.diff().max()))
+
+
 def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, scale: float | None, h0: Tensor | None,
           z0: Tensor | None, final: bool, cu_seqlens: Tensor | None, reverse: bool = False, swap: bool = False,
-          normalize: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+          normalize: bool = False,
+          cu_seqlens_cpu: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(o, ht, zt) with FLA's extras: time reversed and states transposed."""
     h0 = _swapped(h0, swap)
     if reverse:
@@ -57,8 +64,9 @@ def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, 
         if cu_seqlens is not None:  # the last sequence comes first
             cu_seqlens = q.shape[1] - cu_seqlens.flip(0)
             h0, z0 = (x if x is None else x.flip(0) for x in (h0, z0))
+    max_seqlen = None if cu_seqlens is None else _longest(cu_seqlens_cpu)
     o, state = gated_linear_attention(q, k, v, g, gv, scale, (h0, z0) if normalize else h0, final, cu_seqlens,
-                                      ALGORITHM, normalize=normalize)
+                                      ALGORITHM, normalize=normalize, max_seqlen=max_seqlen)
     ht, zt = state if normalize and final else (state, None)
     if reverse:
         o = o.flip(1)
@@ -95,7 +103,8 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = 
               initial_state: Tensor | None = None, output_final_state: bool = False, state_v_first: bool = False,
               cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention with a log gate over keys, g [B,T,H,K]."""
-    return _call(q, k, v, g, None, scale, initial_state, None, output_final_state, cu_seqlens, swap=state_v_first)[:2]
+    return _call(q, k, v, g, None, scale, initial_state, None, output_final_state, cu_seqlens, swap=state_v_first,
+                 cu_seqlens_cpu=cu_seqlens_cpu)[:2]
 
 
 def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, gv: Tensor | None = None,
@@ -117,7 +126,7 @@ def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g
     """One log gate a token and head, g [B,T,H], or one a head, g_gamma [H], or their sum, or none."""
     _refuse("chunk_simple_gla", kwargs)
     return _call(q, k, v, _simple_gate(g, g_gamma), None, scale, initial_state, None, output_final_state, cu_seqlens,
-                 swap=state_v_first)[:2]
+                 swap=state_v_first, cu_seqlens_cpu=cu_seqlens_cpu)[:2]
 
 
 def fused_chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g_gamma: Tensor | None = None,
@@ -143,7 +152,7 @@ def parallel_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None
                         cu_seqlens_cpu: Tensor | None = None) -> tuple[Tensor, None]:
     """As chunk_simple_gla without states; the second result, attention scores, is None: they are not supported."""
     _refuse("parallel_simple_gla", {"output_attentions": output_attentions})
-    return _call(q, k, v, g, None, scale, None, None, False, cu_seqlens)[0], None
+    return _call(q, k, v, g, None, scale, None, None, False, cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)[0], None
 
 
 # ---- retention ----

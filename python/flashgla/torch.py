@@ -25,7 +25,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
                            initial_state: Tensor | tuple[Tensor | None, Tensor | None] | None = None,
                            output_final_state: bool = False, cu_seqlens: Tensor | None = None,
                            algorithm: str = "automatic", *, feature_map: str = "identity", normalize: bool = False,
-                           float32_math: str = "ieee") -> tuple[Tensor, Any]:
+                           float32_math: str = "ieee", max_seqlen: int | None = None) -> tuple[Tensor, Any]:
     """flashgla.gated_linear_attention on PyTorch tensors, differentiable in q, k, v, g, gv and the initial state.
 
     cu_seqlens lies on q's device. Under autocast q, k and v are cast to its dtype, and gates that are neither of that
@@ -36,7 +36,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     inputs = (q, k, v, g, gv, h0, z0)
     keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
     o, ht, zt, _ = torch.ops.flashgla.forward(*inputs, cu_seqlens, scale, algorithm, feature_map, normalize,
-                                              float32_math, output_final_state, keep)
+                                              float32_math, max_seqlen, output_final_state, keep)
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -53,7 +53,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor],
 # ---- operators ----
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor? h0, Tensor? z0, Tensor? cu_seqlens"
-_OPTIONS = "float? scale, str algorithm, str feature_map, bool normalize, str float32_math"
+_OPTIONS = "float? scale, str algorithm, str feature_map, bool normalize, str float32_math, int? max_seqlen"
 _library = torch.library.Library("flashgla", "DEF")
 # (o, ht, zt, states); what is not wanted is an empty tensor. keep: states are for a backward.
 _library.define(f"forward({_INPUTS}, {_OPTIONS}, bool final_state, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -151,9 +151,11 @@ def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
              z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-             normalize: bool, float32_math: str, final_state: bool, keep: bool) -> tuple[Tensor, ...]:
+             normalize: bool, float32_math: str, max_seqlen: int | None, final_state: bool,
+             keep: bool) -> tuple[Tensor, ...]:
     with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math)
+        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
+                             max_seqlen)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
         outputs = _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
         operands.forward(*(_written(x) for x in outputs), *_place(q))
@@ -162,10 +164,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | Non
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
               z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-              normalize: bool, float32_math: str, o: Tensor | None, ht: Tensor | None, states: Tensor | None,
-              d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
+              normalize: bool, float32_math: str, max_seqlen: int | None, o: Tensor | None, ht: Tensor | None,
+              states: Tensor | None, d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
+              wanted: list[bool]) -> tuple[Tensor, ...]:
     with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math)
+        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
+                             max_seqlen)
         gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
         d_states = (None if x is None else x.contiguous() for x in (d_ht, d_zt))
         operands.backward(_view(o), _view(ht), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
@@ -227,16 +231,18 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
 
 
 @torch.library.register_fake("flashgla::forward", lib=_library)
-def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, final_state, keep):
+def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
+      final_state, keep):
     states_bytes = 0
     if keep and _keeps_states(q, cu_seqlens):
-        states_bytes = _states_bytes(q, k, v, g, gv, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math)
+        states_bytes = _states_bytes(q, k, v, g, gv, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
+                                     None)
     return _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
 
 
 @torch.library.register_fake("flashgla::backward", lib=_library)
-def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, o, ht, states, d_o,
-      d_ht, d_zt, wanted):
+def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen, o, ht,
+      states, d_o, d_ht, d_zt, wanted):
     return _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
 
 
@@ -248,11 +254,11 @@ def _(q, k, v, g, gv, h, z, scale, feature_map, normalize):
 # ---- autograd ----
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, scale, algorithm, feature_map, normalize, float32_math, final_state, keep = inputs
+    *tensors, scale, algorithm, feature_map, normalize, float32_math, max_seqlen, final_state, keep = inputs
     o, ht, _, states = output
     needs_o = normalize or tensors[4] is not None
     ctx.set_materialize_grads(False)
-    ctx.options = (scale, algorithm, feature_map, normalize, float32_math)
+    ctx.options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
     ctx.kept = (needs_o, final_state, keep and _keeps_states(tensors[0], tensors[7]))
     ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, ht, states), ctx.kept) if kept))
 
@@ -277,7 +283,7 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tens
     if wanted[3] and d_g.dtype != tensors[3].dtype:
         d_g = d_g.to(tensors[3].dtype)
     gradients = (*gradients[:3], d_g, *gradients[4:])
-    return (*(x if want else None for x, want in zip(gradients, wanted)), *[None] * 8)
+    return (*(x if want else None for x, want in zip(gradients, wanted)), *[None] * 9)
 
 
 def _refuse(what: str) -> Any:

@@ -115,7 +115,7 @@ gla::Float32Math float32_math_from_name(const std::string& name) {
 }  // namespace
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math) {
+                        const std::string& float32_math, nb::handle max_seqlen) {
   gla::Options options;
   if (!scale.is_none()) {
     if (!nb::try_cast(scale, options.scale)) {
@@ -132,6 +132,16 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
   options.feature_map = gla::feature_map_from_name(feature_map);
   options.normalize = normalize;
   options.float32_math = float32_math_from_name(float32_math);
+  if (!max_seqlen.is_none()) {
+    if (!nb::try_cast(max_seqlen, options.max_seqlen)) {
+      const std::string type = nb::cast<std::string>(max_seqlen.type().attr("__name__"));
+      throw nb::type_error(("max_seqlen is of type " + type + "; expected an integer or None").c_str());
+    }
+    if (options.max_seqlen < 1) {
+      throw Error("gated_linear_attention", "max_seqlen", "is " + std::to_string(options.max_seqlen),
+                  "a positive number of tokens, or None");
+    }
+  }
   return options;
 }
 

@@ -21,7 +21,7 @@ struct Place {
 };
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math);
+                        const std::string& float32_math, nb::handle max_seqlen);
 
 class Operands {
  public:

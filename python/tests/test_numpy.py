@@ -111,6 +111,21 @@ def test_packed_sequences_are_separate_ones(dtype):
         assert error(o[part], expected_o) < 1e-5 and error(ht[n:n + 1], expected_h) < 1e-5
 
 
+def test_max_seqlen():
+    q, k, v, g, _ = inputs(batch=1, length=50)
+    cu_seqlens = np.array([0, 17, 17, 50])
+    o, _ = flashgla.gated_linear_attention(q, k, v, g, cu_seqlens=cu_seqlens)
+    known, _ = flashgla.gated_linear_attention(q, k, v, g, cu_seqlens=cu_seqlens, max_seqlen=33)
+    assert error(known, o) < 1e-5
+    for wrong, packing, message in [(0, cu_seqlens, "max_seqlen is 0; expected a positive number"),
+                                    (32, cu_seqlens, "max_seqlen is 32; expected at least 33"),
+                                    (50, None, "max_seqlen is 50; expected 0 without cu_seqlens")]:
+        with pytest.raises(ValueError, match=message):
+            flashgla.gated_linear_attention(q, k, v, g, cu_seqlens=packing, max_seqlen=wrong)
+    with pytest.raises(TypeError, match="max_seqlen is of type str"):
+        flashgla.gated_linear_attention(q, k, v, g, cu_seqlens=cu_seqlens, max_seqlen="33")
+
+
 @pytest.mark.parametrize("gate", GATES)
 def test_backward_is_the_derivative(gate):
     """In float64, along a random direction in all inputs at once, against the central difference of the forward."""

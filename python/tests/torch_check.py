@@ -105,6 +105,9 @@ def check_packed_sequences():
                                                 cu_seqlens=packing)
         expected = recurrence(*leaves[:4], initial_state=leaves[4], cu_seqlens=packing)[:2]
         gradients_close((o, ht), expected, leaves, 1e-5)
+        (o, _), (known, _) = (flashgla.gated_linear_attention(*leaves[:4], cu_seqlens=packing, max_seqlen=longest)
+                              for longest in (None, 33))
+        close(known, o, 1e-5)
 
 
 def check_strides():
@@ -141,7 +144,7 @@ def check_gradcheck():
 
 def check_registration():
     """torch.library.opcheck: schema, autograd, fake tensors, and compiled graphs with symbolic shapes."""
-    options = (None, "automatic", "identity", False, "ieee")
+    options = (None, "automatic", "identity", False, "ieee", None)
     packing = cu_seqlens(100, 150, 400)
     for gate, batch in itertools.product(GATES, (1, 2)):
         leaves = inputs(gate, length=400, batch=batch, gradients=True)

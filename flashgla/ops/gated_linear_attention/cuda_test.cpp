@@ -183,6 +183,36 @@ TEST(Cuda, NarrowRowsThatAreOne) {
   }
 }
 
+// Forms are chosen by the longest sequence, known or not; that of 1 token is not true.
+TEST(Cuda, RightWhateverTheLongestSequence) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const std::int64_t key_dim : {64, 128, 256}) {
+    for (const GateKind gate : {GateKind::none, GateKind::key}) {
+      CaseData data = make_data({.query_heads = 4,
+                                 .heads = 4,
+                                 .key_dim = key_dim,
+                                 .value_dim = key_dim,
+                                 .gate = gate,
+                                 .dtype = DType::bf16,
+                                 .gate_dtype = DType::bf16,
+                                 .lengths = {30, 0, 2000, 64, 5, 100, 1}});
+      for (const std::int64_t longest : {0, 1, 2000, 2200}) {
+        SCOPED_TRACE(std::string(name_of(gate)) + " gate, " + std::to_string(key_dim) + " channels, " +
+                     std::to_string(longest));
+        CaseData hinted = data;
+        hinted.options.max_seqlen = longest;
+        const Results expected = reference_results(data, true, true);
+        for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+          if (device.kind != Device::Kind::cuda) return;
+          const Results actual = run(device, row.name, hinted, true, true, true);
+          expect_all_close(outputs_of(actual), outputs_of(expected), DType::bf16);
+          expect_all_close(gradients_of(actual), gradients_of(expected), DType::bf16);
+        });
+      }
+    }
+  }
+}
+
 // Tensors that are not where 16 bytes begin, in widths that are multiples of them: each alone, and all.
 TEST(Cuda, TensorsAnElementOff) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
@@ -196,8 +226,8 @@ TEST(Cuda, TensorsAnElementOff) {
                                  .value_dim = 64,
                                  .gate = gate,
                                  .dtype = dtype});
-      const std::pair<const char*, TensorView*> tensors[] = {{"q", &data.in.q}, {"k", &data.in.k},
-                                                             {"v", &data.in.v}, {"g", &data.in.g},
+      const std::pair<const char*, TensorView*> tensors[] = {{"q", &data.in.q},   {"k", &data.in.k},
+                                                             {"v", &data.in.v},   {"g", &data.in.g},
                                                              {"gv", &data.in.gv}, {"d_o", &data.d_out.d_o}};
       const auto move_off = [&](TensorView& view) {
         if (!view) return;

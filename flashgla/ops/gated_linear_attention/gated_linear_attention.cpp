@@ -1,6 +1,7 @@
 // validate -> select -> run. Everything behind this file may rely on its arguments.
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -231,6 +232,13 @@ void check_cu_seqlens(const Context& context, const Problem& p, const TensorView
           "values that do not decrease");
     }
   }
+  for (std::int64_t n = 0; p.max_seqlen > 0 && n < p.sequences; ++n) {
+    const std::int64_t length = at(n + 1) - at(n);
+    if (length > p.max_seqlen) {
+      refuse("max_seqlen", "is " + std::to_string(p.max_seqlen),
+             "at least " + std::to_string(length) + ", the tokens of sequence " + std::to_string(n));
+    }
+  }
   if (at(p.sequences) != p.length) {
     refuse("cu_seqlens", "ends at " + std::to_string(at(p.sequences)), std::to_string(p.length) + " (T)");
   }
@@ -300,6 +308,10 @@ Problem describe(const Inputs& in, const Options& options) {
     p.packed = true;
     p.sequences = c.size(0) - 1;
   }
+  const std::string given = "is " + std::to_string(options.max_seqlen);
+  if (options.max_seqlen < 0) refuse("max_seqlen", given, "a number of tokens, or 0 for unknown");
+  if (options.max_seqlen > 0 && !p.packed) refuse("max_seqlen", given, "0 without cu_seqlens");
+  p.max_seqlen = std::min(options.max_seqlen, p.length);
   const Shapes shapes{p, true};
   if (in.h0) check_state("h0", in.h0, shapes.h(), "N,G,K,V", p, device);
   if (!p.normalize) check_absent("z0", in.z0, "only with normalize");

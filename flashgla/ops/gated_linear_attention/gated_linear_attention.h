@@ -42,6 +42,9 @@ struct Options {
   FeatureMap feature_map = FeatureMap::identity;
   bool normalize = false;
   Float32Math float32_math = Float32Math::ieee;
+  // With cu_seqlens: tokens of the longest sequence, where the caller knows it; 0: unknown. On CUDA, where the host
+  // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is.
+  std::int64_t max_seqlen = 0;
 };
 
 struct Inputs {

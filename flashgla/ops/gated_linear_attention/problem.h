@@ -40,6 +40,7 @@ struct Problem {
   std::int64_t value_dim = 1;    // V
   std::int64_t sequences = 1;    // N
   bool packed = false;           // cu_seqlens given (then B = 1)
+  std::int64_t max_seqlen = 0;   // packed: tokens of the longest sequence, as far as the caller knows; 0: unknown
   DType dtype = DType::f32;
   DType gate_dtype = DType::f32;
   GateKind gate = GateKind::none;

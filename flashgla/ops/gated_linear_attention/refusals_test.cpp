@@ -215,6 +215,16 @@ TEST_F(Refusals, NameBadPacking) {
   }
 }
 
+TEST_F(Refusals, NameBadMaxSeqlen) {
+  const Case whole{.name = "whole", .heads = 2, .key_dim = 3, .value_dim = 5};
+  Case packed = whole;
+  packed.name = "packed";
+  packed.lengths = {4, 5};
+  expect_refused(whole, {"max_seqlen", [](CaseData& d, Results&) { d.options.max_seqlen = 5; }});
+  expect_refused(packed, {"max_seqlen", [](CaseData& d, Results&) { d.options.max_seqlen = -1; }});
+  expect_refused(packed, {"max_seqlen", [](CaseData& d, Results&) { d.options.max_seqlen = 4; }});
+}
+
 TEST_F(Refusals, Steps) {
   Context context;
   const TensorView q = other(Shape({2, 4, 3})), k = other(Shape({2, 2, 3})), v = other(Shape({2, 2, 5}));

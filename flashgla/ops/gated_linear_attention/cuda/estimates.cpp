@@ -34,11 +34,12 @@ std::int64_t key_tensors(const Params& p) { return p.gate == GateKind::key ? 2 :
 // Whether sequences differ in length.
 bool differ(const Sequences& s) { return s.packed && s.count > 1; }
 
-// Chunks of the longest sequence. Of packed ones the mean alone is known here. Lengths of which no more is known are
-// exponentially distributed, the longest of N then 1 + 1/2 + .. + 1/N means.
+// Chunks of the longest sequence. Where of packed ones the mean alone is known, lengths are exponentially distributed,
+// and the longest of N is 1 + 1/2 + .. + 1/N means.
 std::int64_t longest_in_chunks(const Sequences& s) {
   const std::int64_t all = s.chunks_each();
   if (!differ(s)) return all;
+  if (s.longest > 0) return in_parts(s.longest, kChunk);
   const auto count = static_cast<double>(s.count);
   const double means = std::log(count) + 0.5772 + 0.5 / count;
   return std::min(all, static_cast<std::int64_t>(std::ceil(means * static_cast<double>(all) / count)));

@@ -111,6 +111,11 @@ TEST(Estimates, TimeIsCutWhereThatWasFaster) {
   EXPECT_GT(segments(packed(1, 32768, 4, 256, 512)), 1);
   EXPECT_GT(segments(packed(4, 32768, 4, 256, 512)), 1);
   EXPECT_EQ(segments(packed(64, 32768, 4, 256, 512)), 1);
+  // One of 30000 tokens among 43 short ones, where that is known and where it is not.
+  Params skewed = packed(44, 32768, 4, 256, 512);
+  EXPECT_EQ(segments(skewed), 1);
+  skewed.sequences.longest = 30000;
+  EXPECT_GT(segments(skewed), 1);  // 383 us, uncut 980
 }
 
 TEST(Estimates, OneKernelBackwardsWhereThatWasFaster) {

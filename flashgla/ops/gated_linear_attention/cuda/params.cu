@@ -60,6 +60,7 @@ Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& 
   p.sequences.count = problem.sequences;
   p.sequences.length = problem.length;
   p.sequences.packed = problem.packed;
+  p.sequences.longest = problem.packed ? problem.max_seqlen : problem.length;
   p.sequences.cu_seqlens = inputs.cu_seqlens.data;
   p.sequences.wide = inputs.cu_seqlens && inputs.cu_seqlens.dtype == DType::i64;
   p.sequences.most_chunks = most_chunks(problem);
