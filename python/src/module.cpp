@@ -103,9 +103,10 @@ NB_MODULE(_flashgla, m) {
       [](const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv, const Array& h,
          const Array* z, const Array& o, nb::handle scale, const std::string& feature_map, bool normalize,
          std::uintptr_t stream, int threads, nb::object allocate) {
-        flashgla::python::step({q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
-                               flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee"),
-                               {stream, threads, std::move(allocate)});
+        flashgla::python::step(
+            {q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
+            flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee", nb::none()),
+            {stream, threads, std::move(allocate)});
       },
       "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "o"_a, "scale"_a.none(), "feature_map"_a,
       "normalize"_a, "stream"_a, "threads"_a, "allocate"_a.none());

@@ -123,7 +123,10 @@ std::string describe_case(const Case& c) {
   if (c.heads != c.query_heads) text += " G" + std::to_string(c.heads);
   text += " K" + std::to_string(c.key_dim) + " V" + std::to_string(c.value_dim) + " " + name_of(c.dtype) + " " +
           name_of(c.gate) + " gate";
-  if (!c.lengths.empty()) text += ", " + std::to_string(c.lengths.size()) + " packed";
+  if (!c.lengths.empty()) {
+    text += ", " + std::to_string(c.lengths.size()) + " packed, longest " +
+            std::to_string(*std::max_element(c.lengths.begin(), c.lengths.end())) + (c.tells_longest ? " told" : "");
+  }
   if (!c.gates_over_keys) text += " (values only)";
   if (c.feature_map != FeatureMap::identity) text += std::string(", ") + name_of(c.feature_map);
   if (c.normalize) text += ", normalized";
@@ -197,6 +200,7 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
     offsets[0] = 0;
     for (std::int64_t n = 0; n < N; ++n) offsets[n + 1] = offsets[n] + static_cast<std::int32_t>(c.lengths[n]);
     in.cu_seqlens = storage.back();
+    if (c.tells_longest) data.options.max_seqlen = *std::max_element(c.lengths.begin(), c.lengths.end());
   }
   data.d_out.d_o = filled(Shape({B, T, c.query_heads, V}), c.dtype, c.strided, seed + 8, storage);
   data.options.feature_map = c.feature_map;
@@ -213,46 +217,58 @@ CaseData on_device(const CaseData& data, Device device) {
   return result;
 }
 
+TokenRange tokens_of(const CaseData& data, std::int64_t n) {
+  if (!data.in.cu_seqlens) return {n, 0, data.in.q.size(1)};
+  const auto* offsets = data.in.cu_seqlens.as<std::int32_t>();
+  return {0, offsets[n], offsets[n + 1]};
+}
+
 namespace {
-// [B,T,heads,...] to the heads [first, first + count) of one row of the batch.
-TensorView narrowed(const TensorView& view, std::int64_t batch, std::int64_t first, std::int64_t count) {
-  return view ? view.slice(0, batch, batch + 1).slice(2, first, first + count) : view;
+// [B,T,heads,...] to the tokens' heads [first, first + count).
+TensorView narrowed(const TensorView& view, const TokenRange& tokens, std::int64_t first, std::int64_t count) {
+  return view ? view.slice(0, tokens.batch, tokens.batch + 1)
+                    .slice(1, tokens.begin, tokens.end)
+                    .slice(2, first, first + count)
+              : view;
 }
 // [N,G,...] to one state.
-TensorView narrowed_state(const TensorView& view, std::int64_t batch, std::int64_t head) {
-  return view ? view.slice(0, batch, batch + 1).slice(1, head, head + 1) : view;
+TensorView narrowed_state(const TensorView& view, std::int64_t n, std::int64_t head) {
+  return view ? view.slice(0, n, n + 1).slice(1, head, head + 1) : view;
 }
 }  // namespace
 
-CaseData one_head(const CaseData& data, std::int64_t batch, std::int64_t head) {
+CaseData one_head(const CaseData& data, std::int64_t n, std::int64_t head) {
   const std::int64_t group = data.in.q.size(2) / data.in.k.size(2);
+  const TokenRange tokens = tokens_of(data, n);
   CaseData result;
   result.options = data.options;
-  result.in.q = narrowed(data.in.q, batch, head * group, group);
-  result.in.k = narrowed(data.in.k, batch, head, 1);
-  result.in.v = narrowed(data.in.v, batch, head, 1);
-  result.in.g = data.in.g.rank() == 1 ? data.in.g.slice(0, head, head + 1) : narrowed(data.in.g, batch, head, 1);
-  result.in.gv = narrowed(data.in.gv, batch, head, 1);
-  result.in.h0 = narrowed_state(data.in.h0, batch, head);
-  result.in.z0 = narrowed_state(data.in.z0, batch, head);
-  result.d_out.d_o = narrowed(data.d_out.d_o, batch, head * group, group);
-  result.d_out.d_ht = narrowed_state(data.d_out.d_ht, batch, head);
-  result.d_out.d_zt = narrowed_state(data.d_out.d_zt, batch, head);
+  result.options.max_seqlen = 0;
+  result.in.q = narrowed(data.in.q, tokens, head * group, group);
+  result.in.k = narrowed(data.in.k, tokens, head, 1);
+  result.in.v = narrowed(data.in.v, tokens, head, 1);
+  result.in.g = data.in.g.rank() == 1 ? data.in.g.slice(0, head, head + 1) : narrowed(data.in.g, tokens, head, 1);
+  result.in.gv = narrowed(data.in.gv, tokens, head, 1);
+  result.in.h0 = narrowed_state(data.in.h0, n, head);
+  result.in.z0 = narrowed_state(data.in.z0, n, head);
+  result.d_out.d_o = narrowed(data.d_out.d_o, tokens, head * group, group);
+  result.d_out.d_ht = narrowed_state(data.d_out.d_ht, n, head);
+  result.d_out.d_zt = narrowed_state(data.d_out.d_zt, n, head);
   return result;
 }
 
-Results one_head(const Results& results, std::int64_t batch, std::int64_t head, std::int64_t group) {
+Results one_head(const Results& results, const TokenRange& tokens, std::int64_t n, std::int64_t head,
+                 std::int64_t group) {
   Results result;
-  result.out.o = narrowed(results.out.o, batch, head * group, group);
-  result.out.ht = narrowed_state(results.out.ht, batch, head);
-  result.out.zt = narrowed_state(results.out.zt, batch, head);
-  result.d_in.dq = narrowed(results.d_in.dq, batch, head * group, group);
-  result.d_in.dk = narrowed(results.d_in.dk, batch, head, 1);
-  result.d_in.dv = narrowed(results.d_in.dv, batch, head, 1);
-  if (results.d_in.dg.rank() != 1) result.d_in.dg = narrowed(results.d_in.dg, batch, head, 1);
-  result.d_in.dgv = narrowed(results.d_in.dgv, batch, head, 1);
-  result.d_in.dh0 = narrowed_state(results.d_in.dh0, batch, head);
-  result.d_in.dz0 = narrowed_state(results.d_in.dz0, batch, head);
+  result.out.o = narrowed(results.out.o, tokens, head * group, group);
+  result.out.ht = narrowed_state(results.out.ht, n, head);
+  result.out.zt = narrowed_state(results.out.zt, n, head);
+  result.d_in.dq = narrowed(results.d_in.dq, tokens, head * group, group);
+  result.d_in.dk = narrowed(results.d_in.dk, tokens, head, 1);
+  result.d_in.dv = narrowed(results.d_in.dv, tokens, head, 1);
+  if (results.d_in.dg.rank() != 1) result.d_in.dg = narrowed(results.d_in.dg, tokens, head, 1);
+  result.d_in.dgv = narrowed(results.d_in.dgv, tokens, head, 1);
+  result.d_in.dh0 = narrowed_state(results.d_in.dh0, n, head);
+  result.d_in.dz0 = narrowed_state(results.d_in.dz0, n, head);
   return result;
 }
 
@@ -547,6 +563,21 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
       list.push_back(features);
       features.normalize = true;
       list.push_back(features);
+    }
+    // Packed sequences: lengths as they may come, and one much longer than the others.
+    std::vector<std::int64_t> mixed = {256,  3840, 1024, 3072, 700,  3396, 2048, 1500,
+                                       2596, 2048, 400,  3696, 1100, 2996, 1800, 2296},
+                              skewed(44, 64);
+    skewed[20] = 30000;
+    for (const auto& [K, V] : {std::pair{64, 64}, {128, 256}, {256, 512}}) {
+      for (const auto* lengths : {&mixed, &skewed}) {
+        for (const bool tells_longest : {false, true}) {
+          Case packed = timed(1, 0, kH, K, V, DType::bf16, GateKind::key);
+          packed.lengths = *lengths;
+          packed.tells_longest = tells_longest;
+          list.push_back(packed);
+        }
+      }
     }
     for (const std::int64_t width : {62, 130}) {  // no multiples of 16 bytes
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32})

@@ -28,6 +28,7 @@ struct Case {
   DType dtype = DType::f32;
   DType gate_dtype = DType::f32;      // f64 is forced with f64
   std::vector<std::int64_t> lengths;  // packed sequences; batch and length then follow from them
+  bool tells_longest = false;         // Options::max_seqlen
   FeatureMap feature_map = FeatureMap::identity;
   bool normalize = false;
   bool strided = false;  // q | k | v as slices of one tensor, the others with gaps between tokens
@@ -58,9 +59,15 @@ CaseData on_device(const CaseData& data, Device device);
 // The same values in float64, contiguous, on the CPU: what the reference is asked.
 CaseData as_float64(const CaseData& data);
 
-// One sequence and key-value head of an unpacked case on the CPU, same memory: where the whole is too much for the
-// reference. A constant gate's gradient sums over sequences and is left out of the results.
-CaseData one_head(const CaseData& data, std::int64_t batch, std::int64_t head);
+// Where the tokens of sequence n of a case on the CPU lie.
+struct TokenRange {
+  std::int64_t batch, begin, end;
+};
+TokenRange tokens_of(const CaseData& data, std::int64_t n);
+
+// Sequence n alone and one of its key-value heads, same memory: where the whole is too much for the reference. A
+// constant gate's gradient sums over sequences and is left out of the results.
+CaseData one_head(const CaseData& data, std::int64_t n, std::int64_t head);
 
 // Everything the operator can be asked for, filled with NaN. Laid out like the inputs.
 struct Results {
@@ -70,7 +77,8 @@ struct Results {
 };
 Results make_results(const CaseData& data, bool final_state, std::size_t states_bytes);
 Results on_cpu(const Results& results);
-Results one_head(const Results& results, std::int64_t batch, std::int64_t head, std::int64_t group);
+Results one_head(const Results& results, const TokenRange& tokens, std::int64_t n, std::int64_t head,
+                 std::int64_t group);
 
 // Tokens [begin, end) of every sequence of an unpacked case or of its results; same memory, states as they are.
 CaseData slice_tokens(const CaseData& data, std::int64_t begin, std::int64_t end);

@@ -213,6 +213,33 @@ TEST(Cuda, RightWhateverTheLongestSequence) {
   }
 }
 
+// More sequences and heads than a grid has rows, one of them cut.
+TEST(Cuda, OneLongSequenceAmongVeryMany) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  Case c{.query_heads = 4,
+         .heads = 4,
+         .key_dim = 16,
+         .value_dim = 16,
+         .dtype = DType::bf16,
+         .gate_dtype = DType::bf16,
+         .lengths = std::vector<std::int64_t>(17000, 1)};
+  c.lengths.front() = c.lengths.back() = 200;
+  c.lengths[5000] = 300000;
+  c.tells_longest = true;
+  const CaseData data = make_data(c);
+  const SpotCheck check(data, true);
+  const CaseData moved = on_device(data, kCuda);
+  for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
+    if (device.kind != Device::Kind::cuda) return;
+    const Results results = make_results(moved, true, row.states_bytes(describe(moved.in, moved.options)));
+    run_planned(device, row.name, [&](Context& x) { forward(x, moved.in, results.out, moved.options); });
+    run_planned(device, row.name,
+                [&](Context& x) { backward(x, moved.in, results.out, moved.d_out, results.d_in, moved.options); });
+    double error = 0.0;
+    EXPECT_EQ(check.compare(results, true, &error), "");
+  });
+}
+
 // Tensors that are not where 16 bytes begin, in widths that are multiples of them: each alone, and all.
 TEST(Cuda, TensorsAnElementOff) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";

@@ -26,21 +26,33 @@ double forgotten(const CaseData& part, std::int64_t tokens) {
 SpotCheck::SpotCheck(const CaseData& host, bool gradients, std::int64_t part_elements)
     : problem_(describe(host.in, host.options)) {
   const Problem& p = problem_;
-  const std::int64_t T = p.length, most = std::max(part_elements / (p.key_dim * p.value_dim), kFewestTokens);
+  const std::int64_t most = std::max(part_elements / (p.key_dim * p.value_dim), kFewestTokens);
+  const auto length_of = [&](std::int64_t n) {
+    const TokenRange tokens = tokens_of(host, n);
+    return tokens.end - tokens.begin;
+  };
   std::vector<std::pair<std::int64_t, std::int64_t>> heads = {{0, 0}};
-  if (p.batch * p.heads > 1) heads.emplace_back(p.batch - 1, p.heads - 1);
-  for (const auto& [batch, head] : heads) {
+  if (p.sequences * p.heads > 1) heads.emplace_back(p.sequences - 1, p.heads - 1);
+  if (p.packed) {
+    std::int64_t longest = 0;
+    for (std::int64_t n = 1; n < p.sequences; ++n) longest = length_of(n) > length_of(longest) ? n : longest;
+    heads.emplace_back(longest, 0);
+  }
+  for (const auto& [n, head] : heads) {
+    const std::int64_t T = length_of(n);
+    const TokenRange tokens = tokens_of(host, n);
+    if (T == 0) continue;
     if (T <= most) {
-      parts_.push_back({batch, head, 0, T, true, true, 0, {}});
+      parts_.push_back({n, head, tokens, 0, T, true, true, 0, {}});
     } else {
-      parts_.push_back({batch, head, 0, most, true, false, most, {}});
-      if (gradients) parts_.push_back({batch, head, T - most, T, false, true, most, {}});
+      parts_.push_back({n, head, tokens, 0, most, true, false, most, {}});
+      if (gradients) parts_.push_back({n, head, tokens, T - most, T, false, true, most, {}});
     }
   }
   parallel_for(Context(), static_cast<std::int64_t>(parts_.size()), [&](std::int64_t i) {
     constexpr double kForgotten = 16.0;  // e^-16 is far below every tolerance
     Part& part = parts_[static_cast<std::size_t>(i)];
-    const CaseData whole = one_head(host, part.batch, part.head);
+    const CaseData whole = one_head(host, part.n, part.head);
     CaseData data = slice_tokens(whole, part.begin, part.end);
     Results before;
     if (!part.past) {
@@ -61,7 +73,7 @@ std::string SpotCheck::compare(const Results& results, bool gradients, double* e
   std::string wrong;
   for (const Part& part : parts_) {
     const Results actual =
-        on_cpu(slice_tokens(one_head(results, part.batch, part.head, problem_.group()), part.begin, part.end));
+        on_cpu(slice_tokens(one_head(results, part.tokens, part.n, part.head, problem_.group()), part.begin, part.end));
     auto compare_one = [&](const char* name, bool gradient, const TensorView& x, const TensorView& reference) {
       if (!x || !reference || x.numel() == 0) return;
       *error = std::max(*error, testing::difference(x, reference).relative);

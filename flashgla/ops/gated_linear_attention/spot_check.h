@@ -8,7 +8,8 @@
 
 namespace flashgla::ops::gated_linear_attention {
 
-// The first and the last sequence and head of an unpacked case. Short sequences are taken whole. Of long ones the first
+// The first and the last sequence, of packed ones the longest too, each of the first or the last head. Short sequences
+// are taken whole. Of long ones the first
 // tokens give o and dq, which depend on nothing later, and the last give dk and dv, which depend on nothing earlier
 // (and on d_ht); dg, which depends on both, is compared where the gates have forgotten what lies before the part. A
 // constant gate's gradient is one sum over everything and is left to the conformance tests.
@@ -23,9 +24,11 @@ class SpotCheck {
 
  private:
   struct Part {
-    std::int64_t batch, head, begin, end;
-    bool past, future;      // nothing earlier, nothing later is missing
-    std::int64_t dg_begin;  // dg is compared from this token of the part on
+    std::int64_t n, head;
+    TokenRange tokens;        // of the sequence
+    std::int64_t begin, end;  // of these the part's
+    bool past, future;        // nothing earlier, nothing later is missing
+    std::int64_t dg_begin;    // dg is compared from this token of the part on
     Results expected;
   };
   Problem problem_;

@@ -98,7 +98,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     return states == nullptr ? nullptr : states + (anew(n) * p.heads + head) * (static_cast<std::int64_t>(K) * V);
   };
   const auto segment_state = [&](int kb, int v0) {
-    const std::int64_t of = (segments.first_place(p.sequences, anew(n), span.chunk_begin) + segment) * p.heads + head;
+    const std::int64_t of = static_cast<std::int64_t>(place.place) * p.heads + head;
     return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   };
   const auto tile = [&](int i) { return static_cast<std::uint32_t>(i) * kTileBytes; };

@@ -36,8 +36,8 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
 template <class Core>
 void launch_segments(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
   launch_ends<Core>(stream, p, run, segments);
-  const dim3 grid(static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks),
-                  static_cast<unsigned>(p.sequences.count * p.heads));
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads),
+                  static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks));
   flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
                          kNext<Core>, p, run.start, run.start_scale, run.blocks, segments);
 }

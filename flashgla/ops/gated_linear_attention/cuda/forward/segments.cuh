@@ -289,27 +289,28 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
 
 // Segments' ends to start states: start_0 = of_given * given, start_{s+1} = (product of decays of s) start_s + end_s.
 // Ends lie as accumulators whose rows are key channels, starts as their transposes, which the recurrence holds. A warp:
-// 16 by 16 channels of one (sequence, head); grid: (tiles of V * blocks * 2, N * G), blocks: of 64 key channels.
+// 16 by 16 channels of one (sequence, head); grid: (N * G, tiles of V * blocks * 2), blocks: of 64 key channels.
 constexpr int kCombineThreads = 256;
 constexpr int kCombineBlocks = 2;  // a tile
 static __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ Params p, const float* given, float of_given, int blocks,
                    const __grid_constant__ Segments segments) {
-  flashgla::cuda::wait_for_previous();
-  const int tile = static_cast<int>(blockIdx.x) / kCombineBlocks, lane = threadIdx.x % 32;
-  const int part = (blockIdx.x % kCombineBlocks * kCombineThreads + threadIdx.x) / 32, of_keys = part / 4,
+  const int tile = static_cast<int>(blockIdx.y) / kCombineBlocks, lane = threadIdx.x % 32;
+  const int part = (blockIdx.y % kCombineBlocks * kCombineThreads + threadIdx.x) / 32, of_keys = part / 4,
             of_values = part % 4;  // of each four 16
   const int key = tile % blocks * kTile + 16 * of_keys + lane / 4,
             value = tile / blocks * kTile + 16 * of_values + 2 * (lane % 4);
-  const std::int64_t cell = blockIdx.y, n = cell / p.heads, head = cell % p.heads;
+  const std::int64_t cell = blockIdx.x;
+  const int n = static_cast<int>(blockIdx.x / p.heads), head = static_cast<int>(blockIdx.x % p.heads);
   const bool differ = segments.differ(p.sequences);
+  flashgla::cuda::wait_for_previous();
   const std::int64_t chunk_begin = differ ? p.sequences.chunk_begin[n] : 0;
   const std::int64_t first_place = segments.first_place(p.sequences, n, chunk_begin);
   int count = segments.count;
   if (differ)
     count = static_cast<int>((p.sequences.chunk_begin[n + 1] - chunk_begin + segments.chunks - 1) / segments.chunks);
   const auto place_of = [&](int segment) { return (first_place + segment) * p.heads + head; };
-  const std::int64_t tiles = gridDim.x / kCombineBlocks;
+  const std::int64_t tiles = gridDim.y / kCombineBlocks;
   const auto tile_of = [&](float* states, int segment) {
     return reinterpret_cast<float4*>(states) + (place_of(segment) * tiles + tile) * (kTile * kTile / 4);
   };
