@@ -70,7 +70,7 @@ static __device__ __forceinline__ void gate_later(const Params& p, char* images,
   }
 }
 
-static __global__ void __launch_bounds__(kGroupThreads)
+static __global__ void __launch_bounds__(kGroupThreads, 6)  // left to itself ptxas takes 64 registers and spills
     gate_later_kernel(const __grid_constant__ Params p, char* images, float* decays) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
