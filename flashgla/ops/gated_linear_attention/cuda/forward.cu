@@ -1,4 +1,5 @@
 // Rows of the table: what they take, and how forward is put together from the kernels.
+#include <cstdlib>
 
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
@@ -36,7 +37,8 @@ Support supports(const Problem& p) {
 // Whether 31 bits count what lies between a tensor's first element and its last: pieces of 8 elements, or elements.
 bool counts(const Params& p, const Strided& s, std::int64_t heads, std::int64_t elements) {
   const std::int64_t batches = p.sequences.packed ? 1 : p.sequences.count;
-  const std::int64_t extent = (batches - 1) * s.batch + (p.sequences.length + kChunk) * s.token + (heads - 1) * s.head;
+  const std::int64_t extent = (batches - 1) * std::abs(s.batch) + (p.sequences.length + kChunk) * std::abs(s.token) +
+                              (heads - 1) * std::abs(s.head);
   return extent < elements * (std::int64_t{1} << 31);
 }
 
