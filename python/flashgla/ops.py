@@ -48,6 +48,7 @@ def _flipped(*tensors: Tensor | None) -> list[Any]:
 
 
 def _longest(cu_seqlens_cpu: Tensor | None) -> int | None:
+    """Tokens of the longest packed sequence, None where they are not known."""
     if cu_seqlens_cpu is None or torch.compiler.is_compiling():  # a graph holds for other lengths too
         return None
     return max(1, int(cu_seqlens_cpu.diff().max()))

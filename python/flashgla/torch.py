@@ -235,6 +235,7 @@ def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normali
       final_state, keep):
     states_bytes = 0
     if keep and _keeps_states(q, cu_seqlens):
+        # States have as many bytes whatever the longest sequence is.
         states_bytes = _states_bytes(q, k, v, g, gv, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
                                      None)
     return _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)

@@ -188,20 +188,20 @@ TEST(Cuda, RightWhateverTheLongestSequence) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   for (const std::int64_t key_dim : {64, 128, 256}) {
     for (const GateKind gate : {GateKind::none, GateKind::key}) {
-      CaseData data = make_data({.query_heads = 4,
-                                 .heads = 4,
-                                 .key_dim = key_dim,
-                                 .value_dim = key_dim,
-                                 .gate = gate,
-                                 .dtype = DType::bf16,
-                                 .gate_dtype = DType::bf16,
-                                 .lengths = {30, 0, 2000, 64, 5, 100, 1}});
+      const CaseData data = make_data({.query_heads = 4,
+                                       .heads = 4,
+                                       .key_dim = key_dim,
+                                       .value_dim = key_dim,
+                                       .gate = gate,
+                                       .dtype = DType::bf16,
+                                       .gate_dtype = DType::bf16,
+                                       .lengths = {30, 0, 2000, 64, 5, 100, 1}});
+      const Results expected = reference_results(data, true, true);
       for (const std::int64_t longest : {0, 1, 2000, 2200}) {
         SCOPED_TRACE(std::string(name_of(gate)) + " gate, " + std::to_string(key_dim) + " channels, " +
                      std::to_string(longest));
         CaseData hinted = data;
         hinted.options.max_seqlen = longest;
-        const Results expected = reference_results(data, true, true);
         for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
           if (device.kind != Device::Kind::cuda) return;
           const Results actual = run(device, row.name, hinted, true, true, true);

@@ -43,7 +43,8 @@ struct Options {
   bool normalize = false;
   Float32Math float32_math = Float32Math::ieee;
   // With cu_seqlens: tokens of the longest sequence, where the caller knows it; 0: unknown. On CUDA, where the host
-  // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is.
+  // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is. Like every option the
+  // same for a backward as for its forward, whose states are laid out by it.
   std::int64_t max_seqlen = 0;
 };
 

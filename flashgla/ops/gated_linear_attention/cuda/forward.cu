@@ -35,7 +35,7 @@ Support supports(const Problem& p) {
 }
 
 // Whether 31 bits count what lies between a tensor's first element and its last: pieces of 8 elements, or elements.
-bool counts(const Params& p, const Strided& s, std::int64_t heads, std::int64_t elements) {
+bool fits_31_bits(const Params& p, const Strided& s, std::int64_t heads, std::int64_t elements) {
   const std::int64_t batches = p.sequences.packed ? 1 : p.sequences.count;
   const std::int64_t extent = (batches - 1) * std::abs(s.batch) + (p.sequences.length + kChunk) * std::abs(s.token) +
                               (heads - 1) * std::abs(s.head);
@@ -46,9 +46,9 @@ bool counts(const Params& p, const Strided& s, std::int64_t heads, std::int64_t 
 bool fits_one_pass(const Problem& p, const Params& params) {
   const std::int64_t heads = params.heads, query_heads = heads * params.group;
   return params.fit_one_pass() && (p.gate != GateKind::key || p.gate_dtype == DType::bf16) &&
-         counts(params, params.q, query_heads, 8) && counts(params, params.k, heads, 8) &&
-         counts(params, params.v, heads, 8) && counts(params, params.o, query_heads, 8) &&
-         counts(params, params.g, heads, p.gate == GateKind::key ? 8 : 1) &&
+         fits_31_bits(params, params.q, query_heads, 8) && fits_31_bits(params, params.k, heads, 8) &&
+         fits_31_bits(params, params.v, heads, 8) && fits_31_bits(params, params.o, query_heads, 8) &&
+         fits_31_bits(params, params.g, heads, p.gate == GateKind::key ? 8 : 1) &&
          params.states_bytes() < std::int64_t{1} << 35;
 }
 

@@ -1,3 +1,4 @@
+// Rows copied to aligned ones and back: the kernel, and which tensors of a call.
 #include <algorithm>
 #include <initializer_list>
 

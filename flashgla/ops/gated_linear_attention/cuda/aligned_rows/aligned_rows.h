@@ -1,7 +1,7 @@
 // Copies of tensors whose rows the kernels by chunks cannot move, before and after those (aligned_rows/README.md).
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/rest.h"
+#include "flashgla/ops/gated_linear_attention/cuda/rest_of_call.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
