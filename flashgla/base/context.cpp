@@ -6,8 +6,6 @@
 #include <atomic>
 #include <exception>
 
-#include "flashgla/base/memory.h"
-#include "flashgla/base/names.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif
@@ -15,16 +13,11 @@
 namespace flashgla {
 
 Context::Context(Device device, int threads)
-    : device_(device), threads_(threads > 0 ? threads : omp_get_num_procs()), scratch_(device) {
+    : queue_(device), threads_(threads > 0 ? threads : omp_get_num_procs()), scratch_(device) {
   architecture_.device = device.kind;
-  if (device.kind == Device::Kind::cuda) {
 #ifdef FLASHGLA_CUDA
-    architecture_ = cuda::architecture_of(device);
-#else
-    throw Error("device " + name_of(device) +
-                ": this build of flashgla has no CUDA; configure with -DFLASHGLA_CUDA=ON");
+  if (device.kind == Device::Kind::cuda) architecture_ = cuda::architecture_of(device);
 #endif
-  }
 }
 
 void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body) {

@@ -6,6 +6,7 @@
 
 #include "flashgla/base/arena.h"
 #include "flashgla/base/dtype.h"
+#include "flashgla/base/queue.h"
 
 namespace flashgla {
 
@@ -22,13 +23,16 @@ class Context {
   // threads 0: as many as the machine offers to this process.
   explicit Context(Device device = Device::cpu(), int threads = 0);
 
-  Device device() const { return device_; }
+  Device device() const { return queue_.device(); }
   const Architecture& architecture() const { return architecture_; }
   int threads() const { return threads_; }
 
-  // CUDA stream (cudaStream_t) that work is queued on; null on CPU.
-  void* stream() const { return stream_; }
-  void set_stream(void* stream) { stream_ = stream; }
+  // Where the device's work is queued.
+  Queue& queue() { return queue_; }
+  const Queue& queue() const { return queue_; }
+  // CUDA stream (cudaStream_t) that operators queue their work on; null on CPU.
+  void* stream() const { return queue_.stream(); }
+  void set_stream(void* stream) { queue_.set_stream(stream); }
 
   // Memory that lives until the enclosing ArenaScope ends.
   Arena& scratch() { return scratch_; }
@@ -41,10 +45,9 @@ class Context {
   void force_implementation(std::string name) { forced_implementation_ = std::move(name); }
 
  private:
-  Device device_;
+  Queue queue_;
   Architecture architecture_;
   int threads_;
-  void* stream_ = nullptr;
   Arena scratch_;
   std::string forced_implementation_;
 };

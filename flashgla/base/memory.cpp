@@ -33,6 +33,13 @@ std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device) {
   return {memory, [](void* pointer) { std::free(pointer); }};
 }
 
+std::shared_ptr<void> allocate_pinned_memory(std::size_t bytes) {
+#ifdef FLASHGLA_CUDA
+  if (cuda_device_count() > 0) return cuda::allocate_pinned(bytes);
+#endif
+  return allocate_memory(bytes, Device::cpu());
+}
+
 void zero_memory(void* memory, std::size_t bytes, Device device) {
   if (device.kind == Device::Kind::cuda) {
 #ifdef FLASHGLA_CUDA
@@ -48,7 +55,7 @@ void zero_memory(void* memory, std::size_t bytes, Device device) {
 void copy_memory(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes) {
   if (dst_device.kind == Device::Kind::cuda || src_device.kind == Device::Kind::cuda) {
 #ifdef FLASHGLA_CUDA
-    cuda::copy(dst, dst_device, src, src_device, bytes);
+    cuda::copy(dst, src, bytes);
     return;
 #else
     no_cuda(dst_device.kind == Device::Kind::cuda ? dst_device : src_device);

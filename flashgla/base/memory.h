@@ -12,6 +12,9 @@ namespace flashgla {
 // Throws Error naming the size when there is not enough, or when this build has no CUDA.
 std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device);
 
+// Host memory that copies to and from CUDA devices need not make the host wait for; without CUDA as that of the CPU.
+std::shared_ptr<void> allocate_pinned_memory(std::size_t bytes);
+
 void zero_memory(void* memory, std::size_t bytes, Device device);
 
 // Copies between any two devices; returns when the data has arrived.

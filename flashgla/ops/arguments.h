@@ -43,7 +43,10 @@ enum class Layout : std::uint8_t {
 
 class Arguments {
  public:
-  Arguments(const char* operation, const Context& context) : operation_(operation), device_(context.device()) {}
+  // Makes the context's device the current one, which what follows launches on.
+  Arguments(const char* operation, const Context& context) : operation_(operation), device_(context.device()) {
+    context.queue().activate();
+  }
 
   // Present, on the context's device, of one of the dtypes, laid out so.
   void check(const char* name, const TensorView& view, DTypes dtypes, Layout layout = Layout::rows) const;

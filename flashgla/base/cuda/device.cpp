@@ -7,45 +7,132 @@
 
 namespace flashgla::cuda {
 
+namespace {
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
+}  // namespace
+
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
-}
-
-Architecture architecture_of(Device device) {
-  if (const int count = device_count(); device.index >= count) {
-    throw Error("device " + name_of(device) + ": " +
-                (count == 0 ? "no CUDA device or driver found" : "the last one is cuda:" + std::to_string(count - 1)));
-  }
-  cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, device.index), ("device " + name_of(device)).c_str());
-  Architecture architecture;
-  architecture.device = Device::Kind::cuda;
-  architecture.cuda_capability = properties.major * 10 + properties.minor;
-  architecture.shared_memory = static_cast<std::int64_t>(properties.sharedMemPerBlockOptin);
-  architecture.multiprocessors = properties.multiProcessorCount;
-  return architecture;
-}
-
-std::shared_ptr<void> allocate(std::size_t bytes, Device device) {
-  check(cudaSetDevice(device.index), "cudaSetDevice");
-  void* memory = nullptr;
-  check(cudaMalloc(&memory, bytes == 0 ? 1 : bytes),
-        ("allocating " + std::to_string(bytes) + " bytes on " + name_of(device)).c_str());
-  return {memory, [](void* pointer) { cudaFree(pointer); }};
-}
-
-void zero(void* memory, std::size_t bytes, Device device) {
-  check(cudaSetDevice(device.index), "cudaSetDevice");
-  check(cudaMemset(memory, 0, bytes), "cudaMemset");
-}
-
-void copy(void* dst, Device, const void* src, Device, std::size_t bytes) {
-  check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
 
 int device_count() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+void require_device(Device device) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  const std::string name = "device " + name_of(device) + ": ";
+  if (status == cudaErrorInsufficientDriver) {
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    const auto version = [](int number) {
+      return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+    };
+    throw Error(name + (driver == 0 ? "no NVIDIA driver found"
+                                    : "the NVIDIA driver is for CUDA " + version(driver) + " and this program for " +
+                                          version(runtime) + "; update the driver"));
+  }
+  if (status != cudaSuccess || count == 0) throw Error(name + "no CUDA device found; --device cpu runs without one");
+  if (device.index < 0 || device.index >= count) {
+    throw Error(name + "there " + (count == 1 ? "is cuda:0 alone" : "are cuda:0 to cuda:" + std::to_string(count - 1)));
+  }
+}
+
+Architecture architecture_of(Device device) {
+  require_device(device);
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device.index), ("device " + name_of(device)).c_str());
+    return value;
+  };
+  Architecture architecture;
+  architecture.device = Device::Kind::cuda;
+  architecture.cuda_capability =
+      attribute(cudaDevAttrComputeCapabilityMajor) * 10 + attribute(cudaDevAttrComputeCapabilityMinor);
+  architecture.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  architecture.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  return architecture;
+}
+
+void make_current(Device device) {
+  int current = -1;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current != device.index) check(cudaSetDevice(device.index), "cudaSetDevice");
+}
+
+std::shared_ptr<void> allocate(std::size_t bytes, Device device) {
+  make_current(device);
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // it is reported here
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    throw Error("not enough memory on " + name_of(device) + " for " + std::to_string(bytes) +
+                " bytes: " + std::to_string(free) + " of " + std::to_string(total) + " are free");
+  }
+  check(status, ("allocating " + std::to_string(bytes) + " bytes on " + name_of(device)).c_str());
+  return {memory, [](void* pointer) { cudaFree(pointer); }};
+}
+
+std::shared_ptr<void> allocate_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMallocHost(&memory, bytes == 0 ? 1 : bytes),
+        ("allocating " + std::to_string(bytes) + " bytes of pinned host memory").c_str());
+  return {memory, [](void* pointer) { cudaFreeHost(pointer); }};
+}
+
+void zero(void* memory, std::size_t bytes, Device device) {
+  make_current(device);
+  check(cudaMemset(memory, 0, bytes), "cudaMemset");
+}
+
+void copy(void* dst, const void* src, std::size_t bytes) {
+  check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+void* create_stream(Device device, bool ordered) {
+  make_current(device);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, ordered ? cudaStreamDefault : cudaStreamNonBlocking), "cudaStreamCreate");
+  return stream;
+}
+void destroy_stream(void* stream) { cudaStreamDestroy(stream_of(stream)); }
+void synchronize_stream(void* stream) { check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
+void zero_queued(void* memory, std::size_t bytes, void* stream) {
+  check(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
+}
+void copy_queued(void* dst, const void* src, std::size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync");
+}
+
+void* create_event(Device device, bool timing) {
+  make_current(device);
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, timing ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreate");
+  return event;
+}
+void destroy_event(void* event) { cudaEventDestroy(event_of(event)); }
+void record_event(void* event, void* stream) {
+  check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
+}
+void hold_back_stream(void* stream, void* event) {
+  check(cudaStreamWaitEvent(stream_of(stream), event_of(event)), "cudaStreamWaitEvent");
+}
+bool event_passed(void* event) {
+  const cudaError_t status = cudaEventQuery(event_of(event));
+  if (status != cudaErrorNotReady) check(status, "cudaEventQuery");
+  return status == cudaSuccess;
+}
+void synchronize_event(void* event) { check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize"); }
+double elapsed_milliseconds(void* begin, void* end) {
+  float milliseconds = 0.0f;
+  check(cudaEventElapsedTime(&milliseconds, event_of(begin), event_of(end)), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds);
 }
 
 }  // namespace flashgla::cuda

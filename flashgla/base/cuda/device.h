@@ -1,4 +1,5 @@
-// CUDA memory and device facts.
+// CUDA devices, memory, streams and events, for base/ alone: others use Context, Queue and memory.h. Streams are
+// cudaStream_t, events cudaEvent_t. All throw Error with CUDA's words.
 #pragma once
 
 #include <memory>
@@ -7,10 +8,30 @@
 
 namespace flashgla::cuda {
 
-Architecture architecture_of(Device device);
-std::shared_ptr<void> allocate(std::size_t bytes, Device device);
-void zero(void* memory, std::size_t bytes, Device device);
-void copy(void* dst, Device dst_device, const void* src, Device src_device, std::size_t bytes);
 int device_count();
+// Throws Error that says what is missing (no device, no driver, one too old) and which devices there are.
+void require_device(Device device);
+Architecture architecture_of(Device device);
+void make_current(Device device);
+
+std::shared_ptr<void> allocate(std::size_t bytes, Device device);
+std::shared_ptr<void> allocate_pinned(std::size_t bytes);
+void zero(void* memory, std::size_t bytes, Device device);
+void copy(void* dst, const void* src, std::size_t bytes);
+
+// ordered: with the default stream.
+void* create_stream(Device device, bool ordered);
+void destroy_stream(void* stream);
+void synchronize_stream(void* stream);
+void zero_queued(void* memory, std::size_t bytes, void* stream);
+void copy_queued(void* dst, const void* src, std::size_t bytes, void* stream);
+
+void* create_event(Device device, bool timing);
+void destroy_event(void* event);
+void record_event(void* event, void* stream);
+void hold_back_stream(void* stream, void* event);
+bool event_passed(void* event);
+void synchronize_event(void* event);
+double elapsed_milliseconds(void* begin, void* end);
 
 }  // namespace flashgla::cuda
