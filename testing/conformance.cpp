@@ -1,8 +1,11 @@
 #include "testing/conformance.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <sstream>
 
+#include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "testing/compare.h"
 #include "testing/instruction_sets.h"
 #include "testing/random.h"
@@ -71,60 +74,141 @@ std::vector<Tensor> initial_values(const OperatorCase& operator_case, DTypePair 
   return values;
 }
 
+// One run: the arguments' memory on the CPU, where values are made and compared, and on another device its image.
 class Run {
  public:
-  Run(const OperatorCase& operator_case, const std::vector<Tensor>& values, DTypePair dtypes, bool strided)
-      : case_(operator_case) {
+  Run(const OperatorCase& operator_case, const std::vector<Tensor>& values, DTypePair dtypes, Device device,
+      bool strided)
+      : case_(operator_case), device_(device) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const Argument& argument = case_.arguments[i];
       allocations_.emplace_back(argument, dtype_of(argument, dtypes), strided);
       copy(values[i], allocations_.back().view);
-      tensors_.set(argument.name, allocations_.back().view);
     }
   }
 
   void execute(const std::string& implementation, int threads) {
-    Context context(Device::cpu(), threads);
+    std::vector<Tensor> images;
+    NamedTensors tensors, planned;
+    for (std::size_t i = 0; i < allocations_.size(); ++i) {
+      TensorView view = allocations_[i].view;
+      if (device_.kind != Device::Kind::cpu) {
+        images.push_back(copied_to(allocations_[i].storage, device_));
+        view.data = images.back()->data;  // a view begins where its storage does
+        view.device = device_;
+      }
+      tensors.set(case_.arguments[i].name, view);
+      // As aligned, at an address that no process has mapped.
+      view.data = reinterpret_cast<void*>(256 + reinterpret_cast<std::uintptr_t>(view.data) % 256);
+      planned.set(case_.arguments[i].name, view);
+    }
+    Context context(device_, threads);
     context.force_implementation(implementation);
-    case_.run(context, tensors_);
-    if (context.scratch().used() != 0) throw Error("scratch memory is not given back");
+    Arena& scratch = context.scratch();
+    scratch.begin_planning();
+    case_.run(context, planned);
+    const std::size_t workspace = scratch.peak();
+    scratch.commit_plan();
+    if (workspace > 0) {
+      const ArenaScope scope(scratch);
+      fill_with_nan(scratch.allocate(workspace), workspace, device_);
+    }
+    case_.run(context, tensors);
+    context.queue().synchronize();
+    if (scratch.used() != 0) throw Error("scratch memory is not given back");
+    for (std::size_t i = 0; i < images.size(); ++i) {
+      const TensorView& storage = allocations_[i].storage;
+      copy_memory(storage.data, storage.device, images[i]->data, device_, storage.bytes());
+    }
   }
 
   const Allocation& operator[](std::size_t i) const { return allocations_[i]; }
 
  private:
   const OperatorCase& case_;
+  Device device_;
   std::vector<Allocation> allocations_;
-  NamedTensors tensors_;
 };
 
 bool is_written(const Argument& argument) { return argument.role != Role::input; }
 
-// Planning must take the same workspace as running, and touch nothing.
-std::string check_planning(const OperatorCase& operator_case, const std::vector<Tensor>& values, DTypePair dtypes,
-                           const std::string& implementation) {
-  NamedTensors tensors;
-  Context context(Device::cpu(), 2);
-  context.force_implementation(implementation);
-  for (const Argument& argument : operator_case.arguments) {
-    // An address that no process has mapped.
-    tensors.set(argument.name, TensorView(reinterpret_cast<void*>(64), dtype_of(argument, dtypes), argument.shape));
-  }
-  context.scratch().begin_planning();
-  operator_case.run(context, tensors);
-  context.scratch().commit_plan();
-  Run run(operator_case, values, dtypes, false);
-  NamedTensors real;
+// What is wrong with a run's results, a line each.
+std::string check_results(const OperatorCase& operator_case, const Run& run, const Run& reference) {
+  std::string failures;
   for (std::size_t i = 0; i < operator_case.arguments.size(); ++i) {
-    real.set(operator_case.arguments[i].name, run[i].view);
+    const Argument& argument = operator_case.arguments[i];
+    if (!run[i].gaps_untouched()) failures += argument.name + " is written between its rows\n";
+    if (!is_written(argument)) continue;
+    const double relative = argument.relative > 0.0 ? argument.relative : tolerance(run[i].view.dtype);
+    const std::string error = check_close(argument.name.c_str(), run[i].view, reference[i].view, relative);
+    if (!error.empty()) failures += error + "\n";
   }
-  try {
-    operator_case.run(context, real);
-  } catch (const Error& error) {
-    return std::string(error.what()) + " after planning\n";
-  }
-  return "";
+  return failures;
 }
+
+bool fits_nothing(const Error& error) {
+  return std::string(error.what()).find("no implementation fits") != std::string::npos;
+}
+
+// Checks one row of a table in one dtype.
+class RowCheck {
+ public:
+  RowCheck(const OperatorCase& operator_case, DTypePair dtypes, const std::vector<Tensor>& values, const Run& reference,
+           Coverage::Row& row)
+      : case_(operator_case), dtypes_(dtypes), values_(values), reference_(reference), row_(row) {}
+
+  std::string on_cpu() {
+    bool best_set = true;
+    for (const InstructionSet& set : instruction_sets()) {
+      const UseInstructionSet use(set);
+      if (!check(set.name, false, best_set ? std::vector<int>{2, 3} : std::vector<int>{})) break;
+      if (best_set) check(set.name, true, {2, 3});
+      best_set = false;
+      if (row_.name == "reference") break;  // the same code on every instruction set
+    }
+    return failures_.str();
+  }
+
+  std::string on_device() {
+    if (check(name_of(row_.device), false, {1})) check(name_of(row_.device), true, {1});
+    return failures_.str();
+  }
+
+ private:
+  // False when the row does not support the case. Runs once more for each number of threads of `again`.
+  bool check(const std::string& where, bool strided, const std::vector<int>& again) {
+    const std::string what = case_.name + ", " + name_of(dtypes_.activation) + " with " + name_of(dtypes_.parameter) +
+                             " parameters, " + row_.name + " on " + where + (strided ? ", strided: " : ": ");
+    Run run(case_, values_, dtypes_, row_.device, strided);
+    try {
+      run.execute(row_.name, 1);
+    } catch (const Error& error) {
+      if (fits_nothing(error)) return false;
+      failures_ << what << error.what() << "\n";
+      return true;
+    }
+    ++row_.runs;
+    const std::string wrong = check_results(case_, run, reference_);
+    if (!wrong.empty()) failures_ << what << wrong;
+    for (const int threads : again) {
+      Run other(case_, values_, dtypes_, row_.device, strided);
+      other.execute(row_.name, threads);
+      for (std::size_t i = 0; i < case_.arguments.size(); ++i) {
+        if (same_bits(run[i].view, other[i].view)) continue;
+        failures_ << what << case_.arguments[i].name << " differs between two runs, the second with " << threads
+                  << " threads\n";
+      }
+    }
+    return true;
+  }
+
+  const OperatorCase& case_;
+  DTypePair dtypes_;
+  const std::vector<Tensor>& values_;
+  const Run& reference_;
+  Coverage::Row& row_;
+  std::ostringstream failures_;
+};
 
 }  // namespace
 
@@ -132,8 +216,8 @@ std::vector<DTypePair> f32_and_bf16() { return {{DType::f32, DType::f32}, {DType
 
 std::string Coverage::missing() const {
   std::string text;
-  for (const std::string& name : names_) {
-    if (!runs_.count(name)) text += name + " ";
+  for (const Row& row : rows_) {
+    if (row.runs == 0) text += row.name + " ";
   }
   return text;
 }
@@ -154,88 +238,72 @@ double tolerance(DType dtype) {
 }
 
 std::string check_conformance(const OperatorCase& operator_case, Coverage& coverage) {
-  std::ostringstream failures;
-  const DTypePair f64{DType::f64, DType::f64};
+  std::string failures;
   for (const DTypePair dtypes : operator_case.dtypes) {
     const std::vector<Tensor> values = initial_values(operator_case, dtypes);
-    Run reference(operator_case, values, f64, false);
+    Run reference(operator_case, values, {DType::f64, DType::f64}, Device::cpu(), false);
     reference.execute("reference", 2);
-    for (const std::string& name : coverage.names()) {
-      bool best_set = true;
-      for (const InstructionSet& set : instruction_sets()) {
-        const UseInstructionSet use(set);
-        for (const bool strided : {false, true}) {
-          if (strided && !best_set) continue;
-          const std::string what = operator_case.name + ", " + name_of(dtypes.activation) + " with " +
-                                   name_of(dtypes.parameter) + " parameters, " + name + " on " + set.name +
-                                   (strided ? ", strided: " : ": ");
-          Run run(operator_case, values, dtypes, strided);
-          try {
-            run.execute(name, 1);
-          } catch (const Error& error) {
-            if (std::string(error.what()).find("no implementation fits") != std::string::npos) continue;
-            failures << what << error.what() << "\n";
-            continue;
-          }
-          coverage.count(name);
-          for (std::size_t i = 0; i < operator_case.arguments.size(); ++i) {
-            const Argument& argument = operator_case.arguments[i];
-            if (!run[i].gaps_untouched()) failures << what << argument.name << " is written between its rows\n";
-            if (!is_written(argument)) continue;
-            const double relative = argument.relative > 0.0 ? argument.relative : tolerance(run[i].view.dtype);
-            const std::string error = check_close(argument.name.c_str(), run[i].view, reference[i].view, relative);
-            if (!error.empty()) failures << what << error << "\n";
-          }
-          if (!best_set) continue;
-          for (const int threads : {2, 3}) {
-            Run again(operator_case, values, dtypes, strided);
-            again.execute(name, threads);
-            for (std::size_t i = 0; i < operator_case.arguments.size(); ++i) {
-              if (!same_bits(run[i].view, again[i].view)) {
-                failures << what << operator_case.arguments[i].name << " differs between 1 and " << threads
-                         << " threads\n";
-              }
-            }
-          }
-          if (!strided) failures << check_planning(operator_case, values, dtypes, name);
-        }
-        best_set = false;
-        if (name == "reference") break;  // the same code on every instruction set
-      }
+    for (Coverage::Row& row : coverage.rows()) {
+      RowCheck check(operator_case, dtypes, values, reference, row);
+      failures += row.device.kind == Device::Kind::cpu ? check.on_cpu() : check.on_device();
     }
   }
-  return failures.str();
+  return failures;
 }
 
-std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, const std::string& implementation,
-                       double* error) {
+std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, Device device,
+                       const std::string& implementation, double* error) {
   const std::vector<Tensor> values = initial_values(operator_case, dtypes);
-  Run reference(operator_case, values, {DType::f64, DType::f64}, false);
+  Run reference(operator_case, values, {DType::f64, DType::f64}, Device::cpu(), false);
   reference.execute("reference", 2);
-  Run run(operator_case, values, dtypes, false);
+  Run run(operator_case, values, dtypes, device, false);
   run.execute(implementation, 2);
   *error = 0.0;
   for (std::size_t i = 0; i < operator_case.arguments.size(); ++i) {
-    const Argument& argument = operator_case.arguments[i];
-    if (!is_written(argument)) continue;
+    if (!is_written(operator_case.arguments[i])) continue;
     *error = std::max(*error, difference(run[i].view, reference[i].view).relative);
-    const double relative = argument.relative > 0.0 ? argument.relative : tolerance(run[i].view.dtype);
-    std::string failure = check_close(argument.name.c_str(), run[i].view, reference[i].view, relative);
-    if (!failure.empty()) return failure;
   }
-  return "";
+  return check_results(operator_case, run, reference);
 }
 
-PreparedCase::PreparedCase(const OperatorCase& operator_case, DTypePair dtypes) : case_(&operator_case) {
-  storage_ = initial_values(operator_case, dtypes);
-  for (std::size_t i = 0; i < storage_.size(); ++i) tensors_.set(operator_case.arguments[i].name, storage_[i]);
+namespace {
+
+// The first elements are the argument's values, and the others repeat them.
+Tensor repeated_noise(const Argument& argument, std::uint64_t seed, DType dtype, Device device) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 22;
+  if (argument.role == Role::output) {
+    Tensor result = Tensor::empty(argument.shape, dtype, device);
+    fill_with_nan(result->data, result->bytes(), device);
+    return result;
+  }
+  if (argument.fill || argument.shape.numel() <= kMost) {
+    Tensor values = initial(argument, seed, dtype);
+    return device.kind == Device::Kind::cpu ? std::move(values) : copied_to(values, device);
+  }
+  const Tensor noise = Tensor::empty({kMost}, dtype);
+  fill_normal(noise, seed, argument.deviation, argument.mean);
+  Tensor result = Tensor::empty(argument.shape, dtype, device);
+  for (std::size_t at = 0; at < result->bytes(); at += noise->bytes()) {
+    copy_memory(static_cast<std::byte*>(result->data) + at, device, noise->data, Device::cpu(),
+                std::min(noise->bytes(), result->bytes() - at));
+  }
+  return result;
+}
+
+}  // namespace
+
+PreparedCase::PreparedCase(const OperatorCase& operator_case, DTypePair dtypes, Device device) : case_(&operator_case) {
+  for (const Argument& argument : operator_case.arguments) {
+    storage_.push_back(repeated_noise(argument, storage_.size() + 1, dtype_of(argument, dtypes), device));
+    tensors_.set(argument.name, storage_.back());
+  }
 }
 
 PreparedCase PreparedCase::duplicate() const {
   PreparedCase result;
   result.case_ = case_;
   for (std::size_t i = 0; i < storage_.size(); ++i) {
-    result.storage_.push_back(converted(storage_[i], storage_[i]->dtype));
+    result.storage_.push_back(copied_to(storage_[i], storage_[i]->device));
     result.tensors_.set(case_->arguments[i].name, result.storage_[i]);
   }
   return result;

@@ -1,6 +1,8 @@
-// One check for every operator whose arguments are tensors of seeded noise: each implementation of its table, in each
-// dtype, against the reference run in f64 on the same (rounded) values; on the best instruction set on dense and on
-// strided memory, with one, two and three threads for the same bits, and after planning; on the others once.
+// One check for every operator whose arguments are tensors of seeded noise: each implementation of its table, on its
+// device where this machine has one, in each dtype, against the reference run in f64 on the CPU on the same (rounded)
+// values; on dense and on strided memory, twice and with several numbers of threads for the same bits, always in
+// exactly the workspace that a dry run planned, which like all outputs is filled with NaN; on the CPU's other
+// instruction sets once.
 #pragma once
 
 #include <functional>
@@ -10,6 +12,7 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
+#include "testing/devices.h"
 
 namespace flashgla::testing {
 
@@ -71,18 +74,27 @@ struct OperatorCase {
 // How often each implementation ran; one that never supports a case is a hole in the test.
 class Coverage {
  public:
+  struct Row {
+    std::string name;
+    Device device;
+    int runs = 0;
+  };
+
+  // Rows of a table for devices that tests run on (devices.h).
   template <class Implementations>
   explicit Coverage(const Implementations& implementations) {
-    for (const auto& row : implementations) names_.push_back(row.name);
+    for (const Device device : test_devices()) {
+      for (const auto& row : implementations) {
+        if (row.device == device.kind) rows_.push_back({row.name, device});
+      }
+    }
   }
-  const std::vector<std::string>& names() const { return names_; }
-  void count(const std::string& name) { ++runs_[name]; }
+  std::vector<Row>& rows() { return rows_; }
   // Names of implementations that ran nothing.
   std::string missing() const;
 
  private:
-  std::vector<std::string> names_;
-  std::map<std::string, int> runs_;
+  std::vector<Row> rows_;
 };
 
 // Tolerance of an output, relative in the 2-norm: 1e-5 for f32 (sums of some thousands in f32), 5e-3 for bf16 (its
@@ -94,13 +106,13 @@ std::string check_conformance(const OperatorCase& operator_case, Coverage& cover
 
 // One implementation on one pair of dtypes, dense, best instruction set: "" or the first failure. `error`: the largest
 // relative error of an output.
-std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, const std::string& implementation,
-                       double* error);
+std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, Device device,
+                       const std::string& implementation, double* error);
 
-// A case with its tensors, to be run again and again.
+// A case with its tensors on a device, to be run again and again. Noise repeats itself after some millions of elements.
 class PreparedCase {
  public:
-  PreparedCase(const OperatorCase& operator_case, DTypePair dtypes);
+  PreparedCase(const OperatorCase& operator_case, DTypePair dtypes, Device device);
   PreparedCase duplicate() const;  // with tensors of its own, of the same values
   void run(Context& context) const { case_->run(context, tensors_); }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -90,18 +89,6 @@ std::vector<TensorView*> views_of(Results& r) {
 }
 
 }  // namespace
-
-void fill_with_nan(void* memory, std::size_t bytes, Device device) {
-  if (device.kind == Device::Kind::cpu) {
-    std::memset(memory, 0xff, bytes);
-    return;
-  }
-  static const std::vector<unsigned char> ones(std::size_t{1} << 24, 0xff);
-  for (std::size_t at = 0; at < bytes; at += ones.size()) {
-    copy_memory(static_cast<unsigned char*>(memory) + at, device, ones.data(), Device::cpu(),
-                std::min(ones.size(), bytes - at));
-  }
-}
 
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage) {
   if (!view) return {};

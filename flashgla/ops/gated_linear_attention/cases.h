@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+#include "testing/devices.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -84,8 +85,7 @@ Results one_head(const Results& results, const TokenRange& tokens, std::int64_t 
 CaseData slice_tokens(const CaseData& data, std::int64_t begin, std::int64_t end);
 Results slice_tokens(const Results& results, std::int64_t begin, std::int64_t end);
 
-// Bytes of ones, which are NaN in every floating dtype, on any device.
-void fill_with_nan(void* memory, std::size_t bytes, Device device);
+using testing::fill_with_nan;
 
 // Memory of the view's elements with its strides, on the device, as far from where 16 bytes begin; the same bytes.
 TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& storage);

@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "flashgla/base/error.h"
-#include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "testing/compare.h"
 
@@ -15,19 +13,6 @@ namespace flashgla::ops::gated_linear_attention {
 
 using testing::check_close;
 using testing::same_bits;
-
-std::vector<Device> test_devices() {
-  const char* only = std::getenv("FLASHGLA_TEST_DEVICE");
-  const std::string wanted = only == nullptr ? "" : only;
-  const bool has_cuda = cuda_device_count() > 0;
-  if (!wanted.empty() && wanted != "cpu" && !(wanted == "cuda" && has_cuda)) {
-    throw Error("FLASHGLA_TEST_DEVICE is '" + wanted + "'; expected cpu, or cuda where there is a CUDA device");
-  }
-  std::vector<Device> list;
-  if (wanted != "cuda") list.push_back(Device::cpu());
-  if (wanted != "cpu" && has_cuda) list.push_back(Device::cuda(0));
-  return list;
-}
 
 void run_planned(Device device, const char* implementation, const std::function<void(Context&)>& call, int threads) {
   Context context(device, threads);

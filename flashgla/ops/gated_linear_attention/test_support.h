@@ -8,12 +8,11 @@
 
 #include "flashgla/ops/gated_linear_attention/cases.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "testing/devices.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
-// The CPU and the first CUDA device, as far as they are there; only one of them with FLASHGLA_TEST_DEVICE=cpu or =cuda
-// in the environment, which throws Error where that one is not there.
-std::vector<Device> test_devices();
+using testing::test_devices;
 
 // Runs the call with the implementation of that name in exactly the workspace that a dry run planned, filled with NaN.
 void run_planned(Device device, const char* implementation, const std::function<void(Context&)>& call, int threads = 2);
