@@ -107,7 +107,7 @@ Memory describe_memory(const model::ModelConfig& config) {
   memory.training_f32 = (4 + 4 + 8) * count;       // weights, gradients, two moments
   memory.training_bf16 = (2 + 4 + 8 + 4) * count;  // and the f32 master
   const auto mixer = mixers::find_mixer(config.model_type).create(config, 0);
-  for (const mixers::StateEntry& entry : mixer->state_layout(1)) {
+  for (const mixers::StateEntry& entry : mixer->state_layout(1, 0)) {
     memory.state +=
         static_cast<double>(entry.shape.numel() * config.num_hidden_layers) * static_cast<double>(size_of(entry.dtype));
   }

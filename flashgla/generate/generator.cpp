@@ -110,8 +110,13 @@ void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens
       ids.insert(ids.end(), sequence.begin() + size * piece / pieces, sequence.begin() + size * (piece + 1) / pieces);
       bounds.push_back(static_cast<std::int32_t>(ids.size()));
     }
-    model_.prefill(context_, TensorView(ids.data(), Shape({static_cast<std::int64_t>(ids.size())})),
-                   TensorView(bounds.data(), Shape({sequences + 1})), session.state, session.logits);
+    const TensorView host(bounds.data(), Shape({sequences + 1}));
+    model_.prefill(context_, TensorView(ids.data(), Shape({static_cast<std::int64_t>(ids.size())})), {host, host, 0},
+                   session.state, session.logits);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      session.state.history[i].add(std::span<const std::int32_t>(ids).subspan(
+          static_cast<std::size_t>(bounds[i]), static_cast<std::size_t>(bounds[i + 1] - bounds[i])));
+    }
   }
 }
 
@@ -186,8 +191,9 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
       }
     }
     // Sequences that have ended run along; their state is of no more use, unless all end together.
-    if (any)
-      model_.step(context_, TensorView(next.data(), Shape({session.sequences()})), session.state, session.logits);
+    if (!any) continue;
+    model_.step(context_, TensorView(next.data(), Shape({session.sequences()})), session.state, session.logits);
+    for (std::size_t i = 0; i < sequences; ++i) session.state.history[i].add(next[i]);
   }
   return results;
 }

@@ -45,7 +45,7 @@ struct Trial {
   // Views of a fresh state for so many sequences, filled with noise of this deviation.
   LayerState make_state(std::int64_t sequences, double deviation, std::vector<Tensor>& memory) const {
     LayerState state;
-    for (const StateEntry& entry : mixer->state_layout(sequences)) {
+    for (const StateEntry& entry : mixer->state_layout(sequences, 0)) {
       EXPECT_EQ(entry.shape[0], sequences) << entry.name;
       memory.push_back(testing::random_normal(entry.shape, entry.dtype, memory.size() + 31, deviation));
       state.push_back(memory.back());
@@ -87,7 +87,7 @@ TEST_P(EveryMixer, GradientsAgreeWithFiniteDifferences) {
   Context context(Device::cpu(), 1);
   for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations}) {
     Arena saved;
-    nn::Pass pass{context, &saved, recompute, {}};
+    nn::Pass pass{context, &saved, recompute};
     const Tensor dx = Tensor::empty(shape, DType::f64);
     testing::poison(dx);
     testing::poison(y);
@@ -150,7 +150,7 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   for (std::int64_t t = 0; t < kLength; ++t) {
     copy(x->select(1, t), token);
     testing::poison(out);
-    trial.mixer->step(context, token, out, stepped);
+    trial.mixer->step(pass, token, out, stepped);
     EXPECT_EQ(testing::check_close("y", out, y->select(1, t), 1e-12), "") << t;
   }
   for (std::size_t i = 0; i < after.size(); ++i) {
@@ -169,7 +169,8 @@ TEST_P(EveryMixer, PackedSequencesEqualSeparateOnes) {
   const LayerState before = trial.make_state(4, 0.5, memory);
   const LayerState after = trial.make_state(4, 0.0, memory);
   Context context(Device::cpu(), 1);
-  nn::Pass packed{context, nullptr, nn::Recompute::nothing, cu_seqlens};
+  nn::Pass packed{context};
+  packed.sequences.bounds = packed.sequences.host = cu_seqlens;
   trial.mixer->forward(packed, x, y, before, after);
   nn::Pass separate{context};
   for (std::int64_t n = 0; n < 4; ++n) {

@@ -25,7 +25,7 @@ void Block::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, co
                     const mixers::LayerState& after) {
   if (pass.training() && pass.recompute == nn::Recompute::block) {
     saved_.before = before;
-    nn::Pass inference{pass.context, nullptr, nn::Recompute::nothing, pass.cu_seqlens};
+    nn::Pass inference = pass.without_keeping();
     run_forward(inference, x, y, before, after);
   } else {
     run_forward(pass, x, y, before, after);
@@ -35,7 +35,8 @@ void Block::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, co
 void Block::backward(nn::Pass& pass, const TensorView& x, const TensorView& d) {
   if (pass.recompute == nn::Recompute::block) {
     const ArenaScope scope(*pass.saved);
-    nn::Pass again{pass.context, pass.saved, nn::Recompute::nothing, pass.cu_seqlens};
+    nn::Pass again = pass;
+    again.recompute = nn::Recompute::nothing;
     run_forward(again, x, {}, saved_.before, {});
     run_backward(again, x, d);
   } else {
@@ -87,14 +88,14 @@ void Block::run_backward(nn::Pass& pass, const TensorView& x, const TensorView& 
   mixer_norm_.backward(context, x, saved_.mixer_rstd, branch, d, true);
 }
 
-void Block::step(Context& context, const TensorView& x, const mixers::LayerState& state) {
+void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state) {
+  Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   const TensorView normalized = context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
   const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
   mixer_norm_.forward(context, x, {}, normalized, {}, {});
-  mixer_->step(context, normalized, branch, state);
+  mixer_->step(pass, normalized, branch, state);
   mlp_norm_.forward(context, branch, x, normalized, x, {});
-  nn::Pass pass{context, nullptr, nn::Recompute::nothing, {}};
   mlp_.forward(pass, normalized, branch);
   ops::elementwise::add(context, branch, x);
 }

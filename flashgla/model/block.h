@@ -27,7 +27,7 @@ class Block {
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& d);
 
   // One token a sequence, x [N,D] in place.
-  void step(Context& context, const TensorView& x, const mixers::LayerState& state);
+  void step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state);
 
  private:
   // y absent: only what backward needs.

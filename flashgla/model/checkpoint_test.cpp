@@ -212,7 +212,10 @@ TEST_F(Checkpoint, StateFileContinuesAGeneration) {
     Context context(Device::cpu(), 1);
     DecodeState state = model->make_state(2);
     const Tensor logits = Tensor::empty(Shape({2, row.config.vocab_size}), DType::f32);
-    model->prefill(context, int_tensor({3, 1, 4, 1, 5}), int_tensor({0, 2, 5}), state, logits);
+    const Tensor tokens = int_tensor({3, 1, 4, 1, 5}), bounds = int_tensor({0, 2, 5});
+    model->prefill(context, tokens, {bounds, bounds}, state, logits);
+    state.history[0].add(std::span(tokens.as<std::int32_t>(), 2));
+    state.history[1].add(std::span(tokens.as<std::int32_t>() + 2, 3));
     const std::string path = folder_ / "state";
     save_state(*model, state, path);
     DecodeState loaded = load_state(*model, path);

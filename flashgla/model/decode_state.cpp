@@ -50,6 +50,10 @@ void DecodeState::reset_sequence(std::int64_t i) {
   history[static_cast<std::size_t>(i)] = {};
 }
 
+void DecodeState::History::add(std::span<const std::int32_t> some) {
+  for (const std::int32_t token : some) add(token);
+}
+
 void DecodeState::History::add(std::int32_t token) {
   ++tokens;
   hash = (hash ^ (static_cast<std::uint32_t>(token) + 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace flashgla::model {
 
-// The state of every layer for a number of sequences. Constant in the length.
+// The state of every layer for a number of sequences.
 class DecodeState {
  public:
   // layouts: of each layer, for that many sequences (Mixer::state_layout). All zeros.
@@ -27,12 +28,13 @@ class DecodeState {
   void reset();  // all zeros: the start of a sequence
   void reset_sequence(std::int64_t i);
 
-  // What each sequence has seen since its reset: how many tokens, and their hash in order. Kept by prefill and step
-  // on the CPU; zero elsewhere.
+  // What each sequence has seen since its reset: how many tokens, and their hash in order. Advanced by who gives the
+  // model its tokens.
   struct History {
     std::int64_t tokens = 0;
     std::uint64_t hash = 0;
     void add(std::int32_t token);
+    void add(std::span<const std::int32_t> tokens);
     friend bool operator==(const History&, const History&) = default;
   };
   std::vector<History> history;

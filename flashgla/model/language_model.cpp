@@ -65,9 +65,9 @@ DType LanguageModel::activation_dtype() const {
   return training_ ? dtype_ : DType::f32;
 }
 
-DecodeState LanguageModel::make_state(std::int64_t sequences) const {
+DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity) const {
   std::vector<std::vector<mixers::StateEntry>> layouts;
-  for (const auto& block : layers_.blocks) layouts.push_back(block->mixer().state_layout(sequences));
+  for (const auto& block : layers_.blocks) layouts.push_back(block->mixer().state_layout(sequences, capacity));
   return DecodeState(std::move(layouts), sequences, device_);
 }
 
@@ -85,8 +85,8 @@ void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, con
   const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
   require(losses.rank() == 1 && losses.size(0) == tokens.numel() && losses.dtype == wide, "losses", losses,
           std::string(name_of(wide)) + " [" + std::to_string(tokens.numel()) + "]");
-  require(!pass.cu_seqlens || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
-  const std::int64_t sequences = pass.cu_seqlens ? pass.cu_seqlens.size(0) - 1 : tokens.size(0);
+  require(!pass.sequences || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
+  const std::int64_t sequences = pass.sequences.count(tokens.size(0));
   if (state && state->sequences() != sequences) {
     throw Error(operation, "state", "is of " + std::to_string(state->sequences()) + " sequences",
                 std::to_string(sequences) + " (as in the batch)");
@@ -114,7 +114,7 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   check_batch("evaluate", pass, tokens, targets, losses, state);
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
-  nn::Pass inference{context, nullptr, nn::Recompute::nothing, pass.cu_seqlens};
+  nn::Pass inference = pass.without_keeping();
   const TensorView x = context.scratch().tensor(Shape({tokens.size(0), tokens.size(1), config_.hidden_size}),
                                                 activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x);
@@ -164,42 +164,37 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
 }
 
-void LanguageModel::prefill(Context& context, const TensorView& tokens, const TensorView& cu_seqlens,
+void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn::Sequences& sequences,
                             DecodeState& state, const TensorView& logits) {
-  const std::int64_t sequences = state.sequences();
+  const std::int64_t count = state.sequences();
   if (tokens.rank() != 1 || tokens.dtype != DType::i32) {
     throw Error("prefill", "tokens", std::string("is ") + name_of(tokens.dtype) + " " + to_string(tokens.shape),
                 "i32 [total]");
   }
-  if (!(cu_seqlens.shape == Shape({sequences + 1})) || cu_seqlens.dtype != DType::i32 ||
-      cu_seqlens.device != Device::cpu()) {
-    throw Error("prefill", "cu_seqlens",
-                std::string("is ") + name_of(cu_seqlens.dtype) + " " + to_string(cu_seqlens.shape),
-                "i32 [" + std::to_string(sequences + 1) + "] on the cpu (the state's sequences + 1)");
+  if (!(sequences.bounds.shape == Shape({count + 1})) || !(sequences.host.shape == Shape({count + 1})) ||
+      sequences.host.dtype != DType::i32 || sequences.host.device != Device::cpu()) {
+    throw Error("prefill", "sequences",
+                std::string("have bounds ") + name_of(sequences.bounds.dtype) + " " + to_string(sequences.bounds.shape),
+                "i32 [" + std::to_string(count + 1) + "] on the device and on the cpu (the state's sequences + 1)");
   }
-  const auto* bounds = cu_seqlens.as<std::int32_t>();
-  for (std::int64_t i = 0; i < sequences; ++i) {
+  const auto* bounds = sequences.host.as<std::int32_t>();
+  for (std::int64_t i = 0; i < count; ++i) {
     if (bounds[i + 1] <= bounds[i]) throw Error("prefill: sequence " + std::to_string(i) + " has no token");
   }
   const ArenaScope scope(context.scratch());
-  nn::Pass pass{context, nullptr, nn::Recompute::nothing, cu_seqlens};
+  nn::Pass pass{context};
+  pass.sequences = sequences;
   const TensorView x =
       context.scratch().tensor(Shape({1, tokens.size(0), config_.hidden_size}), activation_dtype(), "blocks: residual");
   const TensorView last =
-      context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
+      context.scratch().tensor(Shape({count, config_.hidden_size}), activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x.as_rows());
   run_blocks(pass, x, &state);
-  for (std::int64_t i = 0; i < sequences; ++i) {
+  for (std::int64_t i = 0; i < count; ++i) {
     ops::elementwise::convert(context, x.as_rows().slice(0, bounds[i + 1] - 1, bounds[i + 1]), last.slice(0, i, i + 1));
   }
   layers_.final_norm.forward(context, last, {}, last, {}, {});
   ops::matmul::run(context, last, head().value.transpose(0, 1), logits);
-  if (device_ != Device::cpu() || context.planning()) return;
-  for (std::int64_t i = 0; i < sequences; ++i) {
-    for (std::int64_t t = bounds[i]; t < bounds[i + 1]; ++t) {
-      state.history[static_cast<std::size_t>(i)].add(tokens.as<std::int32_t>()[t]);
-    }
-  }
 }
 
 void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits) {
@@ -209,16 +204,13 @@ void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState
                 "i32 [" + std::to_string(sequences) + "] (the state's sequences)");
   }
   const ArenaScope scope(context.scratch());
+  nn::Pass pass{context};
   const TensorView x =
       context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x);
-  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(context, x, state.layer(i));
+  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(pass, x, state.layer(i));
   layers_.final_norm.forward(context, x, {}, x, {}, {});
   ops::matmul::run(context, x, head().value.transpose(0, 1), logits);
-  if (device_ != Device::cpu() || context.planning()) return;
-  for (std::int64_t i = 0; i < sequences; ++i) {
-    state.history[static_cast<std::size_t>(i)].add(tokens.as<std::int32_t>()[i]);
-  }
 }
 
 }  // namespace flashgla::model

@@ -46,10 +46,11 @@ class LanguageModel {
   nn::ParameterStore& parameters() { return *store_; }
   const nn::ParameterStore& parameters() const { return *store_; }
 
-  DecodeState make_state(std::int64_t sequences) const;
+  // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence.
+  DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
-  // with f64). Packed sequences: pass.cu_seqlens, B = 1. With `state`, sequences start from it and leave their end
+  // with f64). Packed sequences: pass.sequences, B = 1. With `state`, sequences start from it and leave their end
   // state in it; null: they start from zeros. Used for evaluation: pass.saved is not looked at, nothing is kept.
   void evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
                 DecodeState* state = nullptr);
@@ -60,12 +61,12 @@ class LanguageModel {
                         double gradient_scale, DecodeState* state = nullptr);
 
   // Logits f32 [N,V] (f64 with f64) after the last token of each of N sequences, in chunk form: tokens i32 [total],
-  // cu_seqlens i32 [N+1] (each sequence at least one token). Sequences start from `state` and leave their end state
-  // in it.
-  void prefill(Context& context, const TensorView& tokens, const TensorView& cu_seqlens, DecodeState& state,
+  // sequences with bounds on the CPU too (each sequence at least one token). Sequences start from `state` and leave
+  // their end state in it; its histories are the caller's to advance.
+  void prefill(Context& context, const TensorView& tokens, const nn::Sequences& sequences, DecodeState& state,
                const TensorView& logits);
 
-  // One token a sequence in recurrent form: tokens i32 [N], logits f32 [N,V] (f64 with f64).
+  // One token a sequence in recurrent form: tokens i32 [N], logits f32 [N,V] (f64 with f64). Histories as in prefill.
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:

@@ -18,13 +18,35 @@ enum class Recompute : std::uint8_t {
 const char* name_of(Recompute recompute);
 Recompute recompute_from_name(std::string_view name);  // throws Error that lists the names
 
+// Where the sequences of a packed batch begin and end. Absent (default-constructed): each row is a sequence.
+struct Sequences {
+  TensorView bounds;            // i32 [N+1] on the context's device: 0, then where each sequence ends; batch is 1
+  TensorView host;              // the same on the CPU (there the same memory); absent where a graph is captured
+  std::int64_t max_seqlen = 0;  // no sequence is longer; 0: not told
+
+  explicit operator bool() const { return static_cast<bool>(bounds); }
+  // N; `rows`: the batch's rows, which are the sequences when none are packed.
+  std::int64_t count(std::int64_t rows) const { return bounds ? bounds.size(0) - 1 : rows; }
+};
+
 // Modules keep views of what they saved between a forward and the backward that follows it (one of each at a time);
 // the memory is `saved`'s, released by the caller after backward.
 struct Pass {
   Context& context;
   Arena* saved = nullptr;  // null: inference, nothing is kept and backward must not follow
   Recompute recompute = Recompute::nothing;
-  TensorView cu_seqlens;  // i32 [N+1] for packed sequences (then batch is 1); absent: each row is a sequence
+  Sequences sequences;
+  // i32 [N] on the context's device: tokens that each sequence has had before this call, where the states that it
+  // starts from are of. Absent: none.
+  TensorView positions;
+
+  // The same for a forward that no backward follows.
+  Pass without_keeping() const {
+    Pass pass = *this;
+    pass.saved = nullptr;
+    pass.recompute = Recompute::nothing;
+    return pass;
+  }
 
   bool training() const { return saved != nullptr; }
 

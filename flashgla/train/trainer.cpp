@@ -179,8 +179,8 @@ void Trainer::plan_memory() {
   context_.scratch().begin_planning();
   saved_.begin_planning();
   for (const std::int64_t count : counts) {
-    nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute),
-                  packed ? cu_seqlens_->slice(0, 0, count + 1) : TensorView()};
+    nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), {}, {}};
+    if (packed) pass.sequences.bounds = pass.sequences.host = cu_seqlens_->slice(0, 0, count + 1);
     model_->forward_backward(pass, tokens, tokens, losses_, 1.0, states_.empty() ? nullptr : &states_.front());
     model_->evaluate(pass, tokens, tokens, losses_, evaluation_states_.empty() ? nullptr : &evaluation_states_.front());
   }
@@ -200,7 +200,7 @@ void Trainer::plan_memory() {
   saved_.commit_plan();
 }
 
-TensorView Trainer::planned_cu_seqlens(const data::Batch& batch) {
+nn::Sequences Trainer::planned_sequences(const data::Batch& batch) {
   if (!batch.cu_seqlens) return {};
   const std::int64_t sequences = batch.cu_seqlens.size(0) - 1;
   const std::vector<std::int64_t> counts = sequence_counts(cu_seqlens_->size(0) - 1);
@@ -208,7 +208,8 @@ TensorView Trainer::planned_cu_seqlens(const data::Batch& batch) {
   const auto* given = batch.cu_seqlens.as<std::int32_t>();
   auto* padded = cu_seqlens_.as<std::int32_t>();
   for (std::int64_t i = 0; i <= count; ++i) padded[i] = given[std::min(i, sequences)];
-  return cu_seqlens_->slice(0, 0, count + 1);
+  const TensorView bounds = cu_seqlens_->slice(0, 0, count + 1);
+  return {bounds, bounds, 0};
 }
 
 double Trainer::sum_of_losses(const TensorView& losses) const {
@@ -230,7 +231,7 @@ double Trainer::forward_backward(const data::Batch& batch, std::int64_t micro) {
       if (batch.continues[static_cast<std::size_t>(row)] == 0) state->reset_sequence(row - begin);
     }
   }
-  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), planned_cu_seqlens(batch)};
+  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), planned_sequences(batch), {}};
   model_->forward_backward(pass, batch.tokens.slice(0, begin, end), batch.targets.slice(0, begin, end), losses_,
                            1.0 / static_cast<double>(config_.batch_tokens), state);
   return sum_of_losses(losses_);
@@ -295,13 +296,13 @@ Evaluation Trainer::evaluate(std::int64_t tokens) {
   double sum = 0.0;
   std::int64_t seen = 0;
   data::Batch batch;
-  nn::Pass pass{context_, nullptr, nn::Recompute::nothing, {}};
+  nn::Pass pass{context_};
   while ((tokens == 0 || seen < tokens) && evaluation_loader_->next(batch)) {
     model::DecodeState* state = evaluation_states_.empty() ? nullptr : &evaluation_states_.front();
     for (std::int64_t row = 0; state != nullptr && row < batch.tokens.size(0); ++row) {
       if (batch.continues[static_cast<std::size_t>(row)] == 0) state->reset_sequence(row);
     }
-    pass.cu_seqlens = planned_cu_seqlens(batch);
+    pass.sequences = planned_sequences(batch);
     const TensorView losses = losses_->slice(0, 0, batch.tokens.numel());
     model_->evaluate(pass, batch.tokens, batch.targets, losses, state);
     sum += sum_of_losses(losses);

@@ -87,8 +87,8 @@ class Trainer {
   void plan_memory();
   // Loss summed over the targets of one micro-batch; adds its gradients.
   double forward_backward(const data::Batch& batch, std::int64_t micro);
-  // The batch's cu_seqlens with as many empty sequences at its end as the plan asks for.
-  TensorView planned_cu_seqlens(const data::Batch& batch);
+  // The batch's sequences with as many empty ones at the end as the plan asks for.
+  nn::Sequences planned_sequences(const data::Batch& batch);
   double sum_of_losses(const TensorView& losses) const;
   void evaluate_and_record();
 

@@ -34,11 +34,11 @@ class GatedLinearAttention : public Mixer {
   GatedLinearAttention(const MixerConfig& config, const std::string& name);
 
   void for_each_parameter(const nn::ParameterVisitor& visit) override;
-  std::vector<StateEntry> state_layout(std::int64_t sequences) const override;
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity) const override;
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
-  void step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) override;
+  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) override;
 
  private:
   // q, k and v [B,T,channels] of a forward, after the convolution where there is one.
@@ -50,10 +50,10 @@ class GatedLinearAttention : public Mixer {
   }
   static TensorView entry(const LayerState& state, std::size_t i) { return state.empty() ? TensorView() : state[i]; }
 
-  void convolve(Context& context, const TensorView& cu_seqlens, const Channels& out, const LayerState& before,
-                const LayerState& after);
+  void convolve(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after);
   void gate(Context& context, const TensorView& logits, const TensorView& g);
-  attention::Inputs attention_inputs(const TensorView& cu_seqlens) const;
+  attention::Inputs attention_inputs(const nn::Sequences& sequences) const;
+  attention::Options attention_options(const nn::Sequences& sequences) const;
   void normalize(Context& context, const TensorView& o, const TensorView& output_gate, const TensorView& y,
                  const TensorView& rstd);
 
@@ -127,7 +127,7 @@ void GatedLinearAttention::for_each_parameter(const nn::ParameterVisitor& visit)
   output_.for_each_parameter(visit);
 }
 
-std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequences) const {
+std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequences, std::int64_t) const {
   const DType dtype = accumulation_dtype(output_.dtype());
   std::vector<StateEntry> layout = {{"h",
                                      Shape({sequences, config_.kv_heads(), config_.key_dim() / config_.num_heads,
@@ -140,18 +140,18 @@ std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequence
   return layout;
 }
 
-void GatedLinearAttention::convolve(Context& context, const TensorView& cu_seqlens, const Channels& out,
-                                    const LayerState& before, const LayerState& after) {
+void GatedLinearAttention::convolve(const nn::Pass& pass, const Channels& out, const LayerState& before,
+                                    const LayerState& after) {
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     convolution::Inputs inputs;
     inputs.x = input_.part(saved_.projected, i);
     inputs.weight = convolution_weight(i, convolutions_[i].value);
     inputs.initial_state = entry(before, i + 1);
-    inputs.cu_seqlens = cu_seqlens;
+    inputs.cu_seqlens = pass.sequences.bounds;
     convolution::Outputs outputs;
     outputs.y = out[i];
     outputs.final_state = entry(after, i + 1);
-    convolution::forward(context, inputs, outputs, convolution::Activation::silu);
+    convolution::forward(pass.context, inputs, outputs, convolution::Activation::silu);
   }
 }
 
@@ -161,15 +161,21 @@ void GatedLinearAttention::gate(Context& context, const TensorView& logits, cons
                                  config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
 }
 
-attention::Inputs GatedLinearAttention::attention_inputs(const TensorView& cu_seqlens) const {
+attention::Inputs GatedLinearAttention::attention_inputs(const nn::Sequences& sequences) const {
   attention::Inputs inputs;
   inputs.q = saved_.channels[kQ].split_last(heads_of(kQ));
   inputs.k = saved_.channels[kK].split_last(heads_of(kK));
   inputs.v = saved_.channels[kV].split_last(heads_of(kV));
   inputs.g = saved_.g.split_last(config_.kv_heads());
   inputs.h0 = entry(saved_.before, 0);
-  inputs.cu_seqlens = cu_seqlens;
+  inputs.cu_seqlens = sequences.bounds;
   return inputs;
+}
+
+attention::Options GatedLinearAttention::attention_options(const nn::Sequences& sequences) const {
+  attention::Options options = options_;
+  options.max_seqlen = sequences.max_seqlen;
+  return options;
 }
 
 void GatedLinearAttention::normalize(Context& context, const TensorView& o, const TensorView& output_gate,
@@ -212,24 +218,25 @@ void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const Te
                              ? channels
                              : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
   }
-  convolve(context, pass.cu_seqlens, saved_.channels, before, after);
+  convolve(pass, saved_.channels, before, after);
   saved_.logits = pass.keep_or_recompute().tensor(sized(kv_key_dim_), x.dtype, "gla: gates");
   saved_.g = pass.keep_or_recompute().tensor(sized(kv_key_dim_), wide, "gla: gates");
   gate(context, saved_.logits, saved_.g);
 
   saved_.o = pass.keep().tensor(sized(config_.value_dim()), x.dtype, "gla: outputs").split_last(config_.num_heads);
-  const attention::Inputs inputs = attention_inputs(pass.cu_seqlens);
+  const attention::Inputs inputs = attention_inputs(pass.sequences);
+  const attention::Options options = attention_options(pass.sequences);
   attention::Outputs outputs;
   outputs.o = saved_.o;
   outputs.ht = entry(after, 0);
   if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options_));
+    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options));
     if (bytes > 0) {
       outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "gla: chunk states");
     }
   }
   saved_.states = outputs.states;
-  attention::forward(context, inputs, outputs, options_);
+  attention::forward(context, inputs, outputs, options);
 
   saved_.rstd = pass.training()
                     ? pass.saved->tensor(Shape({batch * length * config_.num_heads}), wide, "norms: deviations")
@@ -251,7 +258,7 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
   if (pass.recompute == nn::Recompute::activations) {
     if (!convolutions_.empty()) {
       for (TensorView& channels : saved_.channels) channels = like(channels, x.dtype);
-      convolve(context, pass.cu_seqlens, saved_.channels, saved_.before, {});
+      convolve(pass, saved_.channels, saved_.before, {});
     }
     saved_.logits = like(saved_.logits, x.dtype);
     saved_.g = like(saved_.g, saved_.g.dtype);
@@ -290,7 +297,8 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
   input_gradients.dk = dchannels[kK].split_last(heads_of(kK));
   input_gradients.dv = dchannels[kV].split_last(heads_of(kV));
   input_gradients.dg = dg.split_last(config_.kv_heads());
-  attention::backward(context, attention_inputs(pass.cu_seqlens), outputs, output_gradients, input_gradients, options_);
+  attention::backward(context, attention_inputs(pass.sequences), outputs, output_gradients, input_gradients,
+                      attention_options(pass.sequences));
 
   const TensorView dlogits = like(saved_.logits, x.dtype);
   ops::log_sigmoid_gate::backward(context, saved_.logits, dg, dlogits, config_.gate_logit_normalizer,
@@ -301,7 +309,7 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
     inputs.x = input_.part(projected, i);
     inputs.weight = convolution_weight(i, convolutions_[i].value);
     inputs.initial_state = entry(saved_.before, i + 1);
-    inputs.cu_seqlens = pass.cu_seqlens;
+    inputs.cu_seqlens = pass.sequences.bounds;
     convolution::OutputGradients gradients;
     gradients.dy = dchannels[i];
     convolution::InputGradients wanted;
@@ -313,7 +321,8 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
   for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
 }
 
-void GatedLinearAttention::step(Context& context, const TensorView& x, const TensorView& y, const LayerState& state) {
+void GatedLinearAttention::step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) {
+  Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
