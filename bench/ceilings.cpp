@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "dnnl.h"
 #include "bench/benches.h"
+#include "dnnl.h"
 #ifdef FLASHGLA_CUDA
 #include "bench/cuda/ceilings.h"
 #endif

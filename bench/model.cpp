@@ -1,9 +1,8 @@
 // The benches of the whole model, beside the operators'.
-#include "bench/benches.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "bench/benches.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/language_model.h"
 #include "flashgla/ops/adamw/adamw.h"

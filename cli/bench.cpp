@@ -45,7 +45,8 @@ struct Ceilings {
 void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
   const double seconds = row.milliseconds * 1e-3;
   if (seconds <= 0.0) return;
-  if (row.operation == bench::kGemmCeiling || row.operation == bench::kTensorCeiling) ceilings.flops = row.flops / seconds;
+  if (row.operation == bench::kGemmCeiling || row.operation == bench::kTensorCeiling)
+    ceilings.flops = row.flops / seconds;
   if (row.operation == bench::kReadCeiling || row.operation == bench::kCopyCeiling)
     ceilings.bandwidth = row.bytes / seconds;
   if (row.operation == bench::kLaunchCeiling) ceilings.launch = seconds;
@@ -205,7 +206,8 @@ void run_bench(const BenchArguments& arguments) {
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
   std::vector<testing::BenchRow> rows;
   bool refused = false;
-  const std::vector<testing::BenchRow> measured = bench::measure_ceilings(options);  // refuses a device that is not there
+  const std::vector<testing::BenchRow> measured =
+      bench::measure_ceilings(options);  // refuses a device that is not there
   for (const testing::BenchRow& row : measured) note_ceilings(row, ceilings);
   auto take = [&](const testing::BenchRow& row) {
     refused = refused || !row.refused.empty();

@@ -1,11 +1,11 @@
 // The device's ceilings: a copy of memory, products of bf16 matrices that never leave the chip, an empty kernel.
 #include <string>
 
+#include "bench/benches.h"
+#include "bench/cuda/ceilings.h"
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/tensor.h"
-#include "bench/benches.h"
-#include "bench/cuda/ceilings.h"
 
 namespace flashgla::bench {
 

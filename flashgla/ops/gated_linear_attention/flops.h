@@ -12,9 +12,7 @@ constexpr double kFormulaChunk = 64.0;
 constexpr double forward_flops(double K, double V) { return 4.0 * K * V + 2.0 * kFormulaChunk * (K + V); }
 
 // Forward and backward: 12KV + 2C(4K + 3V).
-constexpr double training_flops(double K, double V) {
-  return 12.0 * K * V + 2.0 * kFormulaChunk * (4.0 * K + 3.0 * V);
-}
+constexpr double training_flops(double K, double V) { return 12.0 * K * V + 2.0 * kFormulaChunk * (4.0 * K + 3.0 * V); }
 
 // A step of decoding: 4KV.
 constexpr double step_flops(double K, double V) { return 4.0 * K * V; }

@@ -1,5 +1,5 @@
-#include "flashgla/ops/adamw/tests/cases.h"
 #include "flashgla/ops/adamw/implementations.h"
+#include "flashgla/ops/adamw/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::adamw {

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "flashgla/ops/adamw/tests/cases.h"
 #include "flashgla/ops/adamw/implementations.h"
+#include "flashgla/ops/adamw/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

@@ -1,5 +1,5 @@
-#include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "flashgla/ops/cross_entropy/implementations.h"
+#include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::cross_entropy {

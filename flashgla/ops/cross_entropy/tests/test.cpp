@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "flashgla/ops/cross_entropy/implementations.h"
+#include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

@@ -1,5 +1,5 @@
-#include "flashgla/ops/elementwise/tests/cases.h"
 #include "flashgla/ops/elementwise/implementations.h"
+#include "flashgla/ops/elementwise/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::elementwise {

@@ -1,5 +1,5 @@
-#include "flashgla/ops/embedding/tests/cases.h"
 #include "flashgla/ops/embedding/implementations.h"
+#include "flashgla/ops/embedding/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::embedding {

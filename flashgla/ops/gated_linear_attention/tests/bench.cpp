@@ -1,10 +1,11 @@
+#include "testing/bench.h"
+
 #include <future>
 #include <memory>
 
 #include "flashgla/ops/gated_linear_attention/flops.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/tests/spot_check.h"
-#include "testing/bench.h"
 #include "testing/compare.h"
 
 namespace flashgla::ops::gated_linear_attention {

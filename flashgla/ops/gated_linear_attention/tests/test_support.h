@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "flashgla/ops/gated_linear_attention/tests/cases.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "flashgla/ops/gated_linear_attention/tests/cases.h"
 #include "testing/devices.h"
 
 namespace flashgla::ops::gated_linear_attention {

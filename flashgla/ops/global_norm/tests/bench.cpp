@@ -1,5 +1,5 @@
-#include "flashgla/ops/global_norm/tests/cases.h"
 #include "flashgla/ops/global_norm/implementations.h"
+#include "flashgla/ops/global_norm/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::global_norm {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "flashgla/ops/global_norm/tests/cases.h"
 #include "flashgla/ops/global_norm/implementations.h"
+#include "flashgla/ops/global_norm/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

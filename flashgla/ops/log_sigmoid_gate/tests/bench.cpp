@@ -1,5 +1,5 @@
-#include "flashgla/ops/log_sigmoid_gate/tests/cases.h"
 #include "flashgla/ops/log_sigmoid_gate/implementations.h"
+#include "flashgla/ops/log_sigmoid_gate/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::log_sigmoid_gate {

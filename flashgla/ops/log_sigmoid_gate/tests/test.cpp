@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "flashgla/ops/log_sigmoid_gate/tests/cases.h"
 #include "flashgla/ops/log_sigmoid_gate/implementations.h"
+#include "flashgla/ops/log_sigmoid_gate/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

@@ -1,5 +1,5 @@
-#include "flashgla/ops/matmul/tests/cases.h"
 #include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/matmul/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::matmul {

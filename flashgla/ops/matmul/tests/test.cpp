@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cstring>
 
-#include "flashgla/ops/matmul/tests/cases.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
 #include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/matmul/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

@@ -1,5 +1,5 @@
-#include "flashgla/ops/rms_norm/tests/cases.h"
 #include "flashgla/ops/rms_norm/implementations.h"
+#include "flashgla/ops/rms_norm/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::rms_norm {

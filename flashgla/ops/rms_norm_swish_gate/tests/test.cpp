@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "flashgla/ops/rms_norm_swish_gate/tests/cases.h"
 #include "flashgla/ops/rms_norm_swish_gate/implementations.h"
+#include "flashgla/ops/rms_norm_swish_gate/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

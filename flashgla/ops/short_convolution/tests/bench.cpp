@@ -1,5 +1,5 @@
-#include "flashgla/ops/short_convolution/tests/cases.h"
 #include "flashgla/ops/short_convolution/implementations.h"
+#include "flashgla/ops/short_convolution/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::short_convolution {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "flashgla/ops/short_convolution/tests/cases.h"
 #include "flashgla/ops/short_convolution/implementations.h"
+#include "flashgla/ops/short_convolution/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"

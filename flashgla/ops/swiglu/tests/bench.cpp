@@ -1,5 +1,5 @@
-#include "flashgla/ops/swiglu/tests/cases.h"
 #include "flashgla/ops/swiglu/implementations.h"
+#include "flashgla/ops/swiglu/tests/cases.h"
 #include "testing/operator_bench.h"
 
 namespace flashgla::ops::swiglu {
