@@ -6,9 +6,12 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/graph.h"
+#include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/base/tensor.h"
 #include "testing/compare.h"
+#include "testing/devices.h"
 #include "testing/random.h"
 
 namespace flashgla {
@@ -107,6 +110,33 @@ TEST(Arena, BorrowsWhatADryRunPlanned) {
     EXPECT_EQ(arena.allocate(bytes), memory->data);
     EXPECT_THROW(arena.allocate(1), Error);
     EXPECT_THROW(arena.borrow(memory->data, planned), Error);
+  }
+}
+
+// A graph's copy is made at each launch, not while it is recorded, and reads what its source holds then.
+TEST(Graph, DoesItsWorkAtEachLaunch) {
+  for (const Device device : testing::test_devices()) {
+    const Context context(device);
+    const Queue& queue = context.queue();
+    const Tensor from = Tensor::zeros({4}, DType::i32, device), to = Tensor::zeros({4}, DType::i32, device);
+    const auto host = allocate_pinned_memory(from->bytes());
+    auto* values = static_cast<std::int32_t*>(host.get());
+    const Graph graph(queue, [&] { queue.copy(to->data, from->data, to->bytes()); });
+    for (int launch = 1; launch < 4; ++launch) {
+      for (int i = 0; i < 4; ++i) values[i] = launch * 10 + i;
+      queue.copy(from->data, values, from->bytes());
+      graph.launch();
+      queue.copy(values, to->data, to->bytes());
+      queue.synchronize();
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(values[i], launch * 10 + i) << name_of(device);
+      queue.zero(from->data, from->bytes());
+      queue.synchronize();
+    }
+    EXPECT_THROW(Graph(queue, [] { throw Error("not to be recorded"); }).launch(), Error);
+    graph.launch();  // a recording that failed leaves the queue usable
+    queue.copy(values, to->data, to->bytes());
+    queue.synchronize();
+    EXPECT_EQ(values[3], 0) << name_of(device);
   }
 }
 
