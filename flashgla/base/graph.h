@@ -10,9 +10,9 @@ namespace flashgla {
 
 class Graph {
  public:
-  // Calls `work` once; what it queues on the compute lane is recorded, with the addresses and values given then, and not
-  // done. It may not allocate, wait, or use the copy lane. On the CPU `work` is kept for launch(). Throws what `work`
-  // throws, and Error for what cannot be recorded.
+  // Calls `work` once; what it queues on the compute lane is recorded, with the addresses and values given then, and
+  // not done. It may not allocate, wait, or use the copy lane. On the CPU `work` is kept for launch(). Throws what
+  // `work` throws, and Error for what cannot be recorded.
   Graph(const Queue& queue, std::function<void()> work);
   ~Graph();
   Graph(const Graph&) = delete;

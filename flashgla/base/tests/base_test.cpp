@@ -10,6 +10,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/base/tensor.h"
+#include "flashgla/base/transfer.h"
 #include "testing/compare.h"
 #include "testing/devices.h"
 #include "testing/random.h"
@@ -137,6 +138,28 @@ TEST(Graph, DoesItsWorkAtEachLaunch) {
     queue.copy(values, to->data, to->bytes());
     queue.synchronize();
     EXPECT_EQ(values[3], 0) << name_of(device);
+  }
+}
+
+// More than its pieces hold, in an odd number of bytes.
+TEST(Transfer, BringsEveryByteThereAndBack) {
+  constexpr std::int64_t kBytes = (std::int64_t{70} << 20) + 3;
+  const auto byte_at = [](std::size_t i) { return static_cast<std::uint8_t>(i * 2654435761u >> 13); };
+  for (const Device device : testing::test_devices()) {
+    const Tensor there = Tensor::empty({kBytes}, DType::u8, device);
+    Transfer transfer(device);
+    transfer.to_device(there->data, kBytes, [&](void* piece, std::size_t begin, std::size_t bytes) {
+      for (std::size_t i = 0; i < bytes; ++i) static_cast<std::uint8_t*>(piece)[i] = byte_at(begin + i);
+    });
+    transfer.finish();
+    std::size_t seen = 0, wrong = 0;
+    transfer.to_host(there->data, kBytes, [&](const void* piece, std::size_t begin, std::size_t bytes) {
+      EXPECT_EQ(begin, seen);
+      for (std::size_t i = 0; i < bytes; ++i) wrong += static_cast<const std::uint8_t*>(piece)[i] != byte_at(begin + i);
+      seen += bytes;
+    });
+    EXPECT_EQ(seen, static_cast<std::size_t>(kBytes));
+    EXPECT_EQ(wrong, 0u) << name_of(device);
   }
 }
 
