@@ -45,7 +45,7 @@ std::uint64_t least_of_min_p(double min_p) {
   return static_cast<std::uint64_t>(std::ceil(min_p * static_cast<double>(std::uint64_t{1} << kWeightBits)));
 }
 
-void apply(const Cut& cut, std::vector<std::uint64_t>& weights) {
+void drop_outside(const Cut& cut, std::vector<std::uint64_t>& weights) {
   std::uint64_t equals = 0;
   for (std::uint64_t& weight : weights) {
     if (weight > cut.least || (weight == cut.least && equals++ < cut.equals)) continue;
@@ -63,7 +63,7 @@ void run_rows(Context& context, const TensorView& logits, const TensorView& seen
     std::int32_t& token = tokens.as<std::int32_t>()[n];
     token = fill_weights(row, options, weights);
     if (token != 0) return;
-    if (options.temperature > 0.0) apply(cut_of(weights, options), weights);
+    if (options.temperature > 0.0) drop_outside(cut_of(weights, options), weights);
     const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
     const std::uint64_t draw = scaled_draw(draw_bits(options.seed, static_cast<std::uint64_t>(first_sequence + n),
                                                      static_cast<std::uint32_t>(positions.as<std::int32_t>()[n])),

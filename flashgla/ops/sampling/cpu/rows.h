@@ -27,7 +27,7 @@ std::uint64_t mass_wanted(double top_p, std::uint64_t total);
 std::uint64_t least_of_min_p(double min_p);
 
 // Sets the weights outside the cut to 0.
-void apply(const Cut& cut, std::vector<std::uint64_t>& weights);
+void drop_outside(const Cut& cut, std::vector<std::uint64_t>& weights);
 
 // For every sequence: weights, cut, draw.
 void run_rows(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,

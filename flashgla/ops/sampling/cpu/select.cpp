@@ -61,7 +61,7 @@ bool distribution(const TensorView& logits, const TensorView& seen, const Tensor
   std::vector<std::uint64_t> values;
   const Row row{logits.as<float>(), seen ? seen.as<std::uint8_t>() : nullptr, logits.numel()};
   if (fill_weights(row, options, values) != 0) return false;
-  if (options.temperature > 0.0) apply(cut_by_selection(values, options), values);
+  if (options.temperature > 0.0) drop_outside(cut_by_selection(values, options), values);
   std::copy(values.begin(), values.end(), weights.as<std::int64_t>());
   return true;
 }
