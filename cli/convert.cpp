@@ -11,6 +11,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/text/tokenizer.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
@@ -51,8 +52,9 @@ std::size_t parse_bytes(const std::string& text) {
 
 // Everything beside the weights and the config that belongs to a model: its tokenizer, above all.
 void copy_companions(const std::string& in, const std::string& out) {
-  for (const char* name : {"tokenizer.model", "tokenizer.flashgla.json", "tokenizer.json", "tokenizer_config.json",
-                           "special_tokens_map.json", "generation_config.json"}) {
+  std::vector<std::string> names = {"generation_config.json"};
+  for (const char* name : text::tokenizer_files()) names.emplace_back(name);
+  for (const std::string& name : names) {
     if (!fs::exists(fs::path(in) / name)) continue;
     write_file((fs::path(out) / name).string(), read_file((fs::path(in) / name).string()));
   }

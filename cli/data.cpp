@@ -267,10 +267,10 @@ void add_prepare(CLI::App& data) {
       "          zcat dump.jsonl.gz | flashgla data prepare - --json-lines --out runs/dump --tokenizer MODEL_FOLDER");
   verb->add_option("inputs", options.inputs, "Files, folders, .jsonl files, or - for standard input")->required();
   verb->add_option("--out", options.out, "Folder of the tokens")->required();
-  verb->add_option(
-          "--tokenizer", options.tokenizer,
-          "byte; a SentencePiece model or a folder with a tokenizer; train:VOCAB or train-unigram:VOCAB to train "
-          "one on the input")
+  verb->add_option("--tokenizer", options.tokenizer,
+                   "byte; a tokenizer.json, a SentencePiece model, or a folder with either; train:VOCAB or "
+                   "train-unigram:VOCAB to train "
+                   "one on the input")
       ->capture_default_str();
   verb->add_option("--text-field", options.text_field, "The text's field in JSON lines")->capture_default_str();
   verb->add_flag("--json-lines", options.json_lines, "Inputs are JSON lines whatever their names");

@@ -13,6 +13,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/text/tokenizer.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
@@ -53,7 +54,7 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
   const model::StoredTensor* gate = weights.find("model.layers.0.mlp.gate_proj.weight");
   const bool fused = gate != nullptr && !gate->shape.empty() && gate->shape[0] == 2 * config.mlp_dim();
   files.layout = fused ? "Hugging Face, MLP gate and up projections fused (before 2025-02)" : "Hugging Face";
-  for (const char* name : {"tokenizer.model", "tokenizer.flashgla.json", "tokenizer.json"}) {
+  for (const char* name : text::tokenizer_files()) {
     if (fs::exists(fs::path(folder) / name)) files.tokenizer.emplace_back(name);
   }
   return files;

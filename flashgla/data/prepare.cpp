@@ -200,7 +200,7 @@ class Preparation {
   void encode_and_write() {
     parallel_for(context_, static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
       Task& task = tasks_[static_cast<std::size_t>(i)];
-      if (task.begins && tokenizer_->bos_id() >= 0) task.ids.push_back(tokenizer_->bos_id());
+      if (task.begins && tokenizer_->adds_bos()) task.ids.push_back(tokenizer_->bos_id());
       const text::TokenIds ids = tokenizer_->encode(task.text);
       task.ids.insert(task.ids.end(), ids.begin(), ids.end());
       if (task.ends && tokenizer_->eos_id() >= 0) task.ids.push_back(tokenizer_->eos_id());
@@ -223,9 +223,8 @@ class Preparation {
     for (Part& part : parts_) part.writer->close();
     // data.json goes first and comes last: a folder that is not whole is not taken for one that is.
     fs::remove(folder / kDatasetFile);
-    for (const char* stale : {"tokenizer.model", "tokenizer.flashgla.json", "validation.bin", "validation.idx"}) {
-      fs::remove(folder / stale);
-    }
+    for (const char* stale : {"validation.bin", "validation.idx"}) fs::remove(folder / stale);
+    for (const char* stale : text::tokenizer_files()) fs::remove(folder / stale);
     nlohmann::ordered_json json = {{"version", 1},
                                    {"tokenizer",
                                     {{"kind", tokenizer_->kind()},

@@ -70,7 +70,7 @@ Generator::Generator(Context& context, model::LanguageModel& model, const text::
 
 text::TokenIds Generator::encode(std::string_view text, bool begins) const {
   text::TokenIds ids;
-  if (begins && tokenizer_.bos_id() >= 0) ids.push_back(tokenizer_.bos_id());
+  if (begins && tokenizer_.adds_bos()) ids.push_back(tokenizer_.bos_id());
   const text::TokenIds body = tokenizer_.encode(text);
   ids.insert(ids.end(), body.begin(), body.end());
   if (ids.empty() && begins && tokenizer_.eos_id() >= 0) ids.push_back(tokenizer_.eos_id());

@@ -9,6 +9,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
 #include "flashgla/text/fingerprint.h"
+#include "flashgla/text/huggingface.h"
 #include "flashgla/text/utf8.h"
 
 namespace flashgla::text {
@@ -16,6 +17,9 @@ namespace {
 
 constexpr const char* kByteFile = "tokenizer.flashgla.json";
 constexpr const char* kSentencePieceFile = "tokenizer.model";
+constexpr const char* kHuggingFaceFile = "tokenizer.json";
+constexpr const char* kFiles[] = {kHuggingFaceFile, "tokenizer_config.json", "special_tokens_map.json",
+                                  kSentencePieceFile, kByteFile};
 
 class ByteTokenizer final : public Tokenizer {
  public:
@@ -107,17 +111,27 @@ std::string StreamDecoder::finish() {
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
 
+std::span<const char* const> tokenizer_files() { return kFiles; }
+
+bool has_tokenizer(const std::string& folder) {
+  for (const char* name : {kHuggingFaceFile, kSentencePieceFile, kByteFile}) {
+    if (std::filesystem::exists(std::filesystem::path(folder) / name)) return true;
+  }
+  return false;
+}
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   namespace fs = std::filesystem;
   if (fs::is_directory(path)) {
-    const fs::path model = fs::path(path) / kSentencePieceFile;
-    if (fs::exists(model)) return load_sentencepiece(model);
-    const fs::path bytes = fs::path(path) / kByteFile;
-    if (fs::exists(bytes)) return load_byte_tokenizer(bytes);
-    throw Error("no tokenizer in " + path + ": looked for " + kSentencePieceFile + " and " + kByteFile);
+    for (const char* name : {kHuggingFaceFile, kSentencePieceFile, kByteFile}) {
+      if (fs::exists(fs::path(path) / name)) return load_tokenizer(fs::path(path) / name);
+    }
+    throw Error("no tokenizer in " + path + ": looked for " + kHuggingFaceFile + ", " + kSentencePieceFile + " and " +
+                kByteFile);
   }
   if (!fs::exists(path)) throw Error("no tokenizer at " + path + ": no such file or folder");
-  if (fs::path(path).extension() == ".json") return load_byte_tokenizer(path);
+  if (fs::path(path).filename() == kByteFile) return load_byte_tokenizer(path);
+  if (fs::path(path).extension() == ".json") return load_huggingface(path);
   return load_sentencepiece(path);
 }
 

@@ -1,4 +1,5 @@
-// Text to token ids and back. Two kinds: bytes, and SentencePiece models (loaded or trained here).
+// Text to token ids and back. Three kinds: bytes, SentencePiece models (loaded or trained here), and the tokenizer.json
+// of Hugging Face checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,18 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  virtual std::string_view kind() const = 0;    // "byte", "sentencepiece"
+  virtual std::string_view kind() const = 0;    // "byte", "sentencepiece", "huggingface"
   virtual std::int64_t vocab_size() const = 0;  // ids are 0 .. vocab_size-1
   virtual std::int32_t bos_id() const = 0;      // -1: none
   virtual std::int32_t eos_id() const = 0;      // -1: none
 
-  // Any bytes, valid UTF-8 or not; no special tokens are added. decode(encode(text)) == text, except where the
-  // normaliser of a foreign SentencePiece model changes the text (lossless() is then false).
+  // Whether bos goes before the tokens of a text that begins a sequence, and eos after those of a text by itself. A
+  // document in a corpus ends in eos in any case.
+  virtual bool adds_bos() const { return bos_id() >= 0; }
+  virtual bool adds_eos() const { return false; }
+
+  // Any bytes, valid UTF-8 or not; no special tokens are added. decode(encode(text)) == text, except where a foreign
+  // tokenizer changes the text (lossless() is then false).
   virtual TokenIds encode(std::string_view text) const = 0;
 
   // Special tokens decode to nothing. Throws Error when an id is out of range.
@@ -39,8 +45,8 @@ class Tokenizer {
   // 16 hexadecimal digits that tell tokenizers apart: token files carry those of the tokenizer that made them.
   virtual std::string fingerprint() const = 0;
 
-  // Writes the tokenizer's file into the folder, under a temporary name, then renamed: `tokenizer.model`
-  // (SentencePiece) or `tokenizer.flashgla.json` (bytes). Throws Error.
+  // Writes the tokenizer's files (tokenizer_files()) into the folder, each under a temporary name, then renamed. Throws
+  // Error.
   virtual void save(const std::string& folder) const = 0;
 
   // Specials (bos, eos, padding) stand for no text.
@@ -93,8 +99,12 @@ using TextSource = std::function<bool(std::string&)>;
 // largest size that would do.
 std::unique_ptr<Tokenizer> train_sentencepiece(const TextSource& text, const SentencePieceTraining& training);
 
-// From a folder (`tokenizer.model`, `tokenizer.flashgla.json`) or from such a file. Throws Error that lists what was
-// looked for.
+// From a folder (`tokenizer.json`, `tokenizer.model`, `tokenizer.flashgla.json`, in this order) or from such a file.
+// Throws Error that lists what was looked for.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
+bool has_tokenizer(const std::string& folder);
+
+// The names of all files that tokenizers are saved in: what a copy of a folder takes along, and a new one removes.
+std::span<const char* const> tokenizer_files();
 
 }  // namespace flashgla::text

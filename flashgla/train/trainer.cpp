@@ -139,7 +139,7 @@ void Trainer::build_model(const std::string& weights) {
   const DType dtype = dtype_from_name(config_.dtype);
   if (!weights.empty()) {
     const std::string folder = find_model_folder(weights);
-    if (fs::exists(folder + "/tokenizer.model") || fs::exists(folder + "/tokenizer.flashgla.json")) {
+    if (text::has_tokenizer(folder)) {
       data::require_same_tokenizer(dataset_, *text::load_tokenizer(folder), config_.data);
     }
     model_ = model::load_model(folder, {dtype, Device::cpu(), true});

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "testing/bench.h"
+
+namespace flashgla::ops::embedding {
+
+void bench(const testing::BenchOptions& options);
+
+}  // namespace flashgla::ops::embedding

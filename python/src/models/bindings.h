@@ -1,0 +1,10 @@
+// What the extension flashgla._models is made of: one function a class.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace flashgla::python {
+
+void bind_tokenizer(nanobind::module_& m);
+
+}  // namespace flashgla::python
