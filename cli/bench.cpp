@@ -1,6 +1,4 @@
 // flashgla bench: times every implementation of the operators and the model, beside the floor.
-#include "flashgla/model/bench.h"
-
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -12,12 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/benches.h"
 #include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
 #include "flashgla/base/names.h"
-#include "flashgla/ops/benches.h"
 
 namespace flashgla::cli {
 
@@ -47,10 +45,11 @@ struct Ceilings {
 void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
   const double seconds = row.milliseconds * 1e-3;
   if (seconds <= 0.0) return;
-  if (row.operation == ops::kGemmCeiling || row.operation == ops::kTensorCeiling) ceilings.flops = row.flops / seconds;
-  if (row.operation == ops::kReadCeiling || row.operation == ops::kCopyCeiling)
+  if (row.operation == bench::kGemmCeiling || row.operation == bench::kTensorCeiling)
+    ceilings.flops = row.flops / seconds;
+  if (row.operation == bench::kReadCeiling || row.operation == bench::kCopyCeiling)
     ceilings.bandwidth = row.bytes / seconds;
-  if (row.operation == ops::kLaunchCeiling) ceilings.launch = seconds;
+  if (row.operation == bench::kLaunchCeiling) ceilings.launch = seconds;
 }
 
 // The least time that a row can take on CUDA, by the ceilings measured in this run; 0: unknown.
@@ -184,22 +183,16 @@ void print_worst(const std::vector<testing::BenchRow>& rows, const Ceilings& cei
   }
 }
 
-std::vector<ops::Bench> all_benches() {
-  std::vector<ops::Bench> all = ops::benches();
-  all.insert(all.end(), model::benches().begin(), model::benches().end());
-  return all;
-}
-
 std::string known_names() {
   std::string names;
-  for (const ops::Bench& bench : all_benches()) names += (names.empty() ? "" : ", ") + std::string(bench.name);
+  for (const bench::Bench& one : bench::benches()) names += (names.empty() ? "" : ", ") + std::string(one.name);
   return names;
 }
 
 void run_bench(const BenchArguments& arguments) {
   for (const std::string& name : arguments.names) {
     bool found = false;
-    for (const ops::Bench& bench : all_benches()) found = found || name == bench.name;
+    for (const bench::Bench& one : bench::benches()) found = found || name == one.name;
     if (!found) throw Error("bench: unknown operator '" + name + "'; known: " + known_names());
   }
   testing::BenchOptions options;
@@ -213,7 +206,8 @@ void run_bench(const BenchArguments& arguments) {
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
   std::vector<testing::BenchRow> rows;
   bool refused = false;
-  const std::vector<testing::BenchRow> measured = ops::measure_ceilings(options);  // refuses a device that is not there
+  const std::vector<testing::BenchRow> measured =
+      bench::measure_ceilings(options);  // refuses a device that is not there
   for (const testing::BenchRow& row : measured) note_ceilings(row, ceilings);
   auto take = [&](const testing::BenchRow& row) {
     refused = refused || !row.refused.empty();
@@ -228,11 +222,11 @@ void run_bench(const BenchArguments& arguments) {
     if (rows.empty()) std::for_each(measured.begin(), measured.end(), take);  // not before there is one to compare
     take(row);
   };
-  for (const ops::Bench& bench : all_benches()) {
+  for (const bench::Bench& one : bench::benches()) {
     bool wanted = arguments.names.empty();
-    for (const std::string& name : arguments.names) wanted = wanted || name == bench.name;
+    for (const std::string& name : arguments.names) wanted = wanted || name == one.name;
     if (!wanted) continue;
-    bench.run(options);
+    one.run(options);
   }
   if (rows.empty()) {
     throw Error("bench: nothing to time on " + name_of(options.device) +

@@ -1,5 +1,5 @@
 # One CMake target a folder: flashgla_library(<folder> SOURCES ... DEPENDS ...), so that an include of a folder that is
-# not among the dependencies does not link. Tests stand beside the code: flashgla_test(<folder> SOURCES ... DEPENDS ...).
+# not among the dependencies does not link. Tests lie in the folder's tests/: flashgla_test(<folder> SOURCES ... DEPENDS ...).
 
 add_library(flashgla_options INTERFACE)
 target_compile_options(flashgla_options INTERFACE

@@ -8,6 +8,7 @@ packages=(
   libdnnl-dev                        # oneDNN: matrix products on the CPU
   libhwy-dev                         # Highway: SIMD with run-time dispatch
   libsentencepiece-dev libpcre2-dev libutf8proc-dev   # tokenizers
+  librandom123-dev                   # counter-based random numbers, on every device
   nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev
   libgtest-dev libgmock-dev          # tests
   python3                            # the structure test, and checks of JSON output

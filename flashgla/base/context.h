@@ -13,7 +13,7 @@ namespace flashgla {
 // What the processor can do; selection of an implementation is a pure function of (problem, architecture).
 struct Architecture {
   Device::Kind device = Device::Kind::cpu;
-  int cuda_capability = 0;       // 90 for Hopper; 0 on CPU
+  int cuda_capability = 0;         // 90 for Hopper; 0 on CPU
   std::int64_t shared_memory = 0;  // bytes a CUDA block may use
   int multiprocessors = 0;
 };

@@ -16,7 +16,8 @@ class Error : public std::runtime_error {
   Error(const std::string& operation, const std::string& argument, const std::string& actual,
         const std::string& expected)
       : std::runtime_error(operation + ": " + argument + " " + actual + "; expected " + expected),
-        operation_(operation), argument_(argument) {}
+        operation_(operation),
+        argument_(argument) {}
 
   const std::string& operation() const { return operation_; }
   const std::string& argument() const { return argument_; }

@@ -84,6 +84,18 @@ void AtomicFile::write(const void* data, std::size_t bytes) {
   }
 }
 
+void AtomicFile::write_over(std::size_t begin, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::pwrite(descriptor_, text.data(), text.size(), static_cast<off_t>(begin));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      fail("cannot write", path_);
+    }
+    begin += static_cast<std::size_t>(written);
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
 void AtomicFile::close() {
   if (descriptor_ < 0) return;
   // Devices and some network file systems have nothing to force.

@@ -37,6 +37,8 @@ class AtomicFile {
 
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  // Writes over what has been written already, from byte `begin` on.
+  void write_over(std::size_t begin, std::string_view text);
   // Forces the content to disk under its temporary name, so that several files can then be published together.
   void close();
   void finish();  // close() and rename

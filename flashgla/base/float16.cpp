@@ -29,8 +29,8 @@ Float16::operator float() const {
     const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
     return sign ? -magnitude : magnitude;
   }
-  const std::uint32_t word = exponent == 0x1fu ? 0x7f800000u | (mantissa << 13)
-                                               : ((exponent + 112u) << 23) | (mantissa << 13);
+  const std::uint32_t word =
+      exponent == 0x1fu ? 0x7f800000u | (mantissa << 13) : ((exponent + 112u) << 23) | (mantissa << 13);
   return std::bit_cast<float>(sign | word);
 }
 

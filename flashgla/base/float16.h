@@ -35,18 +35,44 @@ struct Float16 {
   operator float() const;
 };
 
-template <class T> struct DTypeOf;
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<Float16> { static constexpr DType value = DType::f16; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<std::uint16_t> { static constexpr DType value = DType::u16; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
+template <class T>
+struct DTypeOf;
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<std::uint16_t> {
+  static constexpr DType value = DType::u16;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 // Calls f(T{}) with the C++ type of a floating dtype; returns what f returns. Throws Error for integers.
-template <class F> decltype(auto) dispatch_floating(DType dtype, F&& f);
+template <class F>
+decltype(auto) dispatch_floating(DType dtype, F&& f);
 
 }  // namespace flashgla
 
@@ -54,13 +80,19 @@ template <class F> decltype(auto) dispatch_floating(DType dtype, F&& f);
 
 namespace flashgla {
 
-template <class F> decltype(auto) dispatch_floating(DType dtype, F&& f) {
+template <class F>
+decltype(auto) dispatch_floating(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64: return f(double{});
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(BFloat16{});
-    case DType::f16: return f(Float16{});
-    default: throw Error(std::string("expected a floating-point dtype, not ") + name_of(dtype));
+    case DType::f64:
+      return f(double{});
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::f16:
+      return f(Float16{});
+    default:
+      throw Error(std::string("expected a floating-point dtype, not ") + name_of(dtype));
   }
 }
 

@@ -40,6 +40,13 @@ std::shared_ptr<void> allocate_pinned_memory(std::size_t bytes) {
   return allocate_memory(bytes, Device::cpu());
 }
 
+std::optional<std::size_t> free_memory([[maybe_unused]] Device device) {
+#ifdef FLASHGLA_CUDA
+  if (device.kind == Device::Kind::cuda) return cuda::free_memory(device);
+#endif
+  return std::nullopt;
+}
+
 void zero_memory(void* memory, std::size_t bytes, Device device) {
   if (device.kind == Device::Kind::cuda) {
 #ifdef FLASHGLA_CUDA

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "flashgla/base/dtype.h"
 
@@ -14,6 +15,9 @@ std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device);
 
 // Host memory that copies to and from CUDA devices need not make the host wait for; without CUDA as that of the CPU.
 std::shared_ptr<void> allocate_pinned_memory(std::size_t bytes);
+
+// Bytes that can still be had of a device's own memory; nothing for the CPU, whose memory is the system's to share out.
+std::optional<std::size_t> free_memory(Device device);
 
 void zero_memory(void* memory, std::size_t bytes, Device device);
 

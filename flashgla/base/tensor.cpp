@@ -153,7 +153,8 @@ std::int64_t offset_of(const TensorView& view, std::span<const std::int64_t> ind
 }
 
 // Calls visit(offset in a, offset in b) for every element of two views of one shape.
-template <class Visit> void for_each_offset(const TensorView& a, const TensorView& b, Visit&& visit) {
+template <class Visit>
+void for_each_offset(const TensorView& a, const TensorView& b, Visit&& visit) {
   if (a.numel() == 0) return;
   std::array<std::int64_t, kMaxRank> index{};
   std::int64_t offset_a = 0;
@@ -173,17 +174,24 @@ template <class Visit> void for_each_offset(const TensorView& a, const TensorVie
   }
 }
 
-template <class F> decltype(auto) dispatch_any(DType dtype, F&& f) {
+template <class F>
+decltype(auto) dispatch_any(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::i64: return f(std::int64_t{});
-    case DType::i32: return f(std::int32_t{});
-    case DType::u16: return f(std::uint16_t{});
-    case DType::u8: return f(std::uint8_t{});
-    default: return dispatch_floating(dtype, std::forward<F>(f));
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::u16:
+      return f(std::uint16_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    default:
+      return dispatch_floating(dtype, std::forward<F>(f));
   }
 }
 
-template <class T> double to_double(T value) {
+template <class T>
+double to_double(T value) {
   if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
     return static_cast<double>(static_cast<float>(value));
   } else {

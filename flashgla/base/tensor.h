@@ -51,7 +51,8 @@ struct TensorView {
   TensorView() = default;
   // Contiguous (row-major) view of existing memory.
   TensorView(void* data, DType dtype, const Shape& shape, Device device = Device::cpu());
-  template <class T> TensorView(T* data, const Shape& shape) : TensorView(data, DTypeOf<T>::value, shape) {}
+  template <class T>
+  TensorView(T* data, const Shape& shape) : TensorView(data, DTypeOf<T>::value, shape) {}
 
   explicit operator bool() const { return data != nullptr; }
   int rank() const { return shape.rank(); }
@@ -61,7 +62,8 @@ struct TensorView {
   bool is_contiguous() const;
 
   // Typed pointer; throws Error when T is not the view's dtype.
-  template <class T> T* as() const {
+  template <class T>
+  T* as() const {
     if (DTypeOf<T>::value != dtype) {
       throw Error(std::string("tensor holds ") + name_of(dtype) + ", accessed as " + name_of(DTypeOf<T>::value));
     }
@@ -92,7 +94,10 @@ class Tensor {
   operator const TensorView&() const { return view_; }
   const TensorView* operator->() const { return &view_; }
   explicit operator bool() const { return static_cast<bool>(view_); }
-  template <class T> T* as() const { return view_.as<T>(); }
+  template <class T>
+  T* as() const {
+    return view_.as<T>();
+  }
 
  private:
   TensorView view_;

@@ -18,7 +18,7 @@ struct MixerConfig {
   bool use_short_conv = false;
   std::int64_t conv_size = 4;
   bool use_output_gate = true;
-  bool output_gate_bias = false;     // only in models of the paper's authors, not in flash-linear-attention's
+  bool output_gate_bias = false;    // only in models of the paper's authors, not in flash-linear-attention's
   std::optional<double> clamp_min;  // of the log gate
   double gate_logit_normalizer = 16.0;
   std::int64_t gate_low_rank_dim = 16;

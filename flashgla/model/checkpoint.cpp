@@ -250,7 +250,11 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
 
 void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options) {
   make_folder(folder);
-  const auto shards = split(tensors_to_save(model, options.mlp_layout), options.shard_bytes);
+  std::vector<NamedTensor> tensors = tensors_to_save(model, options.mlp_layout);
+  if (options.copy_of) {
+    for (NamedTensor& row : tensors) row.tensor = options.copy_of(row.tensor);
+  }
+  const auto shards = split(std::move(tensors), options.shard_bytes);
   std::deque<AtomicFile> files;
   std::set<std::string> written;
   ordered_json weight_map;
@@ -264,7 +268,7 @@ void save_model(const LanguageModel& model, const std::string& folder, const Sav
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     files.emplace_back(path_in(folder, name));
-    write_safetensors(files.back(), shards[i]);
+    write_safetensors(files.back(), shards[i], {}, options.transfer);
     files.back().close();
     written.insert(name);
     for (const NamedTensor& row : shards[i]) {

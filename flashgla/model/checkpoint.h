@@ -2,6 +2,7 @@
 // model.safetensors.index.json), and the tokenizer's files beside them. And the state of a generation in a file.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,9 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
 struct SaveOptions {
   std::size_t shard_bytes = 0;  // largest size of a shard's data; 0: one file
   MlpLayout mlp_layout = MlpLayout::current;
+  // Where the bytes of a parameter's value are read: in a copy of it. Absent: its own.
+  std::function<TensorView(const TensorView& value)> copy_of;
+  Transfer* transfer = nullptr;  // as in write_safetensors
 };
 
 // Everything is written to temporary names first and renamed when all of it is on the disk; a failure leaves what was

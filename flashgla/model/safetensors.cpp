@@ -152,8 +152,16 @@ void convert_into(Context& context, const std::byte* data, DType dtype, const Te
   }
 }
 
-void fill_from(Context& context, const std::string& path, const StoredTensor& tensor, const std::byte* data,
-               const TensorView& destination) {
+// Bytes of a mapped file, by all threads, since reading a page for the first time takes as long as the disk does.
+void read_pages(Context& context, const std::byte* data, std::size_t bytes, void* to) {
+  parallel_for_blocks(context, static_cast<std::int64_t>(bytes), kPiece, [&](std::int64_t begin, std::int64_t end) {
+    std::memcpy(static_cast<std::byte*>(to) + begin, data + begin, static_cast<std::size_t>(end - begin));
+  });
+}
+
+// Fills the destination from the tensor's bytes in the file, and adds them to the checksum where there is one.
+void fill_from(Context& context, Transfer& transfer, const std::string& path, const StoredTensor& tensor,
+               const std::byte* data, const TensorView& destination, Checksum* checksum) {
   const auto refuse = [&](const std::string& why) { return Error(path + ": tensor '" + tensor.name + "' " + why); };
   if (!destination.is_contiguous() || destination.numel() != tensor.numel()) {
     throw refuse("has shape " + tensor.shape_text() + "; expected " + to_string(destination.shape));
@@ -164,28 +172,18 @@ void fill_from(Context& context, const std::string& path, const StoredTensor& te
       (*dtype != destination.dtype && !(is_floating(*dtype) && is_floating(destination.dtype)))) {
     throw refuse("is " + tensor.dtype + ", which does not become " + name_of(destination.dtype));
   }
-  if (destination.numel() == 0) return;
-  if (*dtype == destination.dtype) {
-    copy_memory(destination.data, destination.device, data, Device::cpu(), destination.bytes());
-  } else if (destination.device == Device::cpu()) {
-    convert_into(context, data, *dtype, destination);
-  } else {
-    const Tensor host = Tensor::empty(destination.shape, destination.dtype);
-    convert_into(context, data, *dtype, host);
-    copy_memory(destination.data, destination.device, host->data, Device::cpu(), host->bytes());
-  }
-}
-
-// Calls visit(data, bytes) with the tensor's bytes on the host.
-template <class Visit>
-void on_host(const TensorView& tensor, Visit&& visit) {
-  if (tensor.device == Device::cpu()) {
-    visit(tensor.data, tensor.bytes());
-  } else {
-    const Tensor host = Tensor::empty(tensor.shape, tensor.dtype);
-    copy_memory(host->data, Device::cpu(), tensor.data, tensor.device, tensor.bytes());
-    visit(host->data, host->bytes());
-  }
+  transfer.to_device(destination.data, destination.bytes(), [&](void* piece, std::size_t begin, std::size_t bytes) {
+    if (*dtype == destination.dtype) {
+      read_pages(context, data + begin, bytes, piece);
+      if (checksum) checksum->add(piece, bytes);
+    } else {
+      const std::size_t first = begin / size_of(destination.dtype), count = bytes / size_of(destination.dtype);
+      const std::byte* from = data + first * size_of(*dtype);
+      convert_into(context, from, *dtype,
+                   TensorView(piece, destination.dtype, Shape({static_cast<std::int64_t>(count)})));
+      if (checksum) checksum->add(from, count * size_of(*dtype));
+    }
+  });
 }
 
 }  // namespace
@@ -264,13 +262,25 @@ void SafetensorsReader::read(const std::function<TensorView(const StoredTensor&)
   Context context;
   Checksum checksum;
   const auto stated = metadata_.find(kChecksum);
+  Checksum* const summed = stated != metadata_.end() ? &checksum : nullptr;
+  std::unique_ptr<Transfer> transfer;
+  Device device;
   for (const StoredTensor& tensor : tensors_) {
     const std::byte* data = file_.data() + data_begin_ + tensor.begin;
-    if (stated != metadata_.end()) checksum.add(data, tensor.end - tensor.begin);
     const TensorView view = destination(tensor);
-    if (view) fill_from(context, path_, tensor, data, view);
+    if (!view) {
+      if (summed) summed->add(data, tensor.end - tensor.begin);
+      continue;
+    }
+    if (!transfer || view.device != device) {
+      if (transfer) transfer->finish();
+      device = view.device;
+      transfer = std::make_unique<Transfer>(device);
+    }
+    fill_from(context, *transfer, path_, tensor, data, view, summed);
   }
-  if (stated != metadata_.end() && checksum.text() != stated->second) {
+  if (transfer) transfer->finish();
+  if (summed && checksum.text() != stated->second) {
     throw Error(path_ + ": corrupt (the checksum of its data is " + checksum.text() + "; the file says " +
                 stated->second + "); copy or download it again");
   }
@@ -293,24 +303,22 @@ void SafetensorsReader::read(const std::vector<NamedTensor>& wanted) const {
   read([&](const StoredTensor& stored) { return *views.at(stored.name); });
 }
 
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
+                       Transfer* transfer) {
   AtomicFile file(path);
-  write_safetensors(file, tensors, metadata);
+  write_safetensors(file, tensors, metadata, transfer);
   file.finish();
 }
 
-void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
-  Checksum checksum;
-  for (const NamedTensor& row : tensors) {
-    if (!row.tensor.is_contiguous()) throw Error("write_safetensors: tensor '" + row.name + "' is not contiguous");
-    on_host(row.tensor, [&](const void* data, std::size_t bytes) { checksum.add(data, bytes); });
-  }
+void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
+                       Transfer* transfer) {
   nlohmann::ordered_json header;
   header["__metadata__"] = metadata;
   header["__metadata__"]["format"] = "pt";
-  header["__metadata__"][kChecksum] = checksum.text();
+  header["__metadata__"][kChecksum] = Checksum().text();  // of nothing: its place, until the data has been read
   std::uint64_t position = 0;
   for (const NamedTensor& row : tensors) {
+    if (!row.tensor.is_contiguous()) throw Error("write_safetensors: tensor '" + row.name + "' is not contiguous");
     if (header.contains(row.name)) throw Error("write_safetensors: tensor '" + row.name + "' exists twice");
     const std::uint64_t end = position + row.tensor.bytes();
     header[row.name] = {{"dtype", stored_name(row.tensor.dtype)},
@@ -318,15 +326,32 @@ void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors
                         {"data_offsets", {position, end}}};
     position = end;
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');
+  const auto padded = [&] {
+    std::string text = header.dump();
+    text.append((8 - text.size() % 8) % 8, ' ');
+    return text;
+  };
+  const std::string text = padded();
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
   file.write(length);
   file.write(text);
+  Checksum checksum;
+  std::unique_ptr<Transfer> own;
+  Device device;
   for (const NamedTensor& row : tensors) {
-    on_host(row.tensor, [&](const void* data, std::size_t bytes) { file.write(data, bytes); });
+    if (!transfer && (!own || row.tensor.device != device)) {
+      device = row.tensor.device;
+      own = std::make_unique<Transfer>(device);
+    }
+    (transfer ? *transfer : *own)
+        .to_host(row.tensor.data, row.tensor.bytes(), [&](const void* data, std::size_t, std::size_t bytes) {
+          checksum.add(data, bytes);
+          file.write(data, bytes);
+        });
   }
+  header["__metadata__"][kChecksum] = checksum.text();
+  file.write_over(length.size(), padded());
 }
 
 }  // namespace flashgla::model

@@ -11,6 +11,7 @@
 
 #include "flashgla/base/file.h"
 #include "flashgla/base/tensor.h"
+#include "flashgla/base/transfer.h"
 
 namespace flashgla::model {
 
@@ -59,8 +60,11 @@ class SafetensorsReader {
 };
 
 // Writes a whole file under a temporary name and renames it, or writes to `file`, which the caller finishes. "format":
-// "pt" and the checksum are added to the metadata.
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
-void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
+// "pt" and the checksum are added to the metadata. `transfer`, of the tensors' device: what they come to the host
+// through; null: one is made for the call.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {},
+                       Transfer* transfer = nullptr);
+void write_safetensors(AtomicFile& file, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {},
+                       Transfer* transfer = nullptr);
 
 }  // namespace flashgla::model

@@ -31,8 +31,8 @@ const Implementation& select(const char* operation, std::span<const Implementati
   for (const Implementation& row : table) known = known || forced == row.name;
   for (const Implementation& row : table) {
     if (known && forced != row.name) continue;
-    const Support support = row.device != architecture.device ? Support::no("runs on another device")
-                                                              : row.supports(problem, architecture);
+    const Support support =
+        row.device != architecture.device ? Support::no("runs on another device") : row.supports(problem, architecture);
     if (support) return row;
     reasons += std::string(reasons.empty() ? "" : "; ") + row.name + ": " + support.reason;
   }

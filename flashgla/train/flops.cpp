@@ -1,11 +1,11 @@
 #include "flashgla/train/flops.h"
 
 #include "flashgla/model/language_model.h"
+#include "flashgla/ops/gated_linear_attention/flops.h"
 
 namespace flashgla::train {
 
 double training_flops_per_token(const model::ModelConfig& config) {
-  constexpr double kChunk = 64.0;
   double matrices = 0.0;
   for (const nn::Parameter& parameter : model::describe_parameters(config)) {
     const bool looked_up = parameter.name == "model.embeddings.weight" && !config.tie_word_embeddings;
@@ -14,7 +14,7 @@ double training_flops_per_token(const model::ModelConfig& config) {
   const double heads = static_cast<double>(config.num_heads);
   const double k = static_cast<double>(config.key_dim()) / heads;
   const double v = static_cast<double>(config.value_dim()) / heads;
-  const double scan = 12.0 * k * v + 2.0 * kChunk * (4.0 * k + 3.0 * v);
+  const double scan = ops::gated_linear_attention::training_flops(k, v);
   return 6.0 * matrices + static_cast<double>(config.num_hidden_layers) * heads * scan;
 }
 

@@ -6,8 +6,7 @@
 namespace flashgla::train {
 
 // Of one token, forward and backward: 6 for each element of a matrix that multiplies activations (the embedding's
-// look-up does not; a tied head does), and 12 K V + 2 C (4 K + 3 V) for each head of K key and V value channels with
-// chunks of C = 64 (the operator's README).
+// look-up does not; a tied head does), and the operator's own for each head (ops/gated_linear_attention/flops.h).
 double training_flops_per_token(const model::ModelConfig& config);
 
 }  // namespace flashgla::train

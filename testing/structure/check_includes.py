@@ -18,6 +18,7 @@ ALLOWED["flashgla/model"] = {"flashgla/base", "flashgla/ops", "flashgla/nn", "fl
 ALLOWED["flashgla/train"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text", "flashgla/data"}
 ALLOWED["flashgla/generate"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text"}
 ALLOWED["testing"] = {"flashgla/base"}
+ALLOWED["bench"] = ALLOWED["flashgla/train"] | {"flashgla/train", "flashgla/generate", "testing"}
 ALLOWED["python"] = {"flashgla/base", "flashgla/ops", "flashgla/text"}
 MAX_LINES = 800
 SOURCE = {".h", ".cpp", ".cu", ".cuh"}
@@ -28,16 +29,15 @@ def folder_of(path):
     return "/".join(parts[:2]) if parts[0] == "flashgla" else parts[0]
 
 
-def is_test_or_bench(path):
-    return pathlib.PurePath(path).stem.split("_")[-1] in ("test", "bench", "benches", "ceilings", "cases", "check",
-                                                           "support", "conformance")
+def is_test(path):
+    return "tests" in pathlib.PurePath(path).parts
 
 
 def main():
     root = pathlib.Path(sys.argv[1])
     offences = []
     checked = 0
-    paths = [path for pattern in ("flashgla/**/*", "testing/*", "cli/*", "python/src/*") for path in root.glob(pattern)]
+    paths = [path for pattern in ("flashgla/**/*", "testing/*", "bench/**/*", "cli/*", "python/src/*") for path in root.glob(pattern)]
     for path in sorted(paths):
         if path.suffix not in SOURCE:
             continue
@@ -47,13 +47,13 @@ def main():
         folder = folder_of(name)
         if text.count("\n") > MAX_LINES:
             offences.append(f"{name}: {text.count(chr(10))} lines; split it (limit {MAX_LINES})")
-        for target in re.findall(r'^\s*#include "((?:flashgla|testing|cli)/[^"]+)"', text, re.MULTILINE):
+        for target in re.findall(r'^\s*#include "((?:flashgla|testing|bench|cli)/[^"]+)"', text, re.MULTILINE):
             if not (root / target).exists():
                 offences.append(f"{name}: includes {target}, which does not exist")
             wanted = folder_of(target)
             if folder == "cli" or wanted == folder:
                 continue
-            if wanted == "testing" and is_test_or_bench(name):
+            if wanted == "testing" and is_test(name):
                 continue
             if wanted not in ALLOWED.get(folder, set()):
                 offences.append(f"{name}: includes {target}; {folder} may include {sorted(ALLOWED.get(folder, set()))}")

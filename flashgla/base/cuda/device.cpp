@@ -64,6 +64,13 @@ void make_current(Device device) {
   if (current != device.index) check(cudaSetDevice(device.index), "cudaSetDevice");
 }
 
+std::size_t free_memory(Device device) {
+  make_current(device);
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return free;
+}
+
 std::shared_ptr<void> allocate(std::size_t bytes, Device device) {
   make_current(device);
   void* memory = nullptr;
@@ -134,5 +141,27 @@ double elapsed_milliseconds(void* begin, void* end) {
   check(cudaEventElapsedTime(&milliseconds, event_of(begin), event_of(end)), "cudaEventElapsedTime");
   return static_cast<double>(milliseconds);
 }
+
+void begin_recording(void* stream) {
+  check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+}
+void* end_recording(void* stream) {
+  cudaGraph_t recorded = nullptr;
+  check(cudaStreamEndCapture(stream_of(stream), &recorded), "cudaStreamEndCapture");
+  cudaGraphExec_t graph = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&graph, recorded, 0);
+  cudaGraphDestroy(recorded);
+  check(status, "cudaGraphInstantiate");
+  return graph;
+}
+void abandon_recording(void* stream) {
+  cudaGraph_t recorded = nullptr;
+  if (cudaStreamEndCapture(stream_of(stream), &recorded) == cudaSuccess && recorded) cudaGraphDestroy(recorded);
+  cudaGetLastError();  // what broke the recording is reported by who threw
+}
+void launch_graph(void* graph, void* stream) {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "cudaGraphLaunch");
+}
+void destroy_graph(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
 }  // namespace flashgla::cuda

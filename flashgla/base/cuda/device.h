@@ -14,6 +14,7 @@ void require_device(Device device);
 Architecture architecture_of(Device device);
 void make_current(Device device);
 
+std::size_t free_memory(Device device);
 std::shared_ptr<void> allocate(std::size_t bytes, Device device);
 std::shared_ptr<void> allocate_pinned(std::size_t bytes);
 void zero(void* memory, std::size_t bytes, Device device);
@@ -33,5 +34,12 @@ void hold_back_stream(void* stream, void* event);
 bool event_passed(void* event);
 void synchronize_event(void* event);
 double elapsed_milliseconds(void* begin, void* end);
+
+// What is queued on the stream in between is recorded; end_recording returns a cudaGraphExec_t.
+void begin_recording(void* stream);
+void* end_recording(void* stream);
+void abandon_recording(void* stream);
+void launch_graph(void* graph, void* stream);
+void destroy_graph(void* graph);
 
 }  // namespace flashgla::cuda

@@ -9,7 +9,8 @@ int main() {
   const flashgla::Shape shape{1, 3, 1, 1};
   flashgla::Context context;
   flashgla::ops::gated_linear_attention::forward(
-      context, {.q = TensorView(q, shape), .k = TensorView(k, shape), .v = TensorView(v, shape)}, {.o = TensorView(o, shape)});
+      context, {.q = TensorView(q, shape), .k = TensorView(k, shape), .v = TensorView(v, shape)},
+      {.o = TensorView(o, shape)});
   const bool right = o[0] == 5 && o[1] == 24 && o[2] == 102;
   std::printf("%g %g %g %s\n", o[0], o[1], o[2], right ? "right" : "wrong");
   return right ? 0 : 1;

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_problem.h"
-#include "flashgla/ops/gated_linear_attention/sequences.h"
-#include "flashgla/ops/gated_linear_attention/workers.h"
+#include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
+#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 namespace flashgla::ops::gated_linear_attention::chunk {
 

@@ -1,7 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
 
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
-#include "flashgla/ops/gated_linear_attention/workers.h"
+#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/gated_linear_attention/cpu/recurrent.cpp"
@@ -15,7 +15,7 @@
 namespace flashgla::ops::gated_linear_attention::recurrent {
 
 constexpr std::int64_t kColumns = 32;       // value channels of a slice in forward: K = 128 of them take 16 KiB
-constexpr std::int64_t kBlock = 4;         // tokens that are converted at a time
+constexpr std::int64_t kBlock = 4;          // tokens that are converted at a time
 constexpr std::int64_t kStepColumns = 128;  // of a slice in step, where memory wants longer rows
 
 // A slice of value channels [first, first + count) of one sequence and head.

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "flashgla/base/context.h"
-#include "flashgla/ops/gated_linear_attention/sequences.h"
+#include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
 
 namespace flashgla::ops::gated_linear_attention {
 

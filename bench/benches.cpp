@@ -1,0 +1,25 @@
+#include "bench/benches.h"
+
+// The operators that have a bench, in the order of the table: the one list of them.
+#define FLASHGLA_OPERATORS(row)                                                                                    \
+  row(gated_linear_attention) row(matmul) row(adamw) row(cross_entropy) row(elementwise) row(embedding)            \
+      row(global_norm) row(linear_step) row(log_sigmoid_gate) row(rms_norm) row(rms_norm_swish_gate) row(sampling) \
+          row(short_convolution) row(swiglu)
+
+#define FLASHGLA_DECLARE(name)                      \
+  namespace flashgla::ops::name {                   \
+  void bench(const testing::BenchOptions& options); \
+  }
+FLASHGLA_OPERATORS(FLASHGLA_DECLARE)
+
+namespace flashgla::bench {
+
+const std::vector<Bench>& benches() {
+#define FLASHGLA_ROW(name) {#name, ops::name::bench},
+  static const std::vector<Bench> rows = {FLASHGLA_OPERATORS(FLASHGLA_ROW)  //
+                                          {"model_training_step", bench_training_step},
+                                          {"model_decoding", bench_decoding}};
+  return rows;
+}
+
+}  // namespace flashgla::bench

@@ -1,0 +1,376 @@
+#include "flashgla/model/language_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "flashgla/model/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+
+namespace flashgla::model {
+namespace {
+
+class EverySmallModel : public ::testing::TestWithParam<SmallModel> {};
+INSTANTIATE_TEST_SUITE_P(Models, EverySmallModel, ::testing::ValuesIn(small_models()),
+                         [](const auto& row) { return row.param.name; });
+
+struct Batch {
+  Tensor tokens;
+  Tensor targets;
+  Tensor losses;
+  std::int64_t count;
+
+  Batch(std::int64_t batch, std::int64_t length, const ModelConfig& config, DType dtype)
+      : tokens(random_tokens(Shape({batch, length}), config.vocab_size, 11)),
+        targets(random_tokens(Shape({batch, length}), config.vocab_size, 12)),
+        losses(Tensor::empty(Shape({batch * length}), dtype == DType::f64 ? DType::f64 : DType::f32)),
+        count(batch * length) {
+    testing::poison(losses);
+  }
+};
+
+// Of finite differences: the norm of the heads' small outputs bends so much that 1e-5 leaves an error of some 1e-6.
+constexpr double kStep = 1e-6;
+
+double sum(const Tensor& losses) {
+  const Tensor wide = testing::converted(losses, DType::f64);
+  return std::accumulate(wide.as<double>(), wide.as<double>() + wide->numel(), 0.0);
+}
+
+TEST_P(EverySmallModel, GradientsAgreeWithFiniteDifferences) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, true);
+  Batch batch(2, 7, config, DType::f64);
+  batch.targets.as<std::int32_t>()[3] = -1;
+  Context context(Device::cpu(), 1);
+  Arena saved;
+  nn::Pass pass{context, &saved};
+  model->parameters().zero_gradients();
+  const double scale = 0.37;
+  model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, scale);
+  EXPECT_EQ(batch.losses.as<double>()[3], 0.0);
+  EXPECT_EQ(saved.used(), 0u);
+  const auto loss = [&] {
+    nn::Pass evaluation{context};
+    model->evaluate(evaluation, batch.tokens, batch.targets, batch.losses);
+    return scale * sum(batch.losses);
+  };
+  for (const nn::Parameter* parameter : model->parameters().parameters()) {
+    EXPECT_EQ(testing::check_gradient(parameter->name.c_str(), parameter->value, parameter->gradient, loss, 8, kStep),
+              "");
+  }
+}
+
+TEST_P(EverySmallModel, PackedSequencesEqualSeparateOnes) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, true);
+  const std::vector<std::int32_t> bounds = {0, 5, 5, 6, 13};  // one is empty
+  Batch packed(1, bounds.back(), config, DType::f64);
+  Context context(Device::cpu(), 1);
+  Arena saved;
+  const Tensor cu_seqlens = int_tensor(bounds);
+  nn::Pass pass{context, &saved};
+  pass.sequences.bounds = pass.sequences.host = cu_seqlens;
+  DecodeState state = model->make_state(4);
+  model->parameters().zero_gradients();
+  model->forward_backward(pass, packed.tokens, packed.targets, packed.losses, 1.0, &state);
+  const Tensor gradients = testing::converted(model->parameters().all_gradients(), DType::f64);
+
+  model->parameters().zero_gradients();
+  nn::Pass separate{context, &saved};
+  for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+    const std::int64_t begin = bounds[i];
+    const std::int64_t end = bounds[i + 1];
+    if (begin == end) continue;
+    DecodeState own = model->make_state(1);
+    const Tensor losses = Tensor::empty(Shape({end - begin}), DType::f64);
+    model->forward_backward(separate, packed.tokens->slice(1, begin, end), packed.targets->slice(1, begin, end), losses,
+                            1.0, &own);
+    EXPECT_EQ(testing::check_close("losses", packed.losses->slice(0, begin, end), losses, 1e-12), "");
+    for (std::size_t layer = 0; layer < own.layer_count(); ++layer) {
+      for (std::size_t entry = 0; entry < own.layer(layer).size(); ++entry) {
+        EXPECT_EQ(testing::check_close("state",
+                                       state.layer(layer)[entry].slice(0, static_cast<std::int64_t>(i),
+                                                                       static_cast<std::int64_t>(i) + 1),
+                                       own.layer(layer)[entry], 1e-12),
+                  "");
+      }
+    }
+  }
+  EXPECT_EQ(testing::check_close("gradients", gradients, model->parameters().all_gradients(), 1e-12), "");
+}
+
+TEST_P(EverySmallModel, StateCarriedOverSegmentsEqualsTheWhole) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, true);
+  const std::int64_t length = 9;
+  Batch whole(2, length, config, DType::f64);
+  Context context(Device::cpu(), 1);
+  nn::Pass pass{context};
+  DecodeState end = model->make_state(2);
+  model->evaluate(pass, whole.tokens, whole.targets, whole.losses, &end);
+  for (std::int64_t cut = 1; cut < length; ++cut) {
+    DecodeState state = model->make_state(2);
+    for (const auto& [begin, stop] : {std::pair(std::int64_t{0}, cut), std::pair(cut, length)}) {
+      const Tensor tokens = testing::converted(whole.tokens->slice(1, begin, stop), DType::i32);
+      const Tensor targets = testing::converted(whole.targets->slice(1, begin, stop), DType::i32);
+      const Tensor losses = Tensor::empty(Shape({2 * (stop - begin)}), DType::f64);
+      model->evaluate(pass, tokens, targets, losses, &state);
+      EXPECT_EQ(testing::check_close("losses", losses->reshape(tokens->shape),
+                                     whole.losses->reshape(Shape({2, length})).slice(1, begin, stop), 1e-12),
+                "");
+    }
+    EXPECT_EQ(testing::check_close("state", state.all(), end.all(), 1e-12), "");
+  }
+}
+
+TEST_P(EverySmallModel, TrainingStartsFromTheStateAndLeavesItsEnd) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, true);
+  Batch batch(2, 6, config, DType::f64);
+  Context context(Device::cpu(), 1);
+  Arena saved;
+  nn::Pass evaluation{context};
+  DecodeState start = model->make_state(2);
+  testing::fill_normal(start.all(), 5, 0.5);
+  DecodeState evaluated = model->make_state(2);
+  copy(start.all(), evaluated.all());
+  model->evaluate(evaluation, batch.tokens, batch.targets, batch.losses, &evaluated);
+  for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
+    nn::Pass pass{context, &saved, recompute};
+    DecodeState state = model->make_state(2);
+    copy(start.all(), state.all());
+    model->parameters().zero_gradients();
+    const Tensor losses = Tensor::empty(batch.losses->shape, DType::f64);
+    model->forward_backward(pass, batch.tokens, batch.targets, losses, 1.0, &state);
+    EXPECT_EQ(testing::check_close("losses", losses, batch.losses, 1e-12), "");
+    EXPECT_EQ(testing::check_close("state", state.all(), evaluated.all(), 1e-12), "");
+    const auto loss = [&] {
+      DecodeState again = model->make_state(2);
+      copy(start.all(), again.all());
+      model->evaluate(evaluation, batch.tokens, batch.targets, losses, &again);
+      return sum(losses);
+    };
+    for (const nn::Parameter* parameter : model->parameters().parameters()) {
+      EXPECT_EQ(testing::check_gradient(parameter->name.c_str(), parameter->value, parameter->gradient, loss, 2, kStep),
+                "");
+    }
+  }
+}
+
+TEST_P(EverySmallModel, StepEqualsPrefillEqualsEvaluate) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, false);
+  const std::int64_t length = 9;
+  const std::int64_t sequences = 3;
+  const Tensor tokens = random_tokens(Shape({sequences, length}), config.vocab_size, 21);
+  Context context(Device::cpu(), 1);
+  DecodeState stepped = model->make_state(sequences);
+  const Tensor logits = Tensor::empty(Shape({sequences, config.vocab_size}), DType::f64);
+  const Tensor column = Tensor::empty(Shape({sequences}), DType::i32);
+  double stepped_loss = 0.0;
+  for (std::int64_t t = 0; t < length; ++t) {
+    for (std::int64_t i = 0; i < sequences; ++i) {
+      column.as<std::int32_t>()[i] = tokens.as<std::int32_t>()[i * length + t];
+    }
+    testing::poison(logits);
+    model->step(context, column, stepped, logits);
+    for (std::int64_t i = 0; i < sequences && t + 1 < length; ++i) {
+      const double* row = logits.as<double>() + i * config.vocab_size;
+      double total = 0.0;
+      for (std::int64_t v = 0; v < config.vocab_size; ++v) total += std::exp(row[v]);
+      stepped_loss += std::log(total) - row[tokens.as<std::int32_t>()[i * length + t + 1]];
+    }
+  }
+
+  DecodeState filled = model->make_state(sequences);
+  const Tensor prefilled = Tensor::empty(logits->shape, DType::f64);
+  testing::poison(prefilled);
+  const Tensor bounds = int_tensor({0, static_cast<std::int32_t>(length), static_cast<std::int32_t>(2 * length),
+                                    static_cast<std::int32_t>(3 * length)});
+  model->prefill(context, tokens->reshape(Shape({sequences * length})), {bounds, bounds}, filled, prefilled);
+  EXPECT_EQ(testing::check_close("logits", logits, prefilled, 1e-12), "");
+  EXPECT_EQ(testing::check_close("state", stepped.all(), filled.all(), 1e-12), "");
+
+  Batch batch(sequences, length, config, DType::f64);
+  for (std::int64_t i = 0; i < sequences * length; ++i) {
+    batch.tokens.as<std::int32_t>()[i] = tokens.as<std::int32_t>()[i];
+    batch.targets.as<std::int32_t>()[i] = i % length + 1 < length ? tokens.as<std::int32_t>()[i + 1] : -1;
+  }
+  nn::Pass pass{context};
+  model->evaluate(pass, batch.tokens, batch.targets, batch.losses);
+  EXPECT_NEAR(sum(batch.losses), stepped_loss, 1e-9);
+}
+
+TEST_P(EverySmallModel, BitsAreTheSameInEveryRecomputeClassAndForAnyThreads) {
+  const ModelConfig& config = GetParam().config;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto model = make_small(config, dtype, true);
+    Tensor gradients;
+    Tensor losses;
+    std::size_t bytes = 0;
+    for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
+      for (const int threads : {1, 2}) {
+        Batch batch(2, 70, config, dtype);
+        Context context(Device::cpu(), threads);
+        Arena saved;
+        nn::Pass pass{context, &saved, recompute};
+        model->parameters().zero_gradients();
+        model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
+        if (!gradients) {
+          gradients = testing::converted(model->parameters().all_gradients(), DType::f32);
+          losses = testing::converted(batch.losses, DType::f32);
+        }
+        EXPECT_TRUE(testing::same_bits(gradients, model->parameters().all_gradients()))
+            << name_of(dtype) << " " << name_of(recompute) << " " << threads << " threads";
+        EXPECT_TRUE(testing::same_bits(losses, batch.losses));
+        if (threads == 1) {
+          EXPECT_TRUE(bytes == 0 || saved.peak() < bytes) << name_of(recompute) << " keeps no less";
+          bytes = saved.peak();
+        }
+      }
+    }
+    EXPECT_TRUE(testing::difference(gradients, gradients).finite);
+  }
+}
+
+TEST_P(EverySmallModel, PlannedMemoryIsWhatTheStepTakes) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f32, true);
+  Batch batch(2, 40, config, DType::f32);
+  for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
+    Context context(Device::cpu(), 1);
+    Arena saved;
+    nn::Pass pass{context, &saved, recompute};
+    DecodeState state = model->make_state(2);
+    saved.begin_planning();
+    context.scratch().begin_planning();
+    model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0, &state);
+    EXPECT_GT(saved.peak(), 0u);
+    saved.commit_plan();
+    context.scratch().commit_plan();
+    model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0, &state);
+    EXPECT_TRUE(testing::difference(batch.losses, batch.losses).finite);
+  }
+}
+
+TEST(LanguageModel, Bf16AndF32AgreeWithF64) {
+  ModelConfig config = small_models().front().config;
+  config.hidden_size = 64;
+  config.intermediate_size = 96;
+  config.num_hidden_layers = 4;
+  Batch exact(2, 65, config, DType::f64);
+  LanguageModel reference(config, DType::f64, Device::cpu(), true);
+  Context context(Device::cpu(), 1);
+  Arena saved;
+  nn::Pass pass{context, &saved};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    LanguageModel model(config, dtype, Device::cpu(), true);
+    model.parameters().initialize(3);
+    for (std::size_t i = 0; i < model.parameters().parameters().size(); ++i) {
+      copy(model.parameters().parameters()[i]->value, reference.parameters().parameters()[i]->value);
+    }
+    reference.parameters().zero_gradients();
+    model.parameters().zero_gradients();
+    reference.forward_backward(pass, exact.tokens, exact.targets, exact.losses, 1.0);
+    Batch batch(2, 65, config, dtype);
+    model.forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
+    // What each operator is held to, and for gradients eight times it: they went through every layer twice.
+    const double allowed = testing::tolerance(dtype);
+    EXPECT_EQ(testing::check_close("losses", batch.losses, exact.losses, allowed), "");
+    EXPECT_EQ(testing::check_close("gradients", model.parameters().all_gradients(),
+                                   reference.parameters().all_gradients(), 8 * allowed),
+              "");
+  }
+}
+
+TEST(LanguageModel, GradientDescentLowersTheLoss) {
+  const ModelConfig config = small_models().front().config;
+  LanguageModel model(config, DType::f32, Device::cpu(), true);
+  model.parameters().initialize(7);
+  Batch batch(2, 16, config, DType::f32);
+  Context context(Device::cpu(), 1);
+  Arena saved;
+  nn::Pass pass{context, &saved};
+  std::vector<double> losses;
+  for (int step = 0; step < 300; ++step) {
+    model.parameters().zero_gradients();
+    model.forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0 / static_cast<double>(batch.count));
+    losses.push_back(sum(batch.losses) / static_cast<double>(batch.count));
+    for (const nn::Parameter* parameter : model.parameters().parameters()) {
+      for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
+        parameter->value.as<float>()[i] -= 0.1f * parameter->gradient.as<float>()[i];
+      }
+    }
+  }
+  EXPECT_NEAR(losses.front(), std::log(17.0), 0.1);
+  EXPECT_LT(losses.back(), 0.2 * losses.front()) << "32 random targets can be learnt by heart";
+}
+
+TEST(LanguageModel, InitialisationDependsOnSeedAndNameAlone) {
+  const ModelConfig config = small_models().front().config;
+  ModelConfig deeper = config;
+  deeper.num_hidden_layers = 3;
+  LanguageModel a(config, DType::f32, Device::cpu(), false);
+  LanguageModel b(deeper, DType::f32, Device::cpu(), true);
+  LanguageModel c(config, DType::f32, Device::cpu(), false);
+  a.parameters().initialize(1);
+  b.parameters().initialize(1);
+  c.parameters().initialize(2);
+  double squares = 0.0;
+  std::int64_t count = 0;
+  for (const nn::Parameter* parameter : a.parameters().parameters()) {
+    for (const nn::Parameter* other : b.parameters().parameters()) {
+      if (other->name != parameter->name) continue;
+      EXPECT_TRUE(testing::same_bits(parameter->value, other->value)) << parameter->name;
+    }
+    for (const nn::Parameter* other : c.parameters().parameters()) {
+      if (other->name != parameter->name) continue;
+      EXPECT_EQ(testing::same_bits(parameter->value, other->value),
+                parameter->initialization != nn::Initialization::normal);
+    }
+    if (parameter->initialization != nn::Initialization::normal) continue;
+    for (std::int64_t i = 0; i < parameter->value.numel(); ++i, ++count) {
+      squares += std::pow(parameter->value.as<float>()[i] / parameter->deviation, 2.0);
+    }
+  }
+  EXPECT_NEAR(squares / static_cast<double>(count), 1.0, 0.05);
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(LanguageModel, BadCallsAreRefusedWithTheArgumentNamed) {
+  const ModelConfig config = small_models().front().config;
+  const auto model = make_small(config, DType::f32, false);
+  Batch batch(2, 5, config, DType::f32);
+  Context context(Device::cpu(), 1);
+  nn::Pass pass{context};
+  EXPECT_EQ(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets->slice(1, 0, 4), batch.losses); }),
+            "evaluate: targets is i32 [2,4]; expected i32 [2,5] (as tokens)");
+  EXPECT_EQ(message_of([&] { model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0); }),
+            "forward_backward: the model was made for inference; make it with training = true");
+  DecodeState state = model->make_state(3);
+  EXPECT_EQ(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets, batch.losses, &state); }),
+            "evaluate: state is of 3 sequences; expected 2 (as in the batch)");
+  const Tensor logits = Tensor::empty(Shape({3, config.vocab_size}), DType::f32);
+  const Tensor bounds = int_tensor({0, 1, 1, 3});
+  EXPECT_EQ(message_of([&] {
+              model->prefill(context, int_tensor({1, 2, 3}), {bounds, bounds}, state, logits);
+            }),
+            "prefill: sequence 1 has no token");
+  batch.tokens.as<std::int32_t>()[4] = 17;
+  EXPECT_THAT(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets, batch.losses); }),
+              ::testing::HasSubstr("17"));
+}
+
+}  // namespace
+}  // namespace flashgla::model

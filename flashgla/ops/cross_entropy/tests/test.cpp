@@ -1,0 +1,104 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "flashgla/ops/cross_entropy/implementations.h"
+#include "flashgla/ops/cross_entropy/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::cross_entropy {
+namespace {
+
+TEST(CrossEntropy, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  struct Size {
+    std::int64_t rows, length, words;
+  };
+  for (const Size size : {Size{1, 3, 1}, Size{7, 16, 65}, Size{40, 33, 256}, Size{5, 8, 2003}, Size{0, 4, 9}}) {
+    for (const bool backward : {false, true}) {
+      for (const testing::DTypePair dtypes :
+           {testing::DTypePair{DType::f32, DType::f32}, testing::DTypePair{DType::bf16, DType::bf16},
+            testing::DTypePair{DType::f32, DType::bf16}}) {
+        EXPECT_EQ(testing::check_conformance(head_case(size.rows, size.length, size.words, backward, dtypes), coverage),
+                  "");
+      }
+    }
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+TEST(CrossEntropy, GradientsAgreeWithFiniteDifferences) {
+  Context context;
+  const Tensor x = testing::random_normal({6, 5}, DType::f64, 1),
+               weight = testing::random_normal({9, 5}, DType::f64, 2);
+  const Tensor targets = Tensor::empty({6}, DType::i32), losses = Tensor::empty({6}, DType::f64);
+  targets_of(6, 9).fill(targets);
+  const Tensor dx = Tensor::empty({6, 5}, DType::f64), dweight = Tensor::zeros({9, 5}, DType::f64);
+  const Tensor ones = Tensor::empty({6}, DType::f64);
+  fill(ones, 1.0);
+  const Inputs inputs{x, weight, targets};
+  forward_backward(context, inputs, losses, dx, dweight, 1.0);
+  auto loss = [&] {
+    forward(context, inputs, losses);
+    return testing::dot(losses, ones);
+  };
+  EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
+  EXPECT_EQ(testing::check_gradient("dweight", weight, dweight, loss), "");
+}
+
+TEST(CrossEntropy, PiecesOfRowsGiveWhatTheWholeGives) {
+  constexpr std::int64_t kRows = 1300, kLength = 4, kWords = 40000;  // pieces of 384 rows
+  Context context;
+  const Tensor x = testing::random_normal({kRows, kLength}, DType::f32, 1);
+  const Tensor weight = testing::random_normal({kWords, kLength}, DType::f32, 2);
+  const Tensor targets = Tensor::empty({kRows}, DType::i32), losses = Tensor::empty({kRows}, DType::f32);
+  targets_of(kRows, kWords).fill(targets);
+  testing::poison(losses);
+  const Tensor dx = Tensor::empty({kRows, kLength}, DType::f32), dweight = Tensor::zeros({kWords, kLength}, DType::f32);
+  testing::poison(dx);
+  forward_backward(context, {x, weight, targets}, losses, dx, dweight, 1.0);
+  // No more than 64 MiB of logits, and little beside them.
+  EXPECT_LE(context.scratch().peak(), std::size_t{80} << 20);
+  const Tensor x64 = testing::converted(x, DType::f64), weight64 = testing::converted(weight, DType::f64);
+  const double relative = std::sqrt(static_cast<double>(kWords)) * epsilon(DType::f32);  // dx sums over the words
+  for (const std::int64_t row : {0, 3, 383, 384, 1299}) {                                // rows 3 and 383 are ignored
+    const Tensor one = Tensor::empty({1}, DType::f64), one_dx = Tensor::empty({1, kLength}, DType::f64);
+    forward_backward(context, {x64.view().slice(0, row, row + 1), weight64, targets.view().slice(0, row, row + 1)}, one,
+                     one_dx, {}, 1.0);
+    EXPECT_EQ(testing::check_close("loss", losses.view().slice(0, row, row + 1), one, 1e-5), "");
+    EXPECT_EQ(testing::check_close("dx", dx.view().slice(0, row, row + 1), one_dx, relative), "");
+  }
+  EXPECT_TRUE(std::isfinite(testing::dot(dweight, dweight)));
+  EXPECT_GT(testing::dot(dweight, dweight), 0.0);
+}
+
+TEST(CrossEntropy, LargeLogitsStayFinite) {
+  Context context;
+  float x[] = {1e4f}, w[] = {1.0f, -1.0f, 0.0f}, loss[1], dx[1];
+  std::int32_t target[] = {1};
+  forward_backward(context, {{x, {1, 1}}, {w, {3, 1}}, {target, Shape({1})}}, {loss, Shape({1})}, {dx, {1, 1}}, {},
+                   1.0);
+  EXPECT_EQ(loss[0], 2e4f);
+  EXPECT_EQ(dx[0], 2.0f);
+}
+
+TEST(CrossEntropy, RefusesBadArgumentsByName) {
+  Context context;
+  const Tensor x = Tensor::zeros({4, 6}, DType::f32), weight = Tensor::zeros({5, 6}, DType::f32);
+  const Tensor targets = Tensor::zeros({4}, DType::i32), losses = Tensor::zeros({4}, DType::f32);
+  auto error = [&](const Inputs& inputs, const TensorView& out) {
+    return testing::error_of([&] { forward(context, inputs, out); });
+  };
+  EXPECT_EQ(error({x, weight, targets}, losses), "no error");
+  EXPECT_EQ(error({x, targets, targets}, losses), "cross_entropy: weight has dtype i32; expected f32 or bf16");
+  EXPECT_EQ(error({x, losses, targets}, losses),
+            "cross_entropy: weight has shape [4]; expected [V,6] (x's last dimension)");
+  EXPECT_EQ(error({x, weight, targets}, weight), "cross_entropy: losses has shape [5,6]; expected [4] (as x's rows)");
+  targets.as<std::int32_t>()[2] = 5;
+  EXPECT_EQ(error({x, weight, targets}, losses), "cross_entropy: targets holds 5 at row 2; expected -1 to 4");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::cross_entropy

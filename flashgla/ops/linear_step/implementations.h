@@ -1,0 +1,35 @@
+// The table behind the operator. Arguments are validated already.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/linear_step/linear_step.h"
+
+namespace flashgla::ops::linear_step {
+
+struct Problem {
+  std::int64_t rows, in, heads;  // heads: that are normalised apart
+  DType dtype;                   // of x and y
+  DType weight_dtype;            // of all weights
+  bool aligned;  // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
+};
+
+struct Implementation {
+  const char* name;
+  Device::Kind device;
+  Support (*supports)(const Problem&, const Architecture&);
+  // Takes its workspace before it looks whether the context is planning.
+  void (*run)(Context&, const Inputs&, std::span<const Layer>, const Options&);
+};
+
+// Best first, reference last.
+std::span<const Implementation> implementations();
+
+extern const Implementation kComposed, kReference;
+#ifdef FLASHGLA_CUDA
+extern const Implementation kStreamCuda, kComposedCuda;
+#endif
+
+}  // namespace flashgla::ops::linear_step

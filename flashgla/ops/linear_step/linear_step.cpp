@@ -1,0 +1,101 @@
+#include "flashgla/ops/linear_step/linear_step.h"
+
+#include <cmath>
+#include <string>
+
+#include "flashgla/ops/linear_step/implementations.h"
+
+namespace flashgla::ops::linear_step {
+
+std::span<const Implementation> implementations() {
+#ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kStreamCuda, kComposedCuda, kComposed, kReference};
+#else
+  static const Implementation table[] = {kComposed, kReference};
+#endif
+  return table;
+}
+
+namespace {
+
+bool rows_are_aligned(const TensorView& view) {
+  const auto whole = [&](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(size_of(view.dtype)) % 16 == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && whole(view.size(-1)) &&
+         (view.size(0) <= 1 || whole(view.stride[0]));
+}
+
+void check_prologue(const Arguments& arguments, const Inputs& inputs) {
+  const std::int64_t in = inputs.x.size(1);
+  if (inputs.gate && inputs.prologue != Prologue::head_norm) {
+    arguments.fail("gate", "is present", "none without the prologue head_norm");
+  }
+  if (inputs.prologue == Prologue::none) {
+    arguments.check_absent("norm_weight", inputs.norm_weight, "without a norm");
+    return;
+  }
+  if (!(inputs.epsilon >= 0.0)) arguments.fail("epsilon", "is " + std::to_string(inputs.epsilon), "at least 0");
+  std::int64_t size = in;
+  if (inputs.prologue == Prologue::head_norm) {
+    size = inputs.head_size;
+    if (size < 1 || in % size != 0) {
+      arguments.fail("head_size", "is " + std::to_string(size),
+                     "a divisor of " + std::to_string(in) + " (x's columns)");
+    }
+    if (inputs.gate) arguments.check("gate", inputs.gate, inputs.x.dtype, inputs.x.shape, "x");
+  }
+  if (inputs.norm_weight) {
+    arguments.check("norm_weight", inputs.norm_weight, parameters_of(inputs.x.dtype), Shape({size}),
+                    inputs.prologue == Prologue::head_norm ? "head_size" : "x's columns", Layout::contiguous);
+  }
+}
+
+}  // namespace
+
+void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
+  const Arguments arguments("linear_step", context);
+  const TensorView& x = inputs.x;
+  arguments.check("x", x, {DType::f64, DType::f32});
+  arguments.check_rank("x", x, 2);
+  check_prologue(arguments, inputs);
+  if (layers.empty() || layers.size() > 2) {
+    arguments.fail("layers", "are " + std::to_string(layers.size()), "one or two");
+  }
+  if (options.epilogue == Epilogue::log_sigmoid && !(options.normalizer > 0.0)) {
+    arguments.fail("normalizer", "is " + std::to_string(options.normalizer), "a positive number");
+  }
+  const DTypes parameters = x.dtype == DType::f64 ? DTypes{DType::f64} : DTypes{DType::f32, DType::bf16};
+  const std::int64_t halves = options.epilogue == Epilogue::swiglu ? 2 : 1;
+  Problem problem{x.size(0),
+                  x.size(1),
+                  inputs.prologue == Prologue::head_norm ? x.size(1) / inputs.head_size : 1,
+                  x.dtype,
+                  layers[0].weight.dtype,
+                  rows_are_aligned(x)};
+  if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
+  for (const Layer& layer : layers) {
+    arguments.check("y", layer.y, x.dtype);
+    arguments.check_rank("y", layer.y, 2);
+    if (layer.y.size(0) != x.size(0)) {
+      arguments.fail("y", "has shape " + to_string(layer.y.shape),
+                     "[" + std::to_string(x.size(0)) + ",O] (as x's rows)");
+    }
+    arguments.check("weight", layer.weight, parameters, Shape({halves * layer.y.size(1), x.size(1)}),
+                    halves == 2 ? "twice y's columns, x's columns" : "y's columns, x's columns", Layout::contiguous);
+    if (layer.weight.dtype != problem.weight_dtype) {
+      arguments.fail("weight", std::string("has dtype ") + name_of(layer.weight.dtype),
+                     std::string(name_of(problem.weight_dtype)) + " (as the first layer's)");
+    }
+    if (layer.bias) {
+      if (halves == 2) arguments.fail("bias", "is present", "none with swiglu");
+      arguments.check("bias", layer.bias, parameters, Shape({layer.y.size(1)}), "y's columns", Layout::contiguous);
+    }
+    problem.aligned = problem.aligned && rows_are_aligned(layer.weight);
+  }
+  if (x.size(0) == 0) return;
+  select("linear_step", implementations(), problem, context.architecture(), context.forced_implementation())
+      .run(context, inputs, layers, options);
+}
+
+}  // namespace flashgla::ops::linear_step

@@ -1,0 +1,135 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "flashgla/ops/matmul/cpu/tiles.h"
+#include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/matmul/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::matmul {
+namespace {
+
+TEST(Matmul, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Shape& size : {Shape({1, 1, 1}), Shape({1, 37, 65}), Shape({16, 33, 100}), Shape({17, 5, 3}),
+                            Shape({140, 70, 33}), Shape({2, 3, 0})}) {
+    // Every pair of properties in every combination.
+    for (const int bits : {0b00000, 0b00111, 0b11001, 0b11110, 0b01010, 0b01101, 0b10011, 0b10100}) {
+      const Form form{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, (bits & 16) != 0};
+      testing::OperatorCase to_activation = product_case(size[0], size[1], size[2], form, Kind::activation);
+      to_activation.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
+      EXPECT_EQ(testing::check_conformance(to_activation, coverage), "");
+      testing::OperatorCase to_f32 = product_case(size[0], size[1], size[2], form, Kind::accumulator);
+      to_f32.dtypes = {{DType::bf16, DType::bf16}};
+      EXPECT_EQ(testing::check_conformance(to_f32, coverage), "");
+    }
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+TEST(Matmul, SeveralTilesAndPanels) {
+  testing::Coverage coverage(implementations());
+  for (const Form form : {Form{false, true, false, false, true}, Form{true, false, false, true, false}}) {
+    testing::OperatorCase large = product_case(600, 1100, 70, form, Kind::activation);
+    large.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
+    EXPECT_EQ(testing::check_conformance(large, coverage), "");
+  }
+  // A panel holds 512 columns when K is this large.
+  testing::OperatorCase wide = product_case(17, 530, 8200, {false, true, false, false, false}, Kind::activation);
+  wide.dtypes = {{DType::f32, DType::bf16}};
+  EXPECT_EQ(testing::check_conformance(wide, coverage), "");
+}
+
+// A program that catches signals (Ctrl-C, a profiler's clock) while products run: see OneDnnScope.
+TEST(Matmul, SignalsMayComeAtAnyTime) {
+  struct sigaction action {};
+  struct sigaction before {};
+  static volatile sig_atomic_t caught;
+  caught = 0;
+  action.sa_handler = [](int) { caught = caught + 1; };
+  action.sa_flags = SA_RESTART;
+  ASSERT_EQ(::sigaction(SIGALRM, &action, &before), 0);
+  const itimerval every_half_millisecond{{0, 500}, {0, 500}}, never{};
+  Context context;
+  const Tensor a = testing::random_normal({600, 512}, DType::f32, 1);
+  const Tensor b = testing::random_normal({512, 700}, DType::f32, 2);
+  const Tensor expected = Tensor::empty({600, 700}, DType::f32);
+  const Tensor c = Tensor::empty({600, 700}, DType::f32);
+  run(context, a, b, expected);
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &every_half_millisecond, nullptr), 0);
+  const auto start = std::chrono::steady_clock::now();
+  bool same = true;
+  while (same && (caught < 400 || std::chrono::steady_clock::now() - start < std::chrono::milliseconds(500))) {
+    run(context, a, b, c);
+    same = std::memcmp(c->data, expected->data, c->bytes()) == 0;
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(30)) break;
+  }
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_TRUE(same);
+  EXPECT_GE(caught, 400);
+}
+
+TEST(Matmul, TilesCoverThePlaneOnceWhateverItsShape) {
+  for (const std::int64_t m : {1, 15, 64, 130, 512, 513, 1024, 4096, 5000}) {
+    for (const std::int64_t n : {1, 16, 70, 256, 512, 600, 2816, 32000}) {
+      const Tiles tiles = tiles_of(m, n);
+      std::int64_t area = 0;
+      for (std::int64_t i = 0; i < tiles.count(); ++i) {
+        const Tile tile = tile_at(tiles, i);
+        ASSERT_GT(tile.rows, 0);
+        ASSERT_GT(tile.cols, 0);
+        ASSERT_LE(tile.rows, 512);
+        ASSERT_LE(tile.cols, 512);
+        area += tile.rows * tile.cols;
+      }
+      EXPECT_EQ(area, m * n) << m << " x " << n;
+      if (m * n >= 256 * 256) {
+        EXPECT_GE(tiles.count(), 4) << m << " x " << n;
+      }
+    }
+  }
+}
+
+TEST(Matmul, SelectionTakesTheFastPathForItsShapes) {
+  auto selected = [](std::int64_t m, DType a, DType b, DType c, bool b_transposed) {
+    const Problem problem{m, 64, 64, a, b, c, true, b_transposed, true, false};
+    return std::string(select("matmul", implementations(), problem, Architecture{}, "").name);
+  };
+  EXPECT_EQ(selected(1, DType::f32, DType::bf16, DType::f32, true), "stream");
+  EXPECT_EQ(selected(16, DType::bf16, DType::bf16, DType::bf16, true), "stream");
+  EXPECT_EQ(selected(16, DType::f32, DType::f32, DType::f32, false), "onednn");
+  EXPECT_EQ(selected(17, DType::f32, DType::f32, DType::f32, true), "onednn");
+  EXPECT_EQ(selected(17, DType::f32, DType::bf16, DType::f32, true), "onednn_converted");
+  EXPECT_EQ(selected(17, DType::f64, DType::f64, DType::f64, true), "reference");
+}
+
+TEST(Matmul, RefusesBadArgumentsByName) {
+  Context context;
+  const Tensor a = Tensor::zeros({4, 6}, DType::f32), b = Tensor::zeros({6, 5}, DType::f32);
+  const Tensor c = Tensor::zeros({4, 5}, DType::f32), wide = Tensor::zeros({4, 12}, DType::f32);
+  const Tensor half = Tensor::zeros({6, 5}, DType::f16), doubles = Tensor::zeros({4, 5}, DType::f64);
+  auto error = [&](const TensorView& x, const TensorView& y, const TensorView& z, const Options& options = {}) {
+    return testing::error_of([&] { run(context, x, y, z, options); });
+  };
+  EXPECT_EQ(error(a, b, c), "no error");
+  EXPECT_EQ(error(TensorView(), b, c), "matmul: a is absent; expected a tensor");
+  EXPECT_EQ(error(a, c, c), "matmul: b has shape [4,5]; expected [6,N] (as a's columns)");
+  EXPECT_EQ(error(a, b, wide), "matmul: c has shape [4,12]; expected [4,5]");
+  EXPECT_EQ(error(a, half, c), "matmul: b has dtype f16; expected f32 or bf16");
+  EXPECT_EQ(error(a, b, doubles), "matmul: c has dtype f64; expected f32");
+  EXPECT_EQ(error(a, b, c, {false, a}), "matmul: bias has shape [4,6]; expected [5] (as b's columns)");
+  TensorView skipping = wide.view();
+  skipping.shape = Shape({4, 6});
+  skipping.stride = {12, 2};
+  EXPECT_EQ(error(skipping, b, c), "matmul: a has strides [12,2]; expected one of them 1");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::matmul

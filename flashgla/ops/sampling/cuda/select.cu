@@ -1,0 +1,289 @@
+// A block a sequence. Thread t has the tokens [t c, (t + 1) c), so that sums over threads are in the token's order;
+// weights are computed anew in every pass over the row, which lies in the first-level cache (128 KB at V = 32,000).
+// Cuts are found by radix selection: four histograms of 11 bits of the weights, by number (top_k) or by mass (top_p).
+// Weights are whole numbers, so that atomic additions give the same sums in any order.
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+#include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/sampling/cpu/rows.h"
+#include "flashgla/ops/sampling/draw.h"
+#include "flashgla/ops/sampling/implementations.h"
+
+namespace flashgla::ops::sampling {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kDigitBits = 11;
+constexpr int kBins = 1 << kDigitBits;
+constexpr int kPasses = 4;  // of 11 bits: weights have 44
+using Sum = unsigned long long;
+
+struct Params {
+  const float* logits;
+  std::uint8_t* seen;
+  const std::int32_t* positions;
+  std::int32_t* tokens;
+  std::int64_t logits_stride, seen_stride;
+  std::int64_t first_sequence;
+  int vocabulary;
+  int top_k;  // 0: all
+  double temperature, top_p, repetition_penalty;
+  std::uint64_t min_p_least, seed;
+};
+
+struct Best {
+  double logit;
+  int token;  // kNotANumber once there is a NaN
+};
+struct Better {
+  __device__ __forceinline__ Best operator()(const Best& a, const Best& b) const {
+    if (a.token == kNotANumber || b.token == kNotANumber) return {0.0, kNotANumber};
+    if (a.logit != b.logit) return a.logit > b.logit ? a : b;
+    return a.token < b.token ? a : b;
+  }
+};
+
+using ReduceBest = cub::BlockReduce<Best, kThreads>;
+using ReduceSum = cub::BlockReduce<Sum, kThreads>;
+using ScanSum = cub::BlockScan<Sum, kThreads>;
+
+struct Shared {
+  union {
+    typename ReduceBest::TempStorage best;
+    typename ReduceSum::TempStorage sum;
+    typename ScanSum::TempStorage scan;
+  } temporary;
+  Sum bins[kBins];
+  Best best;
+  Sum sum;
+  Sum found_prefix, found_above;
+};
+
+class RowOfBlock {
+ public:
+  __device__ RowOfBlock(const Params& params, Shared& shared)
+      : p(params),
+        s(shared),
+        logits(params.logits + blockIdx.x * params.logits_stride),
+        seen(params.seen ? params.seen + blockIdx.x * params.seen_stride : nullptr) {
+    const int each = (p.vocabulary + kThreads - 1) / kThreads;
+    begin = min(static_cast<int>(threadIdx.x) * each, p.vocabulary);
+    end = min(begin + each, p.vocabulary);
+  }
+
+  __device__ Best largest() {
+    Best mine{-INFINITY, p.vocabulary};
+    for (int i = begin; i < end; ++i) {
+      const double l = logit(i);
+      mine = Better()(mine, l != l ? Best{0.0, kNotANumber} : Best{l, i});
+    }
+    const Best all = ReduceBest(s.temporary.best).Reduce(mine, Better());
+    if (threadIdx.x == 0) s.best = all;
+    __syncthreads();
+    max_logit = s.best.logit;
+    return s.best;
+  }
+
+  __device__ __forceinline__ std::uint64_t weight(int i) const {
+    return weight_of((logit(i) - max_logit) / p.temperature);
+  }
+
+  // Whether token i is kept; `equals`: tokens before it in this thread's range, and before the range, of weight
+  // cut.least.
+  __device__ __forceinline__ static bool keeps(const Cut& cut, std::uint64_t w, std::uint64_t& equals) {
+    if (w > cut.least) return true;
+    return w == cut.least && equals++ < cut.equals;
+  }
+
+  // Sum of the kept weights.
+  __device__ Sum total(const Cut& cut) {
+    Sum mine = 0;
+    std::uint64_t equals = equals_before(cut);
+    for (int i = begin; i < end; ++i) {
+      const std::uint64_t w = weight(i);
+      if (keeps(cut, w, equals)) mine += w;
+    }
+    const Sum sum = ReduceSum(s.temporary.sum).Sum(mine);
+    if (threadIdx.x == 0) s.sum = sum;
+    __syncthreads();
+    return s.sum;
+  }
+
+  // Tokens of weight cut.least in front of this thread's range.
+  __device__ std::uint64_t equals_before(const Cut& cut) {
+    if (cut.equals >= static_cast<std::uint64_t>(p.vocabulary)) return 0;  // all of them are kept
+    Sum mine = 0, before = 0;
+    for (int i = begin; i < end; ++i) mine += weight(i) == cut.least ? 1 : 0;
+    ScanSum(s.temporary.scan).ExclusiveSum(mine, before);
+    __syncthreads();
+    return before;
+  }
+
+  // The largest weight t such that the kept of at least t count (by_mass: sum to) `wanted` or more, and how many of
+  // those equal to it that takes. by_mass: of the kept of `inner`.
+  __device__ Cut select(bool by_mass, Sum wanted, const Cut& inner) {
+    Sum prefix = 0, above = 0;  // above: count or mass of what is larger than every number with this prefix
+    for (int pass = kPasses - 1; pass >= 0; --pass) {
+      const int shift = pass * kDigitBits;
+      for (int bin = threadIdx.x; bin < kBins; bin += kThreads) s.bins[bin] = 0;
+      __syncthreads();
+      const auto count = [&](std::uint64_t w, Sum amount) {
+        if (w >> (shift + kDigitBits) == prefix) atomicAdd(&s.bins[w >> shift & (kBins - 1)], amount);
+      };
+      for (int i = begin; i < end; ++i) {
+        const std::uint64_t w = weight(i);
+        if (!by_mass) {
+          count(w, 1);
+        } else if (w > inner.least) {
+          count(w, w);
+        }
+      }
+      // The cut's own number counts as often as it is kept.
+      if (by_mass && threadIdx.x == 0 && inner.least > 0) count(inner.least, inner.equals * inner.least);
+      __syncthreads();
+      find_bin(wanted - above);
+      above += s.found_above;
+      prefix = prefix << kDigitBits | s.found_prefix;
+      __syncthreads();
+    }
+    Cut cut;
+    cut.least = prefix;
+    const Sum missing = wanted - above;
+    cut.equals = !by_mass ? missing : prefix == 0 ? p.vocabulary : (missing + prefix - 1) / prefix;
+    return cut;
+  }
+
+  // The kept tokens of weight cut.least, at most cut.equals.
+  __device__ Sum equals_of(std::uint64_t least) {
+    Sum mine = 0;
+    for (int i = begin; i < end; ++i) mine += weight(i) == least ? 1 : 0;
+    const Sum sum = ReduceSum(s.temporary.sum).Sum(mine);
+    if (threadIdx.x == 0) s.sum = sum;
+    __syncthreads();
+    const Sum result = s.sum;
+    __syncthreads();
+    return result;
+  }
+
+  __device__ Cut cut() {
+    Cut cut{0, static_cast<std::uint64_t>(p.vocabulary)};
+    if (p.top_k > 0 && p.top_k < p.vocabulary) cut = select(false, p.top_k, cut);
+    if (p.top_p < 1.0) {
+      const Sum sum = total(cut);
+      const double share = ceil(times(p.top_p, static_cast<double>(sum)));
+      const Sum wanted = min(sum, static_cast<Sum>(share));
+      __syncthreads();
+      if (cut.least > 0) cut.equals = min(static_cast<Sum>(cut.equals), equals_of(cut.least));
+      cut = select(true, wanted, cut);
+    }
+    if (p.min_p_least > cut.least) cut = {p.min_p_least, static_cast<std::uint64_t>(p.vocabulary)};
+    return cut;
+  }
+
+  // The token in whose part of the sums `draw` lies.
+  __device__ void pick(const Cut& cut, Sum draw) {
+    const std::uint64_t before = equals_before(cut);
+    Sum mine = 0, reached = 0;
+    std::uint64_t equals = before;
+    for (int i = begin; i < end; ++i) {
+      const std::uint64_t w = weight(i);
+      if (keeps(cut, w, equals)) mine += w;
+    }
+    ScanSum(s.temporary.scan).ExclusiveSum(mine, reached);
+    if (draw < reached || draw >= reached + mine) return;
+    equals = before;
+    for (int i = begin; i < end; ++i) {
+      const std::uint64_t w = weight(i);
+      if (keeps(cut, w, equals)) reached += w;
+      if (draw < reached) {
+        give(i);
+        return;
+      }
+    }
+  }
+
+  __device__ void give(int token) {
+    p.tokens[blockIdx.x] = token;
+    if (seen && token >= 0) seen[token] = 1;
+  }
+
+ private:
+  __device__ __forceinline__ double logit(int i) const {
+    return penalized(logits[i], seen != nullptr && seen[i] != 0, p.repetition_penalty);
+  }
+
+  // The bin from the top in which the running sum reaches `wanted` (>= 1), and the sum above it.
+  __device__ void find_bin(Sum wanted) {
+    constexpr int kEach = kBins / kThreads;
+    const int top = kBins - 1 - kEach * static_cast<int>(threadIdx.x);
+    Sum mine = 0, reached = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine += s.bins[top - i];
+    ScanSum(s.temporary.scan).ExclusiveSum(mine, reached);
+    if (reached < wanted && reached + mine >= wanted) {
+      int bin = top;
+      while (reached + s.bins[bin] < wanted) reached += s.bins[bin--];
+      s.found_prefix = bin;
+      s.found_above = reached;
+    }
+    __syncthreads();
+  }
+
+  const Params& p;
+  Shared& s;
+  const float* logits;
+  std::uint8_t* seen;
+  int begin, end;
+  double max_logit = 0.0;
+};
+
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ Params p) {
+  __shared__ Shared shared;
+  RowOfBlock row(p, shared);
+  const Best best = row.largest();
+  if (best.token == kNotANumber || !isfinite(best.logit)) {
+    if (threadIdx.x == 0) row.give(best.token == kNotANumber ? kNotANumber : kNoneFinite);
+    return;
+  }
+  if (p.temperature == 0.0) {
+    if (threadIdx.x == 0) row.give(best.token);
+    return;
+  }
+  const Cut cut = row.cut();
+  const Sum total = row.total(cut);
+  __syncthreads();
+  row.pick(cut, scaled_draw(draw_bits(p.seed, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x),
+                                      static_cast<std::uint32_t>(p.positions[blockIdx.x])),
+                            total));
+}
+
+void run_cuda(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
+              const TensorView& tokens, const Options& options, std::int64_t first_sequence) {
+  if (context.planning()) return;
+  Params p{};
+  p.logits = logits.as<float>();
+  p.logits_stride = logits.stride[0];
+  p.seen = seen ? seen.as<std::uint8_t>() : nullptr;
+  p.seen_stride = seen ? seen.stride[0] : 0;
+  p.positions = positions.as<std::int32_t>();
+  p.tokens = tokens.as<std::int32_t>();
+  p.first_sequence = first_sequence;
+  p.vocabulary = static_cast<int>(logits.size(1));
+  p.top_k = static_cast<int>(std::min<std::int64_t>(options.top_k, p.vocabulary));
+  p.temperature = options.temperature;
+  p.top_p = options.top_p;
+  p.repetition_penalty = options.repetition_penalty;
+  p.min_p_least = least_of_min_p(options.min_p);
+  p.seed = options.seed;
+  sample_kernel<<<static_cast<unsigned>(logits.size(0)), kThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(p);
+  flashgla::cuda::check_launch("sampling");
+}
+
+}  // namespace
+
+const Implementation kCuda{"cuda", Device::Kind::cuda,
+                           [](const Problem&, const Architecture&) { return Support::yes(); }, run_cuda};
+
+}  // namespace flashgla::ops::sampling

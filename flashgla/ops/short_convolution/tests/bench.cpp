@@ -1,0 +1,20 @@
+#include "flashgla/ops/short_convolution/implementations.h"
+#include "flashgla/ops/short_convolution/tests/cases.h"
+#include "testing/operator_bench.h"
+
+namespace flashgla::ops::short_convolution {
+
+void bench(const testing::BenchOptions& options) {
+  std::vector<testing::OperatorBench> benches;
+  for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+    const Form form{Shape({8, 512, 1024})}, small{Shape({2, 9, 130})};
+    const std::string problem = "8x512x1024, width 4, silu " + std::string(name_of(dtypes.activation));
+    benches.push_back(
+        testing::bytes_bound("short_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
+    benches.push_back(
+        testing::bytes_bound("short_convolution backward", problem, dtypes, backward_case(form), backward_case(small)));
+  }
+  testing::run_benches(benches, testing::names_of(implementations()), options);
+}
+
+}  // namespace flashgla::ops::short_convolution

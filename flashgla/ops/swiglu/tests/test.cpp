@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include "flashgla/ops/swiglu/implementations.h"
+#include "flashgla/ops/swiglu/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::swiglu {
+namespace {
+
+TEST(Swiglu, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({3, 20000}), Shape({0, 4})}) {
+    EXPECT_EQ(testing::check_conformance(forward_case(shape), coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(shape), coverage), "");
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+TEST(Swiglu, GradientsAgreeWithFiniteDifferences) {
+  Context context;
+  const Shape shape({3, 8});
+  const Tensor gate = testing::random_normal(shape, DType::f64, 1, 2.0),
+               up = testing::random_normal(shape, DType::f64, 2);
+  const Tensor dy = testing::random_normal(shape, DType::f64, 3), y = Tensor::empty(shape, DType::f64);
+  const Tensor dgate = Tensor::empty(shape, DType::f64), dup = Tensor::empty(shape, DType::f64);
+  backward(context, gate, up, dy, dgate, dup);
+  auto loss = [&] {
+    forward(context, gate, up, y);
+    return testing::dot(y, dy);
+  };
+  EXPECT_EQ(testing::check_gradient("dgate", gate, dgate, loss), "");
+  EXPECT_EQ(testing::check_gradient("dup", up, dup, loss), "");
+}
+
+TEST(Swiglu, WorksInPlace) {
+  Context context;
+  const Shape shape({5, 70});
+  const Tensor gate = testing::random_normal(shape, DType::f32, 1), up = testing::random_normal(shape, DType::f32, 2);
+  const Tensor dy = testing::random_normal(shape, DType::f32, 3), y = Tensor::empty(shape, DType::f32);
+  const Tensor dgate = Tensor::empty(shape, DType::f32), dup = Tensor::empty(shape, DType::f32);
+  forward(context, gate, up, y);
+  backward(context, gate, up, dy, dgate, dup);
+  const Tensor gate2 = testing::converted(gate, DType::f32), up2 = testing::converted(up, DType::f32);
+  backward(context, gate2, up2, dy, gate2, up2);
+  EXPECT_TRUE(testing::same_bits(gate2, dgate));
+  EXPECT_TRUE(testing::same_bits(up2, dup));
+  forward(context, gate, up, up);
+  EXPECT_TRUE(testing::same_bits(up, y));
+}
+
+TEST(Swiglu, RefusesBadArgumentsByName) {
+  Context context;
+  const Tensor a = Tensor::zeros({4, 6}, DType::f32), b = Tensor::zeros({4, 5}, DType::f32);
+  const Tensor half = Tensor::zeros({4, 6}, DType::bf16);
+  auto error = [&](const TensorView& gate, const TensorView& up, const TensorView& y) {
+    return testing::error_of([&] { forward(context, gate, up, y); });
+  };
+  EXPECT_EQ(error(a, b, a), "swiglu: up has shape [4,5]; expected [4,6] (as gate)");
+  EXPECT_EQ(error(a, half, a), "swiglu: up has dtype bf16; expected f32");
+  EXPECT_EQ(error(a, a, TensorView()), "swiglu: y is absent; expected a tensor");
+  EXPECT_EQ(error(a.view().transpose(0, 1), a, a), "swiglu: gate has stride 6 in its last dimension; expected 1");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::swiglu
