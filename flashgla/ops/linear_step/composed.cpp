@@ -1,4 +1,5 @@
 // The operator out of others, on any device: for rows and layouts that no fused kernel takes.
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
 #include "flashgla/ops/matmul/matmul.h"
@@ -36,10 +37,14 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
     const TensorView weight = layer.weight.transpose(0, 1);
     if (options.epilogue == Epilogue::swiglu) {
       const std::int64_t out = layer.y.size(1);
+      // In f32 beside bf16: rounded once, at the end.
       const TensorView both =
-          context.scratch().tensor(Shape({u.size(0), 2 * out}), u.dtype, "linear step: gate and up");
+          context.scratch().tensor(Shape({u.size(0), 2 * out}), accumulator_of(u.dtype), "linear step: gate and up");
+      const TensorView gate = both.slice(1, 0, out), up = both.slice(1, out, 2 * out);
+      const bool rounded = layer.y.dtype != both.dtype;
       matmul::run(context, u, weight, both);
-      swiglu::forward(context, both.slice(1, 0, out), both.slice(1, out, 2 * out), layer.y);
+      swiglu::forward(context, gate, up, rounded ? gate : layer.y);
+      if (rounded) elementwise::convert(context, gate, layer.y);
       continue;
     }
     matmul::run(context, u, weight, layer.y, {options.epilogue == Epilogue::add, layer.bias});

@@ -56,7 +56,7 @@ void check_prologue(const Arguments& arguments, const Inputs& inputs) {
 void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
   const Arguments arguments("linear_step", context);
   const TensorView& x = inputs.x;
-  arguments.check("x", x, {DType::f64, DType::f32});
+  arguments.check("x", x, {DType::f64, DType::f32, DType::bf16});
   arguments.check_rank("x", x, 2);
   check_prologue(arguments, inputs);
   if (layers.empty() || layers.size() > 2) {
@@ -65,7 +65,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
   if (options.epilogue == Epilogue::log_sigmoid && !(options.normalizer > 0.0)) {
     arguments.fail("normalizer", "is " + std::to_string(options.normalizer), "a positive number");
   }
-  const DTypes parameters = x.dtype == DType::f64 ? DTypes{DType::f64} : DTypes{DType::f32, DType::bf16};
+  const DTypes parameters = x.dtype == DType::f32 ? DTypes{DType::f32, DType::bf16} : DTypes{x.dtype};
   const std::int64_t halves = options.epilogue == Epilogue::swiglu ? 2 : 1;
   Problem problem{x.size(0),
                   x.size(1),
@@ -89,7 +89,8 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
     }
     if (layer.bias) {
       if (halves == 2) arguments.fail("bias", "is present", "none with swiglu");
-      arguments.check("bias", layer.bias, parameters, Shape({layer.y.size(1)}), "y's columns", Layout::contiguous);
+      arguments.check("bias", layer.bias, parameters_of(x.dtype), Shape({layer.y.size(1)}), "y's columns",
+                      Layout::contiguous);
     }
     problem.aligned = problem.aligned && rows_are_aligned(layer.weight);
   }

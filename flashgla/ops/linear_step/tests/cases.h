@@ -53,7 +53,7 @@ inline testing::OperatorCase step_case(std::int64_t rows, std::int64_t in, std::
     if (form.second_out) layers.push_back({t["weight2"], {}, t["y2"]});
     run(context, inputs, layers, {form.epilogue});
   };
-  result.dtypes = {{DType::f32, DType::f32}, {DType::f32, DType::bf16}};
+  result.dtypes = {{DType::f32, DType::f32}, {DType::f32, DType::bf16}, {DType::bf16, DType::bf16}};
   return result;
 }
 

@@ -23,11 +23,11 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
       {Prologue::none, Epilogue::add},
   };
   for (const Form& form : forms) {
-    for (const std::int64_t rows : {1, 2, 3, 5, 8, 9}) {
+    for (const std::int64_t rows : {1, 2, 3, 5, 9}) {
       // 5632 takes several turns of the register buffers; 136 leaves lanes without a vector; 20 is no whole vector.
       for (const std::int64_t in : {16, 20, 136, 2048, 5632}) {
-        if (in > 200 && (rows == 2 || rows > 3)) continue;
-        if (in == 5632 && form.prologue == Prologue::rms_norm) continue;
+        if (in == 2048 && rows != 1) continue;
+        if (in == 5632 && (rows != 3 || form.prologue != Prologue::none)) continue;
         EXPECT_EQ(testing::check_conformance(step_case(rows, in, 37, form), coverage), "");
       }
     }
