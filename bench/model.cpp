@@ -4,10 +4,10 @@
 
 #include "bench/benches.h"
 #include "flashgla/base/names.h"
+#include "flashgla/model/cost.h"
 #include "flashgla/model/language_model.h"
 #include "flashgla/ops/adamw/adamw.h"
 #include "flashgla/ops/global_norm/global_norm.h"
-#include "flashgla/train/flops.h"
 #include "testing/compare.h"
 #include "testing/random.h"
 
@@ -50,7 +50,7 @@ Tensor gradients_by(LanguageModel& model, const std::string& name) {
 // One optimizer step of a byte-level model: forward, backward, gradient norm, AdamW.
 void bench_training_step(const testing::BenchOptions& options) {
   model::ModelConfig config = model::preset("gla-small");
-  config.use_short_conv = false;  // the paper's layer
+  config.set("use_short_conv", "false");  // the paper's layer
   constexpr std::int64_t kBatch = 8;
   constexpr std::int64_t kLength = 512;
   testing::BenchRow row;
@@ -100,11 +100,11 @@ void bench_training_step(const testing::BenchOptions& options) {
         ++settings.step;
       },
       options.seconds);
-  row.flops = static_cast<double>(tokens->numel()) * train::training_flops_per_token(config);
+  row.flops = static_cast<double>(tokens->numel()) * model::cost(config, kLength).training_flops;
   options.report(row);
 }
 
-// One token of one sequence; the bytes are those of the weights.
+// One token of one sequence; the bytes are those of the weights and of the state.
 void bench_decoding(const testing::BenchOptions& options) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     testing::BenchRow row;
@@ -135,8 +135,9 @@ void bench_decoding(const testing::BenchOptions& options) {
       model::DecodeState state = model.make_state(1);
       row.milliseconds = testing::median_milliseconds(
           context, [&] { model.step(context, token, state, logits); }, options.seconds);
-      row.bytes = static_cast<double>(model.parameters().value_bytes());
-      row.flops = 2.0 * static_cast<double>(model.parameters().count());
+      const mixers::Cost floor = model::cost(model.config(), 1);
+      row.bytes = static_cast<double>(model.parameters().value_bytes()) + floor.decode_bytes;
+      row.flops = floor.forward_flops;
     }
     options.report(row);
   }

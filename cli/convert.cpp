@@ -66,7 +66,11 @@ void run_convert(const ConvertArguments& arguments) {
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   model::SaveOptions save;
   if (!arguments.shard_size.empty()) save.shard_bytes = parse_bytes(arguments.shard_size);
-  save.mlp_layout = arguments.layout == "fused-mlp" ? model::MlpLayout::fused : model::MlpLayout::current;
+  if (arguments.layout == "fused-mlp") {
+    save.mlp_layout = model::MlpLayout::fused;
+  } else if (arguments.layout != "current") {
+    save.layout = arguments.layout;
+  }
   std::error_code ignored;
   if (fs::equivalent(in, arguments.out, ignored)) {
     throw Error("convert: the output is the input, " + in + "; name another folder");
@@ -85,8 +89,8 @@ void add_convert(CLI::App& app) {
   auto arguments = std::make_shared<ConvertArguments>();
   CLI::App* verb = app.add_subcommand(
       "convert",
-      "Rewrites a model folder: in another dtype, cut into shards, or in an older layout. Reads every layout that\n"
-      "flash-linear-attention has written, and that of the paper's authors.\n"
+      "Rewrites a model folder: in another dtype, cut into shards, or in another layout. Reads every layout that\n"
+      "flash-linear-attention has written, and those of other libraries that a kind of model has.\n"
       "  flashgla convert runs/first out --dtype bf16 --shard-size 2GB");
   verb->add_option("in", arguments->in, "The model folder to read, or a run folder: its latest checkpoint")->required();
   verb->add_option("out", arguments->out, "The folder to write; made when it does not exist")->required();
@@ -94,9 +98,9 @@ void add_convert(CLI::App& app) {
   verb->add_option("--shard-size", arguments->shard_size,
                    "Cut the weights into files of at most this size, such as 2GB");
   verb->add_option("--layout", arguments->layout,
-                   "current, or fused-mlp: gate and up projections in one matrix, as before 2025-02")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"current", "fused-mlp"}));
+                   "Names of tensors and keys: fla (flash-linear-attention) or hf (transformers), for models that have "
+                   "both; current: as they are; fused-mlp: gate and up projections in one matrix, as before 2025-02")
+      ->capture_default_str();
   verb->callback([arguments] { run_convert(*arguments); });
 }
 

@@ -11,9 +11,9 @@
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
-#include "flashgla/mixers/mixer.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/text/tokenizer.h"
+#include "flashgla/model/cost.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
@@ -97,7 +97,7 @@ std::vector<ParameterGroup> group_parameters(const model::ModelConfig& config) {
 }
 
 struct Memory {
-  double weights_bf16, weights_f32, training_f32, training_bf16, state;
+  double weights_bf16, weights_f32, training_f32, training_bf16, state, state_per_token;
 };
 
 Memory describe_memory(const model::ModelConfig& config) {
@@ -107,10 +107,9 @@ Memory describe_memory(const model::ModelConfig& config) {
   memory.weights_f32 = 4 * count;
   memory.training_f32 = (4 + 4 + 8) * count;       // weights, gradients, two moments
   memory.training_bf16 = (2 + 4 + 8 + 4) * count;  // and the f32 master
-  const auto mixer = mixers::find_mixer(config.model_type).create(config, 0);
-  for (const mixers::StateEntry& entry : mixer->state_layout(1, 0)) {
-    memory.state +=
-        static_cast<double>(entry.shape.numel() * config.num_hidden_layers) * static_cast<double>(size_of(entry.dtype));
+  for (const mixers::StateEntry& entry : model::describe_state(config, DType::bf16)) {
+    const auto bytes = static_cast<double>(entry.shape.numel()) * static_cast<double>(size_of(entry.dtype));
+    (entry.growing ? memory.state_per_token : memory.state) += bytes;
   }
   return memory;
 }
@@ -129,7 +128,8 @@ void print_json(const Model& model) {
                             {"weights_f32", memory.weights_f32},
                             {"training_f32_without_activations", memory.training_f32},
                             {"training_bf16_without_activations", memory.training_bf16},
-                            {"decode_state_per_sequence", memory.state}};
+                            {"decode_state_per_sequence", memory.state},
+                            {"decode_state_per_token", memory.state_per_token}};
   if (model.files) {
     object["files"] = {{"weights", model.files->weights},
                        {"bytes", model.files->bytes},
@@ -161,8 +161,7 @@ void print_text(const Model& model) {
   for (const auto& [key, value] : config.items()) {
     if (key != "architectures") fmt::print("  {:<26} {}\n", key, value.is_null() ? "-" : value.dump());
   }
-  fmt::print("  {:<26} {} (keys {}, values {}, MLP {})\n", "channels", model.config.hidden_size, model.config.key_dim(),
-             model.config.value_dim(), model.config.mlp_dim());
+  if (model.config.use_mlp) fmt::print("  {:<26} {}\n", "MLP channels", model.config.mlp_dim());
   fmt::print("\nParameters\n");
   for (const ParameterGroup& group : group_parameters(model.config)) {
     fmt::print("  {:<46} {:<14} {:>3} x  {:>15}\n", group.name, to_string(group.shape), group.tensors,
@@ -178,7 +177,15 @@ void print_text(const Model& model) {
   fmt::print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
              "training: weights, gradients, optimizer", format_bytes(memory.training_f32),
              format_bytes(memory.training_bf16));
-  fmt::print("  {:<46} {}, whatever the length\n", "decoding: state of each sequence", format_bytes(memory.state));
+  std::string state = memory.state > 0 ? format_bytes(memory.state) + ", whatever the length" : "";
+  if (memory.state_per_token > 0) {
+    state += (state.empty() ? "" : "; and ") + format_bytes(memory.state_per_token) + " a token with bf16 weights";
+  }
+  fmt::print("  {:<46} {}\n", "decoding: state of each sequence", state);
+  constexpr std::int64_t kLength = 2048;
+  const mixers::Cost cost = model::cost(model.config, kLength);
+  fmt::print("  {:<46} {} forward, {} in training\n", fmt::format("FLOPs of a token, length {}", kLength),
+             format_count(cost.forward_flops), format_count(cost.training_flops));
   if (!model.files) return;
   fmt::print("\nFiles\n");
   fmt::print("  {:<46} {} ({}, {})\n", "weights", joined(model.files->weights),

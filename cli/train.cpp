@@ -98,9 +98,9 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
 
 void print_plan(train::Trainer& trainer) {
   const auto& config = trainer.model().config();
-  fmt::print("{} parameters: {} layers of width {}, {} heads, vocabulary {}\n",
+  fmt::print("{} parameters: {} {} layers of width {}, vocabulary {}\n",
              format_count(static_cast<double>(trainer.model().parameters().count())), config.num_hidden_layers,
-             config.hidden_size, config.num_heads, config.vocab_size);
+             config.model_type, config.hidden_size, config.vocab_size);
   const auto& run = trainer.config();
   fmt::print("{} steps of {} tokens ({} sequences of {}, {} at a time), order {}\n", trainer.total_steps(),
              run.batch_tokens, run.sequences_per_batch(), run.sequence_length, run.sequences_per_micro_batch(),

@@ -77,6 +77,15 @@ text::TokenIds Generator::encode(std::string_view text, bool begins) const {
   return ids;
 }
 
+namespace {
+// Tokens of the sequence that has had most.
+std::int64_t longest_of(const model::DecodeState& state) {
+  std::int64_t longest = 0;
+  for (const model::DecodeState::History& history : state.history) longest = std::max(longest, history.tokens);
+  return longest;
+}
+}  // namespace
+
 void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens) const {
   const std::int64_t sequences = session.sequences();
   const std::int64_t vocabulary = model_.config().vocab_size;
@@ -86,11 +95,13 @@ void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens
   }
   std::int64_t total = 0;
   std::int64_t shortest = std::numeric_limits<std::int64_t>::max();
+  std::int64_t longest = 0;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const auto size = static_cast<std::int64_t>(tokens[i].size());
     if (size == 0) throw Error("generation: prompt " + std::to_string(i + 1) + " has no token");
     total += size;
     shortest = std::min(shortest, size);
+    longest = std::max(longest, size);
     for (const std::int32_t token : tokens[i]) {
       if (token < 0 || token >= vocabulary) {
         throw Error("generation", "token", "is " + std::to_string(token), "0 to " + std::to_string(vocabulary - 1));
@@ -98,6 +109,7 @@ void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens
       session.seen.as<std::uint8_t>()[i * static_cast<std::size_t>(vocabulary) + static_cast<std::size_t>(token)] = 1;
     }
   }
+  session.state.reserve(longest_of(session.state) + longest);
   // Every piece has a token of each sequence.
   const std::int64_t pieces = std::min((total + kPieceTokens - 1) / kPieceTokens, shortest);
   std::vector<std::int32_t> ids;
@@ -125,6 +137,7 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
   const auto sequences = static_cast<std::size_t>(session.sequences());
   const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
   if (options.max_tokens < 0) throw Error("generation", "max_tokens", std::to_string(options.max_tokens), "0 or more");
+  session.state.reserve(longest_of(session.state) + options.max_tokens);
   Sampler sampler(options.sampling, static_cast<std::int64_t>(vocabulary));
   const std::int32_t end = tokenizer_.eos_id();
   auto* all_seen = session.seen.as<std::uint8_t>();

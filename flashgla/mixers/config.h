@@ -1,35 +1,84 @@
-// MixerConfig: what of a model's configuration its token mixers read. model::ModelConfig adds the rest.
+// What configures a mixer: the fields that its layer shares with the model around it, and its own, one struct a mixer.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "flashgla/base/error.h"
 
 namespace flashgla::mixers {
 
-struct MixerConfig {
+class Mixer;
+
+// What every layer reads of its model's configuration.
+struct Common {
   std::int64_t hidden_size = 2048;
   std::int64_t num_hidden_layers = 24;
-  std::int64_t num_heads = 4;
-  std::optional<std::int64_t> num_kv_heads;  // absent: num_heads
-  double expand_k = 0.5;
-  double expand_v = 1.0;
-  std::optional<std::string> feature_map;
-  bool use_short_conv = false;
-  std::int64_t conv_size = 4;
-  bool use_output_gate = true;
-  bool output_gate_bias = false;    // only in models of the paper's authors, not in flash-linear-attention's
-  std::optional<double> clamp_min;  // of the log gate
-  double gate_logit_normalizer = 16.0;
-  std::int64_t gate_low_rank_dim = 16;
-  bool elementwise_affine = true;  // the norm of the heads' outputs has a weight
-  double norm_eps = 1e-6;          // "rms_norm_eps" in older checkpoints
+  double norm_eps = 1e-6;
   double initializer_range = 0.02;
-
-  std::int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }
-  // Query channels of all heads together, and value channels of the outputs of all heads together.
-  std::int64_t key_dim() const { return static_cast<std::int64_t>(static_cast<double>(hidden_size) * expand_k); }
-  std::int64_t value_dim() const { return static_cast<std::int64_t>(static_cast<double>(hidden_size) * expand_v); }
 };
+
+// One field of a configuration: its key in config.json and where its value lies.
+struct Field {
+  using Value = std::variant<bool*, std::int64_t*, double*, std::string*, std::optional<std::int64_t>*,
+                             std::optional<double>*, std::optional<std::string>*>;
+  const char* name;
+  Value value;
+};
+
+// A mixer's own configuration. A new one derives from ConfigOf<itself>.
+class Config {
+ public:
+  virtual ~Config() = default;
+  virtual std::unique_ptr<Config> clone() const = 0;
+
+  // All fields, in the order of config.json: reading, writing, printing and the fuzzed tests follow from it.
+  virtual std::vector<Field> fields() = 0;
+
+  // Throws Error naming the field when the mixer cannot do what is asked.
+  virtual void validate(const Common& common) const = 0;
+
+  // The mixer of one layer; its parameters are named "model.layers.<layer>.attn.<...>". The config must be valid.
+  virtual std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const = 0;
+};
+
+template <class Derived>
+class ConfigOf : public Config {
+ public:
+  std::unique_ptr<Config> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+};
+
+// A Config as a value: copied with whoever holds it.
+class AnyConfig {
+ public:
+  AnyConfig(std::unique_ptr<Config> config) : config_(std::move(config)) {}  // never null
+  AnyConfig(const AnyConfig& other) : config_(other.config_->clone()) {}
+  AnyConfig(AnyConfig&&) = default;
+  AnyConfig& operator=(AnyConfig other) {
+    config_ = std::move(other.config_);
+    return *this;
+  }
+  Config* operator->() const { return config_.get(); }
+
+ private:
+  std::unique_ptr<Config> config_;
+};
+
+// Throws Error("config: <field> is <actual>; expected <expected>") unless ok.
+inline void require(bool ok, const char* field, const std::string& actual, const std::string& expected) {
+  if (!ok) throw Error("config", field, "is " + actual, expected);
+}
+// A size that must be 1 to `largest`.
+inline void require_size(const char* field, std::int64_t value, std::int64_t largest) {
+  require(value > 0 && value <= largest, field, std::to_string(value), "1 to " + std::to_string(largest));
+}
+inline std::string layer_prefix(std::int64_t layer) { return "model.layers." + std::to_string(layer); }
 
 }  // namespace flashgla::mixers

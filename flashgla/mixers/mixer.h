@@ -3,9 +3,7 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "flashgla/mixers/config.h"
@@ -25,6 +23,20 @@ struct StateEntry {
   bool growing = false;
 };
 
+// Of one token in a sequence of that many (means over the sequence), in one layer.
+struct Cost {
+  double forward_flops = 0.0;
+  double training_flops = 0.0;  // forward and backward
+  double decode_bytes = 0.0;    // states read and written to decode one token behind `length` others
+
+  Cost& operator+=(const Cost& other) {
+    forward_flops += other.forward_flops;
+    training_flops += other.training_flops;
+    decode_bytes += other.decode_bytes;
+    return *this;
+  }
+};
+
 // The state of one layer: views in the order of Mixer::state_layout. Empty: zeros in, or not wanted out.
 using LayerState = std::vector<TensorView>;
 
@@ -34,8 +46,11 @@ class Mixer {
 
   virtual void for_each_parameter(const nn::ParameterVisitor& visit) = 0;
 
-  // What a layer carries for this many sequences of at most `capacity` tokens (which only growing entries look at).
-  virtual std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity) const = 0;
+  // What a layer carries for this many sequences of at most `capacity` tokens (which only growing entries look at), in
+  // a model whose parameters have this dtype. What sums up is f32 (f64 with f64); what is kept as it came, such as keys
+  // and values, has the parameters' dtype.
+  virtual std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity,
+                                               DType parameters) const = 0;
 
   // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
   // state that they end with; no overlap but of growing entries, and with pass.saved `before` stays as it is until
@@ -47,19 +62,11 @@ class Mixer {
   // back-propagation through time). x as in forward.
   virtual void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) = 0;
 
+  // What a token costs beside the products with its parameters (nn::Parameter::multiplied).
+  virtual Cost cost(std::int64_t length) const = 0;
+
   // One token a sequence: x, y [B,D]; the state is updated in place. Nothing is kept.
   virtual void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) = 0;
 };
-
-// One row a mixer.
-struct Registration {
-  const char* name;  // "model_type" in config.json
-  const char* summary;
-  // Throws Error naming the field when the config asks for what the mixer cannot do.
-  std::unique_ptr<Mixer> (*create)(const MixerConfig& config, std::int64_t layer);
-};
-
-std::span<const Registration> registry();
-const Registration& find_mixer(std::string_view name);  // throws Error that lists the names
 
 }  // namespace flashgla::mixers

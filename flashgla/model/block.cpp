@@ -1,30 +1,86 @@
 #include "flashgla/model/block.h"
 
+#include "flashgla/nn/gated_mlp.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 
 namespace flashgla::model {
 
 namespace {
-std::string layer_name(std::int64_t layer) { return "model.layers." + std::to_string(layer); }
+
+// The MLP as a part of a block.
+class Feedforward : public mixers::Mixer {
+ public:
+  explicit Feedforward(nn::GatedMLP mlp) : mlp_(std::move(mlp)) {}
+
+  void for_each_parameter(const nn::ParameterVisitor& visit) override { mlp_.for_each_parameter(visit); }
+  std::vector<mixers::StateEntry> state_layout(std::int64_t, std::int64_t, DType) const override { return {}; }
+  mixers::Cost cost(std::int64_t) const override { return {}; }
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&,
+               const mixers::LayerState&) override {
+    mlp_.forward(pass, x, y);
+  }
+  void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override {
+    mlp_.backward(pass, x, dy, dx);
+  }
+  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&) override {
+    mlp_.forward(pass, x, y);
+  }
+
+ private:
+  nn::GatedMLP mlp_;
+};
+
+// The next `count` entries of a state, if there is one.
+mixers::LayerState take(const mixers::LayerState& state, std::size_t begin, std::size_t count) {
+  if (state.empty()) return {};
+  const auto first = state.begin() + static_cast<std::ptrdiff_t>(begin);
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
 }  // namespace
 
-Block::Block(const ModelConfig& config, std::int64_t layer)
-    : mixer_norm_(layer_name(layer) + ".attn_norm", config.hidden_size, config.norm_eps),
-      mixer_(mixers::find_mixer(config.model_type).create(config, layer)),
-      mlp_norm_(layer_name(layer) + ".mlp_norm", config.hidden_size, config.norm_eps),
-      mlp_(layer_name(layer) + ".mlp", config.hidden_size, config.mlp_dim(), config.initializer_range) {}
+Block::Block(const ModelConfig& config, std::int64_t layer) {
+  const std::string name = mixers::layer_prefix(layer);
+  add_part({name + ".attn_norm", config.hidden_size, config.norm_eps}, config.mixer_of(layer)->create(config, layer));
+  if (config.use_mlp) {
+    add_part({name + ".mlp_norm", config.hidden_size, config.norm_eps},
+             std::make_unique<Feedforward>(
+                 nn::GatedMLP(name + ".mlp", config.hidden_size, config.mlp_dim(), config.initializer_range)));
+  }
+}
+
+void Block::add_part(nn::RMSNorm norm, std::unique_ptr<mixers::Mixer> branch) {
+  const std::size_t states = branch->state_layout(1, 1, DType::f32).size();
+  parts_.push_back({std::move(norm), std::move(branch), states, {}});
+}
 
 void Block::for_each_parameter(const nn::ParameterVisitor& visit) {
-  mixer_norm_.for_each_parameter(visit);
-  mixer_->for_each_parameter(visit);
-  mlp_norm_.for_each_parameter(visit);
-  mlp_.for_each_parameter(visit);
+  for (Part& part : parts_) {
+    part.norm.for_each_parameter(visit);
+    part.branch->for_each_parameter(visit);
+  }
+}
+
+std::vector<mixers::StateEntry> Block::state_layout(std::int64_t sequences, std::int64_t capacity,
+                                                    DType parameters) const {
+  std::vector<mixers::StateEntry> all;
+  for (const Part& part : parts_) {
+    const auto entries = part.branch->state_layout(sequences, capacity, parameters);
+    all.insert(all.end(), entries.begin(), entries.end());
+  }
+  return all;
+}
+
+mixers::Cost Block::cost(std::int64_t length) const {
+  mixers::Cost cost;
+  for (const Part& part : parts_) cost += part.branch->cost(length);
+  return cost;
 }
 
 void Block::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState& before,
                     const mixers::LayerState& after) {
   if (pass.training() && pass.recompute == nn::Recompute::block) {
-    saved_.before = before;
+    saved_before_ = before;
     nn::Pass inference = pass.without_keeping();
     run_forward(inference, x, y, before, after);
   } else {
@@ -37,55 +93,59 @@ void Block::backward(nn::Pass& pass, const TensorView& x, const TensorView& d) {
     const ArenaScope scope(*pass.saved);
     nn::Pass again = pass;
     again.recompute = nn::Recompute::nothing;
-    run_forward(again, x, {}, saved_.before, {});
-    run_backward(again, x, d);
+    run_forward(again, x, {}, saved_before_, {});
+    run_backward(again, d);
   } else {
-    run_backward(pass, x, d);
+    run_backward(pass, d);
   }
 }
 
 void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState& before,
                         const mixers::LayerState& after) {
   Context& context = pass.context;
-  Arena& scratch = context.scratch();
-  const ArenaScope scope(scratch);
-  const std::int64_t rows = x.as_rows().size(0);
+  const ArenaScope scope(context.scratch());
   const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
-  if (pass.training()) {
-    saved_.mixer_rstd = pass.saved->tensor(Shape({rows}), wide, "norms: deviations");
-    saved_.mlp_rstd = pass.saved->tensor(Shape({rows}), wide, "norms: deviations");
-    saved_.sum = pass.saved->tensor(x.shape, x.dtype, "blocks: residual");
-  } else {
-    saved_.mixer_rstd = {};
-    saved_.mlp_rstd = {};
-    saved_.sum = y;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part::Saved& saved = parts_[i].saved;
+    saved.rstd =
+        pass.training() ? pass.saved->tensor(Shape({x.as_rows().size(0)}), wide, "norms: deviations") : TensorView();
+    saved.normalized = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
+    saved.in = i == 0 ? x : pass.training() ? pass.saved->tensor(x.shape, x.dtype, "blocks: residual") : y;
   }
-  saved_.mixer_input = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
-  saved_.mlp_input = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
-
-  mixer_norm_.forward(context, x, {}, saved_.mixer_input, {}, saved_.mixer_rstd);
-  const TensorView branch = scratch.tensor(x.shape, x.dtype, "blocks: branch");
-  mixer_->forward(pass, saved_.mixer_input, branch, before, after);
-  mlp_norm_.forward(context, branch, x, saved_.mlp_input, saved_.sum, saved_.mlp_rstd);
-  mlp_.forward(pass, saved_.mlp_input, y ? branch : y);
-  if (y) ops::elementwise::add_to(context, branch, saved_.sum, y);
+  const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
+  std::size_t states = 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    // The sum of the stream and the part before goes into what this norm reads.
+    if (i == 0) {
+      part.norm.forward(context, x, {}, part.saved.normalized, {}, part.saved.rstd);
+    } else {
+      part.norm.forward(context, branch, parts_[i - 1].saved.in, part.saved.normalized, part.saved.in, part.saved.rstd);
+    }
+    const bool last = i + 1 == parts_.size();
+    part.branch->forward(pass, part.saved.normalized, y || !last ? branch : TensorView(),
+                         take(before, states, part.states), take(after, states, part.states));
+    states += part.states;
+  }
+  if (y) ops::elementwise::add_to(context, branch, parts_.back().saved.in, y);
 }
 
-void Block::run_backward(nn::Pass& pass, const TensorView& x, const TensorView& d) {
+void Block::run_backward(nn::Pass& pass, const TensorView& d) {
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
+  const TensorView branch = scratch.tensor(d.shape, d.dtype, "blocks: branch");
   const bool recompute = pass.recompute == nn::Recompute::activations;
-  const TensorView branch = scratch.tensor(x.shape, x.dtype, "blocks: branch");
-  if (recompute) saved_.mlp_input = scratch.tensor(x.shape, x.dtype, "norms: outputs");
-  if (recompute) mlp_norm_.forward(context, saved_.sum, {}, saved_.mlp_input, {}, {});
-  mlp_.backward(pass, saved_.mlp_input, d, branch);
-  mlp_norm_.backward(context, saved_.sum, saved_.mlp_rstd, branch, d, true);
-
-  if (recompute) saved_.mixer_input = saved_.mlp_input;
-  if (recompute) mixer_norm_.forward(context, x, {}, saved_.mixer_input, {}, {});
-  mixer_->backward(pass, saved_.mixer_input, d, branch);
-  mixer_norm_.backward(context, x, saved_.mixer_rstd, branch, d, true);
+  const TensorView normalized = recompute ? scratch.tensor(d.shape, d.dtype, "norms: outputs") : TensorView();
+  for (std::size_t i = parts_.size(); i-- > 0;) {
+    Part& part = parts_[i];
+    if (recompute) {
+      part.saved.normalized = normalized;
+      part.norm.forward(context, part.saved.in, {}, normalized, {}, {});
+    }
+    part.branch->backward(pass, part.saved.normalized, d, branch);
+    part.norm.backward(context, part.saved.in, part.saved.rstd, branch, d, true);
+  }
 }
 
 void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state) {
@@ -93,10 +153,17 @@ void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& 
   const ArenaScope scope(context.scratch());
   const TensorView normalized = context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
   const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
-  mixer_norm_.forward(context, x, {}, normalized, {}, {});
-  mixer_->step(pass, normalized, branch, state);
-  mlp_norm_.forward(context, branch, x, normalized, x, {});
-  mlp_.forward(pass, normalized, branch);
+  std::size_t states = 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    if (i == 0) {
+      part.norm.forward(context, x, {}, normalized, {}, {});
+    } else {
+      part.norm.forward(context, branch, x, normalized, x, {});
+    }
+    part.branch->step(pass, normalized, branch, take(state, states, part.states));
+    states += part.states;
+  }
   ops::elementwise::add(context, branch, x);
 }
 

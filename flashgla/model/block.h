@@ -1,22 +1,24 @@
-// One layer of the model, pre-norm residual: x + mixer(norm(x)), then that + mlp(norm(that)).
+// One layer of the model: parts one after the other, each x += branch(norm(x)) (pre-norm residual stream).
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/config.h"
-#include "flashgla/nn/gated_mlp.h"
 #include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::model {
 
 class Block {
  public:
-  // Parameters are named "model.layers.<layer>.<...>".
+  // A mixer and, where the config says so, an MLP. Parameters are named "model.layers.<layer>.<...>".
   Block(const ModelConfig& config, std::int64_t layer);
 
   void for_each_parameter(const nn::ParameterVisitor& visit);
-  const mixers::Mixer& mixer() const { return *mixer_; }
+  // Of all parts, in order; so are the states below.
+  std::vector<mixers::StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const;
+  mixers::Cost cost(std::int64_t length) const;
 
   // x, y [B,T,D]; y may be x without pass.saved, and otherwise x must stay as it is until backward. States as in
   // Mixer::forward.
@@ -26,28 +28,30 @@ class Block {
   // d [B,T,D]: the gradient of y on entry, that of x on return.
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& d);
 
-  // One token a sequence, x [N,D] in place.
+  // One token a sequence, x [N,D] in place. Nothing is kept.
   void step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state);
 
  private:
+  struct Part {
+    nn::RMSNorm norm;
+    std::unique_ptr<mixers::Mixer> branch;  // an MLP is a mixer that mixes nothing
+    std::size_t states;                     // entries of its state
+
+    struct Saved {
+      TensorView in;          // [B,T,D]: what the norm reads, the block's x or a sum kept here
+      TensorView normalized;  // [B,T,D]: recomputed in class activations
+      TensorView rstd;        // [B*T]
+    } saved;
+  };
+
+  void add_part(nn::RMSNorm norm, std::unique_ptr<mixers::Mixer> branch);
   // y absent: only what backward needs.
   void run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState& before,
                    const mixers::LayerState& after);
-  void run_backward(nn::Pass& pass, const TensorView& x, const TensorView& d);
+  void run_backward(nn::Pass& pass, const TensorView& d);
 
-  nn::RMSNorm mixer_norm_;
-  std::unique_ptr<mixers::Mixer> mixer_;
-  nn::RMSNorm mlp_norm_;
-  nn::GatedMLP mlp_;
-
-  struct Saved {
-    mixers::LayerState before;  // class block
-    TensorView mixer_input;     // [B,T,D], normalised: recomputed in class activations
-    TensorView mixer_rstd;      // [B*T]
-    TensorView sum;             // [B,T,D]: x + mixer's output
-    TensorView mlp_input;       // [B,T,D], normalised: recomputed in class activations
-    TensorView mlp_rstd;        // [B*T]
-  } saved_;
+  std::vector<Part> parts_;
+  mixers::LayerState saved_before_;  // class block
 };
 
 }  // namespace flashgla::model

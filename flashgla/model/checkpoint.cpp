@@ -9,7 +9,7 @@
 #include <set>
 
 #include "flashgla/base/file.h"
-#include "flashgla/model/authors_layout.h"
+#include "flashgla/base/memory.h"
 
 namespace flashgla::model {
 
@@ -46,11 +46,30 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   return map;
 }
 
-// The names under which a parameter's tensor is accepted.
-std::vector<std::string> names_of(const std::string& name) {
-  constexpr std::string_view kGated = ".g_norm_swish_gate.weight";
-  if (!ends_with(name, kGated)) return {name};
-  return {name, name.substr(0, name.size() - kGated.size()) + ".g_norm.weight"};  // older, or saved unfused
+using mixers::Layout;
+using mixers::Renaming;
+
+// `name` with each row's part replaced where it occurs.
+std::string renamed(std::string name, std::span<const Renaming> rows) {
+  for (const Renaming& row : rows) {
+    const std::string_view ours = row.ours;
+    if (const std::size_t at = name.find(ours); at != std::string::npos) name.replace(at, ours.size(), row.theirs);
+  }
+  return name;
+}
+
+// The names under which a parameter's tensor is accepted, its own in the layout first.
+std::vector<std::string> names_of(const std::string& name, const Layout& layout) {
+  std::vector<std::string> names = {renamed(name, layout.names)};
+  for (const Renaming& row : layout.older_names) {
+    if (name.find(row.ours) != std::string::npos) names.push_back(renamed(renamed(name, {&row, 1}), layout.names));
+  }
+  return names;
+}
+
+bool is_ignored(const std::string& name, const Layout& layout) {
+  return std::any_of(layout.ignored.begin(), layout.ignored.end(),
+                     [&](const char* end) { return name.ends_with(end); });
 }
 
 constexpr std::string_view kGateProjection = ".mlp.gate_proj.weight";
@@ -67,14 +86,15 @@ bool is_fused(const nn::Parameter& parameter, const StoredTensor& stored) {
 // Checks names and shapes of the weights against the parameters, before memory is taken for a model that a wrong
 // config may make absurdly large. Returns the stored name of each parameter; "" for one within a fused projection.
 std::vector<std::string> match(const std::string& folder, const Weights& weights,
-                               const std::vector<nn::Parameter>& parameters, bool tied) {
+                               const std::vector<nn::Parameter>& parameters, const Layout& layout, bool tied) {
   const std::string remedy = "; correct " + path_in(folder, kConfig) + " or use the weights that belong to it";
   std::vector<std::string> stored_names;
   std::set<std::string> used;
-  if (tied) used.insert("lm_head.weight");  // a copy of the embeddings
+  if (tied) used.insert(renamed("lm_head.weight", layout.names));  // a copy of the embeddings
   for (const nn::Parameter& parameter : parameters) {
     const StoredTensor* stored = nullptr;
-    for (const std::string& name : names_of(parameter.name)) {
+    const std::vector<std::string> names = names_of(parameter.name, layout);
+    for (const std::string& name : names) {
       if (stored == nullptr) stored = weights.find(name);
     }
     if (stored == nullptr) {
@@ -82,7 +102,7 @@ std::vector<std::string> match(const std::string& folder, const Weights& weights
         stored_names.emplace_back();
         continue;
       }
-      throw Error(folder + ": the weights have no tensor '" + parameter.name + "' " + to_string(parameter.shape) +
+      throw Error(folder + ": the weights have no tensor '" + names.front() + "' " + to_string(parameter.shape) +
                   ", which the config asks for" + remedy);
     }
     if (is_fused(parameter, *stored)) {
@@ -96,7 +116,7 @@ std::vector<std::string> match(const std::string& folder, const Weights& weights
   }
   for (const SafetensorsReader& file : weights.files) {
     for (const StoredTensor& stored : file.tensors()) {
-      if (!used.contains(stored.name)) {
+      if (!used.contains(stored.name) && !is_ignored(stored.name, layout)) {
         throw Error(file.path() + ": tensor '" + stored.name + "' " + stored.shape_text() +
                     " has no place in the model that the config describes" + remedy);
       }
@@ -118,16 +138,17 @@ void make_folder(const std::string& folder) {
   if (error) throw Error("cannot make the folder " + folder + ": " + error.message());
 }
 
-std::vector<NamedTensor> tensors_to_save(const LanguageModel& model, MlpLayout layout) {
+std::vector<NamedTensor> tensors_to_save(const LanguageModel& model, const Layout& layout, MlpLayout mlp_layout) {
   std::vector<NamedTensor> tensors;
   const auto& parameters = model.parameters().parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (layout == MlpLayout::fused && ends_with(parameters[i]->name, kGateProjection)) {
+    if (mlp_layout == MlpLayout::fused && ends_with(parameters[i]->name, kGateProjection)) {
       // The up projection follows: together they are the fused matrix.
-      tensors.push_back({parameters[i]->name, nn::adjacent_rows({parameters[i]->value, parameters[i + 1]->value})});
+      tensors.push_back({renamed(parameters[i]->name, layout.names),
+                         nn::adjacent_rows({parameters[i]->value, parameters[i + 1]->value})});
       ++i;
     } else {
-      tensors.push_back({parameters[i]->name, parameters[i]->value});
+      tensors.push_back({renamed(parameters[i]->name, layout.names), parameters[i]->value});
     }
   }
   return tensors;
@@ -165,14 +186,25 @@ void remove_stale(const std::string& folder, const std::set<std::string>& writte
   }
 }
 
-std::unique_ptr<LanguageModel> load_authors_model(const std::string& folder, const std::string& config_text,
-                                                  const LoadOptions& options) {
-  const ModelConfig config = parse_authors_config(config_text, path_in(folder, kConfig));
-  const Weights weights = open_weights(folder);
-  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, "transformer.wte.weight"));
-  auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training);
-  load_authors_weights(weights, *model);
-  return model;
+// Fills the parameters of a layout that stores others than ours: each is read in f32, converted and rounded.
+void read_converted(const Weights& weights, const Layout& layout, LanguageModel& model,
+                    const std::map<std::string, const nn::Parameter*>& destinations) {
+  ModelConfig config = model.config();
+  for (const SafetensorsReader& file : weights.files) {
+    std::map<std::string, Tensor> tensors;  // of this file, by their names in it
+    file.read([&](const StoredTensor& stored) -> TensorView {
+      const auto row = destinations.find(stored.name);
+      if (row == destinations.end()) return {};
+      return tensors.emplace(stored.name, Tensor::empty(row->second->shape, DType::f32)).first->second;
+    });
+    for (const auto& [name, tensor] : tensors) {
+      const nn::Parameter& parameter = *destinations.at(name);
+      layout.convert(config, *config.mixer.operator->(), parameter.name, tensor);
+      const Tensor rounded = Tensor::empty(parameter.shape, parameter.value.dtype);
+      copy(tensor, rounded);
+      copy_memory(parameter.value.data, parameter.value.device, rounded->data, Device::cpu(), rounded->bytes());
+    }
+  }
 }
 
 }  // namespace
@@ -219,19 +251,21 @@ Weights open_weights(const std::string& folder) {
 }
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options) {
-  const std::string config_path = path_in(folder, kConfig);
-  if (fs::exists(config_path)) {
-    const std::string text = read_file(config_path);
-    if (is_authors_config(text)) return load_authors_model(folder, text, options);
-  }
-  const ModelConfig config = load_config(config_path);
+  const ModelConfig config = load_config(path_in(folder, kConfig));
+  const Layout& layout = find_layout(config, config.layout);
   const Weights weights = open_weights(folder);
   const std::vector<nn::Parameter> described = describe_parameters(config);
-  const std::vector<std::string> stored_names = match(folder, weights, described, config.tie_word_embeddings);
+  const std::vector<std::string> stored_names = match(folder, weights, described, layout, config.tie_word_embeddings);
 
-  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, described.front().name));
+  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, stored_names.front()));
   auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training);
   const auto& parameters = model->parameters().parameters();
+  if (layout.convert != nullptr) {
+    std::map<std::string, const nn::Parameter*> destinations;
+    for (std::size_t i = 0; i < parameters.size(); ++i) destinations[stored_names[i]] = parameters[i];
+    read_converted(weights, layout, *model, destinations);
+    return model;
+  }
   std::map<std::string, TensorView> destinations;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (stored_names[i].empty()) continue;
@@ -250,7 +284,16 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
 
 void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options) {
   make_folder(folder);
-  std::vector<NamedTensor> tensors = tensors_to_save(model, options.mlp_layout);
+  ModelConfig written_config = model.config();
+  if (!options.layout.empty()) {
+    written_config.layout = options.layout;
+    const Layout& wanted = find_layout(written_config, options.layout);
+    if (*wanted.why_not_written != '\0')
+      throw Error("layout " + options.layout + ": is not written; " + wanted.why_not_written);
+  }
+  const Layout& layout = written_layout(written_config);
+  const std::string config_text = to_json(written_config);
+  std::vector<NamedTensor> tensors = tensors_to_save(model, layout, options.mlp_layout);
   if (options.copy_of) {
     for (NamedTensor& row : tensors) row.tensor = options.copy_of(row.tensor);
   }
@@ -280,7 +323,7 @@ void save_model(const LanguageModel& model, const std::string& folder, const Sav
     const ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
     add_text(kIndex, index.dump(2) + "\n");
   }
-  ordered_json config = ordered_json::parse(to_json(model.config()));
+  ordered_json config = ordered_json::parse(config_text);
   const std::map<DType, const char*> torch_names = {
       {DType::f32, "float32"}, {DType::bf16, "bfloat16"}, {DType::f64, "float64"}};
   config["torch_dtype"] = torch_names.at(model.dtype());

@@ -24,8 +24,8 @@ struct LoadOptions {
 };
 
 // Throws Error naming file, tensor and remedy when a file is missing, truncated or corrupt, or when the config
-// disagrees with the weights. Accepts both MLP layouts, sharded files, and the layout of the paper's authors
-// (authors_layout.h).
+// disagrees with the weights. Accepts both MLP layouts, sharded files, and every layout of the model's mixer
+// (mixers::Layout).
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options = {});
 
 struct SaveOptions {
@@ -34,8 +34,10 @@ struct SaveOptions {
   // Where the bytes of a parameter's value are read: in a copy of it. Absent: its own.
   std::function<TensorView(const TensorView& value)> copy_of;
   Transfer* transfer = nullptr;  // as in write_safetensors
+  std::string layout{};  // mixers::Layout::name; "": the one that the model's config names
 };
 
+// A config's layout that is not written becomes the mixer's first; options.layout must be one that is.
 // Everything is written to temporary names first and renamed when all of it is on the disk; a failure leaves what was
 // there before. Tied heads are omitted.
 void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options = {});

@@ -1,50 +1,48 @@
 #include "flashgla/model/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <type_traits>
 
 #include "flashgla/base/error.h"
-#include "flashgla/model/language_model.h"
+#include "flashgla/mixers/mixer.h"
 
 namespace flashgla::model {
 
 namespace {
 
+using mixers::Field;
+using mixers::Layout;
 using nlohmann::ordered_json;
 
-// The one list of fields: reading, writing and the defaults of presets follow from it.
-template <class Config, class Visit>
-void visit_fields(Config& config, Visit&& visit) {
-  visit("model_type", config.model_type);
-  visit("hidden_size", config.hidden_size);
-  visit("expand_k", config.expand_k);
-  visit("expand_v", config.expand_v);
-  visit("hidden_ratio", config.hidden_ratio);
-  visit("intermediate_size", config.intermediate_size);
-  visit("num_hidden_layers", config.num_hidden_layers);
-  visit("num_heads", config.num_heads);
-  visit("num_kv_heads", config.num_kv_heads);
-  visit("feature_map", config.feature_map);
-  visit("use_short_conv", config.use_short_conv);
-  visit("conv_size", config.conv_size);
-  visit("use_output_gate", config.use_output_gate);
-  visit("output_gate_bias", config.output_gate_bias);
-  visit("clamp_min", config.clamp_min);
-  visit("hidden_act", config.hidden_act);
-  visit("elementwise_affine", config.elementwise_affine);
-  visit("norm_eps", config.norm_eps);
-  visit("gate_logit_normalizer", config.gate_logit_normalizer);
-  visit("gate_low_rank_dim", config.gate_low_rank_dim);
-  visit("tie_word_embeddings", config.tie_word_embeddings);
-  visit("initializer_range", config.initializer_range);
-  visit("vocab_size", config.vocab_size);
-  visit("bos_token_id", config.bos_token_id);
-  visit("eos_token_id", config.eos_token_id);
-  visit("max_position_embeddings", config.max_position_embeddings);
+// The one list of the common fields; model_type stands before it and the mixer's fields behind it.
+std::vector<Field> common_fields(ModelConfig& config) {
+  return {{"hidden_size", &config.hidden_size},
+          {"num_hidden_layers", &config.num_hidden_layers},
+          {"hidden_ratio", &config.hidden_ratio},
+          {"intermediate_size", &config.intermediate_size},
+          {"hidden_act", &config.hidden_act},
+          {"use_mlp", &config.use_mlp},
+          {"norm_eps", &config.norm_eps},
+          {"tie_word_embeddings", &config.tie_word_embeddings},
+          {"initializer_range", &config.initializer_range},
+          {"vocab_size", &config.vocab_size},
+          {"bos_token_id", &config.bos_token_id},
+          {"eos_token_id", &config.eos_token_id},
+          {"max_position_embeddings", &config.max_position_embeddings}};
+}
+
+std::vector<Field> all_fields(ModelConfig& config) {
+  std::vector<Field> fields = common_fields(config);
+  const std::vector<Field> own = config.mixer->fields();
+  fields.insert(fields.end(), own.begin(), own.end());
+  return fields;
 }
 
 template <class T>
@@ -52,18 +50,18 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-[[noreturn]] void refuse(const std::string& source, const char* field, const ordered_json& value,
+[[noreturn]] void refuse(const std::string& source, const std::string& field, const ordered_json& value,
                          const std::string& expected) {
   throw Error(source, field, "is " + value.dump(-1, ' ', false, ordered_json::error_handler_t::replace), expected);
 }
 
 template <class T>
-void read_field(const std::string& source, const char* field, const ordered_json& value, T& out) {
+void read_value(const std::string& source, const std::string& field, const ordered_json& value, T& out) {
   if constexpr (IsOptional<T>::value) {
     if (value.is_null()) {
       out.reset();
     } else {
-      read_field(source, field, value, out.emplace());
+      read_value(source, field, value, out.emplace());
     }
   } else if constexpr (std::is_same_v<T, bool>) {
     if (!value.is_boolean()) refuse(source, field, value, "true or false");
@@ -84,61 +82,187 @@ void read_field(const std::string& source, const char* field, const ordered_json
   }
 }
 
-// Keys that change what the model computes in a way that is not implemented: ignoring them would be silently wrong.
-void refuse_unsupported(const std::string& source, const ordered_json& object) {
-  if (object.contains("attn") && !object["attn"].is_null()) {
-    refuse(source, "attn", object["attn"], "null (hybrids with softmax attention are not supported)");
+void read_field(const std::string& source, const std::string& name, const ordered_json& value, const Field& field) {
+  std::visit([&](auto* out) { read_value(source, name, value, *out); }, field.value);
+}
+
+ordered_json value_of(const Field& field) {
+  return std::visit(
+      [](const auto* value) -> ordered_json {
+        if constexpr (IsOptional<std::decay_t<decltype(*value)>>::value) {
+          return *value ? ordered_json(**value) : ordered_json(nullptr);
+        } else {
+          return *value;
+        }
+      },
+      field.value);
+}
+
+// The value at "a.b" (key b of the object a), or null when there is none.
+const ordered_json* find(const ordered_json& object, std::string_view path) {
+  const std::size_t dot = path.find('.');
+  const auto at = object.find(std::string(path.substr(0, dot)));
+  if (at == object.end()) return nullptr;
+  if (dot == std::string_view::npos) return &*at;
+  return at->is_object() ? find(*at, path.substr(dot + 1)) : nullptr;
+}
+
+void put(ordered_json& object, std::string_view path, const ordered_json& value) {
+  const std::size_t dot = path.find('.');
+  ordered_json& at = object[std::string(path.substr(0, dot))];
+  if (dot == std::string_view::npos) {
+    at = value;
+  } else {
+    put(at, path.substr(dot + 1), value);
   }
-  if (object.contains("use_gk") && object["use_gk"] != true) refuse(source, "use_gk", object["use_gk"], "true");
-  if (object.contains("use_gv") && object["use_gv"] != false) refuse(source, "use_gv", object["use_gv"], "false");
 }
 
-ModelConfig shape(std::int64_t hidden, std::int64_t layers, std::int64_t heads, bool tied) {
-  ModelConfig config;
-  config.hidden_size = hidden;
-  config.num_hidden_layers = layers;
-  config.num_heads = heads;
-  config.tie_word_embeddings = tied;
-  return config;
+// Keys under which a layout may hold a field of ours, the one that is written first.
+std::vector<std::string> keys_of(const Layout& layout, const std::string& ours) {
+  std::vector<std::string> keys;
+  for (const mixers::Renaming& row : layout.keys) {
+    if (ours == row.ours) keys.emplace_back(row.theirs);
+  }
+  if (!layout.closed) keys.push_back(ours);
+  for (const mixers::Renaming& row : layout.older_keys) {
+    if (ours == row.ours) keys.emplace_back(row.theirs);
+  }
+  return keys;
 }
 
-// Byte-level: 256 bytes, <s> and </s>.
-ModelConfig byte_level(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t intermediate) {
-  ModelConfig config = shape(hidden, layers, heads, true);
-  config.intermediate_size = intermediate;
-  config.use_short_conv = true;
-  config.vocab_size = 258;
-  config.bos_token_id = 256;
-  config.eos_token_id = 257;
-  return config;
+void refuse_unsupported(const Layout& layout, const ordered_json& object, const std::string& source) {
+  for (const mixers::Refusal& row : layout.refused) {
+    const ordered_json* value = find(object, row.key);
+    if (value == nullptr || value->is_null()) continue;
+    std::istringstream accepted(row.accepted);
+    std::string text;
+    std::string expected;
+    bool found = false;
+    while (std::getline(accepted, text, '|')) {
+      found = found || *value == ordered_json::parse(text);
+      expected += (expected.empty() ? "" : " or ") + text;
+    }
+    if (!found) refuse(source, row.key, *value, expected.empty() ? "null" : expected);
+  }
 }
 
-struct PresetRow {
-  const char* name;
-  const char* summary;
-  ModelConfig (*make)();
+// Fields of one struct from an object in a layout.
+void read_fields(const std::vector<Field>& fields, const Layout& layout, const ordered_json& object,
+                 const std::string& source) {
+  const ordered_json defaults = ordered_json::parse(layout.defaults);
+  for (const Field& field : fields) {
+    const std::vector<std::string> keys = keys_of(layout, field.name);
+    bool done = false;
+    for (const std::string& key : keys) {
+      const ordered_json* value = done ? nullptr : find(object, key);
+      if (value == nullptr) continue;
+      read_field(source, key, *value, field);
+      done = true;
+    }
+    if (done) continue;
+    // A layout's defaults may also speak of fields of ours for which it has no key.
+    if (const auto own = defaults.find(field.name); own != defaults.end()) read_field(source, field.name, *own, field);
+    for (const std::string& key : keys) {
+      if (const ordered_json* value = find(defaults, key)) read_field(source, key, *value, field);
+    }
+  }
+}
+
+constexpr const char* kLayerMixers = "layer_mixers";
+
+OtherLayers read_other(const mixers::Registration& row, const ordered_json& object, const std::string& source) {
+  OtherLayers other{{}, &row, row.make_config()};
+  if (!object.is_object()) refuse(source, "", object, "an object with layers");
+  const auto layers = object.find("layers");
+  if (layers == object.end() || !layers->is_array()) {
+    throw Error(source, "layers", layers == object.end() ? "is absent" : "is " + layers->dump(), "a list of layers");
+  }
+  for (const ordered_json& layer : *layers) read_value(source, "layers", layer, other.layers.emplace_back());
+  read_fields(other.mixer->fields(), row.layouts.front(), object, source);
+  return other;
+}
+
+void read_others(ModelConfig& config, const ordered_json& object, const std::string& source) {
+  const auto read_list = [&](const char* key,
+                             const std::function<const mixers::Registration&(const ordered_json&)>& row) {
+    const auto list = object.find(key);
+    if (list == object.end() || list->is_null()) return;
+    const std::string inner = source + ": " + key;
+    for (const ordered_json& one : list->is_array() ? *list : ordered_json::array({*list})) {
+      if (!one.is_object()) refuse(source, key, *list, "an object, or a list of objects");
+      config.others.push_back(read_other(row(one), one, inner));
+    }
+  };
+  for (const mixers::Registration* row : mixers::registry()) {
+    if (*row->hybrid_key != '\0')
+      read_list(
+          row->hybrid_key, [&](const ordered_json&) -> auto& { return *row; });
+  }
+  read_list(kLayerMixers, [&](const ordered_json& one) -> const mixers::Registration& {
+    std::string type;
+    const auto value = one.find("model_type");
+    if (value == one.end()) throw Error(source, kLayerMixers, "has no model_type", "a mixer's");
+    read_value(source, "model_type", *value, type);
+    return mixers::find_mixer(type);
+  });
+}
+
+void write_others(const ModelConfig& config, ordered_json& object) {
+  for (const OtherLayers& other : config.others) {
+    const bool keyed = *other.row->hybrid_key != '\0';
+    ordered_json one = {{"layers", other.layers}};
+    if (!keyed) one["model_type"] = other.row->name;
+    for (const Field& field : other.mixer->fields()) one[field.name] = value_of(field);
+    object[keyed ? other.row->hybrid_key : kLayerMixers].push_back(one);
+  }
+  // As flash-linear-attention writes a single one.
+  for (const OtherLayers& other : config.others) {
+    if (*other.row->hybrid_key == '\0') continue;
+    ordered_json& list = object[other.row->hybrid_key];
+    if (list.is_array() && list.size() == 1) list = ordered_json(list.front());
+  }
+}
+
+struct Found {
+  const mixers::Registration* row;
+  const Layout* layout;
 };
 
-constexpr PresetRow kPresets[] = {
-    {"gla-tiny", "0.8M parameters, byte level: minutes on two cores",
-     [] {
-       ModelConfig config = byte_level(128, 4, 2, 320);
-       config.initializer_range = 0.05;  // ahead of 0.02 at this width: train/README.md
-       return config;
-     }},
-    {"gla-small", "7M parameters, byte level: an evening on two cores", [] { return byte_level(256, 8, 4, 768); }},
-    {"gla-medium", "25M parameters, 8192 words",
-     [] {
-       ModelConfig config = shape(384, 12, 4, true);
-       config.vocab_size = 8192;
-       return config;
-     }},
-    {"gla-340m", "the paper's 340M model, tied embeddings", [] { return shape(1024, 24, 4, true); }},
-    {"gla-1.3b", "the paper's 1.3B model", [] { return shape(2048, 24, 4, false); }},
-    {"gla-2.7b", "the 2.7B model of flash-linear-attention", [] { return shape(2560, 32, 5, false); }},
-};
+// Whose config.json this is: by model_type, and where several have it, by the key that only one of them has.
+Found find_layout(const ordered_json& object, const std::string& source) {
+  std::string type = mixers::registry().front()->name;
+  const auto stated = object.find("model_type");
+  if (stated != object.end()) read_value(source, "model_type", *stated, type);
+  Found found{};
+  for (const mixers::Registration* row : mixers::registry()) {
+    for (const Layout& layout : row->layouts) {
+      const bool signed_by_key = *layout.sign != '\0';
+      if (type != layout.model_type && (stated != object.end() || !signed_by_key)) continue;
+      if (signed_by_key && find(object, layout.sign) != nullptr) return {row, &layout};
+      if (!signed_by_key && found.row == nullptr) found = {row, &layout};
+    }
+  }
+  if (found.row == nullptr) {
+    std::set<std::string> types;
+    for (const mixers::Registration* row : mixers::registry()) {
+      for (const Layout& layout : row->layouts) types.insert(layout.model_type);
+    }
+    std::string known;
+    for (const std::string& one : types) known += (known.empty() ? "" : ", ") + one;
+    throw Error(source + ": model_type: unknown '" + type + "'; known: " + known);
+  }
+  return found;
+}
 
 }  // namespace
+
+ModelConfig::ModelConfig() : ModelConfig(mixers::registry().front()->name) {}
+
+ModelConfig::ModelConfig(const std::string& type) : model_type(type), mixer(mixers::find_mixer(type).make_config()) {
+  const Layout& native = mixers::find_mixer(type).layouts.front();
+  layout = native.name;
+  read_fields(all_fields(*this), native, ordered_json::object(), "defaults");
+}
 
 std::int64_t ModelConfig::mlp_dim() const {
   if (intermediate_size) return *intermediate_size;
@@ -146,40 +270,46 @@ std::int64_t ModelConfig::mlp_dim() const {
   return (width + 255) / 256 * 256;
 }
 
+const mixers::AnyConfig& ModelConfig::mixer_of(std::int64_t layer) const {
+  for (const OtherLayers& other : others) {
+    if (std::find(other.layers.begin(), other.layers.end(), layer) != other.layers.end()) return other.mixer;
+  }
+  return mixer;
+}
+
+void ModelConfig::set(const std::string& name, const std::string& json) {
+  for (const Field& field : all_fields(*this)) {
+    if (name == field.name) return read_field("config", name, ordered_json::parse(json), field);
+  }
+  throw Error("config: a " + model_type + " has no field '" + name + "'");
+}
+
 void ModelConfig::validate() const {
-  const auto require = [](bool ok, const char* field, const std::string& actual, const std::string& expected) {
-    if (!ok) throw Error("config", field, "is " + actual, expected);
-  };
-  const auto positive = [&](const char* field, std::int64_t value, std::int64_t largest) {
-    require(value > 0 && value <= largest, field, std::to_string(value), "1 to " + std::to_string(largest));
-  };
+  using mixers::require;
   constexpr std::int64_t kLargest = 1 << 20;  // keeps every product of two sizes far from overflow
+  const auto positive = mixers::require_size;
   positive("hidden_size", hidden_size, kLargest);
   positive("num_hidden_layers", num_hidden_layers, 4096);
-  positive("num_heads", num_heads, hidden_size);
-  if (num_kv_heads) positive("num_kv_heads", *num_kv_heads, num_heads);
   positive("hidden_ratio", hidden_ratio, 1024);
   if (intermediate_size) positive("intermediate_size", *intermediate_size, 64 * kLargest);
   positive("vocab_size", vocab_size, 64 * kLargest);
-  positive("conv_size", conv_size, 4);
-  positive("gate_low_rank_dim", gate_low_rank_dim, kLargest);
-  const auto ratio = [&](const char* field, double value) {
-    require(value > 0.0 && value <= 64.0, field, std::to_string(value), "more than 0 and at most 64");
-  };
-  ratio("expand_k", expand_k);
-  ratio("expand_v", expand_v);
   require(norm_eps > 0.0 && norm_eps < 1.0, "norm_eps", std::to_string(norm_eps), "between 0 and 1");
   require(std::isfinite(initializer_range) && initializer_range > 0.0, "initializer_range",
           std::to_string(initializer_range), "a positive number");
-  require(std::isfinite(gate_logit_normalizer) && gate_logit_normalizer > 0.0, "gate_logit_normalizer",
-          std::to_string(gate_logit_normalizer), "a positive number");
-  require(!clamp_min || *clamp_min <= 0.0, "clamp_min", std::to_string(clamp_min.value_or(0.0)), "at most 0");
   require(hidden_act == "swish" || hidden_act == "silu", "hidden_act", "'" + hidden_act + "'", "'swish' or 'silu'");
   require(bos_token_id >= 0 && bos_token_id < vocab_size, "bos_token_id", std::to_string(bos_token_id),
           "0 to vocab_size - 1");
   require(eos_token_id >= 0 && eos_token_id < vocab_size, "eos_token_id", std::to_string(eos_token_id),
           "0 to vocab_size - 1");
-  mixers::find_mixer(model_type).create(*this, 0);  // its own demands
+  mixer->validate(*this);
+  std::set<std::int64_t> named;
+  for (const OtherLayers& other : others) {
+    for (const std::int64_t layer : other.layers) {
+      require(layer >= 0 && layer < num_hidden_layers, "layers", std::to_string(layer), "0 to num_hidden_layers - 1");
+      require(named.insert(layer).second, "layers", std::to_string(layer) + " twice", "each layer once");
+    }
+    other.mixer->validate(*this);
+  }
 }
 
 ModelConfig parse_config(const std::string& json, const std::string& source) {
@@ -190,12 +320,12 @@ ModelConfig parse_config(const std::string& json, const std::string& source) {
     throw Error(source + ": not JSON (" + error.what() + ")");
   }
   if (!object.is_object()) throw Error(source + ": not a JSON object");
-  refuse_unsupported(source, object);
-  ModelConfig config;
-  if (object.contains("rms_norm_eps")) read_field(source, "rms_norm_eps", object["rms_norm_eps"], config.norm_eps);
-  visit_fields(config, [&](const char* field, auto& value) {
-    if (object.contains(field)) read_field(source, field, object[field], value);
-  });
+  const Found found = find_layout(object, source);
+  refuse_unsupported(*found.layout, object, source);
+  ModelConfig config(found.row->name);
+  config.layout = found.layout->name;
+  read_fields(all_fields(config), *found.layout, object, source);
+  if (!found.layout->closed) read_others(config, object, source);
   try {
     config.validate();
   } catch (const Error& error) {
@@ -212,31 +342,70 @@ ModelConfig load_config(const std::string& path) {
   return parse_config(text.str(), path);
 }
 
+const Layout& find_layout(const ModelConfig& config, const std::string& name) {
+  std::string known;
+  for (const Layout& layout : mixers::find_mixer(config.model_type).layouts) {
+    if (name == layout.name) return layout;
+    known += (known.empty() ? "" : ", ") + std::string(layout.name);
+  }
+  throw Error("layout: a " + config.model_type + " has no layout '" + name + "'; it has: " + known);
+}
+
+const Layout& written_layout(const ModelConfig& config) {
+  const Layout& own = find_layout(config, config.layout);
+  return *own.why_not_written == '\0' ? own : mixers::find_mixer(config.model_type).layouts.front();
+}
+
 std::string to_json(const ModelConfig& config) {
+  const Layout& layout = written_layout(config);
+  ModelConfig copy = config;
   ordered_json object;
-  object["architectures"] = {"GLAForCausalLM"};
-  visit_fields(config, [&](const char* field, const auto& value) {
-    if constexpr (IsOptional<std::decay_t<decltype(value)>>::value) {
-      object[field] = value ? ordered_json(*value) : ordered_json(nullptr);
-    } else {
-      object[field] = value;
+  object["architectures"] = {layout.architecture};
+  object["model_type"] = layout.model_type;
+  if (layout.closed && !config.others.empty()) {
+    throw Error(std::string("layout ") + layout.name + ": has no layers of different kinds, which the model has");
+  }
+  ModelConfig defaults(config.model_type);
+  read_fields(all_fields(defaults), layout, ordered_json::object(), "defaults");
+  const std::vector<Field> fields = all_fields(copy);
+  const std::vector<Field> otherwise = all_fields(defaults);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const ordered_json value = value_of(fields[i]);
+    const std::vector<std::string> keys = keys_of(layout, fields[i].name);
+    if (keys.empty()) {
+      if (value == value_of(otherwise[i])) continue;
+      throw Error(std::string("layout ") + layout.name + ": has no place for " + fields[i].name + " " + value.dump());
     }
-  });
+    if (const ordered_json* same = find(object, keys.front()); same != nullptr && *same != value) {
+      throw Error(std::string("layout ") + layout.name + ": " + fields[i].name + " is " + value.dump() +
+                  " where another field of its key " + keys.front() + " is " + same->dump());
+    }
+    put(object, keys.front(), value);
+  }
+  write_others(config, object);
   return object.dump(2) + "\n";
 }
 
 ModelConfig preset(const std::string& name) {
   std::string known;
-  for (const PresetRow& row : kPresets) {
-    if (name == row.name) return row.make();
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  for (const mixers::Registration* row : mixers::registry()) {
+    for (const mixers::PresetRow& one : row->presets) {
+      if (name == one.name) {
+        ordered_json object = ordered_json::parse(one.json);
+        object["model_type"] = row->name;
+        return parse_config(object.dump(), name);
+      }
+      known += (known.empty() ? "" : ", ") + std::string(one.name);
+    }
   }
   throw Error("preset: unknown '" + name + "'; known: " + known);
 }
 
 std::vector<Preset> presets() {
   std::vector<Preset> all;
-  for (const PresetRow& row : kPresets) all.push_back({row.name, row.summary});
+  for (const mixers::Registration* row : mixers::registry()) {
+    for (const mixers::PresetRow& one : row->presets) all.push_back({one.name, one.summary});
+  }
   return all;
 }
 

@@ -1,52 +1,110 @@
 #include "flashgla/model/decode_state.h"
 
+#include <algorithm>
+
 #include "flashgla/base/memory.h"
 
 namespace flashgla::model {
 
-DecodeState::DecodeState(std::vector<std::vector<mixers::StateEntry>> layouts, std::int64_t sequences, Device device)
-    : sequences_(sequences), layouts_(std::move(layouts)) {
+namespace {
+
+// Entries begin at multiples of this, as operators like them.
+constexpr std::int64_t kAlignment = 256;
+
+std::int64_t bytes_of(const mixers::StateEntry& entry) {
+  return entry.shape.numel() * static_cast<std::int64_t>(size_of(entry.dtype));
+}
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+DecodeState::DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device)
+    : layouts_of_(std::move(layouts_of)), sequences_(sequences), capacity_(0), device_(device) {
   if (sequences <= 0) throw Error("decode state", "sequences", "is " + std::to_string(sequences), "at least 1");
-  std::int64_t elements = 0;
-  DType dtype = DType::f32;
+  layouts_ = layouts_of_(sequences, 0);
+  std::int64_t constant = 0;
   for (const auto& layout : layouts_) {
+    for (const mixers::StateEntry& entry : layout) constant += entry.growing ? 0 : aligned(bytes_of(entry));
+  }
+  constant_ = Tensor::zeros(Shape({std::max(constant, kAlignment)}), DType::u8, device);
+  positions_ = Tensor::zeros(Shape({sequences}), DType::i32, device);
+  for (const auto& layout : layouts_of_(1, 1)) {
     for (const mixers::StateEntry& entry : layout) {
-      if (elements > 0 && entry.dtype != dtype) throw Error("decode state: entries of more than one dtype");
-      dtype = entry.dtype;
-      elements += entry.shape.numel();
+      if (entry.growing) bytes_per_token_ += static_cast<std::size_t>(bytes_of(entry));
     }
   }
-  memory_ = Tensor::zeros(Shape({elements}), dtype, device);
-  for (std::size_t i = 0; i < layouts_.size(); ++i) layers_.push_back(layer_of(memory_, i));
+  growing_.resize(layouts_.size());
+  for (std::size_t i = 0; i < layouts_.size(); ++i) layers_.push_back(layer_of(constant_, i));
   history.resize(static_cast<std::size_t>(sequences));
+  reserve(capacity);
 }
 
-mixers::LayerState DecodeState::layer_of(const TensorView& flat, std::size_t index) const {
+std::size_t DecodeState::bytes() const {
+  return constant_->bytes() + positions_->bytes() + bytes_per_token_ * static_cast<std::size_t>(sequences_ * capacity_);
+}
+
+void DecodeState::reserve(std::int64_t capacity) {
+  if (capacity <= capacity_) return;
+  const Layouts larger = layouts_of_(sequences_, capacity);
+  for (std::size_t i = 0; i < larger.size(); ++i) {
+    std::vector<Tensor> entries;
+    for (const mixers::StateEntry& entry : larger[i]) {
+      if (!entry.growing) continue;
+      const Tensor more = Tensor::zeros(entry.shape, entry.dtype, device_);
+      if (capacity_ > 0) {
+        const TensorView old = growing_[i][entries.size()];
+        for (std::int64_t n = 0; n < sequences_; ++n) {
+          const TensorView rows = old.select(0, n);
+          copy_memory(more->select(0, n).data, device_, rows.data, device_, rows.bytes());
+        }
+      }
+      entries.push_back(more);
+    }
+    growing_[i] = std::move(entries);
+  }
+  layouts_ = larger;
+  capacity_ = capacity;
+  for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i] = layer_of(constant_, i);
+}
+
+mixers::LayerState DecodeState::layer_of(const TensorView& constant, std::size_t index) const {
   std::int64_t begin = 0;
   for (std::size_t i = 0; i < index; ++i) {
-    for (const mixers::StateEntry& entry : layouts_[i]) begin += entry.shape.numel();
+    for (const mixers::StateEntry& entry : layouts_[i]) begin += entry.growing ? 0 : aligned(bytes_of(entry));
   }
   mixers::LayerState layer;
+  std::size_t growing = 0;
   for (const mixers::StateEntry& entry : layouts_[index]) {
-    const std::int64_t end = begin + entry.shape.numel();
-    layer.push_back(flat.slice(0, begin, end).reshape(entry.shape));
-    begin = end;
+    if (entry.growing) {
+      // Without room there is no memory, but a view that is present and has no rows.
+      layer.push_back(capacity_ > 0 ? growing_[index][growing].view()
+                                    : TensorView(constant.data, entry.dtype, entry.shape, constant.device));
+      ++growing;
+      continue;
+    }
+    layer.emplace_back(static_cast<std::byte*>(constant.data) + begin, entry.dtype, entry.shape, constant.device);
+    begin += aligned(bytes_of(entry));
   }
   return layer;
 }
 
 void DecodeState::reset() {
-  zero_memory(memory_->data, memory_->bytes(), memory_->device);
+  // Rows of growing entries need no zeros: those before the position are all that is read.
+  zero_memory(constant_->data, constant_->bytes(), device_);
+  zero_memory(positions_->data, positions_->bytes(), device_);
   history.assign(static_cast<std::size_t>(sequences_), {});
 }
 
 void DecodeState::reset_sequence(std::int64_t i) {
-  for (const mixers::LayerState& layer : layers_) {
-    for (const TensorView& entry : layer) {
-      const TensorView part = entry.select(0, i);
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    for (std::size_t entry = 0; entry < layers_[layer].size(); ++entry) {
+      if (layouts_[layer][entry].growing) continue;
+      const TensorView part = layers_[layer][entry].select(0, i);
       zero_memory(part.data, part.bytes(), part.device);
     }
   }
+  const TensorView position = positions_->slice(0, i, i + 1);
+  zero_memory(position.data, position.bytes(), position.device);
   history[static_cast<std::size_t>(i)] = {};
 }
 

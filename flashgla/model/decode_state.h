@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,20 +11,39 @@
 
 namespace flashgla::model {
 
-// The state of every layer for a number of sequences.
+// The state of every layer for a number of sequences: entries of constant size in one block of memory, those that grow
+// by token beside it, and how many tokens each sequence has had.
 class DecodeState {
  public:
-  // layouts: of each layer, for that many sequences (Mixer::state_layout). All zeros.
-  DecodeState(std::vector<std::vector<mixers::StateEntry>> layouts, std::int64_t sequences, Device device);
+  // Of each layer, for that many sequences of at most so many tokens (Mixer::state_layout).
+  using Layouts = std::vector<std::vector<mixers::StateEntry>>;
+  using LayoutsOf = std::function<Layouts(std::int64_t sequences, std::int64_t capacity)>;
+
+  // All zeros. Growing entries have room for `capacity` tokens of each sequence.
+  DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device);
 
   std::int64_t sequences() const { return sequences_; }
   const mixers::LayerState& layer(std::size_t index) const { return layers_[index]; }
   std::size_t layer_count() const { return layers_.size(); }
   const std::vector<mixers::StateEntry>& layout(std::size_t index) const { return layouts_[index]; }
-  std::size_t bytes() const { return memory_->bytes(); }
-  const TensorView& all() const { return memory_.view(); }  // flat, every layer
-  // Views of another flat tensor as this state's layer: for a copy of it.
-  mixers::LayerState layer_of(const TensorView& flat, std::size_t index) const;
+
+  // Whether any entry grows; if not, capacity means nothing.
+  bool grows() const { return bytes_per_token_ > 0; }
+  std::int64_t capacity() const { return capacity_; }
+  // Room for that many tokens of each sequence, whatever is there being kept; never less than before.
+  void reserve(std::int64_t capacity);
+
+  std::size_t bytes() const;  // all of it
+  std::size_t constant_bytes() const { return constant_->bytes(); }
+  std::size_t bytes_per_token() const { return bytes_per_token_; }  // of each sequence, in growing entries
+
+  // Entries of constant size of all layers, u8, for a copy of them: growing ones are never changed, only appended to.
+  const TensorView& constant() const { return constant_.view(); }
+  // The state of a layer with the constant entries of such a copy.
+  mixers::LayerState layer_of(const TensorView& constant, std::size_t index) const;
+
+  // i32 [N] on the state's device: tokens of each sequence since its reset. Advanced by the model.
+  const TensorView& positions() const { return positions_.view(); }
 
   void reset();  // all zeros: the start of a sequence
   void reset_sequence(std::int64_t i);
@@ -40,9 +60,15 @@ class DecodeState {
   std::vector<History> history;
 
  private:
+  LayoutsOf layouts_of_;
   std::int64_t sequences_;
-  std::vector<std::vector<mixers::StateEntry>> layouts_;
-  Tensor memory_;
+  std::int64_t capacity_;
+  Device device_;
+  Layouts layouts_;
+  Tensor constant_;
+  std::vector<std::vector<Tensor>> growing_;  // of each layer, in the order of its growing entries
+  Tensor positions_;
+  std::size_t bytes_per_token_ = 0;
   std::vector<mixers::LayerState> layers_;
 };
 

@@ -1,10 +1,12 @@
 #include "flashgla/model/language_model.h"
 
 #include "flashgla/model/block.h"
+#include "flashgla/model/cost.h"
 #include "flashgla/ops/cross_entropy/cross_entropy.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/embedding/embedding.h"
 #include "flashgla/ops/matmul/matmul.h"
+#include "flashgla/ops/positions/positions.h"
 
 namespace flashgla::model {
 
@@ -12,12 +14,14 @@ Layers::Layers(const ModelConfig& config) : final_norm("model.norm", config.hidd
   embedding.name = "model.embeddings.weight";
   embedding.shape = Shape({config.vocab_size, config.hidden_size});
   embedding.deviation = config.initializer_range;
+  embedding.multiplied = config.tie_word_embeddings;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     blocks.push_back(std::make_unique<Block>(config, layer));
   }
   if (!config.tie_word_embeddings) {
     head.push_back(embedding);
     head.front().name = "lm_head.weight";
+    head.front().multiplied = true;
   }
 }
 
@@ -44,6 +48,29 @@ std::int64_t parameter_count(const ModelConfig& config) {
   return count;
 }
 
+std::vector<mixers::StateEntry> describe_state(const ModelConfig& config, DType parameters) {
+  config.validate();
+  std::vector<mixers::StateEntry> all;
+  for (const auto& block : Layers(config).blocks) {
+    const auto entries = block->state_layout(1, 1, parameters);
+    all.insert(all.end(), entries.begin(), entries.end());
+  }
+  return all;
+}
+
+mixers::Cost cost(const ModelConfig& config, std::int64_t length) {
+  config.validate();
+  Layers layers(config);
+  mixers::Cost sum;
+  layers.for_each_parameter([&](nn::Parameter& parameter) {
+    if (parameter.shape.rank() != 2 || !parameter.multiplied) return;
+    sum.forward_flops += 2.0 * static_cast<double>(parameter.shape.numel());
+    sum.training_flops += 6.0 * static_cast<double>(parameter.shape.numel());
+  });
+  for (const auto& block : layers.blocks) sum += block->cost(length);
+  return sum;
+}
+
 namespace {
 const ModelConfig& validated(const ModelConfig& config) {
   config.validate();
@@ -66,9 +93,26 @@ DType LanguageModel::activation_dtype() const {
 }
 
 DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity) const {
-  std::vector<std::vector<mixers::StateEntry>> layouts;
-  for (const auto& block : layers_.blocks) layouts.push_back(block->mixer().state_layout(sequences, capacity));
-  return DecodeState(std::move(layouts), sequences, device_);
+  const auto layouts_of = [this](std::int64_t count, std::int64_t tokens) {
+    DecodeState::Layouts layouts;
+    for (const auto& block : layers_.blocks) layouts.push_back(block->state_layout(count, tokens, dtype_));
+    return layouts;
+  };
+  return DecodeState(layouts_of, sequences, capacity, device_);
+}
+
+void LanguageModel::check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
+                                   std::int64_t length) const {
+  if (!state.grows()) return;
+  for (std::int64_t i = 0; i < state.sequences(); ++i) {
+    std::int64_t tokens = length;
+    if (sequences.host) tokens = sequences.host.as<std::int32_t>()[i + 1] - sequences.host.as<std::int32_t>()[i];
+    const std::int64_t needed = state.history[static_cast<std::size_t>(i)].tokens + tokens;
+    if (needed > state.capacity()) {
+      throw Error(operation, "state", "has a capacity of " + std::to_string(state.capacity()) + " tokens a sequence",
+                  "at least " + std::to_string(needed) + ", which sequence " + std::to_string(i) + " then has");
+    }
+  }
 }
 
 void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens,
@@ -87,26 +131,31 @@ void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, con
           std::string(name_of(wide)) + " [" + std::to_string(tokens.numel()) + "]");
   require(!pass.sequences || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
   const std::int64_t sequences = pass.sequences.count(tokens.size(0));
-  if (state && state->sequences() != sequences) {
+  if (!state) return;
+  if (state->sequences() != sequences) {
     throw Error(operation, "state", "is of " + std::to_string(state->sequences()) + " sequences",
                 std::to_string(sequences) + " (as in the batch)");
   }
+  check_capacity(operation, *state, pass.sequences, tokens.size(1));
 }
 
 TensorView LanguageModel::snapshot(Context& context, Arena& arena, const DecodeState* state) const {
   if (!state) return {};
-  const TensorView copy = arena.tensor(state->all().shape, state->all().dtype, "states");
-  ops::elementwise::convert(context, state->all(), copy);
+  const TensorView& constant = state->constant();
+  const TensorView copy = arena.tensor(constant.shape, constant.dtype, "states");
+  if (!context.planning()) context.queue().copy(copy.data, constant.data, constant.bytes());
   return copy;
 }
 
 void LanguageModel::run_blocks(nn::Pass& pass, const TensorView& x, DecodeState* state) {
   const ArenaScope scope(pass.context.scratch());
   const TensorView start = snapshot(pass.context, pass.context.scratch(), state);
+  pass.positions = state ? state->positions() : TensorView();
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
     layers_.blocks[i]->forward(pass, x, x, state ? state->layer_of(start, i) : mixers::LayerState(),
                                state ? state->layer(i) : mixers::LayerState());
   }
+  if (state) ops::positions::advance(pass.context, state->positions(), pass.sequences.bounds, x.size(1));
 }
 
 void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
@@ -135,6 +184,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   const Shape shape({tokens.size(0), tokens.size(1), config_.hidden_size});
 
   const TensorView start = snapshot(context, *pass.saved, state);
+  pass.positions = state ? state->positions() : TensorView();
   std::vector<TensorView> inputs;  // of each block, then of the final norm
   std::vector<Arena::Mark> marks;
   inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
@@ -162,6 +212,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     pass.saved->release(marks[i]);
   }
   ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
+  if (state) ops::positions::advance(context, state->positions(), pass.sequences.bounds, tokens.size(1));
 }
 
 void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn::Sequences& sequences,
@@ -181,6 +232,7 @@ void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn
   for (std::int64_t i = 0; i < count; ++i) {
     if (bounds[i + 1] <= bounds[i]) throw Error("prefill: sequence " + std::to_string(i) + " has no token");
   }
+  check_capacity("prefill", state, sequences, 0);
   const ArenaScope scope(context.scratch());
   nn::Pass pass{context};
   pass.sequences = sequences;
@@ -203,14 +255,17 @@ void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState
     throw Error("step", "tokens", std::string("is ") + name_of(tokens.dtype) + " " + to_string(tokens.shape),
                 "i32 [" + std::to_string(sequences) + "] (the state's sequences)");
   }
+  check_capacity("step", state, {}, 1);
   const ArenaScope scope(context.scratch());
   nn::Pass pass{context};
+  pass.positions = state.positions();
   const TensorView x =
       context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x);
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(pass, x, state.layer(i));
   layers_.final_norm.forward(context, x, {}, x, {}, {});
   ops::matmul::run(context, x, head().value.transpose(0, 1), logits);
+  ops::positions::advance(context, state.positions(), {}, 1);
 }
 
 }  // namespace flashgla::model

@@ -31,6 +31,9 @@ struct Layers {
 // Names and shapes of the parameters of a model of this shape, in the model's order, without memory for them.
 std::vector<nn::Parameter> describe_parameters(const ModelConfig& config);
 
+// What all layers of such a model carry of one sequence; growing entries with room for one token.
+std::vector<mixers::StateEntry> describe_state(const ModelConfig& config, DType parameters);
+
 class LanguageModel {
  public:
   // dtype: of parameters and activations while training (f32, bf16; f64 for gradient checks). For inference the
@@ -46,7 +49,8 @@ class LanguageModel {
   nn::ParameterStore& parameters() { return *store_; }
   const nn::ParameterStore& parameters() const { return *store_; }
 
-  // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence.
+  // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence. The model must
+  // outlive it.
   DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
@@ -74,7 +78,10 @@ class LanguageModel {
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state) const;
-  // A copy of the state in `arena`, as the blocks' start state; absent without a state.
+  // Throws Error unless growing states have room for what comes: `longest` tokens behind the histories.
+  void check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
+                      std::int64_t length) const;
+  // A copy of the state's constant entries in `arena`, as the blocks' start state; absent without a state.
   TensorView snapshot(Context& context, Arena& arena, const DecodeState* state) const;
   // All blocks in place on x [B,T,D], nothing kept.
   void run_blocks(nn::Pass& pass, const TensorView& x, DecodeState* state);

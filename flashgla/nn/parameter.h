@@ -19,8 +19,11 @@ struct Parameter {
   Initialization initialization = Initialization::normal;
   double deviation = 0.02;  // of a normal initialisation
   bool decay = true;        // weight decay applies: matrices only
-  TensorView value;         // bound by ParameterStore
-  TensorView gradient;      // f32 (f64 with f64); absent without training
+  // A matrix whose every element each token is multiplied with once: what FLOPs are counted by. Not: tables that are
+  // looked up, matrices of element-wise factors, those shared by heads.
+  bool multiplied = true;
+  TensorView value;     // bound by ParameterStore
+  TensorView gradient;  // f32 (f64 with f64); absent without training
 };
 
 using ParameterVisitor = std::function<void(Parameter&)>;

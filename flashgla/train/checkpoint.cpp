@@ -21,7 +21,8 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 std::vector<model::NamedTensor> Trainer::state_tensors() const {
   std::vector<model::NamedTensor> tensors = optimizer_->tensors();
   for (std::size_t i = 0; i < states_.size(); ++i) {
-    tensors.push_back({"carried_state." + std::to_string(i), states_[i].all()});
+    tensors.push_back({"carried_state." + std::to_string(i), states_[i].constant()});
+    tensors.push_back({"carried_positions." + std::to_string(i), states_[i].positions()});
   }
   return tensors;
 }

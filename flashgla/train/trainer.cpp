@@ -12,7 +12,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/config.h"
-#include "flashgla/train/flops.h"
+#include "flashgla/model/cost.h"
 
 namespace flashgla::train {
 
@@ -98,7 +98,7 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   }
   open_data();
   if (!resume || !load_checkpoint()) build_model(config_.initial_weights);
-  flops_per_token_ = training_flops_per_token(model_->config());
+  flops_per_token_ = model::cost(model_->config(), config_.sequence_length).training_flops;
   plan_memory();
   folder_.create();
   config_.model = model::to_json(model_->config());
@@ -159,6 +159,11 @@ void Trainer::build_model(const std::string& weights) {
     const std::int64_t rows = config_.sequences_per_micro_batch();
     for (std::int64_t i = 0; i < config_.accumulation(); ++i) states_.push_back(model_->make_state(rows));
     if (evaluation_loader_) evaluation_states_.push_back(model_->make_state(rows));
+    if (states_.front().grows()) {
+      throw Error(
+          "training: order segments carries states of constant size, but this model has layers whose state grows "
+          "with the length; give their attention a window_size, or use another order");
+    }
   }
 }
 

@@ -36,9 +36,9 @@ class GeneratorTest : public ::testing::Test {
     model::ModelConfig result;
     result.hidden_size = 32;
     result.num_hidden_layers = 2;
-    result.num_heads = 2;
+    result.set("num_heads", "2");
     result.intermediate_size = 64;
-    result.use_short_conv = true;
+    result.set("use_short_conv", "true");
     result.initializer_range = 0.3;  // far from uniform
     result.vocab_size = 258;
     result.bos_token_id = 256;

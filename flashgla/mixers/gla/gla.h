@@ -6,13 +6,10 @@
 //     y       = W_o (RMSNorm(o) * swish(W_g x))          RMSNorm per head; without the gate: W_o RMSNorm(o)
 #pragma once
 
-#include <memory>
-
-#include "flashgla/mixers/mixer.h"
+#include "flashgla/mixers/registry.h"
 
 namespace flashgla::mixers {
 
-// Parameters are named "model.layers.<layer>.attn.<...>".
-std::unique_ptr<Mixer> create_gla(const MixerConfig& config, std::int64_t layer);
+extern const Registration kGla;
 
 }  // namespace flashgla::mixers

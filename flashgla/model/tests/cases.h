@@ -9,6 +9,7 @@
 
 #include "flashgla/base/memory.h"
 #include "flashgla/model/language_model.h"
+#include "testing/compare.h"
 #include "testing/random.h"
 
 namespace flashgla::model {
@@ -22,25 +23,26 @@ inline std::vector<SmallModel> small_models() {
   ModelConfig plain;
   plain.hidden_size = 12;
   plain.num_hidden_layers = 2;
-  plain.num_heads = 2;
   plain.intermediate_size = 20;
   plain.vocab_size = 17;
+  plain.set("num_heads", "2");
   std::vector<SmallModel> models = {{"plain", plain}};
   const auto add = [&](const char* name, const std::function<void(ModelConfig&)>& change) {
     models.push_back({name, plain});
     change(models.back().config);
   };
-  add("grouped_heads", [](ModelConfig& c) { c.hidden_size = 16, c.num_heads = 4, c.num_kv_heads = 2; });
-  add("short_convolution", [](ModelConfig& c) { c.use_short_conv = true; });
-  add("no_output_gate", [](ModelConfig& c) { c.use_output_gate = false; });
-  add("output_gate_bias", [](ModelConfig& c) { c.output_gate_bias = true; });
+  add("grouped_heads", [](ModelConfig& c) { c.hidden_size = 16, c.set("num_heads", "4"), c.set("num_kv_heads", "2"); });
+  add("short_convolution", [](ModelConfig& c) { c.set("use_short_conv", "true"); });
+  add("no_output_gate", [](ModelConfig& c) { c.set("use_output_gate", "false"); });
+  add("output_gate_bias", [](ModelConfig& c) { c.set("output_gate_bias", "true"); });
   add("tied", [](ModelConfig& c) { c.tie_word_embeddings = true; });
-  add("no_affine", [](ModelConfig& c) { c.elementwise_affine = false; });
-  add("feature_map", [](ModelConfig& c) { c.feature_map = "elu_plus_one"; });
-  add("clamped_gate", [](ModelConfig& c) { c.clamp_min = -0.06; });
+  add("no_affine", [](ModelConfig& c) { c.set("elementwise_affine", "false"); });
+  add("feature_map", [](ModelConfig& c) { c.set("feature_map", "\"elu_plus_one\""); });
+  add("clamped_gate", [](ModelConfig& c) { c.set("clamp_min", "-0.06"); });
   add("everything", [](ModelConfig& c) {
-    c.hidden_size = 24, c.num_heads = 4, c.num_kv_heads = 2, c.use_short_conv = true, c.conv_size = 3;
-    c.tie_word_embeddings = true, c.expand_k = 1.0;
+    c.hidden_size = 24, c.set("num_heads", "4"), c.set("num_kv_heads", "2"), c.set("use_short_conv", "true"),
+    c.set("conv_size", "3");
+    c.tie_word_embeddings = true, c.set("expand_k", "1.0");
   });
   return models;
 }
@@ -54,6 +56,45 @@ inline std::unique_ptr<LanguageModel> make_small(const ModelConfig& config, DTyp
     testing::fill_normal(parameter->value, seed++, ones ? 0.1 : 0.3, ones ? 1.0 : 0.0);
   }
   return model;
+}
+
+// Tokens that the tests' states have room for.
+constexpr std::int64_t kCapacity = 64;
+
+inline void fill_state(const DecodeState& state, std::uint64_t seed, double deviation) {
+  for (std::size_t layer = 0; layer < state.layer_count(); ++layer) {
+    for (const TensorView& entry : state.layer(layer)) testing::fill_normal(entry, seed++, deviation);
+  }
+}
+
+inline void copy_state(const DecodeState& from, const DecodeState& to) {
+  for (std::size_t layer = 0; layer < from.layer_count(); ++layer) {
+    for (std::size_t i = 0; i < from.layer(layer).size(); ++i) copy(from.layer(layer)[i], to.layer(layer)[i]);
+  }
+  for (std::int64_t n = 0; n < from.sequences(); ++n) {
+    to.positions().as<std::int32_t>()[n] = from.positions().as<std::int32_t>()[n];
+  }
+}
+
+// "" when they agree, growing entries in the rows that are filled, or what does not; relative 0: the same bits.
+inline std::string compare_states(const DecodeState& state, const DecodeState& reference, double relative) {
+  std::string failures;
+  for (std::int64_t n = 0; n < state.sequences(); ++n) {
+    const std::int32_t filled = state.positions().as<std::int32_t>()[n];
+    if (filled != reference.positions().as<std::int32_t>()[n]) failures += "positions differ\n";
+    for (std::size_t layer = 0; layer < state.layer_count(); ++layer) {
+      for (std::size_t i = 0; i < state.layer(layer).size(); ++i) {
+        TensorView own = state.layer(layer)[i].select(0, n), other = reference.layer(layer)[i].select(0, n);
+        if (state.layout(layer)[i].growing) own = own.slice(0, 0, filled), other = other.slice(0, 0, filled);
+        if (relative > 0.0) {
+          failures += testing::check_close(state.layout(layer)[i].name.c_str(), own, other, relative);
+        } else if (!testing::same_bits(own, other)) {
+          failures += state.layout(layer)[i].name + " differs\n";
+        }
+      }
+    }
+  }
+  return failures;
 }
 
 // i32 [B,T] in [0, vocabulary).

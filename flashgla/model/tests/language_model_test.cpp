@@ -73,7 +73,7 @@ TEST_P(EverySmallModel, PackedSequencesEqualSeparateOnes) {
   const Tensor cu_seqlens = int_tensor(bounds);
   nn::Pass pass{context, &saved};
   pass.sequences.bounds = pass.sequences.host = cu_seqlens;
-  DecodeState state = model->make_state(4);
+  DecodeState state = model->make_state(4, kCapacity);
   model->parameters().zero_gradients();
   model->forward_backward(pass, packed.tokens, packed.targets, packed.losses, 1.0, &state);
   const Tensor gradients = testing::converted(model->parameters().all_gradients(), DType::f64);
@@ -84,7 +84,7 @@ TEST_P(EverySmallModel, PackedSequencesEqualSeparateOnes) {
     const std::int64_t begin = bounds[i];
     const std::int64_t end = bounds[i + 1];
     if (begin == end) continue;
-    DecodeState own = model->make_state(1);
+    DecodeState own = model->make_state(1, kCapacity);
     const Tensor losses = Tensor::empty(Shape({end - begin}), DType::f64);
     model->forward_backward(separate, packed.tokens->slice(1, begin, end), packed.targets->slice(1, begin, end), losses,
                             1.0, &own);
@@ -109,10 +109,10 @@ TEST_P(EverySmallModel, StateCarriedOverSegmentsEqualsTheWhole) {
   Batch whole(2, length, config, DType::f64);
   Context context(Device::cpu(), 1);
   nn::Pass pass{context};
-  DecodeState end = model->make_state(2);
+  DecodeState end = model->make_state(2, kCapacity);
   model->evaluate(pass, whole.tokens, whole.targets, whole.losses, &end);
   for (std::int64_t cut = 1; cut < length; ++cut) {
-    DecodeState state = model->make_state(2);
+    DecodeState state = model->make_state(2, kCapacity);
     for (const auto& [begin, stop] : {std::pair(std::int64_t{0}, cut), std::pair(cut, length)}) {
       const Tensor tokens = testing::converted(whole.tokens->slice(1, begin, stop), DType::i32);
       const Tensor targets = testing::converted(whole.targets->slice(1, begin, stop), DType::i32);
@@ -122,7 +122,7 @@ TEST_P(EverySmallModel, StateCarriedOverSegmentsEqualsTheWhole) {
                                      whole.losses->reshape(Shape({2, length})).slice(1, begin, stop), 1e-12),
                 "");
     }
-    EXPECT_EQ(testing::check_close("state", state.all(), end.all(), 1e-12), "");
+    EXPECT_EQ(compare_states(state, end, 1e-12), "");
   }
 }
 
@@ -133,23 +133,23 @@ TEST_P(EverySmallModel, TrainingStartsFromTheStateAndLeavesItsEnd) {
   Context context(Device::cpu(), 1);
   Arena saved;
   nn::Pass evaluation{context};
-  DecodeState start = model->make_state(2);
-  testing::fill_normal(start.all(), 5, 0.5);
-  DecodeState evaluated = model->make_state(2);
-  copy(start.all(), evaluated.all());
+  DecodeState start = model->make_state(2, kCapacity);
+  fill_state(start, 5, 0.5);
+  DecodeState evaluated = model->make_state(2, kCapacity);
+  copy_state(start, evaluated);
   model->evaluate(evaluation, batch.tokens, batch.targets, batch.losses, &evaluated);
   for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
     nn::Pass pass{context, &saved, recompute};
-    DecodeState state = model->make_state(2);
-    copy(start.all(), state.all());
+    DecodeState state = model->make_state(2, kCapacity);
+    copy_state(start, state);
     model->parameters().zero_gradients();
     const Tensor losses = Tensor::empty(batch.losses->shape, DType::f64);
     model->forward_backward(pass, batch.tokens, batch.targets, losses, 1.0, &state);
     EXPECT_EQ(testing::check_close("losses", losses, batch.losses, 1e-12), "");
-    EXPECT_EQ(testing::check_close("state", state.all(), evaluated.all(), 1e-12), "");
+    EXPECT_EQ(compare_states(state, evaluated, 1e-12), "");
     const auto loss = [&] {
-      DecodeState again = model->make_state(2);
-      copy(start.all(), again.all());
+      DecodeState again = model->make_state(2, kCapacity);
+      copy_state(start, again);
       model->evaluate(evaluation, batch.tokens, batch.targets, losses, &again);
       return sum(losses);
     };
@@ -167,7 +167,7 @@ TEST_P(EverySmallModel, StepEqualsPrefillEqualsEvaluate) {
   const std::int64_t sequences = 3;
   const Tensor tokens = random_tokens(Shape({sequences, length}), config.vocab_size, 21);
   Context context(Device::cpu(), 1);
-  DecodeState stepped = model->make_state(sequences);
+  DecodeState stepped = model->make_state(sequences, kCapacity);
   const Tensor logits = Tensor::empty(Shape({sequences, config.vocab_size}), DType::f64);
   const Tensor column = Tensor::empty(Shape({sequences}), DType::i32);
   double stepped_loss = 0.0;
@@ -185,14 +185,14 @@ TEST_P(EverySmallModel, StepEqualsPrefillEqualsEvaluate) {
     }
   }
 
-  DecodeState filled = model->make_state(sequences);
+  DecodeState filled = model->make_state(sequences, kCapacity);
   const Tensor prefilled = Tensor::empty(logits->shape, DType::f64);
   testing::poison(prefilled);
   const Tensor bounds = int_tensor({0, static_cast<std::int32_t>(length), static_cast<std::int32_t>(2 * length),
                                     static_cast<std::int32_t>(3 * length)});
   model->prefill(context, tokens->reshape(Shape({sequences * length})), {bounds, bounds}, filled, prefilled);
   EXPECT_EQ(testing::check_close("logits", logits, prefilled, 1e-12), "");
-  EXPECT_EQ(testing::check_close("state", stepped.all(), filled.all(), 1e-12), "");
+  EXPECT_EQ(compare_states(stepped, filled, 1e-12), "");
 
   Batch batch(sequences, length, config, DType::f64);
   for (std::int64_t i = 0; i < sequences * length; ++i) {
@@ -244,7 +244,7 @@ TEST_P(EverySmallModel, PlannedMemoryIsWhatTheStepTakes) {
     Context context(Device::cpu(), 1);
     Arena saved;
     nn::Pass pass{context, &saved, recompute};
-    DecodeState state = model->make_state(2);
+    DecodeState state = model->make_state(2, kCapacity);
     saved.begin_planning();
     context.scratch().begin_planning();
     model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0, &state);

@@ -1,8 +1,11 @@
-#include "flashgla/mixers/gla/gla.h"
+// The layer of gla.h.
 
 #include <array>
 #include <cmath>
 
+#include "flashgla/mixers/gla/config.h"
+#include "flashgla/mixers/mixer.h"
+#include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 #include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
@@ -17,27 +20,28 @@ namespace {
 namespace attention = ops::gated_linear_attention;
 namespace convolution = ops::short_convolution;
 
-// dtype of states, gates and reciprocal deviations.
+// dtype of states and reciprocal deviations.
 DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-std::vector<nn::Linear::Part> input_parts(const MixerConfig& config, const std::string& name) {
+std::vector<nn::Linear::Part> input_parts(const GlaConfig& config, const Common& common, const std::string& name) {
   const std::int64_t group = config.num_heads / config.kv_heads();
-  return {{name + ".q_proj", config.key_dim()},
-          {name + ".k_proj", config.key_dim() / group},
-          {name + ".v_proj", config.value_dim() / group},
+  return {{name + ".q_proj", config.key_dim(common)},
+          {name + ".k_proj", config.key_dim(common) / group},
+          {name + ".v_proj", config.value_dim(common) / group},
           {name + ".gk_proj.0", config.gate_low_rank_dim}};
 }
 enum Part : std::size_t { kQ, kK, kV, kLowRank };  // in the order of input_parts
 
 class GatedLinearAttention : public Mixer {
  public:
-  GatedLinearAttention(const MixerConfig& config, const std::string& name);
+  GatedLinearAttention(const GlaConfig& config, const Common& common, const std::string& name);
 
   void for_each_parameter(const nn::ParameterVisitor& visit) override;
-  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity) const override;
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override;
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  Cost cost(std::int64_t length) const override;
   void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) override;
 
  private:
@@ -57,7 +61,10 @@ class GatedLinearAttention : public Mixer {
   void normalize(Context& context, const TensorView& o, const TensorView& output_gate, const TensorView& y,
                  const TensorView& rstd);
 
-  MixerConfig config_;
+  GlaConfig config_;
+  double norm_eps_;
+  std::int64_t key_dim_;       // query channels of all heads together
+  std::int64_t value_dim_;     // value channels of the outputs of all heads together
   std::int64_t kv_key_dim_;    // key channels of all key-value heads together
   std::int64_t kv_value_dim_;  // value channels of the same
   nn::Linear input_;           // q, k, v and the low-rank gate: one matrix product
@@ -82,21 +89,24 @@ class GatedLinearAttention : public Mixer {
   } saved_;
 };
 
-GatedLinearAttention::GatedLinearAttention(const MixerConfig& config, const std::string& name)
+GatedLinearAttention::GatedLinearAttention(const GlaConfig& config, const Common& common, const std::string& name)
     : config_(config),
-      kv_key_dim_(config.key_dim() / config.num_heads * config.kv_heads()),
-      kv_value_dim_(config.value_dim() / config.num_heads * config.kv_heads()),
-      input_(input_parts(config, name), config.hidden_size, config.initializer_range),
-      gate_up_({{name + ".gk_proj.1", kv_key_dim_}}, config.gate_low_rank_dim, config.initializer_range, true),
-      output_({{name + ".o_proj", config.hidden_size}}, config.value_dim(), config.initializer_range) {
+      norm_eps_(common.norm_eps),
+      key_dim_(config.key_dim(common)),
+      value_dim_(config.value_dim(common)),
+      kv_key_dim_(config.key_dim(common) / config.num_heads * config.kv_heads()),
+      kv_value_dim_(config.value_dim(common) / config.num_heads * config.kv_heads()),
+      input_(input_parts(config, common, name), common.hidden_size, common.initializer_range),
+      gate_up_({{name + ".gk_proj.1", kv_key_dim_}}, config.gate_low_rank_dim, common.initializer_range, true),
+      output_({{name + ".o_proj", common.hidden_size}}, config.value_dim(common), common.initializer_range) {
   if (config.feature_map) options_.feature_map = attention::feature_map_from_name(*config.feature_map);
   if (config.use_output_gate) {
-    output_gate_.push_back(nn::Linear({{name + ".g_proj", config.value_dim()}}, config.hidden_size,
-                                      config.initializer_range, config.output_gate_bias));
+    output_gate_.push_back(nn::Linear({{name + ".g_proj", config.value_dim(common)}}, common.hidden_size,
+                                      common.initializer_range, config.output_gate_bias));
   }
   if (config.use_short_conv) {
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
-    const std::array<std::int64_t, 3> channels = {config.key_dim(), kv_key_dim_, kv_value_dim_};
+    const std::array<std::int64_t, 3> channels = {config.key_dim(common), kv_key_dim_, kv_value_dim_};
     for (std::size_t i = 0; i < 3; ++i) {
       nn::Parameter weight;
       weight.name = name + names[i] + ".weight";
@@ -111,7 +121,7 @@ GatedLinearAttention::GatedLinearAttention(const MixerConfig& config, const std:
   if (config.elementwise_affine) {
     nn::Parameter weight;
     weight.name = name + (config.use_output_gate ? ".g_norm_swish_gate.weight" : ".g_norm.weight");
-    weight.shape = Shape({config.value_dim() / config.num_heads});
+    weight.shape = Shape({config.value_dim(common) / config.num_heads});
     weight.initialization = nn::Initialization::ones;
     weight.decay = false;
     norm_.push_back(std::move(weight));
@@ -127,17 +137,21 @@ void GatedLinearAttention::for_each_parameter(const nn::ParameterVisitor& visit)
   output_.for_each_parameter(visit);
 }
 
-std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequences, std::int64_t) const {
-  const DType dtype = accumulation_dtype(output_.dtype());
-  std::vector<StateEntry> layout = {{"h",
-                                     Shape({sequences, config_.kv_heads(), config_.key_dim() / config_.num_heads,
-                                            config_.value_dim() / config_.num_heads}),
-                                     dtype}};
+std::vector<StateEntry> GatedLinearAttention::state_layout(std::int64_t sequences, std::int64_t,
+                                                           DType parameters) const {
+  const DType dtype = accumulation_dtype(parameters);
+  std::vector<StateEntry> layout = {
+      {"h", Shape({sequences, config_.kv_heads(), key_dim_ / config_.num_heads, value_dim_ / config_.num_heads}),
+       dtype}};
   const std::array<const char*, 3> names = {"conv_q", "conv_k", "conv_v"};
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     layout.push_back({names[i], Shape({sequences, convolutions_[i].shape[0], config_.conv_size - 1}), dtype});
   }
   return layout;
+}
+
+Cost GatedLinearAttention::cost(std::int64_t) const {
+  return scan_cost(config_.num_heads, config_.kv_heads(), key_dim_ / config_.num_heads, value_dim_ / config_.num_heads);
 }
 
 void GatedLinearAttention::convolve(const nn::Pass& pass, const Channels& out, const LayerState& before,
@@ -183,7 +197,7 @@ void GatedLinearAttention::normalize(Context& context, const TensorView& o, cons
   const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
   if (output_gate) {
     ops::rms_norm_swish_gate::forward(context, o, output_gate.split_last(config_.num_heads), weight, y, rstd,
-                                      config_.norm_eps);
+                                      norm_eps_);
   } else {
     ops::rms_norm::Inputs inputs;
     inputs.x = o;
@@ -191,7 +205,7 @@ void GatedLinearAttention::normalize(Context& context, const TensorView& o, cons
     ops::rms_norm::Outputs outputs;
     outputs.y = y;
     outputs.rstd = rstd;
-    ops::rms_norm::forward(context, inputs, outputs, config_.norm_eps);
+    ops::rms_norm::forward(context, inputs, outputs, norm_eps_);
   }
 }
 
@@ -220,10 +234,10 @@ void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const Te
   }
   convolve(pass, saved_.channels, before, after);
   saved_.logits = pass.keep_or_recompute().tensor(sized(kv_key_dim_), x.dtype, "gla: gates");
-  saved_.g = pass.keep_or_recompute().tensor(sized(kv_key_dim_), wide, "gla: gates");
+  saved_.g = pass.keep_or_recompute().tensor(sized(kv_key_dim_), x.dtype, "gla: gates");
   gate(context, saved_.logits, saved_.g);
 
-  saved_.o = pass.keep().tensor(sized(config_.value_dim()), x.dtype, "gla: outputs").split_last(config_.num_heads);
+  saved_.o = pass.keep().tensor(sized(value_dim_), x.dtype, "gla: outputs").split_last(config_.num_heads);
   const attention::Inputs inputs = attention_inputs(pass.sequences);
   const attention::Options options = attention_options(pass.sequences);
   attention::Outputs outputs;
@@ -243,7 +257,7 @@ void GatedLinearAttention::forward(nn::Pass& pass, const TensorView& x, const Te
                     : TensorView();
   saved_.normalized = pass.keep_or_recompute().tensor(saved_.o.shape, x.dtype, "gla: normalised outputs");
   normalize(context, saved_.o, saved_.output_gate, saved_.normalized, saved_.rstd);
-  if (y) output_.forward(context, saved_.normalized.reshape(sized(config_.value_dim())), y);
+  if (y) output_.forward(context, saved_.normalized.reshape(sized(value_dim_)), y);
 }
 
 void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {
@@ -269,7 +283,7 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
 
   const TensorView dprojected = like(projected, x.dtype);
   const TensorView d_o = like(saved_.o, x.dtype);
-  const Shape rows({x.size(0), x.size(1), config_.value_dim()});
+  const Shape rows({x.size(0), x.size(1), value_dim_});
   output_.backward(context, saved_.normalized.reshape(rows), dy, d_o.reshape(rows));
   const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
   const TensorView dweight = norm_.empty() ? TensorView() : norm_.front().gradient;
@@ -340,7 +354,7 @@ void GatedLinearAttention::step(nn::Pass& pass, const TensorView& x, const Tenso
   }
   const TensorView logits = scratch.tensor(Shape({batch, kv_key_dim_}), x.dtype, "gla: gates");
   gate_up_.forward(context, input_.part(projected, kLowRank), logits);
-  const TensorView& g = logits;  // decoding runs in f32, as do gates
+  const TensorView& g = logits;
   ops::log_sigmoid_gate::forward(context, logits, g, config_.gate_logit_normalizer,
                                  config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
   attention::StepInputs inputs;
@@ -348,35 +362,17 @@ void GatedLinearAttention::step(nn::Pass& pass, const TensorView& x, const Tenso
   inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
   inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
   inputs.g = g.split_last(config_.kv_heads());
-  const TensorView flat = scratch.tensor(Shape({batch, config_.value_dim()}), x.dtype, "gla: outputs");
+  const TensorView flat = scratch.tensor(Shape({batch, value_dim_}), x.dtype, "gla: outputs");
   const TensorView o = flat.split_last(config_.num_heads);
   attention::step(context, inputs, state[0], {}, o, options_);
   normalize(context, o, output_gate, o, {});
   output_.forward(context, flat, y);
 }
 
-void require(bool ok, const std::string& field, const std::string& actual, const std::string& expected) {
-  if (!ok) throw Error("config", field, "is " + actual, expected);
-}
-
 }  // namespace
 
-std::unique_ptr<Mixer> create_gla(const MixerConfig& config, std::int64_t layer) {
-  const std::int64_t heads = config.num_heads;
-  require(heads > 0, "num_heads", std::to_string(heads), "a positive number");
-  require(config.kv_heads() > 0 && heads % config.kv_heads() == 0, "num_kv_heads", std::to_string(config.kv_heads()),
-          "a divisor of num_heads " + std::to_string(heads));
-  require(config.key_dim() > 0 && config.key_dim() % heads == 0, "expand_k", std::to_string(config.expand_k),
-          "hidden_size * expand_k to be a positive multiple of num_heads " + std::to_string(heads));
-  require(config.value_dim() > 0 && config.value_dim() % heads == 0, "expand_v", std::to_string(config.expand_v),
-          "hidden_size * expand_v to be a positive multiple of num_heads " + std::to_string(heads));
-  require(config.gate_low_rank_dim > 0, "gate_low_rank_dim", std::to_string(config.gate_low_rank_dim),
-          "a positive number");
-  require(config.gate_logit_normalizer > 0, "gate_logit_normalizer", std::to_string(config.gate_logit_normalizer),
-          "a positive number");
-  require(!config.use_short_conv || (config.conv_size >= 2 && config.conv_size <= 4), "conv_size",
-          std::to_string(config.conv_size), "2, 3 or 4");
-  return std::make_unique<GatedLinearAttention>(config, "model.layers." + std::to_string(layer) + ".attn");
+std::unique_ptr<Mixer> GlaConfig::create(const Common& common, std::int64_t layer) const {
+  return std::make_unique<GatedLinearAttention>(*this, common, layer_prefix(layer) + ".attn");
 }
 
 }  // namespace flashgla::mixers
