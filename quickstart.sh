@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 run=${1:-runs/quickstart}
 
 scripts/install_dependencies.sh
-scripts/build.sh build flashgla -- -DFLASHGLA_TESTS=OFF
+scripts/build.sh release flashgla -- -DFLASHGLA_TESTS=OFF
 flashgla=build/bin/flashgla
 
 mkdir -p "$run"

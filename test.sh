@@ -5,8 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 scripts/install_dependencies.sh python
-python=$(scripts/python_environment.sh build/python-environment)
-scripts/build.sh build -- -DFLASHGLA_TESTS=ON -DFLASHGLA_PYTHON=ON -DPython_EXECUTABLE="$python"
+python=$(scripts/python_environment.sh build/python-environment \
+  'nanobind>=2.4' numpy ml_dtypes pytest --no-deps tokenizers)
+scripts/build.sh release -- -DFLASHGLA_TESTS=ON -DFLASHGLA_PYTHON=ON -DPython_EXECUTABLE="$python"
 
 echo "Testing"
 log=build/test.log

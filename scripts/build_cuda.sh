@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Builds everything with the CUDA kernels into build-cuda (no GPU needed). Uses the CUDA toolkit on this machine.
+# Builds everything with the CUDA kernels (no GPU needed). Uses the CUDA toolkit on this machine.
+#   build_cuda.sh [PRESET [CMAKE_ARGUMENT...]]   PRESET: cuda (default; every supported GPU) or cuda-native (this machine's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+preset=${1:-cuda}
+[ $# -eq 0 ] || shift
 scripts/install_dependencies.sh
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
 if [ -z "$nvcc" ]; then
   echo "error: no nvcc found; install the CUDA toolkit 12.8 or later, or put its bin folder on PATH" >&2
   exit 1
 fi
-scripts/build.sh build-cuda -- -DFLASHGLA_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" "$@"
+scripts/build.sh "$preset" -- -DCMAKE_CUDA_COMPILER="$nvcc" "$@"

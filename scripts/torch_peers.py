@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times peers of gated_linear_attention on one GPU, for `flashgla bench gated_linear_attention --device cuda --peer ...`.
+"""Times peers of gated_linear_attention on one GPU, for `flashgla bench gated_linear_attention --device cuda --peer`.
 
 Reads the bench's rows as JSON from standard input and prints rows of the same form: PyTorch's causal softmax attention
 at equal width (cuDNN's and FlashAttention's kernels) for every problem, and with --fla also flash-linear-attention's
@@ -90,7 +90,7 @@ def softmax_rows(problem, B, T, H, K, V, arguments, flush):
     gradient = normal(B, heads, T, d)
     for name, backend in (("softmax_cudnn", SDPBackend.CUDNN_ATTENTION), ("softmax_flash", SDPBackend.FLASH_ATTENTION)):
 
-        def call():
+        def call(backend=backend):
             with sdpa_kernel(backend):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 

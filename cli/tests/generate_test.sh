@@ -35,10 +35,10 @@ mkfifo keys
 process=$!
 exec 3>keys
 echo Once >&3
-for attempt in $(seq 50); do [ -s waiting ] && break; sleep 0.2; done
+for _ in $(seq 50); do [ -s waiting ] && break; sleep 0.2; done
 sleep 0.5
 kill -INT $process
-for attempt in $(seq 50); do [ -f left.state ] && break; sleep 0.2; done
+for _ in $(seq 50); do [ -f left.state ] && break; sleep 0.2; done
 holds 'Ctrl-C at the prompt keeps the state' test -s left.state
 exec 3>&-
 wait $process

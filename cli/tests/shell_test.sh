@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Sourced by the verbs' shell tests (VERB_test.sh PROGRAM): runs in a fresh folder, removed at the end.
 #   succeeds PATTERN ARGUMENT...   exit code 0, and standard output matches the pattern (grep -E)
 #   refuses PATTERN ARGUMENT...    exit code not 0, and standard error holds exactly one line "flashgla: error: ...",

@@ -19,7 +19,7 @@ refuses '--resume' train $small --steps 5 --out run
 
 "$flashgla" train $small --steps 100000 --out interrupted >stdout 2>stderr &
 process=$!
-for attempt in $(seq 150); do
+for _ in $(seq 150); do
   [ -f interrupted/metrics.jsonl ] && [ "$(wc -l <interrupted/metrics.jsonl)" -gt 5 ] && break
   sleep 0.2
 done

@@ -77,8 +77,8 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
         feature_map: phi: identity, elu_plus_one or relu.
         normalize: divide by the sum of keys (linear attention; no gate).
         float32_math: what float32 products on CUDA may be rounded to: ieee or tf32.
-        max_seqlen: with cu_seqlens, tokens of the longest sequence, where it is known. On CUDA, where cu_seqlens lies on
-            the device, it tells what is fastest: several times so where one sequence is much longer than the others.
+        max_seqlen: with cu_seqlens, tokens of the longest sequence, where it is known. On CUDA, where cu_seqlens lies
+            on the device, it tells what is fastest: several times so where one sequence is much longer than the others.
 
     With PyTorch tensors the result has gradients (flashgla.torch). Raises ValueError naming the argument, TypeError
     for what is no array.

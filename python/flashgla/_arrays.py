@@ -47,7 +47,7 @@ class CuPy(NumPy):
     def stream(self) -> int:  # type: ignore[override]
         return self._namespace().cuda.get_current_stream().ptr
 
-    def allocate(self, bytes: int) -> Array:  # type: ignore[override]
+    def allocate(self, bytes: int) -> Array:
         return Array(self._namespace().empty(bytes, dtype="uint8"), True)
 
     def _namespace(self) -> Any:

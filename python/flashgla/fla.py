@@ -63,7 +63,8 @@ def enable(algorithm: str = "automatic") -> None:
     Called again, it changes the algorithm: "chunk_recomputed" makes the states between chunks anew in the backward
     instead of keeping them, which takes a little longer and spares their memory."""
     if algorithm not in ("automatic", "chunk_materialized", "chunk_recomputed", "recurrent"):
-        raise ValueError(f"algorithm is {algorithm!r}; expected 'automatic', 'chunk_materialized', 'chunk_recomputed' or "
+        raise ValueError(f"algorithm is {algorithm!r}; "
+                         "expected 'automatic', 'chunk_materialized', 'chunk_recomputed' or "
                          "'recurrent'")
     ops.ALGORITHM = algorithm
     if _replaced:

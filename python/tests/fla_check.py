@@ -32,8 +32,9 @@ import warnings
 warnings.filterwarnings("ignore")
 
 import flashgla.fla  # noqa: E402
-import flashgla.ops  # noqa: E402
 import torch  # noqa: E402
+
+import flashgla.ops  # noqa: E402
 
 device = "cuda"
 
@@ -325,7 +326,6 @@ def speed(size, all_operators, rounds):
 
 def take_first_configurations():
     import triton.runtime.autotuner as autotuner
-
     from triton.runtime.errors import OutOfResources
 
     def run_first(self, *args, **kwargs):
@@ -368,7 +368,8 @@ def main():
         parser.error(f"agree: there is no {', '.join(sorted(unknown))}; known: {', '.join(CHECKS)}")
     if arguments.first_config:
         take_first_configurations()
-    return 0 if all([CHECKS[name]() for name in arguments.names or CHECKS]) else 1
+    agreed = [CHECKS[name]() for name in arguments.names or CHECKS]
+    return 0 if all(agreed) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 import pathlib
 import threading
 
-import flashgla
 import numpy as np
 import pytest
+
+import flashgla
 from flashgla import _arrays, _flashgla
 
 ALGORITHMS = ["automatic", "recurrent", "parallel", "chunk_materialized", "chunk_recomputed"]

@@ -9,13 +9,14 @@ import pathlib
 import sys
 import traceback
 
-import flashgla
-import flashgla.ops as ops
-import flashgla.torch  # noqa: F401  registers torch.ops.flashgla
+import flashgla.torch
 import torch
 import torch._dynamo.testing
 import torch.utils.checkpoint
 from recurrence import error, recurrence
+
+import flashgla
+import flashgla.ops as ops
 
 TOLERANCE = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 6.4e-4, torch.bfloat16: 5e-3}
 GATES = ["none", "constant", "scalar", "key", "value", "key_value"]

@@ -1,5 +1,5 @@
-"""Checks that every folder includes only what lies to its left, that CUDA stays in the cuda folders, and that files stay
-readable in length. Prints each offence; exit code 1 when there is one."""
+"""Checks that every folder includes only what lies to its left, that CUDA stays in the cuda folders, and that files
+stay readable in length. Prints each offence; exit code 1 when there is one."""
 
 import pathlib
 import re
