@@ -18,7 +18,7 @@ set(FLASHGLA_COMPILE_QUICKLY $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:
 # SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (plain C++ on x86-64, NEON on Arm).
 set(FLASHGLA_SIMD_TARGETS
   "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
-if(FLASHGLA_SANITIZE)  # the baseline alone: compile time, and sanitizers see its loads and stores one by one
+if(FLASHGLA_SANITIZE)  # the baseline alone: compile time
   set(FLASHGLA_SIMD_TARGETS HWY_COMPILE_ONLY_STATIC)
 endif()
 
