@@ -6,15 +6,15 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/benches.h"
+#include "cli/bench_file.h"
 #include "cli/checks.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
-#include "flashgla/base/file.h"
 #include "flashgla/base/names.h"
 
 namespace flashgla::cli {
@@ -32,36 +32,9 @@ struct BenchArguments {
   bool sweep = false;
   bool json = false;
   std::string save;
+  std::string compare;
+  double compare_share = 0.1;
 };
-
-// The rows that other rows are compared with, when they are of the same run.
-struct Ceilings {
-  bool cuda = false;
-  double flops = 0.0;      // FLOP/s: of the vendor's fp32 product of 1024^3 on the CPU, of bf16 products on CUDA
-  double bandwidth = 0.0;  // bytes/s: read on the CPU, copied on CUDA (read + written)
-  double launch = 0.0;     // seconds of an empty kernel; 0 on the CPU
-};
-
-void note_ceilings(const testing::BenchRow& row, Ceilings& ceilings) {
-  const double seconds = row.milliseconds * 1e-3;
-  if (seconds <= 0.0) return;
-  if (row.operation == bench::kGemmCeiling || row.operation == bench::kTensorCeiling)
-    ceilings.flops = row.flops / seconds;
-  if (row.operation == bench::kReadCeiling || row.operation == bench::kCopyCeiling)
-    ceilings.bandwidth = row.bytes / seconds;
-  if (row.operation == bench::kLaunchCeiling) ceilings.launch = seconds;
-}
-
-// The least time that a row can take on CUDA, by the ceilings measured in this run; 0: unknown.
-double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings) {
-  if (!ceilings.cuda || ceilings.flops <= 0.0 || ceilings.bandwidth <= 0.0) return 0.0;
-  if (row.flops <= 0.0 && row.bytes <= 0.0) return 0.0;
-  return 1e3 * std::max({row.flops / ceilings.flops, row.bytes / ceilings.bandwidth, ceilings.launch});
-}
-
-double share_of_floor(const testing::BenchRow& row, const Ceilings& ceilings) {
-  return row.milliseconds > 0.0 ? floor_milliseconds(row, ceilings) / row.milliseconds : 0.0;
-}
 
 void print_header(const Ceilings& ceilings) {
   fmt::print("{:<49} {:<16} {:<44} {:>9} ", "operation", "implementation", "problem", "ms");
@@ -96,57 +69,10 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
   }
 }
 
-nlohmann::json to_json(const testing::BenchRow& row, const Ceilings& ceilings) {
-  nlohmann::json object = {
-      {"operation", row.operation}, {"implementation", row.implementation}, {"problem", row.problem}};
-  if (!row.refused.empty()) {
-    object["refused"] = row.refused;
-    return object;
-  }
-  object["milliseconds"] = row.milliseconds;
-  object["flops"] = row.flops;
-  object["bytes"] = row.bytes;
-  if (const double floor = floor_milliseconds(row, ceilings); floor > 0) object["floor_milliseconds"] = floor;
-  if (row.memory > 0) object["memory_bytes"] = row.memory;
-  object["error"] = row.error;
-  return object;
-}
-
-nlohmann::json all_to_json(const std::vector<testing::BenchRow>& rows, const Ceilings& ceilings) {
-  nlohmann::json array = nlohmann::json::array();
-  for (const testing::BenchRow& row : rows) array.push_back(to_json(row, ceilings));
-  return array;
-}
-
-// A row as to_json writes it, from a peer. FLOPs and bytes that it leaves out are taken from our row of the same
-// operation and problem, so that shares compare.
-testing::BenchRow from_peer(const nlohmann::json& object, const std::vector<testing::BenchRow>& ours) {
-  testing::BenchRow row;
-  row.operation = object.at("operation").get<std::string>();
-  row.implementation = object.at("implementation").get<std::string>();
-  row.problem = object.at("problem").get<std::string>();
-  if (object.contains("refused")) {
-    row.refused = object.at("refused").get<std::string>();
-    return row;
-  }
-  row.milliseconds = object.at("milliseconds").get<double>();
-  for (const testing::BenchRow& own : ours) {
-    if (own.operation == row.operation && own.problem == row.problem) {
-      row.flops = own.flops;
-      row.bytes = own.bytes;
-    }
-  }
-  row.flops = object.value("flops", row.flops);
-  row.bytes = object.value("bytes", row.bytes);
-  row.memory = object.value("memory_bytes", 0.0);
-  row.error = object.value("error", 0.0);
-  return row;
-}
-
 // Runs the peer's command: our rows as JSON on its standard input, its rows as JSON from its standard output.
 std::vector<testing::BenchRow> run_peer(const std::string& command, const std::vector<testing::BenchRow>& ours,
                                         const Ceilings& ceilings) {
-  const std::string text = all_to_json(ours, ceilings).dump();
+  const std::string text = rows_to_json(ours, ceilings);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> input(std::tmpfile(), std::fclose);
   if (!input || std::fwrite(text.data(), 1, text.size(), input.get()) != text.size() || std::fflush(input.get()) != 0 ||
       std::fseek(input.get(), 0, SEEK_SET) != 0) {
@@ -159,13 +85,7 @@ std::vector<testing::BenchRow> run_peer(const std::string& command, const std::v
   char block[4096];
   for (std::size_t n = 0; (n = std::fread(block, 1, sizeof(block), output)) > 0;) answer.append(block, n);
   if (pclose(output) != 0) throw Error("bench: the peer's command failed: " + command);
-  std::vector<testing::BenchRow> peers;
-  try {
-    for (const nlohmann::json& object : nlohmann::json::parse(answer)) peers.push_back(from_peer(object, ours));
-  } catch (const nlohmann::json::exception& error) {
-    throw Error("bench: the peer's output is not a JSON array of rows (" + std::string(error.what()) + "): " + command);
-  }
-  return peers;
+  return rows_from_json(answer, "bench: the peer's output", ours);
 }
 
 // By operation, the row that is furthest from its floor.
@@ -189,6 +109,40 @@ std::string known_names() {
   return names;
 }
 
+// What to type for the same run again.
+std::string command_of(const BenchArguments& arguments) {
+  std::string command = "flashgla bench";
+  for (const std::string& name : arguments.names) command += " " + name;
+  if (arguments.device != "cpu") command += " --device " + arguments.device;
+  if (arguments.threads != 0) command += " --threads " + std::to_string(arguments.threads);
+  command += fmt::format(" --seconds {}", arguments.seconds);
+  if (!arguments.implementation.empty()) command += " --implementation " + arguments.implementation;
+  if (!arguments.only.empty()) command += " --only '" + arguments.only + "'";
+  if (arguments.sweep) command += " --sweep";
+  if (!arguments.peer.empty()) command += " --peer '" + arguments.peer + "'";
+  return command;
+}
+
+// Says what became slower. Throws Error when something did.
+void report_comparison(const BenchArguments& arguments, const BenchFile& before, const BenchFile& now) {
+  const Comparison comparison = compare(before, now, arguments.compare_share);
+  const bool cuda = now.device != "cpu";
+  fmt::print("compared with {} ({}, {}, {}), {}:\n", arguments.compare, before.machine, before.commit, before.date,
+             cuda ? "milliseconds" : "shares of the floor that each run's ceilings give");
+  for (const Slower& each : comparison.slower) {
+    fmt::print("slower: {} {} {}: {:.4g} -> {:.4g}{} ({:.0f}% more time)\n", each.row.operation,
+               each.row.implementation, each.row.problem, each.before, each.now, cuda ? " ms" : "", 100.0 * each.loss);
+  }
+  fmt::print("{} rows compared, {} slower by more than {:g}%\n", comparison.compared, comparison.slower.size(),
+             100.0 * arguments.compare_share);
+  std::fflush(stdout);
+  if (comparison.compared == 0) throw Error("bench: " + arguments.compare + " has none of the rows of this run");
+  if (!comparison.slower.empty()) {
+    throw Error(fmt::format("bench: {} of {} rows became slower by more than {:g}%", comparison.slower.size(),
+                            comparison.compared, 100.0 * arguments.compare_share));
+  }
+}
+
 void run_bench(const BenchArguments& arguments) {
   for (const std::string& name : arguments.names) {
     bool found = false;
@@ -203,16 +157,19 @@ void run_bench(const BenchArguments& arguments) {
   options.only = arguments.only;
   options.sweep = arguments.sweep;
 
+  const std::optional<BenchFile> before =
+      arguments.compare.empty() ? std::nullopt : std::optional(load_bench_file(arguments.compare));
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
-  std::vector<testing::BenchRow> rows;
   bool refused = false;
   const std::vector<testing::BenchRow> measured =
       bench::measure_ceilings(options);  // refuses a device that is not there
-  for (const testing::BenchRow& row : measured) note_ceilings(row, ceilings);
+  for (const testing::BenchRow& row : measured) ceilings.note(row);
+  BenchFile file = describe_run(options.device, arguments.threads, command_of(arguments));
+  std::vector<testing::BenchRow>& rows = file.rows;
   auto take = [&](const testing::BenchRow& row) {
     refused = refused || !row.refused.empty();
     rows.push_back(row);
-    if (!arguments.save.empty()) write_file(arguments.save, all_to_json(rows, ceilings).dump(1) + "\n");
+    if (!arguments.save.empty()) save_bench_file(arguments.save, file);
     if (arguments.json) return;
     if (rows.size() == 1) print_header(ceilings);
     print_row(row, ceilings);
@@ -238,12 +195,13 @@ void run_bench(const BenchArguments& arguments) {
     for (const testing::BenchRow& row : run_peer(arguments.peer, ours, ceilings)) take(row);
   }
   if (arguments.json) {
-    fmt::print("{}\n", all_to_json(rows, ceilings).dump(1));
+    fmt::print("{}\n", rows_to_json(rows, ceilings));
   } else if (arguments.sweep) {
     print_worst(rows, ceilings);
   }
   std::fflush(stdout);
   if (refused) throw Error("bench: at least one implementation gave a wrong result and was not timed");
+  if (before) report_comparison(arguments, *before, file);
 }
 
 }  // namespace
@@ -273,7 +231,18 @@ void add_bench(CLI::App& app) {
   verb->add_option("--only", arguments->only, "Only problems whose description contains this, such as 'K64 V64'");
   verb->add_flag("--sweep", arguments->sweep, "A large grid of shapes instead of the headline cases");
   verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
-  verb->add_option("--save", arguments->save, "A file to write the rows to as JSON, besides what is printed");
+  verb->add_option("--save", arguments->save,
+                   "A file to write the rows to as JSON, with machine, commit and date, besides what is "
+                   "printed");
+  verb->add_option(
+          "--compare", arguments->compare,
+          "A file of --save (docs/figures/): says which rows became slower than there, and fails when one did.\n"
+          "By milliseconds on a GPU, which must be of the same name; on a CPU by shares of the ceilings")
+      ->check(CLI::ExistingFile);
+  verb->add_option("--compare-share", arguments->compare_share, "How much more time a row may take: 0.1 is a tenth")
+      ->capture_default_str()
+      ->check(non_negative_number())
+      ->needs("--compare");
   verb->add_option(
       "--peer", arguments->peer,
       "A command that times peers: gets our rows as JSON on its standard input and prints its own as a JSON\n"

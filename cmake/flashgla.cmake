@@ -5,7 +5,7 @@ add_library(flashgla_options INTERFACE)
 target_compile_options(flashgla_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-missing-field-initializers>
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wshadow=local -Wno-restrict>
-  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v>)
 if(FLASHGLA_SANITIZE)
   target_compile_options(flashgla_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${FLASHGLA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 #include "flashgla/base/error.h"
@@ -77,6 +78,21 @@ int cuda_device_count() {
 #else
   return 0;
 #endif
+}
+
+std::string device_name(Device device) {
+  if (device.kind == Device::Kind::cuda) {
+#ifdef FLASHGLA_CUDA
+    return cuda::product_name(device);
+#else
+    no_cuda(device);
+#endif
+  }
+  std::ifstream processors("/proc/cpuinfo");
+  for (std::string line; std::getline(processors, line);) {
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+  }
+  return "CPU";
 }
 
 }  // namespace flashgla

@@ -3,7 +3,11 @@
 
 #include <cstddef>
 #include <memory>
+<<<<<<< HEAD
 #include <optional>
+=======
+#include <string>
+>>>>>>> 08a1047 (Guards: a kill test, bench --compare, figures by script, ptxas' log, fuzz targets)
 
 #include "flashgla/base/dtype.h"
 
@@ -26,5 +30,8 @@ void copy_memory(void* dst, Device dst_device, const void* src, Device src_devic
 
 // CUDA devices that this build can use on this machine; 0 when there is none or the build has no CUDA.
 int cuda_device_count();
+
+// What the device calls itself, such as "NVIDIA H200"; of a CPU the processor's model, "CPU" where nobody says.
+std::string device_name(Device device);
 
 }  // namespace flashgla

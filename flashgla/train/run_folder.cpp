@@ -67,8 +67,11 @@ void RunFolder::create() const {
   const fs::path checkpoints = fs::path(path_) / "checkpoints";
   fs::create_directories(checkpoints, error);
   if (error) throw Error(path_ + ": the run folder cannot be made: " + error.message());
-  for (const auto& entry : fs::directory_iterator(checkpoints)) {
-    if (entry.path().extension() == kTemporary) fs::remove_all(entry.path());
+  // Folders of checkpoints, and single files, whose names end in the writer's process (base/file.h).
+  for (const fs::path& folder : {fs::path(path_), checkpoints}) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension().string().starts_with(kTemporary)) fs::remove_all(entry.path());
+    }
   }
 }
 

@@ -58,6 +58,13 @@ Architecture architecture_of(Device device) {
   return architecture;
 }
 
+std::string product_name(Device device) {
+  require_device(device);
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device.index), ("device " + name_of(device)).c_str());
+  return properties.name;
+}
+
 void make_current(Device device) {
   int current = -1;
   check(cudaGetDevice(&current), "cudaGetDevice");

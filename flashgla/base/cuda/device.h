@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "flashgla/base/context.h"
 
@@ -12,6 +13,7 @@ int device_count();
 // Throws Error that says what is missing (no device, no driver, one too old) and which devices there are.
 void require_device(Device device);
 Architecture architecture_of(Device device);
+std::string product_name(Device device);
 void make_current(Device device);
 
 std::size_t free_memory(Device device);

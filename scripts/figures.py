@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Writes the tables of figures in the documents from saved runs of `flashgla bench`.
+
+  scripts/figures.py              writes every table anew from docs/figures/
+  scripts/figures.py RUN.json     takes a run (flashgla bench --save RUN.json) as docs/figures/cpu.json or gpu.json first
+  scripts/figures.py --check      says which tables are not what the saved runs say; exit code 1 when there is one
+
+A table stands in a document between `<!-- figures: NAME -->` and `<!-- /figures -->`. TABLES below says what is in it.
+One whose run nobody has saved yet is left as it is."""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures"
+FORWARD, BOTH = "gated_linear_attention forward", "gated_linear_attention fwd+bwd"
+RECOMPUTED = BOTH + ", states recomputed"
+STEP = "gated_linear_attention step"
+
+
+class Missing(Exception):
+    """A run, or a row of it, that a table needs."""
+
+
+class Run:
+    """A file of `flashgla bench --save`."""
+
+    def __init__(self, path):
+        if not path.exists():
+            raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
+        self.__dict__.update(json.loads(path.read_text(encoding="utf-8")))
+        self.path = path
+
+    def row(self, operation, problem, implementation=None):
+        """The first row of an operation and problem; without implementation: of the fastest that is not a peer."""
+        found = [row for row in self.rows if row["operation"] == operation and row["problem"] == problem
+                 and "milliseconds" in row and (implementation is None or row["implementation"] == implementation)
+                 and (implementation or not row["implementation"].startswith(("softmax", "fla")))]
+        if not found:
+            raise Missing(f"{self.path.relative_to(ROOT)} has no row '{operation}' of '{problem}'")
+        return min(found, key=lambda row: row["milliseconds"])
+
+    def rate(self, ceiling, quantity):
+        """FLOPs or bytes per second of a ceiling."""
+        row = next((row for row in self.rows if row["operation"] == "ceiling: " + ceiling), None)
+        if row is None:
+            raise Missing(f"{self.path.relative_to(ROOT)} has no ceiling '{ceiling}'")
+        return row[quantity] / row["milliseconds"] * 1e3
+
+    def origin(self):
+        return f"`{self.command}`, commit {self.commit}, {self.date}, {self.machine}"
+
+
+def milliseconds(row):
+    value = row["milliseconds"]
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def table(head, rows):
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head),
+                      *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def cpu_table():
+    run = Run(FIGURES / "cpu.json")
+    product, read = run.rate("fp32 matrix product", "flops"), run.rate("memory read", "bytes")
+
+    def of_product(operation, problem):
+        row = run.row(operation, problem)
+        return f"{row['flops'] / row['milliseconds'] * 1e3 / product:.2f} of the matrix product", row
+
+    rows = []
+    headline = "B2 T2048 H4 K128 V128 {} key gate"
+    for dtype in ("f32", "bf16"):
+        for operation, name in ((FORWARD, "forward"), (BOTH, "forward and backward")):
+            share, row = of_product(operation, headline.format(dtype))
+            rows.append([f"GLA {name}, chunk form, {dtype}, B2 T2048 H4 K128 V128", share, f"{milliseconds(row)} ms"])
+    share, row = of_product("model_training_step", "d256 8 layers 8x512 tokens f32")
+    rows.append(["training step (forward, backward, AdamW), d 256, 8 layers, 8 x 512 tokens, f32", share,
+                 f"{milliseconds(row)} ms"])
+    row = run.row("model_decoding", "gla-340m batch 1 bf16")
+    rows.append(["decoding, `gla-340m`, bf16, batch 1", f"{row['bytes'] / row['milliseconds'] * 1e3 / read:.2f} of the "
+                 "memory's read rate", f"{1e3 / row['milliseconds']:.0f} tokens/s"])
+    return (f"{run.origin()}, {run.threads} threads. In the same run oneDNN's fp32 product of 1024 x 1024 matrices had\n"
+            f"{product / 1e9:.0f} GFLOP/s and memory was read at {read / 1e9:.1f} GB/s; a wrong result gets no time.\n\n"
+            + table(["what", "share", ""], rows))
+
+
+GPU_CASES = [  # name, problem
+    ("key gate, B32 T2048 H16 K64 V64", "B32 T2048 H16 K64 V64 bf16 key gate"),
+    ("key gate, B16 T2048 H4 K128 V256", "B16 T2048 H4 K128 V256 bf16 key gate"),
+    ("key gate, B8 T4096 H4 K256 V512", "B8 T4096 H4 K256 V512 bf16 key gate"),
+    ("no gate, B8 T4096 H4 K256 V512", "B8 T4096 H4 K256 V512 bf16 none gate"),
+    ("no gate, B32 T2048 H16 K64 V64", "B32 T2048 H16 K64 V64 bf16 none gate"),
+    ("constant gate, B32 T2048 H16 K64 V64", "B32 T2048 H16 K64 V64 bf16 constant gate"),
+    ("scalar gate, B32 T2048 H16 K64 V64", "B32 T2048 H16 K64 V64 bf16 scalar gate"),
+    ("key gate, B32 T2048 H16 K64 V64, float16", "B32 T2048 H16 K64 V64 f16 key gate"),
+    ("key gate, B32 T2048 H16 K64 V64, float32", "B32 T2048 H16 K64 V64 f32 key gate"),
+]
+GPU_MORE_CASES = [
+    ("key gate, B1 T32768 H4 K256 V512", "B1 T32768 H4 K256 V512 bf16 key gate"),
+    ("key gate, B1 T2048 H4 K256 V512", "B1 T2048 H4 K256 V512 bf16 key gate"),
+    ("key gate, B32 T512 H16 K64 V64", "B32 T512 H16 K64 V64 bf16 key gate"),
+    ("key gate, B32 T1024 H16 K64 V64", "B32 T1024 H16 K64 V64 bf16 key gate"),
+]
+
+
+def of_floor(row):
+    return f"{row['floor_milliseconds'] / row['milliseconds']:.2f}"
+
+
+def softmax_row(run, problem):
+    """The faster of PyTorch's kernels, when the run had peers."""
+    cells = [f"softmax attention (PyTorch) as wide, {problem.split(' bf16')[0]}"]
+    for operation in (FORWARD, BOTH):
+        peers = [run.row(operation, problem, row["implementation"]) for row in run.rows
+                 if row["implementation"].startswith("softmax") and row["operation"] == operation
+                 and row["problem"] == problem and "milliseconds" in row]
+        if not peers:
+            return None
+        cells += [milliseconds(min(peers, key=lambda row: row["milliseconds"])), ""]
+    return cells
+
+
+def gpu_rows(run, cases, more):
+    rows = []
+    for name, problem in cases:
+        forward, both = run.row(FORWARD, problem), run.row(BOTH, problem)
+        cells = [name, milliseconds(forward), of_floor(forward), milliseconds(both), of_floor(both)]
+        rows.append(cells + ([f"{both['memory_bytes'] / 2**20:.0f}", f"{both['error']:.1e}"] if more else []))
+        softmax = softmax_row(run, problem)
+        if softmax:
+            rows.append(softmax + (["", ""] if more else []))
+    return rows
+
+
+GPU_HEAD = ["case", "forward ms", "of the floor", "forward + backward ms", "of the floor"]
+
+
+def gpu_table():
+    run = Run(FIGURES / "gpu.json")
+    return f"{run.origin()}.\n\n" + table(GPU_HEAD, gpu_rows(run, GPU_CASES, more=False))
+
+
+def gpu_operator_table():
+    run = Run(FIGURES / "gpu.json")
+    rows = gpu_rows(run, GPU_CASES + GPU_MORE_CASES, more=True)
+    for states in ("", ", bf16 states"):
+        step = run.row(STEP, "B64 T1 H4 K256 V512 bf16 key gate" + states)
+        rows.append([f"step, B64 H4 K256 V512{states or ', f32 states'}", milliseconds(step), of_floor(step), "", "", "",
+                     f"{step['error']:.1e}"])
+    copy, product = run.rate("memory copy", "bytes"), run.rate("bf16 matrix product", "flops")
+    return (f"{run.origin()}.\nCeilings of that run: copy {copy / 1e12:.2f} TB/s (read + written), bf16 products with "
+            f"operands on chip {product / 1e12:.0f} TFLOP/s.\n\n" + table([*GPU_HEAD, "MiB", "error"], rows))
+
+
+TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table}
+
+
+def take(path):
+    """Copies a run to docs/figures/, under the kind of its device."""
+    run = Run(path.resolve())
+    if run.commit.endswith("-dirty") or run.commit == "unknown":
+        print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
+    name = "cpu.json" if run.device == "cpu" else "gpu.json"
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"docs/figures/{name}: {run.origin()}")
+
+
+def main():
+    check = sys.argv[1:] == ["--check"]
+    if sys.argv[1:] and not check:
+        take(pathlib.Path(sys.argv[1]))
+    stale = 0
+    found = set()
+    for document in sorted(ROOT.glob("**/*.md")):
+        name = document.relative_to(ROOT)
+        if name.parts[0].startswith(("build", ".")):
+            continue
+        text = document.read_text(encoding="utf-8")
+
+        def write(match, name=name):
+            key = match[2]
+            if key not in TABLES:
+                raise SystemExit(f"{name}: there is no table '{key}'; known: {', '.join(TABLES)}")
+            found.add(key)
+            try:
+                return f"{match[1]}\n{TABLES[key]()}\n{match[3]}"
+            except Missing as missing:
+                print(f"note: {name}, table {key}, is left as it is: {missing}")
+                return match[0]
+
+        written = re.sub(r"(<!-- figures: ([\w-]+) -->)\n.*?(<!-- /figures -->)", write, text, flags=re.DOTALL)
+        if written != text:
+            stale += 1
+            print(f"{name}: " + ("its figures are not those of docs/figures/" if check else "written"))
+            if not check:
+                document.write_text(written, encoding="utf-8")
+    for key in TABLES.keys() - found:
+        print(f"no document has the table '{key}'")
+        stale += 1
+    print(f"{len(found)} tables, {stale} {'out of date' if check else 'changed'}")
+    return 1 if check and stale else 0
+
+
+sys.exit(main())
