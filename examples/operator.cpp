@@ -1,4 +1,5 @@
-// The operator: queries, keys, values and log gates of a sequence in, outputs and the state after it out; then one token.
+// The operator: queries, keys, values and log gates of a sequence in, outputs and the state after it out; then one
+// token.
 #include <cstdio>
 #include <vector>
 

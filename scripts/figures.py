@@ -2,7 +2,7 @@
 """Writes the tables of figures in the documents from saved runs of `flashgla bench`.
 
   scripts/figures.py              writes every table anew from docs/figures/
-  scripts/figures.py RUN.json     takes a run (flashgla bench --save RUN.json) as docs/figures/cpu.json or gpu.json first
+  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) as docs/figures/cpu.json or gpu.json
   scripts/figures.py --check      says which tables are not what the saved runs say; exit code 1 when there is one
 
 A table stands in a document between `<!-- figures: NAME -->` and `<!-- /figures -->`. TABLES below says what is in it.
@@ -55,7 +55,7 @@ class Run:
 
 def milliseconds(row):
     value = row["milliseconds"]
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def table(head, rows):
@@ -81,11 +81,12 @@ def cpu_table():
     rows.append(["training step (forward, backward, AdamW), d 256, 8 layers, 8 x 512 tokens, f32", share,
                  f"{milliseconds(row)} ms"])
     row = run.row("model_decoding", "gla-340m batch 1 bf16")
-    rows.append(["decoding, `gla-340m`, bf16, batch 1", f"{row['bytes'] / row['milliseconds'] * 1e3 / read:.2f} of the "
-                 "memory's read rate", f"{1e3 / row['milliseconds']:.0f} tokens/s"])
-    return (f"{run.origin()}, {run.threads} threads. In the same run oneDNN's fp32 product of 1024 x 1024 matrices had\n"
-            f"{product / 1e9:.0f} GFLOP/s and memory was read at {read / 1e9:.1f} GB/s; a wrong result gets no time.\n\n"
-            + table(["what", "share", ""], rows))
+    share = row["bytes"] / row["milliseconds"] * 1e3 / read
+    rows.append(["decoding, `gla-340m`, bf16, batch 1", f"{share:.2f} of the memory's read rate",
+                 f"{1e3 / row['milliseconds']:.0f} tokens/s"])
+    origin = (f"{run.origin()}, {run.threads} threads. In the same run oneDNN's fp32 product of 1024 x 1024 matrices\n"
+              f"had {product / 1e9:.0f} GFLOP/s, and memory was read at {read / 1e9:.1f} GB/s.\n\n")
+    return origin + table(["what", "share", ""], rows)
 
 
 GPU_CASES = [  # name, problem
@@ -149,8 +150,8 @@ def gpu_operator_table():
     rows = gpu_rows(run, GPU_CASES + GPU_MORE_CASES, more=True)
     for states in ("", ", bf16 states"):
         step = run.row(STEP, "B64 T1 H4 K256 V512 bf16 key gate" + states)
-        rows.append([f"step, B64 H4 K256 V512{states or ', f32 states'}", milliseconds(step), of_floor(step), "", "", "",
-                     f"{step['error']:.1e}"])
+        rows.append([f"step, B64 H4 K256 V512{states or ', f32 states'}", milliseconds(step), of_floor(step), "", "",
+                     "", f"{step['error']:.1e}"])
     copy, product = run.rate("memory copy", "bytes"), run.rate("bf16 matrix product", "flops")
     return (f"{run.origin()}.\nCeilings of that run: copy {copy / 1e12:.2f} TB/s (read + written), bf16 products with "
             f"operands on chip {product / 1e12:.0f} TFLOP/s.\n\n" + table([*GPU_HEAD, "MiB", "error"], rows))

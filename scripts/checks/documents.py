@@ -90,7 +90,8 @@ def check_environment(files, offences):
 
 
 def check_version(offences):
-    version = re.search(r"project\(FlashGLA VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+    project = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    version = re.search(r"project\(FlashGLA VERSION ([0-9.]+)", project)[1]
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1]
     if newest != version:
         offences.append(f"CHANGELOG.md: its newest version is {newest}, CMakeLists.txt says {version}")

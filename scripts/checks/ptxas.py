@@ -4,8 +4,8 @@ The build keeps ptxas' words beside each object (cmake/keep_ptxas_log.sh). Fails
   - a kernel for sm_90a that spills, or whose wgmma instructions are serialised,
   - a kernel for another architecture that spills more than ptxas.tsv declares: those figures may only shrink,
   - a kernel with more registers than ptxas.tsv states, and one that the table does not name.
-Instantiations of one kernel share a row: the most registers and the most spilled bytes of any of them. --write brings the
-table up to date; it never raises what may be spilled."""
+Instantiations of one kernel share a row: the most registers and the most spilled bytes of any of them. --write brings
+the table up to date; it never raises what may be spilled."""
 
 import pathlib
 import re
@@ -99,7 +99,7 @@ def main():
         print(offence)
     print(f"{len(rows)} kernels checked, {len(offences)} offences")
     if offences:
-        print(f"to mend: give the kernel fewer live values, or state its registers: python3 {sys.argv[0]} {build} --write")
+        print(f"to mend: keep fewer values alive, or state the registers: python3 {sys.argv[0]} {build} --write")
     return 1 if offences or not rows else 0
 
 

@@ -16,6 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "flashgla" / "tidy"
+HEADERS = f"{ROOT}/(bench|cli|flashgla|python|testing)/.*"  # those of the project
 
 
 def texts_of(source, seen):
@@ -43,8 +44,8 @@ def tidy(source, command, build, fixed):
     kept = CACHE / key_of(source, command, fixed)
     if kept.exists():
         return kept.read_text(encoding="utf-8")
-    done = subprocess.run(["clang-tidy", "-p", str(build), "--quiet", f"--header-filter={ROOT}/(flashgla|testing|cli|bench|python)/.*",
-                           str(source)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(["clang-tidy", "-p", str(build), "--quiet", f"--header-filter={HEADERS}", str(source)],
+                          capture_output=True, text=True, cwd=ROOT)
     said = done.stdout.replace(str(ROOT) + "/", "")
     if done.returncode != 0 and not said.strip():
         said = done.stderr

@@ -17,5 +17,5 @@ print("one more token", o_next.shape)
 gradients = flashgla.gated_linear_attention_backward(np.ones_like(o), q, k, v, g)
 print("gradients", gradients.dq.shape, gradients.dk.shape, gradients.dv.shape, gradients.dg.shape)
 
-same = flashgla.gated_linear_attention(*(np.concatenate([x, x[:, :1]], axis=1) for x in (q, k, v, g)))
+same, _ = flashgla.gated_linear_attention(*(np.concatenate([x, x[:, :1]], axis=1) for x in (q, k, v, g)))
 np.testing.assert_allclose(same[:, -1], o_next, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Everything about the tree that can be checked without a GPU, beside the tests: check.sh [STEP...]
+#   format      clang-format on every C++ and CUDA source
+#   shell       shellcheck on every script
+#   python      ruff on every Python file, mypy on the package
+#   structure   the direction of includes
+#   documents   links, paths, environment variables, the changelog's version
+#   figures     tables in the documents say what docs/figures/ says
+#   tidy        clang-tidy on every C++ source (.clang-tidy)
+#   sanitize    tests of files, formats and models with the address and undefined-behaviour sanitizers
+#   fuzz        ten seconds for every target of testing/fuzz
+#   ptxas       registers and spills of the CUDA kernels; only where scripts/build_cuda.sh has built them
+# Default: all. Each step says how to mend what it found. Ends with "check: N passed, N failed".
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+steps=("$@")
+[ $# -gt 0 ] || steps=(format shell python structure documents figures tidy sanitize fuzz ptxas)
+scripts/install_dependencies.sh check || exit 1
+environment=build-sanitize/python-environment
+passed=0 failed=0
+
+sources() {  # PATTERN...: files that git knows, or would
+  git ls-files -co --exclude-standard -- "$@" | while read -r file; do [ -f "$file" ] && echo "$file"; done
+}
+
+step_format() { sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -d '\n' -n 40 -P "$(nproc)" clang-format --dry-run -Werror; }
+mend_format="git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i"
+
+step_shell() { sources '*.sh' .ci/run | xargs -d '\n' shellcheck -S warning -x -P SCRIPTDIR; }
+mend_shell="what shellcheck proposes; its wiki explains each number"
+
+step_python() {
+  local python
+  python=$(scripts/python_environment.sh $environment ruff==0.17.6 mypy==2.4.1 numpy) || return 1
+  "$python" -m ruff check . && "$python" -m mypy
+}
+mend_python="$environment/bin/ruff check --fix ."
+
+step_structure() { python3 testing/structure/check_includes.py .; }
+mend_structure="move the code to a folder that may include what it needs (docs/ARCHITECTURE.md)"
+
+step_documents() { python3 scripts/checks/documents.py; }
+mend_documents="the documents named above; variables go into docs/environment.md"
+
+step_figures() { python3 scripts/figures.py --check; }
+mend_figures="scripts/figures.py"
+
+configure() { cmake --preset sanitize >build-sanitize.log 2>&1 || { cat build-sanitize.log; return 1; }; }
+
+step_tidy() { configure && python3 scripts/checks/tidy.py build-sanitize; }
+mend_tidy="the sources named above; one alone: clang-tidy -p build-sanitize SOURCE"
+
+# Readers, writers and models: what meets bytes that somebody else made.
+tested=(base model text data train generate)
+step_sanitize() {
+  scripts/build.sh sanitize "${tested[@]/%/_test}" || return 1
+}
+mend_sanitize="the test named above, which runs alone as build-sanitize/bin/flashgla_<folder>_test --gtest_filter=NAME"
+
+step_fuzz() { scripts/fuzz.sh 10; }
+mend_fuzz="the reader that the target feeds; the input named above becomes a test"
+
+step_ptxas() {
+  [ -d build-cuda ] || { echo "skipped: no build-cuda; scripts/build_cuda.sh makes it"; return 0; }
+  python3 scripts/checks/ptxas.py build-cuda
+}
+mend_ptxas="as said above"
+
+mkdir -p build-sanitize
+for step in "${steps[@]}"; do
+  mend=mend_$step
+  if ! declare -F "step_$step" >/dev/null; then
+    echo "error: there is no step '$step'; known: format shell python structure documents figures tidy sanitize fuzz ptxas" >&2
+    exit 2
+  fi
+  log=build-sanitize/check_$step.log
+  started=$SECONDS
+  if "step_$step" >"$log" 2>&1; then
+    passed=$((passed + 1))
+    printf 'passed %-10s %4d s  %s\n' "$step" $((SECONDS - started)) "$(tail -n 1 "$log")"
+  else
+    failed=$((failed + 1))
+    tail -n 60 "$log"
+    printf 'FAILED %-10s %4d s  log: %s\n  to mend: %s\n' "$step" $((SECONDS - started)) "$log" "${!mend}"
+  fi
+done
+echo "check: $passed passed, $failed failed"
+[ "$failed" -eq 0 ]
