@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compiler launcher for CUDA: runs the command, keeps what ptxas says beside the object as OBJECT.ptxas (registers and
 # spills of every kernel; scripts/checks/ptxas.py reads it), and shows the rest.
-previous= object=
+previous=''
+object=''
 for argument; do
   [ "$previous" = -o ] && object=$argument
   previous=$argument

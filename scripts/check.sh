@@ -18,57 +18,57 @@ steps=("$@")
 scripts/install_dependencies.sh check || exit 1
 environment=build-sanitize/python-environment
 passed=0 failed=0
+declare -A mend
 
 sources() {  # PATTERN...: files that git knows, or would
   git ls-files -co --exclude-standard -- "$@" | while read -r file; do [ -f "$file" ] && echo "$file"; done
 }
 
 step_format() { sources '*.h' '*.cpp' '*.cu' '*.cuh' | xargs -d '\n' -n 40 -P "$(nproc)" clang-format --dry-run -Werror; }
-mend_format="git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i"
+mend[format]="git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i"
 
 step_shell() { sources '*.sh' .ci/run | xargs -d '\n' shellcheck -S warning -x -P SCRIPTDIR; }
-mend_shell="what shellcheck proposes; its wiki explains each number"
+mend[shell]="what shellcheck proposes; its wiki explains each number"
 
 step_python() {
   local python
   python=$(scripts/python_environment.sh $environment ruff==0.17.6 mypy==2.4.1 numpy) || return 1
   "$python" -m ruff check . && "$python" -m mypy
 }
-mend_python="$environment/bin/ruff check --fix ."
+mend[python]="$environment/bin/ruff check --fix ."
 
 step_structure() { python3 testing/structure/check_includes.py .; }
-mend_structure="move the code to a folder that may include what it needs (docs/ARCHITECTURE.md)"
+mend[structure]="move the code to a folder that may include what it needs (docs/ARCHITECTURE.md)"
 
 step_documents() { python3 scripts/checks/documents.py; }
-mend_documents="the documents named above; variables go into docs/environment.md"
+mend[documents]="the documents named above; variables go into docs/environment.md"
 
 step_figures() { python3 scripts/figures.py --check; }
-mend_figures="scripts/figures.py"
+mend[figures]="scripts/figures.py"
 
 configure() { cmake --preset sanitize >build-sanitize.log 2>&1 || { cat build-sanitize.log; return 1; }; }
 
 step_tidy() { configure && python3 scripts/checks/tidy.py build-sanitize; }
-mend_tidy="the sources named above; one alone: clang-tidy -p build-sanitize SOURCE"
+mend[tidy]="the sources named above; one alone: clang-tidy -p build-sanitize SOURCE"
 
 # Readers, writers and models: what meets bytes that somebody else made.
 tested=(base model text data train generate)
 step_sanitize() {
   scripts/build.sh sanitize "${tested[@]/%/_test}" || return 1
 }
-mend_sanitize="the test named above, which runs alone as build-sanitize/bin/flashgla_<folder>_test --gtest_filter=NAME"
+mend[sanitize]="the test named above, which runs alone as build-sanitize/bin/flashgla_<folder>_test --gtest_filter=NAME"
 
 step_fuzz() { scripts/fuzz.sh 10; }
-mend_fuzz="the reader that the target feeds; the input named above becomes a test"
+mend[fuzz]="the reader that the target feeds; the input named above becomes a test"
 
 step_ptxas() {
   [ -d build-cuda ] || { echo "skipped: no build-cuda; scripts/build_cuda.sh makes it"; return 0; }
   python3 scripts/checks/ptxas.py build-cuda
 }
-mend_ptxas="as said above"
+mend[ptxas]="as said above"
 
 mkdir -p build-sanitize
 for step in "${steps[@]}"; do
-  mend=mend_$step
   if ! declare -F "step_$step" >/dev/null; then
     echo "error: there is no step '$step'; known: format shell python structure documents figures tidy sanitize fuzz ptxas" >&2
     exit 2
@@ -81,7 +81,7 @@ for step in "${steps[@]}"; do
   else
     failed=$((failed + 1))
     tail -n 60 "$log"
-    printf 'FAILED %-10s %4d s  log: %s\n  to mend: %s\n' "$step" $((SECONDS - started)) "$log" "${!mend}"
+    printf 'FAILED %-10s %4d s  log: %s\n  to mend: %s\n' "$step" $((SECONDS - started)) "$log" "${mend[$step]}"
   fi
 done
 echo "check: $passed passed, $failed failed"

@@ -3,11 +3,8 @@
 
 #include <cstddef>
 #include <memory>
-<<<<<<< HEAD
 #include <optional>
-=======
 #include <string>
->>>>>>> 08a1047 (Guards: a kill test, bench --compare, figures by script, ptxas' log, fuzz targets)
 
 #include "flashgla/base/dtype.h"
 

@@ -36,10 +36,10 @@ struct PrepareReport {
   std::int64_t passed_over = 0;  // files in folders that are no text
 };
 
-// Each document becomes bos (where the tokenizer adds it), its tokens, eos (where it has one). Of many documents a seeded choice of whole
-// ones is validation, spread evenly; of few, each one's end is, without specials at the cut. JSON lines with a number
-// `bits` (-log2 of the text's true probability) hand it on as the parts' entropy. Files appear in the folder when all
-// is written. Throws Error naming the input (and line) that cannot be read.
+// Each document becomes bos (where the tokenizer adds it), its tokens, eos (where it has one). Of many documents a
+// seeded choice of whole ones is validation, spread evenly; of few, each one's end is, without specials at the cut.
+// JSON lines with a number `bits` (-log2 of the text's true probability) hand it on as the parts' entropy. Files appear
+// in the folder when all is written. Throws Error naming the input (and line) that cannot be read.
 PrepareReport prepare(const PrepareOptions& options);
 
 }  // namespace flashgla::data

@@ -62,10 +62,10 @@ class Feed {
 
   Context& context_;
   data::Loader& loader_;
-  std::int64_t rows_;      // of a micro-batch's tensors
+  std::int64_t rows_;  // of a micro-batch's tensors
   std::int64_t columns_;
   std::int64_t bounds_ = 0;  // elements
-  Tensor memory_;          // i32: tokens, targets, bounds
+  Tensor memory_;            // i32: tokens, targets, bounds
   std::vector<std::unique_ptr<Slot>> slots_;
   std::size_t slot_ = 0;
   data::Batch batch_;

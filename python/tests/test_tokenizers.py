@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-import tokenizer_styles  # noqa: E402
-from flashgla import _models  # noqa: E402
+import tokenizer_styles
+
+from flashgla import _models
 
 TEXT = tokenizer_styles.corpus(1500)
 

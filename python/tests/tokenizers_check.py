@@ -8,9 +8,9 @@ import sys
 import tempfile
 import time
 
-from flashgla import _models
-
 import tokenizer_styles
+
+from flashgla import _models
 
 
 def main() -> int:

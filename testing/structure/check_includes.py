@@ -37,7 +37,8 @@ def main():
     root = pathlib.Path(sys.argv[1])
     offences = []
     checked = 0
-    paths = [path for pattern in ("flashgla/**/*", "testing/*", "bench/**/*", "cli/*", "python/src/*") for path in root.glob(pattern)]
+    patterns = ("flashgla/**/*", "testing/*", "bench/**/*", "cli/*", "python/src/*")
+    paths = [path for pattern in patterns for path in root.glob(pattern)]
     for path in sorted(paths):
         if path.suffix not in SOURCE:
             continue
