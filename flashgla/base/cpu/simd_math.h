@@ -122,7 +122,8 @@ HWY_INLINE VF32 exp(F32 d, VF32 x) {
   // The bounds keep n within the exponent field: 2^-127 becomes 0 and 2^128 infinity. x is the second operand, which
   // x86 returns when one is NaN; Arm returns NaN; plain C++ loses it.
   VF32 bounded = hn::Min(hn::Set(d, 88.5f), hn::Max(hn::Set(d, -88.0f), x));
-  if constexpr (HWY_TARGET == HWY_SCALAR) bounded = hn::IfThenElse(hn::IsNaN(x), x, bounded);
+  if constexpr (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
+    bounded = hn::IfThenElse(hn::IsNaN(x), x, bounded);
   const VF32 n = hn::Round(hn::Mul(bounded, hn::Set(d, 1.44269504f)));
   VF32 r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), bounded);  // exact: ln 2 in two parts
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);

@@ -46,9 +46,9 @@ class Carver {
   explicit Carver(std::byte* memory) : memory_(memory) {}
   template <class T>
   T* take(std::int64_t count) {
-    std::byte* piece = memory_ + used_;
+    const std::size_t begin = used_;
     used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(piece);
+    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + begin);
   }
   std::size_t used() const { return used_; }
 
