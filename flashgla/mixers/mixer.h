@@ -9,6 +9,7 @@
 #include "flashgla/mixers/config.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
+#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::mixers {
 
@@ -65,8 +66,10 @@ class Mixer {
   // What a token costs beside the products with its parameters (nn::Parameter::multiplied).
   virtual Cost cost(std::int64_t length) const = 0;
 
-  // One token a sequence: x, y [B,D]; the state is updated in place. Nothing is kept.
-  virtual void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) = 0;
+  // One token a sequence: x [B,D] += mix(norm(x)), norm being that of the residual stream in front of the mixer, so
+  // that it and the sum can be fused with the layers beside them (ops::linear_step). The state is updated in place.
+  // Nothing is kept.
+  virtual void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) = 0;
 };
 
 }  // namespace flashgla::mixers

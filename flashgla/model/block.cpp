@@ -22,8 +22,8 @@ class Feedforward : public mixers::Mixer {
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override {
     mlp_.backward(pass, x, dy, dx);
   }
-  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&) override {
-    mlp_.forward(pass, x, y);
+  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const mixers::LayerState&) override {
+    mlp_.step(pass, norm, x);
   }
 
  private:
@@ -149,22 +149,11 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
 }
 
 void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state) {
-  Context& context = pass.context;
-  const ArenaScope scope(context.scratch());
-  const TensorView normalized = context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
-  const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
   std::size_t states = 0;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    Part& part = parts_[i];
-    if (i == 0) {
-      part.norm.forward(context, x, {}, normalized, {}, {});
-    } else {
-      part.norm.forward(context, branch, x, normalized, x, {});
-    }
-    part.branch->step(pass, normalized, branch, take(state, states, part.states));
+  for (Part& part : parts_) {
+    part.branch->step(pass, part.norm, x, take(state, states, part.states));
     states += part.states;
   }
-  ops::elementwise::add(context, branch, x);
 }
 
 }  // namespace flashgla::model

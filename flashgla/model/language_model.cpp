@@ -72,6 +72,9 @@ mixers::Cost cost(const ModelConfig& config, std::int64_t length) {
 }
 
 namespace {
+// Up to here steps keep f32 activations.
+constexpr std::int64_t kFewSequences = 8;
+
 const ModelConfig& validated(const ModelConfig& config) {
   config.validate();
   return config;
@@ -79,7 +82,12 @@ const ModelConfig& validated(const ModelConfig& config) {
 }  // namespace
 
 LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training)
-    : config_(validated(config)), dtype_(dtype), device_(device), training_(training), layers_(config) {
+    : config_(validated(config)),
+      dtype_(dtype),
+      device_(device),
+      training_(training),
+      inference_dtype_(dtype == DType::f64 ? DType::f64 : DType::f32),
+      layers_(config) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f64) {
     throw Error("model", "dtype", std::string("is ") + name_of(dtype), "f32, bf16 or f64");
   }
@@ -87,9 +95,13 @@ LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device devi
       [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training);
 }
 
-DType LanguageModel::activation_dtype() const {
-  if (dtype_ == DType::f64) return DType::f64;
-  return training_ ? dtype_ : DType::f32;
+void LanguageModel::set_inference_dtype(DType dtype) {
+  const DType narrowest = dtype_ == DType::f64 ? DType::f64 : DType::f32;
+  if (dtype != narrowest && !(dtype == DType::bf16 && dtype_ == DType::bf16)) {
+    throw Error("model", "inference dtype", std::string("is ") + name_of(dtype),
+                dtype_ == DType::bf16 ? "f32 or bf16" : name_of(narrowest));
+  }
+  inference_dtype_ = dtype;
 }
 
 DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity) const {
@@ -259,12 +271,15 @@ void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState
   const ArenaScope scope(context.scratch());
   nn::Pass pass{context};
   pass.positions = state.positions();
+  // A few sequences' products are bound by the weights' bytes, not by the rate of multiplication.
+  const DType few = dtype_ == DType::f64 ? DType::f64 : DType::f32;
   const TensorView x =
-      context.scratch().tensor(Shape({sequences, config_.hidden_size}), activation_dtype(), "blocks: residual");
+      context.scratch().tensor(Shape({sequences, config_.hidden_size}),
+                               sequences <= kFewSequences ? few : activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x);
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(pass, x, state.layer(i));
-  layers_.final_norm.forward(context, x, {}, x, {}, {});
-  ops::matmul::run(context, x, head().value.transpose(0, 1), logits);
+  const ops::linear_step::Layer output{head().value, {}, logits};
+  ops::linear_step::run(context, layers_.final_norm.before_step(x), {&output, 1});
   ops::positions::advance(context, state.positions(), {}, 1);
 }
 

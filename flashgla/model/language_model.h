@@ -51,6 +51,11 @@ class LanguageModel {
 
   // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence. The model must
   // outlive it.
+  // Activations of evaluate and prefill, and of steps of more than a few sequences: f32, or bf16 beside bf16
+  // parameters, which is what matrix units multiply at their full rate. f32 unless it is set; nothing of a training
+  // model.
+  void set_inference_dtype(DType dtype);
+
   DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
@@ -74,7 +79,7 @@ class LanguageModel {
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:
-  DType activation_dtype() const;
+  DType activation_dtype() const { return training_ ? dtype_ : inference_dtype_; }
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state) const;
@@ -90,6 +95,7 @@ class LanguageModel {
   DType dtype_;
   Device device_;
   bool training_;
+  DType inference_dtype_;
   Layers layers_;
   std::unique_ptr<nn::ParameterStore> store_;
 };

@@ -5,6 +5,7 @@
 
 #include "flashgla/nn/linear.h"
 #include "flashgla/nn/pass.h"
+#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::nn {
 
@@ -16,8 +17,10 @@ class GatedMLP {
 
   void for_each_parameter(const ParameterVisitor& visit);
 
-  // x, y [...,hidden]; also the decoding step. y absent: only what backward needs is computed.
+  // x, y [...,hidden]. y absent: only what backward needs is computed.
   void forward(Pass& pass, const TensorView& x, const TensorView& y);
+  // A decoding step: x [N,hidden] += mlp(norm(x)).
+  void step(Pass& pass, const RMSNorm& norm, const TensorView& x) const;
   // x as in forward; dx overwritten.
   void backward(Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx);
 

@@ -6,6 +6,7 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/nn/parameter.h"
+#include "flashgla/ops/linear_step/linear_step.h"
 
 namespace flashgla::nn {
 
@@ -30,6 +31,9 @@ class Linear {
 
   // x [...,in], y [...,out].
   void forward(Context& context, const TensorView& x, const TensorView& y) const;
+
+  // This layer as one of a decoding step, with its output there.
+  ops::linear_step::Layer step_layer(const TensorView& y) const;
 
   // Adds to the gradients of weights and bias; dx [...,in] is overwritten, or added to with accumulate.
   void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,

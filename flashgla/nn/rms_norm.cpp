@@ -24,6 +24,15 @@ void RMSNorm::forward(Context& context, const TensorView& x, const TensorView& r
   ops::rms_norm::forward(context, inputs, outputs, epsilon_);
 }
 
+ops::linear_step::Inputs RMSNorm::before_step(const TensorView& x) const {
+  ops::linear_step::Inputs inputs;
+  inputs.x = x;
+  inputs.prologue = ops::linear_step::Prologue::rms_norm;
+  inputs.norm_weight = weight_.value;
+  inputs.epsilon = epsilon_;
+  return inputs;
+}
+
 void RMSNorm::backward(Context& context, const TensorView& x, const TensorView& rstd, const TensorView& dy,
                        const TensorView& dx, bool accumulate) const {
   ops::rms_norm::backward(context, x, weight_.value, rstd, dy, dx, accumulate, weight_.gradient);

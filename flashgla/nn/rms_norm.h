@@ -5,6 +5,7 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/nn/parameter.h"
+#include "flashgla/ops/linear_step/linear_step.h"
 
 namespace flashgla::nn {
 
@@ -18,6 +19,9 @@ class RMSNorm {
   // absent: inference.
   void forward(Context& context, const TensorView& x, const TensorView& residual, const TensorView& y,
                const TensorView& sum, const TensorView& rstd) const;
+
+  // x [N,D] normalised as the prologue of a decoding step's linear layers.
+  ops::linear_step::Inputs before_step(const TensorView& x) const;
 
   // x: what was normalised. Adds to the weight's gradient; dx is added to.
   void backward(Context& context, const TensorView& x, const TensorView& rstd, const TensorView& dy,

@@ -42,7 +42,7 @@ class GatedLinearAttention : public Mixer {
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   Cost cost(std::int64_t length) const override;
-  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) override;
+  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
   // q, k and v [B,T,channels] of a forward, after the convolution where there is one.
@@ -335,38 +335,42 @@ void GatedLinearAttention::backward(nn::Pass& pass, const TensorView& x, const T
   for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
 }
 
-void GatedLinearAttention::step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) {
+void GatedLinearAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
-  input_.forward(context, x, projected);
   TensorView output_gate;
+  std::vector<linear_step::Layer> inputs_of_mixer = {input_.step_layer(projected)};
   for (const nn::Linear& gate : output_gate_) {
     output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
-    gate.forward(context, x, output_gate);
+    inputs_of_mixer.push_back(gate.step_layer(output_gate));
   }
+  linear_step::run(context, norm.before_step(x), inputs_of_mixer);
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     const TensorView channels = input_.part(projected, i);
     convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
                       convolution::Activation::silu);
   }
-  const TensorView logits = scratch.tensor(Shape({batch, kv_key_dim_}), x.dtype, "gla: gates");
-  gate_up_.forward(context, input_.part(projected, kLowRank), logits);
-  const TensorView& g = logits;
-  ops::log_sigmoid_gate::forward(context, logits, g, config_.gate_logit_normalizer,
-                                 config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp));
+  const TensorView g = scratch.tensor(Shape({batch, kv_key_dim_}), x.dtype, "gla: gates");
+  const linear_step::Layer gate_up = gate_up_.step_layer(g);
+  linear_step::run(context, {input_.part(projected, kLowRank)}, {&gate_up, 1},
+                   {linear_step::Epilogue::log_sigmoid, config_.gate_logit_normalizer,
+                    config_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp)});
   attention::StepInputs inputs;
   inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
   inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
   inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
   inputs.g = g.split_last(config_.kv_heads());
-  const TensorView flat = scratch.tensor(Shape({batch, value_dim_}), x.dtype, "gla: outputs");
-  const TensorView o = flat.split_last(config_.num_heads);
-  attention::step(context, inputs, state[0], {}, o, options_);
-  normalize(context, o, output_gate, o, {});
-  output_.forward(context, flat, y);
+  const TensorView o = scratch.tensor(Shape({batch, value_dim_}), x.dtype, "gla: outputs");
+  attention::step(context, inputs, state[0], {}, o.split_last(config_.num_heads), options_);
+  linear_step::Inputs normalized{
+      o,         linear_step::Prologue::head_norm, norm_.empty() ? TensorView() : norm_.front().value,
+      norm_eps_, value_dim_ / config_.num_heads,   output_gate};
+  const linear_step::Layer output = output_.step_layer(x);
+  linear_step::run(context, normalized, {&output, 1}, {linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "flashgla/mixers/registry.h"
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
@@ -201,14 +202,21 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   nn::Pass pass{context};
   pass.positions = positions;
   testing::poison(y);
-  trial.mixer->forward(pass, x, y, before, after);
+  nn::RMSNorm norm("norm", kHidden, 1e-6);
+  const nn::ParameterStore norm_store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
+                                      DType::f64, Device::cpu(), false);
+  testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);
+  const Tensor normalized = Tensor::empty(shape, DType::f64);
+  norm.forward(context, x, {}, normalized, {}, {});
+  trial.mixer->forward(pass, normalized, y, before, after);
   const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
-  const Tensor out = Tensor::empty(token->shape, DType::f64);
+  const Tensor expected = Tensor::empty(token->shape, DType::f64);
   for (std::int64_t t = 0; t < kLength; ++t) {
     copy(x->select(1, t), token);
-    testing::poison(out);
-    trial.mixer->step(pass, token, out, stepped);
-    EXPECT_EQ(testing::check_close("y", out, y->select(1, t), 1e-12), "") << t;
+    copy(x->select(1, t), expected);
+    ops::elementwise::add(context, testing::converted(y->select(1, t), DType::f64), expected);
+    trial.mixer->step(pass, norm, token, stepped);
+    EXPECT_EQ(testing::check_close("x + y", token, expected, 1e-12), "") << t;
     for (std::int64_t n = 0; n < kBatch; ++n) ++positions.as<std::int32_t>()[n];
   }
   std::vector<std::int64_t> tokens;

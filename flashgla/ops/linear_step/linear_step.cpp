@@ -75,7 +75,8 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
                   rows_are_aligned(x)};
   if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
   for (const Layer& layer : layers) {
-    arguments.check("y", layer.y, x.dtype);
+    const bool wider = x.dtype == DType::bf16 && options.epilogue == Epilogue::store;
+    arguments.check("y", layer.y, wider ? DTypes{DType::f32, DType::bf16} : DTypes{x.dtype});
     arguments.check_rank("y", layer.y, 2);
     if (layer.y.size(0) != x.size(0)) {
       arguments.fail("y", "has shape " + to_string(layer.y.shape),
