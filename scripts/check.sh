@@ -46,15 +46,26 @@ mend[documents]="the documents named above; variables go into docs/environment.m
 step_figures() { python3 scripts/figures.py --check; }
 mend[figures]="scripts/figures.py"
 
-configure() { cmake --preset sanitize >build-sanitize.log 2>&1 || { cat build-sanitize.log; return 1; }; }
-
-step_tidy() { configure && python3 scripts/checks/tidy.py build-sanitize; }
+step_tidy() { cmake --preset sanitize && python3 scripts/checks/tidy.py build-sanitize; }
 mend[tidy]="the sources named above; one alone: clang-tidy -p build-sanitize SOURCE"
 
 # Readers, writers and models: what meets bytes that somebody else made.
 tested=(base model text data train generate)
 step_sanitize() {
-  scripts/build.sh sanitize "${tested[@]/%/_test}" || return 1
+  local folder programs=()
+  for folder in "${tested[@]}"; do programs+=("flashgla_${folder}_test"); done
+  scripts/build.sh sanitize fuzz "${programs[@]}" || return 1
+  export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+  printf '%s\0' "${tested[@]}" | xargs -0 -I {} -P "$(nproc)" sh -c \
+    'build-sanitize/bin/flashgla_{}_test --gtest_brief=1 >build-sanitize/{}.log 2>&1 || touch build-sanitize/{}.failed'
+  for folder in "${tested[@]}"; do
+    if [ -e "build-sanitize/$folder.failed" ]; then
+      rm -f "build-sanitize/$folder.failed"
+      echo "$folder:" && tail -n 40 "build-sanitize/$folder.log"
+      return 1
+    fi
+  done
+  echo "${#tested[@]} test programs passed"
 }
 mend[sanitize]="the test named above, which runs alone as build-sanitize/bin/flashgla_<folder>_test --gtest_filter=NAME"
 

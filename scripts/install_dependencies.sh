@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing of the Debian packages that FlashGLA builds with. Says what; does nothing when all is there.
-#   install_dependencies.sh [python]   with what the Python package needs
+#   install_dependencies.sh [python] [check]   with what the Python package needs, with what scripts/check.sh needs
 set -euo pipefail
 
 packages=(
@@ -14,7 +14,13 @@ packages=(
   python3                            # the structure test, and checks of JSON output
   gnuplot-nox                        # loss curves as PNG
 )
-[ "${1:-}" != python ] || packages+=(python3-dev python3-venv)
+for group; do
+  case $group in
+    python) packages+=(python3-dev python3-venv) ;;
+    check) packages+=(clang llvm libclang-rt-dev libomp-dev clang-format clang-tidy shellcheck git python3-venv) ;;
+    *) echo "error: there is no group '$group'; known: python, check" >&2; exit 2 ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do
