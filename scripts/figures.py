@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of figures in the documents from saved runs of `flashgla bench`.
+"""Writes the tables of figures in the documents from saved runs of `flashgla bench` and `scripts/fuzz.sh`.
 
   scripts/figures.py              writes every table anew from docs/figures/
   scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) as docs/figures/cpu.json or gpu.json
@@ -157,16 +157,30 @@ def gpu_operator_table():
             f"operands on chip {product / 1e12:.0f} TFLOP/s.\n\n" + table([*GPU_HEAD, "MiB", "error"], rows))
 
 
-TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table}
+def fuzz_table():
+    path = FIGURES / "fuzzing.json"
+    if not path.exists():
+        raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
+    run = json.loads(path.read_text(encoding="utf-8"))
+    total = sum(run["targets"].values())
+    rows = [[f"`{name}`", f"{count:,}"] for name, count in sorted(run["targets"].items())]
+    return (f"`scripts/fuzz.sh {run['seconds']}`, commit {run['commit']}, {run['date']}: {total:,} inputs, "
+            f"{run['failed']} of {len(rows)} targets failed.\n\n" + table(["target", "inputs"], rows))
+
+
+TABLES = {"fuzz": fuzz_table, "cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table}
 
 
 def take(path):
-    """Copies a run to docs/figures/, under the kind of its device."""
+    """Copies a run to docs/figures/, under the kind of its device, or one of scripts/fuzz.sh."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    if "targets" in json.loads(path.read_text(encoding="utf-8")):
+        (FIGURES / "fuzzing.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        return
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
     name = "cpu.json" if run.device == "cpu" else "gpu.json"
-    FIGURES.mkdir(parents=True, exist_ok=True)
     (FIGURES / name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"docs/figures/{name}: {run.origin()}")
 
@@ -194,7 +208,7 @@ def main():
                 print(f"note: {name}, table {key}, is left as it is: {missing}")
                 return match[0]
 
-        written = re.sub(r"(<!-- figures: ([\w-]+) -->)\n.*?(<!-- /figures -->)", write, text, flags=re.DOTALL)
+        written = re.sub(r"(<!-- figures: ([\w-]+) -->)\n(?:.*?\n)?(<!-- /figures -->)", write, text, flags=re.DOTALL)
         if written != text:
             stale += 1
             print(f"{name}: " + ("its figures are not those of docs/figures/" if check else "written"))

@@ -2,7 +2,8 @@
 # Feeds every reader of files with inputs that libFuzzer makes up, under the address and undefined-behaviour sanitizers:
 #   fuzz.sh SECONDS [TARGET...]   SECONDS for each target, one of testing/fuzz/*.cpp by name (default: all)
 # Fails on a crash, an undefined operation, a leak, ten seconds for one input, or more memory than the input accounts for
-# (testing/fuzz/fuzz.h). What was found lies in build-sanitize/fuzz; the inputs that reached new code stay there, too.
+# (testing/fuzz/fuzz.h). What was found lies in build-sanitize/fuzz; the inputs that reached new code stay there, too, and
+# run.json, which scripts/figures.py takes for the documents.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
@@ -27,12 +28,13 @@ export -f fuzz
 export build seconds
 printf '%s\0' "$@" | xargs -0 -n 1 -P "$(nproc)" bash -c 'fuzz "$0"'
 
-total=0 failed=0
+total=0 failed=0 rows=''
 for target in "$@"; do
   name=${target##*/fuzz_}
   log=$build/fuzz/$name/log
   count=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   total=$((total + ${count:-0}))
+  rows+="${rows:+, }\"$name\": ${count:-0}"
   if [ -e "$build/fuzz/$name/failed" ]; then
     failed=$((failed + 1))
     printf 'FAILED %-14s %s\n' "$name" "$log"
@@ -42,5 +44,8 @@ for target in "$@"; do
     printf 'passed %-14s %s inputs\n' "$name" "$count"
   fi
 done
+printf '{"commit": "%s", "date": "%s", "seconds": %s, "failed": %s, "targets": {%s}}\n' \
+  "$(git describe --always --dirty --abbrev=7 --exclude='*')" "$(date -u +%F)" "$seconds" "$failed" "$rows" \
+  >"$build/fuzz/run.json"
 echo "Fuzzing: $total inputs, $failed targets failed"
 [ "$failed" -eq 0 ]

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 
 namespace flashgla::model {
@@ -30,7 +31,7 @@ bool ends_with(std::string_view text, std::string_view end) { return text.ends_w
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::map<std::string, std::string> map;
   try {
-    const ordered_json index = ordered_json::parse(read_file(path));
+    const auto index = parse_json<ordered_json>(read_file(path), path);
     for (const auto& [tensor, file] : index.at("weight_map").items()) {
       const std::string name = file.get<std::string>();
       // Names only: an index must not make us read anywhere else.

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/json.h"
 #include "flashgla/mixers/mixer.h"
 
 namespace flashgla::model {
@@ -313,12 +314,7 @@ void ModelConfig::validate() const {
 }
 
 ModelConfig parse_config(const std::string& json, const std::string& source) {
-  ordered_json object;
-  try {
-    object = ordered_json::parse(json);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(source + ": not JSON (" + error.what() + ")");
-  }
+  const auto object = parse_json<ordered_json>(json, source);
   if (!object.is_object()) throw Error(source + ": not a JSON object");
   const Found found = find_layout(object, source);
   refuse_unsupported(*found.layout, object, source);

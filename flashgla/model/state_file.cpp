@@ -162,6 +162,10 @@ DecodeState load_state(const LanguageModel& model, const std::string& path, cons
   copy_rows(state, filled, rows, true);
   const Tensor positions = Tensor::empty(state.positions().shape, DType::i32);
   for (std::int64_t i = 0; i < state.sequences(); ++i) {
+    if (tokens.as<std::int64_t>()[i] < 0) {
+      throw Error(path + ": corrupt (a sequence of " + std::to_string(tokens.as<std::int64_t>()[i]) +
+                  " tokens); run the prompt again with --save-state");
+    }
     state.history[static_cast<std::size_t>(i)] = {tokens.as<std::int64_t>()[i],
                                                   static_cast<std::uint64_t>(hashes.as<std::int64_t>()[i])};
     positions.as<std::int32_t>()[i] = static_cast<std::int32_t>(tokens.as<std::int64_t>()[i]);

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/json.h"
 #include "flashgla/nn/pass.h"
 
 namespace flashgla::train {
@@ -134,6 +135,8 @@ void set_field(TrainConfig& config, const std::string& name, const std::string& 
   const std::vector<Field> list = fields(config);
   const Field* field = find(list, name);
   if (field == nullptr) throw Error("training configuration: there is no field '" + name + "'");
+  // A model's own configuration is read when the model is built; that it is JSON at all is seen here.
+  if (name == "model" && text.starts_with("{")) parse_json<Json>(text, "training configuration: model");
   try {
     std::visit(
         Overloaded{[&](std::string* value) { *value = text; }, [&](std::int64_t* value) { *value = parse_count(text); },
@@ -145,12 +148,7 @@ void set_field(TrainConfig& config, const std::string& name, const std::string& 
 }
 
 void parse_config(TrainConfig& config, const std::string& json, const std::string& source) {
-  Json root;
-  try {
-    root = Json::parse(json);
-  } catch (const Json::exception& error) {
-    throw Error(source + ": not valid JSON: " + error.what());
-  }
+  const Json root = parse_json<Json>(json, source);
   if (!root.is_object()) throw Error(source + ": expected a JSON object of training fields");
   TrainConfig result = config;
   const std::vector<Field> list = fields(result);

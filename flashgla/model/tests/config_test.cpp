@@ -94,6 +94,8 @@ TEST(Config, MistakesAreNamed) {
   EXPECT_THAT(error_of(R"({"use_gv": true})"), HasSubstr("use_gv is true; expected false"));
   EXPECT_THAT(error_of("[1]"), HasSubstr("not a JSON object"));
   EXPECT_THAT(error_of("{\"a\":"), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of("{\"attn\": " + std::string(50000, '[') + std::string(50000, ']') + "}"),
+              HasSubstr("nested deeper than 100"));
   EXPECT_THROW(load_config("/nonexistent/config.json"), Error);
 }
 

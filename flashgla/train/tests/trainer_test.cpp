@@ -441,8 +441,11 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
       parse_config(config, json, "run.json");
     };
   };
-  EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not valid JSON")));
+  EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not JSON")));
   EXPECT_THAT(parse("[]"), ThrowsMessage<Error>(HasSubstr("run.json: expected a JSON object")));
+  EXPECT_THAT(parse(R"({"model": "{"})"), ThrowsMessage<Error>(HasSubstr("model: not JSON")));
+  const std::string deep = "{\"seed\": " + std::string(50000, '[') + std::string(50000, ']') + "}";
+  EXPECT_THAT(parse(deep.c_str()), ThrowsMessage<Error>(HasSubstr("nested deeper than 100")));
   EXPECT_THAT(parse(R"({"lr": 1})"), ThrowsMessage<Error>(HasSubstr("run.json: there is no training field 'lr'")));
   EXPECT_THAT(parse(R"({"learning_rate": true})"),
               ThrowsMessage<Error>(HasSubstr("learning_rate is true; expected a number")));
