@@ -12,6 +12,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
@@ -37,7 +38,7 @@ class Run:
         """The first row of an operation and problem; without implementation: of the fastest that is not a peer."""
         found = [row for row in self.rows if row["operation"] == operation and row["problem"] == problem
                  and "milliseconds" in row and (implementation is None or row["implementation"] == implementation)
-                 and (implementation or not row["implementation"].startswith(("softmax", "fla")))]
+                 and (implementation or not row["implementation"].startswith(("softmax_", "fla_")))]
         if not found:
             raise Missing(f"{self.path.relative_to(ROOT)} has no row '{operation}' of '{problem}'")
         return min(found, key=lambda row: row["milliseconds"])
@@ -56,6 +57,11 @@ class Run:
 def milliseconds(row):
     value = row["milliseconds"]
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def sentences(*parts):
+    """Text in lines of at most 120 characters."""
+    return textwrap.fill(" ".join(parts), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def table(head, rows):
@@ -84,9 +90,9 @@ def cpu_table():
     share = row["bytes"] / row["milliseconds"] * 1e3 / read
     rows.append(["decoding, `gla-340m`, bf16, batch 1", f"{share:.2f} of the memory's read rate",
                  f"{1e3 / row['milliseconds']:.0f} tokens/s"])
-    origin = (f"{run.origin()}, {run.threads} threads. In the same run oneDNN's fp32 product of 1024 x 1024 matrices\n"
-              f"had {product / 1e9:.0f} GFLOP/s, and memory was read at {read / 1e9:.1f} GB/s.\n\n")
-    return origin + table(["what", "share", ""], rows)
+    origin = sentences(f"{run.origin()}, {run.threads} threads. In the same run oneDNN's fp32 product of 1024 x 1024",
+                       f"matrices had {product / 1e9:.0f} GFLOP/s, and memory was read at {read / 1e9:.1f} GB/s.")
+    return origin + "\n\n" + table(["what", "share", ""], rows)
 
 
 GPU_CASES = [  # name, problem
@@ -142,7 +148,7 @@ GPU_HEAD = ["case", "forward ms", "of the floor", "forward + backward ms", "of t
 
 def gpu_table():
     run = Run(FIGURES / "gpu.json")
-    return f"{run.origin()}.\n\n" + table(GPU_HEAD, gpu_rows(run, GPU_CASES, more=False))
+    return sentences(run.origin() + ".") + "\n\n" + table(GPU_HEAD, gpu_rows(run, GPU_CASES, more=False))
 
 
 def gpu_operator_table():
@@ -153,8 +159,9 @@ def gpu_operator_table():
         rows.append([f"step, B64 H4 K256 V512{states or ', f32 states'}", milliseconds(step), of_floor(step), "", "",
                      "", f"{step['error']:.1e}"])
     copy, product = run.rate("memory copy", "bytes"), run.rate("bf16 matrix product", "flops")
-    return (f"{run.origin()}.\nCeilings of that run: copy {copy / 1e12:.2f} TB/s (read + written), bf16 products with "
-            f"operands on chip {product / 1e12:.0f} TFLOP/s.\n\n" + table([*GPU_HEAD, "MiB", "error"], rows))
+    origin = sentences(run.origin() + ".", f"Ceilings of that run: copy {copy / 1e12:.2f} TB/s (read + written), bf16",
+                       f"products with operands on chip {product / 1e12:.0f} TFLOP/s.")
+    return origin + "\n\n" + table([*GPU_HEAD, "MiB", "error"], rows)
 
 
 def fuzz_run():
@@ -166,21 +173,23 @@ def fuzz_run():
 
 def fuzz_sentence():
     run = fuzz_run()
-    return (f"Every reader of files was fed {sum(run['targets'].values()):,} made-up inputs under sanitizers "
-            f"([`testing/fuzz`](testing/fuzz/README.md), commit {run['commit']}, {run['date']}): "
-            + ("none crashed it, hung it, or made it take memory out of proportion." if run["failed"] == 0 else
-               f"{run['failed']} targets found a defect."))
+    found = ("none crashed it, hung it, or made it take memory out of proportion." if run["failed"] == 0 else
+             f"{run['failed']} targets found a defect.")
+    return sentences(f"Every reader of files was fed {sum(run['targets'].values()):,} made-up inputs under sanitizers",
+                     f"([`testing/fuzz`](testing/fuzz/README.md), commit {run['commit']}, {run['date']}):", found)
 
 
 def fuzz_table():
     run = fuzz_run()
     total = sum(run["targets"].values())
     rows = [[f"`{name}`", f"{count:,}"] for name, count in sorted(run["targets"].items())]
-    return (f"`scripts/fuzz.sh {run['seconds']}`, commit {run['commit']}, {run['date']}: {total:,} inputs, "
-            f"{run['failed']} of {len(rows)} targets failed.\n\n" + table(["target", "inputs"], rows))
+    origin = sentences(f"`scripts/fuzz.sh {run['seconds']}`, commit {run['commit']}, {run['date']}: {total:,} inputs,",
+                       f"{run['failed']} of {len(rows)} targets failed.")
+    return origin + "\n\n" + table(["target", "inputs"], rows)
 
 
-TABLES = {"fuzz": fuzz_table, "fuzz-total": fuzz_sentence, "cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table}
+TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "fuzz": fuzz_table,
+          "fuzz-total": fuzz_sentence}
 
 
 def take(path):
