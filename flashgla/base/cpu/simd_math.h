@@ -97,6 +97,27 @@ HWY_INLINE void map2(const F& f, std::int64_t count, Out0* out0, Out1* out1, con
   }
 }
 
+// And for three.
+template <class F, class Out0, class Out1, class Out2, class... In>
+HWY_INLINE void map3(const F& f, std::int64_t count, Out0* out0, Out1* out1, Out2* out2, const In*... in) {
+  const F32 d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  VF32 first = hn::Zero(d), second = hn::Zero(d), third = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    f(first, second, third, load(d, in + i)...);
+    store(d, first, out0 + i);
+    store(d, second, out1 + i);
+    store(d, third, out2 + i);
+  }
+  if (i < count) {
+    f(first, second, third, load_part(d, in + i, count - i)...);
+    store_part(d, first, out0 + i, count - i);
+    store_part(d, second, out1 + i, count - i);
+    store_part(d, third, out2 + i, count - i);
+  }
+}
+
 // Sum over i of f(in0[i], in1[i], ...), in a fixed order; f of zeros must be zero. Four sums hide the latency.
 template <class F, class... In>
 HWY_INLINE float sum(const F& f, std::int64_t count, const In*... in) {

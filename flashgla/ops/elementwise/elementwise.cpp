@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/ops/elementwise/implementations.h"
 #include "flashgla/ops/rows.h"
@@ -10,7 +9,11 @@
 namespace flashgla::ops::elementwise {
 
 std::span<const Implementation> implementations() {
+  #ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
   static const Implementation table[] = {kSimd, kReference};
+#endif
   return table;
 }
 
@@ -49,13 +52,18 @@ void zero(Context& context, const TensorView& view) {
   Arguments("zero", context).check("view", view, kAny);
   if (context.planning()) return;
   if (view.is_contiguous()) {
-    zero_memory(view.data, view.bytes(), view.device);
+    context.queue().zero(view.data, view.bytes());
     return;
   }
-  if (view.device.kind != Device::Kind::cpu) {
-    throw Error("zero", "view", "of shape " + to_string(view.shape) + " is not contiguous",
-                "contiguous memory on " + name_of(view.device));
+#ifdef FLASHGLA_CUDA
+  if (view.device.kind == Device::Kind::cuda) {
+    if (size_of(view.dtype) == 1) {
+      throw Error("zero", "view", "of shape " + to_string(view.shape) + " is not contiguous",
+                  "contiguous memory for u8 on " + name_of(view.device));
+    }
+    return zero_rows_on_device(context, view);
   }
+#endif
   const Rows rows(view);
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
   for_each_piece(context, {&rows}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {

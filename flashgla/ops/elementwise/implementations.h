@@ -29,6 +29,9 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+// view = 0 where elements have 2, 4 or 8 bytes.
+void zero_rows_on_device(Context& context, const TensorView& view);
+
+extern const Implementation kCuda, kSimd, kReference;
 
 }  // namespace flashgla::ops::elementwise

@@ -27,7 +27,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 // Rows of x, as [B * T, D], that are one sequence.
 struct Sequence {

@@ -18,12 +18,12 @@ struct Implementation {
   Support (*supports)(const Problem&, const Architecture&);
   void (*forward)(Context&, const TensorView& gate, const TensorView& up, const TensorView& y);
   void (*backward)(Context&, const TensorView& gate, const TensorView& up, const TensorView& dy,
-                   const TensorView& dgate, const TensorView& dup);
+                   const TensorView& dgate, const TensorView& dup, const TensorView& y);
 };
 
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 }  // namespace flashgla::ops::swiglu

@@ -18,13 +18,14 @@ void reference_forward(Context& context, const TensorView& gate, const TensorVie
 }
 
 void reference_backward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy,
-                        const TensorView& dgate, const TensorView& dup) {
-  const Elements g(gate), u(up), out_gradient(dy), gate_gradient(dgate), up_gradient(dup);
+                        const TensorView& dgate, const TensorView& dup, const TensorView& y) {
+  const Elements g(gate), u(up), out_gradient(dy), gate_gradient(dgate), up_gradient(dup), out(y);
   parallel_for(context, g.rows(), [&](std::int64_t r) {
     for (std::int64_t d = 0; d < g.length(); ++d) {
       const double x = g(r, d), s = sigmoid(x), other = u(r, d), gradient = out_gradient(r, d);
       gate_gradient.set(r, d, gradient * other * (s + x * s * (1.0 - s)));
       up_gradient.set(r, d, gradient * x * s);
+      if (y) out.set(r, d, x * s * other);
     }
   });
 }

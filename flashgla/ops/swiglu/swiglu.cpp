@@ -5,7 +5,11 @@
 namespace flashgla::ops::swiglu {
 
 std::span<const Implementation> implementations() {
+  #ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
   static const Implementation table[] = {kSimd, kReference};
+#endif
   return table;
 }
 
@@ -25,15 +29,16 @@ void forward(Context& context, const TensorView& gate, const TensorView& up, con
 }
 
 void backward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy,
-              const TensorView& dgate, const TensorView& dup) {
+              const TensorView& dgate, const TensorView& dup, const TensorView& y) {
   const Arguments arguments("swiglu", context);
   arguments.check("gate", gate, kFloating);
   arguments.check("up", up, gate.dtype, gate.shape, "gate");
   arguments.check("dy", dy, gate.dtype, gate.shape, "gate");
   arguments.check("dgate", dgate, gate.dtype, gate.shape, "gate");
   arguments.check("dup", dup, gate.dtype, gate.shape, "gate");
+  if (y) arguments.check("y", y, gate.dtype, gate.shape, "gate");
   const Implementation& implementation = selected(context, gate.dtype);
-  if (!context.planning()) implementation.backward(context, gate, up, dy, dgate, dup);
+  if (!context.planning()) implementation.backward(context, gate, up, dy, dgate, dup, y);
 }
 
 }  // namespace flashgla::ops::swiglu

@@ -15,8 +15,9 @@ namespace flashgla::ops::swiglu {
 void forward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& y);
 
 // dgate = dy up (s + gate s (1 - s)), dup = dy gate s, with s = sigmoid(gate). Overwritten; dgate may be gate or dy,
-// dup may be up or dy (not both dy).
+// dup may be up or dy (not both dy). y: forward's result again, so that nobody need keep it; absent: not wanted; it may
+// be dy where dgate and dup are not.
 void backward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy,
-              const TensorView& dgate, const TensorView& dup);
+              const TensorView& dgate, const TensorView& dup, const TensorView& y = {});
 
 }  // namespace flashgla::ops::swiglu

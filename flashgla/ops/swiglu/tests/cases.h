@@ -16,16 +16,19 @@ inline testing::OperatorCase forward_case(const Shape& shape) {
           [](Context& context, const NamedTensors& t) { forward(context, t["gate"], t["up"], t["y"]); }};
 }
 
-inline testing::OperatorCase backward_case(const Shape& shape) {
-  return {"backward " + to_string(shape),
-          {{"gate", shape, Role::input, Kind::activation, 4.0},
-           {"up", shape},
-           {"dy", shape},
-           {"dgate", shape, Role::output},
-           {"dup", shape, Role::output}},
-          [](Context& context, const NamedTensors& t) {
-            backward(context, t["gate"], t["up"], t["dy"], t["dgate"], t["dup"]);
-          }};
+// `again`: y is wanted too.
+inline testing::OperatorCase backward_case(const Shape& shape, bool again) {
+  testing::OperatorCase result{"backward " + to_string(shape),
+                               {{"gate", shape, Role::input, Kind::activation, 4.0},
+                                {"up", shape},
+                                {"dy", shape},
+                                {"dgate", shape, Role::output},
+                                {"dup", shape, Role::output}},
+                               [](Context& context, const NamedTensors& t) {
+                                 backward(context, t["gate"], t["up"], t["dy"], t["dgate"], t["dup"], t["y"]);
+                               }};
+  if (again) result.arguments.push_back({"y", shape, Role::output});
+  return result;
 }
 
 }  // namespace flashgla::ops::swiglu

@@ -13,7 +13,9 @@ TEST(Swiglu, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({3, 20000}), Shape({0, 4})}) {
     EXPECT_EQ(testing::check_conformance(forward_case(shape), coverage), "");
-    EXPECT_EQ(testing::check_conformance(backward_case(shape), coverage), "");
+    for (const bool again : {false, true}) {
+      EXPECT_EQ(testing::check_conformance(backward_case(shape, again), coverage), "");
+    }
   }
   EXPECT_EQ(coverage.missing(), "");
 }
@@ -46,6 +48,11 @@ TEST(Swiglu, WorksInPlace) {
   backward(context, gate2, up2, dy, gate2, up2);
   EXPECT_TRUE(testing::same_bits(gate2, dgate));
   EXPECT_TRUE(testing::same_bits(up2, dup));
+  const Tensor gate3 = testing::converted(gate, DType::f32), up3 = testing::converted(up, DType::f32);
+  backward(context, gate3, up3, dy, gate3, up3, dy);
+  EXPECT_TRUE(testing::same_bits(gate3, dgate));
+  EXPECT_TRUE(testing::same_bits(up3, dup));
+  EXPECT_TRUE(testing::same_bits(dy, y));
   forward(context, gate, up, up);
   EXPECT_TRUE(testing::same_bits(up, y));
 }

@@ -1,0 +1,121 @@
+// Kernels that do the same to every element: one launch, 16 bytes a load where all tensors are aligned for it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "flashgla/base/cuda/vectors.cuh"
+#include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/rows.h"
+
+namespace flashgla::ops::cuda {
+
+using flashgla::cuda::Vector;
+
+// A tensor of element type T in a kernel: rows of any strides.
+template <class T>
+struct Operand {
+  T* data;
+  Rows rows;
+
+  explicit Operand(const TensorView& view) : data(static_cast<T*>(view.data)), rows(view) {}
+
+  __device__ __forceinline__ T* at(std::int64_t row, std::int64_t column) const {
+    return data + rows.offset(row) + column;
+  }
+  template <int N>
+  __device__ __forceinline__ Vector<T, N> load(std::int64_t row, std::int64_t column) const {
+    return Vector<T, N>::load(at(row, column));
+  }
+  template <int N>
+  __device__ __forceinline__ void store(std::int64_t row, std::int64_t column, const float (&values)[N]) const {
+    Vector<T, N>::of(values).store(at(row, column));
+  }
+};
+
+// Whether vectors of `elements` may be read at every multiple of as many columns of every row. A tensor of no elements,
+// or an absent one, is aligned.
+inline bool is_aligned(const TensorView& view, int elements) {
+  if (view.numel() == 0 || !view.data) return true;
+  const auto bytes = std::min<std::size_t>(16, static_cast<std::size_t>(elements) * size_of(view.dtype));
+  bool aligned = reinterpret_cast<std::uintptr_t>(view.data) % bytes == 0;
+  for (int dim = 0; dim + 1 < view.rank(); ++dim) {
+    aligned = aligned && (view.size(dim) == 1 || static_cast<std::size_t>(view.stride[dim]) * size_of(view.dtype) % bytes == 0);
+  }
+  return aligned;
+}
+inline bool are_aligned(std::initializer_list<const TensorView*> views, int elements) {
+  return std::all_of(views.begin(), views.end(), [&](const TensorView* view) { return is_aligned(*view, elements); });
+}
+
+// [rows, length] elements over blocks: `across` neighbouring threads take a row's columns.
+struct ElementGrid {
+  static constexpr int kThreads = 256;
+  static constexpr int kRounds = 2;  // vectors a thread reads before it writes the first
+  std::int64_t rows, length, pieces;
+  int across;
+
+  ElementGrid(std::int64_t rows_count, std::int64_t row_length, int elements) : rows(rows_count), length(row_length) {
+    across = kThreads;
+    while (across > 1 && (across / 2) * std::int64_t{kRounds} * elements >= length) across /= 2;
+    const std::int64_t piece = std::int64_t{across} * kRounds * elements;
+    pieces = (length + piece - 1) / piece;
+  }
+  std::int64_t blocks() const { return (rows + kThreads / across - 1) / (kThreads / across) * pieces; }
+};
+
+template <int N, class Body>
+__global__ void __launch_bounds__(ElementGrid::kThreads) each_element_kernel(Body body, ElementGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t row = blockIdx.x / grid.pieces * (ElementGrid::kThreads / grid.across) + threadIdx.x / grid.across;
+  if (row >= grid.rows) return;
+  const std::int64_t first =
+      (blockIdx.x % grid.pieces * ElementGrid::kRounds * grid.across + threadIdx.x % grid.across) * N;
+  const std::int64_t apart = static_cast<std::int64_t>(grid.across) * N;
+  if (first + (ElementGrid::kRounds - 1) * apart + N <= grid.length) {
+    typename Body::template Read<N> read[ElementGrid::kRounds];
+#pragma unroll
+    for (int i = 0; i < ElementGrid::kRounds; ++i) read[i] = body.template read<N>(row, first + i * apart);
+#pragma unroll
+    for (int i = 0; i < ElementGrid::kRounds; ++i) body.template write<N>(row, first + i * apart, read[i]);
+    return;
+  }
+  for (int i = 0; i < ElementGrid::kRounds; ++i) {
+    const std::int64_t begin = first + i * apart;
+    if (begin + N <= grid.length) {
+      body.template write<N>(row, begin, body.template read<N>(row, begin));
+    } else {
+      for (std::int64_t column = begin; column < grid.length; ++column) {
+        body.template write<1>(row, column, body.template read<1>(row, column));
+      }
+    }
+  }
+}
+
+// Queues body for every element of `tensors`, which have one shape and are all that body reads and writes by element.
+// Body has a template <int N> struct Read, Read<N> read<N>(row, column) const and
+// void write<N>(row, column, const Read<N>&) const: N neighbouring elements at a time.
+template <class Body>
+void for_each_element(const Context& context, const char* name, const Body& body,
+                      std::initializer_list<const TensorView*> tensors) {
+  const Rows first(**tensors.begin());
+  std::size_t narrowest = 16;
+  bool dense = true;
+  for (const TensorView* view : tensors) {
+    narrowest = std::min(narrowest, size_of(view->dtype));
+    dense = dense && Rows(*view).dense();
+  }
+  const std::int64_t rows = dense ? 1 : first.count(), length = dense ? first.count() * first.length() : first.length();
+  if (rows * length == 0) return;
+  const auto queue = [&](auto* kernel, int elements) {
+    const ElementGrid grid(rows, length, elements);
+    queue_kernel(context, name, kernel, grid.blocks(), ElementGrid::kThreads, 0, body, grid);
+  };
+  const bool wide = narrowest == 2;
+  if (wide && are_aligned(tensors, 8)) return queue(each_element_kernel<8, Body>, 8);
+  if (!wide && are_aligned(tensors, 4)) return queue(each_element_kernel<4, Body>, 4);
+  queue(each_element_kernel<1, Body>, 1);
+}
+
+}  // namespace flashgla::ops::cuda

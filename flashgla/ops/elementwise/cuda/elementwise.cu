@@ -1,0 +1,232 @@
+// One pass over memory each.
+#include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/cuda/each_element.cuh"
+#include "flashgla/ops/cuda/math.cuh"
+#include "flashgla/ops/cuda/partial_sums.cuh"
+#include "flashgla/ops/elementwise/implementations.h"
+
+namespace flashgla::ops::elementwise {
+
+namespace {
+
+using ops::cuda::Operand;
+using ops::cuda::Vector;
+using bf16 = __nv_bfloat16;
+
+struct Add {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+struct Scale {
+  float factor;
+  __device__ __forceinline__ float operator()(float x) const { return x * factor; }
+};
+struct Same {
+  __device__ __forceinline__ float operator()(float x) const { return x; }
+};
+struct SiLU {
+  __device__ __forceinline__ float operator()(float x) const { return x * ops::cuda::sigmoid(x); }
+};
+struct SiLUGradient {
+  __device__ __forceinline__ float operator()(float x, float dy) const {
+    return dy * ops::cuda::silu_slope(x, ops::cuda::sigmoid(x));
+  }
+};
+
+// out = 0
+template <class Out>
+struct Zero {
+  Operand<Out> out;
+
+  template <int N>
+  struct Read {};
+  template <int N>
+  __device__ __forceinline__ Read<N> read(std::int64_t, std::int64_t) const {
+    return {};
+  }
+  template <int N>
+  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>&) const {
+    Vector<Out, N>::zero().store(out.at(row, column));
+  }
+};
+
+// out = f(a)
+template <class F, class A, class Out>
+struct Map {
+  F f;
+  Operand<A> a;
+  Operand<Out> out;
+
+  template <int N>
+  struct Read {
+    Vector<A, N> a;
+  };
+  template <int N>
+  __device__ __forceinline__ Read<N> read(std::int64_t row, std::int64_t column) const {
+    return {a.template load<N>(row, column)};
+  }
+  template <int N>
+  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
+    float values[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = f(in.a[i]);
+    out.template store<N>(row, column, values);
+  }
+};
+
+// out = f(a, b)
+template <class F, class A, class B, class Out>
+struct Map2 {
+  F f;
+  Operand<A> a;
+  Operand<B> b;
+  Operand<Out> out;
+
+  template <int N>
+  struct Read {
+    Vector<A, N> a;
+    Vector<B, N> b;
+  };
+  template <int N>
+  __device__ __forceinline__ Read<N> read(std::int64_t row, std::int64_t column) const {
+    return {a.template load<N>(row, column), b.template load<N>(row, column)};
+  }
+  template <int N>
+  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
+    float values[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = f(in.a[i], in.b[i]);
+    out.template store<N>(row, column, values);
+  }
+};
+
+template <class A, class Out, class F>
+void map(Context& context, const char* name, const F& f, const TensorView& a, const TensorView& out) {
+  ops::cuda::for_each_element(context, name, Map<F, A, Out>{f, Operand<A>(a), Operand<Out>(out)}, {&a, &out});
+}
+template <class A, class B, class Out, class F>
+void map(Context& context, const char* name, const F& f, const TensorView& a, const TensorView& b,
+         const TensorView& out) {
+  const Map2<F, A, B, Out> body{f, Operand<A>(a), Operand<B>(b), Operand<Out>(out)};
+  ops::cuda::for_each_element(context, name, body, {&a, &b, &out});
+}
+
+void add_to_on_device(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  if (a.dtype == DType::f32) return map<float, float, float>(context, "add", Add{}, a, b, out);
+  if (out.dtype == DType::f32) return map<bf16, float, float>(context, "add", Add{}, a, b, out);
+  map<bf16, bf16, bf16>(context, "add", Add{}, a, b, out);
+}
+
+void scale_on_device(Context& context, const TensorView& x, double factor) {
+  const Scale scale{static_cast<float>(factor)};
+  if (x.dtype == DType::f32) return map<float, float>(context, "scale", scale, x, x);
+  map<bf16, bf16>(context, "scale", scale, x, x);
+}
+
+void convert_on_device(Context& context, const TensorView& src, const TensorView& dst) {
+  const bool from_wide = src.dtype == DType::f32, to_wide = dst.dtype == DType::f32;
+  if (from_wide && to_wide) return map<float, float>(context, "convert", Same{}, src, dst);
+  if (from_wide) return map<float, bf16>(context, "convert", Same{}, src, dst);
+  if (to_wide) return map<bf16, float>(context, "convert", Same{}, src, dst);
+  map<bf16, bf16>(context, "convert", Same{}, src, dst);
+}
+
+void silu_forward_on_device(Context& context, const TensorView& x, const TensorView& y) {
+  if (x.dtype == DType::f32) return map<float, float>(context, "silu", SiLU{}, x, y);
+  map<bf16, bf16>(context, "silu", SiLU{}, x, y);
+}
+
+void silu_backward_on_device(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  if (x.dtype == DType::f32) return map<float, float, float>(context, "silu", SiLUGradient{}, x, dy, dx);
+  map<bf16, bf16, bf16>(context, "silu", SiLUGradient{}, x, dy, dx);
+}
+
+// A block sums rows of `across` * N columns; threads that have the same columns take every `down`th row.
+constexpr int kAcross = 32, kDown = 8;
+
+template <int N, class T>
+__global__ void __launch_bounds__(kAcross* kDown)
+    column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, std::int64_t tiles) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[kDown][kAcross * N];
+  const std::int64_t block = blockIdx.x / tiles, end = partial.end(block);
+  const std::int64_t first = (blockIdx.x % tiles) * (kAcross * N);
+  const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
+  const std::int64_t column = first + across * N;
+  float totals[N] = {};
+  if (column + N <= partial.columns) {
+#pragma unroll 4
+    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown) {
+      const Vector<T, N> values = dy.template load<N>(row, column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) totals[i] += values[i];
+    }
+  } else if (column < partial.columns) {
+    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (column + i < partial.columns) totals[i] += dy.template load<1>(row, column + i)[0];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) shared[down][across * N + i] = totals[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < kAcross * N && first + i < partial.columns; i += kAcross * kDown) {
+    float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kDown; ++j) total += shared[j][i];
+    partial.sums[block * partial.columns + first + i] = total;
+  }
+}
+
+template <int N, class T>
+void column_sum_of(Context& context, const TensorView& dy, float* db, bool accumulate) {
+  const std::int64_t rows = rows_of(dy.shape), columns = dy.size(-1), tiles = (columns + kAcross * N - 1) / (kAcross * N);
+  const ArenaScope scope(context.scratch());
+  // By the shape alone, so that neither memory nor bits depend on where dy lies.
+  const std::int64_t most_blocks = std::max<std::int64_t>(1, 1056 / (columns / (kAcross * 8) + 1));
+  const auto partial = ops::cuda::take_partial_sums(context, rows, columns, most_blocks, kDown, "column_sum");
+  if (context.planning()) return;
+  ops::cuda::queue_kernel(context, "column_sum", column_sum_kernel<N, T>, partial.blocks() * tiles, kAcross * kDown, 0,
+                          Operand<T>(dy), partial, tiles);
+  ops::cuda::reduce(context, partial, db, accumulate);
+}
+
+void column_sum_on_device(Context& context, const TensorView& dy, const TensorView& db, bool accumulate) {
+  auto* sums = db.as<float>();
+  if (dy.dtype == DType::f32) {
+    const bool aligned = ops::cuda::is_aligned(dy, 4);
+    return (aligned ? column_sum_of<4, float> : column_sum_of<1, float>)(context, dy, sums, accumulate);
+  }
+  const bool aligned = ops::cuda::is_aligned(dy, 8);
+  (aligned ? column_sum_of<8, bf16> : column_sum_of<1, bf16>)(context, dy, sums, accumulate);
+}
+
+}  // namespace
+
+void zero_rows_on_device(Context& context, const TensorView& view) {
+  TensorView words = view;  // as elements of 2 or 4 bytes
+  words.dtype = size_of(view.dtype) == 2 ? DType::bf16 : DType::f32;
+  if (size_of(view.dtype) == 8) {
+    words.shape[-1] *= 2;
+    for (int dim = 0; dim + 1 < view.rank(); ++dim) words.stride[dim] *= 2;
+  }
+  if (words.dtype == DType::bf16) {
+    return ops::cuda::for_each_element(context, "zero", Zero<bf16>{Operand<bf16>(words)}, {&words});
+  }
+  ops::cuda::for_each_element(context, "zero", Zero<float>{Operand<float>(words)}, {&words});
+}
+
+const Implementation kCuda{"cuda",
+                           Device::Kind::cuda,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.in, problem.out});
+                           },
+                           add_to_on_device,
+                           scale_on_device,
+                           convert_on_device,
+                           column_sum_on_device,
+                           silu_forward_on_device,
+                           silu_backward_on_device};
+
+}  // namespace flashgla::ops::elementwise
