@@ -77,27 +77,24 @@ void bench_training_step(const testing::BenchOptions& options) {
   const Tensor losses = Tensor::empty(Shape({tokens->numel()}), DType::f32);
   const Tensor first_moment = Tensor::zeros(Shape({model.parameters().count()}), DType::f32);
   const Tensor second_moment = Tensor::zeros(first_moment->shape, DType::f32);
+  const Tensor scalars = Tensor::zeros({ops::adamw::kStepScalars}, DType::f64), sum = Tensor::zeros({1}, DType::f64);
+  ops::adamw::StepScalars sent;
+  sent.learning_rate = 1e-6;
+  context.queue().copy(scalars->data, &sent, sizeof(sent));
   ops::adamw::Settings settings;
-  settings.learning_rate = 1e-6;
+  settings.clip_norm = 1.0;
   row.milliseconds = testing::median_milliseconds(
       context,
       [&] {
         model.parameters().zero_gradients();
         model.forward_backward(pass, tokens, targets, losses, 1.0 / static_cast<double>(tokens->numel()));
-        settings.gradient_scale =
-            1.0 /
-            std::max(1.0, std::sqrt(ops::global_norm::sum_of_squares(context, model.parameters().all_gradients())));
-        std::int64_t begin = 0;
-        for (const nn::Parameter* parameter : model.parameters().parameters()) {
-          const std::int64_t end = begin + parameter->value.numel();
-          ops::adamw::step(
-              context,
-              {parameter->value, parameter->gradient, first_moment->slice(0, begin, end).reshape(parameter->shape),
-               second_moment->slice(0, begin, end).reshape(parameter->shape), TensorView()},
-              settings);
-          begin = end;
-        }
-        ++settings.step;
+        const nn::ParameterStore& parameters = model.parameters();
+        ops::global_norm::sum_of_squares(context, parameters.all_gradients(), sum);
+        ops::adamw::prepare(context, sum, {}, scalars, settings);
+        ops::adamw::step(
+            context,
+            {parameters.all_values(), parameters.all_gradients(), first_moment, second_moment, {}, {}, scalars},
+            settings);
       },
       options.seconds);
   row.flops = static_cast<double>(tokens->numel()) * model::cost(config, kLength).training_flops;

@@ -22,6 +22,8 @@ DType dtype_of(const Argument& argument, DTypePair dtypes) {
       return dtypes.activation == DType::f64 ? DType::f64 : DType::f32;
     case Kind::integer:
       return DType::i32;
+    case Kind::fixed:
+      return argument.dtype;
   }
   return DType::f32;
 }

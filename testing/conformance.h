@@ -27,6 +27,7 @@ enum class Kind : std::uint8_t {
   parameter,
   accumulator,  // f32; f64 in the f64 run
   integer,      // i32, filled by `fill`
+  fixed,        // of Argument::dtype in every run
 };
 
 struct DTypePair {
@@ -43,6 +44,7 @@ struct Argument {
   bool strided = true;                            // rank 2 and more: also tried with gaps between its rows
   double relative = 0.0;                          // tolerance of an output; 0: by its dtype
   std::function<void(const TensorView&)> fill{};  // instead of noise
+  DType dtype = DType::f64;                       // with Kind::fixed
 };
 
 // The dtype that an argument has in a run on such a pair.

@@ -41,7 +41,8 @@ class ParameterStore {
   std::int64_t count() const { return count_; }  // elements
   std::size_t value_bytes() const;
   std::size_t gradient_bytes() const;
-  const TensorView& all_gradients() const { return gradients_.view(); }  // flat
+  const TensorView& all_values() const { return values_.view(); }        // flat
+  const TensorView& all_gradients() const { return gradients_.view(); }  // flat; absent without gradients
   void zero_gradients();
   // Seeded; a parameter's values depend on the seed, its name and shape alone.
   void initialize(std::uint64_t seed);

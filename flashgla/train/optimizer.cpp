@@ -1,43 +1,104 @@
 #include "flashgla/train/optimizer.h"
 
-#include <cmath>
+#include <cstddef>
 #include <limits>
 
-#include "flashgla/ops/adamw/adamw.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/global_norm/global_norm.h"
 
 namespace flashgla::train {
 
-Optimizer::Optimizer(Context& context, nn::ParameterStore& parameters, const OptimizerSettings& settings)
-    : context_(context), parameters_(parameters), settings_(settings) {
-  if (parameters.parameters().empty()) throw Error("optimizer: the model has no parameters");
-  const DType parameter_dtype = parameters.parameters().front()->value.dtype;
-  const DType dtype = parameter_dtype == DType::f64 ? DType::f64 : DType::f32;
-  const bool master = parameter_dtype == DType::bf16;
-  const std::int64_t count = parameters.count();
-  memory_ = Tensor::zeros({(master ? 3 : 2) * count}, dtype, parameters.parameters().front()->value.device);
-  moment_bytes_ = 2 * static_cast<std::size_t>(count) * size_of(dtype);
-  std::int64_t offset = 0;
-  for (nn::Parameter* parameter : parameters.parameters()) {
-    const std::int64_t size = parameter->value.numel();
-    const auto part = [&](int which) {
-      const std::int64_t begin = which * count + offset;
-      return memory_->slice(0, begin, begin + size).reshape(parameter->shape);
-    };
-    Slot slot{parameter, part(0), part(1), master ? part(2) : TensorView()};
-    if (master) copy(parameter->value, slot.master);
-    slots_.push_back(slot);
-    offset += size;
+namespace {
+
+// Where decay ends and begins again in the flat block: adamw's boundaries.
+std::vector<std::int64_t> decay_boundaries(const nn::ParameterStore& parameters) {
+  std::vector<std::int64_t> boundaries;
+  bool decays = true;
+  std::int64_t begin = 0;
+  for (const nn::Parameter* parameter : parameters.parameters()) {
+    if (parameter->decay != decays) boundaries.push_back(begin);
+    decays = parameter->decay;
+    begin += parameter->shape.numel();
   }
+  return boundaries;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(Context& context, nn::ParameterStore& parameters, const OptimizerSettings& settings)
+    : context_(context),
+      parameters_(parameters),
+      settings_{settings.beta1,        settings.beta2,     settings.epsilon,
+                settings.weight_decay, settings.clip_norm, settings.seed} {
+  if (parameters.parameters().empty()) throw Error("optimizer: the model has no parameters");
+  const TensorView& values = parameters.all_values();
+  const Device device = values.device;
+  const DType wide = values.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const bool half = settings.state == OptimizerState::half && wide == DType::f32;
+  first_moments_ = Tensor::zeros(values.shape, half ? DType::bf16 : wide, device);
+  second_moments_ = Tensor::zeros(values.shape, half ? DType::bf16 : wide, device);
+  if (values.dtype == DType::bf16) {
+    if (settings.state == OptimizerState::full) {
+      master_ = Tensor::empty(values.shape, DType::f32, device);
+      ops::elementwise::convert(context, values, master_);
+    } else {
+      master_ = Tensor::zeros(values.shape, DType::u16, device);
+    }
+  }
+  const std::vector<std::int64_t> boundaries = decay_boundaries(parameters);
+  boundaries_ = Tensor::empty({static_cast<std::int64_t>(boundaries.size())}, DType::i64, device);
+  copy_memory(boundaries_->data, device, boundaries.data(), Device::cpu(), boundaries_->bytes());
+  scalars_ = Tensor::zeros({ops::adamw::kStepScalars}, DType::f64, device);
+  sum_of_squares_ = Tensor::zeros({1}, DType::f64, device);
+  pinned_ = allocate_pinned_memory(kInFlight * sizeof(Slot));
+  slots_ = static_cast<Slot*>(pinned_.get());
+  for (std::int64_t i = 0; i < kInFlight; ++i) {
+    slots_[i] = Slot();
+    reported_[static_cast<std::size_t>(i)] = std::make_unique<Event>(context.queue());
+  }
+}
+
+void Optimizer::set_scalars(double learning_rate, double gradient_scale) {
+  if (queued_ - read_ >= kInFlight) throw Error("optimizer: too many updates without their report");
+  ops::adamw::StepScalars& sent = slots_[queued_ % kInFlight].sent;
+  sent.learning_rate = learning_rate;
+  sent.gradient_scale = gradient_scale;
+  context_.queue().copy(scalars_->data, &sent, ops::adamw::kHostScalars * sizeof(double));
+}
+
+void Optimizer::queue_update(const TensorView& loss) {
+  ops::global_norm::sum_of_squares(context_, parameters_.all_gradients(), sum_of_squares_);
+  ops::adamw::prepare(context_, sum_of_squares_, loss, scalars_, settings_);
+  ops::adamw::step(context_,
+                   {parameters_.all_values(), parameters_.all_gradients(), first_moments_, second_moments_,
+                    master_ ? master_.view() : TensorView(), boundaries_, scalars_},
+                   settings_);
+}
+
+void Optimizer::queue_report() {
+  Slot& slot = slots_[queued_ % kInFlight];
+  context_.queue().copy(&slot.received, scalars_->data, sizeof(ops::adamw::StepScalars));
+  reported_[static_cast<std::size_t>(queued_ % kInFlight)]->record();
+  ++queued_;
+}
+
+UpdateReport Optimizer::next_report() {
+  if (read_ == queued_) throw Error("optimizer: no update is without its report");
+  reported_[static_cast<std::size_t>(read_ % kInFlight)]->synchronize();
+  const ops::adamw::StepScalars& received = slots_[read_ % kInFlight].received;
+  ++read_;
+  if (received.made != 0.0) ++updates_;
+  return {received.made != 0.0, received.gradient_norm, ""};
 }
 
 UpdateReport Optimizer::find_culprit() {
   UpdateReport report;
   report.done = false;
   report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
-  for (const Slot& slot : slots_) {
-    if (ops::global_norm::find_non_finite(context_, slot.parameter->gradient)) {
-      report.culprit = slot.parameter->name;
+  for (const nn::Parameter* parameter : parameters_.parameters()) {
+    if (ops::global_norm::find_non_finite(context_, parameter->gradient)) {
+      report.culprit = parameter->name;
       break;
     }
   }
@@ -45,35 +106,35 @@ UpdateReport Optimizer::find_culprit() {
 }
 
 UpdateReport Optimizer::step(double learning_rate, double gradient_scale) {
-  UpdateReport report;
-  double squares = 0.0;
-  for (const Slot& slot : slots_) squares += ops::global_norm::sum_of_squares(context_, slot.parameter->gradient);
-  report.gradient_norm = std::sqrt(squares) * gradient_scale;
-  if (!std::isfinite(report.gradient_norm)) return find_culprit();
-  const bool clip = settings_.clip_norm > 0.0 && report.gradient_norm > settings_.clip_norm;
-  ++updates_;
-  ops::adamw::Settings settings;
-  settings.learning_rate = learning_rate;
-  settings.beta1 = settings_.beta1;
-  settings.beta2 = settings_.beta2;
-  settings.epsilon = settings_.epsilon;
-  settings.gradient_scale = gradient_scale * (clip ? settings_.clip_norm / report.gradient_norm : 1.0);
-  settings.step = updates_;
-  for (const Slot& slot : slots_) {
-    settings.weight_decay = slot.parameter->decay ? settings_.weight_decay : 0.0;
-    ops::adamw::step(
-        context_, {slot.parameter->value, slot.parameter->gradient, slot.first_moment, slot.second_moment, slot.master},
-        settings);
-  }
-  return report;
+  set_scalars(learning_rate, gradient_scale);
+  queue_update();
+  queue_report();
+  const UpdateReport report = next_report();
+  return report.done ? report : find_culprit();
+}
+
+void Optimizer::set_updates(std::int64_t updates) {
+  updates_ = updates;
+  auto& sent = slots_[queued_ % kInFlight].sent;
+  sent.updates = static_cast<double>(updates);
+  const std::size_t offset = offsetof(ops::adamw::StepScalars, updates);
+  context_.queue().copy(static_cast<std::byte*>(scalars_->data) + offset, &sent.updates, sizeof(double));
+  context_.queue().synchronize();
 }
 
 std::vector<model::NamedTensor> Optimizer::tensors() const {
   std::vector<model::NamedTensor> result;
-  for (const Slot& slot : slots_) {
-    result.push_back({"first_moment." + slot.parameter->name, slot.first_moment});
-    result.push_back({"second_moment." + slot.parameter->name, slot.second_moment});
-    if (slot.master) result.push_back({"master." + slot.parameter->name, slot.master});
+  std::int64_t begin = 0;
+  for (const nn::Parameter* parameter : parameters_.parameters()) {
+    const std::int64_t end = begin + parameter->shape.numel();
+    const auto part = [&](const Tensor& all) { return all->slice(0, begin, end).reshape(parameter->shape); };
+    result.push_back({"first_moment." + parameter->name, part(first_moments_)});
+    result.push_back({"second_moment." + parameter->name, part(second_moments_)});
+    if (master_) {
+      const char* name = master_->dtype == DType::f32 ? "master." : "master_low_bits.";
+      result.push_back({name + parameter->name, part(master_)});
+    }
+    begin = end;
   }
   return result;
 }

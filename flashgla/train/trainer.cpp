@@ -193,7 +193,7 @@ void Trainer::plan_memory() {
   plan_.rows.push_back({"parameters", config_.dtype, model_->parameters().value_bytes()});
   plan_.rows.push_back({"gradients", "f32", model_->parameters().gradient_bytes()});
   plan_.rows.push_back({"optimizer", "moments", optimizer_->moment_bytes()});
-  if (optimizer_->master_bytes() > 0) plan_.rows.push_back({"optimizer", "f32 master", optimizer_->master_bytes()});
+  if (optimizer_->master_bytes() > 0) plan_.rows.push_back({"optimizer", "master", optimizer_->master_bytes()});
   std::size_t carried = 0;
   for (const model::DecodeState& state : states_) carried += state.bytes();
   for (const model::DecodeState& state : evaluation_states_) carried += state.bytes();

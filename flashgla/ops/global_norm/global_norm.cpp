@@ -5,7 +5,11 @@
 namespace flashgla::ops::global_norm {
 
 std::span<const Implementation> implementations() {
+  #ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
   static const Implementation table[] = {kSimd, kReference};
+#endif
   return table;
 }
 
@@ -17,7 +21,11 @@ const Implementation& selected(const Context& context, const TensorView& x) {
 }
 }  // namespace
 
-double sum_of_squares(Context& context, const TensorView& x) { return selected(context, x).sum_of_squares(context, x); }
+void sum_of_squares(Context& context, const TensorView& x, const TensorView& sum) {
+  const Implementation& implementation = selected(context, x);
+  Arguments("global_norm", context).check("sum", sum, DType::f64, Shape({1}), "one sum");
+  implementation.sum_of_squares(context, x, sum);
+}
 
 bool find_non_finite(Context& context, const TensorView& x) { return selected(context, x).find_non_finite(context, x); }
 

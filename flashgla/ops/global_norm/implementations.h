@@ -17,13 +17,13 @@ struct Implementation {
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
   // Both take their workspace before they look whether the context is planning.
-  double (*sum_of_squares)(Context&, const TensorView& x);
+  void (*sum_of_squares)(Context&, const TensorView& x, const TensorView& sum);
   bool (*find_non_finite)(Context&, const TensorView& x);
 };
 
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 }  // namespace flashgla::ops::global_norm

@@ -1,7 +1,9 @@
-// One pass over memory.
+// One pass over memory, in tiles that are updated in f32: where they lie, or in copies of what is kept in 16 bits.
 #include <cmath>
 
 #include "flashgla/ops/adamw/implementations.h"
+#include "flashgla/ops/adamw/random_bits.h"
+#include "flashgla/ops/adamw/rounding.h"
 #include "flashgla/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,22 +21,18 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
 using simd::VF32;
 
-// The update with everything that is the same for all elements folded into four factors:
-// p = keep p - rate m / (sqrt(v) + floor), where rate = lr sqrt(c2) / c1, floor = epsilon sqrt(c2), keep = 1 - lr
-// decay, c_i = 1 - beta_i^step.
+// The update with everything that is the same for all elements folded into factors:
+// p = keep p - rate m / (sqrt(v) + floor), where keep = 1 - lr decay.
 struct Factors {
-  float beta1, beta2, gradient_scale, rate, floor, keep;
+  float beta1, beta2, gradient_factor, rate, floor, keep;
 
-  explicit Factors(const Settings& s)
-      : beta1(static_cast<float>(s.beta1)),
-        beta2(static_cast<float>(s.beta2)),
-        gradient_scale(static_cast<float>(s.gradient_scale)) {
-    const double correction1 = 1.0 - std::pow(s.beta1, static_cast<double>(s.step));
-    const double correction2 = std::sqrt(1.0 - std::pow(s.beta2, static_cast<double>(s.step)));
-    rate = static_cast<float>(s.learning_rate * correction2 / correction1);
-    floor = static_cast<float>(s.epsilon * correction2);
-    keep = static_cast<float>(1.0 - s.learning_rate * s.weight_decay);
-  }
+  Factors(const StepScalars& s, const Settings& settings, bool decays)
+      : beta1(static_cast<float>(settings.beta1)),
+        beta2(static_cast<float>(settings.beta2)),
+        gradient_factor(static_cast<float>(s.gradient_factor)),
+        rate(static_cast<float>(s.rate)),
+        floor(static_cast<float>(s.floor)),
+        keep(static_cast<float>(1.0 - (decays ? s.learning_rate * settings.weight_decay : 0.0))) {}
 };
 
 struct State {
@@ -43,7 +41,7 @@ struct State {
 
 HWY_INLINE State update(const Factors& f, VF32 g, State s) {
   const simd::F32 d;
-  g = hn::Mul(g, hn::Set(d, f.gradient_scale));
+  g = hn::Mul(g, hn::Set(d, f.gradient_factor));
   s.m = hn::MulAdd(hn::Set(d, f.beta1), hn::Sub(s.m, g), g);  // beta1 m + (1 - beta1) g
   const VF32 squared = hn::Mul(g, g);
   s.v = hn::MulAdd(hn::Set(d, f.beta2), hn::Sub(s.v, squared), squared);
@@ -52,8 +50,7 @@ HWY_INLINE State update(const Factors& f, VF32 g, State s) {
   return s;
 }
 
-void step_span(const Factors& factors, std::int64_t count, const float* g, float* p, float* m, float* v,
-               BFloat16* rounded) {
+void update_span(const Factors& factors, std::int64_t count, const float* g, float* p, float* m, float* v) {
   const simd::F32 d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
@@ -63,7 +60,6 @@ void step_span(const Factors& factors, std::int64_t count, const float* g, float
     simd::store(d, s.p, p + i);
     simd::store(d, s.m, m + i);
     simd::store(d, s.v, v + i);
-    if (rounded) simd::store(d, s.p, rounded + i);
   }
   if (const std::int64_t rest = count - i; rest > 0) {
     const State s =
@@ -72,19 +68,57 @@ void step_span(const Factors& factors, std::int64_t count, const float* g, float
     simd::store_part(d, s.p, p + i, rest);
     simd::store_part(d, s.m, m + i, rest);
     simd::store_part(d, s.v, v + i, rest);
-    if (rounded) simd::store_part(d, s.p, rounded + i, rest);
+  }
+}
+
+constexpr std::int64_t kTile = 512;
+
+void widen(const BFloat16* from, float* to, std::int64_t count) {
+  simd::map([](VF32 value) { return value; }, count, to, from);
+}
+
+// Elements `first` and on, at most kTile.
+void update_tile(const Tensors& tensors, const Settings& settings, const Factors& factors, std::uint64_t update,
+                 std::int64_t first, std::int64_t count) {
+  float p_tile[kTile], m_tile[kTile], v_tile[kTile];
+  auto* parameter16 = tensors.master ? tensors.parameter.as<BFloat16>() + first : nullptr;
+  auto* low = tensors.master && tensors.master.dtype == DType::u16 ? tensors.master.as<std::uint16_t>() + first : nullptr;
+  const bool half_moments = tensors.first_moment.dtype == DType::bf16;
+  auto* m16 = half_moments ? tensors.first_moment.as<BFloat16>() + first : nullptr;
+  auto* v16 = half_moments ? tensors.second_moment.as<BFloat16>() + first : nullptr;
+  float* p = low ? p_tile : (tensors.master ? tensors.master : tensors.parameter).as<float>() + first;
+  float* m = half_moments ? m_tile : tensors.first_moment.as<float>() + first;
+  float* v = half_moments ? v_tile : tensors.second_moment.as<float>() + first;
+  if (half_moments) {
+    widen(m16, m, count);
+    widen(v16, v, count);
+  }
+  for (std::int64_t i = 0; low && i < count; ++i) p[i] = join(parameter16[i].bits, low[i]);
+  update_span(factors, count, tensors.gradient.as<float>() + first, p, m, v);
+  for (std::int64_t i = 0; parameter16 && i < count; ++i) {
+    const SplitFloat parts = split(p[i]);
+    parameter16[i].bits = parts.high;
+    if (low) low[i] = parts.low;
+  }
+  RandomBits random{};
+  for (std::int64_t i = 0; half_moments && i < count; ++i) {
+    const auto element = static_cast<std::uint64_t>(first + i);
+    if (i == 0 || element % 4 == 0) random = random_bits(settings.seed, update, element / 4);
+    m16[i].bits = round_stochastically(m[i], random.words[element % 4]);
+    v16[i].bits = round_stochastically(v[i], random.words[element % 4] >> 16);
   }
 }
 
 void Step(Context& context, const Tensors& tensors, const Settings& settings) {
-  const Factors factors(settings);
-  const auto* g = tensors.gradient.as<float>();
-  auto* p = (tensors.master ? tensors.master : tensors.parameter).as<float>();
-  auto* m = tensors.first_moment.as<float>();
-  auto* v = tensors.second_moment.as<float>();
-  auto* rounded = tensors.master ? tensors.parameter.as<BFloat16>() : nullptr;
-  parallel_for_blocks(context, tensors.parameter.numel(), kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
-    step_span(factors, end - begin, g + begin, p + begin, m + begin, v + begin, rounded ? rounded + begin : nullptr);
+  const StepScalars& s = scalars_in(tensors.scalars);
+  const Factors decaying(s, settings, true), kept(s, settings, false);
+  parallel_for_blocks(context, tensors.parameter.numel(), kElementsPerTask, [&](std::int64_t first, std::int64_t last) {
+    for_each_segment(tensors.boundaries, first, last, [&](std::int64_t begin, std::int64_t end, bool decays) {
+      for (std::int64_t i = begin; i < end; i += kTile) {
+        update_tile(tensors, settings, decays ? decaying : kept, static_cast<std::uint64_t>(s.updates), i,
+                    std::min(kTile, end - i));
+      }
+    });
   });
 }
 
@@ -99,9 +133,9 @@ HWY_EXPORT(Step);
 
 const Implementation kSimd{
     "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
+    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); }, prepare_on_cpu,
     [](Context& context, const Tensors& tensors, const Settings& settings) {
-      HWY_DYNAMIC_DISPATCH(Step)(context, tensors, settings);
+      if (scalars_in(tensors.scalars).made != 0.0) HWY_DYNAMIC_DISPATCH(Step)(context, tensors, settings);
     }};
 
 }  // namespace flashgla::ops::adamw

@@ -102,10 +102,11 @@ double sum_of_blocks(Context& context, const TensorView& x, const F& f) {
 const Implementation kSimd{
     "simd", Device::Kind::cpu,
     [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
-    [](Context& context, const TensorView& x) {
-      return sum_of_blocks(context, x, [](const TensorView& view, std::int64_t begin, std::int64_t end) {
+    [](Context& context, const TensorView& x, const TensorView& sum) {
+      const double total = sum_of_blocks(context, x, [](const TensorView& view, std::int64_t begin, std::int64_t end) {
         return HWY_DYNAMIC_DISPATCH(Squares)(view, begin, end);
       });
+      if (!context.planning()) *sum.as<double>() = total;
     },
     [](Context& context, const TensorView& x) {
       return sum_of_blocks(context, x, [](const TensorView& view, std::int64_t begin, std::int64_t end) {
