@@ -27,10 +27,8 @@ std::vector<std::int64_t> decay_boundaries(const nn::ParameterStore& parameters)
 }  // namespace
 
 Optimizer::Optimizer(Context& context, nn::ParameterStore& parameters, const OptimizerSettings& settings)
-    : context_(context),
-      parameters_(parameters),
-      settings_{settings.beta1,        settings.beta2,     settings.epsilon,
-                settings.weight_decay, settings.clip_norm, settings.seed} {
+    : context_(context), parameters_(parameters), settings_{settings.beta1,        settings.beta2,     settings.epsilon,
+                                                            settings.weight_decay, settings.clip_norm, settings.seed} {
   if (parameters.parameters().empty()) throw Error("optimizer: the model has no parameters");
   const TensorView& values = parameters.all_values();
   const Device device = values.device;

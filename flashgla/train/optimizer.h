@@ -26,8 +26,8 @@ struct OptimizerSettings {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.01;  // of parameters that decay (matrices)
-  double clip_norm = 1.0;      // 0: no clipping
+  double weight_decay = 0.01;                   // of parameters that decay (matrices)
+  double clip_norm = 1.0;                       // 0: no clipping
   OptimizerState state = OptimizerState::full;  // f64 models keep f64 moments
   std::uint64_t seed = 0;                       // of stochastic rounding
 };

@@ -51,10 +51,11 @@ void reference_step(Context& context, const Tensors& tensors, const Settings& se
         const double g = s.gradient_factor * gradient(i), value = value_of(i);
         const double first_moment = settings.beta1 * m(i) + (1.0 - settings.beta1) * g;
         const double second_moment = settings.beta2 * v(i) + (1.0 - settings.beta2) * g * g;
-        const double direction = first_moment / correction1 / (std::sqrt(second_moment / correction2) + settings.epsilon);
-        const std::uint32_t random = random_bits(settings.seed, static_cast<std::uint64_t>(s.updates),
-                                                 static_cast<std::uint64_t>(i) / 4)
-                                         .words[i % 4];
+        const double direction =
+            first_moment / correction1 / (std::sqrt(second_moment / correction2) + settings.epsilon);
+        const std::uint32_t random =
+            random_bits(settings.seed, static_cast<std::uint64_t>(s.updates), static_cast<std::uint64_t>(i) / 4)
+                .words[i % 4];
         set_moment(m_view, m, i, first_moment, random);
         set_moment(v_view, v, i, second_moment, random >> 16);
         set_value(i, value - s.learning_rate * (direction + decay * value));

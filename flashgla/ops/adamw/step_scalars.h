@@ -37,7 +37,7 @@ struct Settings {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.0;
-  double clip_norm = 0.0;   // gradients are scaled down to this norm; 0: no clipping
+  double clip_norm = 0.0;  // gradients are scaled down to this norm; 0: no clipping
   std::uint64_t seed = 0;  // of stochastic rounding
 };
 

@@ -41,7 +41,8 @@ inline bool is_aligned(const TensorView& view, int elements) {
   const auto bytes = std::min<std::size_t>(16, static_cast<std::size_t>(elements) * size_of(view.dtype));
   bool aligned = reinterpret_cast<std::uintptr_t>(view.data) % bytes == 0;
   for (int dim = 0; dim + 1 < view.rank(); ++dim) {
-    aligned = aligned && (view.size(dim) == 1 || static_cast<std::size_t>(view.stride[dim]) * size_of(view.dtype) % bytes == 0);
+    aligned = aligned &&
+              (view.size(dim) == 1 || static_cast<std::size_t>(view.stride[dim]) * size_of(view.dtype) % bytes == 0);
   }
   return aligned;
 }

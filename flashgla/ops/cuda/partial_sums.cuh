@@ -1,5 +1,6 @@
 // Sums over rows, such as the gradients of biases and norm weights, whose bits depend on the shape alone: fixed blocks
-// of rows are summed apart in f32, then the blocks' sums in a fixed order. Two kernels; the first is the operator's own.
+// of rows are summed apart in f32, then the blocks' sums in a fixed order. Two kernels; the first is the operator's
+// own.
 #pragma once
 
 #include <algorithm>

@@ -10,7 +10,8 @@ namespace flashgla::ops::global_norm {
 // threads. Not finite exactly when an element of x is not (squares of f32 do not overflow f64).
 void sum_of_squares(Context& context, const TensorView& x, const TensorView& sum);
 
-// Whether any element is NaN or infinite: for error reports, because the host waits for the answer. false when planning.
+// Whether any element is NaN or infinite: for error reports, because the host waits for the answer. false when
+// planning.
 bool find_non_finite(Context& context, const TensorView& x);
 
 }  // namespace flashgla::ops::global_norm

@@ -82,7 +82,8 @@ void update_tile(const Tensors& tensors, const Settings& settings, const Factors
                  std::int64_t first, std::int64_t count) {
   float p_tile[kTile], m_tile[kTile], v_tile[kTile];
   auto* parameter16 = tensors.master ? tensors.parameter.as<BFloat16>() + first : nullptr;
-  auto* low = tensors.master && tensors.master.dtype == DType::u16 ? tensors.master.as<std::uint16_t>() + first : nullptr;
+  auto* low =
+      tensors.master && tensors.master.dtype == DType::u16 ? tensors.master.as<std::uint16_t>() + first : nullptr;
   const bool half_moments = tensors.first_moment.dtype == DType::bf16;
   auto* m16 = half_moments ? tensors.first_moment.as<BFloat16>() + first : nullptr;
   auto* v16 = half_moments ? tensors.second_moment.as<BFloat16>() + first : nullptr;

@@ -15,7 +15,8 @@ __global__ void prepare_kernel(const double* sum_of_squares, const void* loss, b
                                Settings settings) {
   flashgla::cuda::wait_for_previous();
   double value = 0.0;
-  if (loss) value = wide_loss ? *static_cast<const double*>(loss) : static_cast<double>(*static_cast<const float*>(loss));
+  if (loss)
+    value = wide_loss ? *static_cast<const double*>(loss) : static_cast<double>(*static_cast<const float*>(loss));
   *scalars = prepared(*scalars, *sum_of_squares, value, settings);
 }
 
@@ -181,7 +182,7 @@ void step_of(Context& context, const Tensors& tensors, const Settings& settings)
 
 template <class M>
 void step_of_moments(Context& context, const Tensors& tensors, const Settings& settings) {
-  const auto run = !tensors.master                        ? step_of<float, M, Master::none>
+  const auto run = !tensors.master                      ? step_of<float, M, Master::none>
                    : tensors.master.dtype == DType::f32 ? step_of<__nv_bfloat16, M, Master::f32>
                                                         : step_of<__nv_bfloat16, M, Master::split>;
   run(context, tensors, settings);

@@ -15,7 +15,7 @@ using testing::Role;
 struct Form {
   const char* name;
   DType parameter;
-  DType master;   // of a bf16 parameter
+  DType master;  // of a bf16 parameter
   DType moments;
 };
 constexpr Form kForms[] = {
@@ -75,8 +75,9 @@ inline testing::OperatorCase step_case(std::int64_t count, const Form& form) {
   }
   result.dtypes = {{form.parameter, form.moments}};
   result.run = [=](Context& context, const NamedTensors& t) {
-    Tensors tensors{t["parameter"],     t["gradient"],   t["first_moment"], t["second_moment"],
-                    half ? t["master"] : TensorView(), t["boundaries"], t["scalars"]};
+    Tensors tensors{
+        t["parameter"],  t["gradient"], t["first_moment"], t["second_moment"], half ? t["master"] : TensorView(),
+        t["boundaries"], t["scalars"]};
     // The f64 run has no master: what it updates is the master, and the parameter its copy.
     const bool doubles = t["parameter"].dtype == DType::f64 && half;
     if (doubles && !split_master) tensors.parameter = t["master"];

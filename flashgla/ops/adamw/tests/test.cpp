@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
-#include "flashgla/ops/adamw/tests/cases.h"
 #include "flashgla/ops/adamw/implementations.h"
 #include "flashgla/ops/adamw/random_bits.h"
 #include "flashgla/ops/adamw/rounding.h"
+#include "flashgla/ops/adamw/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/devices.h"
@@ -192,7 +192,7 @@ TEST(AdamW, SplitAndJoinAreInverses) {
   for (std::uint64_t i = 0; i < 200000; ++i) {
     auto bits = static_cast<std::uint32_t>(testing::uniform(1, i) * 0x1p32);
     if (i % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u;  // halfway between two bf16
-    if ((bits & 0x7fffffffu) > 0x7f800000u) continue;      // NaN
+    if ((bits & 0x7fffffffu) > 0x7f800000u) continue;       // NaN
     const auto value = std::bit_cast<float>(bits);
     const SplitFloat parts = split(value);
     ASSERT_EQ(std::bit_cast<std::uint32_t>(join(parts.high, parts.low)), bits);

@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(kAcross* kDown)
 
 template <int N, class T>
 void column_sum_of(Context& context, const TensorView& dy, float* db, bool accumulate) {
-  const std::int64_t rows = rows_of(dy.shape), columns = dy.size(-1), tiles = (columns + kAcross * N - 1) / (kAcross * N);
+  const std::int64_t rows = rows_of(dy.shape), columns = dy.size(-1),
+                     tiles = (columns + kAcross * N - 1) / (kAcross * N);
   const ArenaScope scope(context.scratch());
   // By the shape alone, so that neither memory nor bits depend on where dy lies.
   const std::int64_t most_blocks = std::max<std::int64_t>(1, 1056 / (columns / (kAcross * 8) + 1));

@@ -21,9 +21,9 @@ inline testing::OperatorCase sum_case(const Shape& shape) {
 inline testing::OperatorCase non_finite_case(const Shape& shape) {
   testing::Argument x{"x", shape};
   x.strided = false;
-  return {"non-finite " + to_string(shape),
-          {x},
-          [](Context& context, const NamedTensors& t) { find_non_finite(context, t["x"]); }};
+  return {"non-finite " + to_string(shape), {x}, [](Context& context, const NamedTensors& t) {
+            find_non_finite(context, t["x"]);
+          }};
 }
 
 }  // namespace flashgla::ops::global_norm

@@ -50,13 +50,13 @@ void backward(Context& context, const TypedRows<T>& gate, const TypedRows<T>& up
 template <class T>
 void backward_and_forward(Context& context, const TypedRows<T>& gate, const TypedRows<T>& up, const TypedRows<T>& dy,
                           const TypedRows<T>& dgate, const TypedRows<T>& dup, const TypedRows<T>& y) {
-  for_each_piece(
-      context, {&gate, &up, &dy, &dgate, &dup, &y}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
-        simd::map3([](VF32& to_gate, VF32& to_up, VF32& out, VF32 g, VF32 u,
-                      VF32 gradient) { out = hn::Mul(gradients(to_gate, to_up, g, u, gradient), u); },
-                   count, dgate[row] + begin, dup[row] + begin, y[row] + begin, gate[row] + begin, up[row] + begin,
-                   dy[row] + begin);
-      });
+  for_each_piece(context, {&gate, &up, &dy, &dgate, &dup, &y},
+                 [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
+                   simd::map3([](VF32& to_gate, VF32& to_up, VF32& out, VF32 g, VF32 u,
+                                 VF32 gradient) { out = hn::Mul(gradients(to_gate, to_up, g, u, gradient), u); },
+                              count, dgate[row] + begin, dup[row] + begin, y[row] + begin, gate[row] + begin,
+                              up[row] + begin, dy[row] + begin);
+                 });
 }
 
 template <class T>

@@ -90,7 +90,7 @@ const Implementation kCuda{
     [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy, const TensorView& dgate,
        const TensorView& dup, const TensorView& y) {
       (gate.dtype == DType::f32 ? backward_of<float> : backward_of<__nv_bfloat16>)(context, gate, up, dy, dgate, dup,
-                                                                                    y);
+                                                                                   y);
     }};
 
 }  // namespace flashgla::ops::swiglu
