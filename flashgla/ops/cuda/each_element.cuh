@@ -13,11 +13,50 @@ namespace flashgla::ops::cuda {
 
 using flashgla::cuda::Vector;
 
-// A tensor of element type T in a kernel: rows of any strides.
+// Where a tensor's rows lie: row i of the merged leading dimensions [outer, middle, inner].
+struct RowStrides {
+  std::int64_t outer = 0, middle = 0, inner = 0;  // elements
+  std::uint32_t middle_count = 1, inner_count = 1;
+
+  // Throws Error when the leading dimensions cannot be merged into three.
+  explicit RowStrides(const TensorView& view) {
+    std::int64_t counts[3] = {1, 1, 1}, strides[3] = {};
+    int level = -1;
+    for (int dim = 0; dim + 1 < view.rank(); ++dim) {
+      if (view.size(dim) == 1) continue;
+      if (level >= 0 && strides[level] == view.size(dim) * view.stride[dim]) {
+        counts[level] *= view.size(dim);
+      } else if (++level == 3) {
+        throw Error("a tensor of shape " + to_string(view.shape) + " whose strides do not follow from each other");
+      } else {
+        counts[level] = view.size(dim);
+      }
+      strides[level] = view.stride[dim];
+    }
+    outer = strides[0];
+    if (level < 1) return;
+    if (view.numel() / std::max<std::int64_t>(view.size(-1), 1) > 0xffffffffll) {
+      throw Error("a tensor of shape " + to_string(view.shape) + " with more than 2^32 rows that do not lie evenly");
+    }
+    inner = strides[level];
+    inner_count = static_cast<std::uint32_t>(counts[level]);
+    if (level < 2) return;
+    middle = strides[1];
+    middle_count = static_cast<std::uint32_t>(counts[1]);
+  }
+
+  __device__ __forceinline__ std::int64_t offset(std::int64_t row) const {
+    if (inner_count == 1) return row * outer;
+    const auto all = static_cast<std::uint32_t>(row), above = all / inner_count, top = above / middle_count;
+    return top * outer + (above - top * middle_count) * middle + (all - above * inner_count) * inner;
+  }
+};
+
+// A tensor of element type T in a kernel.
 template <class T>
 struct Operand {
   T* data;
-  Rows rows;
+  RowStrides rows;
 
   explicit Operand(const TensorView& view) : data(static_cast<T*>(view.data)), rows(view) {}
 

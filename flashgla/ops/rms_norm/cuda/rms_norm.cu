@@ -1,0 +1,263 @@
+// A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
+#include "flashgla/ops/cuda/rows_by_team.cuh"
+#include "flashgla/ops/rms_norm/implementations.h"
+
+namespace flashgla::ops::rms_norm {
+
+namespace {
+
+using ops::cuda::Operand;
+using ops::cuda::RowGrid;
+using ops::cuda::Team;
+using ops::cuda::Vector;
+
+template <class T>
+struct ForwardOperands {
+  Operand<T> x, residual, y, sum;
+  ops::cuda::WeightVector weight;
+  float* rstd;  // null: not wanted
+  bool add;
+  float epsilon;
+};
+
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;  // whole teams
+  const T* x = t.x.at(row, 0);
+  const T* residual = t.add ? t.residual.at(row, 0) : nullptr;
+  T* sum = t.add ? t.sum.at(row, 0) : nullptr;
+  T* y = t.y.at(row, 0);
+  Vector<T, N> held[kHeld == 0 ? 1 : kHeld], other[kHeld == 0 ? 1 : kHeld];
+  if constexpr (kHeld > 0) {  // all loads before the first use
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      held[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+      if (residual) other[i] = ops::cuda::load_vector<N>(residual, column, whole, grid.length);
+    });
+  }
+  float squares = 0.0f;
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    if constexpr (kHeld == 0) {
+      held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+      if (residual) other[0] = ops::cuda::load_vector<N>(residual, column, whole, grid.length);
+    }
+    if (residual) {
+      float total[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) total[j] = held[i][j] + other[i][j];
+      held[i] = Vector<T, N>::of(total);  // rounded before it is normalised, as backward reads it
+      ops::cuda::store_vector<N>(sum, column, whole, grid.length, held[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) squares += held[i][j] * held[i][j];
+  });
+  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+  if (t.rstd && team.rank() == 0) t.rstd[row] = r;
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(sum ? sum : x, column, whole, grid.length);
+    float weight[N], out[N];
+    t.weight.template load<N>(column, whole, grid.length, weight);
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = held[i][j] * r * weight[j];
+    ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
+  });
+}
+
+template <class T>
+struct BackwardOperands {
+  Operand<T> x, dy, dx;
+  ops::cuda::WeightVector weight;
+  const float* rstd;
+  bool accumulate_dx, want_dweight;
+};
+
+// A block takes the rows of one block of partial sums, its teams every teams()th of them.
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads)
+    backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
+  flashgla::cuda::wait_for_previous();
+  extern __shared__ float shared[];
+  Team team(grid.team, shared);
+  float weight[kHeld][N], sums[kHeld][N];
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    t.weight.template load<N>(column, whole, grid.length, weight[i]);
+  });
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
+  }
+  const std::int64_t end = partial.end(blockIdx.x);
+  for (std::int64_t row = partial.begin(blockIdx.x) + team.index(); row < end; row += grid.teams()) {
+    const T* x_row = t.x.at(row, 0);
+    const T* dy_row = t.dy.at(row, 0);
+    T* dx_row = t.dx.at(row, 0);
+    Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
+    });
+    const float r = t.rstd[row];
+    float dot = 0.0f;
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float product = dy[i][j] * x[i][j];
+        dot += product * weight[i][j];
+        sums[i][j] += product * r;
+      }
+    });
+    const float pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        out[j] = dy[i][j] * weight[i][j] * r - x[i][j] * pull;
+        if (t.accumulate_dx) out[j] += before[i][j];
+      }
+      ops::cuda::store_vector<N>(dx_row, column, whole, grid.length, Vector<T, N>::of(out));
+    });
+  }
+  if (!t.want_dweight) return;
+  __syncthreads();  // of the teams' sums, whose memory is taken
+  ops::cuda::store_sums<kHeld, N>(grid, team, partial, sums, shared);
+}
+
+// Rows too long to be held: dx alone.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;
+  const T* x_row = t.x.at(row, 0);
+  const T* dy_row = t.dy.at(row, 0);
+  T* dx_row = t.dx.at(row, 0);
+  float weight[N], dot = 0.0f;
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+    const auto dy = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+    t.weight.template load<N>(column, whole, grid.length, weight);
+#pragma unroll
+    for (int j = 0; j < N; ++j) dot += dy[j] * x[j] * weight[j];
+  });
+  const float r = t.rstd[row], pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+    const auto dy = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+    t.weight.template load<N>(column, whole, grid.length, weight);
+    float out[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = dy[j] * weight[j] * r - x[j] * pull;
+    if (t.accumulate_dx) {
+      const auto before = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
+#pragma unroll
+      for (int j = 0; j < N; ++j) out[j] += before[j];
+    }
+    ops::cuda::store_vector<N>(dx_row, column, whole, grid.length, Vector<T, N>::of(out));
+  });
+}
+
+// dweight's sums of such rows: a thread takes a column.
+template <class T>
+__global__ void __launch_bounds__(RowGrid::kThreads)
+    long_rows_dweight_kernel(BackwardOperands<T> t, ops::cuda::PartialSums partial, std::int64_t tiles) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t block = blockIdx.x / tiles, column = blockIdx.x % tiles * RowGrid::kThreads + threadIdx.x;
+  if (column >= partial.columns) return;
+  float total = 0.0f;
+#pragma unroll 4
+  for (std::int64_t row = partial.begin(block); row < partial.end(block); ++row) {
+    total +=
+        flashgla::cuda::to_float(*t.dy.at(row, column)) * flashgla::cuda::to_float(*t.x.at(row, column)) * t.rstd[row];
+  }
+  partial.sums[block * partial.columns + column] = total;
+}
+
+template <int N, class T>
+void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
+  const TensorView& x = inputs.x;
+  const ForwardOperands<T> operands{Operand<T>(x),
+                                    Operand<T>(inputs.residual ? inputs.residual : x),
+                                    Operand<T>(outputs.y),
+                                    Operand<T>(inputs.residual ? outputs.sum : x),
+                                    ops::cuda::weight_vector(inputs.weight, N),
+                                    outputs.rstd ? outputs.rstd.as<float>() : nullptr,
+                                    static_cast<bool>(inputs.residual),
+                                    static_cast<float>(epsilon)};
+  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
+  ops::cuda::with_held_vectors(grid, [&](auto held) {
+    ops::cuda::queue_kernel(context, "rms_norm", forward_kernel<held.value, N, T>, grid.blocks(), RowGrid::kThreads, 0,
+                            operands, grid);
+  });
+}
+
+template <int N, class T>
+void backward_of(Context& context, const TensorView& x, const TensorView& weight, const TensorView& rstd,
+                 const TensorView& dy, const TensorView& dx, bool accumulate_dx, const TensorView& dweight,
+                 const ops::cuda::PartialSums& partial) {
+  const BackwardOperands<T> operands{Operand<T>(x),
+                                     Operand<T>(dy),
+                                     Operand<T>(dx),
+                                     ops::cuda::weight_vector(weight, N),
+                                     rstd.as<float>(),
+                                     accumulate_dx,
+                                     static_cast<bool>(dweight)};
+  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
+  ops::cuda::with_held_vectors(grid, [&](auto held) {
+    if constexpr (held.value > 0) {
+      const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
+      ops::cuda::queue_kernel(context, "rms_norm", backward_kernel<held.value, N, T>, partial.blocks(),
+                              RowGrid::kThreads, floats * static_cast<int>(sizeof(float)), operands, grid, partial);
+    } else {
+      const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
+      if (dweight) {  // before dx, which may take dy's place
+        ops::cuda::queue_kernel(context, "rms_norm", long_rows_dweight_kernel<T>, partial.blocks() * tiles,
+                                RowGrid::kThreads, 0, operands, partial, tiles);
+      }
+      ops::cuda::queue_kernel(context, "rms_norm", long_rows_kernel<N, T>, grid.blocks(), RowGrid::kThreads, 0,
+                              operands, grid);
+    }
+  });
+}
+
+using bf16 = __nv_bfloat16;
+
+void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
+  if (context.planning()) return;
+  const auto aligned = [&](int elements) {
+    return ops::cuda::are_aligned({&inputs.x, &inputs.residual, &outputs.y, &outputs.sum}, elements);
+  };
+  if (inputs.x.dtype == DType::f32) {
+    return (aligned(4) ? forward_of<4, float> : forward_of<1, float>)(context, inputs, outputs, epsilon);
+  }
+  (aligned(8) ? forward_of<8, bf16> : forward_of<1, bf16>)(context, inputs, outputs, epsilon);
+}
+
+void cuda_backward(Context& context, const TensorView& x, const TensorView& weight, const TensorView& rstd,
+                   const TensorView& dy, const TensorView& dx, bool accumulate_dx, const TensorView& dweight) {
+  const ArenaScope scope(context.scratch());
+  const auto partial = ops::cuda::take_partial_sums(context, rows_of(x.shape), x.size(-1), ops::cuda::kRowBlocks, 1,
+                                                    "rms_norm: dweight");
+  if (context.planning()) return;
+  const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&x, &dy, &dx}, elements); };
+  const auto run = x.dtype == DType::f32 ? (aligned(4) ? backward_of<4, float> : backward_of<1, float>)
+                                         : (aligned(8) ? backward_of<8, bf16> : backward_of<1, bf16>);
+  run(context, x, weight, rstd, dy, dx, accumulate_dx, dweight, partial);
+  if (dweight) ops::cuda::reduce(context, partial, dweight.as<float>(), true);
+}
+
+}  // namespace
+
+const Implementation kCuda{"cuda", Device::Kind::cuda,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.dtype, problem.weight_dtype});
+                           },
+                           cuda_forward, cuda_backward};
+
+}  // namespace flashgla::ops::rms_norm
