@@ -201,7 +201,9 @@ TEST(AdamW, SplitAndJoinAreInverses) {
     const double error = std::abs(static_cast<double>(static_cast<float>(high)) - static_cast<double>(value));
     const double nearest =
         std::abs(static_cast<double>(static_cast<float>(BFloat16(value))) - static_cast<double>(value));
-    if (std::isfinite(static_cast<float>(high))) ASSERT_EQ(error, nearest) << bits;
+    if (std::isfinite(static_cast<float>(high))) {
+      ASSERT_EQ(error, nearest) << bits;
+    }
   }
   const SplitFloat nan = split(std::bit_cast<float>(0x7fffffffu));
   EXPECT_TRUE(std::isnan(join(nan.high, nan.low)));

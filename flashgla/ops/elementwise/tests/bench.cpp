@@ -7,8 +7,9 @@ namespace flashgla::ops::elementwise {
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const std::string problem = "4096x1024 " + std::string(name_of(dtypes.activation));
-    const std::vector<testing::OperatorCase> timed = cases_of(Shape({4096, 1024}), false);
+    const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 1024});
+    const std::string problem = to_string(shape) + " " + name_of(dtypes.activation);
+    const std::vector<testing::OperatorCase> timed = cases_of(shape, false);
     const std::vector<testing::OperatorCase> checked = cases_of(Shape({9, 130}), false);
     for (std::size_t i = 0; i < timed.size(); ++i) {
       const std::string name = timed[i].name.substr(0, timed[i].name.rfind(' '));

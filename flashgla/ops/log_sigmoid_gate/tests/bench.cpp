@@ -7,8 +7,9 @@ namespace flashgla::ops::log_sigmoid_gate {
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Shape shape({4096, 512}), small({9, 130});
-    const std::string problem = "4096x512 " + std::string(name_of(dtypes.activation));
+    const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 1024}) : Shape({4096, 512});
+    const Shape small({9, 130});
+    const std::string problem = to_string(shape) + " " + name_of(dtypes.activation);
     benches.push_back(testing::bytes_bound("log_sigmoid_gate forward", problem, dtypes,
                                            forward_case(shape, Kind::accumulator, kNoClamp),
                                            forward_case(small, Kind::accumulator, kNoClamp)));

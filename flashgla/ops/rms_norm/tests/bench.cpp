@@ -7,8 +7,9 @@ namespace flashgla::ops::rms_norm {
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Shape shape({4096, 1024}), small({9, 130});
-    const std::string problem = "4096x1024 " + std::string(name_of(dtypes.activation));
+    const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 1024});
+    const Shape small({9, 130});
+    const std::string problem = to_string(shape) + " " + name_of(dtypes.activation);
     benches.push_back(testing::bytes_bound("rms_norm forward", problem, dtypes, forward_case(shape, true),
                                            forward_case(small, true)));
     benches.push_back(testing::bytes_bound("rms_norm backward", problem, dtypes, backward_case(shape, true),

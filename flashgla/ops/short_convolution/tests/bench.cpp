@@ -7,8 +7,9 @@ namespace flashgla::ops::short_convolution {
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Form form{Shape({8, 512, 1024})}, small{Shape({2, 9, 130})};
-    const std::string problem = "8x512x1024, width 4, silu " + std::string(name_of(dtypes.activation));
+    const Form form{options.device.kind == Device::Kind::cuda ? Shape({8, 2048, 2048}) : Shape({8, 512, 1024})};
+    const Form small{Shape({2, 9, 130})};
+    const std::string problem = to_string(form.shape) + ", width 4, silu " + name_of(dtypes.activation);
     benches.push_back(
         testing::bytes_bound("short_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
     benches.push_back(

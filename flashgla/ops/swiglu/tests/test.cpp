@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/swiglu/implementations.h"
 #include "flashgla/ops/swiglu/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
+#include "testing/devices.h"
 #include "testing/random.h"
 
 namespace flashgla::ops::swiglu {
@@ -34,6 +36,39 @@ TEST(Swiglu, GradientsAgreeWithFiniteDifferences) {
   };
   EXPECT_EQ(testing::check_gradient("dgate", gate, dgate, loss), "");
   EXPECT_EQ(testing::check_gradient("dup", up, dup, loss), "");
+}
+
+// As the MLP has them: rows of one tensor twice as wide, aligned and not.
+TEST(Swiglu, HalvesOfOneTensorGiveWhatTheirCopiesGive) {
+  for (const Device device : testing::test_devices()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::int64_t width : {1, 24, 100, 1000, 5632}) {
+        Context context(device);
+        const Shape shape({5, width});
+        const Tensor both = testing::copied_to(testing::random_normal({5, 2 * width}, dtype, 1), device);
+        const Tensor dy = testing::copied_to(testing::random_normal(shape, dtype, 2), device);
+        const TensorView gate = both->slice(1, 0, width), up = both->slice(1, width, 2 * width);
+        const Tensor gate_alone = Tensor::empty(shape, dtype, device), up_alone = Tensor::empty(shape, dtype, device);
+        const Tensor y = Tensor::empty(shape, dtype, device), y_alone = Tensor::empty(shape, dtype, device);
+        elementwise::convert(context, gate, gate_alone);
+        elementwise::convert(context, up, up_alone);
+        auto same = [&](const TensorView& a, const TensorView& b) {
+          const Tensor dense = Tensor::empty(shape, dtype, device);
+          elementwise::convert(context, a, dense);
+          context.queue().synchronize();
+          return testing::same_bits(testing::copied_to(dense, Device::cpu()), testing::copied_to(b, Device::cpu()));
+        };
+        forward(context, gate, up, y);
+        forward(context, gate_alone, up_alone, y_alone);
+        EXPECT_TRUE(same(y, y_alone)) << width;
+        backward(context, gate_alone, up_alone, dy, gate_alone, up_alone);
+        backward(context, gate, up, dy, gate, up, dy);
+        EXPECT_TRUE(same(gate, gate_alone)) << width;
+        EXPECT_TRUE(same(up, up_alone)) << width;
+        EXPECT_TRUE(same(dy, y)) << width;
+      }
+    }
+  }
 }
 
 TEST(Swiglu, WorksInPlace) {

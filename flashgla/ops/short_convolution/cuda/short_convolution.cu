@@ -1,0 +1,498 @@
+// A thread walks through a chunk of time with a few neighbouring channels, whose last W-1 inputs (and, backward, the
+// gradients of the last W-1 inputs, not yet complete) it holds in registers. Notation as in reference.cpp.
+#include "flashgla/ops/cuda/each_element.cuh"
+#include "flashgla/ops/cuda/math.cuh"
+#include "flashgla/ops/cuda/partial_sums.cuh"
+#include "flashgla/ops/short_convolution/implementations.h"
+
+namespace flashgla::ops::short_convolution {
+
+namespace {
+
+using ops::cuda::Operand;
+using ops::cuda::Vector;
+using bf16 = __nv_bfloat16;
+
+constexpr int kThreads = 128;
+constexpr std::int64_t kChunk = 64;  // tokens
+constexpr int kAhead = 4;            // tokens that are loaded at once
+
+// What every kernel of a call knows. A line is one row of the batch: one sequence, or with cu_seqlens all of them.
+struct Call {
+  std::int64_t lines, length, channels;
+  std::int64_t sequences;
+  const void* cu_seqlens;      // null: each line is a sequence
+  bool wide_boundaries;        // i64
+  const void* weight;          // [D,W]
+  bool wide_weight;            // f32
+  const float* initial_state;  // [N,D,W-1]; null: zeros
+  bool silu;
+
+  __device__ __forceinline__ std::int64_t boundary(std::int64_t n) const {
+    return wide_boundaries ? static_cast<const std::int64_t*>(cu_seqlens)[n]
+                           : static_cast<const std::int32_t*>(cu_seqlens)[n];
+  }
+  __device__ __forceinline__ float weight_at(std::int64_t i) const {
+    return wide_weight ? static_cast<const float*>(weight)[i]
+                       : flashgla::cuda::to_float(static_cast<const bf16*>(weight)[i]);
+  }
+  __host__ __device__ std::int64_t chunks() const { return (length + kChunk - 1) / kChunk; }  // of a line
+};
+
+// A sequence: number n, tokens [begin, end) of its line.
+struct Place {
+  std::int64_t n, begin, end;
+};
+
+__device__ __forceinline__ Place place_of(const Call& problem, std::int64_t n) {
+  if (!problem.cu_seqlens) return {n, 0, problem.length};
+  return {n, problem.boundary(n), problem.boundary(n + 1)};
+}
+
+// The sequence that token t of a line belongs to.
+__device__ __forceinline__ Place place_at(const Call& problem, std::int64_t line, std::int64_t t) {
+  if (!problem.cu_seqlens) return {line, 0, problem.length};
+  std::int64_t low = 0, high = problem.sequences;  // the last that begins at or before t
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (problem.boundary(middle) <= t ? low : high) = middle;
+  }
+  return place_of(problem, low);
+}
+
+// The sequence after `place`'s that has a token at t, its end.
+__device__ __forceinline__ Place place_after(const Call& problem, Place place, std::int64_t t) {
+  do {
+    place = place_of(problem, place.n + 1);
+  } while (place.end <= t);
+  return place;
+}
+
+// A tensor [B,T,D] in a kernel, D contiguous.
+template <class T>
+struct Lines {
+  T* data;
+  std::int64_t line_stride, token_stride;
+
+  explicit Lines(const TensorView& view)
+      : data(static_cast<T*>(view.data)), line_stride(view.stride[0]), token_stride(view.stride[1]) {}
+
+  __device__ __forceinline__ T* at(std::int64_t line, std::int64_t t, std::int64_t d) const {
+    return data + line * line_stride + t * token_stride + d;
+  }
+};
+
+template <int N, class T>
+__device__ __forceinline__ void load(const T* from, float (&out)[N]) {
+  const Vector<T, N> vector = Vector<T, N>::load(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) out[i] = vector[i];
+}
+
+// Element i of a channel's state [N,D,W-1].
+template <int W>
+__device__ __forceinline__ std::int64_t state_at(const Call& problem, std::int64_t n, std::int64_t d, int i) {
+  return (n * problem.channels + d) * (W - 1) + i;
+}
+
+// The last W-1 inputs of N channels, oldest first, and the filter.
+template <int W, int N>
+struct Filter {
+  float weight[W][N], window[W - 1][N];
+
+  __device__ __forceinline__ Filter(const Call& problem, std::int64_t d) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) weight[j][i] = problem.weight_at((d + i) * W + j);
+    }
+  }
+
+  // As before token t of the sequence.
+  template <class T>
+  __device__ __forceinline__ void begin_at(const Call& problem, const Lines<T>& x, std::int64_t line,
+                                           const Place& place, std::int64_t t, std::int64_t d) {
+#pragma unroll
+    for (int j = 0; j < W - 1; ++j) {
+      const std::int64_t source = t - (W - 1) + j;
+      if (source >= place.begin) {
+        load<N>(x.at(line, source, d), window[j]);
+      } else {
+        const int at = static_cast<int>(source - place.begin + (W - 1));
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          window[j][i] = problem.initial_state ? problem.initial_state[state_at<W>(problem, place.n, d + i, at)] : 0.0f;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ float convolved(const float (&arriving)[N], int i) const {
+    float z = weight[W - 1][i] * arriving[i];
+#pragma unroll
+    for (int j = 0; j < W - 1; ++j) z = fmaf(weight[j][i], window[j][i], z);
+    return z;
+  }
+
+  __device__ __forceinline__ void shift(const float (&arriving)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int j = 0; j + 1 < W - 1; ++j) window[j][i] = window[j + 1][i];
+      window[W - 2][i] = arriving[i];
+    }
+  }
+};
+
+// Blocks of a launch: `walking` for the chunks, `slices` of channels each, then those for the states.
+struct Grid {
+  std::int64_t walking, slices, state_blocks;
+
+  Grid(const Call& problem, int elements, bool states) {
+    slices = (problem.channels + kThreads * elements - 1) / (kThreads * elements);
+    walking = problem.lines * problem.chunks() * slices;
+    state_blocks = states ? (problem.sequences * problem.channels + kThreads - 1) / kThreads : 0;
+  }
+  std::int64_t blocks() const { return walking + state_blocks; }
+};
+
+// The work of a walking block's thread.
+struct Walk {
+  std::int64_t chunk, line, begin, end;  // chunk counts over all lines; tokens of the line
+
+  __device__ __forceinline__ Walk(const Call& problem, const Grid& grid)
+      : chunk(blockIdx.x / grid.slices),
+        line(chunk / problem.chunks()),
+        begin(chunk % problem.chunks() * kChunk),
+        end(begin + kChunk < problem.length ? begin + kChunk : problem.length) {}
+};
+// Its first channel, which may be beyond the last.
+template <int N>
+__device__ __forceinline__ std::int64_t channel_of(const Grid& grid) {
+  return (blockIdx.x % grid.slices * kThreads + threadIdx.x) * N;
+}
+
+// One channel of one sequence, at [i] of the states.
+template <class Body>
+__device__ __forceinline__ void for_state(const Call& problem, const Grid& grid, const Body& body) {
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) - grid.walking) * kThreads + threadIdx.x;
+  if (item >= problem.sequences * problem.channels) return;
+  const Place place = place_of(problem, item / problem.channels);
+  body(place, problem.cu_seqlens ? 0 : place.n, item % problem.channels);
+}
+
+// e[p], the sequence extended by its initial state in front.
+template <int W, class T>
+__device__ __forceinline__ float extended(const Call& problem, const Lines<T>& x, const Place& place, std::int64_t line,
+                                          std::int64_t d, std::int64_t p) {
+  if (p >= W - 1) {
+    return flashgla::cuda::to_float(*x.at(line, place.begin + p - (W - 1), d));
+  }
+  if (!problem.initial_state) return 0.0f;
+  return problem.initial_state[state_at<W>(problem, place.n, d, static_cast<int>(p))];
+}
+
+template <int W, int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(Call problem, Grid grid, Lines<T> x, Lines<T> y, float* final_state) {
+  flashgla::cuda::wait_for_previous();
+  if (blockIdx.x >= grid.walking) {
+    for_state(problem, grid, [&](const Place& place, std::int64_t line, std::int64_t d) {
+      for (int i = 0; i < W - 1; ++i) {
+        final_state[state_at<W>(problem, place.n, d, i)] =
+            extended<W>(problem, x, place, line, d, place.end - place.begin + i);
+      }
+    });
+    return;
+  }
+  const Walk walk(problem, grid);
+  const std::int64_t d = channel_of<N>(grid);
+  if (d >= problem.channels) return;
+  Place place = place_at(problem, walk.line, walk.begin);
+  Filter<W, N> filter(problem, d);
+  filter.begin_at(problem, x, walk.line, place, walk.begin, d);
+  for (std::int64_t t0 = walk.begin; t0 < walk.end; t0 += kAhead) {
+    float arriving[kAhead][N];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (t0 + k < walk.end) load<N>(x.at(walk.line, t0 + k, d), arriving[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const std::int64_t t = t0 + k;
+      if (t >= walk.end) break;
+      if (t == place.end) {
+        place = place_after(problem, place, t);
+        filter.begin_at(problem, x, walk.line, place, t, d);
+      }
+      float out[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float z = filter.convolved(arriving[k], i);
+        out[i] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
+      }
+      Vector<T, N>::of(out).store(y.at(walk.line, t, d));
+      filter.shift(arriving[k]);
+    }
+  }
+}
+
+template <class T>
+struct Gradients {
+  Lines<T> x, dy, dx;
+  const float* d_final_state;  // null: zero
+  float* d_initial_state;      // null: not wanted
+};
+
+// dz of one element.
+__device__ __forceinline__ float through_activation(const Call& problem, float z, float dy) {
+  return problem.silu ? dy * ops::cuda::silu_slope(z, ops::cuda::sigmoid(z)) : dy;
+}
+
+// Writes what is pending of dx at the sequence's end: `pending[j]` belongs to token end - (W-1) + j.
+template <int W, int N, class T>
+__device__ __forceinline__ void finish_sequence(const Call& problem, const Gradients<T>& t, const Walk& walk,
+                                                const Place& place, std::int64_t d, float (&pending)[W - 1][N]) {
+#pragma unroll
+  for (int j = 0; j < W - 1; ++j) {
+    const std::int64_t token = place.end - (W - 1) + j;
+    if (token >= place.begin && token >= walk.begin && token < walk.end) {
+      float out[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        out[i] = pending[j][i];
+        if (t.d_final_state) out[i] += t.d_final_state[state_at<W>(problem, place.n, d + i, j)];
+      }
+      Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) pending[j][i] = 0.0f;
+  }
+}
+
+// The gradient of a channel's initial state.
+template <int W, class T>
+__device__ __forceinline__ void initial_state_gradient(const Call& problem, const Gradients<T>& t, const Place& place,
+                                                       std::int64_t line, std::int64_t d) {
+  const std::int64_t length = place.end - place.begin;
+  float dz[W - 1];
+#pragma unroll
+  for (int s = 0; s < W - 1; ++s) {
+    dz[s] = 0.0f;
+    if (s >= length) continue;
+    float z = 0.0f;
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+      z += problem.weight_at(d * W + j) * extended<W>(problem, t.x, place, line, d, s + j);
+    }
+    const float dy = flashgla::cuda::to_float(*t.dy.at(line, place.begin + s, d));
+    dz[s] = through_activation(problem, z, dy);
+  }
+#pragma unroll
+  for (int p = 0; p < W - 1; ++p) {
+    float total = 0.0f;
+#pragma unroll
+    for (int j = 0; j <= p; ++j) total += problem.weight_at(d * W + j) * dz[p - j];
+    if (p >= length && t.d_final_state) {
+      total += t.d_final_state[state_at<W>(problem, place.n, d, static_cast<int>(p - length))];
+    }
+    t.d_initial_state[state_at<W>(problem, place.n, d, p)] = total;
+  }
+}
+
+template <int W, int N, class T>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Call problem, Grid grid, Gradients<T> t, ops::cuda::PartialSums partial) {
+  flashgla::cuda::wait_for_previous();
+  if (blockIdx.x >= grid.walking) {
+    for_state(problem, grid, [&](const Place& place, std::int64_t line, std::int64_t d) {
+      initial_state_gradient<W>(problem, t, place, line, d);
+    });
+    return;
+  }
+  const Walk walk(problem, grid);
+  const std::int64_t d = channel_of<N>(grid);
+  if (d >= problem.channels) return;
+  Place place = place_at(problem, walk.line, walk.begin);
+  Filter<W, N> filter(problem, d);
+  filter.begin_at(problem, t.x, walk.line, place, walk.begin, d);
+  float dweight[W][N] = {}, pending[W - 1][N] = {};  // pending[j]: of dx at token s - (W-1) + j
+  // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
+  const std::int64_t stop = walk.end + W - 1 < problem.length ? walk.end + W - 1 : problem.length;
+  bool finished = false;
+  for (std::int64_t t0 = walk.begin; t0 < stop && !finished; t0 += kAhead) {
+    float arriving[kAhead][N], dy[kAhead][N];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (t0 + k < stop) {
+        load<N>(t.x.at(walk.line, t0 + k, d), arriving[k]);
+        load<N>(t.dy.at(walk.line, t0 + k, d), dy[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const std::int64_t s = t0 + k;
+      if (s >= stop || finished) break;
+      if (s == place.end) {
+        finish_sequence<W>(problem, t, walk, place, d, pending);
+        finished = s >= walk.end;
+        if (finished) break;
+        place = place_after(problem, place, s);
+        filter.begin_at(problem, t.x, walk.line, place, s, d);
+      }
+      float out[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const float dz = through_activation(problem, filter.convolved(arriving[k], i), dy[k][i]);
+        if (s < walk.end) {
+#pragma unroll
+          for (int j = 0; j < W - 1; ++j) dweight[j][i] = fmaf(dz, filter.window[j][i], dweight[j][i]);
+          dweight[W - 1][i] = fmaf(dz, arriving[k][i], dweight[W - 1][i]);
+        }
+        // Token s - (W-1) is complete; the others move on.
+        out[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
+#pragma unroll
+        for (int j = 0; j + 1 < W - 1; ++j) pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
+        pending[W - 2][i] = filter.weight[W - 1][i] * dz;
+      }
+      const std::int64_t token = s - (W - 1);
+      if (token >= place.begin && token >= walk.begin) {
+        Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
+      }
+      filter.shift(arriving[k]);
+    }
+  }
+  if (!finished && place.end == stop) finish_sequence<W>(problem, t, walk, place, d, pending);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int j = 0; j < W; ++j) partial.sums[walk.chunk * partial.columns + (d + i) * W + j] = dweight[j][i];
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    step_kernel(Operand<T> x, Operand<T> y, const void* weight, bool wide_weight, float* states, std::int64_t batch,
+                std::int64_t channels, int width, bool silu) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (item >= batch * channels) return;
+  const std::int64_t row = item / channels, d = item % channels;
+  auto weight_at = [&](int j) {
+    const std::int64_t i = d * width + j;
+    return wide_weight ? static_cast<const float*>(weight)[i]
+                       : flashgla::cuda::to_float(static_cast<const bf16*>(weight)[i]);
+  };
+  float* state = states + item * (width - 1);
+  const float arriving = flashgla::cuda::to_float(*x.at(row, d));
+  float z = weight_at(width - 1) * arriving;
+  for (int j = 0; j < width - 1; ++j) z = fmaf(weight_at(j), state[j], z);
+  for (int j = 0; j + 1 < width - 1; ++j) state[j] = state[j + 1];
+  state[width - 2] = arriving;
+  *y.at(row, d) = flashgla::cuda::from_float<T>(silu ? z * ops::cuda::sigmoid(z) : z);
+}
+
+// ---- on the host ----
+
+Call call_of(const Inputs& inputs, Activation activation) {
+  const TensorView& x = inputs.x;
+  return {x.size(0),
+          x.size(1),
+          x.size(2),
+          sequences_of(inputs),
+          inputs.cu_seqlens.data,
+          inputs.cu_seqlens.dtype == DType::i64,
+          inputs.weight.data,
+          inputs.weight.dtype == DType::f32,
+          inputs.initial_state ? inputs.initial_state.as<float>() : nullptr,
+          activation == Activation::silu};
+}
+
+// Calls run(integral_constant W).
+template <class Run>
+void with_width(std::int64_t width, const Run& run) {
+  if (width == 2) return run(std::integral_constant<int, 2>());
+  if (width == 3) return run(std::integral_constant<int, 3>());
+  run(std::integral_constant<int, 4>());
+}
+
+constexpr int kElements = 4;  // channels of a thread, where their number and addresses are multiples of it
+
+template <int N, class T>
+void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
+  const Call problem = call_of(inputs, activation);
+  const Grid grid(problem, N, static_cast<bool>(outputs.final_state));
+  auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
+  with_width(inputs.weight.size(1), [&](auto width) {
+    ops::cuda::queue_kernel(context, "short_convolution", forward_kernel<width.value, N, T>, grid.blocks(), kThreads, 0,
+                            problem, grid, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+  });
+}
+
+template <int N, class T>
+void backward_of(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
+                 Activation activation, const ops::cuda::PartialSums& partial) {
+  const Call problem = call_of(inputs, activation);
+  const Grid grid(problem, N, static_cast<bool>(to.d_initial_state));
+  const Gradients<T> gradients{Lines<T>(inputs.x), Lines<T>(from.dy), Lines<T>(to.dx),
+                               from.d_final_state ? from.d_final_state.as<float>() : nullptr,
+                               to.d_initial_state ? to.d_initial_state.as<float>() : nullptr};
+  with_width(inputs.weight.size(1), [&](auto width) {
+    ops::cuda::queue_kernel(context, "short_convolution", backward_kernel<width.value, N, T>, grid.blocks(), kThreads,
+                            0, problem, grid, gradients, partial);
+  });
+}
+
+void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
+  if (context.planning()) return;
+  const bool aligned = inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &outputs.y}, kElements);
+  const auto run = inputs.x.dtype == DType::f32 ? (aligned ? forward_of<kElements, float> : forward_of<1, float>)
+                                                : (aligned ? forward_of<kElements, bf16> : forward_of<1, bf16>);
+  run(context, inputs, outputs, activation);
+}
+
+void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
+                   Activation activation) {
+  const ArenaScope scope(context.scratch());
+  const Call problem = call_of(inputs, activation);
+  const std::int64_t chunks = problem.lines * problem.chunks();
+  const auto partial =
+      ops::cuda::take_partial_sums(context, chunks, inputs.weight.numel(), std::max<std::int64_t>(chunks, 1), 1,
+                                   "short_convolution: dweight of chunks");
+  if (context.planning()) return;
+  const bool aligned =
+      inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &from.dy, &to.dx}, kElements);
+  const auto run = inputs.x.dtype == DType::f32 ? (aligned ? backward_of<kElements, float> : backward_of<1, float>)
+                                                : (aligned ? backward_of<kElements, bf16> : backward_of<1, bf16>);
+  run(context, inputs, from, to, activation, partial);
+  ops::cuda::reduce(context, partial, to.dweight.as<float>(), true);
+}
+
+template <class T>
+void step_of(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
+             const TensorView& y, bool silu) {
+  const std::int64_t batch = x.size(0), channels = x.size(1);
+  ops::cuda::queue_kernel(context, "short_convolution", step_kernel<T>, (batch * channels + 255) / 256, 256, 0,
+                          Operand<T>(x), Operand<T>(y), static_cast<const void*>(weight.data),
+                          weight.dtype == DType::f32, state.as<float>(), batch, channels,
+                          static_cast<int>(weight.size(1)), silu);
+}
+
+void cuda_step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
+               const TensorView& y, Activation activation) {
+  (x.dtype == DType::f32 ? step_of<float> : step_of<bf16>)(context, x, weight, state, y,
+                                                           activation == Activation::silu);
+}
+
+}  // namespace
+
+const Implementation kCuda{"cuda",
+                           Device::Kind::cuda,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.dtype, problem.weight_dtype});
+                           },
+                           cuda_forward,
+                           cuda_backward,
+                           cuda_step};
+
+}  // namespace flashgla::ops::short_convolution
