@@ -20,6 +20,7 @@ constexpr const char* kDescription =
     "  flashgla data stories --megabytes 8 --out runs/stories.jsonl   make a corpus\n"
     "  flashgla data prepare runs/stories.jsonl --out runs/stories    turn text into tokens\n"
     "  flashgla train --data runs/stories --out runs/first            train a small model\n"
+    "  flashgla evaluate runs/first --data runs/stories               measure it\n"
     "  flashgla generate runs/first --prompt 'Once upon a time'       let it write\n"
     "\n"
     "Each verb explains itself: flashgla VERB --help";
@@ -60,6 +61,7 @@ int main(int argc, char** argv) {
   });
 
   flashgla::cli::add_train(app);
+  flashgla::cli::add_evaluate(app);
   flashgla::cli::add_generate(app);
   flashgla::cli::add_data(app);
   flashgla::cli::add_plot(app);

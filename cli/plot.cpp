@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/checks.h"
+#include "cli/gnuplot.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/train/metrics.h"
@@ -103,12 +104,6 @@ std::vector<Curve> read_curves(const PlotArguments& arguments, const Metric& met
   return curves;
 }
 
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (char c : text) result += c == '\'' ? std::string("''") : std::string(1, c);
-  return result + "'";
-}
-
 std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric, const std::vector<Curve>& curves,
                            const std::string& out) {
   std::string script;
@@ -117,16 +112,15 @@ std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric,
     const int width = columns != nullptr ? std::clamp(std::atoi(columns), 40, 300) : 100;
     script += fmt::format("set terminal dumb noenhanced size {},30\n", width);
   } else {
-    script += "set terminal pngcairo noenhanced size 1100,700 font 'Sans,12'\nset output " + quoted(out) + "\n";
-    script += "set grid lc rgb '#dddddd'\n";
+    script += gnuplot_png(out);
   }
   script += fmt::format("set xlabel '{}'\n", arguments.x == "time"     ? "seconds"
                                              : arguments.x == "tokens" ? "tokens"
                                                                        : "step");
-  script += arguments.terminal
-                ? fmt::format("set title {}\n", quoted(arguments.title.empty() ? metric.label : arguments.title))
-                : fmt::format("set ylabel {}\n", quoted(metric.label));
-  if (!arguments.terminal && !arguments.title.empty()) script += "set title " + quoted(arguments.title) + "\n";
+  script += arguments.terminal ? fmt::format("set title {}\n",
+                                             gnuplot_string(arguments.title.empty() ? metric.label : arguments.title))
+                               : fmt::format("set ylabel {}\n", gnuplot_string(metric.label));
+  if (!arguments.terminal && !arguments.title.empty()) script += "set title " + gnuplot_string(arguments.title) + "\n";
   if (arguments.x == "tokens") script += "set format x '%.1s%c'\n";
   for (const std::string& axis : arguments.log) script += "set logscale " + axis + "\n";
   script += "set key top right\n";
@@ -140,19 +134,9 @@ std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric,
     const bool dots = curves[i].evaluation || curves[i].points.size() == 1;
     const char* style =
         arguments.terminal ? (dots ? "points" : "lines") : (dots ? "linespoints pt 7 ps 0.8 lw 2" : "lines lw 2");
-    script += fmt::format("{}$curve{} with {} title {}", i == 0 ? "" : ", ", i, style, quoted(curves[i].label));
+    script += fmt::format("{}$curve{} with {} title {}", i == 0 ? "" : ", ", i, style, gnuplot_string(curves[i].label));
   }
   return script + "\n";
-}
-
-void run_gnuplot(const std::string& script) {
-  FILE* pipe = ::popen("gnuplot 2>/dev/null", "w");
-  if (pipe == nullptr) throw Error("plot: gnuplot cannot be started");
-  const bool written = std::fwrite(script.data(), 1, script.size(), pipe) == script.size();
-  const int status = ::pclose(pipe);
-  if (!written || status != 0) {
-    throw Error("plot: gnuplot failed; is it installed (Debian: gnuplot-nox) and the output writable?");
-  }
 }
 
 void run_plot(const PlotArguments& arguments) {
@@ -165,17 +149,8 @@ void run_plot(const PlotArguments& arguments) {
     run_gnuplot(gnuplot_script(arguments, *metric, curves, ""));
     return;
   }
-  const std::filesystem::path out(arguments.out);
-  if (out.has_parent_path()) std::filesystem::create_directories(out.parent_path());
-  const std::string temporary = arguments.out + ".tmp";
-  try {
-    run_gnuplot(gnuplot_script(arguments, *metric, curves, temporary));
-    std::filesystem::rename(temporary, out);
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-    throw;
-  }
+  draw_picture(arguments.out,
+               [&](const std::string& file) { return gnuplot_script(arguments, *metric, curves, file); });
   fmt::print("{}\n", arguments.out);
 }
 

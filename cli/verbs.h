@@ -12,6 +12,7 @@ void add_bench(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_data(CLI::App& app);
 void add_doctor(CLI::App& app);
+void add_evaluate(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_info(CLI::App& app);
 void add_plot(CLI::App& app);

@@ -108,6 +108,21 @@ void DecodeState::reset_sequence(std::int64_t i) {
   history[static_cast<std::size_t>(i)] = {};
 }
 
+void DecodeState::copy_sequence(std::int64_t i, const DecodeState& from, std::int64_t from_i) {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    for (std::size_t entry = 0; entry < layers_[layer].size(); ++entry) {
+      const TensorView to = layers_[layer][entry].select(0, i);
+      const TensorView source = from.layers_[layer][entry].select(0, from_i);
+      if (source.bytes() > to.bytes()) throw Error("decode state: a sequence is copied to a state with less room");
+      copy_memory(to.data, to.device, source.data, source.device, source.bytes());
+    }
+  }
+  const TensorView position = positions_->slice(0, i, i + 1);
+  const TensorView source = from.positions_->slice(0, from_i, from_i + 1);
+  copy_memory(position.data, position.device, source.data, source.device, source.bytes());
+  history[static_cast<std::size_t>(i)] = from.history[static_cast<std::size_t>(from_i)];
+}
+
 void DecodeState::History::add(std::span<const std::int32_t> some) {
   for (const std::int32_t token : some) add(token);
 }

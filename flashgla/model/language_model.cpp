@@ -261,6 +261,29 @@ void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn
   ops::matmul::run(context, last, head().value.transpose(0, 1), logits);
 }
 
+void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, const TensorView& hidden,
+                                  DecodeState* state) {
+  const std::int64_t total = tokens.rank() == 2 ? tokens.size(1) : 0;
+  if (tokens.rank() != 2 || tokens.size(0) != 1 || total == 0 || tokens.dtype != DType::i32) {
+    throw Error("hidden_states", "tokens", std::string("is ") + name_of(tokens.dtype) + " " + to_string(tokens.shape),
+                "i32 [1, total]");
+  }
+  if (!(hidden.shape == Shape({total, config_.hidden_size})) || hidden.dtype != activation_dtype()) {
+    throw Error("hidden_states", "hidden", std::string("is ") + name_of(hidden.dtype) + " " + to_string(hidden.shape),
+                std::string(name_of(activation_dtype())) + " [" + std::to_string(total) + "," +
+                    std::to_string(config_.hidden_size) + "]");
+  }
+  nn::Pass inference = pass.without_keeping();
+  ops::embedding::forward(pass.context, tokens, layers_.embedding.value,
+                          hidden.reshape(Shape({1, total, config_.hidden_size})));
+  run_blocks(inference, hidden.reshape(Shape({1, total, config_.hidden_size})), state);
+  layers_.final_norm.forward(pass.context, hidden, {}, hidden, {}, {});
+}
+
+void LanguageModel::logits(Context& context, const TensorView& hidden, const TensorView& logits) {
+  ops::matmul::run(context, hidden, head().value.transpose(0, 1), logits);
+}
+
 void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits) {
   const std::int64_t sequences = state.sequences();
   if (!(tokens.shape == Shape({sequences})) || tokens.dtype != DType::i32) {

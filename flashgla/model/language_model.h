@@ -75,11 +75,16 @@ class LanguageModel {
   void prefill(Context& context, const TensorView& tokens, const nn::Sequences& sequences, DecodeState& state,
                const TensorView& logits);
 
+  // For scores of any positions: the final hidden states [total,D] (activation_dtype()) of a packed batch, tokens i32
+  // [1,total] with pass.sequences; and logits f32 [R,V] (f64 with f64) of some of them [R,D]. `state` as in evaluate.
+  void hidden_states(nn::Pass& pass, const TensorView& tokens, const TensorView& hidden, DecodeState* state = nullptr);
+  void logits(Context& context, const TensorView& hidden, const TensorView& logits);
+  DType activation_dtype() const { return training_ ? dtype_ : inference_dtype_; }
+
   // One token a sequence in recurrent form: tokens i32 [N], logits f32 [N,V] (f64 with f64). Histories as in prefill.
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:
-  DType activation_dtype() const { return training_ ? dtype_ : inference_dtype_; }
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state) const;

@@ -17,9 +17,10 @@ ALLOWED = {
 ALLOWED["flashgla/model"] = {"flashgla/base", "flashgla/ops", "flashgla/nn", "flashgla/mixers"}
 ALLOWED["flashgla/train"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text", "flashgla/data"}
 ALLOWED["flashgla/generate"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text"}
+ALLOWED["flashgla/eval"] = ALLOWED["flashgla/model"] | {"flashgla/model", "flashgla/text", "flashgla/data"}
 ALLOWED["testing"] = {"flashgla/base"}
 ALLOWED["bench"] = ALLOWED["flashgla/train"] | {"flashgla/train", "flashgla/generate", "testing"}
-ALLOWED["python"] = {"flashgla/base", "flashgla/ops", "flashgla/text"}
+ALLOWED["python"] = ALLOWED["flashgla/generate"] | {"flashgla/generate", "flashgla/eval", "flashgla/train"}
 MAX_LINES = 800
 SOURCE = {".h", ".cpp", ".cu", ".cuh"}
 

@@ -1,0 +1,21 @@
+// Pictures drawn by gnuplot, which is run as a program.
+#pragma once
+
+#include <functional>
+#include <string>
+
+namespace flashgla::cli {
+
+// As a string of gnuplot's.
+std::string gnuplot_string(const std::string& text);
+
+// Runs a script. Throws Error naming what may be missing.
+void run_gnuplot(const std::string& script);
+
+// The beginning of a script that draws into `file`.
+std::string gnuplot_png(const std::string& file);
+
+// Runs the script that draws into the file it is given, a temporary one beside `out`, then renamed; makes out's folder.
+void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into);
+
+}  // namespace flashgla::cli

@@ -1,0 +1,70 @@
+#!/bin/sh
+# flashgla evaluate, driven from the shell: every kind of data, interruption, bad arguments.
+. "$(dirname "$0")/shell_test.sh"
+
+"$flashgla" data stories --seed 7 --megabytes 0.1 --out stories.jsonl --quiet >/dev/null
+"$flashgla" data prepare stories.jsonl --out tokens --quiet >/dev/null
+"$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --out run >/dev/null 2>&1
+head -n 30 stories.jsonl >few.jsonl
+printf 'Once there was a fox.\nIt lived in a wood, and was happy there. Long ago a lamp was lit by a road.\n' >text.txt
+
+# text, documents, tokens
+succeeds 'perplexity +[0-9]' evaluate run --data text.txt --quiet
+succeeds '"bits_per_byte": [0-9]' evaluate run --data few.jsonl --window 64 --json --quiet
+succeeds '"documents": 30' evaluate run --data few.jsonl --window 64 --stride 16 --json --quiet
+succeeds 'word_perplexity' evaluate run --data few.jsonl --carry --window 50 --quiet
+succeeds 'bits_per_byte' evaluate run --data tokens --limit 5 --quiet
+succeeds 'loss' evaluate run --data tokens/train.bin --limit 5 --quiet
+loss() { "$flashgla" evaluate run --data few.jsonl --json --quiet "$@" | sed -n 's/.*"loss": //p'; }
+holds 'batches are of no consequence' test "$(loss --window 64 | cut -c 1-6)" = "$(loss --window 64 --batch-tokens 100 | cut -c 1-6)"
+
+# examples
+cat >choices.jsonl <<'END'
+{"context": "Once there was", "choices": ["a fox", "zzzz", "the lamp"], "answer": 0}
+{"context": "It lived in", "choices": ["qqqq xx", "a wood"], "answer": 1}
+END
+printf '{"context": "Once there", "continuation": " was a fox"}\n{"context": "", "continuation": "Once"}\n' >continuations.jsonl
+succeeds '"acc_norm": [01]' evaluate run --data choices.jsonl --json --quiet
+succeeds '"log_likelihoods"' evaluate run --data choices.jsonl --json --samples --quiet
+succeeds '"log_likelihood": -' evaluate run --data continuations.jsonl --json --quiet
+tokens() { "$flashgla" evaluate run --data choices.jsonl --json --quiet "$@" | sed -n 's/.*"tokens_read": //p'; }
+holds 'shared contexts are read once' test "$(tokens)" -lt "$(tokens --no-reuse)"
+
+# length
+cp -r run other
+succeeds '0 .. 64 +loss' evaluate run other --data few.jsonl --extrapolate 256 --bucket 64 --window 100 --png curve.png --quiet
+holds 'the picture is one' sh -c 'head -c 4 curve.png | grep -q PNG'
+succeeds '"sequences": 3' evaluate run --data few.jsonl --extrapolate 200 --sequences 3 --json --quiet
+
+# an interruption
+"$flashgla" evaluate run --data few.jsonl --window 64 --batch-tokens 64 --json --quiet >whole
+holds 'what was interrupted goes on' sh -c "
+  '$flashgla' evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --quiet >part 2>message &
+  program=\$!
+  while [ \"\$(cat log.jsonl 2>/dev/null | wc -l)\" -lt 3 ]; do kill -0 \$program || break; sleep 0.01; done
+  kill -INT \$program
+  wait \$program && ! grep -q interrupted message
+  '$flashgla' evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --resume --json --quiet >rest &&
+  cmp whole rest"
+refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
+refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
+refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
+
+# bad input
+refuses 'models is required' evaluate --data text.txt
+refuses '--data is required' evaluate run
+refuses 'absent: no such file' evaluate run --data absent
+refuses 'absent' evaluate absent --data text.txt
+printf '{"context": "a"}\n' >bad.jsonl
+refuses 'bad.jsonl, line 1: there is no "continuation"' evaluate run --data bad.jsonl --quiet
+refuses 'example 1: the continuation has 10 tokens; the window is 4' evaluate run --data continuations.jsonl --window 4 --quiet
+refuses 'positions needs 10000001' evaluate run --data text.txt --extrapolate 10000000 --quiet
+refuses '--png goes with --extrapolate' evaluate run --data text.txt --png x.png
+refuses 'are for text' evaluate run --data choices.jsonl --carry
+mkdir bare && cp run/checkpoints/"$(cat run/checkpoints/latest)"/config.json run/checkpoints/"$(cat run/checkpoints/latest)"/model.safetensors bare
+refuses 'bare has no tokenizer' evaluate bare --data text.txt --quiet
+"$flashgla" data prepare stories.jsonl --out pieces --tokenizer train:400 --quiet >/dev/null
+refuses 'they do not belong together' evaluate bare --data text.txt --tokenizer pieces --quiet
+refuses 'another tokenizer' evaluate run --data pieces --quiet
+
+finish
