@@ -1,52 +1,64 @@
 #include "testing/random.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numbers>
 
 #include "flashgla/base/context.h"
+#include "flashgla/base/random.h"
 
 namespace flashgla::testing {
 
-namespace {
-// SplitMix64's output function over a counter.
-std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-}  // namespace
-
 double uniform(std::uint64_t seed, std::uint64_t index) {
-  const std::uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15ull) + index * 0x9e3779b97f4a7c15ull);
-  return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53;
+  return random::Stream(seed, random::Use::tests).uniform(index);
 }
 
 double normal(std::uint64_t seed, std::uint64_t index) {
-  const double radius = std::sqrt(-2.0 * std::log(uniform(seed, 2 * index)));
-  return radius * std::cos(2.0 * std::numbers::pi * uniform(seed, 2 * index + 1));
+  return random::Stream(seed, random::Use::tests).normal(index);
 }
 
-void fill_by_index(const TensorView& view, const std::function<double(std::uint64_t)>& value) {
+namespace {
+
+// block(begin, count, out): values begin .. begin + count - 1 of the view, at most kBlock of them.
+constexpr std::int64_t kBlock = 256;
+
+void fill_by_block(const TensorView& view, const std::function<void(std::int64_t, std::int64_t, double*)>& block) {
   if (!view.is_contiguous()) {
     const Tensor packed = Tensor::empty(view.shape, view.dtype);
-    fill_by_index(packed, value);
+    fill_by_block(packed, block);
     copy(packed, view);
     return;
   }
-  constexpr std::int64_t kGrain = 1 << 14;
   dispatch_floating(view.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* out = view.as<T>();
-    parallel_for_blocks(Context(), view.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) out[i] = static_cast<T>(value(static_cast<std::uint64_t>(i)));
+    parallel_for_blocks(Context(), view.numel(), 64 * kBlock, [&](std::int64_t begin, std::int64_t end) {
+      std::array<double, kBlock> values;
+      for (std::int64_t i = begin; i < end; i += kBlock) {
+        const std::int64_t count = std::min(end - i, kBlock);
+        block(i, count, values.data());
+        for (std::int64_t j = 0; j < count; ++j) out[i + j] = static_cast<T>(values[static_cast<std::size_t>(j)]);
+      }
     });
   });
 }
 
+}  // namespace
+
+void fill_by_index(const TensorView& view, const std::function<double(std::uint64_t)>& value) {
+  fill_by_block(view, [&](std::int64_t begin, std::int64_t count, double* out) {
+    for (std::int64_t j = 0; j < count; ++j) out[j] = value(static_cast<std::uint64_t>(begin + j));
+  });
+}
+
 void fill_normal(const TensorView& view, std::uint64_t seed, double deviation, double mean) {
-  fill_by_index(view, [=](std::uint64_t i) { return mean + deviation * normal(seed, i); });
+  const random::Stream stream(seed, random::Use::tests);
+  fill_by_block(view, [&](std::int64_t begin, std::int64_t count, double* out) {
+    random::fill_normals(stream, static_cast<std::uint64_t>(begin), count, out);
+    for (std::int64_t j = 0; j < count; ++j) out[j] = std::fma(deviation, out[j], mean);
+  });
 }
 
 Tensor random_normal(const Shape& shape, DType dtype, std::uint64_t seed, double deviation, double mean) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/random.h"
 
 namespace flashgla::data {
 namespace {
@@ -19,24 +20,6 @@ std::vector<std::string> split_text(std::string_view text, char at) {
   }
   return parts;
 }
-
-// splitmix64 (Steele, Lea, Flood 2014).
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t below(std::uint64_t count) {  // bias under 2^-32 for the small counts here
-    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(next()) * count) >> 64);
-  }
-
- private:
-  std::uint64_t next() {
-    std::uint64_t x = state_ += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-  }
-  std::uint64_t state_;
-};
 
 }  // namespace
 
@@ -293,14 +276,15 @@ void Grammar::run(Driver& driver) const {
   driver.done = true;
 }
 
-Grammar::Told Grammar::tell(std::uint64_t seed) const {
+Grammar::Told Grammar::tell(std::uint64_t seed, std::uint64_t story) const {
   struct Driver {
-    Random random;
+    random::Stream stream;
     Told told;
     bool done = false;
+    std::uint64_t draws = 0;
 
     int choose_alternative(const Rule& rule) {
-      std::uint64_t draw = random.below(rule.total);
+      std::uint64_t draw = stream.below(draws++, rule.total);
       int choice = 0;
       while (draw >= rule.alternatives[static_cast<std::size_t>(choice)].weight) {
         draw -= rule.alternatives[static_cast<std::size_t>(choice++)].weight;
@@ -312,7 +296,7 @@ Grammar::Told Grammar::tell(std::uint64_t seed) const {
     int choose_value(const Set& set, const std::vector<int>& excluded) {
       const std::size_t count = set.values.size() - excluded.size();
       told.bits += std::log2(static_cast<double>(count));
-      auto draw = static_cast<int>(random.below(count));
+      auto draw = static_cast<int>(stream.below(draws++, count));
       std::vector<int> sorted = excluded;
       std::sort(sorted.begin(), sorted.end());
       for (const int value : sorted) draw += draw >= value;
@@ -323,7 +307,7 @@ Grammar::Told Grammar::tell(std::uint64_t seed) const {
       return true;
     }
   };
-  Driver driver{Random(seed), {}};
+  Driver driver{random::Stream(seed, random::Use::stories, story), {}};
   run(driver);
   return std::move(driver.told);
 }

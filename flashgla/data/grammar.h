@@ -44,7 +44,7 @@ class Grammar {
     double bits = 0.0;  // -log2 of the text's probability
   };
   // Equal seeds give equal texts.
-  Told tell(std::uint64_t seed) const;
+  Told tell(std::uint64_t seed, std::uint64_t story = 0) const;
 
   struct Read {
     bool complete = false;     // the text is one that the grammar tells, from beginning to end

@@ -6,30 +6,25 @@
 #include <nlohmann/json.hpp>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/random.h"
 #include "flashgla/text/fingerprint.h"
 
 namespace flashgla::data {
 namespace {
 
-// splitmix64 (Steele, Lea, Flood 2014): a bijection of 64 bits that mixes well.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
-// A keyed permutation of [0, count) without a table: a balanced Feistel network over the next even power of two, walked
-// until it lands inside (at most four steps on average).
-std::int64_t permute(std::int64_t index, std::int64_t count, std::uint64_t key) {
+// Each epoch's permutation of [0, count), without a table: a balanced Feistel network of six rounds over the next even
+// power of two, walked until it lands inside (at most four steps on average).
+std::int64_t permute(std::int64_t index, std::int64_t count, std::uint64_t seed, std::uint64_t epoch) {
+  constexpr std::uint64_t kRounds = 6;
   if (count <= 1) return index;
   const int half = (std::bit_width(static_cast<std::uint64_t>(count - 1)) + 1) / 2;
   const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
   auto value = static_cast<std::uint64_t>(index);
   do {
     std::uint64_t left = value >> half, right = value & mask;
-    for (std::uint64_t round = 0; round < 6; ++round) {
-      const std::uint64_t next = left ^ (mix(right ^ mix(key + round)) & mask);
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+      const std::uint64_t next =
+          left ^ (random::Stream(seed, random::Use::data_order, epoch * kRounds + round).words(right).first & mask);
       left = right;
       right = next;
     }
@@ -143,13 +138,14 @@ void Loader::plan_rows() {
 std::int64_t Loader::unit_at(std::int64_t counter) const {
   const std::int64_t index = counter % units_;
   if (!config_.shuffle) return index;
-  return permute(index, units_, mix(config_.seed) + static_cast<std::uint64_t>(counter / units_) * 0x632BE59BD9B4E019u);
+  return permute(index, units_, config_.seed, static_cast<std::uint64_t>(counter / units_));
 }
 
 std::int64_t Loader::offset_of_epoch(std::int64_t epoch) const {
   if (slack_ == 0) return 0;
-  return static_cast<std::int64_t>(mix(mix(~config_.seed) + static_cast<std::uint64_t>(epoch)) %
-                                   static_cast<std::uint64_t>(slack_ + 1));
+  return static_cast<std::int64_t>(
+      random::Stream(config_.seed, random::Use::data_offset)
+          .below(static_cast<std::uint64_t>(epoch), static_cast<std::uint64_t>(slack_ + 1)));
 }
 
 // Inputs [begin, begin + count) of the span and the tokens after them, to element `to` of the batch.
@@ -241,17 +237,25 @@ std::string Loader::data_fingerprint() const {
 }
 
 std::string Loader::save_state() const {
-  const nlohmann::ordered_json json = {
-      {"mode", name_of(config_.mode)},      {"batch", config_.batch},     {"length", config_.length},
-      {"segments", config_.segments},       {"shuffle", config_.shuffle}, {"seed", config_.seed},
-      {"single_pass", config_.single_pass}, {"tokens", span_.size()},     {"units", units_},
-      {"data", data_fingerprint_},          {"cursor", cursor_},          {"position", position_}};
+  const nlohmann::ordered_json json = {{"version", random::kVersion},  {"mode", name_of(config_.mode)},
+                                       {"batch", config_.batch},       {"length", config_.length},
+                                       {"segments", config_.segments}, {"shuffle", config_.shuffle},
+                                       {"seed", config_.seed},         {"single_pass", config_.single_pass},
+                                       {"tokens", span_.size()},       {"units", units_},
+                                       {"data", data_fingerprint_},    {"cursor", cursor_},
+                                       {"position", position_}};
   return json.dump();
 }
 
 void Loader::restore(const std::string& state) {
   const auto json = nlohmann::ordered_json::parse(state, nullptr, /*allow_exceptions=*/false);
-  const auto mine = nlohmann::ordered_json::parse(save_state());  // mode first, data last
+  if (json.is_object() && json.contains("cursor") &&
+      json.value("version", nlohmann::ordered_json(1)) != random::kVersion) {
+    throw Error("loader: the saved state is of version " + json.value("version", nlohmann::ordered_json(1)).dump() +
+                ", whose data come in another order than this program's (version " + std::to_string(random::kVersion) +
+                "); it cannot go on with them");
+  }
+  const auto mine = nlohmann::ordered_json::parse(save_state());  // version first, data last
   if (!json.is_object() || json.size() != mine.size()) {
     throw Error("loader: what should be its saved state is damaged or of another version");
   }

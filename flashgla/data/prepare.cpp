@@ -9,6 +9,7 @@
 #include "flashgla/base/context.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/random.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/documents.h"
 #include "flashgla/data/token_file.h"
@@ -50,10 +51,9 @@ class Chooser {
     block_ = block;
     const auto begin = static_cast<std::int64_t>(static_cast<double>(block) / fraction_);
     end_ = static_cast<std::int64_t>(static_cast<double>(block + 1) / fraction_);
-    std::uint64_t x = seed_ * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(block) + 1;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    chosen_ = begin + static_cast<std::int64_t>((x ^ (x >> 31)) % static_cast<std::uint64_t>(end_ - begin));
+    chosen_ = begin + static_cast<std::int64_t>(
+                          random::Stream(seed_, random::Use::validation)
+                              .below(static_cast<std::uint64_t>(block), static_cast<std::uint64_t>(end_ - begin)));
   }
 
   double fraction_;

@@ -166,7 +166,7 @@ StoriesReport write_stories(const StoriesOptions& options) {
   double bits = 0.0, squares = 0.0;
   while (report.text_bytes < total) {
     const auto story = static_cast<std::uint64_t>(report.documents++);
-    const Grammar::Told told = grammar.tell(options.seed * 0xD1342543DE82EF95u + (story + 1) * 0x2545F4914F6CDD1Du);
+    const Grammar::Told told = grammar.tell(options.seed, story);
     report.text_bytes += static_cast<std::int64_t>(told.text.size());
     bits += told.bits;
     const double deviation = told.bits - report.entropy_bits_per_byte * static_cast<double>(told.text.size());

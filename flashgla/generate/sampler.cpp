@@ -6,24 +6,11 @@
 #include <sstream>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/random.h"
 
 namespace flashgla::generate {
 
 namespace {
-
-// SplitMix64's output function.
-std::uint64_t mix(std::uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
-// In [0, 1).
-double uniform(std::uint64_t seed, std::uint64_t sequence, std::uint64_t position) {
-  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  const std::uint64_t stream = mix(mix(seed + kGolden) + (sequence + 1) * kGolden);
-  return static_cast<double>(mix(stream + (position + 1) * kGolden) >> 11) * 0x1.0p-53;
-}
 
 void require(bool ok, const char* name, double value, const char* expected) {
   if (ok) return;
@@ -106,7 +93,7 @@ std::span<const Sampler::Candidate> Sampler::distribution(std::span<const float>
 std::int32_t Sampler::sample(std::span<const float> logits, std::span<const std::uint8_t> seen, std::uint64_t sequence,
                              std::uint64_t position) {
   const auto candidates = distribution(logits, seen);
-  const double draw = uniform(options_.seed, sequence, position);
+  const double draw = random::Stream(options_.seed, random::Use::sampling, sequence).uniform(position);
   double reached = 0.0;
   for (const Candidate& candidate : candidates) {
     reached += candidate.probability;

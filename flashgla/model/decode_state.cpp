@@ -1,5 +1,7 @@
 #include "flashgla/model/decode_state.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 
 #include "flashgla/base/memory.h"
@@ -129,8 +131,7 @@ void DecodeState::History::add(std::span<const std::int32_t> some) {
 
 void DecodeState::History::add(std::int32_t token) {
   ++tokens;
-  hash = (hash ^ (static_cast<std::uint32_t>(token) + 0x9e3779b97f4a7c15u)) * 0xbf58476d1ce4e5b9u;
-  hash ^= hash >> 29;
+  hash = XXH3_64bits_withSeed(&token, sizeof token, hash);
 }
 
 }  // namespace flashgla::model

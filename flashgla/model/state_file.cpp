@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/base/random.h"
 #include "flashgla/model/checkpoint.h"
 
 namespace flashgla::model {
@@ -110,6 +111,7 @@ void save_state(const LanguageModel& model, const DecodeState& state, const std:
   }
   write_safetensors(path, state_tensors(state, rows, tokens, hashes, beside),
                     {{"kind", kKind},
+                     {"version", std::to_string(random::kVersion)},
                      {"sequences", std::to_string(state.sequences())},
                      {"model_dtype", name_of(model.dtype())},
                      {"model_fingerprint", fingerprint(model)}});
@@ -122,6 +124,11 @@ DecodeState load_state(const LanguageModel& model, const std::string& path, cons
     return row == file.metadata().end() ? std::string() : row->second;
   };
   if (stated("kind") != kKind) throw Error(path + ": not a state file; --save-state writes one");
+  if (const std::string version = std::to_string(random::kVersion); stated("version") != version) {
+    throw Error(path + ": a state of version " + (stated("version").empty() ? "1" : stated("version")) +
+                ", after which this program (version " + version +
+                ") would draw other tokens; run the prompt again with --save-state");
+  }
   if (stated("model_dtype") != name_of(model.dtype())) {
     throw Error(path + ": belongs to a model loaded as " + stated("model_dtype") + ", but this one is " +
                 name_of(model.dtype()) + "; load the model with --dtype " + stated("model_dtype"));

@@ -1,38 +1,21 @@
 #include "flashgla/nn/parameter.h"
 
-#include <cmath>
-#include <numbers>
+#include <algorithm>
+#include <array>
 #include <set>
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/base/random.h"
 
 namespace flashgla::nn {
 
 namespace {
 
-// splitmix64's finaliser: a counter becomes 64 well mixed bits.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 std::uint64_t hash_name(const std::string& name) {  // FNV-1a
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return hash;
-}
-
-// Pair `index` of standard normals of a stream (Box-Muller).
-void normal_pair(std::uint64_t stream, std::uint64_t index, double out[2]) {
-  constexpr double kUnit = 0x1p-53;
-  const double u = (static_cast<double>(mix(stream + 2 * index) >> 11) + 0.5) * kUnit;
-  const double v = (static_cast<double>(mix(stream + 2 * index + 1) >> 11) + 0.5) * kUnit;
-  const double radius = std::sqrt(-2.0 * std::log(u));
-  out[0] = radius * std::cos(2.0 * std::numbers::pi * v);
-  out[1] = radius * std::sin(2.0 * std::numbers::pi * v);
 }
 
 }  // namespace
@@ -66,7 +49,7 @@ void ParameterStore::zero_gradients() {
 }
 
 void ParameterStore::initialize(std::uint64_t seed) {
-  constexpr std::int64_t kBlock = 1 << 16;  // elements, even
+  constexpr std::int64_t kBlock = 1 << 16;  // elements, a multiple of 256
   const Context context;
   for (Parameter* parameter : parameters_) {
     const bool on_cpu = parameter->value.device == Device::cpu();
@@ -75,17 +58,17 @@ void ParameterStore::initialize(std::uint64_t seed) {
     if (parameter->initialization != Initialization::normal) {
       fill(target, parameter->initialization == Initialization::ones ? 1.0 : 0.0);
     } else {
-      const std::uint64_t stream = mix(seed ^ hash_name(parameter->name));
+      const random::Stream stream(seed, random::Use::parameters, hash_name(parameter->name));
       const double deviation = parameter->deviation;
       dispatch_floating(target.dtype, [&](auto zero) {
         using T = decltype(zero);
         T* values = target.as<T>();
         parallel_for_blocks(context, target.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; i += 2) {
-            double pair[2];
-            normal_pair(stream, static_cast<std::uint64_t>(i / 2), pair);
-            values[i] = static_cast<T>(deviation * pair[0]);
-            if (i + 1 < end) values[i + 1] = static_cast<T>(deviation * pair[1]);
+          std::array<double, 256> normals;
+          for (std::int64_t i = begin; i < end; i += 256) {
+            const std::int64_t count = std::min<std::int64_t>(end - i, 256);
+            random::fill_normals(stream, static_cast<std::uint64_t>(i), count, normals.data());
+            for (std::int64_t j = 0; j < count; ++j) values[i + j] = static_cast<T>(deviation * normals[j]);
           }
         });
       });

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "flashgla/base/random.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::train {
@@ -15,6 +16,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+
+// A run whose data would come in another order from here on is refused, not continued with other data.
+void require_same_draws(const std::string& path, const std::string& progress) {
+  const Json json = Json::parse(progress, nullptr, /*allow_exceptions=*/false);
+  const Json version = json.is_object() ? json.value("random_version", Json(1)) : Json(1);
+  if (version == random::kVersion) return;
+  throw Error(path + ": the run was begun by a FlashGLA whose random numbers are of version " + version.dump() +
+              "; this one's are of version " + std::to_string(random::kVersion) +
+              ", and its data would come in another order. Finish the run with the program that began it, or begin a "
+              "new run with this one's weights (--initial-weights)");
+}
 
 }  // namespace
 
@@ -29,6 +41,7 @@ std::vector<model::NamedTensor> Trainer::state_tensors() const {
 
 std::string Trainer::save() {
   Json progress = Json::object();
+  progress["random_version"] = random::kVersion;
   progress["step"] = steps_;
   progress["tokens"] = tokens_;
   progress["updates"] = optimizer_->updates();
@@ -84,6 +97,7 @@ bool Trainer::load_checkpoint() {
 }
 
 void Trainer::restore(const std::string& path, const std::string& progress) {
+  require_same_draws(path, progress);
   build_model(path);
   model::SafetensorsReader(path + "/" + kOptimizerFile).read(state_tensors());
   try {

@@ -264,6 +264,9 @@ TEST_F(Loaders, StatesOfOtherRunsAreRefusedByName) {
   LoaderConfig changed = config;
   changed.seed = 6;
   EXPECT_THAT(refusal(span, changed, state), HasSubstr("another seed: 5; now 6"));
+  auto old = nlohmann::json::parse(state);
+  old.erase("version");
+  EXPECT_THAT(refusal(span, config, old.dump()), HasSubstr("of version 1, whose data come in another order"));
   changed = config;
   changed.length = 4;
   EXPECT_THAT(refusal(span, changed, state), HasSubstr("length"));

@@ -130,10 +130,10 @@ TEST_F(Stories, OtherTextsAreNotStories) {
   for (std::size_t size = 0; size < text.size(); ++size) ASSERT_FALSE(grammar.read(text.substr(0, size)).complete);
   // A name that is not the one told before ends the recognition there.
   std::string other = text;
-  const std::string hero = "Tonessa";
+  const std::string hero = "Lidric";
   ASSERT_THAT(text, HasSubstr(hero));
   const std::size_t last = other.rfind(hero);
-  other.replace(last, hero.size(), "Banessa");
+  other.replace(last, hero.size(), "Badric");
   const Grammar::Read read = grammar.read(other);
   EXPECT_FALSE(read.complete);
   EXPECT_LE(read.bytes, last);

@@ -242,6 +242,8 @@ TEST_F(Checkpoint, StateOfAnotherModelIsRefused) {
               HasSubstr("load the model with --dtype f32"));
   save_model(*model, folder_.path());
   EXPECT_THAT(error_of([&] { load_state(*model, folder_ / "model.safetensors"); }), HasSubstr("not a state file"));
+  write_safetensors(folder_ / "older", {{"x", model->make_state(1).all()}}, {{"kind", "flashgla decode state"}});
+  EXPECT_THAT(error_of([&] { load_state(*model, folder_ / "older"); }), HasSubstr("a state of version 1"));
   EXPECT_THROW(load_state(*model, folder_ / "missing"), Error);
   std::string bytes = testing::read_bytes(path);
   bytes.pop_back();

@@ -65,15 +65,6 @@ FLASHGLA_BOTH double penalized(float logit, bool seen, double penalty) {
   return !seen ? l : l > 0.0 ? l / penalty : times(l, penalty);
 }
 
-// high 64 bits of a b: a number below b, drawn by a.
-FLASHGLA_BOTH std::uint64_t scaled_draw(std::uint64_t a, std::uint64_t b) {
-#ifdef __CUDA_ARCH__
-  return __umul64hi(a, b);
-#else
-  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
-#endif
-}
-
 // Which weights are kept: those above `least`, and of those equal to it the first `equals` in the token's order.
 struct Cut {
   std::uint64_t least = 0;

@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "flashgla/ops/sampling/draw.h"
+#include "flashgla/base/random.h"
 
 namespace flashgla::ops::sampling {
 
@@ -65,9 +65,8 @@ void run_rows(Context& context, const TensorView& logits, const TensorView& seen
     if (token != 0) return;
     if (options.temperature > 0.0) drop_outside(cut_of(weights, options), weights);
     const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
-    const std::uint64_t draw = scaled_draw(draw_bits(options.seed, static_cast<std::uint64_t>(first_sequence + n),
-                                                     static_cast<std::uint32_t>(positions.as<std::int32_t>()[n])),
-                                           total);
+    const random::Stream stream(options.seed, random::Use::sampling, static_cast<std::uint64_t>(first_sequence + n));
+    const std::uint64_t draw = stream.below(static_cast<std::uint32_t>(positions.as<std::int32_t>()[n]), total);
     std::uint64_t reached = 0;
     std::size_t i = 0;
     while ((reached += weights[i]) <= draw) ++i;

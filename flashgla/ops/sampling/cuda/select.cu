@@ -6,8 +6,8 @@
 #include <cub/block/block_scan.cuh>
 
 #include "flashgla/base/cuda/check.h"
+#include "flashgla/base/random.h"
 #include "flashgla/ops/sampling/cpu/rows.h"
-#include "flashgla/ops/sampling/draw.h"
 #include "flashgla/ops/sampling/implementations.h"
 
 namespace flashgla::ops::sampling {
@@ -254,9 +254,8 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   const Cut cut = row.cut();
   const Sum total = row.total(cut);
   __syncthreads();
-  row.pick(cut, scaled_draw(draw_bits(p.seed, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x),
-                                      static_cast<std::uint32_t>(p.positions[blockIdx.x])),
-                            total));
+  const random::Stream stream(p.seed, random::Use::sampling, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x));
+  row.pick(cut, stream.below(static_cast<std::uint32_t>(p.positions[blockIdx.x]), total));
 }
 
 void run_cuda(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
