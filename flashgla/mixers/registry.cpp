@@ -1,11 +1,12 @@
 #include "flashgla/mixers/registry.h"
 
 #include "flashgla/mixers/gla/gla.h"
+#include "flashgla/mixers/softmax_attention/softmax_attention.h"
 
 namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
-  static constexpr const Registration* rows[] = {&kGla};
+  static constexpr const Registration* rows[] = {&kGla, &kSoftmaxAttention};
   return rows;
 }
 

@@ -13,20 +13,19 @@ Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation
     weight.deviation = deviation;
     weights_.push_back(std::move(weight));
     out_ += part.out;
-  }
-  if (bias) {
+    if (!bias) continue;
     Parameter vector;
-    vector.name = parts.front().name + ".bias";
-    vector.shape = Shape({out_});
+    vector.name = part.name + ".bias";
+    vector.shape = Shape({part.out});
     vector.initialization = Initialization::zeros;
     vector.decay = false;
-    bias_.push_back(std::move(vector));
+    biases_.push_back(std::move(vector));
   }
 }
 
 void Linear::for_each_parameter(const ParameterVisitor& visit) {
   for (Parameter& weight : weights_) visit(weight);
-  for (Parameter& bias : bias_) visit(bias);
+  for (Parameter& bias : biases_) visit(bias);
 }
 
 TensorView Linear::part(const TensorView& y, std::size_t i) const {
@@ -47,9 +46,31 @@ TensorView Linear::weight_gradient() const {
   return adjacent_rows(views);
 }
 
+namespace {
+// Vectors that follow each other in memory as one.
+TensorView adjacent(std::vector<TensorView> vectors) {
+  if (vectors.empty() || !vectors.front()) return {};
+  for (TensorView& vector : vectors) vector = vector.reshape(Shape({vector.numel(), 1}));
+  const TensorView all = adjacent_rows(vectors);
+  return all.reshape(Shape({all.numel()}));
+}
+}  // namespace
+
+TensorView Linear::bias() const {
+  std::vector<TensorView> views;
+  for (const Parameter& bias : biases_) views.push_back(bias.value);
+  return adjacent(std::move(views));
+}
+
+TensorView Linear::bias_gradient() const {
+  std::vector<TensorView> views;
+  for (const Parameter& bias : biases_) views.push_back(bias.gradient);
+  return adjacent(std::move(views));
+}
+
 void Linear::forward(Context& context, const TensorView& x, const TensorView& y) const {
   ops::matmul::Options options;
-  if (!bias_.empty()) options.bias = bias_.front().value;
+  options.bias = bias();
   ops::matmul::run(context, x.as_rows(), weight().transpose(0, 1), y.as_rows(), options);
 }
 
@@ -65,7 +86,7 @@ void Linear::backward(Context& context, const TensorView& x, const TensorView& d
   ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), options);
   options.accumulate = true;
   ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), options);
-  if (!bias_.empty()) ops::elementwise::column_sum(context, dy_rows, bias_.front().gradient, true);
+  if (!biases_.empty()) ops::elementwise::column_sum(context, dy_rows, bias_gradient(), true);
 }
 
 }  // namespace flashgla::nn

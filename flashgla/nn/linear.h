@@ -18,7 +18,7 @@ class Linear {
     std::string name;  // "<name>.weight" in the checkpoint
     std::int64_t out;
   };
-  // weights normal(0, deviation); bias (one part only) zeros, named "<name>.bias".
+  // weights normal(0, deviation); bias: each part has one, zeros, named "<name>.bias".
   Linear(const std::vector<Part>& parts, std::int64_t in, double deviation, bool bias = false);
 
   void for_each_parameter(const ParameterVisitor& visit);
@@ -42,11 +42,13 @@ class Linear {
  private:
   TensorView weight() const;
   TensorView weight_gradient() const;
+  TensorView bias() const;  // of all parts; absent: none
+  TensorView bias_gradient() const;
 
   std::int64_t in_;
   std::int64_t out_ = 0;
   std::vector<Parameter> weights_;
-  std::vector<Parameter> bias_;  // none or one
+  std::vector<Parameter> biases_;  // none, or one a part
 };
 
 }  // namespace flashgla::nn

@@ -1,0 +1,200 @@
+// The layer of softmax_attention.h.
+#include "flashgla/mixers/mixer.h"
+#include "flashgla/mixers/softmax_attention/config.h"
+#include "flashgla/nn/linear.h"
+#include "flashgla/nn/rms_norm.h"
+#include "flashgla/ops/rotary/rotary.h"
+#include "flashgla/ops/softmax_attention/softmax_attention.h"
+
+namespace flashgla::mixers {
+
+namespace {
+
+namespace attention = ops::softmax_attention;
+using ops::rotary::Direction;
+
+enum Part : std::size_t { kQ, kK, kV };  // of the projections
+
+class SoftmaxAttention : public Mixer {
+ public:
+  SoftmaxAttention(const SoftmaxAttentionConfig& config, const Common& common, const std::string& name)
+      : config_(config),
+        channels_(config.head_channels(common)),
+        input_({{name + ".q_proj", config.num_heads * channels_},
+                {name + ".k_proj", config.kv_heads() * channels_},
+                {name + ".v_proj", config.kv_heads() * channels_}},
+               common.hidden_size, common.initializer_range, config.qkv_bias),
+        output_({{name + ".o_proj", common.hidden_size}}, config.num_heads * channels_, common.initializer_range,
+                config.o_bias) {
+    options_.window = config.window_size.value_or(0);
+    if (config.qk_norm) {
+      norms_.emplace_back(name + ".q_norm", channels_, common.norm_eps);
+      norms_.emplace_back(name + ".k_norm", channels_, common.norm_eps);
+    }
+  }
+
+  void for_each_parameter(const nn::ParameterVisitor& visit) override {
+    input_.for_each_parameter(visit);
+    for (nn::RMSNorm& norm : norms_) norm.for_each_parameter(visit);
+    output_.for_each_parameter(visit);
+  }
+
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity,
+                                       DType parameters) const override {
+    const bool growing = !config_.window_size;
+    const Shape shape({sequences, growing ? capacity : *config_.window_size, config_.kv_heads(), channels_});
+    return {{"k", shape, parameters, growing}, {"v", shape, parameters, growing}};
+  }
+
+  Cost cost(std::int64_t length) const override {
+    const auto heads = static_cast<double>(config_.num_heads), k = static_cast<double>(channels_);
+    const auto tokens = static_cast<double>(length), window = static_cast<double>(options_.window);
+    constexpr double kBytes = 2.0;  // of a bf16 model
+    Cost cost;
+    cost.forward_flops = heads * attention::forward_flops(k, k, tokens, window);
+    cost.training_flops = heads * attention::training_flops(k, k, tokens, window);
+    cost.decode_bytes = kBytes * 2.0 * static_cast<double>(config_.kv_heads()) * k *
+                        (options_.window > 0 ? std::min(tokens, window) : tokens);
+    return cost;
+  }
+
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+               const LayerState& after) override;
+  void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) override;
+
+ private:
+  std::int64_t heads_of(std::size_t part) const { return part == kQ ? config_.num_heads : config_.kv_heads(); }
+  TensorView heads(const TensorView& projected, std::size_t part) const {
+    return input_.part(projected, part).split_last(heads_of(part));
+  }
+  void rotate(const nn::Pass& pass, const TensorView& of, Direction direction) const {
+    ops::rotary::run(pass.context, of, pass.positions, pass.sequences.bounds, config_.rope_theta, direction, of);
+  }
+  // q and k as attention takes them, from the projections; with norms into `normalized`, else in place.
+  void prepare(const nn::Pass& pass, bool want_deviations);
+  attention::Inputs attention_inputs(const nn::Pass& pass) const {
+    attention::Inputs inputs{saved_.heads[kQ], saved_.heads[kK], saved_.heads[kV], {}, {}, {},
+                             pass.sequences.bounds};
+    if (!saved_.before.empty() && pass.positions) {
+      inputs.past_k = saved_.before[0];
+      inputs.past_v = saved_.before[1];
+      inputs.positions = pass.positions;
+    }
+    return inputs;
+  }
+
+  SoftmaxAttentionConfig config_;
+  std::int64_t channels_;  // of a head
+  nn::Linear input_;       // q, k, v: one matrix product
+  nn::Linear output_;
+  std::vector<nn::RMSNorm> norms_;  // none, or those of q's and k's heads
+  attention::Options options_;
+
+  struct Saved {
+    TensorView projected;  // [B,T,input_.out()]; q and k turned in place, without norms
+    TensorView rstd[2];    // of the norms: [B*T*heads]
+    TensorView heads[3];   // q, k, v [B,T,heads,K] as attention takes them; with norms q and k are recomputed
+    TensorView o;          // [B,T,H,K]
+    TensorView lse;        // [B,T,H]
+    LayerState before;
+  } saved_;
+};
+
+void SoftmaxAttention::prepare(const nn::Pass& pass, bool want_deviations) {
+  for (const std::size_t part : {kQ, kK}) {
+    const TensorView projected = heads(saved_.projected, part);
+    if (!norms_.empty()) {
+      norms_[part].forward(pass.context, projected, {}, saved_.heads[part], {},
+                           want_deviations ? saved_.rstd[part] : TensorView());
+    }
+    rotate(pass, saved_.heads[part], Direction::forward);
+  }
+}
+
+void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+                               const LayerState& after) {
+  Context& context = pass.context;
+  const ArenaScope scope(context.scratch());
+  const std::int64_t batch = x.size(0), length = x.size(1);
+  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
+  saved_.before = before;
+  saved_.projected = pass.keep().tensor(Shape({batch, length, input_.out()}), x.dtype, "attention: projections");
+  input_.forward(context, x, saved_.projected);
+  for (const std::size_t part : {kQ, kK, kV}) {
+    const TensorView projected = heads(saved_.projected, part);
+    const bool own = part != kV && !norms_.empty();
+    saved_.heads[part] =
+        own ? pass.keep_or_recompute().tensor(projected.shape, x.dtype, "attention: normalised heads") : projected;
+    if (own && pass.training()) {
+      saved_.rstd[part] =
+          pass.saved->tensor(Shape({batch * length * heads_of(part)}), wide, "norms: deviations");
+    }
+  }
+  prepare(pass, pass.training());
+  const Shape rows({batch, length, output_.in()});
+  saved_.o = pass.keep().tensor(rows, x.dtype, "attention: outputs").split_last(config_.num_heads);
+  saved_.lse = pass.training() ? pass.saved->tensor(Shape({batch, length, config_.num_heads}), wide,
+                                                    "attention: sums of exponentials")
+                               : TensorView();
+  attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_);
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    attention::append(context, saved_.heads[kK + i], pass.positions, pass.sequences.bounds,
+                      before.empty() ? TensorView() : before[i], after[i]);
+  }
+  if (y) output_.forward(context, saved_.o.reshape(rows), y);
+}
+
+void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  if (pass.recompute == nn::Recompute::activations && !norms_.empty()) {
+    for (const std::size_t part : {kQ, kK}) {
+      saved_.heads[part] = scratch.tensor(saved_.heads[part].shape, x.dtype, "attention: normalised heads");
+    }
+    prepare(pass, false);
+  }
+  const Shape rows({x.size(0), x.size(1), output_.in()});
+  const TensorView d_o = scratch.tensor(saved_.o.shape, x.dtype, "attention: gradients");
+  output_.backward(context, saved_.o.reshape(rows), dy, d_o.reshape(rows));
+  const TensorView dprojected = scratch.tensor(saved_.projected.shape, x.dtype, "attention: gradients");
+  const TensorView dq = heads(dprojected, kQ), dk = heads(dprojected, kK);
+  attention::backward(context, attention_inputs(pass), {saved_.o, saved_.lse}, d_o, {dq, dk, heads(dprojected, kV)},
+                      options_);
+  for (const std::size_t part : {kQ, kK}) {
+    const TensorView gradient = part == kQ ? dq : dk;
+    rotate(pass, gradient, Direction::inverse);
+    if (norms_.empty()) continue;
+    norms_[part].backward(context, heads(saved_.projected, part), saved_.rstd[part], gradient, gradient, false);
+  }
+  input_.backward(context, x, dprojected, dx);
+}
+
+void SoftmaxAttention::step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) {
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const std::int64_t batch = x.size(0);
+  const TensorView projected = scratch.tensor(Shape({batch, 1, input_.out()}), x.dtype, "attention: projections");
+  input_.forward(context, x, projected.reshape(Shape({batch, input_.out()})));
+  for (const std::size_t part : {kQ, kK}) {
+    const TensorView own = heads(projected, part);
+    if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});
+    rotate(pass, own, Direction::forward);
+  }
+  attention::append(context, heads(projected, kK), pass.positions, {}, {}, state[0]);
+  attention::append(context, heads(projected, kV), pass.positions, {}, {}, state[1]);
+  const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
+  attention::step(context, heads(projected, kQ).select(1, 0), state[0], state[1], pass.positions,
+                  o.split_last(config_.num_heads), options_);
+  output_.forward(context, o, y);
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> SoftmaxAttentionConfig::create(const Common& common, std::int64_t layer) const {
+  return std::make_unique<SoftmaxAttention>(*this, common, layer_prefix(layer) + ".attn");
+}
+
+}  // namespace flashgla::mixers

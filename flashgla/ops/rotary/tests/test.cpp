@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+
+#include "flashgla/ops/rotary/implementations.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::rotary {
+namespace {
+
+using testing::Kind;
+using testing::NamedTensors;
+using testing::Role;
+
+testing::Argument integers(const char* name, std::vector<std::int32_t> values) {
+  testing::Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
+  argument.fill = [values](const TensorView& view) {
+    std::copy(values.begin(), values.end(), view.as<std::int32_t>());
+  };
+  return argument;
+}
+
+testing::OperatorCase one_case(const Shape& shape, Direction direction, std::vector<std::int32_t> positions,
+                               std::vector<std::int32_t> bounds) {
+  testing::OperatorCase result;
+  result.name = "rotary " + to_string(shape);
+  result.arguments = {{"x", shape}, {"y", shape, Role::output}};
+  if (!positions.empty()) result.arguments.push_back(integers("positions", positions));
+  if (!bounds.empty()) result.arguments.push_back(integers("cu_seqlens", bounds));
+  result.run = [=](Context& context, const NamedTensors& t) {
+    run(context, t["x"], t["positions"], t["cu_seqlens"], 1e4, direction, t["y"]);
+  };
+  return result;
+}
+
+TEST(Rotary, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Direction direction : {Direction::forward, Direction::inverse}) {
+    for (const auto& one : {one_case(Shape({2, 70, 3, 10}), direction, {}, {}),
+                            one_case(Shape({3, 1, 2, 64}), direction, {0, 7, 100000}, {}),
+                            one_case(Shape({1, 90, 2, 34}), direction, {5, 0, 2000, 1}, {0, 3, 3, 60, 90}),
+                            one_case(Shape({2, 0, 2, 4}), direction, {1, 2}, {})}) {
+      EXPECT_EQ(testing::check_conformance(one, coverage), "");
+    }
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+// The inverse is the transpose: <y, R x> = <R^-1 y, x>; and scores depend on distances alone.
+TEST(Rotary, TurnsBackAndKeepsScores) {
+  Context context;
+  const Shape shape({1, 5, 2, 8});
+  const Tensor x = testing::random_normal(shape, DType::f64, 1), dy = testing::random_normal(shape, DType::f64, 2);
+  const Tensor y = Tensor::empty(shape, DType::f64), dx = Tensor::empty(shape, DType::f64);
+  const Tensor positions = Tensor::zeros({1}, DType::i32);
+  positions.as<std::int32_t>()[0] = 17;
+  run(context, x, positions, {}, 1e4, Direction::forward, y);
+  run(context, dy, positions, {}, 1e4, Direction::inverse, dx);
+  EXPECT_NEAR(testing::dot(y, dy), testing::dot(x, dx), 1e-12);
+  const double score = testing::dot(y->slice(1, 0, 1), y->slice(1, 3, 4));
+  positions.as<std::int32_t>()[0] = 1017;
+  run(context, x, positions, {}, 1e4, Direction::forward, y);
+  EXPECT_NEAR(testing::dot(y->slice(1, 0, 1), y->slice(1, 3, 4)), score, 1e-12);
+  run(context, y, positions, {}, 1e4, Direction::inverse, y);
+  EXPECT_EQ(testing::check_close("x", y, x, 1e-14), "");
+}
+
+TEST(Rotary, RefusesBadArgumentsByName) {
+  Context context;
+  const Tensor x = Tensor::zeros({2, 3, 2, 6}, DType::f32), odd = Tensor::zeros({2, 3, 2, 5}, DType::f32);
+  EXPECT_EQ(testing::error_of([&] { run(context, odd, {}, {}, 1e4, Direction::forward, odd); }),
+            "rotary: x has 5 channels; expected an even number");
+  EXPECT_EQ(testing::error_of([&] { run(context, x, Tensor::zeros({3}, DType::i32), {}, 1e4, Direction::forward, x); }),
+            "rotary: positions has shape [3]; expected [2] (as sequences)");
+  EXPECT_EQ(testing::error_of([&] { run(context, x, {}, {}, 0.0, Direction::forward, x); }),
+            "rotary: base is 0.000000; expected more than 1");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::rotary

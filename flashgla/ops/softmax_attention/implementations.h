@@ -1,0 +1,62 @@
+// The table behind the operator. Arguments are validated already; Options::scale is set.
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/softmax_attention/softmax_attention.h"
+
+namespace flashgla::ops::softmax_attention {
+
+struct Problem {
+  DType dtype;
+  DType past;  // dtype without a past
+};
+
+struct Implementation {
+  const char* name;
+  Device::Kind device;
+  Support (*supports)(const Problem&, const Architecture&);
+  // All take their workspace before they look whether the context is planning.
+  void (*forward)(Context&, const Inputs&, const Outputs&, const Options&);
+  void (*backward)(Context&, const Inputs&, const Outputs&, const TensorView& d_o, const InputGradients&,
+                   const Options&);
+  void (*append)(Context&, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
+                 const TensorView& before, const TensorView& cache);
+  void (*step)(Context&, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+               const TensorView& positions, const TensorView& o, const Options&);
+};
+
+// Best first, reference last.
+std::span<const Implementation> implementations();
+
+extern const Implementation kTiles, kReference;
+
+// One sequence's tokens in a call on the CPU.
+struct Sequence {
+  std::int64_t batch, begin, length;  // rows of [B,T]
+  std::int64_t position;              // tokens before
+};
+
+inline Sequence sequence_at(const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
+                            std::int64_t n) {
+  const std::int64_t position = positions ? positions.as<std::int32_t>()[n] : 0;
+  if (!cu_seqlens) return {n, 0, x.size(1), position};
+  const auto* bounds = cu_seqlens.as<std::int32_t>();
+  return {0, bounds[n], bounds[n + 1] - bounds[n], position};
+}
+inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
+  return sequence_at(in.q, in.past_k ? in.positions : TensorView(), in.cu_seqlens, n);
+}
+inline std::int64_t sequences_of(const TensorView& x, const TensorView& cu_seqlens) {
+  return cu_seqlens ? cu_seqlens.size(0) - 1 : x.size(0);
+}
+
+// The first token that token `i` sees, of those that are there: the cache's last P, and all since `position`.
+inline std::int64_t first_key(std::int64_t i, std::int64_t position, std::int64_t cached, std::int64_t window) {
+  const std::int64_t kept = std::max<std::int64_t>(0, position - cached);
+  return window > 0 ? std::max(kept, i - window + 1) : kept;
+}
+
+}  // namespace flashgla::ops::softmax_attention

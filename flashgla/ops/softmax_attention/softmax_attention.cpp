@@ -1,0 +1,149 @@
+#include "flashgla/ops/softmax_attention/softmax_attention.h"
+
+#include <cmath>
+
+#include "flashgla/ops/softmax_attention/implementations.h"
+
+namespace flashgla::ops::softmax_attention {
+
+std::span<const Implementation> implementations() {
+  static const Implementation table[] = {kTiles, kReference};
+  return table;
+}
+
+namespace {
+
+constexpr const char* kName = "softmax_attention";
+
+const Implementation& selected(const Context& context, DType dtype, DType past) {
+  return select(kName, implementations(), Problem{dtype, past}, context.architecture(),
+                context.forced_implementation());
+}
+
+Options completed(Options options, std::int64_t key_dim) {
+  if (options.scale == 0.0) options.scale = 1.0 / std::sqrt(static_cast<double>(key_dim));
+  if (options.window < 0) throw Error(kName, "window", "is " + std::to_string(options.window), "0 or more");
+  return options;
+}
+
+void check_positions(const Arguments& arguments, const TensorView& positions, std::int64_t sequences) {
+  arguments.check("positions", positions, DType::i32, Shape({sequences}), "sequences", Layout::contiguous);
+}
+
+void check_bounds(const Arguments& arguments, const TensorView& x, const TensorView& cu_seqlens) {
+  if (!cu_seqlens) return;
+  arguments.check("cu_seqlens", cu_seqlens, DType::i32, Layout::contiguous);
+  arguments.check_rank("cu_seqlens", cu_seqlens, 1);
+  if (cu_seqlens.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
+  if (x.size(0) != 1) arguments.fail("q", "has shape " + to_string(x.shape), "a batch of 1 with cu_seqlens");
+}
+
+void check_inputs(const Arguments& arguments, const Inputs& in) {
+  arguments.check("q", in.q, kFloating);
+  arguments.check_rank("q", in.q, 4);
+  arguments.check("k", in.k, in.q.dtype);
+  arguments.check_rank("k", in.k, 4);
+  const std::int64_t groups = in.k.size(2);
+  if (groups < 1 || in.q.size(2) % groups != 0) {
+    arguments.fail("k", "has " + std::to_string(groups) + " heads",
+                   "a divisor of q's " + std::to_string(in.q.size(2)));
+  }
+  arguments.check("k", in.k, in.q.dtype, Shape({in.q.size(0), in.q.size(1), groups, in.q.size(3)}), "q");
+  arguments.check_rank("v", in.v, 4);
+  arguments.check("v", in.v, in.q.dtype, Shape({in.q.size(0), in.q.size(1), groups, in.v.size(3)}), "k");
+  check_bounds(arguments, in.q, in.cu_seqlens);
+  if (!in.past_k && !in.past_v) return;
+  const std::int64_t sequences = sequences_of(in.q, in.cu_seqlens);
+  arguments.check("past_k", in.past_k, kFloating, Layout::contiguous);
+  arguments.check_rank("past_k", in.past_k, 4);
+  const std::int64_t rows = in.past_k.size(1);
+  arguments.check("past_k", in.past_k, kFloating, Shape({sequences, rows, groups, in.k.size(3)}), "sequences and k");
+  arguments.check("past_v", in.past_v, in.past_k.dtype, Shape({sequences, rows, groups, in.v.size(3)}),
+                  "past_k and v", Layout::contiguous);
+  check_positions(arguments, in.positions, sequences);
+}
+
+void check_outputs(const Arguments& arguments, const Inputs& in, const Outputs& out, bool lse) {
+  arguments.check("o", out.o, in.q.dtype, Shape({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}), "q and v");
+  if (lse || out.lse) {
+    arguments.check("lse", out.lse, accumulator_of(in.q.dtype), Shape({in.q.size(0), in.q.size(1), in.q.size(2)}), "q",
+                    Layout::contiguous);
+  }
+}
+
+}  // namespace
+
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs, const Options& options) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, inputs);
+  check_outputs(arguments, inputs, outputs, false);
+  selected(context, inputs.q.dtype, inputs.past_k ? inputs.past_k.dtype : inputs.q.dtype)
+      .forward(context, inputs, outputs, completed(options, inputs.q.size(3)));
+}
+
+void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const TensorView& d_o,
+              const InputGradients& gradients, const Options& options) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, inputs);
+  check_outputs(arguments, inputs, outputs, true);
+  arguments.check("d_o", d_o, inputs.q.dtype, outputs.o.shape, "o");
+  arguments.check("dq", gradients.dq, inputs.q.dtype, inputs.q.shape, "q");
+  arguments.check("dk", gradients.dk, inputs.q.dtype, inputs.k.shape, "k");
+  arguments.check("dv", gradients.dv, inputs.q.dtype, inputs.v.shape, "v");
+  selected(context, inputs.q.dtype, inputs.past_k ? inputs.past_k.dtype : inputs.q.dtype)
+      .backward(context, inputs, outputs, d_o, gradients, completed(options, inputs.q.size(3)));
+}
+
+void append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
+            const TensorView& before, const TensorView& cache) {
+  const Arguments arguments(kName, context);
+  arguments.check("x", x, kFloating);
+  arguments.check_rank("x", x, 4);
+  check_bounds(arguments, x, cu_seqlens);
+  const std::int64_t sequences = sequences_of(x, cu_seqlens);
+  if (positions) check_positions(arguments, positions, sequences);
+  arguments.check("cache", cache, kFloating, Layout::contiguous);
+  arguments.check_rank("cache", cache, 4);
+  arguments.check("cache", cache, kFloating, Shape({sequences, cache.size(1), x.size(2), x.size(3)}), "sequences and x");
+  if (cache.size(1) == 0) arguments.fail("cache", "has no rows", "at least one");
+  if (before) arguments.check("before", before, cache.dtype, cache.shape, "cache", Layout::contiguous);
+  selected(context, x.dtype, cache.dtype).append(context, x, positions, cu_seqlens, before, cache);
+}
+
+void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+          const TensorView& positions, const TensorView& o, const Options& options) {
+  const Arguments arguments(kName, context);
+  arguments.check("q", q, kFloating);
+  arguments.check_rank("q", q, 3);
+  const std::int64_t sequences = q.size(0);
+  arguments.check("k_cache", k_cache, kFloating, Layout::contiguous);
+  arguments.check_rank("k_cache", k_cache, 4);
+  const std::int64_t rows = k_cache.size(1), groups = k_cache.size(2);
+  arguments.check("k_cache", k_cache, kFloating, Shape({sequences, rows, groups, q.size(2)}), "q");
+  if (groups < 1 || rows < 1 || q.size(1) % groups != 0) {
+    arguments.fail("k_cache", "has shape " + to_string(k_cache.shape),
+                   "rows, and a divisor of q's " + std::to_string(q.size(1)) + " heads");
+  }
+  arguments.check_rank("v_cache", v_cache, 4);
+  arguments.check("v_cache", v_cache, k_cache.dtype, Shape({sequences, rows, groups, v_cache.size(3)}), "k_cache",
+                  Layout::contiguous);
+  check_positions(arguments, positions, sequences);
+  arguments.check("o", o, q.dtype, Shape({sequences, q.size(1), v_cache.size(3)}), "q and v_cache");
+  selected(context, q.dtype, k_cache.dtype)
+      .step(context, q, k_cache, v_cache, positions, o, completed(options, q.size(2)));
+}
+
+double mean_keys(double length, double window) {
+  if (window <= 0.0 || window >= length) return (length + 1.0) / 2.0;
+  return window - window * (window - 1.0) / (2.0 * length);
+}
+
+double forward_flops(double key_dim, double value_dim, double length, double window) {
+  return 2.0 * (key_dim + value_dim) * mean_keys(length, window);
+}
+
+double training_flops(double key_dim, double value_dim, double length, double window) {
+  return forward_flops(key_dim, value_dim, length, window) + 2.0 * (3.0 * key_dim + 2.0 * value_dim) * mean_keys(length, window);
+}
+
+}  // namespace flashgla::ops::softmax_attention

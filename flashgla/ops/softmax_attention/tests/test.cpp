@@ -1,0 +1,118 @@
+#include <gtest/gtest.h>
+
+#include "flashgla/ops/softmax_attention/implementations.h"
+#include "flashgla/ops/softmax_attention/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::softmax_attention {
+namespace {
+
+std::vector<Form> forms() {
+  return {
+      {Shape({2, 9, 2, 8}), 2},
+      {Shape({1, 1, 1, 4}), 1},
+      {Shape({1, 130, 4, 20}), 2, 24},
+      {Shape({2, 70, 3, 16}), 1, 0, 5},
+      {Shape({1, 200, 2, 33}), 2, 17, 80},
+      {Shape({1, 140, 2, 16}), 1, 0, 0, {0, 65, 65, 140}},
+      {Shape({2, 70, 2, 16}), 1, 0, 0, {}, {3, 130}, 140},      // a cache with room
+      {Shape({1, 90, 2, 16}), 2, 0, 12, {20, 21, 90}, {0, 40, 5}, 12},  // a ring
+      {Shape({2, 0, 2, 16}), 1},
+  };
+}
+
+TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Form& form : forms()) {
+    EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
+    if (form.rows == 0) continue;
+    EXPECT_EQ(testing::check_conformance(append_case(form, true), coverage), "");
+    EXPECT_EQ(testing::check_conformance(append_case(form, false), coverage), "");
+  }
+  for (const Form& form : {Form{Shape({3, 1, 4, 20}), 2, 24, 0, {}, {0, 255, 700}, 701},
+                           Form{Shape({3, 1, 2, 16}), 1, 0, 300, {}, {2, 299, 1000}, 300}}) {
+    EXPECT_EQ(testing::check_conformance(step_case(form), coverage), "");
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+TEST(SoftmaxAttention, GradientsAgreeWithFiniteDifferences) {
+  Context context;
+  for (const std::int64_t window : {0, 3}) {
+    const Form form{Shape({1, 7, 4, 3}), 2, 5, window, {3, 3, 7}, {4, 0, 2}, 4};
+    std::int32_t bounds[] = {0, 3, 3, 7}, positions[] = {4, 0, 2};
+    const auto random = [](const Shape& shape, std::uint64_t seed) {
+      return testing::random_normal(shape, DType::f64, seed);
+    };
+    const Tensor q = random(form.q, 1), k = random(form.shape_of(2, 3), 2), v = random(form.shape_of(2, 5), 3);
+    const Tensor past_k = random(form.cache(3), 4), past_v = random(form.cache(5), 5);
+    const Tensor d_o = random(form.shape_of(4, 5), 6), o = Tensor::empty(d_o->shape, DType::f64);
+    const Tensor lse = Tensor::empty({1, 7, 4}, DType::f64);
+    const Inputs inputs{q, k, v, past_k, past_v, {positions, Shape({3})}, {bounds, Shape({4})}};
+    const Options options{0.7, window};
+    const Tensor dq = Tensor::empty(q->shape, DType::f64), dk = Tensor::empty(k->shape, DType::f64),
+                 dv = Tensor::empty(v->shape, DType::f64);
+    forward(context, inputs, {o, lse}, options);
+    backward(context, inputs, {o, lse}, d_o, {dq, dk, dv}, options);
+    const auto loss = [&] {
+      forward(context, inputs, {o, {}}, options);
+      return testing::dot(o, d_o);
+    };
+    EXPECT_EQ(testing::check_gradient("dq", q, dq, loss), "");
+    EXPECT_EQ(testing::check_gradient("dk", k, dk, loss), "");
+    EXPECT_EQ(testing::check_gradient("dv", v, dv, loss), "");
+  }
+}
+
+// A whole sequence at once, in two calls with a cache, and token by token.
+TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
+  Context context;
+  const std::int64_t length = 13;
+  for (const std::int64_t window : {0, 4}) {
+    const std::int64_t rows = window > 0 ? window : length;
+    const Form form{Shape({1, length, 2, 6}), 1, 0, window, {}, {0}, rows};
+    const Tensor q = testing::random_normal(form.q, DType::f64, 1), k = testing::random_normal(form.shape_of(1, 6), DType::f64, 2);
+    const Tensor v = testing::random_normal(form.shape_of(1, 6), DType::f64, 3), o = Tensor::empty(form.q, DType::f64);
+    forward(context, {q, k, v}, {o, {}}, {0.0, window});
+    for (const std::int64_t cut : {1, 5, 12}) {
+      const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64), v_cache = Tensor::zeros(form.cache(6), DType::f64);
+      const Tensor positions = Tensor::zeros({1}, DType::i32);
+      append(context, k->slice(1, 0, cut), positions, {}, {}, k_cache);
+      append(context, v->slice(1, 0, cut), positions, {}, {}, v_cache);
+      positions.as<std::int32_t>()[0] = static_cast<std::int32_t>(cut);
+      const Tensor rest = Tensor::empty({1, length - cut, 2, 6}, DType::f64);
+      forward(context, {q->slice(1, cut, length), k->slice(1, cut, length), v->slice(1, cut, length), k_cache, v_cache, positions, {}},
+              {rest, {}}, {0.0, window});
+      EXPECT_EQ(testing::check_close("o", rest, o->slice(1, cut, length), 1e-13), "") << cut;
+    }
+    const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64), v_cache = Tensor::zeros(form.cache(6), DType::f64);
+    const Tensor positions = Tensor::zeros({1}, DType::i32), token = Tensor::empty({1, 2, 6}, DType::f64);
+    for (std::int64_t t = 0; t < length; ++t) {
+      positions.as<std::int32_t>()[0] = static_cast<std::int32_t>(t);
+      append(context, k->slice(1, t, t + 1), positions, {}, {}, k_cache);
+      append(context, v->slice(1, t, t + 1), positions, {}, {}, v_cache);
+      step(context, q->select(1, t), k_cache, v_cache, positions, token, {0.0, window});
+      EXPECT_EQ(testing::check_close("o", token, o->select(1, t), 1e-13), "") << t;
+    }
+  }
+}
+
+TEST(SoftmaxAttention, RefusesBadArgumentsByName) {
+  Context context;
+  const Tensor q = Tensor::zeros({1, 3, 4, 8}, DType::f32), k = Tensor::zeros({1, 3, 3, 8}, DType::f32);
+  const Tensor good = Tensor::zeros({1, 3, 2, 8}, DType::f32), o = Tensor::zeros({1, 3, 4, 8}, DType::f32);
+  const auto error = [&](const Inputs& inputs) {
+    return testing::error_of([&] { forward(context, inputs, {o, {}}, {}); });
+  };
+  EXPECT_EQ(error({q, k, k}), "softmax_attention: k has 3 heads; expected a divisor of q's 4");
+  EXPECT_EQ(error({q, good, k}), "softmax_attention: v has shape [1,3,3,8]; expected [1,3,2,8] (as k)");
+  EXPECT_EQ(error({q, good, good, good, good}), "softmax_attention: positions is absent; expected a tensor");
+  EXPECT_EQ(testing::error_of([&] { forward(context, {q, good, good}, {o, {}}, {0.0, -1}); }),
+            "softmax_attention: window is -1; expected 0 or more");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::softmax_attention
