@@ -101,43 +101,4 @@ void bench_training_step(const testing::BenchOptions& options) {
   options.report(row);
 }
 
-// One token of one sequence; the bytes are those of the weights and of the state.
-void bench_decoding(const testing::BenchOptions& options) {
-  for (const DType dtype : {DType::bf16, DType::f32}) {
-    testing::BenchRow row;
-    row.operation = "model_decoding";
-    row.implementation = "all";
-    row.problem = std::string("gla-340m batch 1 ") + name_of(dtype);
-    if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) continue;
-    if (options.device != Device::cpu()) {
-      row.refused = "not yet on " + name_of(options.device);
-      return options.report(row);
-    }
-    LanguageModel model(model::preset("gla-340m"), dtype, options.device, false);
-    model.parameters().initialize(1);
-    const Tensor token = random_tokens(Shape({1}), model.config().vocab_size, 1);
-    const Shape logits_shape({1, model.config().vocab_size});
-    const Tensor logits = Tensor::empty(logits_shape, DType::f32);
-    const Tensor reference = Tensor::empty(logits_shape, DType::f32);
-    Context context(options.device, options.threads);
-    for (const bool by_reference : {true, false}) {
-      model::DecodeState state = model.make_state(1);
-      context.force_implementation(by_reference ? "reference" : "");
-      for (int i = 0; i < 2; ++i) model.step(context, token, state, by_reference ? reference : logits);
-    }
-    row.error = testing::difference(logits, reference).relative;
-    if (!(row.error <= kTolerance)) {
-      row.refused = "logits differ from the reference's by " + std::to_string(row.error);
-    } else {
-      model::DecodeState state = model.make_state(1);
-      row.milliseconds = testing::median_milliseconds(
-          context, [&] { model.step(context, token, state, logits); }, options.seconds);
-      const mixers::Cost floor = model::cost(model.config(), 1);
-      row.bytes = static_cast<double>(model.parameters().value_bytes()) + floor.decode_bytes;
-      row.flops = floor.forward_flops;
-    }
-    options.report(row);
-  }
-}
-
 }  // namespace flashgla::bench

@@ -40,6 +40,7 @@ struct GenerateArguments {
   generate::GenerateOptions options;
   std::int64_t seed = -1;
   std::string dtype;
+  std::string device = "auto";
   int threads = 0;
   bool prompt_given = false;
   bool interactive = false;
@@ -198,8 +199,9 @@ void run_generate(GenerateArguments& arguments) {
       arguments.seed >= 0 ? static_cast<std::uint64_t>(arguments.seed) : std::random_device{}();
   arguments.options.sampling.validate();
 
-  Context context(Device::cpu(), arguments.threads);
+  Context context(device_from_name(arguments.device), arguments.threads);
   model::LoadOptions load;
+  load.device = context.device();
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   const auto model = model::load_model(folder, load);
   const auto tokenizer = text::load_tokenizer(folder);
@@ -329,6 +331,8 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt");
   verb->add_flag("--only-new", arguments->only_new, "Do not repeat the prompt before the text");
   verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
+  verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
+      ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
       ->capture_default_str()
       ->check(non_negative_number());

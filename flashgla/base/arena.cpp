@@ -88,6 +88,19 @@ void Arena::commit_plan() {
   frozen_ = true;
 }
 
+void Arena::plan(const std::function<void()>& work) {
+  begin_planning();
+  try {
+    work();
+  } catch (...) {
+    used_ = peak_ = 0;
+    commit_plan();
+    grow_again();
+    throw;
+  }
+  commit_plan();
+}
+
 void Arena::borrow(void* memory, std::size_t bytes) {
   if (!planning_ && used_ != 0) throw Error("arena: memory can be borrowed only while nothing is allocated");
   planning_ = false;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,10 @@ class Arena {
   // Ends the dry run; from now the arena holds exactly its peak (one block), and allocating more is an Error.
   void commit_plan();
   bool planning() const { return planning_; }
+  // A dry run of `work` and its plan: afterwards the arena is one block of what `work` takes, and frozen, so that work
+  // recorded in a graph finds its addresses again. For as long as that lasts; grow_again() ends it.
+  void plan(const std::function<void()>& work);
+  void grow_again() { frozen_ = false; }
   // Ends the dry run; from now the arena is memory that the caller owns and keeps alive, and never grows. May be called
   // again, after another dry run or without one, while nothing is allocated.
   void borrow(void* memory, std::size_t bytes);

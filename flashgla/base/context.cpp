@@ -20,6 +20,13 @@ Context::Context(Device device, int threads)
 #endif
 }
 
+TensorView on_device(Context& context, const TensorView& host, const char* label) {
+  if (context.device() == host.device) return host;
+  const TensorView copy = context.scratch().tensor(host.shape, host.dtype, label);
+  if (!context.planning()) context.queue().copy(copy.data, host.data, host.bytes());
+  return copy;
+}
+
 void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body) {
   if (tasks <= 0) return;
   const int threads = static_cast<int>(std::min<std::int64_t>(context.threads(), tasks));

@@ -16,6 +16,7 @@ struct Architecture {
   int cuda_capability = 0;         // 90 for Hopper; 0 on CPU
   std::int64_t shared_memory = 0;  // bytes a CUDA block may use
   int multiprocessors = 0;
+  bool matrix_units = false;  // bf16 products at many times the rate of f32 ones
 };
 
 class Context {
@@ -51,6 +52,10 @@ class Context {
   Arena scratch_;
   std::string forced_implementation_;
 };
+
+// A host tensor's values on the context's device: the tensor itself where that is the CPU, else a copy in scratch
+// memory, queued (contiguous).
+TensorView on_device(Context& context, const TensorView& host, const char* label);
 
 // Runs body(task) for every task in [0, tasks) on the context's CPU threads, dynamically scheduled. What a task
 // computes must not depend on which thread runs it: results are then the same bits for any number of threads.

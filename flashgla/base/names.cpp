@@ -1,6 +1,7 @@
 #include "flashgla/base/names.h"
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/memory.h"
 
 namespace flashgla {
 
@@ -21,6 +22,7 @@ std::string name_of(Device device) {
 }
 
 Device device_from_name(std::string_view name) {
+  if (name == "auto") return cuda_device_count() > 0 ? Device::cuda() : Device::cpu();
   if (name == "cpu") return Device::cpu();
   if (name == "cuda") return Device::cuda(0);
   if (name.starts_with("cuda:") && name.size() > 5 && name.size() < 9 &&

@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "flashgla/base/context.h"
-#include "flashgla/generate/sampler.h"
-#include "flashgla/model/checkpoint.h"
+#include "flashgla/generate/session.h"
 #include "flashgla/model/language_model.h"
+#include "flashgla/ops/sampling/sampling.h"
 #include "flashgla/text/tokenizer.h"
 
 namespace flashgla::generate {
 
 struct GenerateOptions {
-  SamplerOptions sampling;
+  ops::sampling::Options sampling;
   std::int64_t max_tokens = 256;
   std::vector<std::string> stop;      // text at which a sequence ends; never given out
   bool stop_at_end = true;            // end at the tokenizer's eos
@@ -31,28 +31,6 @@ const char* name_of(Finish finish);
 struct Generation {
   std::int64_t tokens = 0;
   Finish finish = Finish::length;
-};
-
-// Sequences in progress: what they have seen, as the layers' states and the logits of the next token. Its size does not
-// depend on how much that was.
-class Session {
- public:
-  Session(const model::LanguageModel& model, std::int64_t sequences);
-
-  std::int64_t sequences() const { return state.sequences(); }
-  bool fresh() const;  // nothing seen yet
-  void reset();
-
-  // To and from a file. load throws Error when the file is of another model or number of sequences.
-  void save(const model::LanguageModel& model, const std::string& path) const;
-  void load(const model::LanguageModel& model, const std::string& path);
-
-  model::DecodeState state;
-  Tensor logits;  // of the next token: f32 [N,V]
-  Tensor seen;    // u8 [N,V]: 1 for tokens of this sequence, for the repetition penalty
-
- private:
-  std::vector<model::NamedTensor> beside_state() const;
 };
 
 class Generator {

@@ -55,6 +55,7 @@ Architecture architecture_of(Device device) {
       attribute(cudaDevAttrComputeCapabilityMajor) * 10 + attribute(cudaDevAttrComputeCapabilityMinor);
   architecture.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   architecture.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  architecture.matrix_units = architecture.cuda_capability >= 80;
   return architecture;
 }
 

@@ -18,6 +18,7 @@ struct Implementation {
   Support (*supports)(const Problem&, const Architecture&);
   void (*run)(Context&, const TensorView& logits, const TensorView& seen, const TensorView& positions,
               const TensorView& tokens, const Options&, std::int64_t first_sequence);
+  void (*mark_seen)(Context&, const TensorView& tokens, const TensorView& bounds, const TensorView& seen);
 };
 
 // Best first, reference last.

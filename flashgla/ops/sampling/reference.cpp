@@ -39,6 +39,7 @@ void reference(Context& context, const TensorView& logits, const TensorView& see
 }  // namespace
 
 const Implementation kReference{"reference", Device::Kind::cpu,
-                                [](const Problem&, const Architecture&) { return Support::yes(); }, reference};
+                                [](const Problem&, const Architecture&) { return Support::yes(); }, reference,
+                                mark_rows};
 
 }  // namespace flashgla::ops::sampling

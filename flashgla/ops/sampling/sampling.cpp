@@ -57,4 +57,21 @@ void run(Context& context, const TensorView& logits, const TensorView& seen, con
       .run(context, logits, seen, positions, tokens, options, first_sequence);
 }
 
+void mark_seen(Context& context, const TensorView& tokens, const TensorView& bounds, const TensorView& seen) {
+  const Arguments arguments("sampling", context);
+  arguments.check("seen", seen, DType::u8, Layout::contiguous);
+  arguments.check_rank("seen", seen, 2);
+  arguments.check("tokens", tokens, DType::i32, Layout::contiguous);
+  if (bounds) {
+    arguments.check("bounds", bounds, DType::i32, Shape({seen.size(0) + 1}), "seen's rows + 1", Layout::contiguous);
+  } else if (!(tokens.shape == Shape({seen.size(0)}))) {
+    arguments.fail("tokens", "has shape " + to_string(tokens.shape),
+                   "[" + std::to_string(seen.size(0)) + "] (seen's rows)");
+  }
+  if (seen.size(0) == 0) return;
+  select("sampling", implementations(), Problem{seen.size(0), seen.size(1)}, context.architecture(),
+         context.forced_implementation())
+      .mark_seen(context, tokens, bounds, seen);
+}
+
 }  // namespace flashgla::ops::sampling

@@ -35,11 +35,15 @@ struct Options {
 constexpr std::int32_t kNotANumber = -1;  // a logit is NaN
 constexpr std::int32_t kNoneFinite = -2;  // no logit is finite, or one is +infinity
 
-// logits f32 [N,V], seen u8 [N,V] (not 0: seen; absent: none; the drawn token is marked in it), positions i32 [N] (the
-// draw's place in its sequence), tokens i32 [N] overwritten. Sequence n's draws are those of sequence first_sequence +
+// logits f32 [N,V], seen u8 [N,V] (not 0: seen; absent: none), positions i32 [N] (the draw's place in its sequence),
+// tokens i32 [N] overwritten. Sequence n's draws are those of sequence first_sequence +
 // n. V at most 2^20. Throws Error naming the argument.
 void run(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
          const TensorView& tokens, const Options& options, std::int64_t first_sequence = 0);
+
+// Marks tokens as seen: i32 [N], one of each row of seen u8 [N,V]; or with bounds i32 [N+1] i32 [total], those in
+// [bounds[n], bounds[n+1]) of row n. Tokens outside [0, V) are passed over. All contiguous.
+void mark_seen(Context& context, const TensorView& tokens, const TensorView& bounds, const TensorView& seen);
 
 // The weights w_i of the kept, 0 for the others: what run draws from. logits f32 [V], seen u8 [V] or absent, weights
 // i64 [V] overwritten; on the CPU. Returns false where no token can be drawn.

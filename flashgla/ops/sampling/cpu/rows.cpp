@@ -71,8 +71,19 @@ void run_rows(Context& context, const TensorView& logits, const TensorView& seen
     std::size_t i = 0;
     while ((reached += weights[i]) <= draw) ++i;
     token = static_cast<std::int32_t>(i);
-    if (row.seen) row.seen[i] = 1;
   });
+}
+
+void mark_rows(Context& context, const TensorView& tokens, const TensorView& bounds, const TensorView& seen) {
+  if (context.planning()) return;
+  const auto* ids = tokens.as<std::int32_t>();
+  for (std::int64_t n = 0; n < seen.size(0); ++n) {
+    const std::int64_t begin = bounds ? bounds.as<std::int32_t>()[n] : n;
+    const std::int64_t end = bounds ? bounds.as<std::int32_t>()[n + 1] : n + 1;
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (ids[i] >= 0 && ids[i] < seen.size(1)) seen.as<std::uint8_t>()[n * seen.size(1) + ids[i]] = 1;
+    }
+  }
 }
 
 }  // namespace flashgla::ops::sampling

@@ -12,7 +12,7 @@ namespace flashgla::ops::sampling {
 // One sequence's logits and what it has seen (null: nothing).
 struct Row {
   const float* logits;
-  std::uint8_t* seen;
+  const std::uint8_t* seen;
   std::int64_t vocabulary;
 };
 Row row_of(const TensorView& logits, const TensorView& seen, std::int64_t sequence);
@@ -33,6 +33,8 @@ void drop_outside(const Cut& cut, std::vector<std::uint64_t>& weights);
 void run_rows(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
               const TensorView& tokens, const Options& options, std::int64_t first_sequence,
               Cut (*cut_of)(const std::vector<std::uint64_t>& weights, const Options& options));
+
+void mark_rows(Context& context, const TensorView& tokens, const TensorView& bounds, const TensorView& seen);
 
 Cut cut_by_selection(const std::vector<std::uint64_t>& weights, const Options& options);
 

@@ -67,6 +67,6 @@ bool distribution(const TensorView& logits, const TensorView& seen, const Tensor
 }
 
 const Implementation kSelect{"select", Device::Kind::cpu,
-                             [](const Problem&, const Architecture&) { return Support::yes(); }, run_select};
+                             [](const Problem&, const Architecture&) { return Support::yes(); }, run_select, mark_rows};
 
 }  // namespace flashgla::ops::sampling

@@ -22,7 +22,7 @@ using Sum = unsigned long long;
 
 struct Params {
   const float* logits;
-  std::uint8_t* seen;
+  const std::uint8_t* seen;
   const std::int32_t* positions;
   std::int32_t* tokens;
   std::int64_t logits_stride, seen_stride;
@@ -204,10 +204,7 @@ class RowOfBlock {
     }
   }
 
-  __device__ void give(int token) {
-    p.tokens[blockIdx.x] = token;
-    if (seen && token >= 0) seen[token] = 1;
-  }
+  __device__ void give(int token) { p.tokens[blockIdx.x] = token; }
 
  private:
   __device__ __forceinline__ double logit(int i) const {
@@ -234,7 +231,7 @@ class RowOfBlock {
   const Params& p;
   Shared& s;
   const float* logits;
-  std::uint8_t* seen;
+  const std::uint8_t* seen;
   int begin, end;
   double max_logit = 0.0;
 };
@@ -280,9 +277,31 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   flashgla::cuda::check_launch("sampling");
 }
 
+// A block row y of blocks for each sequence.
+__global__ void mark_kernel(const std::int32_t* tokens, const std::int32_t* bounds, std::uint8_t* seen,
+                            int vocabulary) {
+  const int n = blockIdx.y;
+  const int begin = bounds ? bounds[n] : n, end = bounds ? bounds[n + 1] : n + 1;
+  const int stride = static_cast<int>(gridDim.x * blockDim.x);
+  for (int i = begin + static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < end; i += stride) {
+    const int token = tokens[i];
+    if (token >= 0 && token < vocabulary) seen[static_cast<std::int64_t>(n) * vocabulary + token] = 1;
+  }
+}
+
+void mark_cuda(Context& context, const TensorView& tokens, const TensorView& bounds, const TensorView& seen) {
+  if (context.planning()) return;
+  constexpr int kMarkThreads = 128;
+  const dim3 blocks(bounds ? 8 : 1, static_cast<unsigned>(seen.size(0)));
+  mark_kernel<<<blocks, kMarkThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
+      tokens.as<std::int32_t>(), bounds ? bounds.as<std::int32_t>() : nullptr, seen.as<std::uint8_t>(),
+      static_cast<int>(seen.size(1)));
+  flashgla::cuda::check_launch("sampling: mark_seen");
+}
+
 }  // namespace
 
 const Implementation kCuda{"cuda", Device::Kind::cuda,
-                           [](const Problem&, const Architecture&) { return Support::yes(); }, run_cuda};
+                           [](const Problem&, const Architecture&) { return Support::yes(); }, run_cuda, mark_cuda};
 
 }  // namespace flashgla::ops::sampling

@@ -1,0 +1,114 @@
+// The bench of decoding: a draw and a step a token, as generation makes them, the host's part included.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "bench/benches.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
+#include "flashgla/generate/decoding.h"
+#include "flashgla/model/cost.h"
+#include "testing/compare.h"
+
+namespace flashgla::bench {
+
+namespace {
+
+using model::LanguageModel;
+
+// Largest relative difference of a small model's logits from the reference implementations' on the CPU. Each operator is
+// held to 1e-5 on its own; behind one another they are not, because a first token's output is (q . k) v and the norm
+// behind it magnifies the rounding of a small q . k.
+constexpr double kTolerance = 5e-3;
+
+struct Case {
+  const char* preset;
+  std::int64_t sequences;
+  DType dtype;
+};
+
+std::vector<Case> cases(Device device) {
+  std::vector<Case> all = {{"gla-340m", 1, DType::bf16}, {"gla-340m", 1, DType::f32}};
+  if (device != Device::cpu()) {
+    for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
+  }
+  return all;
+}
+
+// Logits of a few tokens of a small model of the same kind of parameters.
+Tensor logits_of_small_model(Device device, DType dtype, std::int64_t sequences, const char* implementation) {
+  LanguageModel model(model::preset("gla-tiny"), dtype, device, false);
+  model.parameters().initialize(1);
+  Context context(device);
+  context.force_implementation(implementation);
+  model::DecodeState state = model.make_state(sequences, 4);
+  const Tensor logits = Tensor::empty({sequences, model.config().vocab_size}, DType::f32, device);
+  const Tensor tokens = Tensor::empty({sequences}, DType::i32);
+  for (std::int32_t t = 0; t < 4; ++t) {
+    for (std::int64_t n = 0; n < sequences; ++n) {
+      tokens.as<std::int32_t>()[n] = static_cast<std::int32_t>((n * 7 + t * 31) % 256);
+    }
+    const ArenaScope scope(context.scratch());
+    model.step(context, on_device(context, tokens, "tokens"), state, logits);
+    context.queue().synchronize();
+  }
+  const Tensor host = Tensor::empty(logits->shape, DType::f32);
+  copy_memory(host->data, Device::cpu(), logits->data, device, logits->bytes());
+  return host;
+}
+
+// Median milliseconds from one token of all sequences to the next.
+double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::int64_t kMostTokens = 4096;
+  generate::Session session(model, sequences);
+  session.state.reserve(kMostTokens);
+  generate::Decoding decoding(context, model, session, {.temperature = 0.0});
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  for (std::int64_t t = 0; t < kMostTokens; ++t) {
+    const auto start = Clock::now();
+    decoding.draw();
+    decoding.tokens();
+    decoding.step();
+    context.queue().synchronize();
+    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    if (times.size() >= 5 && std::chrono::duration<double>(Clock::now() - begin).count() > seconds) break;
+  }
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+}  // namespace
+
+void bench_decoding(const testing::BenchOptions& options) {
+  for (const Case& each : cases(options.device)) {
+    testing::BenchRow row;
+    row.operation = "model_decoding";
+    row.implementation = "all";
+    row.problem = std::string(each.preset) + " batch " + std::to_string(each.sequences) + " " + name_of(each.dtype);
+    if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) continue;
+    row.error = testing::difference(logits_of_small_model(options.device, each.dtype, each.sequences, ""),
+                                    logits_of_small_model(Device::cpu(), each.dtype, each.sequences, "reference"))
+                    .relative;
+    if (!(row.error <= kTolerance)) {
+      row.refused = "logits of a small model differ from the reference's by " + std::to_string(row.error);
+      options.report(row);
+      continue;
+    }
+    LanguageModel model(model::preset(each.preset), each.dtype, options.device, false);
+    model.parameters().initialize(1);
+    Context context(options.device, options.threads);
+    if (context.architecture().matrix_units && each.dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
+    row.milliseconds = milliseconds_a_token(context, model, each.sequences, options.seconds);
+    const mixers::Cost cost = model::cost(model.config(), 1);
+    row.bytes = static_cast<double>(model.parameters().value_bytes()) +
+                static_cast<double>(each.sequences) * cost.decode_bytes;
+    row.flops = static_cast<double>(each.sequences) * cost.forward_flops;
+    options.report(row);
+  }
+}
+
+}  // namespace flashgla::bench
