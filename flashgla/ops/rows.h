@@ -30,11 +30,11 @@ class Rows {
     }
   }
 
-  std::int64_t count() const { return count_; }
-  std::int64_t length() const { return length_; }
+  constexpr std::int64_t count() const { return count_; }
+  constexpr std::int64_t length() const { return length_; }
 
   // Of the row's first element, in elements.
-  std::int64_t offset(std::int64_t row) const {
+  constexpr std::int64_t offset(std::int64_t row) const {
     if (dims_ <= 1) return row * stride_[0];
     std::int64_t offset = 0;
     for (int dim = dims_ - 1; dim > 0; --dim) {
@@ -45,7 +45,7 @@ class Rows {
   }
 
   // Whether the rows follow each other without gaps.
-  bool dense() const { return dims_ == 0 || (dims_ == 1 && stride_[0] == length_); }
+  constexpr bool dense() const { return dims_ == 0 || (dims_ == 1 && stride_[0] == length_); }
 
  private:
   std::int64_t count_ = 1;
