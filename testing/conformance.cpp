@@ -125,6 +125,7 @@ class Run {
   }
 
   const Allocation& operator[](std::size_t i) const { return allocations_[i]; }
+  Device device() const { return device_; }
 
  private:
   const OperatorCase& case_;
@@ -141,7 +142,10 @@ std::string check_results(const OperatorCase& operator_case, const Run& run, con
     const Argument& argument = operator_case.arguments[i];
     if (!run[i].gaps_untouched()) failures += argument.name + " is written between its rows\n";
     if (!is_written(argument)) continue;
-    const double relative = argument.relative > 0.0 ? argument.relative : tolerance(run[i].view.dtype);
+    const bool on_cuda = run.device().kind == Device::Kind::cuda && argument.relative_on_cuda > 0.0;
+    const double relative = on_cuda                   ? argument.relative_on_cuda
+                            : argument.relative > 0.0 ? argument.relative
+                                                      : tolerance(run[i].view.dtype);
     const std::string error = check_close(argument.name.c_str(), run[i].view, reference[i].view, relative);
     if (!error.empty()) failures += error + "\n";
   }

@@ -45,6 +45,7 @@ struct Argument {
   double relative = 0.0;                          // tolerance of an output; 0: by its dtype
   std::function<void(const TensorView&)> fill{};  // instead of noise
   DType dtype = DType::f64;                       // with Kind::fixed
+  double relative_on_cuda = 0.0;                  // where it differs from the CPU's; 0: as `relative`
 };
 
 // The dtype that an argument has in a run on such a pair.

@@ -32,6 +32,10 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
           copies.push_back(copies.empty() ? PreparedCase(bench.timed, dtypes, options.device)
                                           : copies.front().duplicate());
         }
+        context.scratch().begin_planning();
+        copies.front().run(context);
+        context.scratch().commit_plan();
+        if (bench.prepare) bench.prepare(context);
         std::size_t next = 0;
         row.milliseconds = median_milliseconds(
             context,

@@ -1,6 +1,7 @@
 // Benches of operators that conformance.h can describe: every implementation is checked on a small case, then timed.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct OperatorBench {
   double bytes = 0.0;  // that must move, each tensor once
   // Copies of all tensors, used in turn, so that inputs come from memory and not from a cache that the last run filled.
   int copies = 1;
+  // After a dry run and before the runs that are timed: what a program does once before its steps.
+  std::function<void(Context&)> prepare{};
 };
 
 // A bench of an operator that is bound by bytes: each tensor of `timed` moves once, those that are changed in place

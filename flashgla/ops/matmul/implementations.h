@@ -30,5 +30,6 @@ struct Implementation {
 std::span<const Implementation> implementations();
 
 extern const Implementation kStream, kOneDNN, kConverted, kReference;
+extern const Implementation kCudaFewRows, kCublasLt, kCublasLtInParts, kCudaTiles;  // in builds with CUDA
 
 }  // namespace flashgla::ops::matmul

@@ -5,7 +5,11 @@
 namespace flashgla::ops::matmul {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kStream, kOneDNN, kConverted, kReference};
+  static const Implementation table[] = {
+#ifdef FLASHGLA_CUDA
+      kCudaFewRows, kCublasLt, kCublasLtInParts, kCudaTiles,
+#endif
+      kStream,      kOneDNN,   kConverted,       kReference};
   return table;
 }
 

@@ -1,4 +1,9 @@
+#include <algorithm>
+#include <iterator>
+#include <map>
+
 #include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/matmul/plans.h"
 #include "flashgla/ops/matmul/tests/cases.h"
 #include "testing/operator_bench.h"
 
@@ -20,20 +25,80 @@ testing::OperatorBench product_bench(Size size, Form form, testing::DTypePair dt
   bench.timed = product_case(size.m, size.n, size.k, form, c_kind);
   bench.checked = product_case(std::min<std::int64_t>(size.m, 70), 90, 130, form, c_kind);
   bench.timed.dtypes = bench.checked.dtypes = {dtypes};
+  bench.prepare = [](Context& context) { time_plans(context); };
   bench.flops = 2.0 * static_cast<double>(size.m * size.n * size.k);
   const auto a_size = static_cast<double>(size_of(dtypes.activation));
   const auto b_bytes = static_cast<double>(size.n * size.k) * static_cast<double>(size_of(dtypes.parameter));
-  bench.bytes = static_cast<double>(size.m * size.k + size.m * size.n) * a_size + b_bytes;
+  const double c_size = form.accumulate ? 2.0 * sizeof(float) : a_size;
+  bench.bytes = static_cast<double>(size.m * size.k) * a_size + static_cast<double>(size.m * size.n) * c_size + b_bytes;
   if (size.m <= 16) bench.copies = testing::copies_beyond_cache(b_bytes);  // as in decoding: no weight is still cached
   return bench;
+}
+
+constexpr testing::DTypePair kF32{DType::f32, DType::f32}, kBf16{DType::bf16, DType::bf16};
+constexpr testing::DTypePair kMixed{DType::f32, DType::bf16};
+constexpr Form kLinear{false, true, false, false, false}, kToInput{}, kToWeight{true, false, false, true, false};
+
+// A weight [out,in] of the 1.3B model (d 2048, MLP 5632, vocabulary 32,000), and how many layers have one.
+struct Weight {
+  std::int64_t out, in, count;
+};
+// q, k, v, g and the gate's low rank in one; o; gate and up; down; head.
+constexpr Weight kWeights[] = {
+    {6160, 2048, 24}, {2048, 2048, 24}, {11264, 2048, 24}, {2048, 5632, 24}, {32000, 2048, 1}};
+
+// The 15 products of a training step of 16,384 tokens, and a row that adds them up as often as the step has them.
+void bench_training_step(const testing::BenchOptions& options) {
+  constexpr std::int64_t kTokens = 16384;
+  const std::string problem = "1.3B, 16384 tokens, bf16";
+  std::map<std::string, testing::BenchRow> sums;  // by implementation
+  std::map<std::string, int> counted;
+  for (const Weight& weight : kWeights) {
+    for (const auto& [size, form] : {std::pair{Size{kTokens, weight.out, weight.in}, kLinear},
+                                     std::pair{Size{kTokens, weight.in, weight.out}, kToInput},
+                                     std::pair{Size{weight.out, weight.in, kTokens}, kToWeight}}) {
+      testing::BenchOptions each = options;
+      each.report = [&](const testing::BenchRow& row) {
+        options.report(row);
+        if (!row.refused.empty()) return;
+        testing::BenchRow& sum = sums[row.implementation];
+        const auto count = static_cast<double>(weight.count);
+        sum.milliseconds += count * row.milliseconds;
+        sum.flops += count * row.flops;
+        sum.error = std::max(sum.error, row.error);
+        ++counted[row.implementation];
+      };
+      testing::run_benches({product_bench(size, form, kBf16)}, {"cublaslt"}, each);
+    }
+  }
+  for (auto& [implementation, sum] : sums) {
+    if (counted[implementation] != 3 * static_cast<int>(std::size(kWeights))) continue;
+    sum.operation = "matmul, all of a training step";
+    sum.problem = problem;
+    sum.implementation = implementation;
+    options.report(sum);
+  }
+}
+
+// Decoding with the same weights.
+void bench_decoding(const testing::BenchOptions& options) {
+  std::vector<testing::OperatorBench> benches;
+  for (const Weight& weight : kWeights) {
+    for (const testing::DTypePair dtypes : {kMixed, kBf16}) {
+      benches.push_back(product_bench({1, weight.out, weight.in}, kLinear, dtypes));
+    }
+  }
+  for (const std::int64_t m : {2, 4, 8, 16}) benches.push_back(product_bench({m, 11264, 2048}, kLinear, kMixed));
+  testing::run_benches(benches, {"cuda_few_rows", "cublaslt"}, options);
 }
 
 }  // namespace
 
 void bench(const testing::BenchOptions& options) {
-  constexpr testing::DTypePair kF32{DType::f32, DType::f32}, kBf16{DType::bf16, DType::bf16};
-  constexpr testing::DTypePair kMixed{DType::f32, DType::bf16};
-  constexpr Form kLinear{false, true, false, false, false}, kToInput{}, kToWeight{true, false, false, true, false};
+  if (options.device.kind == Device::Kind::cuda) {
+    bench_training_step(options);
+    bench_decoding(options);
+  }
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : {kF32, kBf16}) {
     for (const Form form : {kToInput, kLinear, kToWeight}) {
@@ -50,6 +115,7 @@ void bench(const testing::BenchOptions& options) {
   }
   benches.push_back(product_bench({1, 2816, 1024}, kLinear, kF32));
   for (const std::int64_t m : {2, 4, 8, 16}) benches.push_back(product_bench({m, 2816, 1024}, kLinear, kMixed));
+  if (options.device.kind == Device::Kind::cuda && !options.sweep) benches.clear();  // sizes of a CPU's
   if (options.sweep) {
     for (const std::int64_t size : {256, 512, 2048, 4096}) {
       for (const testing::DTypePair dtypes : {kF32, kBf16}) {

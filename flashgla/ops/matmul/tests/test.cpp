@@ -4,13 +4,18 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 
+#include "flashgla/base/file.h"
+#include "flashgla/ops/matmul/choices.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
 #include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/matmul/plans.h"
 #include "flashgla/ops/matmul/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla::ops::matmul {
 namespace {
@@ -108,6 +113,122 @@ TEST(Matmul, SelectionTakesTheFastPathForItsShapes) {
   EXPECT_EQ(selected(17, DType::f32, DType::f32, DType::f32, true), "onednn");
   EXPECT_EQ(selected(17, DType::f32, DType::bf16, DType::f32, true), "onednn_converted");
   EXPECT_EQ(selected(17, DType::f64, DType::f64, DType::f64, true), "reference");
+}
+
+#ifdef FLASHGLA_CUDA
+TEST(Matmul, SelectionOnCuda) {
+  auto selected = [](std::int64_t m, DType a, DType b, bool b_transposed) {
+    const Problem problem{m, 64, 64, a, b, a, true, b_transposed, true, false};
+    const Architecture hopper{Device::Kind::cuda, 90, 0, 132};
+    return testing::error_of([&] { throw Error(select("matmul", implementations(), problem, hopper, "").name); });
+  };
+  EXPECT_EQ(selected(1, DType::f32, DType::bf16, true), "cuda_few_rows");
+  EXPECT_EQ(selected(16, DType::bf16, DType::bf16, true), "cuda_few_rows");
+  EXPECT_EQ(selected(16, DType::bf16, DType::bf16, false), "cublaslt");
+  EXPECT_EQ(selected(17, DType::f32, DType::f32, true), "cublaslt");
+  EXPECT_EQ(selected(17, DType::f32, DType::bf16, true), "cublaslt_in_parts");
+  EXPECT_EQ(selected(17, DType::f64, DType::f64, true).find("no implementation fits (") != std::string::npos, true);
+}
+#endif
+
+// Products of every kind: one plan each.
+void run_some_products(Context& context, std::vector<Tensor>& results) {
+  const Device device = context.device();
+  const Tensor x = testing::copied_to(testing::random_normal({300, 520}, DType::bf16, 1), device);
+  const Tensor w = testing::copied_to(testing::random_normal({136, 520}, DType::bf16, 2), device);
+  const Tensor dy = testing::copied_to(testing::random_normal({300, 136}, DType::bf16, 3), device);
+  results.push_back(Tensor::empty({300, 136}, DType::bf16, device));
+  run(context, x, w.view().transpose(0, 1), results.back());
+  results.push_back(Tensor::empty({300, 520}, DType::bf16, device));
+  run(context, dy, w, results.back());
+  results.push_back(Tensor::zeros({136, 520}, DType::f32, device));
+  run(context, dy.view().transpose(0, 1), x, results.back(), {true, {}});
+}
+
+TEST(Matmul, PlansAreTimedOnceAndTravel) {
+  for (const Device device : testing::test_devices()) {
+    const testing::TemporaryFolder folder;
+    Context first(device), second(device), third(device);
+    EXPECT_EQ(load_plan_cache(first, folder.path()), Notices());
+    std::vector<Tensor> ignored, expected, actual, cached;
+    run_some_products(first, ignored);
+    EXPECT_EQ(time_plans(first), Notices());
+    const std::string plans = export_plans(first);
+    EXPECT_EQ(time_plans(first), Notices());
+    EXPECT_EQ(export_plans(first), plans);
+    run_some_products(first, expected);
+    EXPECT_EQ(save_plan_cache(first, folder.path()), Notices());
+
+    EXPECT_EQ(import_plans(second, plans), Notices());
+    run_some_products(second, actual);
+    EXPECT_EQ(time_plans(second), Notices());
+    EXPECT_EQ(export_plans(second), plans);
+    EXPECT_EQ(load_plan_cache(third, folder.path()), Notices());
+    run_some_products(third, cached);
+    EXPECT_EQ(export_plans(third), plans);
+    first.queue().synchronize();
+    second.queue().synchronize();
+    third.queue().synchronize();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const Tensor result = testing::copied_to(expected[i], Device::cpu());
+      EXPECT_TRUE(testing::same_bits(result, testing::copied_to(actual[i], Device::cpu()))) << i;
+      EXPECT_TRUE(testing::same_bits(result, testing::copied_to(cached[i], Device::cpu()))) << i;
+    }
+    if (device.kind == Device::Kind::cpu) {
+      EXPECT_EQ(plans, "");
+      continue;
+    }
+    EXPECT_EQ(choices_from_text(plans).by_product.size(), 3u);
+    Choices others = choices_from_text(plans);
+    others.made_by = "another";
+    EXPECT_EQ(import_plans(third, to_text(others)).size(), 1u);
+    EXPECT_EQ(export_plans(third), plans);
+    for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+      write_file(file.path().string(), plans.substr(0, plans.size() / 2));
+    }
+    EXPECT_EQ(load_plan_cache(third, folder.path()).size(), 1u);
+    EXPECT_EQ(save_plan_cache(third, folder.path()), Notices());
+    EXPECT_EQ(load_plan_cache(third, folder.path()), Notices());
+  }
+}
+
+// A sequence's tokens do not depend on how many others are decoded beside it.
+TEST(Matmul, ARowIsTheSameWhateverTheRowsBesideItInABucket) {
+  for (const Device device : testing::test_devices()) {
+    if (device.kind == Device::Kind::cpu) continue;
+    Context context(device);
+    const Tensor x = testing::copied_to(testing::random_normal({64, 520}, DType::bf16, 1), device);
+    const Tensor w = testing::copied_to(testing::random_normal({136, 520}, DType::bf16, 2), device);
+    for (const auto& [least, most] : {std::pair{1, 16}, std::pair{17, 32}, std::pair{33, 64}}) {
+      const Tensor all = Tensor::empty({most, 136}, DType::bf16, device);
+      run(context, x.view().slice(0, 0, most), w.view().transpose(0, 1), all);
+      for (const int rows : {least, least + 1, (least + most) / 2, most - 1}) {
+        const Tensor some = Tensor::empty({rows, 136}, DType::bf16, device);
+        run(context, x.view().slice(0, 0, rows), w.view().transpose(0, 1), some);
+        context.queue().synchronize();
+        EXPECT_TRUE(testing::same_bits(testing::copied_to(some, Device::cpu()),
+                                       testing::copied_to(all, Device::cpu()).view().slice(0, 0, rows)))
+            << rows << " of " << most;
+      }
+    }
+  }
+}
+
+TEST(Matmul, ChoicesAreWrittenAndReadBack) {
+  Choices choices;
+  choices.made_by = "cuBLASLt 1 on some device";
+  choices.by_product["1x2x3 a bf16 N 3 16"] = {{1, 2, 3, 4, 5, 6, 7, ~std::uint64_t{0}}, 12.345678901234567};
+  choices.by_product["another"] = {};
+  const std::string text = to_text(choices);
+  const Choices back = choices_from_text(text);
+  EXPECT_EQ(back.made_by, choices.made_by);
+  EXPECT_EQ(back.by_product, choices.by_product);
+  auto error = [](const std::string& damaged) { return testing::error_of([&] { choices_from_text(damaged); }); };
+  EXPECT_EQ(error(""), "choices of products: cut short");
+  EXPECT_EQ(error(text.substr(0, text.size() / 2)), "choices of products: cut short");
+  std::string damaged = text;
+  damaged[text.size() / 2] ^= 1;
+  EXPECT_EQ(error(damaged), "choices of products: damaged (its checksum differs)");
 }
 
 TEST(Matmul, RefusesBadArgumentsByName) {
