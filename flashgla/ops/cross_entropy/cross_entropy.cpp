@@ -5,7 +5,11 @@
 namespace flashgla::ops::cross_entropy {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kSimd, kReference};
+  static const Implementation table[] = {
+#ifdef FLASHGLA_CUDA
+      kCuda,
+#endif
+      kSimd, kReference};
   return table;
 }
 
@@ -24,6 +28,7 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
   const Shape rows({x.size(0)});
   arguments.check("targets", inputs.targets, DType::i32, rows, "x's rows", Layout::contiguous);
   arguments.check("losses", losses, accumulator_of(x.dtype), rows, "x's rows", Layout::contiguous);
+  if (inputs.bad_target) arguments.check("bad_target", inputs.bad_target, DType::i32, Shape({1}), "one number");
   if (context.planning() || context.device().kind != Device::Kind::cpu) return;  // a GPU kernel checks its own
   const auto* target = inputs.targets.as<std::int32_t>();
   for (std::int64_t row = 0; row < x.size(0); ++row) {

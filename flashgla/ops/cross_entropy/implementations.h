@@ -1,4 +1,4 @@
-// The table behind the operator. Arguments, targets included, are validated already.
+// The table behind the operator. Arguments are validated already, on the CPU targets too.
 #pragma once
 
 #include <span>
@@ -32,5 +32,6 @@ struct Implementation {
 std::span<const Implementation> implementations();
 
 extern const Implementation kSimd, kReference;
+extern const Implementation kCuda;  // in builds with CUDA
 
 }  // namespace flashgla::ops::cross_entropy

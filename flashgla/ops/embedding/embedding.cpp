@@ -5,7 +5,11 @@
 namespace flashgla::ops::embedding {
 
 std::span<const Implementation> implementations() {
-  static const Implementation table[] = {kSimd, kReference};
+  static const Implementation table[] = {
+#ifdef FLASHGLA_CUDA
+      kCuda,
+#endif
+      kSimd, kReference};
   return table;
 }
 
@@ -17,7 +21,8 @@ const Implementation& selected(const Context& context, DType dtype, DType table_
 }
 
 void check_tokens(const Arguments& arguments, const Context& context, const TensorView& tokens, const TensorView& table,
-                  const char* rows_name, const TensorView& rows) {
+                  const char* rows_name, const TensorView& rows, const TensorView& bad_token) {
+  if (bad_token) arguments.check("bad_token", bad_token, DType::i32, Shape({1}), "one number");
   arguments.check("tokens", tokens, DType::i32, Layout::contiguous);
   if (rows_of(rows.shape) != tokens.numel() || rows.rank() < 1 || rows.size(-1) != table.size(1)) {
     arguments.fail(
@@ -36,24 +41,24 @@ void check_tokens(const Arguments& arguments, const Context& context, const Tens
 
 }  // namespace
 
-void forward(Context& context, const TensorView& tokens, const TensorView& table, const TensorView& y) {
+void forward(Context& context, const TensorView& tokens, const TensorView& table, const TensorView& y,
+             const TensorView& bad_token) {
   const Arguments arguments("embedding", context);
   arguments.check("y", y, kFloating);
   arguments.check("table", table, y.dtype == DType::f32 ? DTypes{DType::f32, DType::bf16} : DTypes{y.dtype});
   arguments.check_rank("table", table, 2);
-  check_tokens(arguments, context, tokens, table, "y", y);
-  const Implementation& implementation = selected(context, y.dtype, table.dtype);
-  if (!context.planning()) implementation.forward(context, tokens, table, y);
+  check_tokens(arguments, context, tokens, table, "y", y, bad_token);
+  selected(context, y.dtype, table.dtype).forward(context, tokens, table, y, bad_token);
 }
 
-void backward(Context& context, const TensorView& tokens, const TensorView& dy, const TensorView& dtable) {
+void backward(Context& context, const TensorView& tokens, const TensorView& dy, const TensorView& dtable,
+              const TensorView& bad_token) {
   const Arguments arguments("embedding", context);
   arguments.check("dy", dy, kFloating);
   arguments.check("dtable", dtable, accumulator_of(dy.dtype));
   arguments.check_rank("dtable", dtable, 2);
-  check_tokens(arguments, context, tokens, dtable, "dy", dy);
-  const Implementation& implementation = selected(context, dy.dtype, dtable.dtype);
-  if (!context.planning()) implementation.backward(context, tokens, dy, dtable);
+  check_tokens(arguments, context, tokens, dtable, "dy", dy, bad_token);
+  selected(context, dy.dtype, dtable.dtype).backward(context, tokens, dy, dtable, bad_token);
 }
 
 }  // namespace flashgla::ops::embedding

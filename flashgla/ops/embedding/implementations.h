@@ -1,4 +1,4 @@
-// The table behind the operator. Arguments, tokens included, are validated already.
+// The table behind the operator. Arguments are validated already, on the CPU tokens too.
 #pragma once
 
 #include <span>
@@ -17,13 +17,17 @@ struct Implementation {
   const char* name;
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
-  void (*forward)(Context&, const TensorView& tokens, const TensorView& table, const TensorView& y);
-  void (*backward)(Context&, const TensorView& tokens, const TensorView& dy, const TensorView& dtable);
+  // Take their workspace before they look whether the context is planning.
+  void (*forward)(Context&, const TensorView& tokens, const TensorView& table, const TensorView& y,
+                  const TensorView& bad_token);
+  void (*backward)(Context&, const TensorView& tokens, const TensorView& dy, const TensorView& dtable,
+                   const TensorView& bad_token);
 };
 
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
 extern const Implementation kSimd, kReference;
+extern const Implementation kCuda;  // in builds with CUDA
 
 }  // namespace flashgla::ops::embedding

@@ -84,6 +84,41 @@ TEST(CrossEntropy, LargeLogitsStayFinite) {
   EXPECT_EQ(dx[0], 2.0f);
 }
 
+TEST(CrossEntropy, RowsOfAnyLength) {
+  testing::Coverage coverage(implementations());
+  // Kernels that keep 1, 2, 4 and 8 vectors a thread, and none.
+  for (const std::int64_t words : {1000, 2055, 4096, 9001, 33000, 70001}) {
+    for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+      EXPECT_EQ(testing::check_conformance(head_case(9, 8, words, true, dtypes), coverage), "");
+    }
+  }
+}
+
+TEST(CrossEntropy, BadTargetsOnCudaAreNotedAndTouchNothing) {
+  for (const Device device : testing::test_devices()) {
+    if (device.kind == Device::Kind::cpu) continue;
+    Context context(device);
+    const Tensor x = testing::copied_to(testing::random_normal({300, 16}, DType::bf16, 1), device);
+    const Tensor weight = testing::copied_to(testing::random_normal({50, 16}, DType::bf16, 2), device);
+    const Tensor targets = Tensor::zeros({300}, DType::i32), flag = Tensor::zeros({1}, DType::i32, device);
+    targets.as<std::int32_t>()[250] = 50;
+    targets.as<std::int32_t>()[99] = -2;
+    targets.as<std::int32_t>()[98] = -1;
+    const Tensor there = testing::copied_to(targets, device), losses = Tensor::empty({300}, DType::f32, device);
+    const Tensor dx = Tensor::empty({300, 16}, DType::bf16, device);
+    forward_backward(context, {x, weight, there}, losses, dx, {}, 1.0);  // no flag, no harm
+    forward_backward(context, {x, weight, there, flag}, losses, dx, {}, 1.0);
+    context.queue().synchronize();
+    EXPECT_EQ(testing::copied_to(flag, Device::cpu()).as<std::int32_t>()[0], 100);
+    const Tensor host = testing::copied_to(losses, Device::cpu()), gradient = testing::copied_to(dx, Device::cpu());
+    EXPECT_TRUE(std::isnan(host.as<float>()[99]) && std::isnan(host.as<float>()[250]));
+    EXPECT_EQ(host.as<float>()[98], 0.0f);
+    EXPECT_GT(host.as<float>()[97], 0.0f);
+    EXPECT_EQ(static_cast<float>(gradient.as<BFloat16>()[99 * 16]), 0.0f);
+    EXPECT_NE(static_cast<float>(gradient.as<BFloat16>()[97 * 16]), 0.0f);
+  }
+}
+
 TEST(CrossEntropy, RefusesBadArgumentsByName) {
   Context context;
   const Tensor x = Tensor::zeros({4, 6}, DType::f32), weight = Tensor::zeros({5, 6}, DType::f32);

@@ -68,10 +68,12 @@ const Implementation kSimd{
     [](const Problem& problem, const Architecture&) {
       return supports_f32_and_bf16({problem.dtype, problem.table_dtype});
     },
-    [](Context& context, const TensorView& tokens, const TensorView& table, const TensorView& y) {
+    [](Context& context, const TensorView& tokens, const TensorView& table, const TensorView& y, const TensorView&) {
+      if (context.planning()) return;
       HWY_DYNAMIC_DISPATCH(Forward)(context, tokens, table, y);
     },
-    [](Context& context, const TensorView& tokens, const TensorView& dy, const TensorView& dtable) {
+    [](Context& context, const TensorView& tokens, const TensorView& dy, const TensorView& dtable, const TensorView&) {
+      if (context.planning()) return;
       HWY_DYNAMIC_DISPATCH(Backward)(context, tokens, dy, dtable);
     }};
 

@@ -5,12 +5,15 @@
 namespace flashgla::ops::embedding {
 
 void bench(const testing::BenchOptions& options) {
-  constexpr std::int64_t kWords = 32000, kLength = 1024, kRows = 4096;
+  const bool on_cpu = options.device.kind == Device::Kind::cpu;
+  constexpr std::int64_t kWords = 32000;
+  const std::int64_t length = on_cpu ? 1024 : 2048, rows = on_cpu ? 4096 : 16384;
   std::vector<testing::OperatorBench> benches;
   for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Shape shape({kRows, kLength}), small({40, 130});
-    const std::string problem = "4096 tokens of 32000, 1024 " + std::string(name_of(dtypes.activation));
-    const auto moved = static_cast<double>(kRows * kLength);
+    const Shape shape({rows, length}), small({40, 130});
+    const std::string problem =
+        std::to_string(rows) + " tokens of 32000, " + std::to_string(length) + " " + name_of(dtypes.activation);
+    const auto moved = static_cast<double>(rows * length);
     const auto size = static_cast<double>(size_of(dtypes.activation));
     benches.push_back(testing::bytes_bound("embedding forward", problem, dtypes, forward_case(shape, kWords),
                                            forward_case(small, 11)));

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "flashgla/ops/embedding/implementations.h"
 #include "flashgla/ops/embedding/tests/cases.h"
 #include "testing/compare.h"
@@ -34,6 +36,50 @@ TEST(Embedding, GradientAgreesWithFiniteDifferences) {
     return testing::dot(y, dy);
   };
   EXPECT_EQ(testing::check_gradient("dtable", table, dtable, loss), "");
+}
+
+TEST(Embedding, AgreesWithTheReferenceWhereOneTokenFillsManyRows) {
+  testing::Coverage coverage(implementations());
+  for (const std::int64_t words : {1, 3, 90}) {  // of 1000 rows: segments of all lengths, within blocks and over them
+    testing::OperatorCase one = backward_case({1000, 72}, words);
+    one.arguments[0].fill = [=](const TensorView& view) {
+      for (std::int64_t i = 0; i < view.numel(); ++i) {
+        view.as<std::int32_t>()[i] = static_cast<std::int32_t>(i % 3 == 0 ? i * i % words : (i / 70) % words);
+      }
+    };
+    EXPECT_EQ(testing::check_conformance(one, coverage), "");
+  }
+}
+
+TEST(Embedding, BadTokensOnCudaAreNotedAndTouchNothing) {
+  for (const Device device : testing::test_devices()) {
+    if (device.kind == Device::Kind::cpu) continue;
+    Context context(device);
+    const Tensor tokens = Tensor::zeros({200}, DType::i32), flag = Tensor::zeros({1}, DType::i32, device);
+    tokens.as<std::int32_t>()[170] = kWords;
+    tokens.as<std::int32_t>()[55] = -7;
+    const Tensor there = testing::copied_to(tokens, device), y = Tensor::zeros({200, 24}, DType::f32, device);
+    const Tensor table = testing::copied_to(testing::random_normal({kWords, 24}, DType::f32, 1), device);
+    const Tensor dtable = Tensor::zeros({kWords, 24}, DType::f32, device);
+    auto noted = [&] {
+      context.queue().synchronize();
+      return testing::copied_to(flag, Device::cpu()).as<std::int32_t>()[0];
+    };
+    forward(context, there, table, y, flag);
+    EXPECT_EQ(noted(), 56);
+    forward(context, there, table, y);  // no flag, no harm
+    const Tensor rows = testing::copied_to(y, Device::cpu());
+    EXPECT_TRUE(std::isnan(rows.as<float>()[55 * 24]) && std::isnan(rows.as<float>()[170 * 24 + 23]));
+    EXPECT_FALSE(std::isnan(rows.as<float>()[54 * 24 + 23]) || std::isnan(rows.as<float>()[56 * 24]));
+    context.queue().zero(flag->data, flag->bytes());
+    const Tensor ones = Tensor::empty({200, 24}, DType::f32);
+    fill(ones, 1.0);
+    backward(context, there, testing::copied_to(ones, device), dtable, flag);
+    EXPECT_EQ(noted(), 56);
+    const Tensor sums = testing::copied_to(dtable, Device::cpu());
+    EXPECT_EQ(sums.as<float>()[0], 198.0f);
+    EXPECT_EQ(sums.as<float>()[24], 0.0f);
+  }
 }
 
 TEST(Embedding, RefusesBadArgumentsByName) {

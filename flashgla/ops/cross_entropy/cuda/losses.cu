@@ -1,0 +1,170 @@
+// One block a row of logits, which it reads once, keeps in registers, and writes once as the gradient. Rows too long
+// for that are read twice.
+#include <algorithm>
+#include <bit>
+
+#include "flashgla/base/cuda/sums.cuh"
+#include "flashgla/base/cuda/vectors.cuh"
+#include "flashgla/ops/cross_entropy/cuda/losses.h"
+#include "flashgla/ops/cuda/first_bad.cuh"
+#include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
+
+namespace flashgla::ops::cross_entropy::cuda {
+
+namespace {
+
+using flashgla::cuda::kVectorOf;
+using flashgla::cuda::kWarp;
+using flashgla::cuda::Vector;
+
+constexpr int kMostThreads = 1024;
+constexpr int kMostVectors = 8;  // of 16 bytes that a thread keeps
+
+template <class T>
+struct Logits {
+  T* data;
+  std::int64_t row_stride, words;
+  const std::int32_t* targets;
+  float* losses;
+  bool gradient;
+  float scale;
+  std::int32_t* bad_target;
+  std::int64_t first_row;
+};
+
+template <class T>
+__device__ __forceinline__ float exponential(float x) {
+  if constexpr (sizeof(T) == 2) return __expf(x);
+  return expf(x);
+}
+
+__device__ __forceinline__ float block_max(float x, float* shared) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  x = shared[lane < warps ? lane : 0];
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  return x;
+}
+
+// Calls visit(element, word) for those of a vector's elements that are words.
+template <int N, class T, class Visit>
+__device__ __forceinline__ void for_each_word(const Vector<T, N>& vector, std::int64_t first, std::int64_t words,
+                                              const Visit& visit) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    if (first + j < words) visit(vector[j], j);
+  }
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_gradient(T* row, const Vector<T, N>& z, std::int64_t first, std::int64_t words,
+                                               std::int64_t target, float largest, float factor, float scale) {
+  float out[N] = {};
+  for_each_word(z, first, words, [&](float value, int j) {
+    out[j] = exponential<T>(value - largest) * factor - (first + j == target ? scale : 0.0f);
+  });
+  Vector<T, N>::of(out).store(row + first);
+}
+
+// kVectors: how many each thread keeps; 0: none, the row is read a second time.
+template <int kVectors, class T>
+__global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads) losses_kernel(const Logits<T> p) {
+  constexpr int N = kVectorOf<T>;
+  __shared__ float shared[2][kWarp];
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t row_index = blockIdx.x, apart = std::int64_t{blockDim.x} * N,
+                     begin = std::int64_t{threadIdx.x} * N;
+  T* row = p.data + row_index * p.row_stride;
+  const std::int64_t target = p.targets[row_index];
+  if (target < 0 || target >= p.words) {
+    if (threadIdx.x == 0) {
+      p.losses[row_index] = target == -1 ? 0.0f : __uint_as_float(0x7fc00000u);
+      if (target != -1) flashgla::ops::cuda::note_bad(p.bad_target, p.first_row + row_index);
+    }
+    for (std::int64_t first = begin; p.gradient && first < p.words; first += apart)
+      Vector<T, N>::zero().store(row + first);
+    return;
+  }
+  const float z_target = flashgla::cuda::to_float(row[target]);
+  Vector<T, N> kept[kVectors > 0 ? kVectors : 1];
+  float largest = __uint_as_float(0xff800000u), total = 0.0f;
+  if constexpr (kVectors > 0) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (begin + i * apart < p.words) kept[i] = Vector<T, N>::load(row + begin + i * apart);
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      for_each_word(kept[i], begin + i * apart, p.words, [&](float z, int) { largest = fmaxf(largest, z); });
+    }
+    largest = block_max(largest, shared[0]);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      for_each_word(kept[i], begin + i * apart, p.words, [&](float z, int) { total += exponential<T>(z - largest); });
+    }
+  } else {
+    float own = largest;
+    for (std::int64_t first = begin; first < p.words; first += apart) {
+      const Vector<T, N> z = Vector<T, N>::load(row + first);
+      float higher = own;
+      for_each_word(z, first, p.words, [&](float value, int) { higher = fmaxf(higher, value); });
+      if (higher > own) total *= exponential<T>(own - higher);
+      own = higher;
+      for_each_word(z, first, p.words, [&](float value, int) { total += exponential<T>(value - own); });
+    }
+    largest = block_max(own, shared[0]);
+    if (own < largest) total *= exponential<T>(own - largest);
+  }
+  total = flashgla::cuda::block_sum(total, shared[1]);
+  // The barrier in between lets nobody write before all have read their target.
+  if (threadIdx.x == 0) p.losses[row_index] = (largest - z_target) + logf(total);
+  if (!p.gradient) return;
+  const float factor = p.scale / total;
+  if constexpr (kVectors > 0) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const std::int64_t first = begin + i * apart;
+      if (first < p.words) store_gradient<N>(row, kept[i], first, p.words, target, largest, factor, p.scale);
+    }
+  } else {
+    for (std::int64_t first = begin; first < p.words; first += apart) {
+      const Vector<T, N> z = Vector<T, N>::load(row + first);
+      store_gradient<N>(row, z, first, p.words, target, largest, factor, p.scale);
+    }
+  }
+}
+
+template <class T>
+void queue(Context& context, std::int64_t rows, const Logits<T>& p) {
+  const std::int64_t vectors = (p.words + kVectorOf<T> - 1) / kVectorOf<T>;
+  const auto wanted = static_cast<std::uint64_t>((vectors + kMostVectors - 1) / kMostVectors);
+  const int threads = static_cast<int>(std::clamp<std::uint64_t>(std::bit_ceil(wanted), 128, 512));
+  const std::int64_t each = (vectors + threads - 1) / threads;
+  const auto launch = [&](auto* kernel, int block) {
+    ops::cuda::queue_kernel(context, "cross_entropy: losses", kernel, rows, block, 0, p);
+  };
+  if (each <= 1) return launch(losses_kernel<1, T>, threads);
+  if (each <= 2) return launch(losses_kernel<2, T>, threads);
+  if (each <= 4) return launch(losses_kernel<4, T>, threads);
+  if (each <= kMostVectors) return launch(losses_kernel<kMostVectors, T>, threads);
+  launch(losses_kernel<0, T>, kMostThreads);
+}
+
+}  // namespace
+
+void take_losses(Context& context, const TensorView& logits, const std::int32_t* targets, float* losses, bool gradient,
+                 double scale, std::int32_t* bad_target, std::int64_t first_row) {
+  ops::cuda::with_element(logits.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    queue<T>(context, logits.size(0),
+             {static_cast<T*>(logits.data), logits.stride[0], logits.size(1), targets, losses, gradient,
+              static_cast<float>(scale), bad_target, first_row});
+  });
+}
+
+}  // namespace flashgla::ops::cross_entropy::cuda
