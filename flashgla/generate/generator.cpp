@@ -184,10 +184,8 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
   // Where no token can end a text, the device goes on to the next one while the host looks at the last.
   const bool ahead = !options.stop_at_end && options.stop.empty();
   std::int64_t drawn = 0;
-  bool stepped = false;  // the token looked at has been taken in already
   for (std::int64_t t = 0; t < options.max_tokens && texts.running() > 0; ++t) {
-    const bool interrupted = options.should_stop && options.should_stop();
-    if (interrupted && drawn == t) {
+    if (options.should_stop && options.should_stop()) {
       texts.interrupt();
       break;
     }
@@ -195,16 +193,14 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
       decoding.draw();
       ++drawn;
     }
-    stepped = ahead && !interrupted && drawn < options.max_tokens;
+    const bool stepped = ahead && drawn < options.max_tokens;
     if (stepped) {
       decoding.step();
       decoding.draw();
       ++drawn;
     }
     const std::span<const std::int32_t> tokens = decoding.tokens();
-    const bool any = texts.take(tokens, t + 1 == options.max_tokens);
-    if (interrupted) texts.interrupt();
-    if (!any) continue;
+    if (!texts.take(tokens, t + 1 == options.max_tokens)) continue;
     if (!stepped) decoding.step();
     for (std::size_t i = 0; i < tokens.size(); ++i) session.state.history[i].add(tokens[i]);
   }

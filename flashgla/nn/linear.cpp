@@ -74,9 +74,7 @@ void Linear::forward(Context& context, const TensorView& x, const TensorView& y)
   ops::matmul::run(context, x.as_rows(), weight().transpose(0, 1), y.as_rows(), options);
 }
 
-ops::linear_step::Layer Linear::step_layer(const TensorView& y) const {
-  return {weight(), bias_.empty() ? TensorView() : bias_.front().value, y};
-}
+ops::linear_step::Layer Linear::step_layer(const TensorView& y) const { return {weight(), bias(), y}; }
 
 void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                       bool accumulate) const {

@@ -39,8 +39,7 @@ class SoftmaxAttention : public Mixer {
     output_.for_each_parameter(visit);
   }
 
-  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity,
-                                       DType parameters) const override {
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override {
     const bool growing = !config_.window_size;
     const Shape shape({sequences, growing ? capacity : *config_.window_size, config_.kv_heads(), channels_});
     return {{"k", shape, parameters, growing}, {"v", shape, parameters, growing}};
@@ -61,7 +60,7 @@ class SoftmaxAttention : public Mixer {
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
-  void step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) override;
+  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
   std::int64_t heads_of(std::size_t part) const { return part == kQ ? config_.num_heads : config_.kv_heads(); }
@@ -74,8 +73,7 @@ class SoftmaxAttention : public Mixer {
   // q and k as attention takes them, from the projections; with norms into `normalized`, else in place.
   void prepare(const nn::Pass& pass, bool want_deviations);
   attention::Inputs attention_inputs(const nn::Pass& pass) const {
-    attention::Inputs inputs{saved_.heads[kQ], saved_.heads[kK], saved_.heads[kV], {}, {}, {},
-                             pass.sequences.bounds};
+    attention::Inputs inputs{saved_.heads[kQ], saved_.heads[kK], saved_.heads[kV], {}, {}, {}, pass.sequences.bounds};
     if (!saved_.before.empty() && pass.positions) {
       inputs.past_k = saved_.before[0];
       inputs.past_v = saved_.before[1];
@@ -127,8 +125,7 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const Tensor
     saved_.heads[part] =
         own ? pass.keep_or_recompute().tensor(projected.shape, x.dtype, "attention: normalised heads") : projected;
     if (own && pass.training()) {
-      saved_.rstd[part] =
-          pass.saved->tensor(Shape({batch * length * heads_of(part)}), wide, "norms: deviations");
+      saved_.rstd[part] = pass.saved->tensor(Shape({batch * length * heads_of(part)}), wide, "norms: deviations");
     }
   }
   prepare(pass, pass.training());
@@ -171,13 +168,15 @@ void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const Tenso
   input_.backward(context, x, dprojected, dx);
 }
 
-void SoftmaxAttention::step(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& state) {
+void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, 1, input_.out()}), x.dtype, "attention: projections");
-  input_.forward(context, x, projected.reshape(Shape({batch, input_.out()})));
+  const linear_step::Layer input = input_.step_layer(projected.reshape(Shape({batch, input_.out()})));
+  linear_step::run(context, norm.before_step(x), {&input, 1});
   for (const std::size_t part : {kQ, kK}) {
     const TensorView own = heads(projected, part);
     if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});
@@ -188,7 +187,8 @@ void SoftmaxAttention::step(nn::Pass& pass, const TensorView& x, const TensorVie
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
   attention::step(context, heads(projected, kQ).select(1, 0), state[0], state[1], pass.positions,
                   o.split_last(config_.num_heads), options_);
-  output_.forward(context, o, y);
+  const linear_step::Layer output = output_.step_layer(x);
+  linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
 }
 
 }  // namespace

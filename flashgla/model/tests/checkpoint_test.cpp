@@ -178,7 +178,7 @@ TEST_F(Checkpoint, IndexThatDisagreesWithItsShardsIsNamed) {
   EXPECT_THAT(with("model-00001-of", "model-00002-of"), HasSubstr("model.embeddings.weight"));
   EXPECT_THAT(with("model.embeddings.weight", "model.embedding"), HasSubstr("model.embedding"));
   EXPECT_THAT(with("\"weight_map\"", "\"weights\""), HasSubstr("not an index of shards"));
-  EXPECT_THAT(with("{", "["), HasSubstr("not an index of shards"));
+  EXPECT_THAT(with("{", "["), HasSubstr("not JSON"));
 }
 
 // A full disk, by the limit on the size of a file.
@@ -242,7 +242,7 @@ TEST_F(Checkpoint, StateOfAnotherModelIsRefused) {
               HasSubstr("load the model with --dtype f32"));
   save_model(*model, folder_.path());
   EXPECT_THAT(error_of([&] { load_state(*model, folder_ / "model.safetensors"); }), HasSubstr("not a state file"));
-  write_safetensors(folder_ / "older", {{"x", model->make_state(1).all()}}, {{"kind", "flashgla decode state"}});
+  write_safetensors(folder_ / "older", {{"x", model->make_state(1).constant()}}, {{"kind", "flashgla decode state"}});
   EXPECT_THAT(error_of([&] { load_state(*model, folder_ / "older"); }), HasSubstr("a state of version 1"));
   EXPECT_THROW(load_state(*model, folder_ / "missing"), Error);
   std::string bytes = testing::read_bytes(path);
