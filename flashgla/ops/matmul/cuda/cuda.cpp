@@ -73,7 +73,9 @@ Support has_dtypes(const Problem& problem) {
 }
 
 Support few_rows_supports(const Problem& problem, const Architecture&) {
-  if (problem.m > cuda::kFewRows) return Support::no("takes up to 16 rows");
+  const bool narrow = problem.a == DType::bf16;
+  if (problem.m > (narrow ? cuda::kFewNarrowRows : cuda::kFewRows))
+    return Support::no("takes up to 16 rows, 4 of bf16");
   if (!problem.b_columns_contiguous) return Support::no("takes b as the transpose of a row-major matrix");
   return has_dtypes(problem);
 }

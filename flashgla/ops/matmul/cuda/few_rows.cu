@@ -1,6 +1,7 @@
-// Products of up to 16 rows with the transpose of a row-major matrix (decoding): each warp walks some rows of b once,
-// 16 bytes a lane and load, and multiplies them with all rows of a, which a block keeps in shared memory in f32. A row
-// of c has the same bits whatever the number of rows.
+// Products of up to 16 rows with the transpose of a row-major matrix (decoding; from 5 f32 rows on with a bf16 matrix
+// on tensor cores where rows lie in vectors of 16 bytes, few_rows_tensor_cores.cu): each warp walks some rows of b
+// once, 16 bytes a lane and load, and multiplies them with all rows of a, which a block keeps in shared memory in f32.
+// A row of c has the same bits whatever the number of rows.
 #include <algorithm>
 
 #include "flashgla/base/cuda/sums.cuh"
@@ -8,6 +9,7 @@
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
+#include "flashgla/ops/matmul/cuda/few_rows.h"
 #include "flashgla/ops/matmul/cuda/kernels.h"
 
 namespace flashgla::ops::matmul::cuda {
@@ -27,19 +29,6 @@ struct Shape {
   static constexpr int kWarps = M == 1 ? 4 : 8;
   static constexpr int kRows = M == 1 ? 2 : 4;                 // of b
   static constexpr int kAhead = M == 1 ? 4 : M == 16 ? 1 : 2;  // loads of each in flight
-};
-
-template <class A, class B, class C>
-struct Arguments {
-  const A* a;
-  const B* b;  // [n,k]
-  C* c;
-  const void* bias;
-  bool bias_is_bf16, accumulate;
-  bool a_is_aligned;  // four neighbours along k can be loaded at once
-  std::int64_t m, n, k;
-  std::int64_t a_row, a_column, b_row, c_row, c_column;  // strides
-  int chunk;                                             // of k in shared memory
 };
 
 // Where element k of a chunk lies, so that a warp's 16-byte loads touch each bank once: of every 8 neighbours the first
@@ -68,7 +57,7 @@ __device__ __forceinline__ void load_lane(float (&x)[V], const float* from, int 
 
 // A chunk of a's rows to shared memory, with zeros beyond its rows and k. All rows' loads are under way at once.
 template <int M, int V, class A, class B, class C>
-__device__ __forceinline__ void fill_chunk(float* x, const Arguments<A, B, C>& p, std::int64_t chunk) {
+__device__ __forceinline__ void fill_chunk(float* x, const FewRows<A, B, C>& p, std::int64_t chunk) {
   constexpr int kThreads = Shape<M>::kWarps * kWarp;
   if (V >= 4 && p.a_is_aligned) {
     constexpr int kRounds = M <= 4 ? 4 / M : 1;
@@ -110,7 +99,7 @@ __device__ __forceinline__ void fill_chunk(float* x, const Arguments<A, B, C>& p
 
 // V: elements of b a lane loads at once.
 template <int M, int V, class A, class B, class C>
-__global__ void __launch_bounds__(Shape<M>::kWarps* kWarp) few_rows_kernel(const Arguments<A, B, C> p) {
+__global__ void __launch_bounds__(Shape<M>::kWarps* kWarp) few_rows_kernel(const FewRows<A, B, C> p) {
   constexpr int kRows = Shape<M>::kRows, kAhead = Shape<M>::kAhead, kStep = kWarp * V;
   extern __shared__ float4 shared[];
   auto* x = reinterpret_cast<float*>(shared);
@@ -167,21 +156,15 @@ __global__ void __launch_bounds__(Shape<M>::kWarps* kWarp) few_rows_kernel(const
     const std::int64_t n = first + r;
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-      float value = flashgla::cuda::warp_sum(sums[m][r]);
+      const float value = flashgla::cuda::warp_sum(sums[m][r]);
       if (lane != m || m >= p.m || n >= p.n) continue;
-      C& out = p.c[m * p.c_row + n * p.c_column];
-      if (p.accumulate) value += to_float(out);
-      if (p.bias != nullptr) {
-        value += p.bias_is_bf16 ? to_float(static_cast<const __nv_bfloat16*>(p.bias)[n])
-                                : static_cast<const float*>(p.bias)[n];
-      }
-      out = flashgla::cuda::from_float<C>(value);
+      finish(p, m, n, value);
     }
   }
 }
 
 template <int M, int V, class A, class B, class C>
-void queue(Context& context, Arguments<A, B, C> p) {
+void queue(Context& context, FewRows<A, B, C> p) {
   constexpr int kMultiple = Shape<M>::kAhead * kWarp * V;
   constexpr int kMost = kSharedBytes / 4 / M / kMultiple * kMultiple;
   static_assert(kMost > 0);
@@ -194,31 +177,37 @@ void queue(Context& context, Arguments<A, B, C> p) {
 
 template <class A, class B, class C>
 void multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options) {
-  const Arguments<A, B, C> p{static_cast<const A*>(a.data),
-                             static_cast<const B*>(b.data),
-                             static_cast<C*>(c.data),
-                             options.bias.data,
-                             options.bias.dtype == DType::bf16,
-                             options.accumulate,
-                             a.stride[1] == 1 && a.size(1) % 4 == 0 && ops::cuda::is_aligned(a, 4),
-                             a.size(0),
-                             b.size(1),
-                             a.size(1),
-                             a.stride[0],
-                             a.stride[1],
-                             b.stride[1],
-                             c.stride[0],
-                             c.stride[1],
-                             0};
+  const FewRows<A, B, C> p{static_cast<const A*>(a.data),
+                           static_cast<const B*>(b.data),
+                           static_cast<C*>(c.data),
+                           options.bias.data,
+                           options.bias.dtype == DType::bf16,
+                           options.accumulate,
+                           a.stride[1] == 1 && a.size(1) % 4 == 0 && ops::cuda::is_aligned(a, 4),
+                           a.size(0),
+                           b.size(1),
+                           a.size(1),
+                           a.stride[0],
+                           a.stride[1],
+                           b.stride[1],
+                           c.stride[0],
+                           c.stride[1],
+                           0};
   constexpr int kWide = kVectorOf<B>;
   const bool aligned =
       reinterpret_cast<std::uintptr_t>(b.data) % 16 == 0 && p.k % kWide == 0 && (p.b_row % kWide == 0 || p.n == 1);
-  if (!aligned) return p.m == 1 ? queue<1, 1>(context, p) : queue<16, 1>(context, p);
+  constexpr int kMost = sizeof(A) == 2 ? kFewNarrowRows : kFewRows;
+  if (!aligned) return p.m == 1 ? queue<1, 1>(context, p) : queue<kMost, 1>(context, p);
   if (p.m == 1) return queue<1, kWide>(context, p);
   if (p.m == 2) return queue<2, kWide>(context, p);
   if (p.m <= 4) return queue<4, kWide>(context, p);
-  if (p.m <= 8) return queue<8, kWide>(context, p);
-  queue<16, kWide>(context, p);
+  if constexpr (kMost > 4) {
+    if constexpr (sizeof(B) == 2) {
+      if (a.stride[1] == 1 && ops::cuda::is_aligned(a, 8)) return queue_on_tensor_cores(context, p);
+    }
+    if (p.m <= 8) return queue<8, kWide>(context, p);
+    queue<16, kWide>(context, p);
+  }
 }
 
 }  // namespace

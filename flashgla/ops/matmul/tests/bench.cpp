@@ -88,8 +88,12 @@ void bench_decoding(const testing::BenchOptions& options) {
       benches.push_back(product_bench({1, weight.out, weight.in}, kLinear, dtypes));
     }
   }
-  for (const std::int64_t m : {2, 4, 8, 16}) benches.push_back(product_bench({m, 11264, 2048}, kLinear, kMixed));
-  testing::run_benches(benches, {"cuda_few_rows", "cublaslt"}, options);
+  for (const std::int64_t m : {2, 4, 8, 16}) {
+    for (const testing::DTypePair dtypes : {kMixed, kBf16}) {
+      benches.push_back(product_bench({m, 11264, 2048}, kLinear, dtypes));
+    }
+  }
+  testing::run_benches(benches, {"cuda_few_rows", "cublaslt", "cublaslt_in_parts"}, options);
 }
 
 }  // namespace

@@ -45,6 +45,14 @@ TEST(Matmul, SeveralTilesAndPanels) {
     large.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
     EXPECT_EQ(testing::check_conformance(large, coverage), "");
   }
+  // Few rows on tensor cores, with 16 bytes to a load.
+  for (const std::int64_t m : {5, 8, 9, 16}) {
+    for (const Form form : {Form{false, true, false, true, true}, Form{false, true, true, false, false}}) {
+      testing::OperatorCase few = product_case(m, 70, 8 * 37, form, Kind::activation);
+      few.dtypes = {{DType::f32, DType::bf16}};
+      EXPECT_EQ(testing::check_conformance(few, coverage), "");
+    }
+  }
   // A panel holds 512 columns when K is this large.
   testing::OperatorCase wide = product_case(17, 530, 8200, {false, true, false, false, false}, Kind::activation);
   wide.dtypes = {{DType::f32, DType::bf16}};
@@ -123,7 +131,9 @@ TEST(Matmul, SelectionOnCuda) {
     return testing::error_of([&] { throw Error(select("matmul", implementations(), problem, hopper, "").name); });
   };
   EXPECT_EQ(selected(1, DType::f32, DType::bf16, true), "cuda_few_rows");
-  EXPECT_EQ(selected(16, DType::bf16, DType::bf16, true), "cuda_few_rows");
+  EXPECT_EQ(selected(16, DType::f32, DType::bf16, true), "cuda_few_rows");
+  EXPECT_EQ(selected(4, DType::bf16, DType::bf16, true), "cuda_few_rows");
+  EXPECT_EQ(selected(5, DType::bf16, DType::bf16, true), "cublaslt");
   EXPECT_EQ(selected(16, DType::bf16, DType::bf16, false), "cublaslt");
   EXPECT_EQ(selected(17, DType::f32, DType::f32, true), "cublaslt");
   EXPECT_EQ(selected(17, DType::f32, DType::bf16, true), "cublaslt_in_parts");
@@ -199,7 +209,7 @@ TEST(Matmul, ARowIsTheSameWhateverTheRowsBesideItInABucket) {
     Context context(device);
     const Tensor x = testing::copied_to(testing::random_normal({64, 520}, DType::bf16, 1), device);
     const Tensor w = testing::copied_to(testing::random_normal({136, 520}, DType::bf16, 2), device);
-    for (const auto& [least, most] : {std::pair{1, 16}, std::pair{17, 32}, std::pair{33, 64}}) {
+    for (const auto& [least, most] : {std::pair{1, 4}, std::pair{5, 16}, std::pair{17, 32}, std::pair{33, 64}}) {
       const Tensor all = Tensor::empty({most, 136}, DType::bf16, device);
       run(context, x.view().slice(0, 0, most), w.view().transpose(0, 1), all);
       for (const int rows : {least, least + 1, (least + most) / 2, most - 1}) {
