@@ -7,8 +7,9 @@
 namespace flashgla::mixers {
 
 std::vector<Field> SoftmaxAttentionConfig::fields() {
-  return {{"num_heads", &num_heads}, {"num_kv_heads", &num_kv_heads}, {"head_dim", &head_dim},
-          {"qkv_bias", &qkv_bias},   {"o_bias", &o_bias},             {"qk_norm", &qk_norm},
+  return {{"num_heads", &num_heads},     {"num_kv_heads", &num_kv_heads},
+          {"head_dim", &head_dim},       {"qkv_bias", &qkv_bias},
+          {"o_bias", &o_bias},           {"qk_norm", &qk_norm},
           {"window_size", &window_size}, {"rope_theta", &rope_theta}};
 }
 
@@ -122,7 +123,11 @@ constexpr PresetRow kPresets[] = {
 }  // namespace
 
 constinit const Registration kSoftmaxAttention{
-    "transformer", "softmax attention: Transformer++, LLaMA, Mistral",
-    []() -> std::unique_ptr<Config> { return std::make_unique<SoftmaxAttentionConfig>(); }, kLayouts, kPresets, "attn"};
+    "transformer",
+    "softmax attention: Transformer++, LLaMA, Mistral",
+    []() -> std::unique_ptr<Config> { return std::make_unique<SoftmaxAttentionConfig>(); },
+    kLayouts,
+    kPresets,
+    "attn"};
 
 }  // namespace flashgla::mixers

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "flashgla/mixers/registry.h"
+#include "flashgla/mixers/tests/variants.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -36,9 +37,14 @@ struct Trial {
   std::unique_ptr<nn::ParameterStore> store;
   DType dtype;
 
-  Trial(const Registration& row, DType dtype) : dtype(dtype) {
-    const auto config = row.make_config();
-    for (const Field& field : config->fields()) make_small(field);
+  Trial(const Variant& variant, DType dtype) : dtype(dtype) {
+    const auto config = find_mixer(variant.row).make_config();
+    for (const Field& field : config->fields()) {
+      make_small(field);
+      for (const auto& [name, text] : variant.fields) {
+        if (std::string(name) == field.name) set(field, text);
+      }
+    }
     config->validate(small_common());
     mixer = config->create(small_common(), 1);
     store = std::make_unique<nn::ParameterStore>(
@@ -56,6 +62,23 @@ struct Trial {
     if (const auto row = sizes.find(field.name); row != sizes.end())
       *std::get<std::int64_t*>(field.value) = row->second;
     if (std::string(field.name) == "use_short_conv") *std::get<bool*>(field.value) = true;
+  }
+
+  static void set(const Field& field, const std::string& text) {
+    std::visit(
+        [&](auto* value) {
+          using T = std::decay_t<decltype(*value)>;
+          if constexpr (std::is_same_v<T, bool>) {
+            *value = text == "true";
+          } else if constexpr (std::is_assignable_v<T&, std::string>) {
+            *value = text;
+          } else {
+            *value =
+                static_cast<std::conditional_t<std::is_assignable_v<T&, double> && !std::is_same_v<T, std::int64_t>,
+                                               double, std::int64_t>>(std::stod(text));
+          }
+        },
+        field.value);
   }
 
   // Views of a fresh state for so many sequences, filled with noise of this deviation.
@@ -109,30 +132,32 @@ Tensor positions_of(std::int64_t sequences) {
   return positions;
 }
 
-class EveryMixer : public ::testing::TestWithParam<const Registration*> {};
+class EveryMixer : public ::testing::TestWithParam<Variant> {};
 
-std::vector<const Registration*> rows() {
-  std::vector<const Registration*> all;
-  for (const Registration* row : registry()) all.push_back(row);
+// Each row's plain configuration, and those of variants.h.
+std::vector<Variant> all_variants() {
+  std::vector<Variant> all;
+  for (const Registration* row : registry()) all.push_back({row->name, "plain", {}});
+  const std::vector<Variant> more = variants();
+  all.insert(all.end(), more.begin(), more.end());
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer, ::testing::ValuesIn(rows()),
-                         [](const auto& row) { return std::string(row.param->name); });
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer, ::testing::ValuesIn(all_variants()),
+                         [](const auto& variant) { return std::string(variant.param.row) + "_" + variant.param.name; });
 
 TEST_P(EveryMixer, NamesItsParametersByLayerAndOnce) {
-  const Trial trial(*GetParam(), DType::f32);
+  const Trial trial(GetParam(), DType::f32);
   std::set<std::string> names;
   for (const nn::Parameter* parameter : trial.store->parameters()) {
     EXPECT_THAT(parameter->name, ::testing::StartsWith("model.layers.1."));
     EXPECT_TRUE(names.insert(parameter->name).second);
     EXPECT_TRUE(!parameter->decay || parameter->shape.rank() == 2) << parameter->name << ": decay is for matrices only";
   }
-  EXPECT_EQ(&find_mixer(GetParam()->name), GetParam());
-  EXPECT_FALSE(std::string(GetParam()->summary).empty());
+  EXPECT_FALSE(std::string(find_mixer(GetParam().row).summary).empty());
 }
 
 TEST_P(EveryMixer, GradientsAgreeWithFiniteDifferences) {
-  Trial trial(*GetParam(), DType::f64);
+  Trial trial(GetParam(), DType::f64);
   const Shape shape({2, 6, kHidden});
   const Tensor x = testing::random_normal(shape, DType::f64, 7);
   const Tensor dy = testing::random_normal(shape, DType::f64, 8);
@@ -166,7 +191,7 @@ TEST_P(EveryMixer, GradientsAgreeWithFiniteDifferences) {
 }
 
 TEST_P(EveryMixer, ParametersGradientsAreAddedTo) {
-  Trial trial(*GetParam(), DType::f64);
+  Trial trial(GetParam(), DType::f64);
   const Shape shape({1, 5, kHidden});
   const Tensor x = testing::random_normal(shape, DType::f64, 7);
   const Tensor dy = testing::random_normal(shape, DType::f64, 8);
@@ -187,7 +212,7 @@ TEST_P(EveryMixer, ParametersGradientsAreAddedTo) {
 }
 
 TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
-  Trial trial(*GetParam(), DType::f64);
+  Trial trial(GetParam(), DType::f64);
   constexpr std::int64_t kBatch = 3, kLength = 8;
   const Shape shape({kBatch, kLength, kHidden});
   const Tensor x = testing::random_normal(shape, DType::f64, 7);
@@ -225,7 +250,7 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
 }
 
 TEST_P(EveryMixer, PiecesEqualTheWhole) {
-  Trial trial(*GetParam(), DType::f64);
+  Trial trial(GetParam(), DType::f64);
   constexpr std::int64_t kBatch = 2, kLength = 11;
   const Tensor x = testing::random_normal(Shape({kBatch, kLength, kHidden}), DType::f64, 7);
   const Tensor y = Tensor::empty(x->shape, DType::f64);
@@ -262,7 +287,7 @@ TEST_P(EveryMixer, PiecesEqualTheWhole) {
 }
 
 TEST_P(EveryMixer, PackedSequencesEqualSeparateOnes) {
-  Trial trial(*GetParam(), DType::f64);
+  Trial trial(GetParam(), DType::f64);
   const std::vector<std::int32_t> bounds = {0, 4, 4, 5, 11};
   const Tensor x = testing::random_normal(Shape({1, bounds.back(), kHidden}), DType::f64, 7);
   const Tensor y = Tensor::empty(x->shape, DType::f64);

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <map>
 
-#include "flashgla/model/tests/cases.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/model/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/temporary_folder.h"

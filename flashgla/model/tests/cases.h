@@ -44,6 +44,19 @@ inline std::vector<SmallModel> small_models() {
     c.set("conv_size", "3");
     c.tie_word_embeddings = true, c.set("expand_k", "1.0");
   });
+  const auto parsed = [&](const char* name, const std::string& fields) {
+    models.push_back(
+        {name,
+         parse_config(R"({"num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": 17, )" + fields + "}", name)});
+  };
+  parsed("softmax", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2)");
+  parsed("softmax_everything", R"("model_type": "transformer", "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2,
+                                  "qkv_bias": true, "qk_norm": true, "window_size": 5, "tie_word_embeddings": true)");
+  parsed("hybrid", R"("model_type": "gla", "hidden_size": 12, "num_heads": 2,
+                      "attn": {"layers": [1], "num_heads": 3, "num_kv_heads": 1})");
+  parsed("hybrid_of_windows", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "window_size": 4,
+                                 "layer_mixers": {"layers": [0], "model_type": "gla", "num_heads": 2})");
+  parsed("no_mlp", R"("model_type": "gla", "hidden_size": 12, "num_heads": 2, "use_mlp": false)");
   return models;
 }
 
@@ -64,6 +77,9 @@ constexpr std::int64_t kCapacity = 64;
 inline void fill_state(const DecodeState& state, std::uint64_t seed, double deviation) {
   for (std::size_t layer = 0; layer < state.layer_count(); ++layer) {
     for (const TensorView& entry : state.layer(layer)) testing::fill_normal(entry, seed++, deviation);
+  }
+  for (std::int64_t n = 0; n < state.sequences(); ++n) {
+    state.positions().as<std::int32_t>()[n] = static_cast<std::int32_t>(6 + n);  // tokens before
   }
 }
 

@@ -219,6 +219,7 @@ TEST_F(Checkpoint, StateFileContinuesAGeneration) {
     const std::string path = folder_ / "state";
     save_state(*model, state, path);
     DecodeState loaded = load_state(*model, path);
+    loaded.reserve(kCapacity);
     EXPECT_EQ(compare_states(loaded, state, 0.0), "");
     EXPECT_EQ(loaded.history, state.history);
     EXPECT_EQ(loaded.history[1].tokens, 3);

@@ -28,6 +28,8 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("gla-1.3b")), 1'365'514'240);
   EXPECT_EQ(parameter_count(preset("gla-2.7b")), 2'703'583'744);
   EXPECT_LE(parameter_count(preset("gla-tiny")), 850'000);
+  EXPECT_EQ(parameter_count(preset("transformer-340m")), 341'099'520);
+  EXPECT_EQ(parameter_count(preset("transformer-1.3b")), 1'364'297'728);
   for (const Preset& row : presets()) {
     EXPECT_NO_THROW(preset(row.name).validate()) << row.name;
     EXPECT_FALSE(row.summary.empty());
@@ -75,6 +77,64 @@ TEST(Config, OlderAndForeignKeysAreUnderstood) {
   EXPECT_EQ(parse_config(R"({"rms_norm_eps": 1e-5, "norm_eps": 1e-4})", "config.json").norm_eps, 1e-4);
 }
 
+constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+  "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
+  "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 32000, "rope_scaling": null, "rope_theta": 10000.0,
+  "tie_word_embeddings": false, "attention_bias": false, "max_position_embeddings": 2048})";
+
+TEST(Config, LayoutsOfTransformersAreReadAndWritten) {
+  const ModelConfig llama = parse_config(kLlama, "config.json");
+  EXPECT_EQ(llama.model_type, "transformer");
+  EXPECT_EQ(llama.layout, "hf");
+  EXPECT_EQ(llama.norm_eps, 1e-5);
+  EXPECT_EQ(parameter_count(llama), 1'100'048'384);  // TinyLlama 1.1B
+  const std::string written = to_json(llama);
+  EXPECT_THAT(written, HasSubstr("\"num_key_value_heads\": 4"));
+  EXPECT_EQ(to_json(parse_config(written, "again")), written);
+  ModelConfig ours = llama;
+  ours.layout = "fla";
+  EXPECT_THAT(to_json(ours), HasSubstr("\"model_type\": \"transformer\""));
+  EXPECT_THAT(to_json(ours), HasSubstr("\"num_kv_heads\": 4"));
+
+  const ModelConfig newer = parse_config(R"({"model_type": "llama", "rope_parameters": {"rope_theta": 500000.0,
+      "rope_type": "default"}, "attention_bias": true})",
+                                         "config.json");
+  EXPECT_THAT(to_json(newer), HasSubstr("\"rope_theta\": 500000.0"));
+  EXPECT_THAT(to_json(newer), HasSubstr("\"attention_bias\": true"));
+  EXPECT_THAT(error_of(R"({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}})"),
+              HasSubstr("rope_scaling is {\"type\":\"linear\",\"factor\":2.0}; expected null"));
+  EXPECT_THAT(error_of(R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}})"),
+              HasSubstr("rope_parameters.rope_type is \"yarn\"; expected \"default\""));
+  EXPECT_THAT(error_of(R"({"model_type": "transformer", "attnres_block_size": 4})"),
+              HasSubstr("attnres_block_size is 4; expected null"));
+
+  const ModelConfig mistral = parse_config(R"({"model_type": "mistral", "sliding_window": 16})", "config.json");
+  EXPECT_THAT(to_json(mistral), HasSubstr("\"sliding_window\": 16"));
+  EXPECT_EQ(parameter_count(mistral), 7'241'732'096);
+  ModelConfig without_a_place = mistral;
+  without_a_place.layout = "hf";
+  EXPECT_THROW(to_json(without_a_place), Error);
+  without_a_place.layout = "authors";
+  EXPECT_THROW(to_json(without_a_place), Error);
+}
+
+TEST(Config, SomeLayersMayHaveAnotherMixer) {
+  const ModelConfig hybrid = parse_config(
+      R"({"hidden_size": 64, "num_hidden_layers": 4, "num_heads": 2, "attn": {"layers": [1, 3], "num_heads": 4,
+          "window_size": 8}, "layer_mixers": [{"layers": [2], "model_type": "gla", "num_heads": 1}]})",
+      "config.json");
+  ASSERT_EQ(hybrid.others.size(), 2u);
+  const std::string json = to_json(hybrid);
+  EXPECT_EQ(to_json(parse_config(json, "again")), json);
+  EXPECT_THAT(json, HasSubstr("\"attn\": {"));
+  EXPECT_THAT(error_of(R"({"attn": {"layers": [24]}})"),
+              HasSubstr("layers is 24; expected 0 to num_hidden_layers - 1"));
+  EXPECT_THAT(error_of(R"({"attn": [{"layers": [1]}, {"layers": [1]}]})"), HasSubstr("layers is 1 twice"));
+  EXPECT_THAT(error_of(R"({"attn": {"num_heads": 4}})"), HasSubstr("layers is absent; expected a list of layers"));
+  EXPECT_THAT(error_of(R"({"attn": [[1]]})"), HasSubstr("expected an object"));
+  EXPECT_THAT(error_of(R"({"layer_mixers": [{"layers": [1]}]})"), HasSubstr("has no model_type"));
+}
+
 TEST(Config, MistakesAreNamed) {
   EXPECT_EQ(error_of(R"({"hidden_size": "big"})"), "config.json: hidden_size is \"big\"; expected an integer");
   EXPECT_EQ(error_of(R"({"hidden_size": 1.5})"), "config.json: hidden_size is 1.5; expected an integer");
@@ -101,7 +161,10 @@ TEST(Config, MistakesAreNamed) {
 
 // Whatever the bytes: an Error or a valid config, never a crash.
 TEST(Config, DamagedTextNeverCrashes) {
-  const std::string whole = to_json(preset("gla-tiny"));
+  ModelConfig config = preset("gla-tiny");
+  config.others.push_back(
+      {{1, 3}, &mixers::find_mixer("transformer"), mixers::find_mixer("transformer").make_config()});
+  const std::string whole = to_json(config);
   for (std::size_t length = 0; length < whole.size() - 2; ++length) {
     EXPECT_NE(error_of(whole.substr(0, length)), "no error") << length;
   }

@@ -27,8 +27,8 @@ void run(Context& context, const TensorView& x, const TensorView& positions, con
     arguments.check("positions", positions, DType::i32, Shape({sequences}), "sequences", Layout::contiguous);
   }
   if (!(base > 1.0)) throw Error("rotary", "base", "is " + std::to_string(base), "more than 1");
-  const Implementation& implementation = select("rotary", implementations(), Problem{x.dtype, x.size(3)}, context.architecture(),
-                                                context.forced_implementation());
+  const Implementation& implementation = select("rotary", implementations(), Problem{x.dtype, x.size(3)},
+                                                context.architecture(), context.forced_implementation());
   if (!context.planning()) implementation.run(context, x, positions, cu_seqlens, base, direction, y);
 }
 

@@ -1,5 +1,5 @@
-// Rotary position embedding, in halves. Su et al. 2021, "RoFormer", eq. 34; halves instead of neighbours as in GPT-NeoX,
-// LLaMA and flash-linear-attention.
+// Rotary position embedding, in halves. Su et al. 2021, "RoFormer", eq. 34; halves instead of neighbours as in
+// GPT-NeoX, LLaMA and flash-linear-attention.
 //
 //     a = x[j], b = x[j + K/2], phi = p base^(-2j/K), 0 <= j < K/2
 //     y[j] = a cos phi - b sin phi,    y[j + K/2] = b cos phi + a sin phi

@@ -13,7 +13,8 @@ namespace {
 // Elements [batch, token, head, channel] of a tensor of rank 4, whatever its strides.
 class Heads {
  public:
-  explicit Heads(const TensorView& view) : elements_(view), tokens_(view ? view.size(1) : 0), heads_(view ? view.size(2) : 0) {}
+  explicit Heads(const TensorView& view)
+      : elements_(view), tokens_(view ? view.size(1) : 0), heads_(view ? view.size(2) : 0) {}
   double operator()(std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t channel) const {
     return elements_((batch * tokens_ + token) * heads_ + head, channel);
   }
@@ -95,7 +96,8 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
       for (std::int64_t c = 0; c < call.value_dim; ++c) {
         double sum = 0.0;
         for (std::size_t j = 0; j < scores.size(); ++j) {
-          sum += std::exp(scores[j] - lse) * call.v.at(s, n, first + static_cast<std::int64_t>(j), head / call.group, c);
+          sum +=
+              std::exp(scores[j] - lse) * call.v.at(s, n, first + static_cast<std::int64_t>(j), head / call.group, c);
         }
         o.set(s.batch, s.begin + t, head, c, sum);
       }
@@ -107,7 +109,7 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
 }
 
 void reference_backward(Context& context, const Inputs& inputs, const Outputs&, const TensorView& d_o,
-              const InputGradients& gradients, const Options& options) {
+                        const InputGradients& gradients, const Options& options) {
   if (context.planning()) return;
   const Call call(inputs, options);
   const Heads gradient(d_o), dq(gradients.dq), dk(gradients.dk), dv(gradients.dv);
@@ -127,8 +129,8 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
         double mean = 0.0;
         for (std::size_t j = 0; j < scores.size(); ++j) {
           for (std::int64_t c = 0; c < call.value_dim; ++c) {
-            dp[j] += gradient(s.batch, s.begin + t, head, c) *
-                     call.v.at(s, n, first + static_cast<std::int64_t>(j), g, c);
+            dp[j] +=
+                gradient(s.batch, s.begin + t, head, c) * call.v.at(s, n, first + static_cast<std::int64_t>(j), g, c);
           }
           mean += std::exp(scores[j] - lse) * dp[j];
         }
@@ -137,7 +139,8 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
           const std::int64_t key = first + static_cast<std::int64_t>(j);
           const double p = std::exp(scores[j] - lse);
           const double ds = call.scale * p * (dp[j] - mean);
-          for (std::int64_t c = 0; c < call.key_dim; ++c) row[static_cast<std::size_t>(c)] += ds * call.k.at(s, n, key, g, c);
+          for (std::int64_t c = 0; c < call.key_dim; ++c)
+            row[static_cast<std::size_t>(c)] += ds * call.k.at(s, n, key, g, c);
           if (key < s.position) continue;
           for (std::int64_t c = 0; c < call.key_dim; ++c) {
             sum_k[static_cast<std::size_t>((key - s.position) * call.key_dim + c)] +=
@@ -165,7 +168,7 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
 }
 
 void reference_append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-            const TensorView& before, const TensorView& cache) {
+                      const TensorView& before, const TensorView& cache) {
   if (context.planning()) return;
   const Heads from(x), to(cache), old(before ? before : cache);
   const bool copies = before && before.data != cache.data;
@@ -180,8 +183,7 @@ void reference_append(Context& context, const TensorView& x, const TensorView& p
       if (!own && !copies) continue;
       for (std::int64_t head = 0; head < heads; ++head) {
         for (std::int64_t c = 0; c < channels; ++c) {
-          to.set(n, row, head, c,
-                 own ? from(s.batch, s.begin + token - s.position, head, c) : old(n, row, head, c));
+          to.set(n, row, head, c, own ? from(s.batch, s.begin + token - s.position, head, c) : old(n, row, head, c));
         }
       }
     }
@@ -189,7 +191,7 @@ void reference_append(Context& context, const TensorView& x, const TensorView& p
 }
 
 void reference_step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-          const TensorView& positions, const TensorView& o, const Options& options) {
+                    const TensorView& positions, const TensorView& o, const Options& options) {
   if (context.planning()) return;
   const Elements queries(q), outputs(o);
   const Heads k(k_cache), v(v_cache);
@@ -220,12 +222,9 @@ void reference_step(Context& context, const TensorView& q, const TensorView& k_c
 
 }  // namespace
 
-const Implementation kReference{"reference",
-                                Device::Kind::cpu,
-                                [](const Problem&, const Architecture&) { return Support::yes(); },
-                                reference_forward,
-                                reference_backward,
-                                reference_append,
-                                reference_step};
+const Implementation kReference{
+    "reference",       Device::Kind::cpu,  [](const Problem&, const Architecture&) { return Support::yes(); },
+    reference_forward, reference_backward, reference_append,
+    reference_step};
 
 }  // namespace flashgla::ops::softmax_attention

@@ -45,8 +45,7 @@ void check_inputs(const Arguments& arguments, const Inputs& in) {
   arguments.check_rank("k", in.k, 4);
   const std::int64_t groups = in.k.size(2);
   if (groups < 1 || in.q.size(2) % groups != 0) {
-    arguments.fail("k", "has " + std::to_string(groups) + " heads",
-                   "a divisor of q's " + std::to_string(in.q.size(2)));
+    arguments.fail("k", "has " + std::to_string(groups) + " heads", "a divisor of q's " + std::to_string(in.q.size(2)));
   }
   arguments.check("k", in.k, in.q.dtype, Shape({in.q.size(0), in.q.size(1), groups, in.q.size(3)}), "q");
   arguments.check_rank("v", in.v, 4);
@@ -58,8 +57,8 @@ void check_inputs(const Arguments& arguments, const Inputs& in) {
   arguments.check_rank("past_k", in.past_k, 4);
   const std::int64_t rows = in.past_k.size(1);
   arguments.check("past_k", in.past_k, kFloating, Shape({sequences, rows, groups, in.k.size(3)}), "sequences and k");
-  arguments.check("past_v", in.past_v, in.past_k.dtype, Shape({sequences, rows, groups, in.v.size(3)}),
-                  "past_k and v", Layout::contiguous);
+  arguments.check("past_v", in.past_v, in.past_k.dtype, Shape({sequences, rows, groups, in.v.size(3)}), "past_k and v",
+                  Layout::contiguous);
   check_positions(arguments, in.positions, sequences);
 }
 
@@ -104,7 +103,8 @@ void append(Context& context, const TensorView& x, const TensorView& positions, 
   if (positions) check_positions(arguments, positions, sequences);
   arguments.check("cache", cache, kFloating, Layout::contiguous);
   arguments.check_rank("cache", cache, 4);
-  arguments.check("cache", cache, kFloating, Shape({sequences, cache.size(1), x.size(2), x.size(3)}), "sequences and x");
+  arguments.check("cache", cache, kFloating, Shape({sequences, cache.size(1), x.size(2), x.size(3)}),
+                  "sequences and x");
   if (cache.size(1) == 0) arguments.fail("cache", "has no rows", "at least one");
   if (before) arguments.check("before", before, cache.dtype, cache.shape, "cache", Layout::contiguous);
   selected(context, x.dtype, cache.dtype).append(context, x, positions, cu_seqlens, before, cache);
@@ -143,7 +143,8 @@ double forward_flops(double key_dim, double value_dim, double length, double win
 }
 
 double training_flops(double key_dim, double value_dim, double length, double window) {
-  return forward_flops(key_dim, value_dim, length, window) + 2.0 * (3.0 * key_dim + 2.0 * value_dim) * mean_keys(length, window);
+  return forward_flops(key_dim, value_dim, length, window) +
+         2.0 * (3.0 * key_dim + 2.0 * value_dim) * mean_keys(length, window);
 }
 
 }  // namespace flashgla::ops::softmax_attention

@@ -1,15 +1,16 @@
 // Causal softmax attention: the operator, its gradient, its cache and its decoding step.
-// Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1; heads that share keys and values: Ainslie et al. 2023,
-// "GQA"; windows: Jiang et al. 2023, "Mistral 7B".
+// Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1; heads that share keys and values: Ainslie et al.
+// 2023, "GQA"; windows: Jiang et al. 2023, "Mistral 7B".
 //
 // For token i of a sequence (counted from the sequence's own first token) and each query head:
 //
 //     p_ij = softmax over j of scale q_i . k_j,    i - W < j <= i     (all j <= i without a window)
 //     o_i  = sum_j p_ij v_j,    lse_i = ln sum_j exp(scale q_i . k_j)
 //
-// The W newest keys, the token's own among them. A call may hold the newest tokens of a sequence only: then the keys and
-// values of earlier ones are its past, a cache of P rows in which token j lies in row j mod P, and `positions` says how
-// many tokens there were. With P >= W, or P no less than the tokens there are, nothing that is needed is ever overwritten.
+// The W newest keys, the token's own among them. A call may hold the newest tokens of a sequence only: then the keys
+// and values of earlier ones are its past, a cache of P rows in which token j lies in row j mod P, and `positions` says
+// how many tokens there were. With P >= W, or P no less than the tokens there are, nothing that is needed is ever
+// overwritten.
 //
 // Shapes (B batch, T length, H query heads, G key-value heads with H % G == 0, N sequences: B, or cu_seqlens'):
 //     q [B,T,H,K]   k [B,T,G,K]   v [B,T,G,V]   o [B,T,H,V]   lse [B,T,H]   past_k [N,P,G,K]   past_v [N,P,G,V]

@@ -54,7 +54,7 @@ namespace {
 
 HWY_EXPORT(TurnHeads);
 
-constexpr std::int64_t kTokens = 32;    // of a task
+constexpr std::int64_t kTokens = 32;     // of a task
 constexpr std::int64_t kMostHalf = 512;  // K/2
 
 void run_simd(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
@@ -95,13 +95,12 @@ void run_simd(Context& context, const TensorView& x, const TensorView& positions
 
 }  // namespace
 
-const Implementation kSimd{
-    "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) {
-      if (problem.channels > 2 * kMostHalf) return Support::no("takes at most 1024 channels");
-      return supports_f32_and_bf16({problem.dtype});
-    },
-    run_simd};
+const Implementation kSimd{"simd", Device::Kind::cpu,
+                           [](const Problem& problem, const Architecture&) {
+                             if (problem.channels > 2 * kMostHalf) return Support::no("takes at most 1024 channels");
+                             return supports_f32_and_bf16({problem.dtype});
+                           },
+                           run_simd};
 
 }  // namespace flashgla::ops::rotary
 #endif

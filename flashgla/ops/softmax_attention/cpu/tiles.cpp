@@ -27,9 +27,9 @@ using gated_linear_attention::Workers;
 using gemm::Start;
 using simd::VF32;
 
-constexpr std::int64_t kTile = 64;         // queries, and keys
-constexpr std::int64_t kPad = 16;          // lanes of the widest vector
-constexpr std::int64_t kStepKeys = 256;    // of one task of a step
+constexpr std::int64_t kTile = 64;       // queries, and keys
+constexpr std::int64_t kPad = 16;        // lanes of the widest vector
+constexpr std::int64_t kStepKeys = 256;  // of one task of a step
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 std::int64_t padded(std::int64_t channels) { return (channels + kPad - 1) / kPad * kPad; }
@@ -119,7 +119,8 @@ void forward_tile(const Inputs& in, const Outputs& out, const Options& options, 
   std::fill(m.largest, m.largest + count, kNone);
   std::fill(m.sum, m.sum + count, 0.0f);
   const std::int64_t last = s.position + end;
-  for (std::int64_t key = first_key(s.position + begin, s.position, sizes.rows, options.window); key < last; key += kTile) {
+  for (std::int64_t key = first_key(s.position + begin, s.position, sizes.rows, options.window); key < last;
+       key += kTile) {
     const std::int64_t stop = std::min(key + kTile, last);
     load_keys<T>(in.k, in.past_k, s, n, g, key, stop, m.k);
     load_keys<T>(in.v, in.past_v, s, n, g, key, stop, m.v);
@@ -177,9 +178,9 @@ void backward_head(const Inputs& in, const Outputs& out, const TensorView& d_o, 
   std::fill(dq, dq + sizes.group * length * sizes.K, 0.0f);
   for (std::int64_t h = 0; h < sizes.group; ++h) {
     for (std::int64_t t = 0; t < length; ++t) {
-      delta[h * length + t] =
-          simd::sum([](VF32 a, VF32 b) { return hn::Mul(a, b); }, value_dim,
-                    at<T>(d_o, s.batch, s.begin + t, g * sizes.group + h), at<T>(out.o, s.batch, s.begin + t, g * sizes.group + h));
+      delta[h * length + t] = simd::sum([](VF32 a, VF32 b) { return hn::Mul(a, b); }, value_dim,
+                                        at<T>(d_o, s.batch, s.begin + t, g * sizes.group + h),
+                                        at<T>(out.o, s.batch, s.begin + t, g * sizes.group + h));
     }
   }
   const std::int64_t last = s.position + length;
@@ -215,8 +216,8 @@ void backward_head(const Inputs& in, const Outputs& out, const TensorView& d_o, 
           std::fill(ds, ds + seen.first, 0.0f);
           std::fill(p + seen.last, p + kTile, 0.0f);
           std::fill(ds + seen.last, ds + kTile, 0.0f);
-          const VF32 lse = hn::Set(
-              d, out.lse.as<float>()[(s.batch * in.q.size(1) + s.begin + begin + t) * sizes.heads + head]);
+          const VF32 lse =
+              hn::Set(d, out.lse.as<float>()[(s.batch * in.q.size(1) + s.begin + begin + t) * sizes.heads + head]);
           const VF32 mean = hn::Set(d, delta[h * length + begin + t]);
           simd::map2(
               [&](VF32& probability, VF32& slope, VF32 score, VF32 product) {
@@ -266,8 +267,8 @@ void step_part(const TensorView& q, const TensorView& k_cache, const TensorView&
     const T* query = q.as<T>() + n * q.stride[0] + (g * group + h) * q.stride[1];
     float largest = kNone;
     for (std::int64_t j = begin; j < end; ++j) {
-      const float score = static_cast<float>(options.scale) *
-                          simd::sum([](VF32 a, VF32 b) { return hn::Mul(a, b); }, key_dim, query, at<C>(k_cache, n, j % rows, g));
+      const float score = static_cast<float>(options.scale) * simd::sum([](VF32 a, VF32 b) { return hn::Mul(a, b); },
+                                                                        key_dim, query, at<C>(k_cache, n, j % rows, g));
       scores[j - begin] = score;
       largest = std::max(largest, score);
     }
@@ -357,7 +358,8 @@ constexpr std::int64_t kKeys = 256;    // of a task of a step
 std::int64_t pad(std::int64_t channels) { return (channels + 15) / 16 * 16; }
 
 std::size_t tiles_bytes(const Inputs& in) {
-  return static_cast<std::size_t>(64 * (3 * pad(in.q.size(3)) + 2 * pad(in.v.size(3)) + 64 + 2) + 16 * 8) * sizeof(float);
+  return static_cast<std::size_t>(64 * (3 * pad(in.q.size(3)) + 2 * pad(in.v.size(3)) + 64 + 2) + 16 * 8) *
+         sizeof(float);
 }
 
 void run_forward(Context& context, const Inputs& in, const Outputs& out, const Options& options) {
@@ -462,11 +464,15 @@ void run_step(Context& context, const TensorView& q, const TensorView& k_cache, 
 
 }  // namespace
 
-const Implementation kTiles{
-    "tiles",     Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype, problem.past}); },
-    run_forward, run_backward,
-    run_append,  run_step};
+const Implementation kTiles{"tiles",
+                            Device::Kind::cpu,
+                            [](const Problem& problem, const Architecture&) {
+                              return supports_f32_and_bf16({problem.dtype, problem.past});
+                            },
+                            run_forward,
+                            run_backward,
+                            run_append,
+                            run_step};
 
 }  // namespace flashgla::ops::softmax_attention
 #endif

@@ -10,8 +10,8 @@ using testing::Kind;
 using testing::NamedTensors;
 using testing::Role;
 
-// q [B,T,H,K], v of V channels, G heads of k and v. `ends`: packed sequences that end there (B = 1). `positions`: tokens
-// before, of each sequence, kept in a cache of `rows`.
+// q [B,T,H,K], v of V channels, G heads of k and v. `ends`: packed sequences that end there (B = 1). `positions`:
+// tokens before, of each sequence, kept in a cache of `rows`.
 struct Form {
   Shape q;
   std::int64_t groups = 1;

@@ -17,7 +17,7 @@ std::vector<Form> forms() {
       {Shape({2, 70, 3, 16}), 1, 0, 5},
       {Shape({1, 200, 2, 33}), 2, 17, 80},
       {Shape({1, 140, 2, 16}), 1, 0, 0, {0, 65, 65, 140}},
-      {Shape({2, 70, 2, 16}), 1, 0, 0, {}, {3, 130}, 140},      // a cache with room
+      {Shape({2, 70, 2, 16}), 1, 0, 0, {}, {3, 130}, 140},              // a cache with room
       {Shape({1, 90, 2, 16}), 2, 0, 12, {20, 21, 90}, {0, 40, 5}, 12},  // a ring
       {Shape({2, 0, 2, 16}), 1},
   };
@@ -74,17 +74,26 @@ TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
   for (const std::int64_t window : {0, 4}) {
     const std::int64_t rows = window > 0 ? window : length;
     const Form form{Shape({1, length, 2, 6}), 1, 0, window, {}, {0}, rows};
-    const Tensor q = testing::random_normal(form.q, DType::f64, 1), k = testing::random_normal(form.shape_of(1, 6), DType::f64, 2);
+    const Tensor q = testing::random_normal(form.q, DType::f64, 1),
+                 k = testing::random_normal(form.shape_of(1, 6), DType::f64, 2);
     const Tensor v = testing::random_normal(form.shape_of(1, 6), DType::f64, 3), o = Tensor::empty(form.q, DType::f64);
     forward(context, {q, k, v}, {o, {}}, {0.0, window});
     for (const std::int64_t cut : {1, 5, 12}) {
-      const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64), v_cache = Tensor::zeros(form.cache(6), DType::f64);
+      const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64),
+                   v_cache = Tensor::zeros(form.cache(6), DType::f64);
       const Tensor positions = Tensor::zeros({1}, DType::i32);
       append(context, k->slice(1, 0, cut), positions, {}, {}, k_cache);
       append(context, v->slice(1, 0, cut), positions, {}, {}, v_cache);
       positions.as<std::int32_t>()[0] = static_cast<std::int32_t>(cut);
       const Tensor rest = Tensor::empty({1, length - cut, 2, 6}, DType::f64);
-      forward(context, {q->slice(1, cut, length), k->slice(1, cut, length), v->slice(1, cut, length), k_cache, v_cache, positions, {}},
+      forward(context,
+              {q->slice(1, cut, length),
+               k->slice(1, cut, length),
+               v->slice(1, cut, length),
+               k_cache,
+               v_cache,
+               positions,
+               {}},
               {rest, {}}, {0.0, window});
       EXPECT_EQ(testing::check_close("o", rest, o->slice(1, cut, length), 1e-13), "") << cut;
     }
@@ -110,7 +119,9 @@ TEST(SoftmaxAttention, RefusesBadArgumentsByName) {
   EXPECT_EQ(error({q, k, k}), "softmax_attention: k has 3 heads; expected a divisor of q's 4");
   EXPECT_EQ(error({q, good, k}), "softmax_attention: v has shape [1,3,3,8]; expected [1,3,2,8] (as k)");
   EXPECT_EQ(error({q, good, good, good, good}), "softmax_attention: positions is absent; expected a tensor");
-  EXPECT_EQ(testing::error_of([&] { forward(context, {q, good, good}, {o, {}}, {0.0, -1}); }),
+  EXPECT_EQ(testing::error_of([&] {
+              forward(context, {q, good, good}, {o, {}}, {0.0, -1});
+            }),
             "softmax_attention: window is -1; expected 0 or more");
 }
 

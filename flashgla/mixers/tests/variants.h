@@ -1,0 +1,29 @@
+// Configurations that the mixers' test walks beside each row's plain one: options that change what a mixer computes.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace flashgla::mixers {
+
+struct Variant {
+  const char* row;                                          // Registration::name
+  const char* name;                                         // of the test
+  std::vector<std::pair<const char*, const char*>> fields;  // value as text: "3", "true", "0.5", "relu"
+};
+
+inline std::vector<Variant> variants() {
+  return {
+      {"gla", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"expand_k", "1"}}},
+      {"gla", "no_output_gate", {{"use_output_gate", "false"}, {"use_short_conv", "false"}}},
+      {"gla", "authors", {{"elementwise_affine", "false"}, {"output_gate_bias", "true"}}},
+      {"gla", "feature_map", {{"feature_map", "elu_plus_one"}, {"clamp_min", "-0.06"}}},
+      {"transformer", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}}},
+      {"transformer", "biases_and_norms", {{"qkv_bias", "true"}, {"o_bias", "true"}, {"qk_norm", "true"}}},
+      {"transformer", "window", {{"window_size", "5"}}},
+      {"transformer", "narrow_heads", {{"head_dim", "6"}, {"window_size", "3"}, {"qk_norm", "true"}}},
+  };
+}
+
+}  // namespace flashgla::mixers

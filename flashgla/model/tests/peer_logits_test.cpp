@@ -1,0 +1,80 @@
+// Logits of small models against those of other libraries, in f32 on the CPU. scripts/transformers_goldens.py made the
+// numbers; the weights are a formula of their place.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+
+#include "flashgla/model/tests/cases.h"
+
+namespace flashgla::model {
+namespace {
+
+struct Golden {
+  std::int64_t token;
+  std::array<double, 6> logits;  // the first six of the vocabulary
+};
+
+void fill_by_formula(LanguageModel& model) {
+  double k = 0.0;
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    k += 1.0;
+    const bool norm = parameter->name.find("norm") != std::string::npos;
+    for (std::int64_t j = 0; j < parameter->value.numel(); ++j) {
+      const double x = std::sin(static_cast<double>(j + 1) * 12.9898 + k * 78.233) * 43758.5453;
+      const double value = (x - std::floor(x) - 0.5) * (norm ? 0.4 : 0.8) + (norm ? 1.0 : 0.0);
+      parameter->value.as<float>()[j] = static_cast<float>(value);
+    }
+  }
+}
+
+// Token by token, and the last one by prefill.
+void expect_logits(const std::string& config, const std::vector<Golden>& goldens) {
+  LanguageModel model(parse_config(config, "config.json"), DType::f32, Device::cpu(), false);
+  fill_by_formula(model);
+  const std::vector<std::int32_t> tokens = {3, 14, 15, 9, 26, 5, 0, 28, 8, 17, 9, 3, 2, 3, 8, 4};
+  const std::int64_t words = model.config().vocab_size;
+  Context context(Device::cpu(), 2);
+  DecodeState state = model.make_state(1, kCapacity);
+  const Tensor logits = Tensor::empty(Shape({1, words}), DType::f32);
+  const auto expect = [&](const Golden& golden, const char* how) {
+    double difference = 0.0, size = 0.0;
+    for (std::size_t i = 0; i < golden.logits.size(); ++i) {
+      difference += std::pow(static_cast<double>(logits.as<float>()[i]) - golden.logits[i], 2.0);
+      size += golden.logits[i] * golden.logits[i];
+    }
+    EXPECT_LT(std::sqrt(difference / size), 1e-4) << how << ", token " << golden.token;
+  };
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    model.step(context, int_tensor({tokens[t]}), state, logits);
+    for (const Golden& golden : goldens) {
+      if (golden.token == static_cast<std::int64_t>(t)) expect(golden, "steps");
+    }
+  }
+  DecodeState filled = model.make_state(1, kCapacity);
+  const Tensor bounds = int_tensor({0, static_cast<std::int32_t>(tokens.size())});
+  model.prefill(context, int_tensor(tokens), {bounds, bounds}, filled, logits);
+  expect(goldens.back(), "prefill");
+}
+
+TEST(PeerLogits, LlamaOfTransformers) {
+  expect_logits(R"({"model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 29, "rms_norm_eps": 1e-5,
+                    "attention_bias": true})",
+                {{0, {-0.3879793, 1.0443628, 0.065654084, -0.32492247, 0.62953514, -0.13255396}},
+                 {8, {0.69835484, 0.70467281, 0.88727897, 0.20378451, -0.58056992, -0.61918443}},
+                 {15, {1.7271268, 1.5800705, 0.32569942, -0.64714569, -0.83346516, -0.37372839}}});
+}
+
+TEST(PeerLogits, MistralOfTransformers) {
+  expect_logits(R"({"model_type": "mistral", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 29,
+                    "rms_norm_eps": 1e-5, "sliding_window": 5})",
+                {{0, {0.84796149, 0.3799631, 0.82334727, 1.9405026, 1.4055674, -1.4886651}},
+                 {8, {0.90649879, -0.42573887, -0.93881899, -0.29264644, 0.5943737, 0.62262774}},
+                 {15, {-0.33005002, 0.46555075, 0.93857259, 2.0803514, 1.1833107, -0.30812126}}});
+}
+
+}  // namespace
+}  // namespace flashgla::model

@@ -1,0 +1,65 @@
+"""Logits of small models by Hugging Face transformers, on the CPU in float32, for the golden numbers of
+flashgla/model/tests/peer_logits_test.cpp: python3 transformers_goldens.py (needs torch and transformers; made with
+transformers 5.x). Weights are a formula, so that the test has them without a file."""
+
+import math
+
+import torch
+import transformers
+
+
+def fill(parameters):
+    """Parameter k in the test's order, element j: a hash of (j, k) in [0, 1), centred and scaled; norms around 1."""
+    for k, (name, parameter) in enumerate(parameters):
+        values = []
+        for j in range(parameter.numel()):
+            x = math.sin((j + 1) * 12.9898 + (k + 1) * 78.233) * 43758.5453
+            values.append(x - math.floor(x) - 0.5)
+        scale, shift = (0.4, 1.0) if "norm" in name else (0.8, 0.0)
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(values, dtype=torch.float64).reshape(parameter.shape) * scale + shift)
+
+
+def in_order(model):
+    """HF's parameters in the order in which flashgla visits them."""
+    named = dict(model.named_parameters())
+    layers = model.config.num_hidden_layers
+    order = ["model.embed_tokens.weight"]
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        order.append(prefix + "input_layernorm.weight")
+        order += [prefix + f"self_attn.{p}_proj.weight" for p in "qkv"]
+        order += [prefix + f"self_attn.{p}_proj.bias" for p in "qkv"]
+        order += [prefix + "self_attn.o_proj.weight", prefix + "self_attn.o_proj.bias"]
+        order.append(prefix + "post_attention_layernorm.weight")
+        order += [prefix + f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
+    order += ["model.norm.weight", "lm_head.weight"]
+    order = [name for name in order if name in named]
+    assert sorted(order) == sorted(named), set(named) ^ set(order)
+    return [(name, named[name]) for name in order]
+
+
+def show(name, model, tokens):
+    fill(in_order(model))
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0]
+    print(name)
+    for t in (0, len(tokens) // 2, len(tokens) - 1):
+        print(f"  {{{t}, {{" + ", ".join(f"{x:.8g}" for x in logits[t, :6].tolist()) + "}},")
+
+
+COMMON = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+              vocab_size=29, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
+              attn_implementation="eager")
+TOKENS = [3, 14, 15, 9, 26, 5, 0, 28, 8, 17, 9, 3, 2, 3, 8, 4]
+
+
+def main():
+    print(transformers.__version__, torch.__version__)
+    show("llama", transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)), TOKENS)
+    show("mistral", transformers.MistralForCausalLM(
+        transformers.MistralConfig(**COMMON, sliding_window=5, head_dim=8)), TOKENS)
+
+
+main()
