@@ -1,6 +1,7 @@
 // The ids of words seen lately: a table of one place a hash, each a cache line.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -38,7 +39,7 @@ class WordCache {
     place.bytes = static_cast<std::uint8_t>(word.size());
     place.count = static_cast<std::uint8_t>(count);
     std::memcpy(place.word, word.data(), word.size());
-    std::memcpy(place.ids, ids, count * sizeof(*ids));
+    std::copy_n(ids, count, place.ids);  // none: a word may have no ids
   }
 
  private:
