@@ -1,11 +1,13 @@
 """Checks what ptxas said of the CUDA kernels: ptxas.py BUILD_FOLDER [--write]
 
 The build keeps ptxas' words beside each object (cmake/keep_ptxas_log.sh). Fails on
-  - a kernel for sm_90a that spills, or whose wgmma instructions are serialised,
-  - a kernel for another architecture that spills more than ptxas.tsv declares: those figures may only shrink,
+  - a kernel whose wgmma instructions are serialised,
+  - a kernel that spills more than ptxas.tsv declares: nothing for sm_90a, but for rows that somebody wrote by hand, and
+    for other architectures what they spilled when the table was made. These figures may only shrink,
   - a kernel with more registers than ptxas.tsv states, and one that the table does not name.
-Instantiations of one kernel share a row: the most registers and the most spilled bytes of any of them. --write brings
-the table up to date; it never raises what may be spilled."""
+Instantiations of one kernel share a row: the most registers and the most spilled bytes of any of them. Kernels of
+libraries (CUB) are left out. --write brings the table up to date; it never raises what may be spilled. Without a table
+no kernel for sm_90a may spill, and registers are not looked at."""
 
 import pathlib
 import re
@@ -35,11 +37,12 @@ def read_logs(build, offences):
     found = {}
     logs = sorted(build.glob("**/*.cu.o.ptxas"))
     for log in logs:
-        key = None
+        key = None  # of the kernel that the lines are about; None: of nobody's, or a library's
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             if entry := ENTRY.match(line):
-                key = (entry[2], entry[1])
-                found[key] = [0, 0]
+                key = (entry[2], entry[1]) if "8flashgla" in entry[1] else None
+                if key:
+                    found[key] = [0, 0]
             elif key and (frame := FRAME.match(line)):
                 found[key][1] = max(found[key][1], int(frame[1]) + int(frame[2]))
             elif key and (used := USED.match(line)):
@@ -77,21 +80,25 @@ def main():
     rows = by_kernel(read_logs(build, offences))
     stated = read_table()
     if sys.argv[2:] == ["--write"]:
-        table = {key: [registers, 0 if key[0] in NO_SPILLS else min(spilled, stated.get(key, [0, 0])[1])]
+        table = {key: [registers, min(spilled, stated.get(key, [0, 0])[1])]
                  for key, (registers, spilled) in rows.items()}
         if not stated:  # the first table declares what is there
-            table = {key: list(row) for key, row in rows.items()}
+            table = {key: [registers, 0 if key[0] in NO_SPILLS else spilled]
+                     for key, (registers, spilled) in rows.items()}
         lines = ["\t".join([architecture, str(registers), str(spilled), kernel])
                  for (architecture, kernel), (registers, spilled) in sorted(table.items())]
         TABLE.write_text("\n".join(["architecture\tregisters\tspilled bytes\tkernel", *lines]) + "\n", encoding="utf-8")
         stated = read_table()
+    if not TABLE.exists():
+        print(f"note: there is no {TABLE.name} yet; --write makes it")
+        stated = {key: [registers, 0 if key[0] in NO_SPILLS else spilled] for key, (registers, spilled) in rows.items()}
     for (architecture, kernel), (registers, spilled) in sorted(rows.items()):
         if (architecture, kernel) not in stated:
             offences.append(f"{kernel} for {architecture} is not in {TABLE.name} ({registers} registers, "
                             f"{spilled} bytes spilled)")
             continue
         allowed, spills = stated[architecture, kernel]
-        if spilled > (0 if architecture in NO_SPILLS else spills):
+        if spilled > spills:
             offences.append(f"{kernel} for {architecture} spills {spilled} bytes; {spills} are declared")
         if registers > allowed:
             offences.append(f"{kernel} for {architecture} has {registers} registers; {allowed} are stated")
