@@ -18,6 +18,7 @@ const std::vector<Bench>& benches() {
 #define FLASHGLA_ROW(name) {#name, ops::name::bench},
   static const std::vector<Bench> rows = {FLASHGLA_OPERATORS(FLASHGLA_ROW)  //
                                           {"model_training_step", bench_training_step},
+                                          {"model_prefill", bench_prefill},
                                           {"model_decoding", bench_decoding}};
   return rows;
 }

@@ -1,14 +1,17 @@
 // The benches of the whole model, beside the operators'.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "bench/benches.h"
+#include "flashgla/base/graph.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/cost.h"
 #include "flashgla/model/language_model.h"
-#include "flashgla/ops/adamw/adamw.h"
-#include "flashgla/ops/global_norm/global_norm.h"
+#include "flashgla/ops/matmul/plans.h"
+#include "flashgla/train/optimizer.h"
 #include "testing/compare.h"
+#include "testing/devices.h"
 #include "testing/random.h"
 
 namespace flashgla::bench {
@@ -47,57 +50,142 @@ Tensor gradients_by(LanguageModel& model, const std::string& name) {
 
 }  // namespace
 
-// One optimizer step of a byte-level model: forward, backward, gradient norm, AdamW.
+namespace {
+
+struct TrainingProblem {
+  const char* preset;
+  std::int64_t batch, length;
+  DType dtype;
+  Device::Kind device;
+};
+constexpr TrainingProblem kTrainingProblems[] = {
+    {"gla-small", 8, 512, DType::f32, Device::Kind::cpu},    {"gla-small", 8, 512, DType::bf16, Device::Kind::cuda},
+    {"gla-340m", 16, 2048, DType::bf16, Device::Kind::cuda}, {"gla-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"gla-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
+};
+
+// A model with its optimizer and everything that a step needs, all of it taken beforehand; a step is recorded as a
+// graph and its gradients write over the last one's, as in the trainer.
+class TrainingStep {
+ public:
+  TrainingStep(const TrainingProblem& problem, const model::ModelConfig& config, const testing::BenchOptions& options)
+      : model_(config, problem.dtype, options.device, true),
+        context_(options.device, options.threads),
+        saved_(options.device) {
+    model_.parameters().initialize(1);
+    const Shape shape({problem.batch, problem.length});
+    tokens_ = testing::copied_to(random_tokens(shape, config.vocab_size, 1), options.device);
+    targets_ = testing::copied_to(random_tokens(shape, config.vocab_size, 2), options.device);
+    losses_ = Tensor::empty(Shape({shape.numel()}), DType::f32, options.device);
+    train::OptimizerSettings settings;
+    settings.clip_norm = 1.0;
+    optimizer_ = std::make_unique<train::Optimizer>(context_, model_.parameters(), settings);
+    optimizer_->set_scalars(1e-6, 1.0);
+    context_.scratch().begin_planning();
+    saved_.begin_planning();
+    work();
+    context_.scratch().commit_plan();
+    saved_.commit_plan();
+    const std::string cache = ops::matmul::plan_cache_folder();
+    ops::matmul::load_plan_cache(context_, cache);
+    ops::matmul::time_plans(context_);
+    ops::matmul::save_plan_cache(context_, cache);
+    work();  // libraries prepare themselves
+    graph_ = std::make_unique<Graph>(context_.queue(), [this] { work(); });
+  }
+
+  Context& context() { return context_; }
+  void run() { graph_->launch(); }
+  double memory() {
+    return static_cast<double>(model_.parameters().value_bytes() + model_.parameters().gradient_bytes() +
+                               optimizer_->moment_bytes() + optimizer_->master_bytes() + saved_.peak() +
+                               context_.scratch().peak());
+  }
+
+ private:
+  void work() {
+    nn::Pass pass{context_, &saved_};
+    model_.parameters().renew_gradients(context_);
+    model_.forward_backward(pass, tokens_, targets_, losses_, 1.0 / static_cast<double>(tokens_->numel()));
+    optimizer_->queue_update();
+  }
+
+  LanguageModel model_;
+  Context context_;
+  Arena saved_;
+  Tensor tokens_, targets_, losses_;
+  std::unique_ptr<train::Optimizer> optimizer_;
+  std::unique_ptr<Graph> graph_;
+};
+
+}  // namespace
+
+// Steps of the optimizer: forward, backward, gradient norm, AdamW.
 void bench_training_step(const testing::BenchOptions& options) {
-  model::ModelConfig config = model::preset("gla-small");
-  config.set("use_short_conv", "false");  // the paper's layer
-  constexpr std::int64_t kBatch = 8;
-  constexpr std::int64_t kLength = 512;
+  for (const TrainingProblem& problem : kTrainingProblems) {
+    testing::BenchRow row;
+    row.operation = "model_training_step";
+    row.implementation = "all";
+    row.problem = std::string(problem.preset) + " " + std::to_string(problem.batch) + "x" +
+                  std::to_string(problem.length) + " " + name_of(problem.dtype);
+    if (problem.device != options.device.kind || !options.wants(row.problem) ||
+        !options.wants_implementation(row.implementation)) {
+      continue;
+    }
+    model::ModelConfig config = model::preset(problem.preset);
+    config.set("use_short_conv", "false");  // the paper's layer
+    try {
+      if (options.device == Device::cpu()) {  // elsewhere the trainer's tests compare with the CPU
+        LanguageModel model(config, problem.dtype, options.device, true);
+        model.parameters().initialize(1);
+        row.error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
+        if (!(row.error <= kTolerance)) {
+          throw Error("gradients differ from the reference's by " + std::to_string(row.error));
+        }
+      }
+      TrainingStep step(problem, config, options);
+      row.milliseconds = testing::median_milliseconds(
+          step.context(), [&] { step.run(); }, options.seconds);
+      row.memory = step.memory();
+      row.flops =
+          static_cast<double>(problem.batch * problem.length) * model::cost(config, problem.length).training_flops;
+    } catch (const Error& error) {
+      row.refused = error.what();
+    }
+    options.report(row);
+  }
+}
+
+// Logits after a prompt of one sequence; the bytes are those of the weights.
+void bench_prefill(const testing::BenchOptions& options) {
+  const bool cuda = options.device.kind == Device::Kind::cuda;
+  const char* preset = cuda ? "gla-1.3b" : "gla-small";
+  const std::int64_t length = cuda ? 2048 : 512;
+  const DType dtype = cuda ? DType::bf16 : DType::f32;
   testing::BenchRow row;
-  row.operation = "model_training_step";
+  row.operation = "model_prefill";
   row.implementation = "all";
-  row.problem = "d256 8 layers 8x512 tokens f32";
+  row.problem = std::string(preset) + " 1x" + std::to_string(length) + " " + name_of(dtype);
   if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) return;
-  if (options.device != Device::cpu()) {
-    row.refused = "not yet on " + name_of(options.device);
-    return options.report(row);
+  try {
+    LanguageModel model(model::preset(preset), dtype, options.device, false);
+    model.parameters().initialize(1);
+    Context context(options.device, options.threads);
+    const Tensor tokens =
+        testing::copied_to(random_tokens(Shape({length}), model.config().vocab_size, 1), options.device);
+    const Tensor host = Tensor::zeros(Shape({2}), DType::i32);
+    host.as<std::int32_t>()[1] = static_cast<std::int32_t>(length);
+    const Tensor bounds = testing::copied_to(host, options.device);
+    const Tensor logits = Tensor::empty(Shape({1, model.config().vocab_size}), DType::f32, options.device);
+    model::DecodeState state = model.make_state(1, 0);
+    const auto run = [&] { model.prefill(context, tokens, {bounds, host, length}, state, logits); };
+    run();
+    row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+    row.bytes = static_cast<double>(model.parameters().value_bytes());
+    row.flops = static_cast<double>(length) * model::cost(model.config(), length).training_flops / 3.0;
+  } catch (const Error& error) {
+    row.refused = error.what();
   }
-  LanguageModel model(config, DType::f32, options.device, true);
-  model.parameters().initialize(1);
-  row.error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
-  if (!(row.error <= kTolerance)) {
-    row.refused = "gradients differ from the reference's by " + std::to_string(row.error);
-    return options.report(row);
-  }
-  Context context(options.device, options.threads);
-  Arena saved(options.device);
-  nn::Pass pass{context, &saved};
-  const Tensor tokens = random_tokens(Shape({kBatch, kLength}), config.vocab_size, 1);
-  const Tensor targets = random_tokens(tokens->shape, config.vocab_size, 2);
-  const Tensor losses = Tensor::empty(Shape({tokens->numel()}), DType::f32);
-  const Tensor first_moment = Tensor::zeros(Shape({model.parameters().count()}), DType::f32);
-  const Tensor second_moment = Tensor::zeros(first_moment->shape, DType::f32);
-  const Tensor scalars = Tensor::zeros({ops::adamw::kStepScalars}, DType::f64), sum = Tensor::zeros({1}, DType::f64);
-  ops::adamw::StepScalars sent;
-  sent.learning_rate = 1e-6;
-  context.queue().copy(scalars->data, &sent, sizeof(sent));
-  ops::adamw::Settings settings;
-  settings.clip_norm = 1.0;
-  row.milliseconds = testing::median_milliseconds(
-      context,
-      [&] {
-        model.parameters().zero_gradients();
-        model.forward_backward(pass, tokens, targets, losses, 1.0 / static_cast<double>(tokens->numel()));
-        const nn::ParameterStore& parameters = model.parameters();
-        ops::global_norm::sum_of_squares(context, parameters.all_gradients(), sum);
-        ops::adamw::prepare(context, sum, {}, scalars, settings);
-        ops::adamw::step(
-            context,
-            {parameters.all_values(), parameters.all_gradients(), first_moment, second_moment, {}, {}, scalars},
-            settings);
-      },
-      options.seconds);
-  row.flops = static_cast<double>(tokens->numel()) * model::cost(config, kLength).training_flops;
   options.report(row);
 }
 

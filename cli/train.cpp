@@ -15,7 +15,9 @@
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/memory.h"
 #include "flashgla/data/prepare.h"
+#include "flashgla/train/peak_rate.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::cli {
@@ -105,6 +107,8 @@ void print_plan(train::Trainer& trainer) {
   fmt::print("{} steps of {} tokens ({} sequences of {}, {} at a time), order {}\n", trainer.total_steps(),
              run.batch_tokens, run.sequences_per_batch(), run.sequence_length, run.sequences_per_micro_batch(),
              run.order);
+  fmt::print("on {} ({}) in {}; recomputed: {}\n", run.device, device_name(trainer.context().device()), run.dtype,
+             run.recompute);
   fmt::print("\nmemory\n");
   const auto& plan = trainer.plan();
   for (std::size_t i = 0; i < plan.rows.size();) {
@@ -121,10 +125,15 @@ void print_plan(train::Trainer& trainer) {
   std::fflush(stdout);
 }
 
-std::string figures_of(const train::MetricsRow& row) {
+// The share of what the device's data sheet promises (MFU) is said with its denominator, and only where it is known.
+std::string figures_of(const train::MetricsRow& row, double peak_rate, std::size_t memory) {
   std::string text = fmt::format("loss {:.4f}", row.loss);
   if (std::isfinite(row.bits_per_byte)) text += fmt::format("  {:.3f} bits/byte", row.bits_per_byte);
-  return text + fmt::format("  {} tok/s", format_count(row.tokens_per_second));
+  text += fmt::format("  {} tok/s", format_count(row.tokens_per_second));
+  if (peak_rate > 0.0) {
+    text += fmt::format("  MFU {:.1f}% of {:.0f} TFLOP/s", 100.0 * row.flops_per_second / peak_rate, peak_rate / 1e12);
+  }
+  return text + "  " + format_bytes(static_cast<double>(memory));
 }
 
 train::TrainConfig resolve(const TrainArguments& arguments) {
@@ -158,6 +167,8 @@ void run_train(const TrainArguments& arguments) {
   };
   // Figures of the last rows, so that the line does not jump.
   double loss = 0.0;
+  double peak_rate = 0.0;
+  std::size_t memory = 0;
   train::Events events;
   events.step = [&](const train::MetricsRow& row) {
     if (row.kind == "skipped") {
@@ -168,7 +179,7 @@ void run_train(const TrainArguments& arguments) {
     train::MetricsRow shown = row;
     shown.bits_per_byte *= loss / row.loss;
     shown.loss = loss;
-    progress->update(row.step, figures_of(shown));
+    progress->update(row.step, figures_of(shown, peak_rate, memory));
   };
   events.evaluation = [&](const train::MetricsRow& row) {
     std::string line =
@@ -181,6 +192,8 @@ void run_train(const TrainArguments& arguments) {
   events.stop_requested = [] { return interruptions.load() > 0; };
 
   train::Trainer trainer(config, events, arguments.resume);
+  if (trainer.config().dtype == "bf16") peak_rate = train::peak_rate(device_name(trainer.context().device()));
+  memory = trainer.plan().total();
   if (!arguments.quiet) print_plan(trainer);
   if (arguments.plan_only) return;
   const SignalScope signals;

@@ -73,12 +73,20 @@ for pid in "${!jobs[@]}"; do
 done
 "$test" --gtest_brief=1 --gtest_filter="$large" >"$out/test_large.txt" 2>&1
 report $? "tests of large problems" "$out/test_large.txt"
+for folder in base step_outcome adamw cross_entropy elementwise embedding global_norm log_sigmoid_gate matmul rms_norm \
+              rms_norm_swish_gate short_convolution swiglu train; do
+  [ -x "$bin/flashgla_${folder}_test" ] || continue
+  "$bin/flashgla_${folder}_test" --gtest_brief=1 >"$out/test_$folder.txt" 2>&1
+  report $? "tests of $folder" "$out/test_$folder.txt"
+done
 grep -h '^\[  FAILED  \].*(' "$out"/test_*.txt | sort -u
 grep -h '^\[  SKIPPED \]' "$out"/test_*.txt | sort -u
 
 unset FLASHGLA_TEST_DEVICE
 "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.05 --save "$out/bench.json" "$@" | tee "$out/bench.txt"
 report "${PIPESTATUS[0]}" bench "$out/bench.txt"
+"$bin/flashgla" bench model_training_step model_prefill --device cuda --seconds 2 | tee "$out/model.txt"
+report "${PIPESTATUS[0]}" "bench of the model" "$out/model.txt"
 if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
   "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.005 --sweep --save "$out/sweep.json" \
     --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}" | tee "$out/sweep.txt"

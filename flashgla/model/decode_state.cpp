@@ -125,6 +125,23 @@ void DecodeState::copy_sequence(std::int64_t i, const DecodeState& from, std::in
   history[static_cast<std::size_t>(i)] = from.history[static_cast<std::size_t>(from_i)];
 }
 
+void DecodeState::queue_reset(const Queue& queue) const {
+  queue.zero(constant_->data, constant_->bytes());
+  queue.zero(positions_->data, positions_->bytes());
+}
+
+void DecodeState::queue_reset_sequence(const Queue& queue, std::int64_t i) const {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    for (std::size_t entry = 0; entry < layers_[layer].size(); ++entry) {
+      if (layouts_[layer][entry].growing) continue;
+      const TensorView part = layers_[layer][entry].select(0, i);
+      queue.zero(part.data, part.bytes());
+    }
+  }
+  const TensorView position = positions_->slice(0, i, i + 1);
+  queue.zero(position.data, position.bytes());
+}
+
 void DecodeState::History::add(std::span<const std::int32_t> some) {
   for (const std::int32_t token : some) add(token);
 }

@@ -50,6 +50,9 @@ class DecodeState {
   // Sequence i becomes a copy of sequence `from_i` of another state of the same model; one that grows must have no more
   // room there than here. Queued behind what computed it only on the default stream of the device.
   void copy_sequence(std::int64_t i, const DecodeState& from, std::int64_t from_i);
+  // The same for what a queue's device does next; histories stay as they are.
+  void queue_reset(const Queue& queue) const;
+  void queue_reset_sequence(const Queue& queue, std::int64_t i) const;
 
   // What each sequence has seen since its reset: how many tokens, and their hash in order. Advanced by who gives the
   // model its tokens.

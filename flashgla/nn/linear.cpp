@@ -11,6 +11,7 @@ Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation
     weight.name = part.name + ".weight";
     weight.shape = Shape({part.out, in});
     weight.deviation = deviation;
+    weight.first_written_over = true;
     weights_.push_back(std::move(weight));
     out_ += part.out;
     if (!bias) continue;
@@ -19,6 +20,7 @@ Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation
     vector.shape = Shape({part.out});
     vector.initialization = Initialization::zeros;
     vector.decay = false;
+    vector.first_written_over = true;
     biases_.push_back(std::move(vector));
   }
 }
@@ -83,8 +85,12 @@ void Linear::backward(Context& context, const TensorView& x, const TensorView& d
   options.accumulate = accumulate;
   ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), options);
   options.accumulate = true;
+  for (const Parameter& part : weights_) options.accumulate = part.holds_gradient();  // the same of all
   ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), options);
-  if (!biases_.empty()) ops::elementwise::column_sum(context, dy_rows, bias_gradient(), true);
+  if (biases_.empty()) return;
+  bool accumulate_bias = true;
+  for (const Parameter& bias : biases_) accumulate_bias = bias.holds_gradient();
+  ops::elementwise::column_sum(context, dy_rows, bias_gradient(), accumulate_bias);
 }
 
 }  // namespace flashgla::nn

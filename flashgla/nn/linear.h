@@ -35,7 +35,8 @@ class Linear {
   // This layer as one of a decoding step, with its output there.
   ops::linear_step::Layer step_layer(const TensorView& y) const;
 
-  // Adds to the gradients of weights and bias; dx [...,in] is overwritten, or added to with accumulate.
+  // Adds to the gradients of weights and bias, or writes them (Parameter::holds_gradient); dx [...,in] is overwritten,
+  // or added to with accumulate.
   void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                 bool accumulate = false) const;
 

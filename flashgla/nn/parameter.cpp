@@ -7,6 +7,7 @@
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/random.h"
+#include "flashgla/base/transfer.h"
 
 namespace flashgla::nn {
 
@@ -46,37 +47,56 @@ std::size_t ParameterStore::gradient_bytes() const { return gradients_ ? gradien
 
 void ParameterStore::zero_gradients() {
   if (gradients_) zero_memory(gradients_->data, gradients_->bytes(), gradients_->device);
+  for (const Parameter* parameter : parameters_) parameter->renewed = false;
+}
+
+void ParameterStore::renew_gradients(Context& context) {
+  for (const Parameter* parameter : parameters_) {
+    parameter->renewed = parameter->first_written_over;
+    if (parameter->renewed || context.planning()) continue;
+    context.queue().zero(parameter->gradient.data, parameter->gradient.bytes());
+  }
+}
+
+std::string ParameterStore::name_at(std::int64_t element) const {
+  for (const Parameter* parameter : parameters_) {
+    if (element < 0) break;
+    if (element < parameter->shape.numel()) return parameter->name;
+    element -= parameter->shape.numel();
+  }
+  return "";
 }
 
 void ParameterStore::initialize(std::uint64_t seed) {
   constexpr std::int64_t kBlock = 1 << 16;  // elements, a multiple of 256
-  const Context context;
-  for (Parameter* parameter : parameters_) {
-    const bool on_cpu = parameter->value.device == Device::cpu();
-    const Tensor host = on_cpu ? Tensor() : Tensor::empty(parameter->shape, parameter->value.dtype);
-    const TensorView target = on_cpu ? parameter->value : host.view();
-    if (parameter->initialization != Initialization::normal) {
-      fill(target, parameter->initialization == Initialization::ones ? 1.0 : 0.0);
-    } else {
-      const random::Stream stream(seed, random::Use::parameters, hash_name(parameter->name));
-      const double deviation = parameter->deviation;
-      dispatch_floating(target.dtype, [&](auto zero) {
+  const Context context;                    // drawn on the CPU, whatever the device: the same values everywhere
+  Transfer transfer(values_->device);
+  for (const Parameter* parameter : parameters_) {
+    const TensorView& value = parameter->value;
+    const auto size = static_cast<std::int64_t>(size_of(value.dtype));
+    const random::Stream stream(seed, random::Use::parameters, hash_name(parameter->name));
+    const double deviation = parameter->deviation;
+    transfer.to_device(value.data, value.bytes(), [&](void* piece, std::size_t begin_byte, std::size_t bytes) {
+      const std::int64_t first = static_cast<std::int64_t>(begin_byte) / size;  // a multiple of 256: pieces are large
+      const TensorView part(piece, value.dtype, Shape({static_cast<std::int64_t>(bytes) / size}));
+      if (parameter->initialization != Initialization::normal) {
+        return fill(part, parameter->initialization == Initialization::ones ? 1.0 : 0.0);
+      }
+      dispatch_floating(value.dtype, [&](auto zero) {
         using T = decltype(zero);
-        T* values = target.as<T>();
-        parallel_for_blocks(context, target.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
+        T* values = part.as<T>();
+        parallel_for_blocks(context, part.numel(), kBlock, [&](std::int64_t begin, std::int64_t end) {
           std::array<double, 256> normals;
           for (std::int64_t i = begin; i < end; i += 256) {
             const std::int64_t count = std::min<std::int64_t>(end - i, 256);
-            random::fill_normals(stream, static_cast<std::uint64_t>(i), count, normals.data());
+            random::fill_normals(stream, static_cast<std::uint64_t>(first + i), count, normals.data());
             for (std::int64_t j = 0; j < count; ++j) values[i + j] = static_cast<T>(deviation * normals[j]);
           }
         });
       });
-    }
-    if (!on_cpu) {
-      copy_memory(parameter->value.data, parameter->value.device, target.data, target.device, target.bytes());
-    }
+    });
   }
+  transfer.finish();
 }
 
 TensorView adjacent_rows(const std::vector<TensorView>& matrices) {

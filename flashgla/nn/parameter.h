@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
 
 namespace flashgla::nn {
@@ -24,6 +26,13 @@ struct Parameter {
   bool multiplied = true;
   TensorView value;     // bound by ParameterStore
   TensorView gradient;  // f32 (f64 with f64); absent without training
+
+  // Whether its module writes the first gradient of a step over what was there, which spares the zeroing: it asks
+  // holds_gradient for each.
+  bool first_written_over = false;
+  // Whether to add to the gradient, or write over it; from then on it is to be added to.
+  bool holds_gradient() const { return !std::exchange(renewed, false); }
+  mutable bool renewed = false;  // by ParameterStore::renew_gradients
 };
 
 using ParameterVisitor = std::function<void(Parameter&)>;
@@ -44,6 +53,11 @@ class ParameterStore {
   const TensorView& all_values() const { return values_.view(); }        // flat
   const TensorView& all_gradients() const { return gradients_.view(); }  // flat; absent without gradients
   void zero_gradients();
+  // Queues what makes the next backward's gradients the first ones: zeros, or nothing where that backward writes over
+  // what is there.
+  void renew_gradients(Context& context);
+  // The parameter that an element of all_gradients() belongs to; "" for -1.
+  std::string name_at(std::int64_t element) const;
   // Seeded; a parameter's values depend on the seed, its name and shape alone.
   void initialize(std::uint64_t seed);
 

@@ -6,8 +6,11 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
+#include "flashgla/base/file.h"
 #include "flashgla/base/random.h"
+#include "flashgla/ops/matmul/plans.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::train {
@@ -39,7 +42,8 @@ std::vector<model::NamedTensor> Trainer::state_tensors() const {
   return tensors;
 }
 
-std::string Trainer::save() {
+void Trainer::start_saving() {
+  finish_saving();
   Json progress = Json::object();
   progress["random_version"] = random::kVersion;
   progress["step"] = steps_;
@@ -48,36 +52,62 @@ std::string Trainer::save() {
   progress["skipped_in_a_row"] = skipped_in_a_row_;
   progress["last_done_step"] = last_done_step_;
   progress["seconds"] = seconds_;
-  if (best_step_ >= 0) {
-    progress["best_step"] = best_step_;
-    progress["best_loss"] = best_loss_;
+  const bool best = last_evaluation_ && last_evaluation_->step == steps_ && last_evaluation_->loss < best_loss_;
+  if (best || best_step_ >= 0) {
+    progress["best_step"] = best ? steps_ : best_step_;
+    progress["best_loss"] = best ? last_evaluation_->loss : best_loss_;
   }
   progress["loader"] = loader_->save_state();
   progress["config"] = Json::parse(to_json(config_));
-  const bool best = last_evaluation_ && last_evaluation_->step == steps_ && last_evaluation_->loss < best_loss_;
-  if (best) {
-    progress["best_step"] = steps_;
-    progress["best_loss"] = last_evaluation_->loss;
-  }
-  const std::string path = folder_.save(
-      steps_,
-      [&](const std::string& folder) {
-        model::save_model(*model_, folder);
-        if (dataset_.tokenizer) dataset_.tokenizer->save(folder);
-        model::write_safetensors(folder + "/" + kOptimizerFile, state_tensors());
-      },
-      progress.dump());
-  if (best) {
-    best_step_ = steps_;
-    best_loss_ = last_evaluation_->loss;
-    folder_.mark_best(steps_);
+  saving_best_.reset();
+  if (best) saving_best_ = {steps_, last_evaluation_->loss};
+  if (snapshot_) snapshot_->take(context_.queue());
+  const auto copied = std::make_shared<Event>(context_.queue());
+  copied->record();
+  const std::string products = ops::matmul::export_plans(context_);
+  saving_ = std::async(std::launch::async, [this, copied, products, step = steps_, text = progress.dump()] {
+    copied->synchronize();
+    model::SaveOptions options;
+    options.transfer = transfer_.get();
+    std::vector<model::NamedTensor> state = state_tensors();
+    if (snapshot_) {
+      state = snapshot_->of(std::move(state));
+      options.copy_of = [this](const TensorView& value) { return snapshot_->of(value); };
+    }
+    const auto write = [&](const std::string& folder) {
+      model::save_model(*model_, folder, options);
+      if (dataset_.tokenizer) dataset_.tokenizer->save(folder);
+      if (!products.empty()) write_file(folder + "/" + kProductsFile, products);
+      model::write_safetensors(folder + "/" + kOptimizerFile, state, {}, transfer_.get());
+    };
+    return folder_.save(step, write, text);
+  });
+  if (!snapshot_) saving_.wait();
+}
+
+std::string Trainer::finish_saving() {
+  if (!saving_.valid()) return {};
+  const std::string path = saving_.get();
+  if (saving_best_) {
+    std::tie(best_step_, best_loss_) = *saving_best_;
+    folder_.mark_best(best_step_);
   }
   folder_.prune(config_.keep_checkpoints);
   if (events_.checkpoint) events_.checkpoint(path);
   return path;
 }
 
-bool Trainer::load_checkpoint() {
+void Trainer::announce_saved() {
+  if (saving_.valid() && saving_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) finish_saving();
+}
+
+std::string Trainer::save() {
+  report(0);
+  start_saving();
+  return finish_saving();
+}
+
+std::optional<Trainer::Found> Trainer::find_checkpoint() const {
   const auto found = folder_.checkpoints();
   for (const CheckpointInfo& checkpoint : found) {
     std::string progress;
@@ -87,18 +117,17 @@ bool Trainer::load_checkpoint() {
       if (events_.notice) events_.notice("passed over a damaged checkpoint: " + std::string(error.what()));
       continue;
     }
-    restore(checkpoint.path, progress);
-    return true;
+    require_same_draws(checkpoint.path, progress);
+    return Found{checkpoint.path, progress};
   }
   if (!found.empty()) {
     throw Error(config_.out + ": none of its checkpoints is whole; begin anew in another folder with --out");
   }
-  return false;
+  return std::nullopt;
 }
 
-void Trainer::restore(const std::string& path, const std::string& progress) {
-  require_same_draws(path, progress);
-  build_model(path);
+void Trainer::restore(const Found& found) {
+  const auto& [path, progress] = found;
   model::SafetensorsReader(path + "/" + kOptimizerFile).read(state_tensors());
   try {
     const Json json = Json::parse(progress);
@@ -113,6 +142,7 @@ void Trainer::restore(const std::string& path, const std::string& progress) {
       best_loss_ = json.at("best_loss").get<double>();
     }
     loader_->restore(json.at("loader").get<std::string>());
+    feed_->forget();
   } catch (const Json::exception& error) {
     throw Error(path + "/trainer.json: " + error.what());
   }

@@ -9,7 +9,10 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/json.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "flashgla/nn/pass.h"
+#include "flashgla/train/optimizer.h"
 
 namespace flashgla::train {
 
@@ -73,7 +76,9 @@ std::vector<Field> fields(TrainConfig& c) {
       {"train_tokens", "length", "tokens to train on (such as 15B); 0: one pass over the data", &c.train_tokens},
       {"batch_tokens", "length", "tokens of one update", &c.batch_tokens},
       {"sequence_length", "length", "tokens of one sequence, or of one segment", &c.sequence_length},
-      {"micro_batch", "length", "sequences of one forward and backward, gradients accumulated; 0: the whole batch",
+      {"micro_batch", "length",
+       "sequences of one forward and backward, gradients accumulated; 0: the whole batch, or as many as memory_limit "
+       "allows",
        &c.micro_batch},
       {"order", "length",
        "packed: whole documents, back to back; segments: long stretches with the state carried; windows: random "
@@ -91,10 +96,23 @@ std::vector<Field> fields(TrainConfig& c) {
       {"epsilon", "optimizer", "AdamW: added to the root of the second moment", &c.epsilon},
       {"weight_decay", "optimizer", "decoupled decay of matrices", &c.weight_decay},
       {"clip_norm", "optimizer", "gradients are scaled down to this global norm; 0: never", &c.clip_norm},
-      {"dtype", "machine", "f32, or bf16 with f32 master weights", &c.dtype},
+      {"optimizer_state", "optimizer",
+       "full: f32 moments and master; split_master: the same bits in less memory; half: bf16 moments, rounded "
+       "stochastically",
+       &c.optimizer_state},
+      {"device", "machine", "cpu, cuda[:N], or auto: the first GPU, and the CPU where there is none", &c.device},
+      {"dtype", "machine", "f32, or bf16 with f32 master weights; automatic: bf16 on a GPU, f32 on the CPU", &c.dtype},
       {"threads", "machine", "CPU threads; 0: all", &c.threads},
-      {"recompute", "machine", "what backward computes again: nothing, activations or block; less memory, more time",
+      {"memory_limit", "machine",
+       "most memory of the device that the run may take, such as 24GiB; empty: what is free on a GPU, no limit on the "
+       "CPU",
+       &c.memory_limit},
+      {"recompute", "machine",
+       "what backward computes again: nothing, activations or block, less memory and more time; automatic: as little "
+       "as memory_limit allows",
        &c.recompute},
+      {"graphs", "machine", "on: steps are recorded and launched as CUDA graphs; off: operation by operation",
+       &c.graphs},
       {"seed", "machine", "of the initial weights and the data's order", &c.seed},
       {"log_every", "records", "steps between rows of metrics.jsonl", &c.log_every},
       {"evaluate_every", "records", "steps between evaluations on validation data; 0: only at the end",
@@ -129,6 +147,17 @@ std::int64_t parse_count(const std::string& text) {
     throw Error("'" + text + "' is not a whole number");
   }
   return static_cast<std::int64_t>(std::llround(value));
+}
+
+std::size_t parse_bytes(const std::string& text) {
+  static const std::unordered_map<std::string, double> kUnits = {
+      {"", 1.0},   {"B", 1.0},  {"K", 1e3},   {"KB", 1e3},     {"M", 1e6},      {"MB", 1e6},     {"G", 1e9},
+      {"GB", 1e9}, {"T", 1e12}, {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  const std::size_t begin = std::min(text.find_first_not_of(' ', digits), text.size());
+  const auto unit = kUnits.find(text.substr(begin));
+  if (digits == 0 || unit == kUnits.end()) throw Error("'" + text + "' is not a number of bytes, such as 24GiB");
+  return static_cast<std::size_t>(parse_number(text.substr(0, digits)) * unit->second);
 }
 
 void set_field(TrainConfig& config, const std::string& name, const std::string& text) {
@@ -204,6 +233,19 @@ Schedule TrainConfig::schedule() const {
           total_steps()};
 }
 
+Device TrainConfig::resolved_device() const {
+  if (device != "auto") return device_from_name(device);
+  return cuda_device_count() > 0 ? Device::cuda() : Device::cpu();
+}
+
+std::size_t TrainConfig::memory_limit_bytes() const {
+  try {
+    return memory_limit.empty() ? 0 : parse_bytes(memory_limit);
+  } catch (const Error& error) {
+    throw Error(std::string("training configuration: memory_limit: ") + error.what());
+  }
+}
+
 void TrainConfig::validate() const {
   const auto number = [](std::int64_t value) { return std::to_string(value); };
   require(!model.empty(), "model", "empty", "a preset's name or a path");
@@ -234,8 +276,13 @@ void TrainConfig::validate() const {
   require(epsilon > 0.0, "epsilon", text_of(epsilon), "a positive number");
   require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
   require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
-  require(dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'", "f32 or bf16");
-  nn::recompute_from_name(recompute);
+  optimizer_state_from_name(optimizer_state);
+  if (device != "auto") device_from_name(device);
+  require(dtype == "automatic" || dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'",
+          "automatic, f32 or bf16");
+  memory_limit_bytes();
+  if (recompute != "automatic") nn::recompute_from_name(recompute);
+  require(graphs == "on" || graphs == "off", "graphs", "'" + graphs + "'", "on or off");
   require(threads >= 0, "threads", number(threads), "0 (all) or more");
   require(log_every >= 1, "log_every", number(log_every), "at least 1");
   require(evaluate_every >= 0, "evaluate_every", number(evaluate_every), "0 or more");

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "flashgla/base/dtype.h"
 #include "flashgla/train/schedule.h"
 
 namespace flashgla::train {
@@ -34,10 +35,14 @@ struct TrainConfig {
   double epsilon = 1e-8;
   double weight_decay = 0.01;
   double clip_norm = 1.0;
-  // Where and in what precision.
-  std::string dtype = "f32";
+  std::string optimizer_state = "full";
+  // Where and in what precision. "automatic" is settled by the trainer, by the device and its memory.
+  std::string device = "auto";
+  std::string dtype = "automatic";
   std::int64_t threads = 0;
-  std::string recompute = "nothing";
+  std::string memory_limit;
+  std::string recompute = "automatic";
+  std::string graphs = "on";
   std::int64_t seed = 1;
   // What is written, and when.
   std::int64_t log_every = 1;
@@ -56,6 +61,8 @@ struct TrainConfig {
   std::int64_t accumulation() const { return sequences_per_batch() / sequences_per_micro_batch(); }
   std::int64_t total_steps() const { return (train_tokens + batch_tokens - 1) / batch_tokens; }
   Schedule schedule() const;
+  Device resolved_device() const;          // "auto": the first CUDA device, or the CPU where there is none
+  std::size_t memory_limit_bytes() const;  // 0: none given
 };
 
 struct Field {
@@ -81,5 +88,8 @@ std::string to_json(const TrainConfig& config);
 
 // "1.6M" -> 1600000. Throws Error.
 std::int64_t parse_count(const std::string& text);
+
+// "24GiB" -> 24 * 2^30, "80 GB" -> 80e9; a number alone counts bytes. Throws Error.
+std::size_t parse_bytes(const std::string& text);
 
 }  // namespace flashgla::train

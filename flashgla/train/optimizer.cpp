@@ -26,6 +26,13 @@ std::vector<std::int64_t> decay_boundaries(const nn::ParameterStore& parameters)
 
 }  // namespace
 
+OptimizerState optimizer_state_from_name(std::string_view name) {
+  if (name == "full") return OptimizerState::full;
+  if (name == "split_master") return OptimizerState::split_master;
+  if (name == "half") return OptimizerState::half;
+  throw Error("optimizer_state: unknown '" + std::string(name) + "'; known: full, split_master, half");
+}
+
 Optimizer::Optimizer(Context& context, nn::ParameterStore& parameters, const OptimizerSettings& settings)
     : context_(context), parameters_(parameters), settings_{settings.beta1,        settings.beta2,     settings.epsilon,
                                                             settings.weight_decay, settings.clip_norm, settings.seed} {
@@ -81,6 +88,15 @@ void Optimizer::queue_report() {
   ++queued_;
 }
 
+bool Optimizer::report_is_there() const {
+  return read_ < queued_ && reported_[static_cast<std::size_t>(read_ % kInFlight)]->passed();
+}
+
+TensorView Optimizer::made() const {
+  constexpr std::int64_t kPlace = offsetof(ops::adamw::StepScalars, made) / sizeof(double);
+  return scalars_->slice(0, kPlace, kPlace + 1);
+}
+
 UpdateReport Optimizer::next_report() {
   if (read_ == queued_) throw Error("optimizer: no update is without its report");
   reported_[static_cast<std::size_t>(read_ % kInFlight)]->synchronize();
@@ -118,6 +134,12 @@ void Optimizer::set_updates(std::int64_t updates) {
   const std::size_t offset = offsetof(ops::adamw::StepScalars, updates);
   context_.queue().copy(static_cast<std::byte*>(scalars_->data) + offset, &sent.updates, sizeof(double));
   context_.queue().synchronize();
+}
+
+std::vector<TensorView> Optimizer::blocks() const {
+  std::vector<TensorView> all = {first_moments_, second_moments_};
+  if (master_) all.push_back(master_);
+  return all;
 }
 
 std::vector<model::NamedTensor> Optimizer::tensors() const {

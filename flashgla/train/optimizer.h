@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "flashgla/base/context.h"
@@ -21,6 +22,8 @@ enum class OptimizerState : std::uint8_t {
   split_master,  // f32 moments, the master's low bits, which give the same parameters to the bit: 10, 8
   half,          // moments rounded to bf16 stochastically, the master's low bits: 6, 4
 };
+
+OptimizerState optimizer_state_from_name(std::string_view name);  // throws Error that lists the names
 
 struct OptimizerSettings {
   double beta1 = 0.9;
@@ -57,12 +60,18 @@ class Optimizer {
   void queue_update(const TensorView& loss = {});
   void queue_report();
   UpdateReport next_report();
+  // Whether next_report need not wait.
+  bool report_is_there() const;
+  // f64 [1] on the device: whether the last update was made, 1 or 0.
+  TensorView made() const;
 
   // The report of an update that is not made because the loss is not finite. The host waits.
   UpdateReport find_culprit();
 
   // Every tensor of the state, in a fixed order: what a checkpoint holds.
   std::vector<model::NamedTensor> tensors() const;
+  // The memory that they lie in.
+  std::vector<TensorView> blocks() const;
 
   // Made, of those whose report was asked for.
   std::int64_t updates() const { return updates_; }

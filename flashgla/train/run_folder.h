@@ -2,6 +2,7 @@
 //
 //     train.json               the configuration, as resolved
 //     metrics.jsonl
+//     products.txt             on a GPU: the algorithms that its matrix products use; also in each checkpoint
 //     checkpoints/step-00000500/   config.json, model.safetensors, the tokenizer's file: a model folder;
 //                              optimizer.safetensors; trainer.json: progress, and the size and checksum of every file
 //     checkpoints/latest       text: the name of the newest checkpoint

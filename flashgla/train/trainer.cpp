@@ -9,10 +9,13 @@
 #include <numbers>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/config.h"
 #include "flashgla/model/cost.h"
+#include "flashgla/ops/matmul/plans.h"
+#include "flashgla/ops/step_outcome/step_outcome.h"
 
 namespace flashgla::train {
 
@@ -66,97 +69,112 @@ void require_vocabulary(const model::ModelConfig& config, const data::Dataset& d
   }
 }
 
-// How many sequences a packed batch is said to hold: a power of two, or the most that there can be. Batches are filled
-// up with empty sequences to one of these, because what an operator chooses to do, and the memory that this takes,
-// depends on the number, and all of it is planned.
-std::vector<std::int64_t> sequence_counts(std::int64_t most) {
-  std::vector<std::int64_t> counts;
-  for (std::int64_t count = 1; count < most; count *= 2) counts.push_back(count);
-  counts.push_back(most);
-  return counts;
+// What a device says when asked for more than there is, and what can be done.
+[[noreturn]] void refuse_plan(const TrainConfig& config, const MemoryPlan& least, std::size_t limit) {
+  const auto gib = [](std::size_t bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / 0x1p30);
+    return std::string(text);
+  };
+  throw Error("training: " + gib(least.total()) + " of memory are needed on " + config.device + ", and " + gib(limit) +
+              (config.memory_limit.empty() ? " are free" : " are allowed") +
+              "; remedies: micro_batch 0 and recompute automatic, optimizer_state half, a smaller batch_tokens or " +
+              "sequence_length, a smaller model");
+}
+
+// Rows that go on from nothing begin with states of zeros.
+void begin_rows(const Queue& queue, const model::DecodeState& state, const std::vector<std::uint8_t>& continues) {
+  if (std::find(continues.begin(), continues.end(), 1) == continues.end()) return state.queue_reset(queue);
+  for (std::size_t row = 0; row < continues.size(); ++row) {
+    if (continues[row] == 0) state.queue_reset_sequence(queue, static_cast<std::int64_t>(row));
+  }
+}
+
+// Kept free of a device's memory when no limit is given: what libraries, kernels and recorded graphs take.
+constexpr std::size_t kReserve = std::size_t{1} << 30;
+
+TrainConfig settled(TrainConfig config) {
+  config.validate();
+  const Device device = config.resolved_device();
+  if (config.device == "auto") config.device = name_of(device);
+  if (config.dtype == "automatic") config.dtype = device == Device::cpu() ? "f32" : "bf16";
+  return config;
 }
 
 }  // namespace
 
-std::size_t MemoryPlan::total() const {
-  std::size_t sum = 0;
-  for (const Row& row : rows) sum += row.bytes;
-  return sum;
-}
-
 Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
-    : config_(config),
+    : config_(settled(config)),
       events_(std::move(events)),
-      context_(Device::cpu(), static_cast<int>(config.threads)),
+      context_(device_from_name(config_.device), static_cast<int>(config.threads)),
       folder_(config.out),
+      saved_(context_.device()),
+      graphs_(context_.queue(), config_.graphs == "on"),
       best_loss_(std::numeric_limits<double>::infinity()) {
-  config_.validate();
   const auto existing = folder_.checkpoints();
   if (!resume && !existing.empty()) {
     throw Error(config_.out + ": holds a run already (step " + std::to_string(existing.front().step) +
                 "); go on with --resume, or choose another folder with --out");
   }
   open_data();
-  if (!resume || !load_checkpoint()) build_model(config_.initial_weights);
+  std::optional<Found> found;
+  if (resume) found = find_checkpoint();
+  build_model(found ? found->path : config_.initial_weights);
   flops_per_token_ = model::cost(model_->config(), config_.sequence_length).training_flops;
   plan_memory();
+  plan_products(found ? found->path : "");
+  if (found) restore(*found);
   folder_.create();
-  config_.model = model::to_json(model_->config());
-  write_file(folder_.config_file(), to_json(config_));
+  TrainConfig written = config_;
+  written.device = config.device;  // the run may go on on another machine
+  config_.model = written.model = model::to_json(model_->config());
+  write_file(folder_.config_file(), to_json(written));
+  const std::string products = ops::matmul::export_plans(context_);
+  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
   metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_);
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  if (saving_.valid()) saving_.wait();
+  context_.queue().synchronize();
+}
 
 void Trainer::open_data() {
   dataset_ = data::open_dataset(config_.data);
   if (config_.order == "automatic") {
     config_.order = dataset_.train.file->documents() < kFewDocuments ? "windows" : "packed";
   }
+}
+
+void Trainer::open_feeds(const StepForm& form) {
+  config_.micro_batch = form.micro_batch;
+  config_.recompute = nn::name_of(form.recompute);
+  const std::int64_t rows = config_.sequences_per_micro_batch();
   data::LoaderConfig loader;
   loader.mode = data::loader_mode_from_name(config_.order);
   // Rows of a batch are independent of how many of them go through the model at a time; packed documents are not cut
   // into micro-batches, each micro-batch is packed.
   const bool packed = loader.mode == data::LoaderMode::packed;
-  loader.batch = packed ? config_.sequences_per_micro_batch() : config_.sequences_per_batch();
+  loader.batch = packed ? rows : config_.sequences_per_batch();
   loader.length = config_.sequence_length;
   loader.segments = config_.segments;
   loader.seed = static_cast<std::uint64_t>(config_.seed);
   loader_ = std::make_unique<data::Loader>(dataset_.train, loader);
+  feed_ = std::make_unique<Feed>(context_, *loader_, rows);
   if (dataset_.validation.file && dataset_.validation.size() > 1) {
-    loader.batch = config_.sequences_per_micro_batch();
+    loader.batch = rows;
     loader.shuffle = false;
     loader.single_pass = true;
     evaluation_loader_ = std::make_unique<data::Loader>(dataset_.validation, loader);
+    evaluation_feed_ = std::make_unique<Feed>(context_, *evaluation_loader_, rows);
   }
   if (config_.train_tokens == 0) {
     config_.train_tokens = std::max(config_.batch_tokens, loader_->tokens_per_epoch());
   }
   config_.validate();
-}
-
-void Trainer::build_model(const std::string& weights) {
-  const DType dtype = dtype_from_name(config_.dtype);
-  if (!weights.empty()) {
-    const std::string folder = find_model_folder(weights);
-    if (text::has_tokenizer(folder)) {
-      data::require_same_tokenizer(dataset_, *text::load_tokenizer(folder), config_.data);
-    }
-    model_ = model::load_model(folder, {dtype, Device::cpu(), true});
-    require_vocabulary(model_->config(), dataset_);
-  } else {
-    const model::ModelConfig shape = resolve_model(config_, dataset_);
-    require_vocabulary(shape, dataset_);
-    model_ = std::make_unique<model::LanguageModel>(shape, dtype, Device::cpu(), true);
-    model_->parameters().initialize(static_cast<std::uint64_t>(config_.seed));
-  }
-  optimizer_ = std::make_unique<Optimizer>(
-      context_, model_->parameters(),
-      OptimizerSettings{config_.beta1, config_.beta2, config_.epsilon, config_.weight_decay, config_.clip_norm});
   states_.clear();
   evaluation_states_.clear();
   if (loader_->config().mode == data::LoaderMode::segments) {
-    const std::int64_t rows = config_.sequences_per_micro_batch();
     for (std::int64_t i = 0; i < config_.accumulation(); ++i) states_.push_back(model_->make_state(rows));
     if (evaluation_loader_) evaluation_states_.push_back(model_->make_state(rows));
     if (states_.front().grows()) {
@@ -167,154 +185,237 @@ void Trainer::build_model(const std::string& weights) {
   }
 }
 
-void Trainer::plan_memory() {
-  const std::int64_t rows = config_.sequences_per_micro_batch();
-  const std::int64_t length = config_.sequence_length;
-  losses_ = Tensor::empty({rows * length}, DType::f32);
-  const bool packed = loader_->config().mode == data::LoaderMode::packed;
-  const Shape shape = packed ? Shape({1, rows * length}) : Shape({rows, length});
-  const Tensor tokens = Tensor::zeros(shape, DType::i32);
-  std::vector<std::int64_t> counts = {rows};
-  if (packed) {
-    std::int64_t most = loader_->max_sequences();
-    if (evaluation_loader_) most = std::max(most, evaluation_loader_->max_sequences());
-    cu_seqlens_ = Tensor::zeros({most + 1}, DType::i32);
-    counts = sequence_counts(most);
+void Trainer::build_model(const std::string& weights) {
+  const DType dtype = dtype_from_name(config_.dtype);
+  if (!weights.empty()) {
+    const std::string folder = find_model_folder(weights);
+    if (text::has_tokenizer(folder)) {
+      data::require_same_tokenizer(dataset_, *text::load_tokenizer(folder), config_.data);
+    }
+    model_ = model::load_model(folder, {dtype, context_.device(), true});
+    require_vocabulary(model_->config(), dataset_);
+  } else {
+    const model::ModelConfig shape = resolve_model(config_, dataset_);
+    require_vocabulary(shape, dataset_);
+    model_ = std::make_unique<model::LanguageModel>(shape, dtype, context_.device(), true);
+    model_->parameters().initialize(static_cast<std::uint64_t>(config_.seed));
   }
+  optimizer_ = std::make_unique<Optimizer>(
+      context_, model_->parameters(),
+      OptimizerSettings{config_.beta1, config_.beta2, config_.epsilon, config_.weight_decay, config_.clip_norm,
+                        optimizer_state_from_name(config_.optimizer_state), static_cast<std::uint64_t>(config_.seed)});
+}
+
+MemoryPlan Trainer::plan_step(const StepForm& form) {
+  open_feeds(form);
+  losses_ =
+      Tensor::empty({config_.sequences_per_micro_batch() * config_.sequence_length}, DType::f32, context_.device());
   context_.scratch().begin_planning();
   saved_.begin_planning();
-  for (const std::int64_t count : counts) {
-    nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), {}, {}};
-    if (packed) pass.sequences.bounds = pass.sequences.host = cu_seqlens_->slice(0, 0, count + 1);
-    model_->forward_backward(pass, tokens, tokens, losses_, 1.0, states_.empty() ? nullptr : &states_.front());
-    model_->evaluate(pass, tokens, tokens, losses_, evaluation_states_.empty() ? nullptr : &evaluation_states_.front());
+  for (const Bucket& bucket : feed_->all_buckets()) {
+    for (std::int64_t micro = 0; micro < std::min<std::int64_t>(config_.accumulation(), 2); ++micro) {
+      do_micro_batch({.first = micro == 0, .bucket = bucket});
+    }
   }
+  if (evaluation_feed_) {
+    for (const Bucket& bucket : evaluation_feed_->all_buckets()) do_evaluation({.bucket = bucket});
+  }
+  do_update();
 
-  plan_.rows.push_back({"parameters", config_.dtype, model_->parameters().value_bytes()});
-  plan_.rows.push_back({"gradients", "f32", model_->parameters().gradient_bytes()});
-  plan_.rows.push_back({"optimizer", "moments", optimizer_->moment_bytes()});
-  if (optimizer_->master_bytes() > 0) plan_.rows.push_back({"optimizer", "master", optimizer_->master_bytes()});
+  MemoryPlan plan;
+  const auto row = [&](const char* group, const std::string& label, std::size_t bytes) {
+    if (bytes > 0) plan.rows.push_back({group, label, bytes});
+  };
+  row("parameters", config_.dtype, model_->parameters().value_bytes());
+  row("gradients", "f32", model_->parameters().gradient_bytes());
+  row("optimizer", "moments", optimizer_->moment_bytes());
+  row("optimizer", "master", optimizer_->master_bytes());
+  std::size_t data = feed_->device_bytes() + losses_->bytes();
+  if (evaluation_feed_) data += evaluation_feed_->device_bytes();
+  row("data", "tokens, losses", data);
   std::size_t carried = 0;
   for (const model::DecodeState& state : states_) carried += state.bytes();
   for (const model::DecodeState& state : evaluation_states_) carried += state.bytes();
-  if (carried > 0) plan_.rows.push_back({"states", "carried from segment to segment", carried});
-  for (const auto& [label, bytes] : saved_.plan()) plan_.rows.push_back({"activations", label, bytes});
-  for (const auto& [label, bytes] : context_.scratch().plan()) plan_.rows.push_back({"scratch", label, bytes});
+  row("states", "carried from segment to segment", carried);
+  for (const auto& [label, bytes] : saved_.plan()) row("activations", label, bytes);
+  for (const auto& [label, bytes] : context_.scratch().plan()) row("scratch", label, bytes);
+  return plan;
+}
 
+void Trainer::plan_memory() {
+  record_ = Tensor::zeros({2}, DType::f64, context_.device());
+  pinned_ = allocate_pinned_memory(kInFlight * sizeof(Record));
+  const std::size_t held = model_->parameters().value_bytes() + model_->parameters().gradient_bytes() +
+                           optimizer_->moment_bytes() + optimizer_->master_bytes();
+  std::optional<std::size_t> limit = config_.memory_limit_bytes();
+  if (*limit == 0) {
+    limit = free_memory(context_.device());
+    if (limit) limit = held + (*limit > kReserve ? *limit - kReserve : 0);
+  }
+  bool fits = false;
+  std::optional<MemoryPlan> least;
+  for (const StepForm& form : step_forms(config_)) {
+    plan_ = plan_step(form);
+    fits = !limit || plan_.total() <= *limit;
+    if (fits) break;
+    if (!least || plan_.total() < least->total()) least = plan_;
+  }
+  if (!fits) refuse_plan(config_, *least, *limit);
+
+  std::vector<TensorView> copied = optimizer_->blocks();
+  copied.push_back(model_->parameters().all_values());
+  for (const model::DecodeState& state : states_) {
+    copied.push_back(state.constant());
+    copied.push_back(state.positions());
+  }
+  const std::size_t copy = Snapshot::bytes_for(copied);
+  if (limit && plan_.total() + copy <= *limit) {
+    snapshot_ = std::make_unique<Snapshot>(copied, context_.device());
+    plan_.rows.push_back({"checkpoints", "a copy, written while training goes on", copy});
+  }
   context_.scratch().commit_plan();
   saved_.commit_plan();
+  transfer_ = std::make_unique<Transfer>(context_.device());
+  context_.queue().synchronize();
 }
 
-nn::Sequences Trainer::planned_sequences(const data::Batch& batch) {
-  if (!batch.cu_seqlens) return {};
-  const std::int64_t sequences = batch.cu_seqlens.size(0) - 1;
-  const std::vector<std::int64_t> counts = sequence_counts(cu_seqlens_->size(0) - 1);
-  const std::int64_t count = *std::lower_bound(counts.begin(), counts.end(), sequences);
-  const auto* given = batch.cu_seqlens.as<std::int32_t>();
-  auto* padded = cu_seqlens_.as<std::int32_t>();
-  for (std::int64_t i = 0; i <= count; ++i) padded[i] = given[std::min(i, sequences)];
-  const TensorView bounds = cu_seqlens_->slice(0, 0, count + 1);
-  return {bounds, bounds, 0};
+void Trainer::plan_products(const std::string& checkpoint) {
+  namespace matmul = ops::matmul;
+  const auto tell = [&](const matmul::Notices& notices) {
+    for (const std::string& notice : notices) {
+      if (events_.notice) events_.notice(notice);
+    }
+  };
+  const std::string cache = matmul::plan_cache_folder();
+  tell(matmul::load_plan_cache(context_, cache));
+  const std::string file = checkpoint + "/" + kProductsFile;
+  if (!checkpoint.empty() && fs::exists(file)) tell(matmul::import_plans(context_, read_file(file)));
+  const ArenaScope scope(saved_);
+  tell(matmul::time_plans(context_, saved_.tensor({static_cast<std::int64_t>(saved_.peak())}, DType::u8)));
+  tell(matmul::save_plan_cache(context_, cache));
 }
 
-double Trainer::sum_of_losses(const TensorView& losses) const {
-  const float* values = losses.as<float>();
-  double sum = 0.0;
-  for (std::int64_t i = 0; i < losses.numel(); ++i) sum += values[i];
-  return sum;
+void Trainer::do_micro_batch(const StepGraphs::Key& key) {
+  const MicroBatch batch = feed_->planned(key.bucket);
+  nn::ParameterStore& parameters = model_->parameters();
+  if (key.first) parameters.renew_gradients(context_);
+  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), batch.sequences, {}};
+  model_->forward_backward(pass, batch.tokens, batch.targets, losses_, 1.0 / static_cast<double>(config_.batch_tokens),
+                           states_.empty() ? nullptr : &states_[static_cast<std::size_t>(key.state)]);
+  ops::step_outcome::sum(context_, losses_, loss(), !key.first);
 }
 
-double Trainer::forward_backward(const data::Batch& batch, std::int64_t micro) {
-  const std::int64_t rows = config_.sequences_per_micro_batch();
-  const bool whole = batch.tokens.size(0) <= rows;  // packed, or nothing to cut
-  const std::int64_t begin = whole ? 0 : micro * rows;
-  const std::int64_t end = whole ? batch.tokens.size(0) : begin + rows;
-  model::DecodeState* state = nullptr;
-  if (!states_.empty()) {
-    state = &states_[static_cast<std::size_t>(micro)];
-    for (std::int64_t row = begin; row < end; ++row) {
-      if (batch.continues[static_cast<std::size_t>(row)] == 0) state->reset_sequence(row - begin);
+void Trainer::do_evaluation(const StepGraphs::Key& key) {
+  const MicroBatch batch = evaluation_feed_->planned(key.bucket);
+  nn::Pass pass{context_, nullptr, nn::Recompute::nothing, batch.sequences, {}};
+  model_->evaluate(pass, batch.tokens, batch.targets, losses_,
+                   evaluation_states_.empty() ? nullptr : &evaluation_states_.front());
+  ops::step_outcome::sum(context_, losses_, loss(), !key.first);
+}
+
+void Trainer::do_update() {
+  optimizer_->queue_update(loss());
+  // States may hold what made the loss non-finite.
+  for (const model::DecodeState& state : states_) {
+    for (const TensorView& view : {state.constant(), state.positions()}) {
+      ops::step_outcome::clear_unless(context_, optimizer_->made(), view);
     }
   }
-  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), planned_sequences(batch), {}};
-  model_->forward_backward(pass, batch.tokens.slice(0, begin, end), batch.targets.slice(0, begin, end), losses_,
-                           1.0 / static_cast<double>(config_.batch_tokens), state);
-  return sum_of_losses(losses_);
+  ops::step_outcome::find_unless(context_, optimizer_->made(), model_->parameters().all_gradients(),
+                                 first_non_finite());
 }
 
-MetricsRow Trainer::step() {
-  const auto start = Clock::now();
-  model_->parameters().zero_gradients();
-  double loss = 0.0;
-  std::int64_t targets = 0;
+TensorView Trainer::loss() const { return record_->slice(0, 0, 1); }
+
+TensorView Trainer::first_non_finite() const {
+  TensorView position = record_->slice(0, 1, 2);
+  position.dtype = DType::i64;
+  return position;
+}
+
+void Trainer::queue_step() {
+  Pending pending;
+  pending.start = Clock::now();
   for (std::int64_t micro = 0; micro < config_.accumulation(); ++micro) {
-    if (micro == 0 || loader_->config().mode == data::LoaderMode::packed) {
-      loader_->next(batch_);
-      targets += batch_.target_count;
+    MicroBatch batch;
+    feed_->next(batch);
+    pending.targets += batch.target_count;
+    StepGraphs::Key key{.piece = StepGraphs::Key::Piece::micro_batch, .first = micro == 0, .bucket = batch.bucket};
+    if (!states_.empty()) {
+      key.state = micro;
+      begin_rows(context_.queue(), states_[static_cast<std::size_t>(micro)], batch.continues);
     }
-    loss += forward_backward(batch_, micro);
+    graphs_.run(key, [this, key] { do_micro_batch(key); });
   }
-  loss /= static_cast<double>(std::max<std::int64_t>(targets, 1));
-
-  MetricsRow row;
+  MetricsRow& row = pending.row;
   row.learning_rate = config_.schedule().learning_rate(steps_);
-  UpdateReport update;
-  if (std::isfinite(loss)) {
-    const double scale =
-        static_cast<double>(config_.batch_tokens) / static_cast<double>(std::max<std::int64_t>(targets, 1));
-    update = optimizer_->step(row.learning_rate, scale);
-  } else {
-    update = optimizer_->find_culprit();
-  }
+  optimizer_->set_scalars(row.learning_rate, static_cast<double>(config_.batch_tokens) /
+                                                 static_cast<double>(std::max<std::int64_t>(pending.targets, 1)));
+  graphs_.run({.piece = StepGraphs::Key::Piece::update}, [this] { do_update(); });
+  pending.slot = queued_++ % kInFlight;
+  context_.queue().copy(static_cast<Record*>(pinned_.get()) + pending.slot, record_->data, sizeof(Record));
+  optimizer_->queue_report();  // and with it the record's copy
   steps_ += 1;
   tokens_ += config_.batch_tokens;
-  const double elapsed = seconds_since(start);
-  seconds_ += elapsed;
   row.step = steps_;
   row.tokens = tokens_;
-  row.loss = loss;
-  row.bits_per_byte = bits_per_byte(loss, dataset_.train_bytes_per_target);
+  pending_.push_back(std::move(pending));
+}
+
+MetricsRow Trainer::next_row() {
+  const Pending pending = std::move(pending_.front());
+  pending_.pop_front();
+  const UpdateReport update = optimizer_->next_report();  // the host waits
+  const Record record = static_cast<const Record*>(pinned_.get())[pending.slot];
+  const auto now = Clock::now();
+  const double elapsed = std::chrono::duration<double>(now - std::max(pending.start, last_row_)).count();
+  last_row_ = now;
+  seconds_ += elapsed;
+  MetricsRow row = pending.row;
+  row.loss = record.loss / static_cast<double>(std::max<std::int64_t>(pending.targets, 1));
+  row.bits_per_byte = bits_per_byte(row.loss, dataset_.train_bytes_per_target);
   row.gradient_norm = update.gradient_norm;
   row.tokens_per_second = static_cast<double>(config_.batch_tokens) / elapsed;
   row.flops_per_second = row.tokens_per_second * flops_per_token_;
   row.seconds = seconds_;
   if (update.done) {
     skipped_in_a_row_ = 0;
-    last_done_step_ = steps_;
+    last_done_step_ = row.step;
   } else {
     ++skipped_in_a_row_;
-    for (model::DecodeState& state : states_) state.reset();  // they may hold what made the loss non-finite
+    const std::string culprit = model_->parameters().name_at(record.first_non_finite);
     row.kind = "skipped";
-    row.message =
-        "step " + std::to_string(steps_) +
-        ": no update, weights as before: " + (std::isfinite(loss) ? "" : "the loss is not finite; ") +
-        (update.culprit.empty() ? "all gradients are finite" : "the gradient of " + update.culprit + " is not finite");
+    row.message = "step " + std::to_string(row.step) +
+                  ": no update, weights as before: " + (std::isfinite(row.loss) ? "" : "the loss is not finite; ") +
+                  (culprit.empty() ? "all gradients are finite" : "the gradient of " + culprit + " is not finite");
   }
   return row;
 }
 
+MetricsRow Trainer::step() {
+  queue_step();
+  return next_row();
+}
+
 Evaluation Trainer::evaluate(std::int64_t tokens) {
-  if (!evaluation_loader_) throw Error("training: the data has no validation part; prepare it with --validation 0.05");
+  if (!evaluation_feed_) throw Error("training: the data has no validation part; prepare it with --validation 0.05");
   evaluation_loader_->rewind();
-  for (model::DecodeState& state : evaluation_states_) state.reset();
+  evaluation_feed_->forget();
+  for (const model::DecodeState& state : evaluation_states_) state.queue_reset(context_.queue());
   Evaluation result;
-  double sum = 0.0;
   std::int64_t seen = 0;
-  data::Batch batch;
-  nn::Pass pass{context_};
-  while ((tokens == 0 || seen < tokens) && evaluation_loader_->next(batch)) {
-    model::DecodeState* state = evaluation_states_.empty() ? nullptr : &evaluation_states_.front();
-    for (std::int64_t row = 0; state != nullptr && row < batch.tokens.size(0); ++row) {
-      if (batch.continues[static_cast<std::size_t>(row)] == 0) state->reset_sequence(row);
-    }
-    pass.sequences = planned_sequences(batch);
-    const TensorView losses = losses_->slice(0, 0, batch.tokens.numel());
-    model_->evaluate(pass, batch.tokens, batch.targets, losses, state);
-    sum += sum_of_losses(losses);
+  MicroBatch batch;
+  while ((tokens == 0 || seen < tokens) && evaluation_feed_->next(batch)) {
+    if (!evaluation_states_.empty()) begin_rows(context_.queue(), evaluation_states_.front(), batch.continues);
+    const StepGraphs::Key key{.piece = StepGraphs::Key::Piece::evaluation, .first = seen == 0, .bucket = batch.bucket};
+    graphs_.run(key, [this, key] { do_evaluation(key); });
     result.targets += batch.target_count;
     seen += batch.tokens.numel();
   }
-  result.loss = sum / static_cast<double>(std::max<std::int64_t>(result.targets, 1));
+  auto* sum = static_cast<double*>(pinned_.get());
+  context_.queue().copy(sum, loss().data, sizeof(double));
+  context_.queue().synchronize();
+  result.loss = *sum / static_cast<double>(std::max<std::int64_t>(result.targets, 1));
   result.bits_per_byte = bits_per_byte(result.loss, dataset_.validation_bytes_per_target);
   return result;
 }
@@ -336,33 +437,43 @@ void Trainer::evaluate_and_record() {
   if (events_.evaluation) events_.evaluation(row);
 }
 
+void Trainer::report(std::size_t left) {
+  while (!pending_.empty() && (pending_.size() > left || optimizer_->report_is_there())) {
+    const MetricsRow row = next_row();
+    if (row.kind == "skipped" || row.step == total_steps() || row.step % config_.log_every == 0) metrics_->write(row);
+    if (events_.step) events_.step(row);
+    if (skipped_in_a_row_ < config_.max_skipped_updates) continue;
+    throw Error("training stopped: " + std::to_string(skipped_in_a_row_) + " updates in a row were not made (" +
+                row.message + "); the weights are those of step " + std::to_string(last_done_step_) +
+                ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; checkpoints are in " +
+                config_.out);
+  }
+}
+
 Outcome Trainer::run() {
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
   while (steps_ < total_steps()) {
-    const MetricsRow row = step();
+    queue_step();
     const bool last = steps_ == total_steps();
-    if (row.kind == "skipped" || last || steps_ % config_.log_every == 0) metrics_->write(row);
-    if (events_.step) events_.step(row);
-    if (skipped_in_a_row_ >= config_.max_skipped_updates) {
-      throw Error(
-          "training stopped: " + std::to_string(skipped_in_a_row_) + " updates in a row were not made (" + row.message +
-          "); the weights are those of step " + std::to_string(last_done_step_) +
-          ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; checkpoints are in " +
-          config_.out);
-    }
     const bool stop = !last && events_.stop_requested && events_.stop_requested();
-    const bool evaluate_now = config_.evaluate_every > 0 && steps_ % config_.evaluate_every == 0;
-    const bool save_now = config_.checkpoint_every > 0 && steps_ % config_.checkpoint_every == 0;
-    if (evaluation_loader_ && !stop && (last || evaluate_now || save_now)) {
-      evaluate_and_record();
-    }
-    if (stop || last || save_now) {
-      save();
+    const bool save_now = last || stop || (config_.checkpoint_every > 0 && steps_ % config_.checkpoint_every == 0);
+    const bool evaluate_now =
+        !stop && (save_now || (config_.evaluate_every > 0 && steps_ % config_.evaluate_every == 0));
+    // While the device makes this step, the row of the one before it is written.
+    report(save_now || evaluate_now ? 0 : 1);
+    announce_saved();
+    if (evaluation_feed_ && evaluate_now) evaluate_and_record();
+    if (save_now) {
+      start_saving();
       saved_step = steps_;
     }
-    if (stop) return Outcome::interrupted;
+    if (stop) {
+      finish_saving();
+      return Outcome::interrupted;
+    }
   }
-  if (saved_step != steps_) save();
+  if (saved_step != steps_) start_saving();
+  finish_saving();
   return Outcome::finished;
 }
 

@@ -1,8 +1,11 @@
 // Trainer: a whole training run, from a configuration to a run folder with metrics and checkpoints.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,26 +16,21 @@
 #include "flashgla/data/loader.h"
 #include "flashgla/model/language_model.h"
 #include "flashgla/train/config.h"
+#include "flashgla/train/feed.h"
+#include "flashgla/train/memory_plan.h"
 #include "flashgla/train/metrics.h"
 #include "flashgla/train/optimizer.h"
 #include "flashgla/train/run_folder.h"
+#include "flashgla/train/snapshot.h"
+#include "flashgla/train/step_graphs.h"
 
 namespace flashgla::train {
 
-// All memory of a run, known before its first step.
-struct MemoryPlan {
-  struct Row {
-    std::string group;  // "parameters", "gradients", "optimizer", "state", "activations", "scratch"
-    std::string label;  // what the bytes are
-    std::size_t bytes;
-  };
-  std::vector<Row> rows;
-  std::size_t total() const;
-};
-
 // The trainer never prints. All may be absent.
 struct Events {
-  std::function<void(const MetricsRow&)> step;  // after every update, logged or not; skipped ones too
+  // After every update, logged or not; skipped ones too. Where the device works on while the host does, one update
+  // late.
+  std::function<void(const MetricsRow&)> step;
   std::function<void(const MetricsRow&)> evaluation;
   std::function<void(const std::string& path)> checkpoint;  // saved
   std::function<void(const std::string& line)> notice;  // what the user should know, such as a checkpoint passed over
@@ -49,9 +47,9 @@ enum class Outcome : std::uint8_t { finished, interrupted };
 
 class Trainer {
  public:
-  // Opens data, builds or loads the model, plans and takes all memory. With `resume`, goes on from the newest whole
-  // checkpoint of the run folder (corrupt ones are passed over with a notice; without any, the run begins).
-  // Throws Error; also when the folder holds a run and `resume` is not given.
+  // Opens data, builds or loads the model, chooses the step's form, plans and takes all memory. With `resume`, goes on
+  // from the newest whole checkpoint of the run folder (corrupt ones are passed over with a notice; without any, the
+  // run begins). Throws Error; also when the folder holds a run and `resume` is not given.
   Trainer(const TrainConfig& config, Events events, bool resume);
   ~Trainer();
 
@@ -78,19 +76,57 @@ class Trainer {
   std::int64_t total_steps() const { return config_.total_steps(); }
   double flops_per_token() const { return flops_per_token_; }
   Context& context() { return context_; }
+  Arena& activations() { return saved_; }
 
  private:
+  // One update that was queued and whose row has not been made.
+  struct Pending {
+    MetricsRow row;
+    std::chrono::steady_clock::time_point start;
+    std::int64_t targets = 0;
+    std::size_t slot = 0;  // of records_
+  };
+  // What the device says of an update, in pinned memory; kInFlight of them.
+  struct Record {
+    double loss;                    // summed over targets
+    std::int64_t first_non_finite;  // element of the gradients; -1: none
+  };
+  static constexpr std::size_t kInFlight = 2;
+  static constexpr const char* kProductsFile = "products.txt";  // in the run folder and in each checkpoint
+
   void open_data();
-  bool load_checkpoint();
-  void restore(const std::string& path, const std::string& progress);
   void build_model(const std::string& weights);
+  // Chooses the form of the step, plans and takes all memory.
   void plan_memory();
-  // Loss summed over the targets of one micro-batch; adds its gradients.
-  double forward_backward(const data::Batch& batch, std::int64_t micro);
-  // The batch's sequences with as many empty ones at the end as the plan asks for.
-  nn::Sequences planned_sequences(const data::Batch& batch);
-  double sum_of_losses(const TensorView& losses) const;
+  // Which algorithms matrix products use: a checkpoint's, so that a resumed run gives the same bits; else those that
+  // were timed before on such a device; else timed now.
+  void plan_products(const std::string& checkpoint);
+  void open_feeds(const StepForm& form);
+  MemoryPlan plan_step(const StepForm& form);
+  // The newest whole checkpoint and its progress; nothing when there is none at all.
+  struct Found {
+    std::string path, progress;
+  };
+  std::optional<Found> find_checkpoint() const;
+  void restore(const Found& found);
+
+  void queue_step();
+  // The work of a piece of a step, a function of its key alone.
+  void do_micro_batch(const StepGraphs::Key& key);
+  void do_evaluation(const StepGraphs::Key& key);
+  void do_update();
+  TensorView loss() const;              // f64 [1] of record_
+  TensorView first_non_finite() const;  // i64 [1] of it
+  // Waits for the oldest update that was queued.
+  MetricsRow next_row();
+  // Makes, writes and announces rows until at most `left` updates have none; those that are done already in any case.
+  void report(std::size_t left);
   void evaluate_and_record();
+
+  // A checkpoint in two parts: what must be done between two steps, and what a thread does.
+  void start_saving();
+  std::string finish_saving();  // waits; throws what went wrong; empty when nothing was being saved
+  void announce_saved();        // the same, when it is done already
 
   TrainConfig config_;
   Events events_;
@@ -99,18 +135,29 @@ class Trainer {
   data::Dataset dataset_;
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<data::Loader> evaluation_loader_;  // null without validation data
+  std::unique_ptr<Feed> feed_;
+  std::unique_ptr<Feed> evaluation_feed_;
   std::unique_ptr<model::LanguageModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<MetricsWriter> metrics_;
   Arena saved_;
-  data::Batch batch_;
-  Tensor losses_;
-  Tensor cu_seqlens_;  // order packed: i32 [most sequences + 1]
+  StepGraphs graphs_;
+  Tensor losses_;  // f32, of a micro-batch
+  Tensor record_;  // a Record on the device, as f64 [2]
+  std::shared_ptr<void> pinned_;
+  std::deque<Pending> pending_;
+  std::size_t queued_ = 0;
+  std::chrono::steady_clock::time_point last_row_;
   // Carried states (order segments): one for each micro-batch, and one for evaluation.
   std::vector<model::DecodeState> states_;
   std::vector<model::DecodeState> evaluation_states_;
   MemoryPlan plan_;
   double flops_per_token_ = 0.0;
+
+  std::unique_ptr<Snapshot> snapshot_;  // null: training waits while a checkpoint is written
+  std::unique_ptr<Transfer> transfer_;
+  std::future<std::string> saving_;
+  std::optional<std::pair<std::int64_t, double>> saving_best_;  // step and loss, when it is the best one so far
 
   // Progress: what trainer.json keeps.
   std::int64_t steps_ = 0;

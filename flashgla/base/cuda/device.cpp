@@ -13,7 +13,9 @@ cudaEvent_t event_of(void* event) { return static_cast<cudaEvent_t>(event); }
 }  // namespace
 
 void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw Error(std::string(what) + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it is reported here, not by whoever asks next
+  throw Error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 int device_count() {

@@ -1,5 +1,6 @@
-// Whole runs of a very small model: resume, accumulation, carried states, non-finite gradients, the memory plan, and
-// checkpoints that are damaged or cannot be written.
+// Whole runs of a very small model, on the GPU where there is one (FLASHGLA_TEST_DEVICE=cpu: on the CPU): resume,
+// accumulation, carried states, non-finite gradients, the memory plan, and checkpoints that are damaged or cannot be
+// written.
 #include "flashgla/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -17,8 +18,12 @@
 #include <limits>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
+#include "testing/compare.h"
+#include "testing/devices.h"
 
 namespace flashgla::train {
 namespace {
@@ -72,6 +77,8 @@ class TrainerTest : public ::testing::Test {
     result.model = kModel;
     result.data = (root_ / (order == "packed" ? "many" : "one")).string();
     result.out = (root_ / ("run_" + run)).string();
+    result.device = name_of(device());
+    result.dtype = "f32";
     result.threads = 1;  // small steps; and the machine may be busy
     result.train_tokens = 12 * 256;
     result.batch_tokens = 256;
@@ -84,6 +91,23 @@ class TrainerTest : public ::testing::Test {
     result.evaluation_tokens = 1024;
     result.checkpoint_every = 0;
     return result;
+  }
+
+  static Device device() { return testing::test_devices().back(); }
+
+  // An element of a tensor on any device.
+  static float element(const TensorView& tensor, std::int64_t i) {
+    float value = 0.0f;
+    copy_memory(&value, Device::cpu(), tensor.as<float>() + i, tensor.device, sizeof(value));
+    return value;
+  }
+  static void set_element(const TensorView& tensor, std::int64_t i, float value) {
+    copy_memory(tensor.as<float>() + i, tensor.device, &value, Device::cpu(), sizeof(value));
+  }
+  static std::string bytes_of(const TensorView& tensor) {
+    std::string bytes(tensor.bytes(), '\0');
+    copy_memory(bytes.data(), Device::cpu(), tensor.data, tensor.device, bytes.size());
+    return bytes;
   }
 
   static std::vector<MetricsRow> rows(const TrainConfig& config, const std::string& kind = "train") {
@@ -234,16 +258,15 @@ TEST_F(TrainerTest, NonFiniteGradientsNeverReachTheWeights) {
   Trainer trainer(run, {}, false);
   trainer.step();
   nn::Parameter& victim = *trainer.model().parameters().parameters()[3];
-  float* values = victim.value.as<float>();
-  const float before = values[1];
-  values[1] = std::numeric_limits<float>::quiet_NaN();
+  const float before = element(victim.value, 1);
+  set_element(victim.value, 1, std::numeric_limits<float>::quiet_NaN());
   const auto snapshot = [&] {
     std::string bytes;
     for (const nn::Parameter* parameter : trainer.model().parameters().parameters()) {
-      bytes.append(static_cast<const char*>(parameter->value.data), parameter->value.bytes());
+      bytes += bytes_of(parameter->value);
     }
     for (const model::NamedTensor& state : trainer.state_tensors()) {
-      bytes.append(static_cast<const char*>(state.tensor.data), state.tensor.bytes());
+      bytes += bytes_of(state.tensor);
     }
     return bytes;
   };
@@ -254,10 +277,10 @@ TEST_F(TrainerTest, NonFiniteGradientsNeverReachTheWeights) {
   EXPECT_THAT(skipped.message, HasSubstr("model."));
   EXPECT_TRUE(snapshot() == untouched);
 
-  values[1] = before;  // the cause is gone: training goes on
+  set_element(victim.value, 1, before);  // the cause is gone: training goes on
   EXPECT_EQ(trainer.step().kind, "train");
 
-  values[1] = std::numeric_limits<float>::infinity();
+  set_element(victim.value, 1, std::numeric_limits<float>::infinity());
   EXPECT_THAT([&] { trainer.run(); },
               ThrowsMessage<Error>(::testing::AllOf(HasSubstr("3 updates in a row were not made"),
                                                     HasSubstr("Try a lower learning_rate"), HasSubstr("of step 3"))));
@@ -281,7 +304,8 @@ TEST_F(TrainerTest, NothingIsAllocatedInTheLoop) {
       }
       EXPECT_GT(scratch, 0u);
       EXPECT_GT(activations, 0u);
-      trainer.step();
+      for (int i = 0; i < 30; ++i) trainer.step();  // until what is recorded has been
+      trainer.evaluate(1024);
       trainer.evaluate(1024);
       // The arenas are frozen: a byte more than planned would have been an Error. Nor does anything else grow.
       const struct mallinfo2 before = ::mallinfo2();
@@ -297,10 +321,152 @@ TEST_F(TrainerTest, NothingIsAllocatedInTheLoop) {
   }
 }
 
+// What is recorded as graphs is what is done operation by operation; and what the arenas hold before a step does not
+// matter to it.
+TEST_F(TrainerTest, GraphsAndOldContentsDoNotChangeTheBits) {
+  for (const char* order : {"windows", "segments", "packed"}) {
+    for (const char* dtype : {"f32", "bf16"}) {
+      SCOPED_TRACE(std::string(order) + " " + dtype);
+      TrainConfig plain = config("plain", order);
+      plain.dtype = dtype;
+      plain.micro_batch = 2;
+      plain.graphs = "off";
+      train(plain);
+      TrainConfig recorded = plain;
+      recorded.out = config("recorded").out;
+      recorded.graphs = "on";
+      train(recorded);
+      expect_same(rows(plain), rows(recorded));
+      expect_same(rows(plain, "eval"), rows(recorded, "eval"));
+      EXPECT_EQ(weights(plain), weights(recorded));
+
+      TrainConfig poisoned = recorded;
+      poisoned.out = config("poisoned").out;
+      Trainer trainer(poisoned, {}, false);
+      std::vector<MetricsRow> seen;
+      while (trainer.steps_done() < trainer.total_steps()) {
+        for (Arena* arena : {&trainer.context().scratch(), &trainer.activations()}) {
+          const ArenaScope scope(*arena);
+          testing::fill_with_nan(arena->allocate(arena->peak()), arena->peak(), device());
+        }
+        seen.push_back(trainer.step());
+      }
+      expect_same(rows(plain), seen);
+      TearDown();
+    }
+  }
+}
+
+// Beside the CPU's f32 for 200 steps: within 1e-3 nats at each, or within twice of how far two of the CPU's own forms
+// are apart by then, which differ in rounding alone; rounding grows from step to step. Packed batches have no second
+// form (another micro-batch packs other documents): their first steps are compared.
+TEST_F(TrainerTest, EveryDeviceFollowsTheCpu) {
+  if (device() == Device::cpu()) GTEST_SKIP() << "no GPU";
+  for (const std::string order : {"windows", "segments", "packed"}) {
+    TrainConfig here = config("here_" + order, order);
+    here.train_tokens = 200 * 256;
+    const auto losses = [&](const std::string& name, const std::string& on, std::int64_t micro_batch) {
+      TrainConfig run = here;
+      run.out = config(name + order).out;
+      run.device = on;
+      run.micro_batch = micro_batch;
+      train(run);
+      return rows(run);
+    };
+    const auto a = losses("here_", here.device, 0), b = losses("cpu_", "cpu", 0);
+    const auto other = order == "packed" ? b : losses("form_", "cpu", 1);
+    const std::size_t steps = order == "packed" ? 40 : 200;
+    ASSERT_EQ(a.size(), 200u);
+    double largest = 0.0, spread = 0.0;
+    for (std::size_t i = 0; i < steps; ++i) {
+      largest = std::max(largest, std::abs(a[i].loss - b[i].loss));
+      spread = std::max(spread, std::abs(other[i].loss - b[i].loss));
+    }
+    EXPECT_LT(largest, std::max(1e-3, 2.0 * spread)) << order << ", spread " << spread;
+  }
+}
+
+TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
+  const auto activations = [](const MemoryPlan& plan) {
+    std::size_t bytes = 0;
+    for (const MemoryPlan::Row& row : plan.rows) bytes += row.group == "activations" ? row.bytes : 0;
+    return bytes;
+  };
+  TrainConfig run = config("limit");
+  run.batch_tokens = 16 * 64;
+  const std::size_t free = [&] {
+    const Trainer trainer(run, {}, false);
+    EXPECT_EQ(trainer.config().recompute, "nothing");
+    EXPECT_EQ(trainer.config().micro_batch, 16);
+    return trainer.plan().total();
+  }();
+  std::size_t previous = free + 1;
+  for (const double share : {0.8, 0.6, 0.5}) {
+    fs::remove_all(run.out);
+    const auto limit = static_cast<std::size_t>(share * static_cast<double>(free));
+    run.memory_limit = std::to_string(limit);
+    const Trainer trainer(run, {}, false);
+    EXPECT_LE(trainer.plan().total(), limit);
+    EXPECT_LE(activations(trainer.plan()), previous);
+    previous = activations(trainer.plan());
+  }
+  run.memory_limit = "100KB";
+  EXPECT_THAT([&] { Trainer(run, {}, false); },
+              ThrowsMessage<Error>(::testing::AllOf(HasSubstr("are allowed; remedies:"), HasSubstr("smaller model"))));
+  run.memory_limit = "much";
+  EXPECT_THAT([&] { Trainer(run, {}, false); },
+              ThrowsMessage<Error>(HasSubstr("memory_limit: 'much' is not a number")));
+}
+
+// With memory for a copy, a checkpoint is written while training goes on: it is the one that would have been written
+// while training waits.
+TEST_F(TrainerTest, CheckpointsWrittenMeanwhileAreThoseOfTheirStep) {
+  TrainConfig waiting = config("waiting", "segments");
+  waiting.checkpoint_every = 3;
+  waiting.keep_checkpoints = 10;
+  waiting.memory_limit = "1GiB";
+  TrainConfig meanwhile = waiting;
+  meanwhile.out = config("meanwhile").out;
+  Trainer whole(waiting, {}, false);
+  while (whole.steps_done() < whole.total_steps()) {
+    whole.step();
+    if (whole.steps_done() % 3 == 0) whole.save();
+  }
+  train(meanwhile);
+  const auto a = RunFolder(waiting.out).checkpoints(), b = RunFolder(meanwhile.out).checkpoints();
+  ASSERT_EQ(a.size(), 4u);
+  ASSERT_EQ(b.size(), 4u);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
+      EXPECT_TRUE(read_file(a[i].path + file) == read_file(b[i].path + file)) << a[i].path << file;
+    }
+    EXPECT_NO_THROW(verify_checkpoint(b[i].path));
+  }
+}
+
+// One token, one sequence, sizes that no tile divides.
+TEST_F(TrainerTest, OddSizesTrain) {
+  for (const std::int64_t length : {1, 7, 61}) {
+    for (const char* dtype : {"f32", "bf16"}) {
+      TrainConfig run = config("odd");
+      run.model = R"({"hidden_size": 24, "num_hidden_layers": 1, "num_heads": 2, "intermediate_size": 34,
+                      "vocab_size": 259})";
+      run.sequence_length = run.batch_tokens = length;
+      run.train_tokens = 5 * length;
+      run.warmup_tokens = 0;
+      run.dtype = dtype;
+      train(run);
+      for (const MetricsRow& row : rows(run)) EXPECT_NEAR(row.loss, std::log(259.0), 0.5) << length << " " << dtype;
+      fs::remove_all(run.out);
+    }
+  }
+}
+
 TEST_F(TrainerTest, RecomputeSavesActivations) {
   std::size_t previous = std::numeric_limits<std::size_t>::max();
   for (const char* recompute : {"nothing", "activations", "block"}) {
     TrainConfig run = config("less");
+    run.model = R"({"hidden_size": 32, "num_hidden_layers": 8, "num_heads": 2, "intermediate_size": 64})";
     run.recompute = recompute;
     const Trainer trainer(run, {}, false);
     std::size_t activations = 0;
@@ -444,6 +610,13 @@ TEST_F(TrainerTest, RefusalsNameTheThingAndTheRemedy) {
   other = config("refusals4");
   other.data = (root_ / "nowhere").string();
   EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("nowhere")));
+}
+
+TEST(TrainConfigTest, BytesHaveUnits) {
+  EXPECT_EQ(parse_bytes("24GiB"), std::size_t{24} << 30);
+  EXPECT_EQ(parse_bytes("1.5 KB"), 1500u);
+  EXPECT_EQ(parse_bytes("77"), 77u);
+  for (const char* bad : {"", "GB", "3 apples", "-1GB"}) EXPECT_THROW(parse_bytes(bad), Error) << bad;
 }
 
 TEST(TrainConfigTest, FileAndFieldsRoundTrip) {

@@ -1,0 +1,43 @@
+#include "flashgla/train/memory_plan.h"
+
+#include <algorithm>
+
+namespace flashgla::train {
+
+std::size_t MemoryPlan::total() const {
+  std::size_t sum = 0;
+  for (const Row& row : rows) sum += row.bytes;
+  return sum;
+}
+
+std::vector<StepForm> step_forms(const TrainConfig& config) {
+  const std::int64_t sequences = config.sequences_per_batch();
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t count = 1; count <= sequences; ++count) {
+    if (config.micro_batch == 0 && sequences % count == 0) sizes.push_back(sequences / count);
+  }
+  if (config.micro_batch > 0) sizes.push_back(config.micro_batch);
+  struct Class {
+    nn::Recompute recompute;
+    double time;
+  };
+  std::vector<Class> classes = {
+      {nn::Recompute::nothing, 0.0}, {nn::Recompute::activations, 0.04}, {nn::Recompute::block, 0.3}};
+  if (config.recompute != "automatic") classes = {{nn::recompute_from_name(config.recompute), 0.0}};
+  struct Timed {
+    double time;
+    StepForm form;
+  };
+  std::vector<Timed> forms;
+  for (const Class& one : classes) {
+    for (const std::int64_t size : sizes) {
+      forms.push_back({one.time + 0.01 * static_cast<double>(sequences / size - 1), {size, one.recompute}});
+    }
+  }
+  std::stable_sort(forms.begin(), forms.end(), [](const Timed& a, const Timed& b) { return a.time < b.time; });
+  std::vector<StepForm> result;
+  for (const Timed& one : forms) result.push_back(one.form);
+  return result;
+}
+
+}  // namespace flashgla::train
