@@ -5,6 +5,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
 #include <unordered_map>
 
 #include "flashgla/base/error.h"
@@ -218,7 +219,7 @@ std::string to_json(const TrainConfig& config) {
   Json root = Json::object();
   for (const Field& field : fields(copy)) {
     std::visit(Overloaded{[&](std::string* value) {
-                            const bool object = field.value.index() == 0 && value->starts_with("{");
+                            const bool object = std::string_view(field.name) == "model" && value->starts_with("{");
                             root[field.name] = object ? Json::parse(*value) : Json(*value);
                           },
                           [&](auto* value) { root[field.name] = *value; }},

@@ -643,6 +643,9 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
   EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not JSON")));
   EXPECT_THAT(parse("[]"), ThrowsMessage<Error>(HasSubstr("run.json: expected a JSON object")));
   EXPECT_THAT(parse(R"({"model": "{"})"), ThrowsMessage<Error>(HasSubstr("model: not JSON")));
+  TrainConfig braced;
+  parse_config(braced, R"({"out": "{runs"})", "run.json");
+  EXPECT_THAT(to_json(braced), HasSubstr(R"("out": "{runs")"));
   const std::string deep = "{\"seed\": " + std::string(50000, '[') + std::string(50000, ']') + "}";
   EXPECT_THAT(parse(deep.c_str()), ThrowsMessage<Error>(HasSubstr("nested deeper than 100")));
   EXPECT_THAT(parse(R"({"lr": 1})"), ThrowsMessage<Error>(HasSubstr("run.json: there is no training field 'lr'")));
