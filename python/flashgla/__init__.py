@@ -12,6 +12,8 @@ B batch, T length, H query heads, G key-value heads (G divides H), K and V key a
 (B, or those that cu_seqlens packs). dtypes: q, k, v one of float64, float32, bfloat16, float16; gates that or float32;
 states float32 (float64 with float64). Any strides, but the last dimension is contiguous, and states wholly.
 
+`flashgla.LanguageModel` loads, scores and runs whole models (flashgla.models), `flashgla.Tokenizer` their tokenizers.
+
 Modules: `flashgla.torch` (PyTorch operators), `flashgla.ops` (functions named as in flash-linear-attention),
 `flashgla.fla` (puts them behind flash-linear-attention's models). An argument that is not what it must be is a
 ValueError that names it, what it is and what it must be.
@@ -19,16 +21,30 @@ ValueError that names it, what it is and what it must be.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _flashgla
 from ._arrays import is_torch, library_of
 
-__all__ = ["Gradients", "gated_linear_attention", "gated_linear_attention_backward", "step", "with_cuda"]
+__all__ = ["Gradients", "LanguageModel", "Tokenizer", "gated_linear_attention", "gated_linear_attention_backward",
+           "step", "with_cuda"]
 __version__ = "0.1.0"
 
 #: Whether this build of the package holds the CUDA kernels.
 with_cuda: bool = _flashgla.with_cuda
+
+
+if TYPE_CHECKING:
+    from .models import LanguageModel, Tokenizer
+
+
+def __getattr__(name: str) -> Any:
+    """Models and tokenizers, with the libraries behind them, are loaded when they are first asked for."""
+    if name in ("LanguageModel", "Tokenizer"):
+        from . import models
+
+        return getattr(models, name)
+    raise AttributeError(f"module 'flashgla' has no attribute {name!r}")
 
 
 class Gradients(NamedTuple):

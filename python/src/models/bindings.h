@@ -6,5 +6,6 @@
 namespace flashgla::python {
 
 void bind_tokenizer(nanobind::module_& m);
+void bind_language_model(nanobind::module_& m);  // after bind_tokenizer
 
 }  // namespace flashgla::python

@@ -17,4 +17,5 @@ NB_MODULE(_models, m) {
     }
   });
   flashgla::python::bind_tokenizer(m);
+  flashgla::python::bind_language_model(m);
 }

@@ -1,0 +1,172 @@
+"""Compares flashgla's models with another implementation inside lm-evaluation-harness, over every type of request.
+
+    python scripts/paper/harness_check.py MODEL [--against hf|logits] [--device cpu] [--examples 40]
+
+MODEL: a folder with weights and a tokenizer that both sides read: for `hf` (needs torch and transformers, no network)
+a checkpoint that transformers knows, in f32 on the CPU; `logits` is a model of one request at a time on
+LanguageModel.logits, to try the packing, the shared contexts and the token rules without PyTorch. The tasks are made
+here, over small JSONL files. Ends with exit code 1 when a metric differs by more than 1e-4 of it, or a log-likelihood
+by more than 1e-4 of the sum (of sums below 1: more than 1e-4).
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+import tempfile
+
+import flashgla.lm_eval
+import lm_eval
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+
+from flashgla import LanguageModel
+
+WORDS = "the river was cold and a lamp had been lit under the bridge where roads meet; she carried bread home".split()
+
+TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: {type}
+{fields}
+"""
+TASKS = {
+    "loglikelihood": ("loglikelihood", "doc_to_text: '{{context}}'\ndoc_to_target: '{{continuation}}'\n"
+                      "metric_list: [{metric: perplexity}, {metric: acc}]"),
+    "choices": ("multiple_choice", "doc_to_text: '{{context}}'\ndoc_to_choice: '{{choices}}'\n"
+                "doc_to_target: '{{answer}}'\nmetric_list: [{metric: acc}, {metric: acc_norm}]"),
+    "rolling": ("loglikelihood_rolling", "doc_to_text: ''\ndoc_to_target: '{{text}}'\nmetric_list: "
+                "[{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]"),
+    "until": ("generate_until", "doc_to_text: '{{context}}'\ndoc_to_target: '{{continuation}}'\ngeneration_kwargs: "
+              "{until: ['.', \"\\n\\n\"], max_gen_toks: 24, do_sample: false}\nmetric_list: [{metric: exact_match}]"),
+}
+
+
+class OneByOne(TemplateLM):
+    """Requests one at a time, by logits of the whole text."""
+
+    def __init__(self, folder: str, device: str):
+        super().__init__()
+        self.like = flashgla.lm_eval.FlashGLA(folder, device=device)
+        self.model: LanguageModel = self.like.model
+
+    eot_token_id = property(lambda self: self.like.eot_token_id)
+    prefix_token_id = property(lambda self: self.like.prefix_token_id)
+    max_length = property(lambda self: self.like.max_length)
+
+    def tok_encode(self, string, add_special_tokens=None, **_):
+        return self.like.tok_encode(string, add_special_tokens)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_):
+        results = []
+        for _, context, continuation in requests:
+            ids = (list(context) + list(continuation))[-(self.like.max_length + 1):]
+            logits = self.model.logits(ids[:-1]).astype(np.float64)[-len(continuation):]
+            top = logits.max(-1, keepdims=True)
+            logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+            results.append((float(sum(logs[i, t] for i, t in enumerate(continuation))),
+                            bool((logits.argmax(-1) == np.array(continuation)).all())))
+        return results
+
+    loglikelihood_rolling = flashgla.lm_eval.FlashGLA.loglikelihood_rolling
+
+    def generate_until(self, requests, disable_tqdm=False):
+        texts = []
+        for request in requests:
+            context, options = request.args
+            ids, most = self.tok_encode(context) or [self.prefix_token_id], options["max_gen_toks"]
+            ids = ids[-max(self.like.max_length - most, 1):]
+            written: list[int] = []
+            for _ in range(most):
+                token = int(self.model.logits(ids + written)[-1].argmax())
+                if token == self.eot_token_id:
+                    break
+                written.append(token)
+            text = self.model.tokenizer.decode(written)
+            places = [text.find(stop) for stop in options["until"] if stop in text]
+            texts.append(text[:min(places)] if places else text)
+        return texts
+
+
+def make_tasks(folder: pathlib.Path, examples: int) -> None:
+    draw = random.Random(3)
+
+    def some(low: int, high: int) -> str:
+        return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(low, high)))
+
+    rows = {
+        "loglikelihood": [{"context": some(1, 60), "continuation": some(1, 8)} for _ in range(examples)],
+        "choices": [{"context": some(1, 60), "choices": [some(1, 8) for _ in range(4)], "answer": draw.randrange(4)}
+                    for _ in range(examples)],
+        "rolling": [{"text": some(1, 900)} for _ in range(max(examples // 4, 2))],
+        "until": [{"context": some(1, 60), "continuation": some(1, 8)} for _ in range(max(examples // 4, 2))],
+    }
+    rows["loglikelihood"][0]["context"] = ""
+    for name, (kind, fields) in TASKS.items():
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+        (folder / f"flashgla_{name}.yaml").write_text(TASK.format(name=f"flashgla_{name}", file=file, type=kind,
+                                                                  fields=fields))
+
+
+def evaluate(model, folder: pathlib.Path, **arguments):
+    return lm_eval.simple_evaluate(model=model, tasks=[f"flashgla_{name}" for name in TASKS], log_samples=True,
+                                   task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+                                   bootstrap_iters=0, **arguments)
+
+
+def flat(resps) -> list[float]:
+    return [float(x) for each in resps for one in each for x in (one if isinstance(one, (list, tuple)) else [one])]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--against", choices=("hf", "logits"), default="hf")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--examples", type=int, default=40)
+    arguments = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        make_tasks(folder, arguments.examples)
+        ours_model = flashgla.lm_eval.FlashGLA(arguments.model, device=arguments.device)
+        ours = evaluate(ours_model, folder)
+        if arguments.against == "hf":
+            theirs = evaluate("hf", folder, device="cpu",
+                              model_args=f"pretrained={arguments.model},dtype=float32,max_length={ours_model.max_length}")
+        else:
+            theirs = evaluate(OneByOne(arguments.model, arguments.device), folder)
+        for task, metrics in theirs["results"].items():
+            for metric, value in metrics.items():
+                if not isinstance(value, float):
+                    continue
+                mine = ours["results"][task][metric]
+                close = abs(mine - value) <= 1e-4 * max(1.0, abs(value))
+                failed += not close
+                print(f"{task:24} {metric:24} {mine:.6f} {value:.6f}{'' if close else '  DIFFERENT'}")
+        worst = 0.0
+        for task, samples in theirs["samples"].items():
+            mine = {sample["doc_id"]: sample for sample in ours["samples"][task]}
+            for sample in samples:
+                other = mine[sample["doc_id"]]
+                if task == "flashgla_until":
+                    if sample["resps"] != other["resps"]:
+                        failed += 1
+                        print(f"{task} {sample['doc_id']}: {other['resps']} {sample['resps']}")
+                    continue
+                for a, b in zip(flat(other["resps"]), flat(sample["resps"])):
+                    worst = max(worst, abs(a - b) / max(abs(b), 1.0))
+                    if abs(a - b) > 1e-4 * max(abs(b), 1.0):
+                        failed += 1
+                        print(f"{task} {sample['doc_id']}: {a} {b}")
+        print(f"largest difference of a log-likelihood: {worst:.2e} of it; tokens read: {ours_model.tokens_read}")
+    print("equal" if not failed else f"{failed} differences")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
