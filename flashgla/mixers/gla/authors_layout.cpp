@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/gla/config.h"
 
 namespace flashgla::mixers {
@@ -37,7 +38,7 @@ void convert_from_authors(const Common& common, Config& config, const std::strin
   const auto& gla = static_cast<const GlaConfig&>(config);
   const auto heads = static_cast<double>(gla.num_heads);
   const double theirs = std::sqrt(heads / static_cast<double>(common.hidden_size));
-  const double ours = std::sqrt(heads / static_cast<double>(gla.key_dim(common)));
+  const double ours = std::sqrt(heads / static_cast<double>(expanded(common, gla.expand_k)));
   if (name.ends_with(".attn.k_proj.weight")) scale(value, theirs / ours);
   if (name.ends_with(".attn.v_proj.weight")) center_heads(value, gla.num_heads);
 }

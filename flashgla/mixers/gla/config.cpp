@@ -2,9 +2,9 @@
 
 #include <cmath>
 
+#include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/gla/authors_layout.h"
 #include "flashgla/mixers/gla/gla.h"
-#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
 namespace flashgla::mixers {
 
@@ -24,26 +24,57 @@ std::vector<Field> GlaConfig::fields() {
           {"gate_low_rank_dim", &gate_low_rank_dim}};
 }
 
+std::vector<Field> GlaVariantConfig::fields() {
+  std::vector<Field> all = GlaConfig::fields();
+  all.push_back({"gate", &gate});
+  return all;
+}
+
+namespace {
+using Gate = GatedLayerSettings::Gate;
+
+Gate gate_from_name(const std::string& name) {
+  if (name == "key") return Gate::key;
+  if (name == "scalar") return Gate::scalar;
+  if (name == "constant") return Gate::constant;
+  require(name == "none", "gate", "'" + name + "'", "'key', 'scalar', 'constant' or 'none'");
+  return Gate::none;
+}
+}  // namespace
+
 void GlaConfig::validate(const Common& common) const {
-  const auto ratio = [](const char* field, double value) {
-    require(value > 0.0 && value <= 64.0, field, std::to_string(value), "more than 0 and at most 64");
-  };
-  require_size("num_heads", num_heads, common.hidden_size);
+  require_heads(common, num_heads, expand_k, expand_v);
   if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
   require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
           "a divisor of num_heads " + std::to_string(num_heads));
-  ratio("expand_k", expand_k);
-  ratio("expand_v", expand_v);
-  require(key_dim(common) > 0 && key_dim(common) % num_heads == 0, "expand_k", std::to_string(expand_k),
-          "hidden_size * expand_k to be a positive multiple of num_heads " + std::to_string(num_heads));
-  require(value_dim(common) > 0 && value_dim(common) % num_heads == 0, "expand_v", std::to_string(expand_v),
-          "hidden_size * expand_v to be a positive multiple of num_heads " + std::to_string(num_heads));
   if (feature_map) ops::gated_linear_attention::feature_map_from_name(*feature_map);
   require(!use_short_conv || (conv_size >= 2 && conv_size <= 4), "conv_size", std::to_string(conv_size), "2, 3 or 4");
   require(!clamp_min || *clamp_min <= 0.0, "clamp_min", std::to_string(clamp_min.value_or(0.0)), "at most 0");
   require(std::isfinite(gate_logit_normalizer) && gate_logit_normalizer > 0.0, "gate_logit_normalizer",
           std::to_string(gate_logit_normalizer), "a positive number");
   require_size("gate_low_rank_dim", gate_low_rank_dim, 1 << 20);
+  gate_from_name(gate);
+}
+
+std::unique_ptr<Mixer> GlaConfig::create(const Common& common, std::int64_t layer) const {
+  GatedLayerSettings settings;
+  settings.common = common;
+  settings.name = layer_prefix(layer) + ".attn";
+  settings.num_heads = num_heads;
+  settings.kv_heads = kv_heads();
+  settings.key_dim = expanded(common, expand_k);
+  settings.value_dim = expanded(common, expand_v);
+  if (feature_map) settings.feature_map = ops::gated_linear_attention::feature_map_from_name(*feature_map);
+  settings.conv_size = use_short_conv ? conv_size : 0;
+  settings.gate = gate_from_name(gate);
+  settings.constant_gate = retention_decays(kv_heads());
+  settings.gate_low_rank_dim = gate_low_rank_dim;
+  settings.gate_logit_normalizer = gate_logit_normalizer;
+  settings.clamp_min = clamp_min;
+  settings.output_gate = use_output_gate;
+  settings.output_gate_bias = output_gate_bias;
+  if (elementwise_affine) settings.norm_name = use_output_gate ? ".g_norm_swish_gate.weight" : ".g_norm.weight";
+  return make_gated_layer(settings);
 }
 
 namespace {
@@ -60,6 +91,18 @@ constexpr Layout kLayouts[] = {
      .refused = kRefused,
      .older_names = kOlderNames},
     kGlaAuthorsLayout,
+};
+
+constexpr Layout kVariantLayouts[] = {
+    {.name = "fla", .model_type = "gla_variant", .architecture = "GLAVariantForCausalLM", .older_names = kOlderNames}};
+
+constexpr PresetRow kVariantPresets[] = {
+    {"gla-340m-scalar", "the paper's ablation: a scalar gate a head",
+     R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "scalar"})"},
+    {"gla-340m-constant", "the paper's ablation: RetNet's fixed decays",
+     R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "constant"})"},
+    {"gla-340m-none", "the paper's ablation: no gate",
+     R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "none"})"},
 };
 
 constexpr PresetRow kPresets[] = {
@@ -86,5 +129,9 @@ constexpr PresetRow kPresets[] = {
 constinit const Registration kGla{"gla", "gated linear attention (Yang et al. 2024)",
                                   []() -> std::unique_ptr<Config> { return std::make_unique<GlaConfig>(); }, kLayouts,
                                   kPresets};
+
+constinit const Registration kGlaVariant{
+    "gla_variant", "GLA's layer with another gate: scalar, constant, none (the paper's ablations)",
+    []() -> std::unique_ptr<Config> { return std::make_unique<GlaVariantConfig>(); }, kVariantLayouts, kVariantPresets};
 
 }  // namespace flashgla::mixers

@@ -19,19 +19,20 @@ struct GlaConfig : ConfigOf<GlaConfig> {
   double gate_logit_normalizer = 16.0;
   std::int64_t gate_low_rank_dim = 16;
   bool elementwise_affine = true;  // the norm of the heads' outputs has a weight
+  // "key", or of the paper's ablations (which GlaVariantConfig alone lists): "scalar", "constant", "none".
+  std::string gate = "key";
 
   std::int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }
-  // Query channels of all heads together, and value channels of the outputs of all heads together.
-  std::int64_t key_dim(const Common& common) const {
-    return static_cast<std::int64_t>(static_cast<double>(common.hidden_size) * expand_k);
-  }
-  std::int64_t value_dim(const Common& common) const {
-    return static_cast<std::int64_t>(static_cast<double>(common.hidden_size) * expand_v);
-  }
 
   std::vector<Field> fields() override;
   void validate(const Common& common) const override;
-  std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const override;  // layer.cpp
+  std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const override;
+};
+
+// The same layer with another gate (Table 2 of the paper), which no other library's config can say.
+struct GlaVariantConfig : GlaConfig {
+  std::unique_ptr<Config> clone() const override { return std::make_unique<GlaVariantConfig>(*this); }
+  std::vector<Field> fields() override;
 };
 
 }  // namespace flashgla::mixers

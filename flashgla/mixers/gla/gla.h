@@ -11,5 +11,6 @@
 namespace flashgla::mixers {
 
 extern const Registration kGla;
+extern const Registration kGlaVariant;
 
 }  // namespace flashgla::mixers

@@ -56,6 +56,10 @@ inline std::vector<SmallModel> small_models() {
                       "attn": {"layers": [1], "num_heads": 3, "num_kv_heads": 1})");
   parsed("hybrid_of_windows", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "window_size": 4,
                                  "layer_mixers": {"layers": [0], "model_type": "gla", "num_heads": 2})");
+  parsed("retnet", R"("model_type": "retnet", "hidden_size": 12, "num_heads": 2)");
+  parsed("scalar_gate", R"("model_type": "gla_variant", "hidden_size": 12, "num_heads": 2, "gate": "scalar")");
+  parsed("linear_attention", R"("model_type": "linear_attn", "hidden_size": 12, "num_heads": 2, "feature_map": "elu",
+                                "norm_feature_map": true)");
   parsed("no_mlp", R"("model_type": "gla", "hidden_size": 12, "num_heads": 2, "use_mlp": false)");
   return models;
 }

@@ -30,6 +30,11 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_LE(parameter_count(preset("gla-tiny")), 850'000);
   EXPECT_EQ(parameter_count(preset("transformer-340m")), 341'099'520);
   EXPECT_EQ(parameter_count(preset("transformer-1.3b")), 1'364'297'728);
+  EXPECT_EQ(parameter_count(preset("retnet-340m")), 347'403'264);
+  EXPECT_EQ(parameter_count(preset("retnet-1.3b")), 1'351'727'104);
+  EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
+  EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
+  EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);
   for (const Preset& row : presets()) {
     EXPECT_NO_THROW(preset(row.name).validate()) << row.name;
     EXPECT_FALSE(row.summary.empty());

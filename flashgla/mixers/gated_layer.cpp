@@ -1,0 +1,471 @@
+#include "flashgla/mixers/gated_layer.h"
+
+#include <array>
+#include <cmath>
+
+#include "flashgla/base/memory.h"
+#include "flashgla/mixers/scan_cost.h"
+#include "flashgla/nn/linear.h"
+#include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
+#include "flashgla/ops/rms_norm/rms_norm.h"
+#include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
+#include "flashgla/ops/rotary/rotary.h"
+#include "flashgla/ops/short_convolution/short_convolution.h"
+
+namespace flashgla::mixers {
+
+namespace {
+
+namespace attention = ops::gated_linear_attention;
+namespace convolution = ops::short_convolution;
+
+// dtype of states and reciprocal deviations.
+DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+using Gate = GatedLayerSettings::Gate;
+
+std::vector<nn::Linear::Part> input_parts(const GatedLayerSettings& settings) {
+  const std::int64_t group = settings.num_heads / settings.kv_heads;
+  std::vector<nn::Linear::Part> parts = {{settings.name + ".q_proj", settings.key_dim},
+                                         {settings.name + ".k_proj", settings.key_dim / group},
+                                         {settings.name + ".v_proj", settings.value_dim / group}};
+  if (settings.gate == Gate::key) parts.push_back({settings.name + ".gk_proj.0", settings.gate_low_rank_dim});
+  return parts;
+}
+enum Part : std::size_t { kQ, kK, kV, kLowRank };  // in the order of input_parts
+
+class GatedLayer : public Mixer {
+ public:
+  explicit GatedLayer(const GatedLayerSettings& settings);
+
+  void for_each_parameter(const nn::ParameterVisitor& visit) override;
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override;
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+               const LayerState& after) override;
+  void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  Cost cost(std::int64_t length) const override;
+  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
+
+ private:
+  // q, k and v [B,T,channels] of a forward, after the convolution where there is one.
+  using Channels = std::array<TensorView, 3>;
+
+  std::int64_t heads_of(std::size_t part) const { return part == kQ ? settings_.num_heads : settings_.kv_heads; }
+  TensorView convolution_weight(std::size_t i, const TensorView& of) const {
+    return of.reshape(Shape({convolutions_[i].shape[0], settings_.conv_size}));
+  }
+  static TensorView entry(const LayerState& state, std::size_t i) { return state.empty() ? TensorView() : state[i]; }
+
+  // q, k and v from the projections: convolved and turned.
+  void prepare(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after);
+  void rotate(const nn::Pass& pass, const Channels& of, ops::rotary::Direction direction) const;
+  // What a gate's projection reads: x, or the low-rank part of the projections.
+  TensorView gate_input(const TensorView& x, const TensorView& projected) const {
+    return settings_.gate == Gate::key ? input_.part(projected, kLowRank) : x;
+  }
+  double clamp() const { return settings_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp); }
+  void compute_gate(Context& context, const TensorView& x);
+  const TensorView& constant_gate(const Context& context, DType dtype);
+  // The gate as the operator takes it.
+  TensorView gate_of(const TensorView& g) const {
+    return settings_.gate == Gate::key ? g.split_last(settings_.kv_heads) : g;
+  }
+  attention::Inputs attention_inputs(const nn::Sequences& sequences) const;
+  attention::Options attention_options(const nn::Sequences& sequences) const;
+  void normalize(Context& context, const TensorView& o, const TensorView& output_gate, const TensorView& y,
+                 const TensorView& rstd);
+
+  GatedLayerSettings settings_;
+  std::int64_t kv_key_dim_;                  // key channels of all key-value heads together
+  std::int64_t kv_value_dim_;                // value channels of the same
+  nn::Linear input_;                         // q, k, v and a low-rank gate: one matrix product
+  std::vector<nn::Linear> gate_;             // none, or the one that gives a gate's logits
+  Tensor constant_gate_;                     // [heads], on the device of the first call
+  std::vector<nn::Parameter> convolutions_;  // none, or those of q, k, v
+  std::vector<nn::Parameter> norm_;          // none, or one
+  std::vector<nn::Linear> output_gate_;      // none, or one
+  nn::Linear output_;
+  attention::Options options_;
+
+  struct Saved {
+    TensorView projected;    // [B,T,input_.out()]
+    TensorView output_gate;  // [B,T,value_dim], before the swish; absent without it
+    Channels channels;       // of convolution: recomputed in class activations
+    TensorView logits;       // [B,T,kv_key_dim] of the gate: recomputed
+    TensorView g;            // the log gate itself: recomputed
+    TensorView o;            // [B,T,H,V]
+    TensorView states;       // the operator's own: recomputed
+    TensorView rstd;         // [B*T*H]
+    TensorView normalized;   // [B,T,value_dim]: recomputed
+    LayerState before;
+  } saved_;
+};
+
+GatedLayer::GatedLayer(const GatedLayerSettings& settings)
+    : settings_(settings),
+      kv_key_dim_(settings.key_dim / settings.num_heads * settings.kv_heads),
+      kv_value_dim_(settings.value_dim / settings.num_heads * settings.kv_heads),
+      input_(input_parts(settings), settings.common.hidden_size, settings.common.initializer_range),
+      output_({{settings.name + ".o_proj", settings.common.hidden_size}}, settings.value_dim,
+              settings.common.initializer_range) {
+  const std::string& name = settings.name;
+  const double deviation = settings.common.initializer_range;
+  options_.feature_map = settings.feature_map;
+  options_.normalize = settings.normalize;
+  if (settings.gate == Gate::key) {
+    gate_.push_back(nn::Linear({{name + ".gk_proj.1", kv_key_dim_}}, settings.gate_low_rank_dim, deviation, true));
+  } else if (settings.gate == Gate::scalar) {
+    gate_.push_back(nn::Linear({{name + ".gk_proj", settings.kv_heads}}, settings.common.hidden_size, deviation, true));
+  }
+  if (settings.output_gate) {
+    output_gate_.push_back(nn::Linear({{name + ".g_proj", settings.value_dim}}, settings.common.hidden_size, deviation,
+                                      settings.output_gate_bias));
+  }
+  if (settings.conv_size > 0) {
+    const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
+    const std::array<std::int64_t, 3> channels = {settings.key_dim, kv_key_dim_, kv_value_dim_};
+    for (std::size_t i = 0; i < 3; ++i) {
+      nn::Parameter weight;
+      weight.name = name + names[i] + ".weight";
+      weight.shape = Shape({channels[i], 1, settings.conv_size});
+      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so small that their product, cubic in
+      // them, drowns in the epsilon of the norm behind the operator.
+      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(settings.conv_size));
+      weight.decay = false;
+      convolutions_.push_back(std::move(weight));
+    }
+  }
+  if (!settings.norm_name.empty()) {
+    nn::Parameter weight;
+    weight.name = name + settings.norm_name;
+    weight.shape = Shape({settings.value_dim / settings.num_heads});
+    weight.initialization = nn::Initialization::ones;
+    weight.decay = false;
+    norm_.push_back(std::move(weight));
+  }
+}
+
+void GatedLayer::for_each_parameter(const nn::ParameterVisitor& visit) {
+  input_.for_each_parameter(visit);
+  for (nn::Linear& gate : output_gate_) gate.for_each_parameter(visit);
+  for (nn::Linear& gate : gate_) gate.for_each_parameter(visit);
+  for (nn::Parameter& weight : convolutions_) visit(weight);
+  for (nn::Parameter& weight : norm_) visit(weight);
+  output_.for_each_parameter(visit);
+}
+
+std::vector<StateEntry> GatedLayer::state_layout(std::int64_t sequences, std::int64_t, DType parameters) const {
+  const DType dtype = accumulation_dtype(parameters);
+  std::vector<StateEntry> layout = {{"h",
+                                     Shape({sequences, settings_.kv_heads, settings_.key_dim / settings_.num_heads,
+                                            settings_.value_dim / settings_.num_heads}),
+                                     dtype}};
+  const std::array<const char*, 3> names = {"conv_q", "conv_k", "conv_v"};
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    layout.push_back({names[i], Shape({sequences, convolutions_[i].shape[0], settings_.conv_size - 1}), dtype});
+  }
+  if (settings_.normalize) {
+    layout.push_back({"z", Shape({sequences, settings_.kv_heads, settings_.key_dim / settings_.num_heads}), dtype});
+  }
+  return layout;
+}
+
+Cost GatedLayer::cost(std::int64_t) const {
+  return scan_cost(settings_.num_heads, settings_.kv_heads, settings_.key_dim / settings_.num_heads,
+                   settings_.value_dim / settings_.num_heads);
+}
+
+void GatedLayer::rotate(const nn::Pass& pass, const Channels& of, ops::rotary::Direction direction) const {
+  if (settings_.rope_base == 0.0) return;
+  for (const std::size_t part : {kQ, kK}) {
+    const TensorView heads = of[part].split_last(heads_of(part));
+    ops::rotary::run(pass.context, heads, pass.positions, pass.sequences.bounds, settings_.rope_base, direction, heads);
+  }
+}
+
+void GatedLayer::prepare(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after) {
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    convolution::Inputs inputs;
+    inputs.x = input_.part(saved_.projected, i);
+    inputs.weight = convolution_weight(i, convolutions_[i].value);
+    inputs.initial_state = entry(before, i + 1);
+    inputs.cu_seqlens = pass.sequences.bounds;
+    convolution::Outputs outputs;
+    outputs.y = out[i];
+    outputs.final_state = entry(after, i + 1);
+    convolution::forward(pass.context, inputs, outputs, convolution::Activation::silu);
+  }
+  rotate(pass, out, ops::rotary::Direction::forward);
+}
+
+void GatedLayer::compute_gate(Context& context, const TensorView& x) {
+  for (const nn::Linear& gate : gate_) {
+    gate.forward(context, gate_input(x, saved_.projected), saved_.logits);
+    ops::log_sigmoid_gate::forward(context, saved_.logits, saved_.g, settings_.gate_logit_normalizer, clamp());
+  }
+}
+
+const TensorView& GatedLayer::constant_gate(const Context& context, DType dtype) {
+  // Made at the first call, which is one that plans where anything is planned.
+  if (!constant_gate_ || constant_gate_->device != context.device() || constant_gate_->dtype != dtype) {
+    const Tensor host = Tensor::empty(Shape({settings_.kv_heads}), dtype);
+    for (std::int64_t head = 0; head < settings_.kv_heads; ++head) {
+      store_element(host, std::array{head}, settings_.constant_gate[static_cast<std::size_t>(head)]);
+    }
+    constant_gate_ = Tensor::empty(host->shape, dtype, context.device());
+    copy_memory(constant_gate_->data, context.device(), host->data, Device::cpu(), host->bytes());
+  }
+  return constant_gate_.view();
+}
+
+attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) const {
+  attention::Inputs inputs;
+  inputs.q = saved_.channels[kQ].split_last(heads_of(kQ));
+  inputs.k = saved_.channels[kK].split_last(heads_of(kK));
+  inputs.v = saved_.channels[kV].split_last(heads_of(kV));
+  if (saved_.g) inputs.g = gate_of(saved_.g);
+  inputs.h0 = entry(saved_.before, 0);
+  if (settings_.normalize && !saved_.before.empty()) inputs.z0 = saved_.before.back();
+  inputs.cu_seqlens = sequences.bounds;
+  return inputs;
+}
+
+attention::Options GatedLayer::attention_options(const nn::Sequences& sequences) const {
+  attention::Options options = options_;
+  options.max_seqlen = sequences.max_seqlen;
+  return options;
+}
+
+void GatedLayer::normalize(Context& context, const TensorView& o, const TensorView& output_gate, const TensorView& y,
+                           const TensorView& rstd) {
+  const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
+  if (output_gate) {
+    ops::rms_norm_swish_gate::forward(context, o, output_gate.split_last(settings_.num_heads), weight, y, rstd,
+                                      settings_.common.norm_eps);
+  } else {
+    ops::rms_norm::Inputs inputs;
+    inputs.x = o;
+    inputs.weight = weight;
+    ops::rms_norm::Outputs outputs;
+    outputs.y = y;
+    outputs.rstd = rstd;
+    ops::rms_norm::forward(context, inputs, outputs, settings_.common.norm_eps);
+  }
+}
+
+void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+                         const LayerState& after) {
+  Context& context = pass.context;
+  const ArenaScope scope(context.scratch());
+  const std::int64_t batch = x.size(0);
+  const std::int64_t length = x.size(1);
+  const DType wide = accumulation_dtype(x.dtype);
+  const auto sized = [&](std::int64_t channels) { return Shape({batch, length, channels}); };
+
+  saved_.before = before;
+  saved_.projected = pass.keep().tensor(sized(input_.out()), x.dtype, "gla: projections");
+  input_.forward(context, x, saved_.projected);
+  saved_.output_gate = {};
+  for (const nn::Linear& gate : output_gate_) {
+    saved_.output_gate = pass.keep().tensor(sized(gate.out()), x.dtype, "gla: projections");
+    gate.forward(context, x, saved_.output_gate);
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    const TensorView channels = input_.part(saved_.projected, i);
+    saved_.channels[i] = convolutions_.empty()
+                             ? channels
+                             : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
+  }
+  prepare(pass, saved_.channels, before, after);
+  saved_.logits = saved_.g = {};
+  for (const nn::Linear& gate : gate_) {
+    saved_.logits = pass.keep_or_recompute().tensor(sized(gate.out()), x.dtype, "gla: gates");
+    saved_.g = pass.keep_or_recompute().tensor(sized(gate.out()), x.dtype, "gla: gates");
+  }
+  compute_gate(context, x);
+  if (settings_.gate == Gate::constant) saved_.g = constant_gate(context, wide);
+
+  saved_.o = pass.keep().tensor(sized(settings_.value_dim), x.dtype, "gla: outputs").split_last(settings_.num_heads);
+  const attention::Inputs inputs = attention_inputs(pass.sequences);
+  const attention::Options options = attention_options(pass.sequences);
+  attention::Outputs outputs;
+  outputs.o = saved_.o;
+  outputs.ht = entry(after, 0);
+  if (settings_.normalize && !after.empty()) outputs.zt = after.back();
+  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
+    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options));
+    if (bytes > 0) {
+      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "gla: chunk states");
+    }
+  }
+  saved_.states = outputs.states;
+  attention::forward(context, inputs, outputs, options);
+
+  saved_.rstd = pass.training()
+                    ? pass.saved->tensor(Shape({batch * length * settings_.num_heads}), wide, "norms: deviations")
+                    : TensorView();
+  saved_.normalized = pass.keep_or_recompute().tensor(saved_.o.shape, x.dtype, "gla: normalised outputs");
+  normalize(context, saved_.o, saved_.output_gate, saved_.normalized, saved_.rstd);
+  if (y) output_.forward(context, saved_.normalized.reshape(sized(settings_.value_dim)), y);
+}
+
+void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const TensorView& projected = saved_.projected;
+  const auto like = [&](const TensorView& view, DType dtype) {
+    return scratch.tensor(view.shape, dtype, "gla: gradients");
+  };
+
+  if (pass.recompute == nn::Recompute::activations) {
+    if (!convolutions_.empty()) {
+      for (TensorView& channels : saved_.channels) channels = like(channels, x.dtype);
+      prepare(pass, saved_.channels, saved_.before, {});
+    }
+    if (!gate_.empty()) {
+      saved_.logits = like(saved_.logits, x.dtype);
+      saved_.g = like(saved_.g, x.dtype);
+      compute_gate(context, x);
+    }
+    saved_.normalized = like(saved_.o, x.dtype);
+    normalize(context, saved_.o, saved_.output_gate, saved_.normalized, {});
+  }
+
+  const TensorView dprojected = like(projected, x.dtype);
+  const TensorView d_o = like(saved_.o, x.dtype);
+  const Shape rows({x.size(0), x.size(1), settings_.value_dim});
+  output_.backward(context, saved_.normalized.reshape(rows), dy, d_o.reshape(rows));
+  const TensorView weight = norm_.empty() ? TensorView() : norm_.front().value;
+  const TensorView dweight = norm_.empty() ? TensorView() : norm_.front().gradient;
+  TensorView doutput_gate;
+  if (saved_.output_gate) {
+    doutput_gate = like(saved_.output_gate, x.dtype);
+    ops::rms_norm_swish_gate::backward(context, saved_.o, saved_.output_gate.split_last(settings_.num_heads), weight,
+                                       saved_.rstd, d_o, d_o, doutput_gate.split_last(settings_.num_heads), dweight);
+  } else {
+    ops::rms_norm::backward(context, saved_.o, weight, saved_.rstd, d_o, d_o, false, dweight);
+  }
+
+  Channels dchannels;
+  for (std::size_t i = 0; i < 3; ++i) {
+    dchannels[i] = convolutions_.empty() ? input_.part(dprojected, i) : like(saved_.channels[i], x.dtype);
+  }
+  const TensorView dg = gate_.empty() ? TensorView() : like(saved_.g, x.dtype);
+  attention::Outputs outputs;
+  outputs.o = saved_.o;
+  outputs.states = saved_.states;
+  attention::OutputGradients output_gradients;
+  output_gradients.d_o = d_o;
+  attention::InputGradients input_gradients;
+  input_gradients.dq = dchannels[kQ].split_last(heads_of(kQ));
+  input_gradients.dk = dchannels[kK].split_last(heads_of(kK));
+  input_gradients.dv = dchannels[kV].split_last(heads_of(kV));
+  if (dg) input_gradients.dg = gate_of(dg);
+  attention::backward(context, attention_inputs(pass.sequences), outputs, output_gradients, input_gradients,
+                      attention_options(pass.sequences));
+  rotate(pass, dchannels, ops::rotary::Direction::inverse);
+
+  TensorView dlogits;
+  if (dg) {
+    dlogits = like(saved_.logits, x.dtype);
+    ops::log_sigmoid_gate::backward(context, saved_.logits, dg, dlogits, settings_.gate_logit_normalizer, clamp());
+  }
+  if (settings_.gate == Gate::key) {
+    gate_.front().backward(context, input_.part(projected, kLowRank), dlogits, input_.part(dprojected, kLowRank));
+  }
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    convolution::Inputs inputs;
+    inputs.x = input_.part(projected, i);
+    inputs.weight = convolution_weight(i, convolutions_[i].value);
+    inputs.initial_state = entry(saved_.before, i + 1);
+    inputs.cu_seqlens = pass.sequences.bounds;
+    convolution::OutputGradients gradients;
+    gradients.dy = dchannels[i];
+    convolution::InputGradients wanted;
+    wanted.dx = input_.part(dprojected, i);
+    wanted.dweight = convolution_weight(i, convolutions_[i].gradient);
+    convolution::backward(context, inputs, gradients, wanted, convolution::Activation::silu);
+  }
+  input_.backward(context, x, dprojected, dx);
+  for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
+  if (settings_.gate == Gate::scalar) gate_.front().backward(context, x, dlogits, dx, true);
+}
+
+void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+  namespace linear_step = ops::linear_step;
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const std::int64_t batch = x.size(0);
+  const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
+  TensorView output_gate;
+  std::vector<linear_step::Layer> inputs_of_mixer = {input_.step_layer(projected)};
+  for (const nn::Linear& gate : output_gate_) {
+    output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
+    inputs_of_mixer.push_back(gate.step_layer(output_gate));
+  }
+  linear_step::run(context, norm.before_step(x), inputs_of_mixer);
+  for (std::size_t i = 0; i < convolutions_.size(); ++i) {
+    const TensorView channels = input_.part(projected, i);
+    convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
+                      convolution::Activation::silu);
+  }
+  if (settings_.rope_base > 0.0) {
+    const TensorView tokens = projected.reshape(Shape({batch, 1, input_.out()}));
+    rotate(pass, {input_.part(tokens, kQ), input_.part(tokens, kK), input_.part(tokens, kV)},
+           ops::rotary::Direction::forward);
+  }
+  TensorView g;
+  for (const nn::Linear& gate : gate_) {
+    g = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: gates");
+    const linear_step::Layer logits = gate.step_layer(g);
+    const bool key = settings_.gate == Gate::key;
+    linear_step::run(context, key ? linear_step::Inputs{input_.part(projected, kLowRank)} : norm.before_step(x),
+                     {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+  }
+  if (settings_.gate == Gate::constant) g = constant_gate(context, accumulation_dtype(x.dtype));
+  attention::StepInputs inputs;
+  inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
+  inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
+  inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
+  if (g) inputs.g = gate_of(g);
+  const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
+  attention::step(context, inputs, state[0], settings_.normalize ? state.back() : TensorView(),
+                  o.split_last(settings_.num_heads), options_);
+  linear_step::Inputs normalized{o,
+                                 linear_step::Prologue::head_norm,
+                                 norm_.empty() ? TensorView() : norm_.front().value,
+                                 settings_.common.norm_eps,
+                                 settings_.value_dim / settings_.num_heads,
+                                 output_gate};
+  const linear_step::Layer output = output_.step_layer(x);
+  linear_step::run(context, normalized, {&output, 1}, {linear_step::Epilogue::add});
+}
+
+}  // namespace
+
+std::vector<double> retention_decays(std::int64_t heads) {
+  std::vector<double> decays;
+  for (std::int64_t h = 0; h < heads; ++h) decays.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(h))));
+  return decays;
+}
+
+void require_heads(const Common& common, std::int64_t num_heads, double expand_k, double expand_v) {
+  require_size("num_heads", num_heads, common.hidden_size);
+  const auto whole = [&](const char* field, double ratio) {
+    require(ratio > 0.0 && ratio <= 64.0, field, std::to_string(ratio), "more than 0 and at most 64");
+    const std::int64_t channels = expanded(common, ratio);
+    require(
+        channels > 0 && channels % num_heads == 0, field, std::to_string(ratio),
+        std::string("hidden_size * ") + field + " to be a positive multiple of num_heads " + std::to_string(num_heads));
+  };
+  whole("expand_k", expand_k);
+  whole("expand_v", expand_v);
+}
+
+std::unique_ptr<Mixer> make_gated_layer(const GatedLayerSettings& settings) {
+  return std::make_unique<GatedLayer>(settings);
+}
+
+}  // namespace flashgla::mixers
