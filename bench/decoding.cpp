@@ -1,4 +1,6 @@
 // The bench of decoding: a draw and a step a token, as generation makes them, the host's part included.
+#include "flashgla/generate/decoding.h"
+
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -7,7 +9,6 @@
 #include "bench/benches.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
-#include "flashgla/generate/decoding.h"
 #include "flashgla/model/cost.h"
 #include "testing/compare.h"
 
@@ -17,8 +18,8 @@ namespace {
 
 using model::LanguageModel;
 
-// Largest relative difference of a small model's logits from the reference implementations' on the CPU. Each operator is
-// held to 1e-5 on its own; behind one another they are not, because a first token's output is (q . k) v and the norm
+// Largest relative difference of a small model's logits from the reference implementations' on the CPU. Each operator
+// is held to 1e-5 on its own; behind one another they are not, because a first token's output is (q . k) v and the norm
 // behind it magnifies the rounding of a small q . k.
 constexpr double kTolerance = 5e-3;
 
@@ -104,8 +105,8 @@ void bench_decoding(const testing::BenchOptions& options) {
     if (context.architecture().matrix_units && each.dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
     row.milliseconds = milliseconds_a_token(context, model, each.sequences, options.seconds);
     const mixers::Cost cost = model::cost(model.config(), 1);
-    row.bytes = static_cast<double>(model.parameters().value_bytes()) +
-                static_cast<double>(each.sequences) * cost.decode_bytes;
+    row.bytes =
+        static_cast<double>(model.parameters().value_bytes()) + static_cast<double>(each.sequences) * cost.decode_bytes;
     row.flops = static_cast<double>(each.sequences) * cost.forward_flops;
     options.report(row);
   }

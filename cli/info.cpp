@@ -12,8 +12,8 @@
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/model/checkpoint.h"
-#include "flashgla/text/tokenizer.h"
 #include "flashgla/model/cost.h"
+#include "flashgla/text/tokenizer.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {

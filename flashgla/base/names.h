@@ -14,7 +14,8 @@ DType dtype_from_name(std::string_view name);
 // "cpu" or "cuda:0".
 std::string name_of(Device device);
 
-// Inverse of name_of; "cuda" means "cuda:0", "auto" the first CUDA device, or the CPU where there is none. Throws Error.
+// Inverse of name_of; "cuda" means "cuda:0", "auto" the first CUDA device, or the CPU where there is none. Throws
+// Error.
 Device device_from_name(std::string_view name);
 
 }  // namespace flashgla

@@ -34,7 +34,7 @@ struct SaveOptions {
   // Where the bytes of a parameter's value are read: in a copy of it. Absent: its own.
   std::function<TensorView(const TensorView& value)> copy_of;
   Transfer* transfer = nullptr;  // as in write_safetensors
-  std::string layout{};  // mixers::Layout::name; "": the one that the model's config names
+  std::string layout{};          // mixers::Layout::name; "": the one that the model's config names
 };
 
 // A config's layout that is not written becomes the mixer's first; options.layout must be one that is.

@@ -48,8 +48,9 @@ struct LinearAttentionConfig : ConfigOf<LinearAttentionConfig> {
   }
 };
 
-// Feature maps with parameters, and queries and keys divided by their sums, are not implemented: flash-linear-attention's
-// default, "elementwise_product", is what an absent feature_map stands for, and is refused by name.
+// Feature maps with parameters, and queries and keys divided by their sums, are not implemented:
+// flash-linear-attention's default, "elementwise_product", is what an absent feature_map stands for, and is refused by
+// name.
 constexpr Refusal kRefused[] = {{"num_kv_heads", ""}, {"norm_q", "false"}, {"norm_k", "false"}};
 
 constexpr Layout kLayouts[] = {

@@ -5,7 +5,7 @@
 namespace flashgla::ops::short_convolution {
 
 std::span<const Implementation> implementations() {
-  #ifdef FLASHGLA_CUDA
+#ifdef FLASHGLA_CUDA
   static const Implementation table[] = {kCuda, kSimd, kReference};
 #else
   static const Implementation table[] = {kSimd, kReference};

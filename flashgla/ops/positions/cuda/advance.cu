@@ -1,6 +1,5 @@
-#include "flashgla/ops/positions/cuda/advance.h"
-
 #include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/positions/cuda/advance.h"
 
 namespace flashgla::ops::positions::cuda {
 
