@@ -49,9 +49,18 @@ def show(name, model, tokens):
         print(f"  {{{t}, {{" + ", ".join(f"{x:.8g}" for x in logits[t, :6].tolist()) + "}},")
 
 
-COMMON = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-              vocab_size=29, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
-              attn_implementation="eager")
+COMMON = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 29,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "attn_implementation": "eager",
+}
 TOKENS = [3, 14, 15, 9, 26, 5, 0, 28, 8, 17, 9, 3, 2, 3, 8, 4]
 
 
