@@ -61,6 +61,7 @@ void Trainer::start_saving() {
   progress["config"] = Json::parse(to_json(config_));
   saving_best_.reset();
   if (best) saving_best_ = {steps_, last_evaluation_->loss};
+  interrupted_ = interrupted_ || !snapshot_;
   if (snapshot_) snapshot_->take(context_.queue());
   const auto copied = std::make_shared<Event>(context_.queue());
   copied->record();

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <utility>
 
 #include "flashgla/base/file.h"
 #include "flashgla/base/memory.h"
@@ -244,7 +245,8 @@ MemoryPlan Trainer::plan_step(const StepForm& form) {
 
 void Trainer::plan_memory() {
   record_ = Tensor::zeros({2}, DType::f64, context_.device());
-  pinned_ = allocate_pinned_memory(kInFlight * sizeof(Record));
+  pinned_ = allocate_pinned_memory((kInFlight + 1) * sizeof(Record));
+  for (std::size_t i = 0; i <= kInFlight; ++i) marks_.push_back(std::make_unique<Marks>(context_.queue()));
   const std::size_t held = model_->parameters().value_bytes() + model_->parameters().gradient_bytes() +
                            optimizer_->moment_bytes() + optimizer_->master_bytes();
   std::optional<std::size_t> limit = config_.memory_limit_bytes();
@@ -336,6 +338,9 @@ TensorView Trainer::first_non_finite() const {
 void Trainer::queue_step() {
   Pending pending;
   pending.start = Clock::now();
+  pending.slot = queued_ % marks_.size();
+  pending.follows = !std::exchange(interrupted_, false);
+  marks_[pending.slot]->begin.record();
   for (std::int64_t micro = 0; micro < config_.accumulation(); ++micro) {
     MicroBatch batch;
     feed_->next(batch);
@@ -352,14 +357,23 @@ void Trainer::queue_step() {
   optimizer_->set_scalars(row.learning_rate, static_cast<double>(config_.batch_tokens) /
                                                  static_cast<double>(std::max<std::int64_t>(pending.targets, 1)));
   graphs_.run({.piece = StepGraphs::Key::Piece::update}, [this] { do_update(); });
-  pending.slot = queued_++ % kInFlight;
   context_.queue().copy(static_cast<Record*>(pinned_.get()) + pending.slot, record_->data, sizeof(Record));
+  marks_[pending.slot]->end.record();
   optimizer_->queue_report();  // and with it the record's copy
+  ++queued_;
   steps_ += 1;
   tokens_ += config_.batch_tokens;
   row.step = steps_;
   row.tokens = tokens_;
   pending_.push_back(std::move(pending));
+}
+
+double Trainer::seconds_of(const Pending& pending) const {
+  const std::size_t last = (pending.slot + marks_.size() - 1) % marks_.size();
+  const Event& begin = pending.follows ? marks_[last]->end : marks_[pending.slot]->begin;
+  const double milliseconds = marks_[pending.slot]->end.elapsed_milliseconds(begin);
+  if (milliseconds > 0.0) return 1e-3 * milliseconds;
+  return std::chrono::duration<double>(Clock::now() - std::max(pending.start, last_row_)).count();
 }
 
 MetricsRow Trainer::next_row() {
@@ -368,9 +382,9 @@ MetricsRow Trainer::next_row() {
   const UpdateReport update = optimizer_->next_report();  // the host waits
   const Record record = static_cast<const Record*>(pinned_.get())[pending.slot];
   const auto now = Clock::now();
-  const double elapsed = std::chrono::duration<double>(now - std::max(pending.start, last_row_)).count();
+  seconds_ += std::chrono::duration<double>(now - std::max(pending.start, last_row_)).count();
+  const double elapsed = seconds_of(pending);
   last_row_ = now;
-  seconds_ += elapsed;
   MetricsRow row = pending.row;
   row.loss = record.loss / static_cast<double>(std::max<std::int64_t>(pending.targets, 1));
   row.bits_per_byte = bits_per_byte(row.loss, dataset_.train_bytes_per_target);
@@ -399,6 +413,7 @@ MetricsRow Trainer::step() {
 
 Evaluation Trainer::evaluate(std::int64_t tokens) {
   if (!evaluation_feed_) throw Error("training: the data has no validation part; prepare it with --validation 0.05");
+  interrupted_ = true;
   evaluation_loader_->rewind();
   evaluation_feed_->forget();
   for (const model::DecodeState& state : evaluation_states_) state.queue_reset(context_.queue());

@@ -84,7 +84,13 @@ class Trainer {
     MetricsRow row;
     std::chrono::steady_clock::time_point start;
     std::int64_t targets = 0;
-    std::size_t slot = 0;  // of records_
+    std::size_t slot = 0;  // of its record
+    bool follows = false;  // the device goes on from the last update with it
+  };
+  // Marks in the device's order, from which an update's time is read.
+  struct Marks {
+    explicit Marks(const Queue& queue) : begin(queue, true), end(queue, true) {}
+    Event begin, end;
   };
   // What the device says of an update, in pinned memory; kInFlight of them.
   struct Record {
@@ -119,6 +125,8 @@ class Trainer {
   TensorView first_non_finite() const;  // i64 [1] of it
   // Waits for the oldest update that was queued.
   MetricsRow next_row();
+  // Seconds that an update took: on the device, where it has a clock.
+  double seconds_of(const Pending& pending) const;
   // Makes, writes and announces rows until at most `left` updates have none; those that are done already in any case.
   void report(std::size_t left);
   void evaluate_and_record();
@@ -146,7 +154,9 @@ class Trainer {
   Tensor record_;  // a Record on the device, as f64 [2]
   std::shared_ptr<void> pinned_;
   std::deque<Pending> pending_;
+  std::vector<std::unique_ptr<Marks>> marks_;  // kInFlight + 1: the last row's are still needed
   std::size_t queued_ = 0;
+  bool interrupted_ = true;  // something else was queued since the last update
   std::chrono::steady_clock::time_point last_row_;
   // Carried states (order segments): one for each micro-batch, and one for evaluation.
   std::vector<model::DecodeState> states_;
