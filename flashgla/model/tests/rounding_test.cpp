@@ -1,0 +1,86 @@
+// bf16 on every device beside bf16 on the CPU: both are as far from the f64 model with the same weights.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "flashgla/base/names.h"
+#include "flashgla/model/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/devices.h"
+
+namespace flashgla::model {
+namespace {
+
+constexpr std::int64_t kBatch = 2, kLength = 130;
+constexpr std::int64_t kSmall = 1000;  // tensors of fewer elements are taken together
+
+// Losses and gradients of one batch, in f64 on the CPU, by name; small tensors one behind the other as "small".
+std::map<std::string, std::vector<double>> results_of(LanguageModel& model, std::uint64_t seed) {
+  const Device device = model.device();
+  Context context(device, 1);
+  Arena saved(device);
+  nn::Pass pass{context, &saved};
+  const Shape shape({kBatch, kLength});
+  const Tensor tokens = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2 * seed), device);
+  const Tensor targets = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2 * seed + 1), device);
+  const DType wide = model.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Tensor losses = Tensor::empty(Shape({kBatch * kLength}), wide, device);
+  model.parameters().zero_gradients();
+  model.forward_backward(pass, tokens, targets, losses, 1.0 / static_cast<double>(kBatch * kLength));
+  context.queue().synchronize();
+  std::map<std::string, std::vector<double>> results;
+  const auto add = [&](const std::string& name, const TensorView& view) {
+    const Tensor values = testing::converted(testing::copied_to(view, Device::cpu()), DType::f64);
+    std::vector<double>& row = results[view.numel() < kSmall ? "small" : name];
+    row.insert(row.end(), values.as<double>(), values.as<double>() + values->numel());
+  };
+  add("losses", losses);
+  for (const nn::Parameter* parameter : model.parameters().parameters()) add(parameter->name, parameter->gradient);
+  return results;
+}
+
+double relative_error(const std::vector<double>& x, const std::vector<double>& truth) {
+  double difference = 0.0, norm = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    difference += (x[i] - truth[i]) * (x[i] - truth[i]);
+    norm += truth[i] * truth[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return 0.5 * (values[values.size() / 2] + values[(values.size() - 1) / 2]);
+}
+
+TEST(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
+  ModelConfig config;
+  config.hidden_size = 64;
+  config.num_hidden_layers = 2;
+  config.vocab_size = 259;
+  config.set("num_heads", "2");
+  for (const Device device : testing::test_devices()) {
+    std::map<std::string, std::vector<double>> ratios;
+    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+      LanguageModel cpu(config, DType::bf16, Device::cpu(), true), here(config, DType::bf16, device, true);
+      LanguageModel exact(config, DType::f64, Device::cpu(), true);
+      cpu.parameters().initialize(seed);
+      here.parameters().initialize(seed);
+      copy(cpu.parameters().all_values(), exact.parameters().all_values());
+      const auto truth = results_of(exact, seed), yardstick = results_of(cpu, seed), measured = results_of(here, seed);
+      for (const auto& [name, values] : truth) {
+        const double ratio = relative_error(measured.at(name), values) / relative_error(yardstick.at(name), values);
+        ratios[name].push_back(ratio);
+        EXPECT_LT(ratio, 3.0) << name_of(device) << " " << name << " seed " << seed;
+      }
+    }
+    std::vector<double> all;
+    for (const auto& [name, row] : ratios) all.push_back(median(row));
+    EXPECT_LE(median(all), 1.5) << name_of(device);
+  }
+}
+
+}  // namespace
+}  // namespace flashgla::model
