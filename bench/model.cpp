@@ -53,6 +53,7 @@ Tensor gradients_by(LanguageModel& model, const std::string& name) {
 namespace {
 
 struct TrainingProblem {
+  const char* name;
   const char* preset;
   std::int64_t batch, length;
   DType dtype;
@@ -126,8 +127,7 @@ void bench_training_step(const testing::BenchOptions& options) {
     testing::BenchRow row;
     row.operation = "model_training_step";
     row.implementation = "all";
-    row.problem = std::string(problem.preset) + " " + std::to_string(problem.batch) + "x" +
-                  std::to_string(problem.length) + " " + name_of(problem.dtype);
+    row.problem = problem.name;
     if (problem.device != options.device.kind || !options.wants(row.problem) ||
         !options.wants_implementation(row.implementation)) {
       continue;
