@@ -60,9 +60,11 @@ struct TrainingProblem {
   Device::Kind device;
 };
 constexpr TrainingProblem kTrainingProblems[] = {
-    {"gla-small", 8, 512, DType::f32, Device::Kind::cpu},    {"gla-small", 8, 512, DType::bf16, Device::Kind::cuda},
-    {"gla-340m", 16, 2048, DType::bf16, Device::Kind::cuda}, {"gla-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
-    {"gla-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
+    {"d256 8 layers 8x512 tokens f32", "gla-small", 8, 512, DType::f32, Device::Kind::cpu},
+    {"gla-small 8x512 bf16", "gla-small", 8, 512, DType::bf16, Device::Kind::cuda},
+    {"gla-340m 16x2048 bf16", "gla-340m", 16, 2048, DType::bf16, Device::Kind::cuda},
+    {"gla-1.3b 8x2048 bf16", "gla-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"gla-1.3b 1x16384 bf16", "gla-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
 };
 
 // A model with its optimizer and everything that a step needs, all of it taken beforehand; a step is recorded as a
