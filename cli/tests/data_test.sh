@@ -54,7 +54,7 @@ succeeds 'huggingface, 7 words' data prepare the.txt --out hub2 --tokenizer hub 
 sed 's/WhitespaceSplit/UnicodeScripts/' tokenizer.json >other.json
 refuses 'other.json: pre_tokenizer: the pre-tokenizer UnicodeScripts' data prepare the.txt --out x --tokenizer other.json
 refuses 'train:8192' data prepare plain.txt --out x --tokenizer train:lots
-refuses 'cannot be made from this text' data prepare plain.txt --out x --tokenizer train:5000
+refuses 'too large for this text; --tokenizer train:[0-9]* or less' data prepare plain.txt --out x --tokenizer train:5000
 printf '{"text": "fine"}\n{"text": 3}\n' >bad.jsonl
 refuses 'bad.jsonl, line 2' data prepare bad.jsonl --out bytes
 succeeds 'tokens in' data info bytes

@@ -29,6 +29,7 @@ cat stdout stderr >said
 holds 'Ctrl-C says how to go on' grep -q -- '--resume' said
 succeeds '.' generate interrupted --prompt One --max-tokens 5 --seed 1
 
+refuses '/dev/null: not a regular file' train --data /dev/null --preset gla-tiny --out a
 refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a
 refuses 'gla-gigantic.*gla-340m' train --data tokens --preset gla-gigantic --out a
 refuses '--steps' train $small --steps many --out a

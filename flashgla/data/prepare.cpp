@@ -89,13 +89,21 @@ std::shared_ptr<const text::Tokenizer> make_tokenizer(const PrepareOptions& opti
         "a tokenizer cannot be trained on standard input, which can be read only once; write it to a file first");
   }
   DocumentPart part;
-  return text::train_sentencepiece(
-      [&](std::string& text) {
-        if (!reader.next(part)) return false;
-        text = std::move(part.text);
-        return true;
-      },
-      training);
+  try {
+    return text::train_sentencepiece(
+        [&](std::string& text) {
+          if (!reader.next(part)) return false;
+          text = std::move(part.text);
+          return true;
+        },
+        training);
+  } catch (const text::VocabularyError& error) {
+    const bool too_large = error.possible < error.asked;
+    throw Error("prepare: --tokenizer " + name + ": a vocabulary of " + size +
+                (too_large ? " is too large for this text" : " is too small for the characters of this text") +
+                "; --tokenizer " + name.substr(0, name.find(':') + 1) + std::to_string(error.possible) +
+                (too_large ? " or less" : " or more"));
+  }
 }
 
 class Preparation {

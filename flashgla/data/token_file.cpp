@@ -63,6 +63,10 @@ TokenFormat token_format_from_name(std::string_view name) {
 }
 
 std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path, TokenFormat format) {
+  if (fs::exists(path) && !fs::is_regular_file(path) && !fs::is_directory(path)) {
+    throw Error("cannot open " + path +
+                ": not a regular file; `flashgla data prepare` turns text into a folder of tokens");
+  }
   fs::path bin = path;
   const bool names_index = bin.extension() == ".idx";
   if (names_index || (bin.extension() != ".bin" && !fs::is_regular_file(bin))) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <mutex>
@@ -29,6 +30,19 @@ std::string reason_of(const sentencepiece::util::Status& status) {
   const std::size_t bracket = message.rfind("] ");
   const std::string words = bracket == std::string::npos ? message : message.substr(bracket + 2);
   return words.empty() ? message : words;
+}
+
+// The size that the library's sentence about a wrong one names; 0: its sentence is about something else.
+std::int64_t possible_vocabulary(const std::string& reason) {
+  for (const char* before : {"to a value <= ", " vs "}) {
+    const std::size_t found = reason.find(before);
+    if (found == std::string::npos) continue;
+    std::int64_t size = 0;
+    const char* begin = reason.data() + found + std::string_view(before).size();
+    std::from_chars(begin, reason.data() + reason.size(), size);
+    return size;
+  }
+  return 0;
 }
 
 class SentencePieceTokenizer final : public Tokenizer {
@@ -284,6 +298,14 @@ std::unique_ptr<Tokenizer> train_sentencepiece(const TextSource& text, const Sen
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model);
   if (!status.ok()) {
+    if (const std::int64_t possible = possible_vocabulary(reason_of(status)); possible > 0) {
+      throw VocabularyError(
+          "train_sentencepiece: a vocabulary of " + std::to_string(training.vocab_size) +
+              (possible < training.vocab_size ? " is too large for this text, which allows at most "
+                                              : " is too small for the characters of this text, which need at least ") +
+              std::to_string(possible),
+          training.vocab_size, possible);
+    }
     throw Error("train_sentencepiece: a vocabulary of " + std::to_string(training.vocab_size) +
                 " cannot be made from this text: " + reason_of(status));
   }

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "flashgla/base/error.h"
+
 namespace flashgla::text {
 
 using TokenIds = std::vector<std::int32_t>;
@@ -88,6 +90,13 @@ struct SentencePieceTraining {
   std::string model_type = "bpe";  // or "unigram"
   double character_coverage = 0.9995;
   int threads = 1;
+};
+
+// The text cannot have a vocabulary of the size that was asked for; it can have one of `possible`.
+struct VocabularyError : Error {
+  VocabularyError(const std::string& message, std::int64_t asked, std::int64_t possible)
+      : Error(message), asked(asked), possible(possible) {}
+  std::int64_t asked, possible;
 };
 
 // Fills in the next piece of text, in any cut; false at the end.

@@ -197,8 +197,15 @@ TEST(Tokenizer, TrainingOnTooLittleTextSaysSo) {
       train_sentencepiece(source_of(text), {.vocab_size = 4000, .model_type = type});
       FAIL() << type;
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("4000"));
-      EXPECT_THAT(error.what(), HasSubstr("<="));
+      EXPECT_THAT(error.what(), HasSubstr("a vocabulary of 4000 is too large for this text, which allows at most "));
+    }
+    try {
+      train_sentencepiece(source_of(text), {.vocab_size = 262, .model_type = type});
+      FAIL() << type;
+    } catch (const VocabularyError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("262 is too small for the characters of this text"));
+      EXPECT_GT(error.possible, 262);
+      EXPECT_NO_THROW(train_sentencepiece(source_of(text), {.vocab_size = error.possible, .model_type = type}));
     }
   }
   EXPECT_THROW(train_sentencepiece(source_of(std::string()), {}), Error);
