@@ -269,7 +269,7 @@ TEST_F(Preparing, OptionsThatCannotBeAreNamed) {
   };
   EXPECT_THAT(refusal({.tokenizer = "train:many"}), HasSubstr("train:8192"));
   EXPECT_THAT(refusal({.tokenizer = "train:30"}), HasSubstr("vocab_size is 30"));
-  EXPECT_THAT(refusal({.tokenizer = "train:100000"}), HasSubstr("<="));
+  EXPECT_THAT(refusal({.tokenizer = "train:100000"}), HasSubstr("--tokenizer train:283 or less"));
   EXPECT_THAT(refusal({.tokenizer = "absent.model"}), HasSubstr("absent.model"));
   EXPECT_THAT(refusal({.tokenizer = input}), HasSubstr("not a SentencePiece model"));
   EXPECT_THAT(refusal({.validation = 0.7}), HasSubstr("0 .. 0.5"));
