@@ -48,6 +48,7 @@ struct EvaluateArguments {
   std::string png, log;
   bool resume = false;
   std::string dtype;
+  std::string device = "cpu";
   int threads = 0;
   bool json = false, quiet = false, samples = false;
 };
@@ -147,7 +148,8 @@ std::string settings_of(const EvaluateArguments& arguments, const std::vector<st
               {"limit", arguments.limit},
               {"batch_tokens", arguments.batch_tokens},
               {"reuse", !arguments.no_reuse},
-              {"dtype", arguments.dtype}}
+              {"dtype", arguments.dtype},
+              {"device", arguments.device}}
       .dump();
 }
 
@@ -274,8 +276,9 @@ void run_evaluate(EvaluateArguments& arguments) {
   if (examples && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0)) {
     throw Error("evaluate: " + arguments.data + " has examples; --extrapolate, --carry and --stride are for text");
   }
-  Context context(Device::cpu(), arguments.threads);
+  Context context(device_from_name(arguments.device), arguments.threads);
   model::LoadOptions load;
+  load.device = context.device();
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   std::vector<std::string> folders, fingerprints;
   for (const std::string& name : arguments.models) {
@@ -405,6 +408,8 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example");
   verb->add_flag("--quiet", arguments->quiet, "No progress");
   verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
+  verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
+      ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
       ->capture_default_str()
       ->check(non_negative_number());

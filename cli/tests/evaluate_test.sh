@@ -59,6 +59,7 @@ printf '{"context": "a"}\n' >bad.jsonl
 refuses 'bad.jsonl, line 1: there is no "continuation"' evaluate run --data bad.jsonl --quiet
 refuses 'example 1: the continuation has 10 tokens; the window is 4' evaluate run --data continuations.jsonl --window 4 --quiet
 refuses 'positions needs 10000001' evaluate run --data text.txt --extrapolate 10000000 --quiet
+refuses 'unknown device' evaluate run --data text.txt --device tpu
 refuses '--png goes with --extrapolate' evaluate run --data text.txt --png x.png
 refuses 'are for text' evaluate run --data choices.jsonl --carry
 mkdir bare && cp run/checkpoints/"$(cat run/checkpoints/latest)"/config.json run/checkpoints/"$(cat run/checkpoints/latest)"/model.safetensors bare
