@@ -90,8 +90,7 @@ std::shared_ptr<void> allocate(std::size_t bytes, Device device) {
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     throw Error("not enough memory on " + name_of(device) + " for " + std::to_string(bytes) +
-                " bytes: " + std::to_string(free) + " of " + std::to_string(total) +
-                " are free; nvidia-smi shows who holds the rest, and less is needed with a smaller batch or model");
+                " bytes: " + std::to_string(free) + " of " + std::to_string(total) + " are free");
   }
   check(status, ("allocating " + std::to_string(bytes) + " bytes on " + name_of(device)).c_str());
   return {memory, [](void* pointer) { cudaFree(pointer); }};
@@ -119,7 +118,10 @@ void* create_stream(Device device, bool ordered) {
   check(cudaStreamCreateWithFlags(&stream, ordered ? cudaStreamDefault : cudaStreamNonBlocking), "cudaStreamCreate");
   return stream;
 }
-void destroy_stream(void* stream) { cudaStreamDestroy(stream_of(stream)); }
+void destroy_stream(void* stream) {
+  cudaStreamSynchronize(stream_of(stream));  // copies of copy_memory do not wait for a stream that is no more
+  cudaStreamDestroy(stream_of(stream));
+}
 void synchronize_stream(void* stream) { check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize"); }
 void zero_queued(void* memory, std::size_t bytes, void* stream) {
   check(cudaMemsetAsync(memory, 0, bytes, stream_of(stream)), "cudaMemsetAsync");
