@@ -32,21 +32,45 @@ std::vector<TensorView> fused_views(const Tensor& fused, std::int64_t query_head
           fused.view().slice(2, q + k, q + k + heads * V).split_last(heads)};
 }
 
-double gate_value(const Case& c, std::uint64_t seed, std::uint64_t index) {
-  if (c.gate_values == GateValues::trained) {
-    return -std::log1p(std::exp(-testing::normal(seed, index))) / 16.0;
+// Element `index` of a gate of so many channels.
+double gate_value(GateValues values, std::int64_t channels, std::uint64_t seed, std::uint64_t index) {
+  const auto logsigmoid = [&] { return -std::log1p(std::exp(-testing::normal(seed, index))); };
+  const std::uint64_t channel = index % static_cast<std::uint64_t>(channels), token = index - channel;
+  switch (values) {
+    case GateValues::trained:
+      return logsigmoid() / 16.0;
+    case GateValues::extreme: {
+      const double u = testing::uniform(seed, index);
+      if (u < 0.45) return 0.0;
+      if (u < 0.70) return -1e-4;
+      if (u < 0.90) return -1.0;
+      if (u < 0.97) return -50.0;
+      return -std::numeric_limits<double>::infinity();
+    }
+    case GateValues::times_1:
+      return logsigmoid();
+    case GateValues::times_2:
+      return 2.0 * logsigmoid();
+    case GateValues::times_4:
+      return 4.0 * logsigmoid();
+    case GateValues::times_16:
+      return 16.0 * logsigmoid();
+    case GateValues::times_64:
+      return 64.0 * logsigmoid();
+    case GateValues::fast_channels:
+      return channel % 16 == 5 ? -3.0 : logsigmoid() / 16.0;
+    case GateValues::resets:
+      return testing::uniform(seed + 500, token) < 1e-3 ? -std::numeric_limits<double>::infinity()
+                                                        : logsigmoid() / 16.0;
+    case GateValues::mixed:
+      return logsigmoid() * std::exp2(std::floor(testing::uniform(seed + 500, channel) * 11.0) - 4.0);
   }
-  const double u = testing::uniform(seed, index);
-  if (u < 0.45) return 0.0;
-  if (u < 0.70) return -1e-4;
-  if (u < 0.90) return -1.0;
-  if (u < 0.97) return -50.0;
-  return -std::numeric_limits<double>::infinity();
+  return 0.0;
 }
 
 // Constant gates are few: one of each value rather than a draw.
 double constant_gate_value(const Case& c, std::int64_t head) {
-  if (c.gate_values == GateValues::trained) return std::log1p(-std::exp2(-5.0 - static_cast<double>(head)));
+  if (c.gate_values != GateValues::extreme) return std::log1p(-std::exp2(-5.0 - static_cast<double>(head)));
   const double values[] = {-1.0, -1e-4, -50.0, 0.0, -std::numeric_limits<double>::infinity()};
   return values[head % 5];
 }
@@ -104,6 +128,18 @@ TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& 
   return result;
 }
 
+const char* name_of(GateValues values) {
+  constexpr const char* names[] = {"trained", "extreme",       "x1",     "x2",   "x4", "x16",
+                                   "x64",     "fast channels", "resets", "mixed"};
+  return names[static_cast<int>(values)];
+}
+
+std::vector<GateValues> gate_values() {
+  std::vector<GateValues> all;
+  for (int i = 0; i <= static_cast<int>(GateValues::mixed); ++i) all.push_back(static_cast<GateValues>(i));
+  return all;
+}
+
 std::string describe_case(const Case& c) {
   std::string text = "B" + std::to_string(c.lengths.empty() ? c.batch : 1) + " T" + std::to_string(total_length(c)) +
                      " H" + std::to_string(c.query_heads);
@@ -115,6 +151,9 @@ std::string describe_case(const Case& c) {
             std::to_string(*std::max_element(c.lengths.begin(), c.lengths.end())) + (c.tells_longest ? " told" : "");
   }
   if (!c.gates_over_keys) text += " (values only)";
+  if (c.gate != GateKind::none && c.gate_values != GateValues::trained && c.gate_values != GateValues::extreme)
+    text += std::string(" ") + name_of(c.gate_values);
+  if (c.dtype == DType::bf16 && c.gate == GateKind::key && c.gate_dtype == DType::f32) text += " in f32";
   if (c.feature_map != FeatureMap::identity) text += std::string(", ") + name_of(c.feature_map);
   if (c.normalize) text += ", normalized";
   return text;
@@ -148,7 +187,8 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
     const TensorView view = c.strided && shape.rank() > 1 ? with_gaps(shape, gate_dtype_of(c), storage)
                                                           : poisoned(shape, gate_dtype_of(c), storage);
     testing::fill_by_index(view, [&](std::uint64_t i) {
-      return shape.rank() == 1 ? constant_gate_value(c, static_cast<std::int64_t>(i)) : gate_value(c, seed + stream, i);
+      return shape.rank() == 1 ? constant_gate_value(c, static_cast<std::int64_t>(i))
+                               : gate_value(c.gate_values, shape.rank() == 4 ? shape[3] : 1, seed + stream, i);
     });
     return view;
   };
@@ -566,6 +606,14 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
         }
       }
     }
+    for (const auto& [K, V] : {std::pair{64, 64}, {128, 256}, {256, 512}, {512, 512}}) {
+      for (const GateValues values : gate_values()) {
+        if (values == GateValues::trained) continue;
+        Case strong = timed(8, 2048, kH, K, V, DType::bf16, GateKind::key);
+        strong.gate_values = values;
+        list.push_back(strong);
+      }
+    }
     for (const std::int64_t width : {62, 130}) {  // no multiples of 16 bytes
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
         list.push_back(timed(8, 2048, kH, width, width, dtype, GateKind::key));
@@ -589,6 +637,16 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
           timed(32, 2048, 16, 64, 64, bf16, GateKind::scalar),   timed(32, 512, 16, 64, 64, bf16, GateKind::key),
           timed(32, 1024, 16, 64, 64, bf16, GateKind::key),      timed(32, 2048, 16, 64, 64, DType::f16, GateKind::key),
           timed(32, 2048, 16, 64, 64, DType::f32, GateKind::key)};
+  // Gates of other strengths, and in f32.
+  for (const Case& shape : {list[0], list[1], list[2]}) {
+    for (const GateValues values : {GateValues::times_1, GateValues::times_2, GateValues::fast_channels,
+                                    GateValues::times_4, GateValues::times_16, GateValues::resets}) {
+      list.push_back(shape);
+      list.back().gate_values = values;
+    }
+    list.push_back(shape);
+    list.back().gate_dtype = DType::f32;
+  }
   return list;
 }
 

@@ -13,7 +13,18 @@ namespace flashgla::ops::gated_linear_attention {
 enum class GateValues : std::uint8_t {
   trained,  // logsigmoid(normal) / 16: what the GLA layer feeds
   extreme,  // 0, -1e-4, -1, -50 and -inf, mixed over channels, time and heads
+  times_1,  // logsigmoid(normal), and so many times that
+  times_2,
+  times_4,
+  times_16,
+  times_64,
+  fast_channels,  // trained, but one channel in 16 at -3
+  resets,         // trained, but one token in a thousand of a head at -inf
+  mixed,          // logsigmoid(normal) times 1/16 to 64, by channel
 };
+const char* name_of(GateValues values);
+// All of them.
+std::vector<GateValues> gate_values();
 
 struct Case {
   std::string name;

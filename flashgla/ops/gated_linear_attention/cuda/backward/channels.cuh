@@ -2,7 +2,8 @@
 // backward/README.md. As in backward/rows.cuh a block walks a sequence and head back in time with dh in registers.
 // Gates are summed on tensor cores: running sums are a triangle of ones times the tile of gates, and dg, a sum over
 // later tokens, is one times E = q dq - k dk. E goes in as two bf16 numbers, 16 bits of mantissa; the sums are f32.
-// What the two thread groups do alike is one piece of code for both, for the instruction cache's sake.
+// What the two thread groups do alike is one piece of code for both, for the instruction cache's sake. Chunks out of
+// one anchor's reach go by blocks of 16 tokens (tiles/ladder.cuh).
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
@@ -38,15 +39,15 @@ struct Triangles {
 };
 
 struct ChannelsShared {
-  // Factors of steep chunks take v and h, their X takes x. E: of q in d_o and q, of k in v and k.
+  // Of steep chunks what blocks tell each other takes g in the first group, which then has its scores there, and v in
+  // the second. E: of q in d_o and q, of k in v and k.
   static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
                        g = 5 * kTileBytes;
   static constexpr int stage = 6 * kTileBytes;
   static constexpr int x = 2 * stage;  // dh^
   static constexpr int triangles = x + kTileBytes;
   static constexpr int beyond = triangles + Triangles::bytes;  // [parity of the chunk][64]: dh h at its end
-  static constexpr int sums = beyond + 2 * kTile * 4;          // [8 warps][64]: of gates, for steep chunks
-  static constexpr int places = sums + kFusedWarps * kTile * 4;
+  static constexpr int places = beyond + 2 * kTile * 4;
   static constexpr int rows = places + 3 * Places::count * 8;   // [parity of the chunk]: its tokens
   static constexpr int index = rows + 2 * 4, last = index + 4;  // with mma.sync: of the chunk under way, of the last
   static constexpr int total = last + 4;
@@ -69,6 +70,25 @@ __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t t
     }
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(tile, y, k16, thread);
+  }
+}
+
+// The same of E as it is: high halves to one tile, low ones to another.
+template <class Core>
+__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Local<float, 32>& e,
+                                           int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4], y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = e.x[8 * k16 + 2 * i], second = e.x[8 * k16 + 2 * i + 1];
+      x[i] = ptx::pack_bf16(first, second);
+      const float2 rounded = ptx::unpack_bf16(x[i]);
+      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+    }
+    Core::put_fragment(high, x, k16, thread);
+    Core::put_fragment(low, y, k16, thread);
   }
 }
 
@@ -251,6 +271,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   };
   const auto negated = [&] { return p.scale < 0.0f && first_group; };
 
+  bool by_blocks = false;  // one anchor has not reached in the chunk after, and so is not tried in this one
 #pragma unroll 1
   for (int index = last_chunk();; --index) {
     ptx::copy_async_wait<0>();
@@ -289,9 +310,9 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     if (index < 0) break;
 
     // q~ and k~ in place, and dh^, as if one anchor served.
-    bool in_range = true;
+    bool in_range = false;
     float2 decay = make_float2(1.0f, 1.0f);  // of dh's rows
-    {
+    if (!by_blocks) {
       const std::uint32_t g[1] = {stage_of(index) + Layout::g};
       Accumulator sums;
       start_sums<Core, false, 1>(sums, g, triangles);
@@ -406,80 +427,145 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           }
         }
       } else {
-        // scale q 2^b and k 2^(sum of later gates) instead, and dh before its decay.
-        const int warp = thread / 32 + (first_group ? 0 : 4), lane = thread % 32;
-        Local<std::uint32_t, 16> steep_pairs, steep_scores;
-        Local<float, 32> products, others;
-        reload(index_now());
-        const char* gates = shared + (stage - base) + Layout::g;
-        float* totals = reinterpret_cast<float*>(shared + Layout::sums);
-        const GateColumns<GateTile::narrow, kFusedWarps> columns{gates, totals, warp, lane};
-        float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int i = 0; i < kFusedRows; ++i) {
-          const float2 gate = columns.gate(i);
-          sum.x += gate.x;
-          sum.y += gate.y;
+        // Operands as in tiles/ladder.cuh instead, and dh before its decay.
+        if (!by_blocks) {
+          reload(index_now());
+        } else if (!first_group) {
+          const float2 totals = sum_rows_of_tile(stage + Layout::g, thread);
+          decay = make_float2(ptx::exp2(totals.x * kLog2E), ptx::exp2(totals.y * kLog2E));
         }
-        *reinterpret_cast<float2*>(totals + warp * kTile + 2 * lane) = sum;
+        Local<std::uint32_t, 16> found_pairs, found_scores, outer, others;  // others: k (q) where a block is not near
+        Local<float, 32> gradient;                                          // of the state, in the second group
         if (!first_group) {
           put_rounded<Core>(x_tile, held, thread);
           scale_rows(held, decay.x, decay.y);
+          gradient.put(held);
         }
-        others.put(held);
-        __syncthreads();
-        walk_up(columns, kTile, warp, [&](int row, float2 exponent) { gate_pair(q, q, row, lane, exponent, p.scale); });
-        walk_down(columns, kTile, warp, [&](int row, float2 exponent) { gate_pair(k, k, row, lane, exponent); });
         Core::publish();
         __syncthreads();
+        Local<std::uint32_t, 16> own;  // q (k), this warp's rows
+        Accumulator sums;
+        bool near;
         {
-          const std::uint32_t from = anew(static_cast<int>(stage)), thread = fresh_thread();
-          const std::uint32_t own = from + (first_group ? Layout::d_o : Layout::v);
+          const std::uint32_t from = stage_of(index_now());
+          const int thread = fresh_thread();
+          std::uint32_t operand[16];
+          load_operand<k_inner>(operand, from + (first_group ? Layout::q : Layout::k), thread);
+          own.put(operand);
+          sum_block(sums, from + Layout::g, thread);
+          near = is_near(sums, thread % 32);
+          if (!near) {
+            load_operand<k_inner>(operand, from + (first_group ? Layout::k : Layout::q), thread);
+            others.put(operand);
+          }
           Accumulator a;
           Core::begin();
-          Core::template product<k_inner, k_inner, true, kLoads>(a, own, from + (first_group ? Layout::v : Layout::d_o),
+          Core::template product<k_inner, k_inner, true, kLoads>(a, from + (first_group ? Layout::d_o : Layout::v),
+                                                                 from + (first_group ? Layout::v : Layout::d_o),
                                                                  thread_shuffled<Core>(thread));
-          Core::template product<k_inner, k_inner, true, kLoads>(d, own, first_group ? from + Layout::h : x_tile,
-                                                                 thread_shuffled<Core>(thread));
-          Core::finish(a, d);
-          std::uint32_t pairs[16];
-          if (first_group) {
-            select_pairs<false>(pairs, a, fresh_thread());
-          } else {
-            select_pairs<true>(pairs, a, fresh_thread());
-          }
-          steep_pairs.put(pairs);
+          Core::finish(a);
+          select_pairs(operand, a, !first_group, fresh_thread());
+          found_pairs.put(operand);
         }
-        products.put(d);
-        others.get(held);
+        const auto find_beyond = [&] {  // dq's and dk's part from beyond the chunk
+          const std::uint32_t from = stage_of(index_now());
+          Core::begin();
+          Core::template product<k_inner, k_inner, true, kLoads>(d, from + (first_group ? Layout::d_o : Layout::v),
+                                                                 first_group ? from + Layout::h : x_tile,
+                                                                 thread_shuffled<Core>(fresh_thread()));
+          Core::finish(d);
+        };
+        if (!first_group) find_beyond();
+        __syncthreads();  // gates, q, k and v have been read: the groups go on by themselves
+        // Where blocks tell each other their sums, and the tile of k' or q'.
+        const auto room = [&] { return stage_of(index_now()) + (first_group ? Layout::g : Layout::v); };
+        const auto gated_tile = [&] { return stage_of(index_now()) + (first_group ? Layout::k : Layout::q); };
+        publish_block(room(), sums, near, fresh_thread());
+        sync_group();
+        {
+          const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
+          const BlockSums blocks = read_blocks(room(), lane);
+          if (first_group) {
+            put_query_factors(room(), blocks, warp, lane);
+          } else {
+            put_key_factors(room(), blocks, warp, lane);
+          }
+          store_shared_float2(block_factor(room(), warp, kOuterFactor) + 8 * lane,
+                              first_group ? factor_to_end(blocks, warp) : factor_from_start(blocks, warp));
+          const float2 all = sum_of_blocks(blocks);
+          by_blocks = !__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep);
+        }
+        __syncwarp();
+        if (first_group) {
+          gate_tile<Core, false>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
+          sync_group();
+          std::uint32_t operand[16];
+          find_scores(operand, operand_of(own.x), operand_of(others.x), sums, gated_tile(), room(), near, p.scale,
+                      fresh_thread());
+          found_scores.put(operand);
+          find_beyond();
+        } else {
+          gate_tile<Core, true>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
+          sync_group();
+        }
+        Local<float, 32> e;  // scale q dq, or k dk
+        {
+          std::uint32_t pairs[16];
+          found_pairs.get(pairs);
+          if (first_group) {
+            add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_thread());
+            finish_rows<true>(d, e, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+          } else {
+            add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_thread());
+            finish_rows<false>(d, e, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+          }
+        }
+        if (!near) {
+          Local<float, 32> d_aside;
+          d_aside.put(d);
+          std::uint32_t block[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
+          if (first_group) {
+            add_halves<true>(d_aside.x, e.x, block, operand_of(own.x), operand_of(others.x), sums, p.scale,
+                             fresh_thread());
+          } else {
+            add_halves<false>(d_aside.x, e.x, block, operand_of(others.x), operand_of(own.x), sums, p.scale,
+                              fresh_thread());
+          }
+          d_aside.get(d);
+        }
+        sync_group();  // k' or q' and the sums have been read
+        {
+          std::uint32_t operand[16];
+          if (first_group) {
+            found_scores.get(operand);
+            put_operand<Core, true>(room(), operand, fresh_thread());  // [key][query]
+          }
+          outer.get(operand);
+          put_operand<Core>(gated_tile(), operand, fresh_thread());
+        }
+        Core::publish();
+        sync_group();
         if (first_group) {
           Core::begin();
-          Core::template product<k_inner, k_outer, true, kLoads>(held, k, x_tile, thread_shuffled<Core>(thread));
+          Core::template product<k_inner, k_outer, true, kLoads>(held, gated_tile(), x_tile,
+                                                                 thread_shuffled<Core>(fresh_thread()));
+          Core::template product<k_inner, k_outer, false, kLoads>(held, room(), stage_of(index_now()) + Layout::d_o,
+                                                                  thread_shuffled<Core>(fresh_thread()));
           Core::finish(held);
+          scale_rows(d, p.scale, p.scale);
         } else {
+          gradient.get(held);
           Core::begin(held);
-          Core::template product<k_outer, k_outer, false, kLoads>(held, q, d_o, thread_shuffled<Core>(thread));
+          Core::template product<k_outer, k_outer, false, kLoads>(
+              held, gated_tile(), stage_of(index_now()) + Layout::d_o, thread_shuffled<Core>(fresh_thread()));
           Core::finish(held);
-          put_beyond(index_now() - 1, dot_rows(h, held, fresh_thread()));
+          put_beyond(index_now() - 1, dot_rows(stage_of(index_now()) + Layout::h, held, fresh_thread()));
         }
-        __syncthreads();  // v, h, x, q~ and k~ are done with
-        reload(index_now());
-        __syncthreads();
-        others.put(held);
-        const int v_at = static_cast<int>(v - base);
-        finish_steep_group<GateTile::narrow>(first_group, products, steep_scores, steep_pairs, q, k, x_tile,
-                                             FloatTile{shared, v_at, v_at}, gates, totals, p.scale);
-        others.get(held);
-        if (first_group) {
-          std::uint32_t scores[16];
-          steep_scores.get(scores);
-          Core::begin(scores, held);
-          Core::template product<k_outer>(held, scores, stage_of(index_now()) + Layout::d_o,
-                                          thread_shuffled<Core>(fresh_thread()));
-          Core::finish(held);
-        }
-        products.get(d);
-        if (first_group) scale_rows(d, p.scale, p.scale);
+        __syncthreads();  // all operands have been read
+        put_halves<Core>(stage_of(index_now()) + Layout::d_o + (first_group ? 0 : kTileBytes),
+                         stage_of(index_now()) + (first_group ? Layout::q : Layout::k), e, fresh_thread());
       }
     }
     index = index_now();
@@ -492,7 +578,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       const std::uint32_t gates[1] = {stage + Layout::g};
       Accumulator again;
       start_sums<Core, false, 1>(again, gates, triangles);
-      put_products<Core>(stage + Layout::d_o + group, tile, d, thread);
+      if (!steep) put_products<Core>(stage + Layout::d_o + group, tile, d, thread);
       const Exponent exponent = exponents();
       visit_sums<Core, false, 1, 0>(again, gates, thread, [&](int t, const float(&b)[8]) {
         if (steep) return;

@@ -9,13 +9,13 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/halving.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kFusedThreads = 2 * kGroupThreads;  // of the backward in one kernel
 
 constexpr float kSteep = 80.0f;
-constexpr float kStrongest = -150.0f;  // base-2 gates below are 0 in f32 anyway; keeps sums finite when g = -inf
 
 constexpr int gate_bytes(GateTile gate) {
   return gate == GateTile::wide ? 16384 : gate == GateTile::narrow ? kTileBytes : gate == GateTile::token ? 256 : 0;

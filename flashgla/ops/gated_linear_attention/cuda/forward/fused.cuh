@@ -41,8 +41,14 @@ __device__ __forceinline__ void sync_pair(int thread) { ptx::barrier(3 + thread 
 
 // ---- key gates ----
 
-// q 2^G and k 2^-G in place, from a tile of natural-log gates; and the decay of the chunk for the two rows of the state
-// that this thread holds. False where the warp's 16 channels say that one anchor does not reach: then q and k are lost.
+// The decay of the chunk for the two rows of the state that this thread holds, from a tile of natural-log gates.
+__device__ __forceinline__ float2 decay_of_rows(std::uint32_t g_tile, int thread) {
+  const float2 totals = sum_rows_of_tile(g_tile, thread);
+  return make_float2(ptx::exp2(totals.x * kLog2E), ptx::exp2(totals.y * kLog2E));
+}
+
+// q 2^G and k 2^-G in place, from a tile of natural-log gates; and the decay as above. False where the warp's 16
+// channels say that one anchor does not reach: then q and k are lost.
 template <class Core>
 __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k, std::uint32_t g_tile, float2& decay,
                                                 int thread) {
@@ -374,6 +380,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   __syncwarp();
   if (keeps_states && left > 0) write_states(thread);
 
+  bool by_blocks = false;  // one anchor has not reached in the chunk before, and so is not tried in this one
   int c = 0;
 #pragma unroll 1
   for (; left > 0; ++c, left -= kChunk) {
@@ -409,7 +416,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       Core::publish();
       sync_moved();  // g, q and k are there
       load_late();
-      one_anchor = gate_by_channel<Core>(q, k, g_tile, decay, thread);
+      one_anchor = !by_blocks && gate_by_channel<Core>(q, k, g_tile, decay, thread);
       ptx::copy_async_wait<1>();
       Core::publish();
       // The operands are there, or not. Either group of a pair refills both tiles of gates, so each waits for the
@@ -417,22 +424,32 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       const bool beyond = kPairs ? __syncthreads_or(!one_anchor) : sync_group_or(!one_anchor);
       one_anchor = !(kPairs && beyond ? sync_group_or(!one_anchor) : beyond);
       if (!one_anchor) {
-        const auto again = [&](Place next, const Strided& s, int chunks_back) {
-          const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
-          return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
-        };
-        const int ahead = left > kChunk ? 2 : 1;
-        load_tile(q, again(q_next, p.q, ahead), fresh_thread());
-        load_tile(k, again(k_next, p.k, ahead), fresh_thread());
-        load_tile(g_tile, again(g_next, p.g, 1), fresh_thread());
-        ptx::copy_async_commit();
         Local<float, 32> state;
         Local<Place, 6> walk;
         state.put(h);
         walk.put(places);
-        ptx::copy_async_wait<0>();
-        sync_group();
-        gate_steep_chunk<false>(steep_scores, q, k, g_tile, true, [](float2) {});
+        if (by_blocks) {
+          decay = decay_of_rows(g_tile, fresh_thread());
+        } else {
+          const auto again = [&](Place next, const Strided& s, int chunks_back) {
+            const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
+            return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
+          };
+          const int ahead = left > kChunk ? 2 : 1;
+          load_tile(q, again(q_next, p.q, ahead), fresh_thread());
+          load_tile(k, again(k_next, p.k, ahead), fresh_thread());
+          ptx::copy_async_commit();
+          ptx::copy_async_wait<0>();
+          __syncwarp();  // a warp reads what it has loaded
+        }
+        Accumulator s;
+        clear(s);
+        gate_by_blocks<Core>(
+            s, q, k, g_tile, 1.0f, [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
+            [&](float2 sum) { by_blocks = !__all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange); });
+        std::uint32_t pairs[16];
+        select_pairs<false>(pairs, s, fresh_thread());
+        steep_scores.put(pairs);
         state.get(h);
         walk.get(places);
         Core::publish();

@@ -2,12 +2,11 @@
 //     P_ij = sum_k q_ik k_jk 2^(G_ik - G_jk), i >= j,   G the running sum of the gates, base 2, over the chunk.
 //
 // One anchor, the chunk's start, while no channel of 64 falls by more than kRange bits: q 2^G times k 2^-G, a plain
-// product. Entries above the diagonal may be as large as 2^kRange; they are selected away. Else by halving
-// (tiles/halving.cuh): six products, each with anchors of its own, exact for any gates. Decided for a chunk and 64
-// channels, from the data.
+// product. Entries above the diagonal may be as large as 2^kRange; they are selected away. Else by blocks of 16 tokens
+// (tiles/ladder.cuh), exact for any gates. Decided for a chunk and 64 channels, from the data.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/halving.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -104,15 +103,6 @@ __device__ __forceinline__ bool in_range(const float (&all)[8]) {
   return __all_sync(0xffffffffu, good);
 }
 
-// scale q 2^G and k 2^(sum of later gates) in place, each warp its own rows.
-template <class Columns>
-__device__ __forceinline__ void gate_exactly(std::uint32_t q_tile, std::uint32_t k_tile, const Columns& columns,
-                                             int thread, float scale = 1.0f) {
-  const int warp = thread / 32, lane = thread % 32;
-  walk_up(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(q_tile, q_tile, row, lane, sum, scale); });
-  walk_down(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(k_tile, k_tile, row, lane, sum); });
-}
-
 // q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to
 // base 2.
 template <class Core>
@@ -133,63 +123,6 @@ __device__ __forceinline__ void gate_by_sums(std::uint32_t q_tile, std::uint32_t
     Core::put_fragment(q_tile, x, k16, thread);
     Core::put_fragment(k_tile, y, k16, thread);
   }
-}
-
-// Gates of a chunk and 64 channels, 16 rows a warp, in local memory: pairs of bf16, natural logarithm, or one of f32,
-// base 2, a token.
-struct HeldGates {
-  static constexpr int kWarps = 4, kRows = 16;
-  static __device__ __forceinline__ void sync() { sync_group(); }
-  Local<std::uint32_t, kRows> raw;
-  bool by_channel;
-  float2 totals[kWarps];
-  __device__ __forceinline__ float2 gate(int i) const {
-    const std::uint32_t bits = raw.x[i];
-    if (!by_channel) return make_float2(__uint_as_float(bits), __uint_as_float(bits));
-    const float2 x = ptx::unpack_bf16(bits);
-    return make_float2(base_2_gate(x.x), base_2_gate(x.y));
-  }
-  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
-};
-
-// A chunk beyond one anchor's reach, from q, k and gates as they were (by_channel: a tile of bf16, else 64 floats): the
-// scores as operands, [query][key] or transposed, and q 2^G and k 2^(sum of later gates) in place. The tile of gates is
-// room from then on. take_sum(of the gates over the chunk, of channels 2 lane and the next), by all warps.
-template <bool kTransposed, class TakeSum>
-static __device__ __forceinline__ void gate_steep_chunk(Local<std::uint32_t, 16>& found, std::uint32_t q,
-                                                        std::uint32_t k, std::uint32_t g_tile, bool by_channel,
-                                                        TakeSum take_sum) {
-  HeldGates columns;
-  columns.by_channel = by_channel;
-  {
-    const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int row = 16 * warp + i;
-      columns.raw.x[i] = load_shared_4(g_tile + (by_channel ? element_offset(row, 2 * lane) : 4 * row));
-    }
-    sync_group();
-    exchange_totals(columns.totals, columns, g_tile, warp, lane);
-    float2 sum = columns.totals[0];
-#pragma unroll
-    for (int w = 1; w < HeldGates::kWarps; ++w) {
-      sum.x += columns.totals[w].x;
-      sum.y += columns.totals[w].y;
-    }
-    take_sum(sum);
-  }
-#pragma unroll 1
-  for (int size = kTile / 2;; size /= 2) {
-    Accumulator s;
-    level_scores<kTransposed>(s, size, q, k, g_tile, columns, fresh_thread());
-    std::uint32_t scores[16] = {};
-    if (size < kTile / 2) found.get(scores);
-    merge_level<kTransposed>(scores, s, size, 1.0f, fresh_thread());
-    found.put(scores);
-    if (size == 0) break;
-  }
-  sync_group();
-  gate_exactly(q, k, columns, fresh_thread());
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -12,7 +12,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Shared memory of a group: tiles of q, k and gates (and the scan's totals), and gates in f32: [64][kGatePitch].
+// Shared memory of a group: tiles of q, k and gates, and gates in f32: [64][kGatePitch]. The scan's totals lie in
+// whichever of the latter two the gates do not.
 constexpr int kGatePitch = 68;
 constexpr int kPrepareBytes = 3 * kTileBytes + 64 * kGatePitch * 4;
 
@@ -70,61 +71,34 @@ __device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const Pre
   }
 }
 
-// Gates in f32 in shared memory, 16 rows a warp.
-struct SharedColumns {
-  static constexpr int kWarps = 4, kRows = 16;
-  static __device__ __forceinline__ void sync() { sync_group(); }
-  const float* place;  // of the warp's first row, this lane's channels
-  float2 totals[kWarps];
-  __device__ __forceinline__ float2 gate(int i) const {
-    return *reinterpret_cast<const float2*>(place + kGatePitch * i);
-  }
-  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
-};
-
-// A block beyond one anchor's reach: the images, and its part of the scores to `gates`, 32 floats a thread. A function
-// of its own, so that its registers are not the common path's.
-static __device__ __forceinline__ void prepare_steep(const Params& p, const Prepared& out, const PrepareBlock& b,
-                                                     int thread) {
-  const int warp = thread / 32, lane = thread % 32, channel = b.channel + 2 * lane;
-  sync_group();
-  for (int i = 0; i < 16; ++i) {
-    const int row = 16 * warp + i;
-    const auto gate = [&](int of) {
-      return b.first + row < b.span.length && of < p.key_dim
-                 ? key_gate(p, b.span.batch, b.span.begin + b.first + row, b.head, of)
-                 : 0.0f;
-    };
-    *reinterpret_cast<float2*>(b.gates + kGatePitch * row + 2 * lane) = make_float2(gate(channel), gate(channel + 1));
-  }
-  SharedColumns columns;
-  columns.place = b.gates + kGatePitch * 16 * warp + 2 * lane;
-  exchange_totals(columns.totals, columns, b.g_tile, warp, lane);
-  Accumulator sum;
-  clear(sum);
-#pragma unroll 1
-  for (int size = kTile / 2;; size /= 2) {
-    Accumulator s;
-    level_scores(s, size, b.q_tile, b.k_tile, b.g_tile, columns, thread);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int row = row_of_element(thread, i), column = column_of_element(thread, i);
-      sum[i] += counts(row, column, size) ? out.scale * s[i] : 0.0f;
-    }
-    if (size == 0) break;
-  }
-  sync_group();
-  gate_exactly(b.q_tile, b.k_tile, columns, thread, out.scale);
+// A block beyond one anchor's reach: the images, and its part of the scores to s.
+template <class Core>
+static __device__ __forceinline__ void prepare_by_blocks(Accumulator& s, const Params& p, const Prepared& out,
+                                                         const PrepareBlock& b) {
+  __syncwarp();  // a warp reads what it has loaded
+  gate_by_blocks<Core>(
+      s, b.q_tile, b.k_tile, b.g_tile, out.scale,
+      [&](Accumulator& sums, int thread) {
+        if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return sum_block(sums, b.g_tile, thread);
+        sum_block_of(sums, thread, [&](int row, int column) {
+          if (p.gate == GateKind::key) {
+            const float2 g = *reinterpret_cast<const float2*>(b.gates + kGatePitch * row + column);
+            return make_float2(g.x * kLog2E, g.y * kLog2E);
+          }
+          const std::int64_t token = b.first + row;
+          const float g = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
+          return make_float2(g, g);
+        });
+      },
+      [](float2) {});
   __syncwarp();
+  const int thread = fresh_thread();
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const std::uint32_t at = own_piece(thread, i);
     *reinterpret_cast<uint4*>(b.q_image + at) = load_shared_16(b.q_tile + at);
     if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = load_shared_16(b.k_tile + at);
   }
-  sync_group();
-#pragma unroll
-  for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = sum[i];
 }
 
 template <class Core>
@@ -168,9 +142,12 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     {
       float before[8], all[8];
       fetch_gates(g, p, b, thread);
-      scan_gates(g, before, b.g_tile, thread);
+      // Totals where the gates are not.
+      const std::uint32_t totals =
+          p.gate == GateKind::key && p.gate_dtype == DType::f32 ? b.g_tile : b.g_tile + kTileBytes;
+      scan_gates(g, before, totals, thread);
       sync_group();
-      finish_scan(g, before, all, b.g_tile, thread);
+      finish_scan(g, before, all, totals, thread);
       one_anchor = in_range(all);
       if (leads && thread < 8) {
         float* decay = out.decay + ((chunk * p.heads + b.head) * out.blocks + kb) * 64 + 8 * piece;
@@ -210,11 +187,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
       Core::finish();
     } else {
-      Aside so_far(s);
-      prepare_steep(p, out, b, fresh_thread());
-      so_far.restore(s);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] += b.gates[kGroupThreads * i + thread];
+      prepare_by_blocks<Core>(s, p, out, b);
     }
     sync_group();
   }

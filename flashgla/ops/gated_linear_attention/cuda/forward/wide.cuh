@@ -5,7 +5,7 @@
 // one key tile each: they ask the copy engine for q, k and gates (tiles/row_maps.h) and make, in their place,
 //     q~ = q 2^G     k~ = k 2^-G     P^T_ji = k~_j q~_i where i >= j, else 0     and 2^B, B: G at the chunk's end
 // (forward/gates.cuh; beyond one anchor's reach k~ = k 2^(B - G), the state decays before what is added to it instead
-// of after, and P comes by halving, tiles/halving.cuh).
+// of after, and P comes by blocks, tiles/ladder.cuh).
 //
 // The others hold the state of 64 value channels each, transposed as in forward/recurrence.cuh, ask for v, and take
 // steps in order:
@@ -206,7 +206,8 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     if (by_token || rows < kTile) sync_group();
   };
   const float to_base_2 = p.gate == GateKind::key ? kLog2E : 1.0f;
-  Accumulator sums;  // of key gates as loaded
+  Accumulator sums;        // of key gates as loaded
+  bool by_blocks = false;  // one anchor has not reached in the group's step before, and so is not tried in this one
 #pragma unroll 1
   for (int chunk = first_chunk; chunk < chunks; chunk += kChunkStep) {
     await(chunk);
@@ -214,30 +215,36 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     const std::uint32_t q_tile = images_of(slot), k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
     float* const decays = reinterpret_cast<float*>(shared + slot * Plan::slot_bytes + Plan::decay_in_slot);
     float* const totals = decays + 2 * kTile;
-    {
-      std::uint32_t ones[16];
-      triangle_of_ones<false>(ones, fresh_thread());
-      Core::begin(ones);
-      Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
-      Core::finish(sums);
-    }
-    const int thread = fresh_thread(), column = 2 * (thread % 4);
-    if (by_token) sum_tokens(sums, last_tile, thread);
-    if (p.gate == GateKind::none) clear(sums);
-    if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        *reinterpret_cast<float2*>(totals + 8 * j + column) =
-            make_float2(to_base_2 * sums[4 * j + 2], to_base_2 * sums[4 * j + 3]);
+    const auto is_near = [](float2 sum) {  // alike in all warps
+      return __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0;
+    };
+    bool near = false;
+    float2 two_totals = make_float2(0.0f, 0.0f);
+    if (!by_blocks) {
+      {
+        std::uint32_t ones[16];
+        triangle_of_ones<false>(ones, fresh_thread());
+        Core::begin(ones);
+        Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
+        Core::finish(sums);
       }
+      const int thread = fresh_thread(), column = 2 * (thread % 4);
+      if (by_token) sum_tokens(sums, last_tile, thread);
+      if (p.gate == GateKind::none) clear(sums);
+      if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          *reinterpret_cast<float2*>(totals + 8 * j + column) =
+              make_float2(to_base_2 * sums[4 * j + 2], to_base_2 * sums[4 * j + 3]);
+        }
+      }
+      // As if one anchor reached; the barrier tells whether it did.
+      gate_by_sums<Core>(q_tile, k_tile, sums, to_base_2, thread);
+      Core::publish();
+      sync_group();
+      two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
+      near = is_near(two_totals);
     }
-    // As if one anchor reached; the barrier tells whether it did.
-    gate_by_sums<Core>(q_tile, k_tile, sums, to_base_2, thread);
-    Core::publish();
-    sync_group();
-    const float2 two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
-    const bool near =
-        __all_sync(0xffffffffu, two_totals.x >= -kRange && two_totals.y >= -kRange);  // alike in all warps
     const auto put_decay = [&](float2 sum, bool before) {  // of the lane's two channels, which all warps have
       const int thread = fresh_thread();
       if (thread >= 32) return;
@@ -255,30 +262,52 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       put_decay(two_totals, false);
       Accumulator scores;
       Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k_tile, q_tile, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k_tile, q_tile, fresh_thread());
       Core::finish(scores);
       select_pairs<true>(pairs, scores, fresh_thread());
       hand_over(pairs);
     } else {
-      const auto load_again = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
-        const int stride = static_cast<int>(s.token) * 2;
-        const int channel = find_channel();
-        const auto at_chunk = static_cast<std::int64_t>(chunk) * (stride * kChunk) + 2 * channel;
-        load_tile(tile,
-                  Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
-                       min(at.length - chunk * kChunk, kTile), p.key_dim - channel},
-                  fresh_thread());
-      };
-      load_again(q_tile, at.q, p.q);
-      load_again(k_tile, at.k, p.k);
-      ptx::copy_async_commit();
-      ptx::copy_async_wait<0>();
-      sync_group();
-      Local<std::uint32_t, 16> found;
-      gate_steep_chunk<true>(found, q_tile, k_tile, last_tile, p.gate == GateKind::key,
-                             [&](float2 sum) { put_decay(sum, true); });
-      found.get(pairs);
-      hand_over(pairs);
+      if (!by_blocks) {
+        const auto load_again = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
+          const int stride = static_cast<int>(s.token) * 2;
+          const int channel = find_channel();
+          const auto at_chunk = static_cast<std::int64_t>(chunk) * (stride * kChunk) + 2 * channel;
+          load_tile(tile,
+                    Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
+                         min(at.length - chunk * kChunk, kTile), p.key_dim - channel},
+                    fresh_thread());
+        };
+        load_again(q_tile, at.q, p.q);
+        load_again(k_tile, at.k, p.k);
+        ptx::copy_async_commit();
+        ptx::copy_async_wait<0>();
+        __syncwarp();  // a warp reads what it has loaded
+      }
+      Accumulator scores;
+      clear(scores);
+      const std::uint32_t q_tile = anew(static_cast<int>(images_of(place_of(chunk).slot))),
+                          k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
+      gate_by_blocks<Core, KB == 2 && groups == 2>(
+          scores, q_tile, k_tile, last_tile, 1.0f,
+          [&](Accumulator& sums, int thread) {
+            if (p.gate == GateKind::key) {
+              sum_block(sums, last_tile, thread);
+            } else {
+              sum_block_of(sums, thread, [&](int row, int) {
+                const float gate = __uint_as_float(load_shared_4(last_tile + 4 * row));
+                return make_float2(gate, gate);
+              });
+            }
+          },
+          [&](float2 sum) {
+            put_decay(sum, true);
+            by_blocks = !is_near(sum);
+          });
+      select_pairs<false>(pairs, scores, fresh_thread());
+      sync_group();  // what lay in the scores' place has been read
+      put_operand<Core, true>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
+      Core::publish();
+      Core::arrive(base + Plan::filled + 8 * place_of(chunk).slot);
     }
     if constexpr (peers > 1) give(chunk);
     ask_for(chunk + kAhead * kChunkStep);

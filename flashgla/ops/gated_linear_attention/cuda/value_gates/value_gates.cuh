@@ -20,6 +20,17 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kGateLaterBytes = 2 * kTileBytes + 64 * kGatePitch * 4;
 
+// Gates in f32 in shared memory, 16 rows a warp.
+struct SharedColumns {
+  static constexpr int kWarps = 4, kRows = 16;
+  const float* place;  // of the warp's first row, this lane's channels
+  float2 totals[kWarps];
+  __device__ __forceinline__ float2 gate(int i) const {
+    return *reinterpret_cast<const float2*>(place + kGatePitch * i);
+  }
+  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
+};
+
 // p: the values' side (k: v, g: gv). Grid: chunks x G x tiles.
 static __device__ __forceinline__ void gate_later(const Params& p, char* images, float* decays, char* shared) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, tiles = tiles_of(p.key_dim);

@@ -1,0 +1,604 @@
+// The rungs below one anchor a chunk, for key gates of any strength (README.md, "The ladder").
+//
+// A chunk's 64 tokens are four blocks of 16, each the rows of one warp. A block is near while no channel falls by more
+// than kBlockReach bits over either half of it; its anchor, for queries and for keys, is its middle. Of other blocks
+// the queries' anchor is the block's start and the keys' its end. With L_i the sum of the gates from the block's start
+// to token i (base 2), a the block's anchor for queries and c that for keys,
+//     q'_i = q_i 2^(L_i - a)      k'_j = k_j 2^(c - L_j)      P_ij = q'_i k'_j 2^(gates between the two anchors).
+// The last factor belongs to a channel and a pair of blocks, so it is never an operand's: queries are multiplied by it
+// from one block of keys to the one before, in registers. It is at most 1, as are q'_i and k'_j outside near blocks.
+// Pairs inside a block that is not near go by halving inside the warp (halve_block), exact for any gates.
+//
+// Where a factor of at most 1 falls below 2^-126 it is 0: a term that others of the same kind exceed by 2^126, or by
+// 2^(126 - kBlockReach) where an anchor in a block's middle gives some of it back. The first factor that queries (or
+// keys) 2^kBlockReach large meet may be 2^(-2 kBlockReach), so it is applied as its square root, twice.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kBlockTokens = 16, kBlocks = kTile / kBlockTokens;
+// Bits either side of a block's anchor: 2^80 k is far from overflow for any activation, 2^-80 k from underflow.
+constexpr float kBlockReach = 80.0f;
+constexpr float kStrongest = -150.0f;  // base-2 gates below are 0 in f32 anyway; keeps sums finite when g = -inf
+
+// ---- running sums of a block's gates, base 2, where the warp's accumulators have its elements ----
+
+// In place, from the gates themselves. NaN flows to later tokens alone.
+__device__ __forceinline__ void scan_block(Accumulator& sums, int lane) {
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const float before = __shfl_up_sync(0xffffffffu, sums[i], distance);
+      if (lane >= distance) sums[i] += before;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    if (i & 2) sums[i] += __shfl_sync(0xffffffffu, sums[i ^ 2], 28 + (lane & 3));
+  }
+}
+
+// From gates of f32 or one a token: gate(row, column) gives those of a column and the next, base 2.
+template <class Gate>
+__device__ __forceinline__ void sum_block_of(Accumulator& sums, int thread, Gate gate) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 g = gate(row_of_element(thread, 2 * i), column_of_element(thread, 2 * i));
+    sums[2 * i] = ptx::larger_or_nan(g.x, kStrongest);
+    sums[2 * i + 1] = ptx::larger_or_nan(g.y, kStrongest);
+  }
+  scan_block(sums, thread & 31);
+}
+
+// From a tile of bf16, natural logarithms: a triangle of ones times the warp's 16 rows.
+__device__ __forceinline__ void sum_block(Accumulator& sums, std::uint32_t g_tile, int thread) {
+  constexpr std::uint32_t ones = 0x3f803f80, low_one = 0x00003f80;
+  const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
+  const std::uint32_t lower = column < row ? ones : column == row ? low_one : 0;
+  const std::uint32_t triangle[4] = {lower, ones, 0, lower};
+  const auto clamped = [](std::uint32_t x) {
+    const std::uint32_t strongest = 0xc2d0c2d0;  // -104
+    const __nv_bfloat162 larger =
+        __hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(strongest));
+    return reinterpret_cast<const std::uint32_t&>(larger);
+  };
+  clear(sums);
+  float test = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    std::uint32_t b[4];
+    TensorCore80::load_b<Stored::k_outer>(b, g_tile, warp, j, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i] = clamped(b[i]);
+    TensorCore80::multiply(sums + 4 * j, triangle, b[0], b[1]);
+    TensorCore80::multiply(sums + 4 * j + 4, triangle, b[2], b[3]);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) test += sums[4 * j + i];
+  }
+  if (__any_sync(0xffffffffu, test != test)) {  // 0 times NaN has reached earlier tokens: NaN counted apart
+#pragma unroll 1
+    for (int j = 0; j < 8; j += 2) {
+      std::uint32_t b[4], is_nan[4];
+      TensorCore80::load_b<Stored::k_outer>(b, g_tile, warp, j, thread);
+      float count[8] = {}, sum[8] = {};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t low = (b[i] & 0x7fffu) > 0x7f80u ? 0xffffu : 0u,
+                            high = (b[i] >> 16 & 0x7fffu) > 0x7f80u ? 0xffff0000u : 0u;
+        is_nan[i] = ones & (low | high);
+        b[i] = clamped(b[i] & ~(low | high));
+      }
+      TensorCore80::multiply(sum, triangle, b[0], b[1]);
+      TensorCore80::multiply(sum + 4, triangle, b[2], b[3]);
+      TensorCore80::multiply(count, triangle, is_nan[0], is_nan[1]);
+      TensorCore80::multiply(count + 4, triangle, is_nan[2], is_nan[3]);
+#pragma unroll
+      for (int at = 0; at < 8; at += 2) {
+        if (at != j) continue;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[4 * at + i] = count[i] > 0.0f ? __uint_as_float(0x7fffffffu) : sum[i];
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sums[i] *= kLog2E;
+}
+
+// ---- what blocks tell each other ----
+// A warp's 2 KiB of a room of 8 KiB, 64 floats each: the sums over the block's first half (1 where it is not near, as
+// no sum is) and over all of it, and six vectors of factors of its own.
+
+constexpr int kBlockRoom = 2048, kBlockFactors = 6;
+__device__ __forceinline__ std::uint32_t block_half(std::uint32_t room, int block) { return room + kBlockRoom * block; }
+__device__ __forceinline__ std::uint32_t block_total(std::uint32_t room, int block) {
+  return room + kBlockRoom * block + 256;
+}
+__device__ __forceinline__ std::uint32_t block_factor(std::uint32_t room, int block, int which) {
+  return room + kBlockRoom * block + 512 + 256 * which;
+}
+__device__ __forceinline__ void store_shared_float2(std::uint32_t address, float2 x) {
+  store_shared_uint2(address, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
+}
+
+// Whether the warp's block is near.
+__device__ __forceinline__ bool is_near(const Accumulator& sums, int lane) {
+  bool near = true;
+  if (lane >= 28) {  // they have tokens 7 and 15
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      near = near && sums[4 * j] >= -kBlockReach && sums[4 * j + 1] >= -kBlockReach &&
+             sums[4 * j + 2] - sums[4 * j] >= -kBlockReach && sums[4 * j + 3] - sums[4 * j + 1] >= -kBlockReach;
+    }
+  }
+  return __all_sync(0xffffffffu, near) != 0;
+}
+// Before the group's barrier.
+__device__ __forceinline__ void publish_block(std::uint32_t room, const Accumulator& sums, bool near, int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  if (lane >= 28) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int at = 4 * (8 * j + 2 * (lane % 4));
+      store_shared_float2(block_half(room, warp) + at,
+                          near ? make_float2(sums[4 * j], sums[4 * j + 1]) : make_float2(1.0f, 1.0f));
+      store_shared_float2(block_total(room, warp) + at, make_float2(sums[4 * j + 2], sums[4 * j + 3]));
+    }
+  }
+}
+
+// After it: of the lane's two channels, 2 lane and the next. Sums of gates: of all of a block, from its start to the
+// keys' anchor and from there to its end, and the same for queries'.
+struct BlockSums {
+  float2 total[kBlocks], to_keys[kBlocks], after_keys[kBlocks], to_queries[kBlocks], after_queries[kBlocks];
+};
+__device__ __forceinline__ float2 sum_of(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+__device__ __forceinline__ float2 half_of(float2 x) { return make_float2(0.5f * x.x, 0.5f * x.y); }
+__device__ __forceinline__ float2 power_of(float2 x) { return make_float2(ptx::exp2(x.x), ptx::exp2(x.y)); }
+__device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
+  BlockSums sums;
+  const float2 none = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    const float2 half = load_shared_float2(block_half(room, t) + 8 * lane),
+                 total = load_shared_float2(block_total(room, t) + 8 * lane);
+    const bool near = half.x <= 0.0f;
+    const float2 rest = make_float2(total.x - half.x, total.y - half.y);
+    sums.total[t] = total;
+    sums.to_keys[t] = near ? half : total;
+    sums.after_keys[t] = near ? rest : none;
+    sums.to_queries[t] = near ? half : none;
+    sums.after_queries[t] = near ? rest : total;
+  }
+  return sums;
+}
+// The sums over the whole chunk.
+__device__ __forceinline__ float2 sum_of_blocks(const BlockSums& sums) {
+  return sum_of(sum_of(sums.total[0], sums.total[1]), sum_of(sums.total[2], sums.total[3]));
+}
+// Factors of the queries of block w: 0 from block 0's keys' anchor (from w = 0's own queries') to the chunk's start; t
+// from block t's keys' anchor (w: the queries') to block t - 1's keys'. Of w the root.
+__device__ __forceinline__ void put_query_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    float2 exponent = t == warp ? sums.to_queries[t] : sums.to_keys[t];
+    if (t > 0) exponent = sum_of(exponent, sums.after_keys[t - 1]);
+    if (t == warp) exponent = half_of(exponent);
+    store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
+  }
+}
+// From the keys' anchor of block w to the chunk's end.
+__device__ __forceinline__ float2 factor_to_end(const BlockSums& sums, int warp) {
+  float2 exponent = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    if (t == warp) exponent = sum_of(exponent, sums.after_keys[t]);
+    if (t > warp) exponent = sum_of(exponent, sums.total[t]);
+  }
+  return power_of(exponent);
+}
+// Of this thread's elements 8 k16 + 2 i and the next: what a vector of 64 floats has for their columns.
+__device__ __forceinline__ float2 of_columns(std::uint32_t vector, int k16, int i, int thread) {
+  return load_shared_float2(vector + 4 * (16 * k16 + 8 * (i >> 1) + 2 * (thread & 3)));
+}
+__device__ __forceinline__ void scale_columns_by(Accumulator& a, std::uint32_t vector, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 factor = load_shared_float2(vector + 4 * (8 * j + 2 * (thread & 3)));
+    a[4 * j] *= factor.x;
+    a[4 * j + 1] *= factor.y;
+    a[4 * j + 2] *= factor.x;
+    a[4 * j + 3] *= factor.y;
+  }
+}
+
+// ---- halving inside a block ----
+// At level s (8, 4, 2, 1) tokens lie in blocks of s; a pair whose highest different bit is s has the end of the even
+// block before the query as anchor. A token is then either a query or a key, so one operand X holds both, each element
+// times its power W, whose exponents are sums of gates between a token and the anchor: at most 0.
+
+// Of k-step k16 the operand X, from q's and k's, and W where an accumulator has its elements.
+__device__ __forceinline__ void level_of_block(std::uint32_t (&x)[4], float (&w)[8], int size, int k16,
+                                               const std::uint32_t (&q)[4], const std::uint32_t (&k)[4],
+                                               const Accumulator& sums, int lane) {
+  const int row = lane / 4, anchor = size == 8 ? 7 : (row & ~(2 * size - 1)) + size - 1;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = 8 * k16 + 2 * i;
+    const bool query = size == 8 ? i & 1 : (row & size) != 0;
+    float power[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const float from = i & 1 ? (size == 8 ? sums[at - 2 + e] : sums[at + e]) : sums[at + e];
+      const float there = __shfl_sync(0xffffffffu, from, 4 * anchor + lane % 4);
+      power[e] = ptx::exp2(-fabsf(sums[at + e] - there));
+      w[2 * i + e] = power[e];
+    }
+    const float2 pair = ptx::unpack_bf16(query ? q[i] : k[i]);
+    x[i] = ptx::pack_bf16(pair.x * power[0], pair.y * power[1]);
+  }
+}
+// Whether a pair of tokens of 8, or one of such a half and one of the other, belongs to a level, in either order.
+__device__ __forceinline__ bool of_level(int row, int column, int size) {
+  return size == 0 ? row == column : ((row ^ column) & -size) == size;
+}
+
+// The scores of the pairs inside the warp's block, times scale, as columns 0..15 of an accumulator. Of k-step
+// k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
+template <class Queries, class Keys>
+static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Queries queries, Keys keys,
+                                                   const Accumulator& sums, float scale, int lane) {
+  const int row = lane / 4, column = 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scores.x[i] = 0.0f;
+#pragma unroll 1
+  for (int size = kBlockTokens / 2;; size /= 2) {
+    float s[8] = {};
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4];
+      __syncwarp();
+      queries(q, k16);
+      keys(k, k16);
+      if (size > 0) {
+        std::uint32_t x[4];
+        float w[8];
+        level_of_block(x, w, size, k16, q, k, sums, lane);
+        TensorCore80::multiply(s, x, x[0], x[2]);
+        TensorCore80::multiply(s + 4, x, x[1], x[3]);
+      } else {
+        TensorCore80::multiply(s, q, k[0], k[2]);
+        TensorCore80::multiply(s + 4, q, k[1], k[3]);
+      }
+    }
+    if (size == 8) {
+      scores.x[2] = scale * s[2];
+      scores.x[3] = scale * s[3];
+    } else {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (column + e > row || !of_level(row, column + e, size)) continue;
+        scores.x[e] = scale * s[e];
+        scores.x[6 + e] = scale * s[6 + e];
+      }
+    }
+    if (size == 0) break;
+  }
+}
+
+// Adds the scores of the warp's queries, q 2^(L - a) in f32, which become q 2^G (but for block 0's own, by its factor
+// too). inside: of the pairs inside a block that is not near; keys_tile: k', of all warps; factors: put_query_factors.
+__device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& queries, const Local<float, 8>& inside,
+                                           std::uint32_t keys_tile, std::uint32_t factors, bool near, int thread) {
+  const int warp = thread / 32;
+#pragma unroll
+  for (int t = kBlocks - 1; t >= 0; --t) {
+    if (t > warp) continue;
+    if (t == warp && !near) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[8 * t + i] += inside.x[i];
+    } else {
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        std::uint32_t a[4], b[4];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = ptx::pack_bf16(queries[8 * k16 + 2 * i], queries[8 * k16 + 2 * i + 1]);
+        TensorCore80::load_b<Stored::k_inner>(b, keys_tile, k16, 2 * t, thread);
+        TensorCore80::multiply(scores + 8 * t, a, b[0], b[1]);
+        TensorCore80::multiply(scores + 8 * t + 4, a, b[2], b[3]);
+      }
+    }
+    scale_columns_by(queries, block_factor(factors, warp, t), thread);
+    if (t == warp) scale_columns_by(queries, block_factor(factors, warp, t), thread);
+  }
+}
+
+// Exponents of the warp's queries from their anchor, or of keys to theirs.
+template <bool kQueries>
+__device__ __forceinline__ float2 own_exponent(const Accumulator& sums, std::uint32_t room, bool near, int k16, int i,
+                                               int thread) {
+  const int at = 8 * k16 + 2 * i, warp = thread / 32;
+  float2 anchor = make_float2(0.0f, 0.0f);
+  if (near || !kQueries) anchor = of_columns(near ? block_half(room, warp) : block_total(room, warp), k16, i, thread);
+  return kQueries ? make_float2(sums[at] - anchor.x, sums[at + 1] - anchor.y)
+                  : make_float2(anchor.x - sums[at], anchor.y - sums[at + 1]);
+}
+
+// ---- the forward's: scores and gated operands of a chunk ----
+
+// By a group of 128 threads, from q and k as loaded: the scores [query][key] come to `scores`, those above the diagonal
+// as it may be, and q 2^G and k 2^(sum of later gates) in place, q and scores times scale. x_tile: room for a tile; the
+// gates may lie there. sum_gates(sums, thread): sum_block of the warp's rows. take_sums(of the chunk, of channels 2
+// lane and the next), by all warps. What others of the block read of the tiles they have read before. kAside: q waits
+// in local memory, for kernels short of registers.
+template <class Core, bool kAside = false, class SumGates, class TakeSums>
+__device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_t q_tile, std::uint32_t k_tile,
+                                               std::uint32_t x_tile, float scale, SumGates sum_gates,
+                                               TakeSums take_sums) {
+  constexpr int kToEnd = kBlocks;     // after the queries' factors
+  const std::uint32_t room = q_tile;  // until it gets q 2^G
+  std::uint32_t held[kAside ? 1 : 16];
+  Local<std::uint32_t, kAside ? 16 : 1> aside;
+  if constexpr (kAside) {
+    std::uint32_t loaded[16];
+    load_operand<Stored::k_inner>(loaded, q_tile, fresh_thread());
+    aside.put(loaded);
+  } else {
+    load_operand<Stored::k_inner>(held, q_tile, fresh_thread());
+  }
+  const auto queries_of = [&](std::uint32_t(&q)[4], int k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kAside) {
+        q[i] = aside.x[4 * k16 + i];
+      } else {
+        q[i] = held[4 * k16 + i];
+      }
+    }
+  };
+  const auto keys_of = [&](std::uint32_t(&k)[4], int k16) {
+    TensorCore80::load_a<Stored::k_inner>(k, k_tile, k16, fresh_thread());
+  };
+  Accumulator sums;
+  sum_gates(sums, fresh_thread());
+  __syncwarp();
+  const bool near = is_near(sums, fresh_thread() % 32);
+  publish_block(room, sums, near, fresh_thread());
+  Local<float, 8> inside;
+  if (!near) halve_block(inside, queries_of, keys_of, sums, scale, fresh_thread() % 32);
+  sync_group();
+  {
+    const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
+    const BlockSums blocks = read_blocks(room, lane);
+    put_query_factors(room, blocks, warp, lane);
+    store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, factor_to_end(blocks, warp));
+    take_sums(sum_of_blocks(blocks));
+  }
+  __syncwarp();
+  Accumulator queries;
+  const int thread = fresh_thread(), warp = thread / 32;
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4], k[4], gated[4], later[4];
+    __syncwarp();  // or ptxas loads ahead what it has no registers for
+    queries_of(q, k16);
+    keys_of(k, k16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 of_query = own_exponent<true>(sums, room, near, k16, i, thread),
+                   of_key = own_exponent<false>(sums, room, near, k16, i, thread),
+                   to_end = of_columns(block_factor(room, warp, kToEnd), k16, i, thread);
+      const float2 query = ptx::unpack_bf16(q[i]), key = ptx::unpack_bf16(k[i]);
+      queries[at] = query.x * (scale * ptx::exp2(of_query.x));
+      queries[at + 1] = query.y * (scale * ptx::exp2(of_query.y));
+      const float first = key.x * ptx::exp2(of_key.x), second = key.y * ptx::exp2(of_key.y);
+      gated[i] = ptx::pack_bf16(first, second);
+      later[i] = ptx::pack_bf16(first * to_end.x, second * to_end.y);
+    }
+    Core::put_fragment(x_tile, gated, k16, thread);
+    Core::put_fragment(k_tile, later, k16, thread);
+  }
+  sync_group();
+  add_scores(scores, queries, inside, x_tile, room, near, thread);
+  __syncwarp();
+  put_rounded<Core>(q_tile, queries, thread);
+}
+
+// ---- the backward's: dq and dk of a chunk ----
+// With a_ij = do_i v_j of the pairs inside the chunk and x_i, y_j what comes from beyond it,
+//     dq_i = 2^G_i x_i + sum_j a_ij k_j 2^(G_i - G_j)      dk_j = 2^(sum of later gates) y_j + scale sum_i a_ij q_i
+//     2^(..)
+// Sums over k' (scale q') go from block to block, beginning with what comes from beyond the chunk; the f32 accumulator
+// is multiplied by the factor of the two anchors in between. dg wants q dq and k dk, in which a pair's terms must
+// cancel: they are taken as scale q' and k' (at a level X) times the accumulators before the last factor, so that both
+// hold the same rounded products.
+
+// Factors of the keys of block w: t from block t + 1's queries' anchor (the last from the chunk's end) to block t's (w:
+// the keys'). Of w the root.
+__device__ __forceinline__ void put_key_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    float2 exponent = t == warp ? sums.after_keys[t] : sums.after_queries[t];
+    if (t + 1 < kBlocks) exponent = sum_of(exponent, sums.to_queries[t + 1]);
+    if (t == warp) exponent = half_of(exponent);
+    store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
+  }
+}
+// From the chunk's start to the queries' anchor of block w.
+__device__ __forceinline__ float2 factor_from_start(const BlockSums& sums, int warp) {
+  float2 exponent = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    if (t == warp) exponent = sum_of(exponent, sums.to_queries[t]);
+    if (t < warp) exponent = sum_of(exponent, sums.total[t]);
+  }
+  return power_of(exponent);
+}
+constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
+
+// Two neighbours x as loaded times scale 2^(their exponent).
+template <bool kQueries>
+__device__ __forceinline__ float2 gated(std::uint32_t x, float scale, float2 power) {
+  const float2 pair = ptx::unpack_bf16(x);
+  return kQueries ? make_float2(pair.x * (scale * power.x), pair.y * (scale * power.y))
+                  : make_float2(pair.x * power.x, pair.y * power.y);
+}
+
+// q to scale q', or k to k', in the warp's rows of a tile; and in `outer` times kOuterFactor: scale q 2^G, or
+// k 2^(sum of later gates).
+template <class Core, bool kQueries>
+__device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::uint32_t tile, const Accumulator& sums,
+                                          std::uint32_t room, bool near, float scale, int thread) {
+  const std::uint32_t factors = block_factor(room, thread / 32, kOuterFactor);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 y = gated<kQueries>(x[i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread))),
+                   more = of_columns(factors, k16, i, thread);
+      x[i] = ptx::pack_bf16(y.x, y.y);
+      outer.x[4 * k16 + i] = ptx::pack_bf16(y.x * more.x, y.y * more.y);
+    }
+    Core::put_fragment(tile, x, k16, thread);
+  }
+}
+// d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
+// rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
+// put_query_factors (put_key_factors).
+template <bool kQueries>
+__device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (&pairs)[16], std::uint32_t other_tile,
+                                           std::uint32_t room, bool near, int thread) {
+  const int warp = thread / 32;
+#pragma unroll
+  for (int step = 0; step < kBlocks; ++step) {
+    const int t = kQueries ? step : kBlocks - 1 - step;
+    if (kQueries ? t > warp : t < warp) continue;
+    scale_columns_by(d, block_factor(room, warp, t), thread);
+    if (t == warp) scale_columns_by(d, block_factor(room, warp, t), thread);
+    if (t == warp && !near) continue;
+    const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      std::uint32_t b[4];
+      TensorCore80::load_b<Stored::k_outer>(b, other_tile, t, j, thread);
+      TensorCore80::multiply(d + 4 * j, a, b[0], b[1]);
+      TensorCore80::multiply(d + 4 * j + 4, a, b[2], b[3]);
+    }
+  }
+}
+// The exponents of d's rows; e: scale q dq (k dk), from q (k) as loaded.
+template <bool kQueries, class Own>
+__device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e, Own own, const Accumulator& sums,
+                                            std::uint32_t room, bool near, float scale, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    own(x, k16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
+                   y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
+      e.x[at] = rounded.x * d[at];
+      e.x[at + 1] = rounded.y * d[at + 1];
+      d[at] *= power.x;
+      d[at + 1] *= power.y;
+    }
+  }
+}
+
+// The pairs inside a block that is not near, by halving, to d and e. own: a of the block, rows as
+// d's; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
+template <bool kQueries, class Floats, class Queries, class Keys>
+static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, const std::uint32_t (&own)[4], Queries queries,
+                                                  Keys keys, const Accumulator& sums, float scale, int thread) {
+  const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
+  std::uint32_t both[4];  // pairs of the block, mirrored
+  both[0] = own[0] | ptx::transpose_matrix(own[0]);
+  both[1] = own[1] | ptx::transpose_matrix(own[2]);
+  both[2] = own[2] | ptx::transpose_matrix(own[1]);
+  both[3] = own[3] | ptx::transpose_matrix(own[3]);
+#pragma unroll 1
+  for (int size = kBlockTokens / 2;; size /= 2) {
+    const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
+                               (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
+                        crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
+    const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4], x[4];
+      float w[8], part[8] = {};
+      queries(q, k16);
+      keys(k, k16);
+      if (size > 0) {
+        level_of_block(x, w, size, k16, q, k, sums, lane);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = kQueries ? k[i] : q[i];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) w[i] = 1.0f;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::uint32_t first = ptx::transpose_matrix(x[2 * half]), second = ptx::transpose_matrix(x[2 * half + 1]);
+        TensorCore80::multiply(part + 4 * half, a, first, second);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool query = size == 8 ? i & 1 : (row & size) != 0;
+        if (size > 0 && query != kQueries) continue;
+        const float2 own_pair = ptx::unpack_bf16(size > 0 ? x[i] : kQueries ? q[i] : k[i]);
+#pragma unroll
+        for (int f = 0; f < 2; ++f) {
+          const int at = 8 * k16 + 2 * i + f;
+          const float scaled = scale * part[2 * i + f];
+          d[at] = d[at] + w[2 * i + f] * (kQueries ? part[2 * i + f] : scaled);
+          e[at] = e[at] + (f == 0 ? own_pair.x : own_pair.y) * scaled;
+        }
+      }
+    }
+    if (size == 0) break;
+  }
+}
+template <class From>
+__device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of 16 registers
+  return [&from](std::uint32_t(&x)[4], int k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = from[4 * k16 + i];
+  };
+}
+// The scores of the warp's queries, times scale, as an operand [query][key]; queries, keys: q and, where the block is
+// not near, k as loaded; keys_tile: k'; room: put_query_factors.
+template <class Queries, class Keys>
+__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Queries queries, Keys keys,
+                                            const Accumulator& sums, std::uint32_t keys_tile, std::uint32_t room,
+                                            bool near, float scale, int thread) {
+  Local<float, 8> inside;
+  if (!near) halve_block(inside, queries, keys, sums, scale, thread % 32);
+  Accumulator gated_queries, scores;
+  clear(scores);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4];
+    queries(q, k16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 y = gated<true>(q[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread)));
+      gated_queries[at] = y.x;
+      gated_queries[at + 1] = y.y;
+    }
+  }
+  add_scores(scores, gated_queries, inside, keys_tile, room, near, thread);
+  select_pairs<false>(operand, scores, thread);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
