@@ -90,7 +90,8 @@ std::shared_ptr<void> allocate(std::size_t bytes, Device device) {
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     throw Error("not enough memory on " + name_of(device) + " for " + std::to_string(bytes) +
-                " bytes: " + std::to_string(free) + " of " + std::to_string(total) + " are free");
+                " bytes: " + std::to_string(free) + " of " + std::to_string(total) +
+                " are free; nvidia-smi shows who holds the rest, and less is needed with a smaller batch or model");
   }
   check(status, ("allocating " + std::to_string(bytes) + " bytes on " + name_of(device)).c_str());
   return {memory, [](void* pointer) { cudaFree(pointer); }};
