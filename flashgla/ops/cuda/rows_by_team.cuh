@@ -34,8 +34,10 @@ struct RowGrid {
   static constexpr int kSharedFloats = 2 * kThreads / flashgla::cuda::kWarp;
 };
 
-// Blocks of rows whose sums are partial, in backward kernels: three for each multiprocessor of a large GPU.
-constexpr std::int64_t kRowBlocks = 396;
+// Blocks of rows whose sums are partial, in backward kernels: two for each multiprocessor of a large GPU, which is how
+// many find room there at once.
+constexpr std::int64_t kRowBlocks = 264;
+constexpr int kBackwardBlocksEach = 2;
 
 // Calls run(integral_constant) with how many vectors a thread holds: 1, 2 or 4, and 0 where they are too many.
 template <class Run>

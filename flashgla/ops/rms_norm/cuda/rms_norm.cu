@@ -74,9 +74,29 @@ struct BackwardOperands {
   bool accumulate_dx, want_dweight;
 };
 
-// A block takes the rows of one block of partial sums, its teams every teams()th of them.
+// What a thread holds of one row.
 template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads)
+struct HeldRow {
+  Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];
+  float r;
+
+  __device__ __forceinline__ void load(const BackwardOperands<T>& t, const RowGrid& grid, int rank, std::int64_t row) {
+    const T* x_row = t.x.at(row, 0);
+    const T* dy_row = t.dy.at(row, 0);
+    const T* dx_row = t.dx.at(row, 0);
+    ops::cuda::for_each_vector<kHeld, N>(grid, rank, [&](int i, std::int64_t column, bool whole) {
+      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
+    });
+    r = t.rstd[row];
+  }
+};
+
+// A block takes the rows of one block of partial sums, its teams every teams()th of them; the next row is on its way
+// while one is worked on.
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBackwardBlocksEach : 1)
     backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ float shared[];
@@ -91,36 +111,33 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
     for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
   }
   const std::int64_t end = partial.end(blockIdx.x);
-  for (std::int64_t row = partial.begin(blockIdx.x) + team.index(); row < end; row += grid.teams()) {
-    const T* x_row = t.x.at(row, 0);
-    const T* dy_row = t.dy.at(row, 0);
-    T* dx_row = t.dx.at(row, 0);
-    Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
-      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
-      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
-    });
-    const float r = t.rstd[row];
+  std::int64_t row = partial.begin(blockIdx.x) + team.index();
+  HeldRow<kHeld, N, T> held, next;
+  if (row < end) held.load(t, grid, team.rank(), row);
+  for (; row < end; row += grid.teams()) {
+    if (row + grid.teams() < end) next.load(t, grid, team.rank(), row + grid.teams());
+    const float r = held.r;
     float dot = 0.0f;
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float product = dy[i][j] * x[i][j];
+        const float product = held.dy[i][j] * held.x[i][j];
         dot += product * weight[i][j];
         sums[i][j] += product * r;
       }
     });
     const float pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+    T* dx_row = t.dx.at(row, 0);
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
       float out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        out[j] = dy[i][j] * weight[i][j] * r - x[i][j] * pull;
-        if (t.accumulate_dx) out[j] += before[i][j];
+        out[j] = held.dy[i][j] * weight[i][j] * r - held.x[i][j] * pull;
+        if (t.accumulate_dx) out[j] += held.before[i][j];
       }
       ops::cuda::store_vector<N>(dx_row, column, whole, grid.length, Vector<T, N>::of(out));
     });
+    held = next;
   }
   if (!t.want_dweight) return;
   __syncthreads();  // of the teams' sums, whose memory is taken

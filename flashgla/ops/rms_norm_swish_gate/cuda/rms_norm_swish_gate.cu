@@ -86,9 +86,29 @@ __device__ __forceinline__ void store_gradients(const Vector<T, N>& x, const Vec
   ops::cuda::store_vector<N>(dgate_row, column, whole, length, Vector<T, N>::of(to_gate));
 }
 
-// A block takes the rows of one block of partial sums, its teams every teams()th of them.
+// What a thread holds of one row.
 template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads)
+struct HeldRow {
+  Vector<T, N> x[kHeld], gate[kHeld], dy[kHeld];
+  float r;
+
+  __device__ __forceinline__ void load(const BackwardOperands<T>& t, const RowGrid& grid, int rank, std::int64_t row) {
+    const T* x_row = t.x.at(row, 0);
+    const T* gate_row = t.gate.at(row, 0);
+    const T* dy_row = t.dy.at(row, 0);
+    ops::cuda::for_each_vector<kHeld, N>(grid, rank, [&](int i, std::int64_t column, bool whole) {
+      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+      gate[i] = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
+      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+    });
+    r = t.rstd[row];
+  }
+};
+
+// A block takes the rows of one block of partial sums, its teams every teams()th of them; the next row is on its way
+// while one is worked on.
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBackwardBlocksEach : 1)
     backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ float shared[];
@@ -103,22 +123,17 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
     for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
   }
   const std::int64_t end = partial.end(blockIdx.x);
-  for (std::int64_t row = partial.begin(blockIdx.x) + team.index(); row < end; row += grid.teams()) {
-    const T* x_row = t.x.at(row, 0);
-    const T* gate_row = t.gate.at(row, 0);
-    const T* dy_row = t.dy.at(row, 0);
-    Vector<T, N> x[kHeld], gate[kHeld], dy[kHeld];
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
-      gate[i] = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
-      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
-    });
-    const float r = t.rstd[row];
+  std::int64_t row = partial.begin(blockIdx.x) + team.index();
+  HeldRow<kHeld, N, T> held, next;
+  if (row < end) held.load(t, grid, team.rank(), row);
+  for (; row < end; row += grid.teams()) {
+    if (row + grid.teams() < end) next.load(t, grid, team.rank(), row + grid.teams());
+    const float r = held.r;
     float dot = 0.0f;
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float product = gated(x[i][j], gate[i][j], dy[i][j]);
+        const float product = gated(held.x[i][j], held.gate[i][j], held.dy[i][j]);
         dot += product * weight[i][j];
         sums[i][j] += product * r;
       }
@@ -127,8 +142,10 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
     T* dx_row = t.dx.at(row, 0);
     T* dgate_row = t.dgate.at(row, 0);
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      store_gradients<N>(x[i], gate[i], dy[i], weight[i], r, pull, dx_row, dgate_row, column, whole, grid.length);
+      store_gradients<N>(held.x[i], held.gate[i], held.dy[i], weight[i], r, pull, dx_row, dgate_row, column, whole,
+                         grid.length);
     });
+    held = next;
   }
   if (!t.want_dweight) return;
   __syncthreads();  // of the teams' sums, whose memory is taken
