@@ -1,7 +1,8 @@
-// A block a sequence. Thread t has the tokens [t c, (t + 1) c), so that sums over threads are in the token's order;
-// weights are computed anew in every pass over the row, which lies in the first-level cache (128 KB at V = 32,000).
-// Cuts are found by radix selection: four histograms of 11 bits of the weights, by number (top_k) or by mass (top_p).
-// Weights are whole numbers, so that atomic additions give the same sums in any order.
+// Three kernels: the largest logit of each piece of a row; the weights of all tokens, which many multiprocessors share
+// (the exponential is some forty operations of f64); and one block a sequence that cuts and draws. In that block thread
+// t has the tokens [t c, (t + 1) c), so that sums over threads are in the token's order. Cuts are found by radix
+// selection: four histograms of 11 bits of the weights, by number (top_k) or by mass (top_p). Weights are whole
+// numbers, so that atomic additions give the same sums in any order.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -14,12 +15,20 @@ namespace flashgla::ops::sampling {
 
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 512;       // of the block that draws
+constexpr int kPieceThreads = 256;  // of a block that has a piece of a row
+constexpr int kPiece = 8 * kPieceThreads;
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kPasses = 4;  // of 11 bits: weights have 44
+constexpr std::int32_t kToBeDrawn = kNoneFinite - 1;
 using Sum = unsigned long long;
 
+struct Best {
+  double logit;
+  int token;  // kNotANumber once there is a NaN
+};
+static_assert(sizeof(Best) == 16);
 struct Params {
   const float* logits;
   const std::uint8_t* seen;
@@ -27,16 +36,14 @@ struct Params {
   std::int32_t* tokens;
   std::int64_t logits_stride, seen_stride;
   std::int64_t first_sequence;
-  int vocabulary;
+  Best* largest;           // [N,pieces]
+  std::uint64_t* weights;  // [N,V]
+  int vocabulary, pieces;
   int top_k;  // 0: all
   double temperature, top_p, repetition_penalty;
   std::uint64_t min_p_least, seed;
 };
 
-struct Best {
-  double logit;
-  int token;  // kNotANumber once there is a NaN
-};
 struct Better {
   __device__ __forceinline__ Best operator()(const Best& a, const Best& b) const {
     if (a.token == kNotANumber || b.token == kNotANumber) return {0.0, kNotANumber};
@@ -45,18 +52,69 @@ struct Better {
   }
 };
 
-using ReduceBest = cub::BlockReduce<Best, kThreads>;
+using ReduceBest = cub::BlockReduce<Best, kPieceThreads>;
 using ReduceSum = cub::BlockReduce<Sum, kThreads>;
 using ScanSum = cub::BlockScan<Sum, kThreads>;
 
+__device__ __forceinline__ double logit_of(const Params& p, int sequence, int token) {
+  const bool seen = p.seen != nullptr && p.seen[sequence * p.seen_stride + token] != 0;
+  return penalized(p.logits[sequence * p.logits_stride + token], seen, p.repetition_penalty);
+}
+
+__device__ __forceinline__ Best nothing(const Params& p) { return {-INFINITY, p.vocabulary}; }
+
+// Grid: pieces of a row, sequences.
+__global__ void __launch_bounds__(kPieceThreads) largest_kernel(const __grid_constant__ Params p) {
+  __shared__ typename ReduceBest::TempStorage temporary;
+  const int sequence = blockIdx.y;
+  Best mine = nothing(p);
+#pragma unroll
+  for (int j = 0; j < kPiece / kPieceThreads; ++j) {
+    const int i = static_cast<int>(blockIdx.x) * kPiece + j * kPieceThreads + static_cast<int>(threadIdx.x);
+    if (i >= p.vocabulary) break;
+    const double l = logit_of(p, sequence, i);
+    mine = Better()(mine, l != l ? Best{0.0, kNotANumber} : Best{l, i});
+  }
+  const Best best = ReduceBest(temporary).Reduce(mine, Better());
+  if (threadIdx.x == 0) p.largest[sequence * p.pieces + static_cast<int>(blockIdx.x)] = best;
+}
+
+// The same grid. Where no draw is needed or possible, the token itself.
+__global__ void __launch_bounds__(kPieceThreads) weights_kernel(const __grid_constant__ Params p) {
+  __shared__ typename ReduceBest::TempStorage temporary;
+  __shared__ Best shared_best;
+  const int sequence = blockIdx.y;
+  Best mine = nothing(p);
+  for (int piece = threadIdx.x; piece < p.pieces; piece += kPieceThreads) {
+    mine = Better()(mine, p.largest[sequence * p.pieces + piece]);
+  }
+  const Best reduced = ReduceBest(temporary).Reduce(mine, Better());
+  if (threadIdx.x == 0) shared_best = reduced;
+  __syncthreads();
+  const Best best = shared_best;
+  const bool drawn = best.token != kNotANumber && isfinite(best.logit) && p.temperature > 0.0;
+  if (threadIdx.x == 0 && blockIdx.x == 0) {
+    p.tokens[sequence] = best.token == kNotANumber ? kNotANumber
+                         : !isfinite(best.logit)   ? kNoneFinite
+                         : p.temperature == 0.0    ? best.token
+                                                   : kToBeDrawn;
+  }
+  if (!drawn) return;
+#pragma unroll
+  for (int j = 0; j < kPiece / kPieceThreads; ++j) {
+    const int i = static_cast<int>(blockIdx.x) * kPiece + j * kPieceThreads + static_cast<int>(threadIdx.x);
+    if (i >= p.vocabulary) break;
+    p.weights[static_cast<std::int64_t>(sequence) * p.vocabulary + i] =
+        weight_of((logit_of(p, sequence, i) - best.logit) / p.temperature);
+  }
+}
+
 struct Shared {
   union {
-    typename ReduceBest::TempStorage best;
     typename ReduceSum::TempStorage sum;
     typename ScanSum::TempStorage scan;
   } temporary;
   Sum bins[kBins];
-  Best best;
   Sum sum;
   Sum found_prefix, found_above;
 };
@@ -64,31 +122,13 @@ struct Shared {
 class RowOfBlock {
  public:
   __device__ RowOfBlock(const Params& params, Shared& shared)
-      : p(params),
-        s(shared),
-        logits(params.logits + blockIdx.x * params.logits_stride),
-        seen(params.seen ? params.seen + blockIdx.x * params.seen_stride : nullptr) {
+      : p(params), s(shared), weights(params.weights + static_cast<std::int64_t>(blockIdx.x) * params.vocabulary) {
     const int each = (p.vocabulary + kThreads - 1) / kThreads;
     begin = min(static_cast<int>(threadIdx.x) * each, p.vocabulary);
     end = min(begin + each, p.vocabulary);
   }
 
-  __device__ Best largest() {
-    Best mine{-INFINITY, p.vocabulary};
-    for (int i = begin; i < end; ++i) {
-      const double l = logit(i);
-      mine = Better()(mine, l != l ? Best{0.0, kNotANumber} : Best{l, i});
-    }
-    const Best all = ReduceBest(s.temporary.best).Reduce(mine, Better());
-    if (threadIdx.x == 0) s.best = all;
-    __syncthreads();
-    max_logit = s.best.logit;
-    return s.best;
-  }
-
-  __device__ __forceinline__ std::uint64_t weight(int i) const {
-    return weight_of((logit(i) - max_logit) / p.temperature);
-  }
+  __device__ __forceinline__ std::uint64_t weight(int i) const { return weights[i]; }
 
   // Whether token i is kept; `equals`: tokens before it in this thread's range, and before the range, of weight
   // cut.least.
@@ -198,19 +238,13 @@ class RowOfBlock {
       const std::uint64_t w = weight(i);
       if (keeps(cut, w, equals)) reached += w;
       if (draw < reached) {
-        give(i);
+        p.tokens[blockIdx.x] = i;
         return;
       }
     }
   }
 
-  __device__ void give(int token) { p.tokens[blockIdx.x] = token; }
-
  private:
-  __device__ __forceinline__ double logit(int i) const {
-    return penalized(logits[i], seen != nullptr && seen[i] != 0, p.repetition_penalty);
-  }
-
   // The bin from the top in which the running sum reaches `wanted` (>= 1), and the sum above it.
   __device__ void find_bin(Sum wanted) {
     constexpr int kEach = kBins / kThreads;
@@ -230,24 +264,14 @@ class RowOfBlock {
 
   const Params& p;
   Shared& s;
-  const float* logits;
-  const std::uint8_t* seen;
+  const std::uint64_t* weights;
   int begin, end;
-  double max_logit = 0.0;
 };
 
-__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Params p) {
+  if (p.tokens[blockIdx.x] != kToBeDrawn) return;
   __shared__ Shared shared;
   RowOfBlock row(p, shared);
-  const Best best = row.largest();
-  if (best.token == kNotANumber || !isfinite(best.logit)) {
-    if (threadIdx.x == 0) row.give(best.token == kNotANumber ? kNotANumber : kNoneFinite);
-    return;
-  }
-  if (p.temperature == 0.0) {
-    if (threadIdx.x == 0) row.give(best.token);
-    return;
-  }
   const Cut cut = row.cut();
   const Sum total = row.total(cut);
   __syncthreads();
@@ -257,8 +281,15 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
 
 void run_cuda(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
               const TensorView& tokens, const Options& options, std::int64_t first_sequence) {
-  if (context.planning()) return;
+  const ArenaScope scope(context.scratch());
   Params p{};
+  p.vocabulary = static_cast<int>(logits.size(1));
+  p.pieces = (p.vocabulary + kPiece - 1) / kPiece;
+  p.largest = static_cast<Best*>(
+      context.scratch().allocate(static_cast<std::size_t>(logits.size(0) * p.pieces) * sizeof(Best), "sampling"));
+  p.weights = static_cast<std::uint64_t*>(
+      context.scratch().allocate(static_cast<std::size_t>(logits.numel()) * sizeof(std::uint64_t), "sampling"));
+  if (context.planning()) return;
   p.logits = logits.as<float>();
   p.logits_stride = logits.stride[0];
   p.seen = seen ? seen.as<std::uint8_t>() : nullptr;
@@ -266,15 +297,22 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   p.positions = positions.as<std::int32_t>();
   p.tokens = tokens.as<std::int32_t>();
   p.first_sequence = first_sequence;
-  p.vocabulary = static_cast<int>(logits.size(1));
   p.top_k = static_cast<int>(std::min<std::int64_t>(options.top_k, p.vocabulary));
   p.temperature = options.temperature;
   p.top_p = options.top_p;
   p.repetition_penalty = options.repetition_penalty;
   p.min_p_least = least_of_min_p(options.min_p);
   p.seed = options.seed;
-  sample_kernel<<<static_cast<unsigned>(logits.size(0)), kThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(p);
-  flashgla::cuda::check_launch("sampling");
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  const auto sequences = static_cast<unsigned>(logits.size(0));
+  const dim3 pieces(static_cast<unsigned>(p.pieces), sequences);
+  largest_kernel<<<pieces, kPieceThreads, 0, stream>>>(p);
+  flashgla::cuda::check_launch("sampling: largest");
+  weights_kernel<<<pieces, kPieceThreads, 0, stream>>>(p);
+  flashgla::cuda::check_launch("sampling: weights");
+  if (p.temperature == 0.0) return;
+  draw_kernel<<<sequences, kThreads, 0, stream>>>(p);
+  flashgla::cuda::check_launch("sampling: draw");
 }
 
 // A block row y of blocks for each sequence.
