@@ -2,7 +2,7 @@
 """Writes the tables of figures in the documents from saved runs of `flashgla bench` and `scripts/fuzz.sh`.
 
   scripts/figures.py              writes every table anew from docs/figures/
-  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) as docs/figures/cpu.json or gpu.json
+  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) into docs/figures/, named by what it holds
   scripts/figures.py --check      says which tables are not what the saved runs say; exit code 1 when there is one
 
 A table stands in a document between `<!-- figures: NAME -->` and `<!-- /figures -->`. TABLES below says what is in it.
@@ -164,6 +164,17 @@ def gpu_operator_table():
     return origin + "\n\n" + table([*GPU_HEAD, "MiB", "error"], rows)
 
 
+def gpu_decoding_table():
+    run = Run(FIGURES / "gpu-decoding.json")
+    rows = []
+    for row in run.rows:
+        if row["operation"] == "model_decoding":
+            sequences = int(re.search(r"batch (\d+)", row["problem"])[1])
+            tokens = sequences * 1e3 / row["milliseconds"]  # a second
+            rows.append([row["problem"], milliseconds(row), of_floor(row), f"{tokens:,.0f}"])
+    return sentences(run.origin() + ".") + "\n\n" + table(["model", "ms a token", "of the floor", "tokens/s"], rows)
+
+
 def fuzz_run():
     path = FIGURES / "fuzzing.json"
     if not path.exists():
@@ -188,8 +199,8 @@ def fuzz_table():
     return origin + "\n\n" + table(["target", "inputs"], rows)
 
 
-TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "fuzz": fuzz_table,
-          "fuzz-total": fuzz_sentence}
+TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
+          "fuzz": fuzz_table, "fuzz-total": fuzz_sentence}
 
 
 def take(path):
@@ -201,7 +212,8 @@ def take(path):
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
-    name = "cpu.json" if run.device == "cpu" else "gpu.json"
+    decoding = any(row["operation"] == "model_decoding" for row in run.rows)
+    name = "cpu.json" if run.device == "cpu" else "gpu-decoding.json" if decoding else "gpu.json"
     (FIGURES / name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"docs/figures/{name}: {run.origin()}")
 
