@@ -2,7 +2,7 @@
 """Writes the tables of figures in the documents from saved runs of `flashgla bench` and `scripts/fuzz.sh`.
 
   scripts/figures.py              writes every table anew from docs/figures/
-  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) into docs/figures/, named by what it holds
+  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) into docs/figures/
   scripts/figures.py --check      says which tables are not what the saved runs say; exit code 1 when there is one
 
 A table stands in a document between `<!-- figures: NAME -->` and `<!-- /figures -->`. TABLES below says what is in it.
