@@ -152,7 +152,7 @@ void for_each_element(const Context& context, const char* name, const Body& body
     const ElementGrid grid(rows, length, elements);
     queue_kernel(context, name, kernel, grid.blocks(), ElementGrid::kThreads, 0, body, grid);
   };
-  // 16 bytes of the widest: two stores of 16 bytes, 32 apart between threads, were measured to cost a sixth.
+  // 16 bytes of the widest: with 16 of the narrowest, converting bf16 to f32 ran at 0.74 of the copy instead of 0.88.
   if (widest == 2 && are_aligned(tensors, 8)) return queue(each_element_kernel<8, Body>, 8);
   if (widest == 4 && are_aligned(tensors, 4)) return queue(each_element_kernel<4, Body>, 4);
   queue(each_element_kernel<1, Body>, 1);
