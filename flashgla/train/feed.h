@@ -17,7 +17,7 @@ struct Bucket {
   std::int64_t sequences = 0;  // of a packed batch, empty ones added at its end
   std::int64_t max_seqlen = 0;
 
-  friend auto operator<=>(const Bucket&, const Bucket&) = default;
+  friend auto operator<=>(const Bucket&, const Bucket&) = default;  // NOLINT(modernize-use-nullptr): the check is wrong
 };
 
 // All buckets that packed batches of `tokens` tokens can be of, with at most so many sequences of at most `length`

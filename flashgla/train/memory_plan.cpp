@@ -31,11 +31,13 @@ std::vector<StepForm> step_forms(const TrainConfig& config) {
   std::vector<Timed> forms;
   for (const Class& one : classes) {
     for (const std::int64_t size : sizes) {
-      forms.push_back({one.time + 0.01 * static_cast<double>(sequences / size - 1), {size, one.recompute}});
+      const std::int64_t further = sequences / size - 1;  // micro-batches beside the first
+      forms.push_back({one.time + 0.01 * static_cast<double>(further), {size, one.recompute}});
     }
   }
   std::stable_sort(forms.begin(), forms.end(), [](const Timed& a, const Timed& b) { return a.time < b.time; });
   std::vector<StepForm> result;
+  result.reserve(forms.size());
   for (const Timed& one : forms) result.push_back(one.form);
   return result;
 }

@@ -22,7 +22,7 @@ class StepGraphs {
     std::int64_t state = 0;  // micro_batch: which of the carried states it goes on from
     Bucket bucket;
 
-    friend auto operator<=>(const Key&, const Key&) = default;
+    friend auto operator<=>(const Key&, const Key&) = default;  // NOLINT(modernize-use-nullptr): the check is wrong
   };
 
   // Not enabled: everything is done operation by operation.

@@ -141,7 +141,7 @@ TEST_P(SimdMath, SumTakesEveryElementOnce) {
     std::vector<float> a(count);
     std::vector<BFloat16> b(count, BFloat16(1.0f));
     for (std::int64_t i = 0; i < count; ++i) a[i] = static_cast<float>(i + 1);
-    EXPECT_EQ(HWY_DYNAMIC_DISPATCH(Dot)(a.data(), b.data(), count), static_cast<float>(count * (count + 1) / 2));
+    EXPECT_EQ(HWY_DYNAMIC_DISPATCH(Dot)(a.data(), b.data(), count), static_cast<float>(count * (count + 1)) / 2.0f);
   }
 }
 

@@ -44,8 +44,8 @@ class Loaders : public FolderTest {
  protected:
   static std::vector<std::int64_t> random_lengths(int count, int longest, std::uint64_t seed) {
     std::mt19937_64 random(seed);
-    std::vector<std::int64_t> lengths;
-    for (int i = 0; i < count; ++i) lengths.push_back(1 + static_cast<std::int64_t>(random() % longest));
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(count));
+    for (std::int64_t& length : lengths) length = 1 + static_cast<std::int64_t>(random() % longest);
     return lengths;
   }
   // How often each token of the counting file was a target. Checks on the way that every target follows its token.

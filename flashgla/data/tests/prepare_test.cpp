@@ -40,6 +40,7 @@ std::vector<Document> read_all(const DocumentOptions& options) {
 
 std::vector<std::string> texts(const std::vector<Document>& documents) {
   std::vector<std::string> list;
+  list.reserve(documents.size());
   for (const Document& document : documents) list.push_back(document.text);
   return list;
 }
@@ -171,6 +172,7 @@ TEST_F(Preparing, ManyDocumentsAreChosenWhole) {
   EXPECT_EQ(dataset.vocab_size, 258);
   const auto train = decoded(dataset, dataset.train), validation = decoded(dataset, dataset.validation);
   std::vector<std::string> expected;
+  expected.reserve(200);
   for (int i = 0; i < 200; ++i) expected.push_back("{bos}story " + std::to_string(i) + "\n{eos}");
   std::vector<std::string> all = train;
   all.insert(all.end(), validation.begin(), validation.end());

@@ -229,6 +229,7 @@ TEST_F(EvalFiles, ChoicesAreJudgedByEveryMeasure) {
 
 TEST_F(EvalFiles, AnEvaluationGoesOnWhereItWasStopped) {
   std::vector<Document> documents;
+  documents.reserve(12);
   for (int i = 0; i < 12; ++i) documents.push_back(document_of(*tokenizer_, "Some words, number " + std::to_string(i)));
   const auto run = [&](const std::string& path, bool resume, int jobs) {
     JobLog log(path, "{\"model\": \"m\"}", resume);

@@ -126,6 +126,7 @@ TEST_F(GeneratorTest, StateOfAnotherModelIsRefused) {
 TEST_F(GeneratorTest, PromptsOfABatchAreAsAlone) {
   const std::vector<std::string> prompts = {"a", "The second prompt is longer", "three"};
   std::vector<text::TokenIds> tokens;
+  tokens.reserve(prompts.size());
   for (const std::string& prompt : prompts) tokens.push_back(generator_.encode(prompt, true));
   Session batch(model_, 3);
   generator_.feed(batch, tokens);

@@ -9,9 +9,6 @@
 namespace flashgla::generate {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::ThrowsMessage;
-
 // Feeds `text` in pieces of every size and returns what is shown, which must not depend on the cut.
 std::string shown(const std::vector<std::string>& stops, const std::string& text, bool* stopped = nullptr) {
   std::string first;

@@ -116,6 +116,7 @@ TEST_F(Checkpoint, LoadsInAnotherDtypeAndForTraining) {
   }
   std::vector<Tensor> halves;
   std::vector<NamedTensor> named;
+  halves.reserve(parameters.size());
   for (const nn::Parameter* parameter : parameters) halves.push_back(testing::converted(parameter->value, DType::f16));
   for (std::size_t i = 0; i < parameters.size(); ++i) named.push_back({parameters[i]->name, halves[i]});
   write_safetensors(folder_ / "model.safetensors", named);

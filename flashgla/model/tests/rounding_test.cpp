@@ -77,6 +77,7 @@ TEST(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
       }
     }
     std::vector<double> all;
+    all.reserve(ratios.size());
     for (const auto& [name, row] : ratios) all.push_back(median(row));
     EXPECT_LE(median(all), 1.5) << name_of(device);
   }

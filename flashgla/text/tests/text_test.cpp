@@ -18,7 +18,6 @@ namespace flashgla::text {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const char* const kWords[] = {"the", "river", "was",   "cold",  "and",    "Mira",  "carried", "a",     "lamp",
@@ -170,6 +169,7 @@ TEST(Tokenizer, MayBeSharedByThreads) {
   }();
   std::vector<std::thread> threads;
   std::atomic<int> equal{0};
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { equal += fresh->encode(text) == expected; });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(equal, 4);

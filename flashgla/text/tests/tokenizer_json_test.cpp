@@ -275,6 +275,7 @@ TEST_F(TokenizerJson, ThreadsShareOne) {
   const TokenIds expected = tokenizer->encode(text);
   std::atomic<int> equal{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { equal += tokenizer->encode(text) == expected; });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(equal, 4);

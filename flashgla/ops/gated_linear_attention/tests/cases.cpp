@@ -571,7 +571,8 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
     constexpr std::int64_t kH = 4, kMostElements = std::int64_t{1} << 26;  // of one tensor
     const std::pair<std::int64_t, std::int64_t> widths[] = {{64, 64},   {128, 128}, {128, 256},
                                                             {256, 256}, {256, 512}, {512, 512}};
-    for (const auto& [K, V] : widths) {
+    for (const auto& width : widths) {
+      const std::int64_t K = width.first, V = width.second;  // clang 14 captures no bindings
       const auto add = [&](std::int64_t batch, std::int64_t length, GateKind gate) {
         if (batch * length * kH * std::max(K, V) <= kMostElements)
           list.push_back(timed(batch, length, kH, K, V, DType::bf16, gate));

@@ -27,7 +27,7 @@ struct Key {
   std::array<std::int64_t, 2> a_stride, b_stride, c_stride;
   DType a, b, c, bias;
   bool has_bias, accumulate;
-  auto operator<=>(const Key&) const = default;
+  auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr): the check is wrong here
 };
 
 // oneDNN's primitives and their scratch memory, for one thread: no locks, and nothing is compiled or allocated once
