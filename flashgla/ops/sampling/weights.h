@@ -16,7 +16,8 @@ namespace flashgla::ops::sampling {
 
 constexpr int kWeightBits = 43;  // of the largest weight, so that 2^20 of them add up in 64 bits
 
-// Products and sums that no compiler contracts to a fused one (the CPU sources are compiled with -ffp-contract=off).
+// Products and sums that no compiler contracts to a fused one (the CPU's source, cpu/rows.cpp, is compiled with
+// -ffp-contract=off).
 FLASHGLA_BOTH double times(double a, double b) {
 #ifdef __CUDA_ARCH__
   return __dmul_rn(a, b);
