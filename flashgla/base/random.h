@@ -24,7 +24,16 @@ namespace flashgla::random {
 constexpr int kVersion = 2;
 
 // What draws are for: those of two uses are unrelated, though seed, stream and index are the same.
-enum class Use : std::uint32_t { tests = 1, parameters, sampling, data_order, data_offset, validation, stories };
+enum class Use : std::uint32_t {
+  tests = 1,
+  parameters,
+  sampling,
+  data_order,
+  data_offset,
+  validation,
+  stories,
+  dropout
+};
 
 // Two unrelated draws of 64 bits.
 struct Words {
@@ -113,9 +122,19 @@ class Stream {
   FLASHGLA_HOST_DEVICE Stream(std::uint64_t seed, Use use, std::uint64_t stream = 0)
       : seed_(seed), stream_(stream), use_(static_cast<std::uint32_t>(use) << 24) {}
 
+  // What Philox4x32-10 is given for an index, for those that compute many at a time.
+  struct Parts {
+    std::uint32_t counter[4];
+    std::uint32_t key[2];
+  };
+  FLASHGLA_HOST_DEVICE Parts parts(std::uint64_t index) const {
+    return {{low(index), high(index) | use_, low(stream_), high(stream_)}, {low(seed_), high(seed_)}};
+  }
+
   FLASHGLA_HOST_DEVICE Words words(std::uint64_t index) const {
-    const r123::Philox4x32::ctr_type counter = {{low(index), high(index) | use_, low(stream_), high(stream_)}};
-    const r123::Philox4x32::key_type key = {{low(seed_), high(seed_)}};
+    const Parts p = parts(index);
+    const r123::Philox4x32::ctr_type counter = {{p.counter[0], p.counter[1], p.counter[2], p.counter[3]}};
+    const r123::Philox4x32::key_type key = {{p.key[0], p.key[1]}};
     const r123::Philox4x32::ctr_type bits = philox4x32(counter, key);
     return {bits.v[0] | static_cast<std::uint64_t>(bits.v[1]) << 32, bits.v[2] | static_cast<std::uint64_t>(bits.v[3])
                                                                                      << 32};

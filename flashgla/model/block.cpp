@@ -39,7 +39,7 @@ mixers::LayerState take(const mixers::LayerState& state, std::size_t begin, std:
 
 }  // namespace
 
-Block::Block(const ModelConfig& config, std::int64_t layer) {
+Block::Block(const ModelConfig& config, std::int64_t layer) : layer_(layer) {
   const std::string name = mixers::layer_prefix(layer);
   add_part({name + ".attn_norm", config.hidden_size, config.norm_eps}, config.mixer_of(layer)->create(config, layer));
   if (config.use_mlp) {
@@ -117,8 +117,9 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     // The sum of the stream and the part before goes into what this norm reads.
-    if (i == 0) {
-      part.norm.forward(context, x, {}, part.saved.normalized, {}, part.saved.rstd);
+    if (i == 0 || pass.dropout) {
+      if (i > 0) ops::dropout::run(context, branch, parts_[i - 1].saved.in, part.saved.in, mask_of(pass, i - 1));
+      part.norm.forward(context, part.saved.in, {}, part.saved.normalized, {}, part.saved.rstd);
     } else {
       part.norm.forward(context, branch, parts_[i - 1].saved.in, part.saved.normalized, part.saved.in, part.saved.rstd);
     }
@@ -127,7 +128,10 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                          take(before, states, part.states), take(after, states, part.states));
     states += part.states;
   }
-  if (y) ops::elementwise::add_to(context, branch, parts_.back().saved.in, y);
+  if (!y) return;
+  if (pass.dropout)
+    return ops::dropout::run(context, branch, parts_.back().saved.in, y, mask_of(pass, parts_.size() - 1));
+  ops::elementwise::add_to(context, branch, parts_.back().saved.in, y);
 }
 
 void Block::run_backward(nn::Pass& pass, const TensorView& d) {
@@ -135,6 +139,7 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const TensorView branch = scratch.tensor(d.shape, d.dtype, "blocks: branch");
+  const TensorView dropped = pass.dropout ? scratch.tensor(d.shape, d.dtype, "blocks: dropout") : TensorView();
   const bool recompute = pass.recompute == nn::Recompute::activations;
   const TensorView normalized = recompute ? scratch.tensor(d.shape, d.dtype, "norms: outputs") : TensorView();
   for (std::size_t i = parts_.size(); i-- > 0;) {
@@ -143,7 +148,8 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
       part.saved.normalized = normalized;
       part.norm.forward(context, part.saved.in, {}, normalized, {}, {});
     }
-    part.branch->backward(pass, part.saved.normalized, d, branch);
+    if (dropped) ops::dropout::run(context, d, {}, dropped, mask_of(pass, i));
+    part.branch->backward(pass, part.saved.normalized, dropped ? dropped : d, branch);
     part.norm.backward(context, part.saved.in, part.saved.rstd, branch, d, true);
   }
 }

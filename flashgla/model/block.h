@@ -50,6 +50,12 @@ class Block {
                    const mixers::LayerState& after);
   void run_backward(nn::Pass& pass, const TensorView& d);
 
+  // Of the sum of the residual stream and part i's branch.
+  ops::dropout::Mask mask_of(const nn::Pass& pass, std::size_t i) const {
+    return pass.dropout.mask(nn::Dropout::places_of(layer_) + static_cast<std::int64_t>(i));
+  }
+
+  std::int64_t layer_;
   std::vector<Part> parts_;
   mixers::LayerState saved_before_;  // class block
 };

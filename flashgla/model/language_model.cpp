@@ -176,6 +176,7 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   nn::Pass inference = pass.without_keeping();
+  inference.dropout = {};
   const TensorView x = context.scratch().tensor(Shape({tokens.size(0), tokens.size(1), config_.hidden_size}),
                                                 activation_dtype(), "blocks: residual");
   ops::embedding::forward(context, tokens, layers_.embedding.value, x);
@@ -201,6 +202,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   std::vector<Arena::Mark> marks;
   inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
   ops::embedding::forward(context, tokens, layers_.embedding.value, inputs.back());
+  if (pass.dropout) ops::dropout::run(context, inputs.back(), {}, inputs.back(), pass.dropout.mask(0));
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
     inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
     marks.push_back(pass.saved->mark());
@@ -223,6 +225,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     layers_.blocks[i]->backward(pass, inputs[i], d);
     pass.saved->release(marks[i]);
   }
+  if (pass.dropout) ops::dropout::run(context, d, {}, d, pass.dropout.mask(0));
   ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
   if (state) ops::positions::advance(context, state->positions(), pass.sequences.bounds, tokens.size(1));
 }
@@ -274,6 +277,7 @@ void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, cons
                     std::to_string(config_.hidden_size) + "]");
   }
   nn::Pass inference = pass.without_keeping();
+  inference.dropout = {};
   ops::embedding::forward(pass.context, tokens, layers_.embedding.value,
                           hidden.reshape(Shape({1, total, config_.hidden_size})));
   run_blocks(inference, hidden.reshape(Shape({1, total, config_.hidden_size})), state);

@@ -60,7 +60,8 @@ class LanguageModel {
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
   // with f64). Packed sequences: pass.sequences, B = 1. With `state`, sequences start from it and leave their end
-  // state in it; null: they start from zeros. Used for evaluation: pass.saved is not looked at, nothing is kept.
+  // state in it; null: they start from zeros. Used for evaluation: pass.saved and pass.dropout are not looked at,
+  // nothing is kept.
   void evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
                 DecodeState* state = nullptr);
 

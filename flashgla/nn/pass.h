@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "flashgla/base/context.h"
+#include "flashgla/ops/dropout/dropout.h"
 
 namespace flashgla::nn {
 
@@ -29,6 +30,25 @@ struct Sequences {
   std::int64_t count(std::int64_t rows) const { return bounds ? bounds.size(0) - 1 : rows; }
 };
 
+// What falls out while training; nothing by default. Masks are a function of all of this and of the place, so that a
+// forward that runs again has the same ones.
+struct Dropout {
+  double probability = 0.0;  // of the embeddings, and of what each part of a block adds to the residual stream
+  double attention = 0.0;    // of the probabilities of softmax attention
+  std::uint64_t seed = 0;
+  TensorView step, micro_batch;  // ops::dropout::Mask's
+
+  explicit operator bool() const { return probability > 0.0; }
+  // Of the embeddings: place 0. Of the parts of layers: places_of(layer) and the ones behind it.
+  ops::dropout::Mask mask(std::int64_t place) const { return {probability, seed, place, step, micro_batch}; }
+  static constexpr std::int64_t kPlacesALayer = 4;
+  static std::int64_t places_of(std::int64_t layer) { return 1 + kPlacesALayer * layer; }
+  // Of a layer's probabilities: the last of its places.
+  ops::dropout::Mask attention_mask(std::int64_t layer) const {
+    return {attention, seed, places_of(layer) + kPlacesALayer - 1, step, micro_batch};
+  }
+};
+
 // Modules keep views of what they saved between a forward and the backward that follows it (one of each at a time);
 // the memory is `saved`'s, released by the caller after backward.
 struct Pass {
@@ -39,6 +59,7 @@ struct Pass {
   // i32 [N] on the context's device: tokens that each sequence has had before this call, where the states that it
   // starts from are of. Absent: none.
   TensorView positions;
+  Dropout dropout;
 
   // The same for a forward that no backward follows.
   Pass without_keeping() const {

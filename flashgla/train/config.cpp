@@ -97,6 +97,12 @@ std::vector<Field> fields(TrainConfig& c) {
       {"epsilon", "optimizer", "AdamW: added to the root of the second moment", &c.epsilon},
       {"weight_decay", "optimizer", "decoupled decay of matrices", &c.weight_decay},
       {"clip_norm", "optimizer", "gradients are scaled down to this global norm; 0: never", &c.clip_norm},
+      {"dropout", "optimizer",
+       "probability that an element of the embeddings, or of what a mixer or an MLP adds to the residual stream, is 0 "
+       "while training",
+       &c.dropout},
+      {"attention_dropout", "optimizer",
+       "the same of softmax attention's probabilities (on the CPU alone); -1: as dropout", &c.attention_dropout},
       {"optimizer_state", "optimizer",
        "full: f32 moments and master; split_master: the same bits in less memory; half: bf16 moments, rounded "
        "stochastically",
@@ -114,7 +120,7 @@ std::vector<Field> fields(TrainConfig& c) {
        &c.recompute},
       {"graphs", "machine", "on: steps are recorded and launched as CUDA graphs; off: operation by operation",
        &c.graphs},
-      {"seed", "machine", "of the initial weights and the data's order", &c.seed},
+      {"seed", "machine", "of the initial weights, the data's order and dropout", &c.seed},
       {"log_every", "records", "steps between rows of metrics.jsonl", &c.log_every},
       {"evaluate_every", "records", "steps between evaluations on validation data; 0: only at the end",
        &c.evaluate_every},
@@ -277,6 +283,11 @@ void TrainConfig::validate() const {
   require(epsilon > 0.0, "epsilon", text_of(epsilon), "a positive number");
   require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
   require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
+  require(dropout >= 0.0 && dropout < 1.0, "dropout", text_of(dropout), "in [0, 1)");
+  require(attention_dropout == -1.0 || (attention_dropout >= 0.0 && attention_dropout < 1.0), "attention_dropout",
+          text_of(attention_dropout), "in [0, 1), or -1 (as dropout)");
+  require((dropout == 0.0 && attention_dropout <= 0.0) || accumulation() <= 1 << 16, "micro_batch", number(micro_batch),
+          "at most 65536 micro-batches a step with dropout");
   optimizer_state_from_name(optimizer_state);
   if (device != "auto") device_from_name(device);
   require(dtype == "automatic" || dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'",

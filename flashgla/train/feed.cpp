@@ -58,7 +58,7 @@ Feed::Feed(Context& context, data::Loader& loader, std::int64_t rows)
     throw Error("feed", "rows", "is " + std::to_string(rows),
                 "a divisor of the loader's batch " + std::to_string(loader.config().batch));
   }
-  memory_ = Tensor::zeros({2 * rows_ * columns_ + bounds_}, DType::i32, context.device());
+  memory_ = Tensor::zeros({2 * rows_ * columns_ + 1 + bounds_}, DType::i32, context.device());
   for (int i = 0; i < 2; ++i) slots_.push_back(std::make_unique<Slot>(context.queue(), memory_->bytes()));
 }
 
@@ -74,13 +74,14 @@ MicroBatch Feed::planned(const Bucket& bucket) const {
   batch.tokens = memory_->slice(0, 0, count).reshape(shape);
   batch.targets = memory_->slice(0, count, 2 * count).reshape(shape);
   batch.bucket = bucket;
-  batch.sequences = sequences_of(bucket, memory_->slice(0, 2 * count, 2 * count + bounds_));
+  batch.number = memory_->slice(0, 2 * count, 2 * count + 1);
+  batch.sequences = sequences_of(bucket, memory_->slice(0, 2 * count + 1, 2 * count + 1 + bounds_));
   return batch;
 }
 
 void Feed::forget() { given_ = held_ = 0; }
 
-bool Feed::next(MicroBatch& batch) {
+bool Feed::next(MicroBatch& batch, std::int64_t number) {
   const bool fresh = given_ == held_;
   if (fresh) {
     if (!loader_.next(batch_)) return false;
@@ -94,7 +95,8 @@ bool Feed::next(MicroBatch& batch) {
   auto* host = static_cast<std::int32_t*>(slot.memory.get());
   std::memcpy(host, batch_.tokens.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
   std::memcpy(host + count, batch_.targets.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
-  std::int64_t elements = 2 * count;
+  host[2 * count] = static_cast<std::int32_t>(number);
+  std::int64_t elements = 2 * count + 1;
   if (batch_.cu_seqlens) {
     const auto* bounds = batch_.cu_seqlens.as<std::int32_t>();
     const std::int64_t sequences = batch_.cu_seqlens.size(0) - 1;

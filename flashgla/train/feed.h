@@ -30,6 +30,7 @@ nn::Sequences sequences_of(const Bucket& bucket, const TensorView& bounds);
 struct MicroBatch {
   TensorView tokens, targets;  // i32 [B,T] on the device
   nn::Sequences sequences;
+  TensorView number;  // i32 [1] on the device
   Bucket bucket;
   std::vector<std::uint8_t> continues;  // [B] 1: the row goes on from where the last batch's row ended
   std::int64_t target_count = 0;        // of the whole batch, with its first micro-batch; 0 with the others
@@ -41,9 +42,9 @@ class Feed {
   // batches is a micro-batch.
   Feed(Context& context, data::Loader& loader, std::int64_t rows);
 
-  // Queues the copy of the next micro-batch; what has been queued with the one before it may still be under way. False
-  // at the end of a single pass.
-  bool next(MicroBatch& batch);
+  // Queues the copy of the next micro-batch, and of its number in its step; what has been queued with the one before it
+  // may still be under way. False at the end of a single pass.
+  bool next(MicroBatch& batch, std::int64_t number = 0);
   // A batch of zeros in a bucket, for planning: no data is read.
   MicroBatch planned(const Bucket& bucket) const;
   std::vector<Bucket> all_buckets() const;
@@ -65,7 +66,7 @@ class Feed {
   std::int64_t rows_;  // of a micro-batch's tensors
   std::int64_t columns_;
   std::int64_t bounds_ = 0;  // elements
-  Tensor memory_;            // i32: tokens, targets, bounds
+  Tensor memory_;            // i32: tokens, targets, number, bounds
   std::vector<std::unique_ptr<Slot>> slots_;
   std::size_t slot_ = 0;
   data::Batch batch_;

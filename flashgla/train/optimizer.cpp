@@ -97,6 +97,11 @@ TensorView Optimizer::made() const {
   return scalars_->slice(0, kPlace, kPlace + 1);
 }
 
+TensorView Optimizer::counter() const {
+  constexpr std::int64_t kPlace = offsetof(ops::adamw::StepScalars, updates) / sizeof(double);
+  return scalars_->slice(0, kPlace, kPlace + 1);
+}
+
 UpdateReport Optimizer::next_report() {
   if (read_ == queued_) throw Error("optimizer: no update is without its report");
   reported_[static_cast<std::size_t>(read_ % kInFlight)]->synchronize();

@@ -65,6 +65,9 @@ class Optimizer {
   // f64 [1] on the device: whether the last update was made, 1 or 0.
   TensorView made() const;
 
+  // f64 [1] on the device: updates made so far.
+  TensorView counter() const;
+
   // The report of an update that is not made because the loss is not finite. The host waits.
   UpdateReport find_culprit();
 

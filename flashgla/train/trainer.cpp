@@ -301,7 +301,9 @@ void Trainer::do_micro_batch(const StepGraphs::Key& key) {
   const MicroBatch batch = feed_->planned(key.bucket);
   nn::ParameterStore& parameters = model_->parameters();
   if (key.first) parameters.renew_gradients(context_);
-  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), batch.sequences, {}};
+  nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), batch.sequences, {}, {}};
+  pass.dropout = {config_.dropout, config_.resolved_attention_dropout(), static_cast<std::uint64_t>(config_.seed),
+                  optimizer_->counter(), batch.number};
   model_->forward_backward(pass, batch.tokens, batch.targets, losses_, 1.0 / static_cast<double>(config_.batch_tokens),
                            states_.empty() ? nullptr : &states_[static_cast<std::size_t>(key.state)]);
   ops::step_outcome::sum(context_, losses_, loss(), !key.first);
@@ -309,7 +311,7 @@ void Trainer::do_micro_batch(const StepGraphs::Key& key) {
 
 void Trainer::do_evaluation(const StepGraphs::Key& key) {
   const MicroBatch batch = evaluation_feed_->planned(key.bucket);
-  nn::Pass pass{context_, nullptr, nn::Recompute::nothing, batch.sequences, {}};
+  nn::Pass pass{context_, nullptr, nn::Recompute::nothing, batch.sequences, {}, {}};
   model_->evaluate(pass, batch.tokens, batch.targets, losses_,
                    evaluation_states_.empty() ? nullptr : &evaluation_states_.front());
   ops::step_outcome::sum(context_, losses_, loss(), !key.first);
@@ -343,7 +345,7 @@ void Trainer::queue_step() {
   marks_[pending.slot]->begin.record();
   for (std::int64_t micro = 0; micro < config_.accumulation(); ++micro) {
     MicroBatch batch;
-    feed_->next(batch);
+    feed_->next(batch, micro);
     pending.targets += batch.target_count;
     StepGraphs::Key key{.piece = StepGraphs::Key::Piece::micro_batch, .first = micro == 0, .bucket = batch.bucket};
     if (!states_.empty()) {

@@ -51,7 +51,7 @@ TEST(Random, EveryArgumentMakesOtherDraws) {
   std::size_t count = 0;
   for (const std::uint64_t seed : {0ull, 1ull, 1ull << 32, 1ull << 63}) {
     for (const Use use : {Use::tests, Use::parameters, Use::sampling, Use::data_order, Use::data_offset,
-                          Use::validation, Use::stories}) {
+                          Use::validation, Use::stories, Use::dropout}) {
       for (const std::uint64_t stream : {0ull, 1ull, 1ull << 32, 1ull << 63}) {
         for (const std::uint64_t index : {0ull, 1ull, 1ull << 32, 1ull << 55}) {
           const Words words = Stream(seed, use, stream).words(index);

@@ -17,8 +17,10 @@ enum Part : std::size_t { kQ, kK, kV };  // of the projections
 
 class SoftmaxAttention : public Mixer {
  public:
-  SoftmaxAttention(const SoftmaxAttentionConfig& config, const Common& common, const std::string& name)
+  SoftmaxAttention(const SoftmaxAttentionConfig& config, const Common& common, std::int64_t layer,
+                   const std::string& name)
       : config_(config),
+        layer_(layer),
         channels_(config.head_channels(common)),
         input_({{name + ".q_proj", config.num_heads * channels_},
                 {name + ".k_proj", config.kv_heads() * channels_},
@@ -26,7 +28,6 @@ class SoftmaxAttention : public Mixer {
                common.hidden_size, common.initializer_range, config.qkv_bias),
         output_({{name + ".o_proj", common.hidden_size}}, config.num_heads * channels_, common.initializer_range,
                 config.o_bias) {
-    options_.window = config.window_size.value_or(0);
     if (config.qk_norm) {
       norms_.emplace_back(name + ".q_norm", channels_, common.norm_eps);
       norms_.emplace_back(name + ".k_norm", channels_, common.norm_eps);
@@ -47,13 +48,13 @@ class SoftmaxAttention : public Mixer {
 
   Cost cost(std::int64_t length) const override {
     const auto heads = static_cast<double>(config_.num_heads), k = static_cast<double>(channels_);
-    const auto tokens = static_cast<double>(length), window = static_cast<double>(options_.window);
+    const auto tokens = static_cast<double>(length), window = static_cast<double>(config_.window_size.value_or(0));
     constexpr double kBytes = 2.0;  // of a bf16 model
     Cost cost;
     cost.forward_flops = heads * attention::forward_flops(k, k, tokens, window);
     cost.training_flops = heads * attention::training_flops(k, k, tokens, window);
-    cost.decode_bytes = kBytes * 2.0 * static_cast<double>(config_.kv_heads()) * k *
-                        (options_.window > 0 ? std::min(tokens, window) : tokens);
+    cost.decode_bytes =
+        kBytes * 2.0 * static_cast<double>(config_.kv_heads()) * k * (window > 0.0 ? std::min(tokens, window) : tokens);
     return cost;
   }
 
@@ -82,13 +83,19 @@ class SoftmaxAttention : public Mixer {
     return inputs;
   }
 
+  attention::Options options_of(const nn::Pass& pass) const {
+    attention::Options options;
+    options.window = config_.window_size.value_or(0);
+    options.dropout = pass.dropout.attention_mask(layer_);
+    return options;
+  }
+
   SoftmaxAttentionConfig config_;
+  std::int64_t layer_;
   std::int64_t channels_;  // of a head
   nn::Linear input_;       // q, k, v: one matrix product
   nn::Linear output_;
   std::vector<nn::RMSNorm> norms_;  // none, or those of q's and k's heads
-  attention::Options options_;
-
   struct Saved {
     TensorView projected;  // [B,T,input_.out()]; q and k turned in place, without norms
     TensorView rstd[2];    // of the norms: [B*T*heads]
@@ -134,7 +141,7 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const Tensor
   saved_.lse = pass.training() ? pass.saved->tensor(Shape({batch, length, config_.num_heads}), wide,
                                                     "attention: sums of exponentials")
                                : TensorView();
-  attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_);
+  attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_of(pass));
   for (std::size_t i = 0; i < after.size(); ++i) {
     attention::append(context, saved_.heads[kK + i], pass.positions, pass.sequences.bounds,
                       before.empty() ? TensorView() : before[i], after[i]);
@@ -158,7 +165,7 @@ void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const Tenso
   const TensorView dprojected = scratch.tensor(saved_.projected.shape, x.dtype, "attention: gradients");
   const TensorView dq = heads(dprojected, kQ), dk = heads(dprojected, kK);
   attention::backward(context, attention_inputs(pass), {saved_.o, saved_.lse}, d_o, {dq, dk, heads(dprojected, kV)},
-                      options_);
+                      options_of(pass));
   for (const std::size_t part : {kQ, kK}) {
     const TensorView gradient = part == kQ ? dq : dk;
     rotate(pass, gradient, Direction::inverse);
@@ -186,7 +193,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const Tenso
   attention::append(context, heads(projected, kV), pass.positions, {}, {}, state[1]);
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
   attention::step(context, heads(projected, kQ).select(1, 0), state[0], state[1], pass.positions,
-                  o.split_last(config_.num_heads), options_);
+                  o.split_last(config_.num_heads), options_of(pass));
   const linear_step::Layer output = output_.step_layer(x);
   linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
 }
@@ -194,7 +201,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const Tenso
 }  // namespace
 
 std::unique_ptr<Mixer> SoftmaxAttentionConfig::create(const Common& common, std::int64_t layer) const {
-  return std::make_unique<SoftmaxAttention>(*this, common, layer_prefix(layer) + ".attn");
+  return std::make_unique<SoftmaxAttention>(*this, common, layer, layer_prefix(layer) + ".attn");
 }
 
 }  // namespace flashgla::mixers

@@ -236,6 +236,64 @@ TEST_P(EverySmallModel, BitsAreTheSameInEveryRecomputeClassAndForAnyThreads) {
   }
 }
 
+// A dropout whose numbers lie in memory of its own.
+struct SmallDropout {
+  Tensor step = Tensor::zeros({1}, DType::f64), micro_batch = Tensor::zeros({1}, DType::i32);
+  nn::Dropout of(double probability) const { return {probability, probability, 5, step, micro_batch}; }
+};
+
+TEST_P(EverySmallModel, GradientsWithDropoutAgreeWithFiniteDifferences) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::f64, true);
+  Batch batch(2, 7, config, DType::f64);
+  Context context(Device::cpu(), 1);
+  const SmallDropout numbers;
+  for (const nn::Recompute recompute : {nn::Recompute::nothing, nn::Recompute::activations, nn::Recompute::block}) {
+    Arena saved;
+    nn::Pass pass{context, &saved, recompute};
+    pass.dropout = numbers.of(0.25);
+    model->parameters().zero_gradients();
+    model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
+    const Tensor gradients = testing::converted(model->parameters().all_gradients(), DType::f64);
+    const auto loss = [&] {
+      model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
+      return sum(batch.losses);
+    };
+    std::int64_t begin = 0;
+    for (const nn::Parameter* parameter : model->parameters().parameters()) {
+      const std::int64_t end = begin + parameter->shape.numel();
+      EXPECT_EQ(testing::check_gradient(parameter->name.c_str(), parameter->value,
+                                        gradients->slice(0, begin, end).reshape(parameter->shape), loss, 2, kStep),
+                "");
+      begin = end;
+    }
+  }
+}
+
+TEST_P(EverySmallModel, BitsWithDropoutAreTheSameInEveryRecomputeClassAndOtherAtAnotherStep) {
+  const ModelConfig& config = GetParam().config;
+  const auto model = make_small(config, DType::bf16, true);
+  const SmallDropout numbers;
+  const auto gradients_in = [&](nn::Recompute recompute, int threads) {
+    Batch batch(2, 70, config, DType::bf16);
+    Context context(Device::cpu(), threads);
+    Arena saved;
+    nn::Pass pass{context, &saved, recompute};
+    pass.dropout = numbers.of(0.1);
+    model->parameters().zero_gradients();
+    model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 1.0);
+    return testing::converted(model->parameters().all_gradients(), DType::f32);
+  };
+  const Tensor first = gradients_in(nn::Recompute::nothing, 1);
+  EXPECT_TRUE(testing::same_bits(first, gradients_in(nn::Recompute::activations, 2)));
+  EXPECT_TRUE(testing::same_bits(first, gradients_in(nn::Recompute::block, 1)));
+  numbers.step.as<double>()[0] = 1.0;
+  EXPECT_FALSE(testing::same_bits(first, gradients_in(nn::Recompute::nothing, 1)));
+  numbers.step.as<double>()[0] = 0.0;
+  numbers.micro_batch.as<std::int32_t>()[0] = 1;
+  EXPECT_FALSE(testing::same_bits(first, gradients_in(nn::Recompute::nothing, 1)));
+}
+
 TEST_P(EverySmallModel, PlannedMemoryIsWhatTheStepTakes) {
   const ModelConfig& config = GetParam().config;
   const auto model = make_small(config, DType::f32, true);

@@ -5,6 +5,7 @@
 
 #include "flashgla/ops/elements.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
+#include "flashgla/ops/softmax_attention/probability_mask.h"
 
 namespace flashgla::ops::softmax_attention {
 
@@ -43,6 +44,7 @@ struct Call {
   std::int64_t rows, heads, group, key_dim, value_dim;
   double scale;
   std::int64_t window;
+  std::optional<ProbabilityMask> mask;
 
   Call(const Inputs& inputs, const Options& options)
       : in(inputs),
@@ -55,7 +57,8 @@ struct Call {
         key_dim(inputs.q.size(3)),
         value_dim(inputs.v.size(3)),
         scale(options.scale),
-        window(options.window) {
+        window(options.window),
+        mask(ProbabilityMask::of(inputs, options)) {
     k.rows = v.rows = rows;
   }
 
@@ -80,6 +83,16 @@ struct Call {
     for (const double score : all) sum += std::exp(score - largest);
     return largest + std::log(sum);
   }
+
+  // What dropout multiplies the probabilities of `count` keys from `first` on by.
+  std::vector<double> factors(const Sequence& s, std::int64_t t, std::int64_t head, std::int64_t first,
+                              std::size_t count) const {
+    std::vector<double> all(count, 1.0);
+    if (!mask) return all;
+    mask->for_each(s, t, head, first, first + static_cast<std::int64_t>(count),
+                   [&](std::int64_t j, double factor) { all[static_cast<std::size_t>(j - first)] = factor; });
+    return all;
+  }
 };
 
 void reference_forward(Context& context, const Inputs& inputs, const Outputs& outputs, const Options& options) {
@@ -93,11 +106,12 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
     for (std::int64_t t = 0; t < s.length; ++t) {
       std::int64_t first = 0;
       const double lse = call.scores(s, n, t, head, first, scores);
+      const std::vector<double> factors = call.factors(s, t, head, first, scores.size());
       for (std::int64_t c = 0; c < call.value_dim; ++c) {
         double sum = 0.0;
         for (std::size_t j = 0; j < scores.size(); ++j) {
-          sum +=
-              std::exp(scores[j] - lse) * call.v.at(s, n, first + static_cast<std::int64_t>(j), head / call.group, c);
+          sum += factors[j] * std::exp(scores[j] - lse) *
+                 call.v.at(s, n, first + static_cast<std::int64_t>(j), head / call.group, c);
         }
         o.set(s.batch, s.begin + t, head, c, sum);
       }
@@ -124,7 +138,8 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
       for (std::int64_t t = 0; t < s.length; ++t) {
         std::int64_t first = 0;
         const double lse = call.scores(s, n, t, head, first, scores);
-        // dp_ij = do_i . v_j; ds_ij = p_ij (dp_ij - sum over j of p_ij dp_ij)
+        // dp_ij = f_ij do_i . v_j; ds_ij = p_ij (dp_ij - sum over j of p_ij dp_ij), f dropout's factors
+        const std::vector<double> factors = call.factors(s, t, head, first, scores.size());
         std::vector<double> dp(scores.size());
         double mean = 0.0;
         for (std::size_t j = 0; j < scores.size(); ++j) {
@@ -132,6 +147,7 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
             dp[j] +=
                 gradient(s.batch, s.begin + t, head, c) * call.v.at(s, n, first + static_cast<std::int64_t>(j), g, c);
           }
+          dp[j] *= factors[j];
           mean += std::exp(scores[j] - lse) * dp[j];
         }
         std::vector<double> row(static_cast<std::size_t>(call.key_dim));
@@ -148,7 +164,7 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
           }
           for (std::int64_t c = 0; c < call.value_dim; ++c) {
             sum_v[static_cast<std::size_t>((key - s.position) * call.value_dim + c)] +=
-                p * gradient(s.batch, s.begin + t, head, c);
+                factors[j] * p * gradient(s.batch, s.begin + t, head, c);
           }
         }
         for (std::int64_t c = 0; c < call.key_dim; ++c) {

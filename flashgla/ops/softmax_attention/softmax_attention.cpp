@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "flashgla/ops/dropout/mask.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
 
 namespace flashgla::ops::softmax_attention {
@@ -24,6 +25,14 @@ Options completed(Options options, std::int64_t key_dim) {
   if (options.scale == 0.0) options.scale = 1.0 / std::sqrt(static_cast<double>(key_dim));
   if (options.window < 0) throw Error(kName, "window", "is " + std::to_string(options.window), "0 or more");
   return options;
+}
+
+void check_dropout(const Arguments& arguments, const Context& context, const dropout::Mask& mask) {
+  if (mask.probability == 0.0) return;
+  dropout::check(arguments, mask);
+  if (context.device() != Device::cpu()) {
+    arguments.fail("dropout", "is " + std::to_string(mask.probability), "0: probabilities fall out on the CPU alone");
+  }
 }
 
 void check_positions(const Arguments& arguments, const TensorView& positions, std::int64_t sequences) {
@@ -76,6 +85,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
   const Arguments arguments(kName, context);
   check_inputs(arguments, inputs);
   check_outputs(arguments, inputs, outputs, false);
+  check_dropout(arguments, context, options.dropout);
   selected(context, inputs.q.dtype, inputs.past_k ? inputs.past_k.dtype : inputs.q.dtype)
       .forward(context, inputs, outputs, completed(options, inputs.q.size(3)));
 }
@@ -85,6 +95,7 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
   const Arguments arguments(kName, context);
   check_inputs(arguments, inputs);
   check_outputs(arguments, inputs, outputs, true);
+  check_dropout(arguments, context, options.dropout);
   arguments.check("d_o", d_o, inputs.q.dtype, outputs.o.shape, "o");
   arguments.check("dq", gradients.dq, inputs.q.dtype, inputs.q.shape, "q");
   arguments.check("dk", gradients.dk, inputs.q.dtype, inputs.k.shape, "k");

@@ -23,12 +23,17 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
+#include "flashgla/ops/dropout/dropout.h"
 
 namespace flashgla::ops::softmax_attention {
 
 struct Options {
   double scale = 0.0;       // 0 stands for K^-1/2
   std::int64_t window = 0;  // W; 0: none
+  // Of the probabilities p_ij, after their softmax: o_i = sum_j m_ij p_ij v_j / (1 - dropout.probability). On the CPU
+  // alone. Element ((b T + i) H + h) * 8 ceil((T + P) / 8) + c of the mask is that of token i of row b, head h and key
+  // c: token c of the row, or row c - T of its past.
+  dropout::Mask dropout{};
 };
 
 struct Inputs {

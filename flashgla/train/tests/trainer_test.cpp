@@ -143,10 +143,12 @@ TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
       SCOPED_TRACE(std::string(order) + " " + dtype);
       TrainConfig whole = config("whole", order);
       whole.dtype = dtype;
+      whole.dropout = dtype == std::string("bf16") ? 0.1 : 0.0;
       train(whole);
 
       TrainConfig broken = config("broken", order);
       broken.dtype = dtype;
+      broken.dropout = whole.dropout;
       int seen = 0;
       Events stop_at_5;
       stop_at_5.stop_requested = [&] { return ++seen == 5; };
@@ -167,9 +169,11 @@ TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
 
 TEST_F(TrainerTest, ThreadsDoNotChangeTheBits) {
   TrainConfig one = config("one_thread");
+  one.dropout = 0.1;
   one.threads = 1;
   train(one);
   TrainConfig two = config("two_threads");
+  two.dropout = 0.1;
   two.threads = 2;
   train(two);
   expect_same(rows(one), rows(two));
@@ -177,14 +181,31 @@ TEST_F(TrainerTest, ThreadsDoNotChangeTheBits) {
 }
 
 TEST_F(TrainerTest, RecomputeDoesNotChangeTheBits) {
-  TrainConfig keep = config("keep");
-  train(keep);
-  for (const char* recompute : {"activations", "block"}) {
-    TrainConfig again = config(std::string("recompute_") + recompute);
-    again.recompute = recompute;
-    train(again);
-    expect_same(rows(keep), rows(again));
+  for (const double dropout : {0.0, 0.2}) {
+    TrainConfig keep = config("keep");
+    keep.dropout = dropout;
+    train(keep);
+    for (const char* recompute : {"activations", "block"}) {
+      TrainConfig again = config(std::string("recompute_") + recompute);
+      again.dropout = dropout;
+      again.recompute = recompute;
+      train(again);
+      expect_same(rows(keep), rows(again));
+    }
+    TearDown();
   }
+}
+
+TEST_F(TrainerTest, DropoutIsOfTrainingAlone) {
+  TrainConfig plain = config("plain");
+  plain.learning_rate = plain.initial_learning_rate = plain.final_learning_rate = 1e-30;  // weights stay
+  TrainConfig dropping = plain;
+  dropping.out = config("dropping").out;
+  dropping.dropout = 0.3;
+  Trainer without(plain, {}, false), with(dropping, {}, false);
+  EXPECT_EQ(without.evaluate(0).loss, with.evaluate(0).loss);
+  EXPECT_NE(without.step().loss, with.step().loss);
+  EXPECT_EQ(without.evaluate(0).loss, with.evaluate(0).loss);
 }
 
 TEST_F(TrainerTest, AccumulatedMicroBatchesAreTheLargeBatch) {
@@ -329,6 +350,7 @@ TEST_F(TrainerTest, GraphsAndOldContentsDoNotChangeTheBits) {
       SCOPED_TRACE(std::string(order) + " " + dtype);
       TrainConfig plain = config("plain", order);
       plain.dtype = dtype;
+      plain.dropout = dtype == std::string("bf16") ? 0.1 : 0.0;
       plain.micro_batch = 2;
       plain.graphs = "off";
       train(plain);
@@ -656,6 +678,21 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
   EXPECT_THAT(parse(R"({"train_tokens": "many"})"),
               ThrowsMessage<Error>(HasSubstr("train_tokens: 'many' is not a number")));
   EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
+}
+
+TEST(TrainConfigTest, DropoutIsOneNumberUnlessTheProbabilitiesHaveTheirOwn) {
+  TrainConfig config;
+  config.data = config.out = "somewhere";
+  config.dropout = 0.2;
+  EXPECT_EQ(config.resolved_attention_dropout(), 0.2);
+  config.attention_dropout = 0.0;
+  EXPECT_EQ(config.resolved_attention_dropout(), 0.0);
+  EXPECT_NO_THROW(config.validate());
+  config.attention_dropout = -0.5;
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("attention_dropout is -0.5; expected")));
+  config.attention_dropout = -1.0;
+  config.dropout = 1.0;
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("dropout is 1; expected in [0, 1)")));
 }
 
 // Every recipe in configs/ names fields that there are and values that go together.

@@ -6,6 +6,7 @@
 
 #include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
+#include "flashgla/ops/softmax_attention/probability_mask.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/softmax_attention/cpu/tiles.cpp"
@@ -118,6 +119,7 @@ void forward_tile(const Inputs& in, const Outputs& out, const Options& options, 
   std::fill(m.o, m.o + count * sizes.V, 0.0f);
   std::fill(m.largest, m.largest + count, kNone);
   std::fill(m.sum, m.sum + count, 0.0f);
+  const std::optional<ProbabilityMask> mask = ProbabilityMask::of(in, options);
   const std::int64_t last = s.position + end;
   for (std::int64_t key = first_key(s.position + begin, s.position, sizes.rows, options.window); key < last;
        key += kTile) {
@@ -142,6 +144,10 @@ void forward_tile(const Inputs& in, const Outputs& out, const Options& options, 
       const float factor = m.largest[t] == kNone ? 0.0f : std::exp(m.largest[t] - largest);
       m.sum[t] = m.sum[t] * factor + simd::sum([](VF32 x) { return x; }, kTile, row);
       m.largest[t] = largest;
+      if (mask) {
+        mask->for_each(s, begin + t, head, key + seen.first, key + seen.last,
+                       [&](std::int64_t j, double kept) { row[j - key] *= static_cast<float>(kept); });
+      }
       const VF32 scale = hn::Set(d, factor);
       simd::map([&](VF32 x) { return hn::Mul(x, scale); }, sizes.V, m.o + t * sizes.V, m.o + t * sizes.V);
     }
@@ -185,6 +191,7 @@ void backward_head(const Inputs& in, const Outputs& out, const TensorView& d_o, 
   }
   const std::int64_t last = s.position + length;
   const std::int64_t lowest = first_key(s.position, s.position, sizes.rows, options.window);
+  const std::optional<ProbabilityMask> mask = ProbabilityMask::of(in, options);
   // Tiles of keys do not straddle the border between past and present: those of the past have no gradient to write.
   for (std::int64_t key = lowest; key < last;) {
     const bool past = key < s.position;
@@ -219,12 +226,20 @@ void backward_head(const Inputs& in, const Outputs& out, const TensorView& d_o, 
           const VF32 lse =
               hn::Set(d, out.lse.as<float>()[(s.batch * in.q.size(1) + s.begin + begin + t) * sizes.heads + head]);
           const VF32 mean = hn::Set(d, delta[h * length + begin + t]);
+          if (mask) {  // the gradient of what was kept
+            mask->for_each(s, begin + t, head, key + seen.first, key + seen.last,
+                           [&](std::int64_t j, double kept) { ds[j - key] *= static_cast<float>(kept); });
+          }
           simd::map2(
               [&](VF32& probability, VF32& slope, VF32 score, VF32 product) {
                 probability = simd::exp(d, hn::Sub(score, lse));
                 slope = hn::Mul(probability, hn::Sub(product, mean));
               },
               seen.last - seen.first, p + seen.first, ds + seen.first, p + seen.first, ds + seen.first);
+          if (mask) {
+            mask->for_each(s, begin + t, head, key + seen.first, key + seen.last,
+                           [&](std::int64_t j, double kept) { p[j - key] *= static_cast<float>(kept); });
+          }
         }
         if (!past) {
           gemm::Gemm<Start::add>(kTile, sizes.V, count, {m.s, 1, kTile}, gradient, sizes.V, dv, sizes.V);

@@ -20,6 +20,7 @@ struct Form {
   std::vector<std::int32_t> ends{};
   std::vector<std::int32_t> positions{};
   std::int64_t rows = 0;
+  double dropout = 0.0;
 
   std::int64_t v() const { return value_dim > 0 ? value_dim : q[3]; }
   std::int64_t sequences() const { return ends.empty() ? q[0] : static_cast<std::int64_t>(ends.size()); }
@@ -55,11 +56,23 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
     arguments.push_back(dense("past_v", form.cache(form.v())));
     arguments.push_back(integers("positions", form.positions));
   }
+  if (form.dropout > 0.0) {
+    testing::Argument step{"step", Shape({1}), Role::input, Kind::fixed};
+    step.fill = [](const TensorView& view) { view.as<double>()[0] = 3.0; };
+    arguments.push_back(step);
+    arguments.push_back(integers("micro_batch", {1}));
+  }
   return arguments;
 }
 
 inline Inputs inputs_in(const NamedTensors& t) {
   return {t["q"], t["k"], t["v"], t["past_k"], t["past_v"], t["positions"], t["cu_seqlens"]};
+}
+
+inline Options options_in(const Form& form, const NamedTensors& t) {
+  Options options{0.0, form.window};
+  if (form.dropout > 0.0) options.dropout = {form.dropout, 7, 5, t["step"], t["micro_batch"]};
+  return options;
 }
 
 inline testing::OperatorCase forward_case(const Form& form) {
@@ -69,7 +82,7 @@ inline testing::OperatorCase forward_case(const Form& form) {
   result.arguments.push_back({"o", form.shape_of(form.q[2], form.v()), Role::output});
   result.arguments.push_back(dense("lse", Shape({form.q[0], form.q[1], form.q[2]}), Role::output, Kind::accumulator));
   result.run = [=](Context& context, const NamedTensors& t) {
-    forward(context, inputs_in(t), {t["o"], t["lse"]}, {0.0, form.window});
+    forward(context, inputs_in(t), {t["o"], t["lse"]}, options_in(form, t));
   };
   return result;
 }
@@ -87,8 +100,8 @@ inline testing::OperatorCase backward_case(const Form& form) {
   result.arguments.push_back({"dk", form.shape_of(form.groups, form.q[3]), Role::output});
   result.arguments.push_back({"dv", form.shape_of(form.groups, form.v()), Role::output});
   result.run = [=](Context& context, const NamedTensors& t) {
-    forward(context, inputs_in(t), {t["o"], t["lse"]}, {0.0, form.window});
-    backward(context, inputs_in(t), {t["o"], t["lse"]}, t["d_o"], {t["dq"], t["dk"], t["dv"]}, {0.0, form.window});
+    forward(context, inputs_in(t), {t["o"], t["lse"]}, options_in(form, t));
+    backward(context, inputs_in(t), {t["o"], t["lse"]}, t["d_o"], {t["dq"], t["dk"], t["dv"]}, options_in(form, t));
   };
   return result;
 }

@@ -32,6 +32,13 @@ TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
     EXPECT_EQ(testing::check_conformance(append_case(form, true), coverage), "");
     EXPECT_EQ(testing::check_conformance(append_case(form, false), coverage), "");
   }
+  for (Form form : forms()) {
+    form.dropout = 0.3;
+    for (const testing::OperatorCase& one : {forward_case(form), backward_case(form)}) {
+      testing::Coverage on_the_cpu(implementations().last(2));
+      EXPECT_EQ(testing::check_conformance(one, on_the_cpu), "");
+    }
+  }
   for (const Form& form : {Form{Shape({3, 1, 4, 20}), 2, 24, 0, {}, {0, 255, 700}, 701},
                            Form{Shape({3, 1, 2, 16}), 1, 0, 300, {}, {2, 299, 1000}, 300}}) {
     EXPECT_EQ(testing::check_conformance(step_case(form), coverage), "");
@@ -41,7 +48,8 @@ TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
 
 TEST(SoftmaxAttention, GradientsAgreeWithFiniteDifferences) {
   Context context;
-  for (const std::int64_t window : {0, 3}) {
+  const Tensor step = Tensor::zeros({1}, DType::f64), micro_batch = Tensor::zeros({1}, DType::i32);
+  for (const auto& [window, dropout] : {std::pair<std::int64_t, double>{0, 0.0}, {3, 0.0}, {0, 0.4}, {3, 0.4}}) {
     const Form form{Shape({1, 7, 4, 3}), 2, 5, window, {3, 3, 7}, {4, 0, 2}, 4};
     std::int32_t bounds[] = {0, 3, 3, 7}, positions[] = {4, 0, 2};
     const auto random = [](const Shape& shape, std::uint64_t seed) {
@@ -52,7 +60,7 @@ TEST(SoftmaxAttention, GradientsAgreeWithFiniteDifferences) {
     const Tensor d_o = random(form.shape_of(4, 5), 6), o = Tensor::empty(d_o->shape, DType::f64);
     const Tensor lse = Tensor::empty({1, 7, 4}, DType::f64);
     const Inputs inputs{q, k, v, past_k, past_v, {positions, Shape({3})}, {bounds, Shape({4})}};
-    const Options options{0.7, window};
+    const Options options{0.7, window, {dropout, 1, 2, step, micro_batch}};
     const Tensor dq = Tensor::empty(q->shape, DType::f64), dk = Tensor::empty(k->shape, DType::f64),
                  dv = Tensor::empty(v->shape, DType::f64);
     forward(context, inputs, {o, lse}, options);
