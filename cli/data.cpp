@@ -1,6 +1,5 @@
 // flashgla data: make a corpus (stories), turn text into tokens (prepare), look into token files (info).
 #include <fmt/core.h>
-#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "cli/checks.h"
+#include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -23,25 +23,13 @@ namespace flashgla::cli {
 
 namespace {
 
-volatile sig_atomic_t interrupted = 0;
-
-// The first Ctrl-C (or SIGTERM) ends the work at the next report of progress, so that nothing half-written stays
-// behind; the second one ends the program.
-void stop_cleanly_on_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = 1; };
-  action.sa_flags = SA_RESETHAND;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
-
 // A library callback that draws a progress line, begun at the first report, with the rate as its figure.
 class ByteProgress {
  public:
-  ByteProgress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) { stop_cleanly_on_signals(); }
+  ByteProgress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) {}
 
   void operator()(std::int64_t done, std::int64_t total) {
-    if (interrupted) {
+    if (interrupted()) {  // nothing half-written stays behind
       progress_.reset();
       throw Error("interrupted; nothing was written");
     }
@@ -59,6 +47,7 @@ class ByteProgress {
  private:
   std::string label_;
   bool quiet_;
+  InterruptionScope signals_;
   std::optional<Progress> progress_;
   std::chrono::steady_clock::time_point start_;
 };

@@ -1,10 +1,7 @@
 // flashgla evaluate: loss and perplexity, scores of continuations and choices, loss by position.
 #include <fmt/core.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -15,6 +12,7 @@
 
 #include "cli/checks.h"
 #include "cli/gnuplot.h"
+#include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -52,13 +50,6 @@ struct EvaluateArguments {
   int threads = 0;
   bool json = false, quiet = false, samples = false;
 };
-
-std::atomic<int> interruptions = 0;
-
-// The first Ctrl-C lets the job end and its result be kept; the second one ends the program.
-void on_signal(int) {
-  if (interruptions.fetch_add(1) > 0) ::_exit(130);
-}
 
 // What all models are evaluated on.
 struct Data {
@@ -288,15 +279,11 @@ void run_evaluate(EvaluateArguments& arguments) {
   eval::JobLog log(arguments.log, settings_of(arguments, fingerprints), arguments.resume);
   if (log.taken() > 0 && !arguments.quiet) fmt::print(stderr, "{}: {} results are there\n", arguments.log, log.taken());
 
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  const InterruptionScope signals;  // the job ends and its result is kept
 
   Json rows = Json::array();
   std::int64_t jobs = 0;
-  for (std::size_t i = 0; i < folders.size() && interruptions.load() == 0; ++i) {
+  for (std::size_t i = 0; i < folders.size() && !interrupted(); ++i) {
     const auto model = model::load_model(folders[i], load);
     const auto tokenizer = tokenizer_of(arguments, data, folders[i], *model);
     const std::int64_t window = arguments.window > 0 ? arguments.window : model->config().max_position_embeddings;
@@ -304,7 +291,7 @@ void run_evaluate(EvaluateArguments& arguments) {
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
       if (!bar) bar = std::make_unique<Progress>(label_of(arguments.models[i]), total, arguments.quiet);
       bar->update(done, fmt::format("{} {:.4f}", examples ? "acc" : "loss", figure));
-      return interruptions.load() == 0;
+      return !interrupted();
     };
     const eval::Work work{context, *model, log, jobs, monitor};
     Json row = {{"model", label_of(arguments.models[i])}};
@@ -339,7 +326,7 @@ void run_evaluate(EvaluateArguments& arguments) {
     for (const Json& row : rows) print(row);
   }
   std::fflush(stdout);
-  if (interruptions.load() > 0 && (rows.empty() || rows.size() < folders.size() || rows.back().contains("complete"))) {
+  if (interrupted() && (rows.empty() || rows.size() < folders.size() || rows.back().contains("complete"))) {
     throw Error(arguments.log.empty() ? std::string("interrupted; --log keeps results, and --resume goes on from them")
                                       : "interrupted; the same with --resume goes on from " + arguments.log);
   }

@@ -1,10 +1,8 @@
 // flashgla generate: text from a model.
 #include <fmt/core.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -15,6 +13,7 @@
 #include <random>
 
 #include "cli/checks.h"
+#include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -48,13 +47,6 @@ struct GenerateArguments {
   bool ignore_end = false;
   bool only_new = false;
 };
-
-std::atomic<int> interruptions = 0;
-
-// The first Ctrl-C ends the text being written, or the wait for a line; the second one the program.
-void on_interrupt(int) {
-  if (interruptions.fetch_add(1) > 0) ::_exit(130);
-}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -136,7 +128,7 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
   Speed speed;
   for (;;) {
     fmt::print(stderr, "\n> ");
-    interruptions = 0;
+    forget_interruptions();
     if (!std::getline(std::cin, line)) break;
     if (line == "/reset") {
       session.reset();
@@ -209,10 +201,9 @@ void run_generate(GenerateArguments& arguments) {
   generate::Session session(*model, static_cast<std::int64_t>(prompts.size()));
   if (!arguments.load_state.empty()) session.load(*model, arguments.load_state);
 
-  struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  ::sigaction(SIGINT, &action, nullptr);
-  arguments.options.should_stop = [] { return interruptions.load() > 0; };
+  // Ctrl-C ends the text being written, or the wait for a line.
+  const InterruptionScope signals({.terminate = false, .restart = false});
+  arguments.options.should_stop = interrupted;
   if (arguments.interactive) {
     converse(generator, *model, session, arguments);
     if (!arguments.save_state.empty()) session.save(*model, arguments.save_state);

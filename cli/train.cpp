@@ -1,10 +1,7 @@
 // flashgla train: from tokens, or plain text, to a model.
 #include <fmt/core.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +9,7 @@
 #include <memory>
 
 #include "cli/checks.h"
+#include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -37,43 +35,6 @@ struct TrainArguments {
   bool resume = false;
   bool quiet = false;
   bool plan_only = false;
-};
-
-std::atomic<int> interruptions = 0;
-static_assert(std::atomic<int>::is_always_lock_free);
-
-// The first signal lets the step end; the second ends the program.
-void on_signal(int) {
-  if (interruptions.fetch_add(1) > 0) {
-    const char text[] = "\nflashgla: stopped at once; the last checkpoint is as it was\n";
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
-    ::_exit(130);
-  }
-  const char text[] = "\nflashgla: finishing the step and saving; once more to stop at once\n";
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, sizeof text - 1);
-}
-
-// Installs the handler for the life of the object.
-class SignalScope {
- public:
-  SignalScope() {
-    struct sigaction action {};
-    action.sa_handler = on_signal;
-    sigemptyset(&action.sa_mask);
-    action.sa_flags = SA_RESTART;
-    ::sigaction(SIGINT, &action, &interrupt_);
-    ::sigaction(SIGTERM, &action, &terminate_);
-  }
-  ~SignalScope() {
-    ::sigaction(SIGINT, &interrupt_, nullptr);
-    ::sigaction(SIGTERM, &terminate_, nullptr);
-  }
-  SignalScope(const SignalScope&) = delete;
-  SignalScope& operator=(const SignalScope&) = delete;
-
- private:
-  struct sigaction interrupt_ {};
-  struct sigaction terminate_ {};
 };
 
 bool is_plain_text(const std::string& path) {
@@ -189,14 +150,15 @@ void run_train(const TrainArguments& arguments) {
   };
   events.checkpoint = [&](const std::string& path) { say("saved " + path); };
   events.notice = say;
-  events.stop_requested = [] { return interruptions.load() > 0; };
+  events.stop_requested = interrupted;
 
   train::Trainer trainer(config, events, arguments.resume);
   if (trainer.config().dtype == "bf16") peak_rate = train::peak_rate(device_name(trainer.context().device()));
   memory = trainer.plan().total();
   if (!arguments.quiet) print_plan(trainer);
   if (arguments.plan_only) return;
-  const SignalScope signals;
+  const InterruptionScope signals({"\nflashgla: finishing the step and saving; once more to stop at once\n",
+                                   "\nflashgla: stopped at once; the last checkpoint is as it was\n"});
   progress = std::make_unique<Progress>("training", trainer.total_steps(), arguments.quiet);
   if (trainer.steps_done() > 0) say(fmt::format("going on from step {}", trainer.steps_done()));
   const train::Outcome outcome = trainer.run();
