@@ -21,7 +21,7 @@ using model::LanguageModel;
 // Largest relative difference of a small model's logits from the reference implementations' on the CPU. Each operator
 // is held to 1e-5 on its own; behind one another they are not, because a first token's output is (q . k) v and the norm
 // behind it magnifies the rounding of a small q . k.
-constexpr double kTolerance = 5e-3;
+constexpr double kDecodingTolerance = 5e-3;
 
 struct Case {
   const char* preset;
@@ -94,7 +94,7 @@ void bench_decoding(const testing::BenchOptions& options) {
     row.error = testing::difference(logits_of_small_model(options.device, each.dtype, each.sequences, ""),
                                     logits_of_small_model(Device::cpu(), each.dtype, each.sequences, "reference"))
                     .relative;
-    if (!(row.error <= kTolerance)) {
+    if (!(row.error <= kDecodingTolerance)) {
       row.refused = "logits of a small model differ from the reference's by " + std::to_string(row.error);
       options.report(row);
       continue;

@@ -23,7 +23,7 @@ using model::LanguageModel;
 // Largest relative difference from the reference implementations. Each operator is held to 1e-5 on its own; behind one
 // another in a model they are not, because a first token's output is (q . k) v and the norm behind it magnifies the
 // rounding of a small q . k. The references themselves, run in f32, are 3e-5 away from f64.
-constexpr double kTolerance = 5e-3;
+constexpr double kModelTolerance = 5e-3;
 
 Tensor random_tokens(const Shape& shape, std::int64_t vocabulary, std::uint64_t seed) {
   Tensor tokens = Tensor::empty(shape, DType::i32);
@@ -141,7 +141,7 @@ void bench_training_step(const testing::BenchOptions& options) {
         LanguageModel model(config, problem.dtype, options.device, true);
         model.parameters().initialize(1);
         row.error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
-        if (!(row.error <= kTolerance)) {
+        if (!(row.error <= kModelTolerance)) {
           throw Error("gradients differ from the reference's by " + std::to_string(row.error));
         }
       }

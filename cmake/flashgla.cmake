@@ -1,5 +1,6 @@
-# One CMake target a folder: flashgla_library(<folder> SOURCES ... DEPENDS ...), so that an include of a folder that is
-# not among the dependencies does not link. Tests lie in the folder's tests/: flashgla_test(<folder> SOURCES ... DEPENDS ...).
+# One CMake target a folder: flashgla_library(<folder> SOURCES ... DEPENDS ... [PARTS N]), so that an include of a folder
+# that is not among the dependencies does not link. Its sources are compiled as N parts (flashgla_join; default 1, 0: each alone).
+# Tests lie in the folder's tests/: flashgla_test(<folder> SOURCES ... DEPENDS ...).
 
 add_library(flashgla_options INTERFACE)
 target_compile_options(flashgla_options INTERFACE
@@ -15,6 +16,23 @@ endif()
 # For targets in which no loop is long: what their code takes is compile time.
 set(FLASHGLA_COMPILE_QUICKLY $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
+# Compiles a target's sources in PARTS of about the same number (FLASHGLA_JOIN_SOURCES): headers are parsed and templates
+# made once a part. Sources with options of their own, those in cpu/ (Highway includes them once an instruction set) and
+# those in cuda/ stay alone.
+function(flashgla_join target parts)
+  if(NOT FLASHGLA_JOIN_SOURCES OR parts EQUAL 0)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  set(alone ${sources})
+  list(FILTER alone INCLUDE REGEX "(cpu|cuda)/|\\.cu$")
+  set_property(SOURCE ${alone} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+  list(REMOVE_ITEM sources ${alone})
+  list(LENGTH sources count)
+  math(EXPR batch "(${count} + ${parts} - 1) / ${parts}")
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+endfunction()
+
 # SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (plain C++ on x86-64, NEON on Arm).
 set(FLASHGLA_SIMD_TARGETS
   "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
@@ -26,9 +44,13 @@ endif()
 set_property(GLOBAL PROPERTY FLASHGLA_LIBRARIES "")
 
 function(flashgla_library folder)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "PARTS" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   set(target flashgla_${folder})
   add_library(${target} STATIC ${ARG_SOURCES})
+  if(NOT DEFINED ARG_PARTS)
+    set(ARG_PARTS 1)
+  endif()
+  flashgla_join(${target} ${ARG_PARTS})
   add_library(FlashGLA::${folder} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder})
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
@@ -43,6 +65,9 @@ function(flashgla_test folder)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target flashgla_${folder}_test)
   add_executable(${target} ${ARG_SOURCES})
+  list(LENGTH ARG_SOURCES count)
+  math(EXPR parts "(${count} + 3) / 4")
+  flashgla_join(${target} ${parts})
   target_compile_options(${target} PRIVATE ${FLASHGLA_COMPILE_QUICKLY})
   target_link_libraries(${target} PRIVATE flashgla_options flashgla_testing ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
   # Tests run beside each other on few cores: a thread that waits must not spin.

@@ -97,11 +97,11 @@ std::shared_ptr<const text::Tokenizer> make_tokenizer(const PrepareOptions& opti
           return true;
         },
         training);
-  } catch (const text::VocabularyError& error) {
-    const bool too_large = error.possible < error.asked;
+  } catch (const text::VocabularyError& refused) {
+    const bool too_large = refused.possible < refused.asked;
     throw Error("prepare: --tokenizer " + name + ": a vocabulary of " + size +
                 (too_large ? " is too large for this text" : " is too small for the characters of this text") +
-                "; --tokenizer " + name.substr(0, name.find(':') + 1) + std::to_string(error.possible) +
+                "; --tokenizer " + name.substr(0, name.find(':') + 1) + std::to_string(refused.possible) +
                 (too_large ? " or less" : " or more"));
   }
 }
