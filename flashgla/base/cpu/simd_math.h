@@ -143,8 +143,8 @@ HWY_INLINE VF32 exp(F32 d, VF32 x) {
   // The bounds keep n within the exponent field: 2^-127 becomes 0 and 2^128 infinity. x is the second operand, which
   // x86 returns when one is NaN; Arm returns NaN; plain C++ loses it.
   VF32 bounded = hn::Min(hn::Set(d, 88.5f), hn::Max(hn::Set(d, -88.0f), x));
-  if constexpr (HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128)
-    bounded = hn::IfThenElse(hn::IsNaN(x), x, bounded);
+  constexpr bool kPlain = HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128;
+  if constexpr (kPlain) bounded = hn::IfThenElse(hn::IsNaN(x), x, bounded);
   const VF32 n = hn::Round(hn::Mul(bounded, hn::Set(d, 1.44269504f)));
   VF32 r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), bounded);  // exact: ln 2 in two parts
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
@@ -154,7 +154,9 @@ HWY_INLINE VF32 exp(F32 d, VF32 x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.6666521e-1f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.49999994f));
   p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
+  VF32 power = n;
+  if constexpr (kPlain) power = hn::IfThenElse(hn::IsNaN(n), hn::Zero(d), n);  // no integer is NaN; p is
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, power), hn::Set(di, 127)));
   return hn::Mul(p, hn::BitCast(d, exponent));
 }
 
