@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "flashgla/base/random.h"
 #include "flashgla/base/tensor.h"
 
 namespace flashgla::testing {
@@ -11,6 +12,17 @@ namespace flashgla::testing {
 // Counter-based generator: value i of seed s never depends on how much was drawn before.
 double uniform(std::uint64_t seed, std::uint64_t index);  // in (0, 1)
 double normal(std::uint64_t seed, std::uint64_t index);   // standard normal
+
+// 64 bits at a time, in order, for tests that draw as they go.
+class Draws {
+ public:
+  explicit Draws(std::uint64_t seed) : stream_(seed, random::Use::tests) {}
+  std::uint64_t operator()() { return stream_.words(drawn_++).first; }
+
+ private:
+  random::Stream stream_;
+  std::uint64_t drawn_ = 0;
+};
 
 // Standard normal times `deviation` plus `mean`, on the CPU.
 Tensor random_normal(const Shape& shape, DType dtype, std::uint64_t seed, double deviation = 1.0, double mean = 0.0);

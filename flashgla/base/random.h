@@ -25,7 +25,8 @@ constexpr int kVersion = 2;
 
 // What draws are for: those of two uses are unrelated, though seed, stream and index are the same.
 enum class Use : std::uint32_t {
-  tests = 1,
+  rounding,
+  tests,
   parameters,
   sampling,
   data_order,
@@ -38,6 +39,11 @@ enum class Use : std::uint32_t {
 // Two unrelated draws of 64 bits.
 struct Words {
   std::uint64_t first, second;
+
+  // One of its four parts of 32 bits, the low half of `first` being part 0.
+  FLASHGLA_HOST_DEVICE std::uint32_t part(int k) const {
+    return static_cast<std::uint32_t>((k < 2 ? first : second) >> (k % 2 * 32));
+  }
 };
 
 // Two unrelated standard normals.

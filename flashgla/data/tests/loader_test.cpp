@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 
 #include "flashgla/data/tests/test_folder.h"
+#include "testing/random.h"
 
 namespace flashgla::data {
 namespace {
@@ -43,7 +43,7 @@ std::vector<Copy> take(Loader& loader, int batches) {
 class Loaders : public FolderTest {
  protected:
   static std::vector<std::int64_t> random_lengths(int count, int longest, std::uint64_t seed) {
-    std::mt19937_64 random(seed);
+    flashgla::testing::Draws random(seed);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(count));
     for (std::int64_t& length : lengths) length = 1 + static_cast<std::int64_t>(random() % longest);
     return lengths;

@@ -4,12 +4,12 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "flashgla/base/file.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/documents.h"
 #include "flashgla/data/tests/test_folder.h"
+#include "testing/random.h"
 
 namespace flashgla::data {
 namespace {
@@ -73,7 +73,7 @@ class Preparing : public FolderTest {
 };
 
 TEST_F(Preparing, ReadsPlainFilesInAnyCut) {
-  std::mt19937_64 random(2);
+  flashgla::testing::Draws random(2);
   for (const std::size_t size : {0, 1, 5, 1000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20}) {
     std::string text;
     while (text.size() < size) text += random() % 50 == 0 ? '\n' : 'x';

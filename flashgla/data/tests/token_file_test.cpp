@@ -4,10 +4,10 @@
 
 #include <cstring>
 #include <fstream>
-#include <random>
 
 #include "flashgla/base/file.h"
 #include "flashgla/data/tests/test_folder.h"
+#include "testing/random.h"
 
 namespace flashgla::data {
 namespace {
@@ -155,7 +155,7 @@ TEST_F(TokenFiles, TruncatedPairsAreRefusedAtEveryLength) {
 TEST_F(TokenFiles, FuzzedIndexesNeverCrash) {
   counting_file({3, 1, 5, 2});
   const std::string idx = read_file(path("tokens.idx"));
-  std::mt19937_64 random(3);
+  flashgla::testing::Draws random(3);
   int refused = 0;
   for (int trial = 0; trial < 3000; ++trial) {
     std::string damaged = idx;

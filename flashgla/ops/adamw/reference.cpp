@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "flashgla/ops/adamw/implementations.h"
-#include "flashgla/ops/adamw/random_bits.h"
 #include "flashgla/ops/adamw/rounding.h"
 #include "flashgla/ops/elements.h"
 
@@ -54,8 +53,8 @@ void reference_step(Context& context, const Tensors& tensors, const Settings& se
         const double direction =
             first_moment / correction1 / (std::sqrt(second_moment / correction2) + settings.epsilon);
         const std::uint32_t random =
-            random_bits(settings.seed, static_cast<std::uint64_t>(s.updates), static_cast<std::uint64_t>(i) / 4)
-                .words[i % 4];
+            rounding_bits(settings.seed, static_cast<std::uint64_t>(s.updates), static_cast<std::uint64_t>(i) / 4)
+                .part(static_cast<int>(i % 4));
         set_moment(m_view, m, i, first_moment, random);
         set_moment(v_view, v, i, second_moment, random >> 16);
         set_value(i, value - s.learning_rate * (direction + decay * value));

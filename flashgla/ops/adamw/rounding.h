@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "flashgla/base/random.h"
+
 namespace flashgla::ops::adamw {
 
 // An f32 as the nearest bf16 (halfway cases away from zero) and the 16 low bits of its own. The two rebuild it exactly:
@@ -24,6 +26,11 @@ constexpr SplitFloat split(float x) {
 constexpr float join(std::uint16_t high, std::uint16_t low) {
   const auto residue = static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int16_t>(low)));
   return std::bit_cast<float>((static_cast<std::uint32_t>(high) << 16) + residue);
+}
+
+// The random bits of elements 4 group to 4 group + 3 at an update: part i is element 4 group + i's.
+FLASHGLA_HOST_DEVICE inline random::Words rounding_bits(std::uint64_t seed, std::uint64_t update, std::uint64_t group) {
+  return random::Stream(seed, random::Use::rounding, update).words(group);
 }
 
 // bf16 bits of one of the two neighbours of x, whose mean over random bits (the low 16 of `random`) is x. Finite values

@@ -6,13 +6,13 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <thread>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
 #include "flashgla/text/tokenizer.h"
 #include "flashgla/text/utf8.h"
+#include "testing/random.h"
 
 namespace flashgla::text {
 namespace {
@@ -24,7 +24,7 @@ const char* const kWords[] = {"the", "river", "was",   "cold",  "and",    "Mira"
                               "she", "had",   "found", "under", "bridge", "where", "two",     "roads", "meet"};
 
 std::string sample_text(int lines) {
-  std::mt19937_64 random(7);
+  flashgla::testing::Draws random(7);
   std::string text;
   for (int i = 0; i < lines; ++i) {
     for (int word = 0; word < 9; ++word) text += std::string(word ? " " : "") + kWords[random() % std::size(kWords)];
@@ -73,7 +73,7 @@ std::vector<std::string> hard_texts() {
       std::string(5000, ' '),
       std::string(5000, 'a'),
   };
-  std::mt19937_64 random(1);
+  flashgla::testing::Draws random(1);
   for (int i = 0; i < 200; ++i) {
     std::string text;
     const int length = static_cast<int>(random() % 60);
@@ -318,7 +318,7 @@ TEST_F(TokenizerFiles, DamagedFilesAreNamed) {
 TEST_F(TokenizerFiles, FuzzedModelsNeverCrash) {
   trained("bpe").save(folder_);
   const std::string whole = read_file(folder_ / "tokenizer.model");
-  std::mt19937_64 random(4);
+  flashgla::testing::Draws random(4);
   int refused = 0;
   for (int trial = 0; trial < 500; ++trial) {
     std::string damaged = whole;

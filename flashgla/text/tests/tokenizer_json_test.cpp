@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 
 #include "flashgla/base/error.h"
@@ -13,6 +12,7 @@
 #include "flashgla/text/huggingface/regex.h"
 #include "flashgla/text/tokenizer.h"
 #include "flashgla/text/utf8.h"
+#include "testing/random.h"
 
 namespace flashgla::text {
 namespace {
@@ -242,7 +242,7 @@ TEST_F(TokenizerJson, WhatIsLackedIsRefusedByName) {
 }
 
 TEST_F(TokenizerJson, DamagedFilesNeverCrash) {
-  std::mt19937_64 random(2);
+  flashgla::testing::Draws random(2);
   int refused = 0, trials = 0;
   for (const json& definition : {byte_level(), byte_fallback(), unigram()}) {
     const std::string whole = definition.dump();

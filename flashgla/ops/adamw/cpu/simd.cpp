@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "flashgla/ops/adamw/implementations.h"
-#include "flashgla/ops/adamw/random_bits.h"
 #include "flashgla/ops/adamw/rounding.h"
 #include "flashgla/ops/rows.h"
 
@@ -101,12 +100,13 @@ void update_tile(const Tensors& tensors, const Settings& settings, const Factors
     parameter16[i].bits = parts.high;
     if (low) low[i] = parts.low;
   }
-  RandomBits random{};
+  random::Words random{};
   for (std::int64_t i = 0; half_moments && i < count; ++i) {
     const auto element = static_cast<std::uint64_t>(first + i);
-    if (i == 0 || element % 4 == 0) random = random_bits(settings.seed, update, element / 4);
-    m16[i].bits = round_stochastically(m[i], random.words[element % 4]);
-    v16[i].bits = round_stochastically(v[i], random.words[element % 4] >> 16);
+    if (i == 0 || element % 4 == 0) random = rounding_bits(settings.seed, update, element / 4);
+    const std::uint32_t bits = random.part(static_cast<int>(element % 4));
+    m16[i].bits = round_stochastically(m[i], bits);
+    v16[i].bits = round_stochastically(v[i], bits >> 16);
   }
 }
 

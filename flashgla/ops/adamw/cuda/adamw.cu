@@ -1,7 +1,6 @@
 // One pass over memory; a thread updates four elements, for which it draws once. The same bits as on a CPU with FMA.
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/adamw/implementations.h"
-#include "flashgla/ops/adamw/random_bits.h"
 #include "flashgla/ops/adamw/rounding.h"
 #include "flashgla/ops/cuda/each_element.cuh"
 
@@ -129,12 +128,12 @@ __device__ __forceinline__ void update(const Pointers& p, const StepScalars& s, 
     if constexpr (kMaster == Master::split) packed<N>(low).store(static_cast<__nv_bfloat16*>(p.master) + at);
   }
   if constexpr (sizeof(M) == 2) {
-    const RandomBits random =
-        random_bits(settings.seed, static_cast<std::uint64_t>(s.updates), static_cast<std::uint64_t>(at) / 4);
+    const random::Words random =
+        rounding_bits(settings.seed, static_cast<std::uint64_t>(s.updates), static_cast<std::uint64_t>(at) / 4);
     std::uint16_t m[N], v[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const std::uint32_t bits = N == 4 ? random.words[i] : random.words[at % 4];
+      const std::uint32_t bits = random.part(N == 4 ? i : static_cast<int>(at % 4));
       m[i] = round_stochastically(first_moments[i], bits);
       v[i] = round_stochastically(second_moments[i], bits >> 16);
     }
