@@ -113,10 +113,23 @@ std::vector<NamedView> gradients_of(const Results& results);
 // The reference's answer, in float64 from exactly the case's rounded inputs.
 Results reference_results(const CaseData& data, bool final_state, bool gradients);
 
+// What the roundings of a case's terms can add to, in float64. Not with a normaliser.
+struct TermSizes {
+  // Of each result's elements the root sum of squares of the terms that they are sums of (scale q_ik k_jk v_jv
+  // e^(gates between them) and the like), however far the terms themselves cancel. Of a constant gate's dg a term is
+  // one that stands in the loss, times the gates in it.
+  Results terms;
+  // Of dg and dgv alone, but for a constant gate's: the same of their closed form (README.md), where there are terms
+  // besides that cancel exactly. An implementation by it leaves what f32 rounds of them.
+  Results closed_form;
+};
+TermSizes term_sizes(const CaseData& data, bool final_state);
+
 // Bound on the relative error (2-norm), derived: the rounding of operands and result to the dtype, half a unit each at
 // most, which adds to 0.64 of a unit in the norm; plus fp32 accumulation (f64: float64) over the channels and the
 // sequence, 84 units observed as a random walk over the largest cases. Gradients go through two products instead of
-// one: twice that. f64 5e-12, f32 1e-5, bf16 5e-3, fp16 6.4e-4.
+// one: twice that. f64 5e-12, f32 1e-5, bf16 5e-3, fp16 6.4e-4. Relative to the result or, where its terms cancel,
+// to their root sum of squares (term_sizes); and to what of a closed form cancels the bound of f32 is allowed besides.
 double tolerance(DType dtype, bool gradient);
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <sstream>
 #include <string>
+#include <utility>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
@@ -76,20 +79,80 @@ Results run(Device device, const char* implementation, const CaseData& host, boo
   return on_cpu(results);
 }
 
-void expect_reference_results(const CaseData& host, bool final_state, const std::vector<std::string>& left_out) {
-  const Problem problem = describe(host.in, host.options);
-  const Results expected = reference_results(host, final_state, true);
-  const auto wanted = [&](std::vector<NamedView> views) {
-    std::erase_if(views, [&](const NamedView& v) { return std::ranges::find(left_out, v.name) != left_out.end(); });
-    return views;
+namespace {
+struct Sizes {
+  double norm = 0.0, largest = 0.0;
+  explicit Sizes(const TensorView& view) {
+    const Tensor values = testing::converted(view, DType::f64);
+    for (std::int64_t i = 0; i < view.numel(); ++i) {
+      const double x = std::abs(values->as<double>()[i]);
+      norm = std::hypot(norm, x);
+      largest = std::max(largest, x);
+    }
+  }
+};
+
+// check_close, in proportion to the terms where these are larger than their sums.
+std::string check_close_to_terms(const NamedView& actual, const TensorView& expected, const TensorView& terms,
+                                 const TensorView& closed_form, DType dtype) {
+  constexpr double kLargestFactor = 8.0;
+  const testing::Difference d = testing::difference(actual.view, expected);
+  const Sizes result(expected), of_terms(terms);
+  const double relative = tolerance(dtype, actual.gradient), of_f32 = tolerance(DType::f32, true);
+  double norm = relative * std::max(result.norm, of_terms.norm),
+         largest = relative * kLargestFactor * std::max(result.largest, of_terms.largest);
+  if (closed_form && dtype != DType::f64) {
+    const Sizes cancelling(closed_form);
+    norm += of_f32 * cancelling.norm;
+    largest += of_f32 * kLargestFactor * cancelling.largest;
+  }
+  const double error = d.relative * (result.norm > 0.0 ? result.norm : 1.0);
+  if (d.finite && error <= norm && d.largest <= largest) return "";
+  std::ostringstream text;
+  text << actual.name << ": error " << error << ", largest " << d.largest << "; norm " << result.norm << ", largest "
+       << result.largest << ", terms' root sum of squares " << of_terms.norm << ", largest " << of_terms.largest
+       << "; allowed " << norm << ", largest " << largest;
+  return text.str();
+}
+}  // namespace
+
+ExpectedResults::ExpectedResults(const CaseData& host, bool final_state)
+    : host_(host),
+      final_state_(final_state),
+      problem_(describe(host.in, host.options)),
+      values_(reference_results(host, final_state, true)) {}
+
+void ExpectedResults::expect_close(const Results& actual) {
+  const auto compare = [&](auto list_of) {
+    const std::vector<NamedView> views = list_of(actual), expected = list_of(values_);
+    ASSERT_EQ(views.size(), expected.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      ASSERT_STREQ(views[i].name, expected[i].name);
+      const double relative = tolerance(problem_.dtype, views[i].gradient);
+      std::string wrong = check_close(views[i].name, views[i].view, expected[i].view, relative);
+      if (!wrong.empty() && !problem_.normalize) {
+        if (!sizes_) sizes_ = term_sizes(host_, final_state_);
+        const TensorView& closed_form = views[i].name == std::string("dg")    ? sizes_->closed_form.d_in.dg
+                                        : views[i].name == std::string("dgv") ? sizes_->closed_form.d_in.dgv
+                                                                              : TensorView();
+        wrong = check_close_to_terms(views[i], expected[i].view, list_of(sizes_->terms)[i].view, closed_form,
+                                     problem_.dtype);
+      }
+      EXPECT_EQ(wrong, "");
+    }
   };
+  compare(outputs_of);
+  compare(gradients_of);
+}
+
+void expect_reference_results(const CaseData& host, bool final_state) {
+  const Problem problem = describe(host.in, host.options);
+  ExpectedResults expected(host, final_state);
   for_each_implementation(problem, [&](Device device, const Implementation& row) {
     for (const bool keep : {false, true}) {
       if (keep && row.states_bytes(problem) == 0) continue;
       SCOPED_TRACE(keep ? "states kept" : "no states");
-      const Results actual = run(device, row.name, host, final_state, keep, true);
-      expect_all_close(wanted(outputs_of(actual)), wanted(outputs_of(expected)), problem.dtype);
-      expect_all_close(wanted(gradients_of(actual)), wanted(gradients_of(expected)), problem.dtype);
+      expected.expect_close(run(device, row.name, host, final_state, keep, true));
     }
   });
 }

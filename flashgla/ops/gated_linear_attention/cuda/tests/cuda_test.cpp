@@ -42,14 +42,13 @@ TEST_P(CudaPaths, RightAndRepeatable) {
   const Case& c = GetParam();
   const CaseData data = make_data(c);
   const Problem problem = describe(data.in, data.options);
-  const Results expected = reference_results(data, c.states, true);
+  ExpectedResults expected(data, c.states);
   for_each_implementation(problem, [&](Device device, const Implementation& row) {
     if (device.kind != Device::Kind::cuda) return;
     for (const bool keep : {true, false}) {
       SCOPED_TRACE(keep ? "states kept" : "no states");
       const Results actual = run(device, row.name, data, c.states, keep, true);
-      expect_all_close(outputs_of(actual), outputs_of(expected), c.dtype);
-      expect_all_close(gradients_of(actual), gradients_of(expected), c.dtype);
+      expected.expect_close(actual);
       const Results again = run(device, row.name, data, c.states, keep, true);
       expect_same_bits(outputs_of(again), outputs_of(actual));
       expect_same_bits(gradients_of(again), gradients_of(actual));
