@@ -448,8 +448,19 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         bool near;
         {
           const std::uint32_t from = stage_of(index_now());
-          const int thread = fresh_thread();
           std::uint32_t operand[16];
+          {
+            Accumulator a;
+            Core::begin();
+            Core::template product<k_inner, k_inner, true, kLoads>(a, from + (first_group ? Layout::d_o : Layout::v),
+                                                                   from + (first_group ? Layout::v : Layout::d_o),
+                                                                   thread_shuffled<Core>(fresh_thread()));
+            Core::finish(a);
+            select_pairs(operand, a, !first_group, fresh_thread());
+            found_pairs.put(operand);
+          }
+          __syncwarp();
+          const int thread = fresh_thread();
           load_operand<k_inner>(operand, from + (first_group ? Layout::q : Layout::k), thread);
           own.put(operand);
           sum_block(sums, from + Layout::g, thread);
@@ -458,14 +469,6 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
             load_operand<k_inner>(operand, from + (first_group ? Layout::k : Layout::q), thread);
             others.put(operand);
           }
-          Accumulator a;
-          Core::begin();
-          Core::template product<k_inner, k_inner, true, kLoads>(a, from + (first_group ? Layout::d_o : Layout::v),
-                                                                 from + (first_group ? Layout::v : Layout::d_o),
-                                                                 thread_shuffled<Core>(thread));
-          Core::finish(a);
-          select_pairs(operand, a, !first_group, fresh_thread());
-          found_pairs.put(operand);
         }
         const auto find_beyond = [&] {  // dq's and dk's part from beyond the chunk
           const std::uint32_t from = stage_of(index_now());
@@ -492,10 +495,17 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           }
           store_shared_float2(block_factor(room(), warp, kOuterFactor) + 8 * lane,
                               first_group ? factor_to_end(blocks, warp) : factor_from_start(blocks, warp));
+          if (!first_group) {
+            store_shared_float2(block_factor(room(), warp, kKeySums) + 8 * lane, factor_to_end(blocks, warp));
+          }
           const float2 all = sum_of_blocks(blocks);
           by_blocks = !__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep);
         }
         __syncwarp();
+        if (!first_group) {
+          sum_keys(block_factor(room(), fresh_thread() / 32, kKeySums), d, operand_of(own.x), sums, room(), near,
+                   fresh_thread());
+        }
         if (first_group) {
           gate_tile<Core, false>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
           sync_group();
@@ -514,10 +524,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           found_pairs.get(pairs);
           if (first_group) {
             add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_thread());
-            finish_rows<true>(d, e, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+            finish_rows<true, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
           } else {
             add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_thread());
-            finish_rows<false>(d, e, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+            finish_rows<false, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
           }
         }
         if (!near) {
@@ -527,10 +537,10 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
 #pragma unroll
           for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
           if (first_group) {
-            add_halves<true>(d_aside.x, e.x, block, operand_of(own.x), operand_of(others.x), sums, p.scale,
+            add_halves<true>(d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x), sums, p.scale,
                              fresh_thread());
           } else {
-            add_halves<false>(d_aside.x, e.x, block, operand_of(others.x), operand_of(own.x), sums, p.scale,
+            add_halves<false>(d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x), sums, p.scale,
                               fresh_thread());
           }
           d_aside.get(d);
@@ -557,6 +567,19 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           scale_rows(d, p.scale, p.scale);
         } else {
           gradient.get(held);
+          {  // dg of this chunk from beyond it, instead of dh h at its end
+            const int thread = fresh_thread();
+            float2 sums = dot_rows(stage_of(index_now()) + Layout::h, held, thread);
+            if (thread % 4 == 0) {
+#pragma unroll
+              for (int w = 0; w < kBlocks; ++w) {
+                const std::uint32_t by_keys = block_factor(room(), w, kKeySums);
+                sums.x += float_at(by_keys, row_of_element(thread, 0));
+                sums.y += float_at(by_keys, row_of_element(thread, 2));
+              }
+            }
+            put_beyond(index_now(), sums);
+          }
           Core::begin(held);
           Core::template product<k_outer, k_outer, false, kLoads>(
               held, gated_tile(), stage_of(index_now()) + Layout::d_o, thread_shuffled<Core>(fresh_thread()));

@@ -13,7 +13,7 @@
 //     (late)
 // r is what dg has from beyond the chunk: no sum runs over the whole sequence. q_i dq_i and k_i dk_i are taken as 2^-B
 // times q~ and k~ with what stands in brackets: both hold the same rounded products, so that what must cancel does so
-// to f32 accuracy. Tiles of channels that fall by more than kSteep go by halving.
+// to f32 accuracy. Tiles of channels that fall by more than kSteep go by blocks (tiles/ladder.cuh).
 //
 // Of a block's two groups of 128 threads one has the early chunk, one the late. They mirror each other in time: what q,
 // do, h and dq are to the late one, k, v, dh and dk are to the early one, so that both run one code, and each holds
@@ -40,7 +40,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
   const std::uint32_t base = ptx::shared_address(shared);
   const bool late = own_group() == 1;
-  const int part = late ? 1 : 0, group_barrier = 1 + part;
+  const int part = late ? 1 : 0;
   const int value_tiles = tiles_of(p.value_dim), depth = min(Layout::stages, value_tiles);
   const std::uint32_t full = base + Layout::full, inputs = base + Layout::inputs, empty = base + Layout::empty,
                       inputs_free = base + Layout::inputs_free, known = base + Layout::known;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   // What is the same in all threads, so that the compiler knows it of a warp's.
   const auto alike = [](bool x) { return __any_sync(0xffffffffu, x) != 0; };
   const auto meet = [] { ptx::barrier(3, kPairThreads); };
-  const auto meet_group = [&] { ptx::barrier(group_barrier, kGroupThreads); };
+  const auto meet_group = [] { sync_group(); };
   const auto parts = [&](int which) -> ColumnParts& {
     return reinterpret_cast<ColumnParts*>(shared + Layout::parts)[which];
   };
@@ -342,8 +342,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       across[i] = first || late ? across[i] : 0.0f;
       within[i] = first || !late ? within[i] : 0.0f;
     }
-    // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~, of
-    // steep tiles q and k.
+    // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~.
     const int across_tile = own(late ? Layout::q : Layout::k), within_tile = own(late ? Layout::k : Layout::q);
     const float *decays = floats(Layout::decays) + part * kTile,
                 *other_decays = floats(Layout::decays) + (1 - part) * kTile;
@@ -429,7 +428,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     };
     Core::publish();
     meet_group();
-    Accumulator b;  // running sums of gates, times kBase to base 2; of steep tiles none
+    Accumulator b;             // running sums of gates, times kBase to base 2; of steep tiles none
+    Local<float, 32> steep_e;  // of steep tiles scale q dq - k dk
     constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
     if (!steep) {
       if constexpr (kGated) {
@@ -478,32 +478,43 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), thread);
         load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), thread);
         ptx::copy_async_commit();
-        const int element = kGate == GateTile::wide || (kGate == GateTile::token && p.gate_dtype == DType::f32) ? 4 : 2;
-        const int gate_channel = kGate == GateTile::token ? 0 : channel + 2 * lane;
-        const GatesInMemory<kGate> gates{gates_from(at, gate_channel, element),
-                                         p.g.token * element,
-                                         channel + 2 * lane < p.key_dim ? rows : 0,
-                                         &quarters,
-                                         warp,
-                                         lane,
-                                         p.gate_dtype};
-        float2 sum = make_float2(0.0f, 0.0f);
-        for (int i = 0; i < 16; ++i) {
-          const float2 g = gates.gate(i);
-          sum.x += g.x;
-          sum.y += g.y;
-        }
-        *reinterpret_cast<float2*>(&quarters[warp][2 * lane]) = sum;
+        if constexpr (kGate == GateTile::narrow) load_gates(at);  // another query head has had their place
         ptx::copy_async_wait<0>();
+        __syncwarp();  // a warp reads what it has loaded
         Accumulator dq, dk;
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           dq[i] = late ? across[i] : within[i];
           dk[i] = late ? within[i] : across[i];
         }
-        finish_by_halving(dq, dk, own_q, own_k, shared + own(Layout::a), own_gates,
-                          floats(Layout::scratch) + part * (kTileBytes / 8), gates, p.scale, group_barrier,
-                          thread_again<Core>(thread));
+        finish_by_blocks<Core>(
+            dq, dk, steep_e, own_q, own_k, own_a, own_gates, p.scale,
+            [&](Accumulator& sums, int thread) {
+              if constexpr (kGate == GateTile::narrow) {
+                sum_block(sums, own_gates, thread);
+              } else {
+                const int element = kGate == GateTile::wide || p.gate_dtype == DType::f32 ? 4 : 2;
+                const char* from = gates_from(at, kGate == GateTile::wide ? channel : 0, element);
+                sum_block_of(sums, thread, [&](int row, int column) {
+                  float2 g = make_float2(0.0f, 0.0f);
+                  if (row < rows) {
+                    if constexpr (kGate == GateTile::token) {
+                      g.x = g.y = load_as(p.gate_dtype, from, row * p.g.token) * kLog2E;
+                    } else if (channel + column < p.key_dim) {
+                      g = *reinterpret_cast<const float2*>(from + (row * p.g.token + column) * 4);
+                      g = make_float2(g.x * kLog2E, g.y * kLog2E);
+                    }
+                  }
+                  return g;
+                });
+              }
+            },
+            [&](const Accumulator& beyond_keys, float2 to_end) {
+              const int thread = fresh_thread();
+              sum_beyond(by_keys, shared + own(Layout::k), beyond_keys, thread);
+              by_keys[thread / 32][2 * (thread % 32)] *= to_end.x;
+              by_keys[thread / 32][2 * (thread % 32) + 1] *= to_end.y;
+            });
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           dq[i] *= p.scale;
@@ -553,7 +564,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     } else if constexpr (kGate == GateTile::wide) {
       // Of steep tiles none: a branch around it would spill what both ways have to agree on.
       sum_wide_gates(b, reinterpret_cast<const float*>(gates_from(at, channel, 4)), p.g.token, steep ? 0 : rows,
-                     p.key_dim - channel, quarters, group_barrier, thread);
+                     p.key_dim - channel, quarters, 1 + part, thread);
     }
 
     // q dq - k dk, of the early chunk k dk - q dq, and r.
@@ -583,8 +594,13 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           e[2 * i + 1] += sign * t.y * a[2 * i + 1];
         }
       };
-      if (late || last) add(across_tile, across, 1.0f);
-      if (!late || last) add(within_tile, within, -1.0f);
+      if (steep) {  // of this query head's dk, not of all of them
+#pragma unroll
+        for (int i = 0; i < 32; ++i) e[i] += late ? steep_e.x[i] : -steep_e.x[i];
+      } else {
+        if (late || last) add(across_tile, across, 1.0f);
+        if (!late || last) add(within_tile, within, -1.0f);
+      }
       if (!last) dg_so_far.put(e);
     }
     if (kGated && p.scale < 0.0f && !steep) {  // what follows takes its logarithm

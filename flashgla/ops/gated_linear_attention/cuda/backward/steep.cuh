@@ -63,28 +63,6 @@ __device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int t
   return sum;
 }
 
-// Factors of the warp's 16 rows as a walk leaves them, a lane's channels 2 lane and 2 lane + 1, to where an accumulator
-// has these elements. scratch: 256 floats of the warp's own.
-__device__ __forceinline__ void to_accumulator(Accumulator& factors, const float2 (&walked)[16], float* scratch,
-                                               int lane) {
-#pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    __syncwarp();
-    if (lane / 8 == part) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) *reinterpret_cast<float2*>(scratch + 16 * i + 2 * (lane % 8)) = walked[i];
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 x =
-          *reinterpret_cast<const float2*>(scratch + 16 * (lane / 4 + 8 * (i & 1)) + 8 * (i / 2) + 2 * (lane % 4));
-      factors[8 * part + 2 * i] = x.x;
-      factors[8 * part + 2 * i + 1] = x.y;
-    }
-  }
-}
-
 // a, [query][key] below the diagonal, to both of its sides: a token is a query at some levels and a key at others.
 __device__ __forceinline__ void mirror_pairs(char* a, int thread) {
 #pragma unroll
@@ -94,106 +72,6 @@ __device__ __forceinline__ void mirror_pairs(char* a, int thread) {
     if (query > key) *place(key, query) = *place(query, key);
   }
 }
-
-// A steep tile: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors, and the pairs inside
-// come to it. q, k: as loaded; a: [query][key], zero above the diagonal; x: 8 KiB, scratch: 4 KiB;
-// a barrier for the group of 128 threads.
-template <class Columns>
-__device__ __forceinline__ void finish_by_halving(Accumulator& dq, Accumulator& dk, std::uint32_t q, std::uint32_t k,
-                                                  char* a, std::uint32_t x, float* scratch, const Columns& columns,
-                                                  float scale, int barrier, int thread) {
-  const int warp = thread >> 5, lane = thread & 31;
-  Local<float, 32> queries, keys;  // dq and dk: registers are for the walks
-  queries.put(dq);
-  keys.put(dk);
-  const auto meet = [&] { ptx::barrier(barrier, kGroupThreads); };
-  float2 walked[16];
-  const auto keep = [&](int row, float2 x) { walked[row - 16 * warp] = x; };
-  const auto keep_power = [&](int row, float2 sum) { keep(row, make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y))); };
-  const auto find_factors = [&](Accumulator& factors) { to_accumulator(factors, walked, scratch + 256 * warp, lane); };
-  meet();
-  {
-    Accumulator factors;
-    walk_up(columns, kTile, warp, keep_power);
-    find_factors(factors);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) queries.x[i] = queries.x[i] * factors[i];
-    walk_down(columns, kTile, warp, keep_power);
-    find_factors(factors);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] * factors[i];
-  }
-  mirror_pairs(a, thread);
-  meet();
-  std::uint32_t operand[16];
-  load_operand<Stored::k_inner>(operand, ptx::shared_address(a), thread);
-  Accumulator d;
-  const auto multiply = [&](std::uint32_t tile, auto keeps) {
-    clear(d);
-    __syncwarp();  // or what is loaded before and after would lie in registers beside the product's operands
-    add_masked_product(d, operand, tile, thread, keeps);
-    __syncwarp();
-  };
-  const auto itself = [](int row, int column) { return row == column; };
-  multiply(k, itself);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) queries.x[i] = queries.x[i] + d[i];
-  multiply(q, itself);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) keys.x[i] = keys.x[i] + scale * d[i];
-#pragma unroll 1
-  for (int size = kTile / 2; size > 0; size /= 2) {
-    meet();
-    put_level(x, q, k, columns, size, warp, lane, keep);
-    meet();
-    Accumulator factors;
-    find_factors(factors);
-    multiply(x, [size](int row, int column) { return ((row ^ column) & -size) == size; });
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const float sum = factors[i] * d[i];
-      const bool query = (row_of_element(thread, i) & size) != 0;
-      if (query) {
-        queries.x[i] = queries.x[i] + sum;
-      } else {
-        keys.x[i] = keys.x[i] + scale * sum;
-      }
-    }
-  }
-  meet();
-  queries.get(dq);
-  keys.get(dk);
-}
-
-// Gates of a chunk from memory, as steep tiles want them: 16 rows a warp, a lane's two channels.
-template <GateTile kGate>
-struct GatesInMemory {
-  static constexpr int kWarps = 4, kRows = 16;
-  const char* rows;     // of the chunk's first token, the lane's channels
-  std::int64_t stride;  // bytes
-  int count;            // rows there are; none where the channels are beyond K
-  const ColumnParts* totals;
-  int warp, lane;
-  DType dtype;
-  __device__ __forceinline__ float2 gate(int i) const {
-    const int row = kRows * warp + i;
-    float2 g = make_float2(0.0f, 0.0f);
-    if (row < count) {
-      const char* at = rows + row * stride;
-      if constexpr (kGate == GateTile::token) {
-        g.x = g.y = load_as(dtype, at, 0);
-      } else if constexpr (kGate == GateTile::narrow) {
-        g = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(at));
-      } else {
-        g = *reinterpret_cast<const float2*>(at);
-      }
-    }
-    return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
-  }
-  __device__ __forceinline__ float2 total(int w) const {
-    return *reinterpret_cast<const float2*>(&(*totals)[w][2 * lane]);
-  }
-};
 
 // The same as a call (dk's factors only when `first`), for a block of one group that has the chunk's gates in shared
 // memory, their sums by warp and room for factors: [64][kDumpRow]. dq and dk stay in memory: a call saves what

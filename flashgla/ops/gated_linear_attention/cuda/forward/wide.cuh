@@ -133,7 +133,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   const volatile WidePlaces& at = *reinterpret_cast<const volatile WidePlaces*>(shared + Plan::places);
   const auto place_of = [](int chunk) { return Plan::place_of(chunk, kChunkStep == 1 ? fresh_group() - groups : 0); };
   const int first_chunk = kChunkStep == 1 ? 0 : own_group() - groups;
-  const int chunks = (at.length + kChunk - 1) / kChunk;
+  const auto chunks = [&] { return (at.length + kChunk - 1) / kChunk; };  // read again: registers are scarce
   const bool by_token = p.gate == GateKind::constant || p.gate == GateKind::scalar;
   const auto find_channel = [&] { return Plan::key_tile(kChunkStep == 1 ? fresh_group() - groups : 0) * kTile; };
   const auto images_of = [&](int slot) { return base + slot * Plan::slot_bytes; };
@@ -149,7 +149,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   // A thread of each asking warp, for one kind of tiles: one for all of them would be what the group waits for.
   const auto ask_for = [&](int chunk) {
     const int warp = fresh_thread() / 32;
-    if (chunk < chunks && warp < kAskingWarps && fresh_thread() % 32 == 0) {
+    if (chunk < chunks() && warp < kAskingWarps && fresh_thread() % 32 == 0) {
       const WidePlace place = place_of(chunk);
       const std::uint32_t barrier = base + Plan::loaded + 8 * place.slot;
       // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
@@ -205,11 +205,10 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     }
     if (by_token || rows < kTile) sync_group();
   };
-  const float to_base_2 = p.gate == GateKind::key ? kLog2E : 1.0f;
   Accumulator sums;        // of key gates as loaded
   bool by_blocks = false;  // one anchor has not reached in the group's step before, and so is not tried in this one
 #pragma unroll 1
-  for (int chunk = first_chunk; chunk < chunks; chunk += kChunkStep) {
+  for (int chunk = first_chunk; chunk < chunks(); chunk += kChunkStep) {
     await(chunk);
     const int slot = place_of(chunk).slot;
     const std::uint32_t q_tile = images_of(slot), k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
@@ -229,6 +228,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
         Core::finish(sums);
       }
       const int thread = fresh_thread(), column = 2 * (thread % 4);
+      const float to_base_2 = p.gate == GateKind::key ? kLog2E : 1.0f;
       if (by_token) sum_tokens(sums, last_tile, thread);
       if (p.gate == GateKind::none) clear(sums);
       if (thread >= kGroupThreads - 4) {  // they have the chunk's last token

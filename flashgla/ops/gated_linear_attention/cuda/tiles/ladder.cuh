@@ -162,6 +162,7 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
   const float2 none = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
+    __syncwarp();  // or ptxas loads ahead what it has no registers for
     const float2 half = load_shared_float2(block_half(room, t) + 8 * lane),
                  total = load_shared_float2(block_total(room, t) + 8 * lane);
     const bool near = half.x <= 0.0f;
@@ -203,17 +204,17 @@ __device__ __forceinline__ float2 factor_to_end(const BlockSums& sums, int warp)
 __device__ __forceinline__ float2 of_columns(std::uint32_t vector, int k16, int i, int thread) {
   return load_shared_float2(vector + 4 * (16 * k16 + 8 * (i >> 1) + 2 * (thread & 3)));
 }
-__device__ __forceinline__ void scale_columns_by(Accumulator& a, std::uint32_t vector, int thread) {
+// at: of the vector's element of this thread's first column.
+__device__ __forceinline__ void scale_columns_at(Accumulator& a, std::uint32_t at) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 factor = load_shared_float2(vector + 4 * (8 * j + 2 * (thread & 3)));
+    const float2 factor = load_shared_float2(at + 32 * j);
     a[4 * j] *= factor.x;
     a[4 * j + 1] *= factor.y;
     a[4 * j + 2] *= factor.x;
     a[4 * j + 3] *= factor.y;
   }
 }
-
 // ---- halving inside a block ----
 // At level s (8, 4, 2, 1) tokens lie in blocks of s; a pair whose highest different bit is s has the end of the even
 // block before the query as anchor. A token is then either a query or a key, so one operand X holds both, each element
@@ -289,14 +290,15 @@ static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Quer
 }
 
 // Adds the scores of the warp's queries, q 2^(L - a) in f32, which become q 2^G (but for block 0's own, by its factor
-// too). inside: of the pairs inside a block that is not near; keys_tile: k', of all warps; factors: put_query_factors.
+// too). inside: of the pairs inside a block that is not near; keys_tile: k', of all warps; room: put_query_factors.
 __device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& queries, const Local<float, 8>& inside,
-                                           std::uint32_t keys_tile, std::uint32_t factors, bool near, int thread) {
-  const int warp = thread / 32;
+                                           std::uint32_t keys_tile, std::uint32_t room, bool near) {
+  const auto warp = [] { return fresh_thread() / 32; };
+  const std::uint32_t own_factors = block_factor(room, warp(), 0) + 8 * (fresh_thread() % 4);
 #pragma unroll
   for (int t = kBlocks - 1; t >= 0; --t) {
-    if (t > warp) continue;
-    if (t == warp && !near) {
+    if (t > warp()) continue;
+    if (t == warp() && !near) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores[8 * t + i] += inside.x[i];
     } else {
@@ -306,13 +308,13 @@ __device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& que
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = ptx::pack_bf16(queries[8 * k16 + 2 * i], queries[8 * k16 + 2 * i + 1]);
-        TensorCore80::load_b<Stored::k_inner>(b, keys_tile, k16, 2 * t, thread);
+        TensorCore80::load_b<Stored::k_inner>(b, keys_tile, k16, 2 * t, fresh_thread());
         TensorCore80::multiply(scores + 8 * t, a, b[0], b[1]);
         TensorCore80::multiply(scores + 8 * t + 4, a, b[2], b[3]);
       }
     }
-    scale_columns_by(queries, block_factor(factors, warp, t), thread);
-    if (t == warp) scale_columns_by(queries, block_factor(factors, warp, t), thread);
+    scale_columns_at(queries, own_factors + 256 * t);
+    if (t == warp()) scale_columns_at(queries, own_factors + 256 * t);
   }
 }
 
@@ -379,11 +381,11 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
   }
   __syncwarp();
   Accumulator queries;
-  const int thread = fresh_thread(), warp = thread / 32;
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t q[4], k[4], gated[4], later[4];
     __syncwarp();  // or ptxas loads ahead what it has no registers for
+    const int thread = fresh_thread(), warp = thread / 32;
     queries_of(q, k16);
     keys_of(k, k16);
 #pragma unroll
@@ -403,9 +405,9 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
     Core::put_fragment(k_tile, later, k16, thread);
   }
   sync_group();
-  add_scores(scores, queries, inside, x_tile, room, near, thread);
+  add_scores(scores, queries, inside, x_tile, room, near);
   __syncwarp();
-  put_rounded<Core>(q_tile, queries, thread);
+  put_rounded<Core>(q_tile, queries, fresh_thread());
 }
 
 // ---- the backward's: dq and dk of a chunk ----
@@ -439,6 +441,7 @@ __device__ __forceinline__ float2 factor_from_start(const BlockSums& sums, int w
   return power_of(exponent);
 }
 constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
+constexpr int kKeySums = kBlocks + 1;  // after that: sum_keys
 
 // Two neighbours x as loaded times scale 2^(their exponent).
 template <bool kQueries>
@@ -469,6 +472,23 @@ __device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::
     Core::put_fragment(tile, x, k16, thread);
   }
 }
+// Or from registers, without `outer`.
+template <class Core, bool kQueries>
+__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], const Accumulator& sums,
+                                          std::uint32_t room, bool near, float scale, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 y =
+          gated<kQueries>(x[4 * k16 + i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)));
+      r[i] = ptx::pack_bf16(y.x, y.y);
+    }
+    Core::put_fragment(tile, r, k16, thread);
+  }
+}
+
 // d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
 // rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
 // put_query_factors (put_key_factors).
@@ -476,12 +496,13 @@ template <bool kQueries>
 __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (&pairs)[16], std::uint32_t other_tile,
                                            std::uint32_t room, bool near, int thread) {
   const int warp = thread / 32;
+  const std::uint32_t own_factors = block_factor(room, warp, 0) + 8 * (thread % 4);
 #pragma unroll
   for (int step = 0; step < kBlocks; ++step) {
     const int t = kQueries ? step : kBlocks - 1 - step;
     if (kQueries ? t > warp : t < warp) continue;
-    scale_columns_by(d, block_factor(room, warp, t), thread);
-    if (t == warp) scale_columns_by(d, block_factor(room, warp, t), thread);
+    scale_columns_at(d, own_factors + 256 * t);
+    if (t == warp) scale_columns_at(d, own_factors + 256 * t);
     if (t == warp && !near) continue;
     const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
 #pragma unroll
@@ -493,10 +514,11 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (
     }
   }
 }
-// The exponents of d's rows; e: scale q dq (k dk), from q (k) as loaded.
-template <bool kQueries, class Own>
-__device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e, Own own, const Accumulator& sums,
-                                            std::uint32_t room, bool near, float scale, int thread) {
+// The exponents of d's rows; e: scale q dq (k dk) times sign, from q (k) as loaded. kAdd: to what is there.
+template <bool kQueries, bool kAdd, class Own>
+__device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e, float sign, Own own,
+                                            const Accumulator& sums, std::uint32_t room, bool near, float scale,
+                                            int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4];
@@ -507,19 +529,21 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e,
       const int at = 8 * k16 + 2 * i;
       const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
                    y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
-      e.x[at] = rounded.x * d[at];
-      e.x[at + 1] = rounded.y * d[at + 1];
+      e.x[at] = (kAdd ? e.x[at] : 0.0f) + sign * (rounded.x * d[at]);
+      e.x[at + 1] = (kAdd ? e.x[at + 1] : 0.0f) + sign * (rounded.y * d[at + 1]);
       d[at] *= power.x;
       d[at + 1] *= power.y;
     }
   }
 }
 
-// The pairs inside a block that is not near, by halving, to d and e. own: a of the block, rows as
-// d's; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
+// The pairs inside a block that is not near, by halving, to d and, times sign, e; those of a token with itself, in
+// which no gate is, to d alone: of strong gates dg is far smaller. own: a of the block, rows as d's; of k-step k16
+// queries(x, k16) and keys(x, k16) give q and k as loaded.
 template <bool kQueries, class Floats, class Queries, class Keys>
-static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, const std::uint32_t (&own)[4], Queries queries,
-                                                  Keys keys, const Accumulator& sums, float scale, int thread) {
+static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, float sign, const std::uint32_t (&own)[4],
+                                                  Queries queries, Keys keys, const Accumulator& sums, float scale,
+                                                  int thread) {
   const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
   std::uint32_t both[4];  // pairs of the block, mirrored
   both[0] = own[0] | ptx::transpose_matrix(own[0]);
@@ -555,13 +579,13 @@ static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, const st
       for (int i = 0; i < 4; ++i) {
         const bool query = size == 8 ? i & 1 : (row & size) != 0;
         if (size > 0 && query != kQueries) continue;
-        const float2 own_pair = ptx::unpack_bf16(size > 0 ? x[i] : kQueries ? q[i] : k[i]);
+        const float2 own_pair = ptx::unpack_bf16(x[i]);
 #pragma unroll
         for (int f = 0; f < 2; ++f) {
           const int at = 8 * k16 + 2 * i + f;
           const float scaled = scale * part[2 * i + f];
           d[at] = d[at] + w[2 * i + f] * (kQueries ? part[2 * i + f] : scaled);
-          e[at] = e[at] + (f == 0 ? own_pair.x : own_pair.y) * scaled;
+          if (size > 0) e[at] = e[at] + sign * ((f == 0 ? own_pair.x : own_pair.y) * scaled);
         }
       }
     }
@@ -575,6 +599,116 @@ __device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of
     for (int i = 0; i < 4; ++i) x[i] = from[4 * k16 + i];
   };
 }
+// Of operands' registers those of the warp's own block.
+__device__ __forceinline__ void own_block(std::uint32_t (&own)[4], const std::uint32_t (&pairs)[16], int warp) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i / 4 == warp) own[i % 4] = pairs[i];
+  }
+}
+
+// By a group of 128 threads that has both: dq and dk from beyond the chunk get their factors and the pairs inside come
+// to them; e: scale q dq - k dk. q, k: as loaded, lost; a: [query][key], zero above the diagonal; x_tile: room for a
+// tile; the gates may lie there. dk's pairs are times scale, dq is not yet. visit_keys(dk, to_end): dk from beyond the
+// chunk, the tile of k' beside it, and for the lane's two channels the factors from the keys' anchor to the chunk's
+// end.
+template <class Core, class SumGates, class VisitKeys>
+__device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& dk, Local<float, 32>& e,
+                                                 std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t a_tile,
+                                                 std::uint32_t x_tile, float scale, SumGates sum_gates,
+                                                 VisitKeys visit_keys) {
+  const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
+  Local<float, 32> other;  // registers are for the sums
+  other.put(dk);
+  Local<std::uint32_t, 16> q, k;
+  std::uint32_t pairs[16], own[4];
+  Accumulator sums;
+  sum_gates(sums, thread);
+  __syncwarp();
+  const bool near = is_near(sums, lane);
+  publish_block(x_tile, sums, near, thread);
+  __syncwarp();
+  load_operand<Stored::k_inner>(pairs, q_tile, thread);
+  q.put(pairs);
+  put_gated<Core, true>(q_tile, pairs, sums, x_tile, near, scale, thread);
+  load_operand<Stored::k_inner>(pairs, k_tile, thread);
+  k.put(pairs);
+  put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
+  sync_group();
+  put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
+  __syncwarp();
+  load_operand<Stored::k_inner>(pairs, a_tile, thread);
+  add_blocks<true>(dq, pairs, k_tile, x_tile, near, thread);
+  finish_rows<true, false>(dq, e, 1.0f, operand_of(q.x), sums, x_tile, near, scale, thread);
+  if (!near) {
+    own_block(own, pairs, warp);
+    Local<float, 32> aside;
+    aside.put(dq);
+    add_halves<true>(aside.x, e.x, 1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale, thread);
+    aside.get(dq);
+  }
+  __syncwarp();
+  float2 to_end;
+  {
+    const BlockSums blocks = read_blocks(x_tile, lane);
+    put_key_factors(x_tile, blocks, warp, lane);
+    to_end = factor_to_end(blocks, warp);
+  }
+  __syncwarp();
+  other.get(dk);
+  other.put(dq);
+  visit_keys(dk, to_end);
+  __syncwarp();
+  load_operand<Stored::k_outer>(pairs, a_tile, thread);
+  add_blocks<false>(dk, pairs, q_tile, x_tile, near, thread);
+  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
+  if (!near) {
+    own_block(own, pairs, warp);
+    Local<float, 32> aside;
+    aside.put(dk);
+    add_halves<false>(aside.x, e.x, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale, thread);
+    aside.get(dk);
+  }
+  other.get(dq);
+  sync_group();  // q', k' and a have been read
+}
+
+// What dg has of the chunk's keys and dk from beyond it, of the warp's block: sum_j k'_j d_j times the factor in
+// `place`, a vector of the warp's own, which is written over. dg_t takes k_j dk_j of later tokens away from this sum
+// again, so the same rounded k' and the same d are in both: with gates that are strong hardly anything else is left.
+template <class Own>
+__device__ __forceinline__ void sum_keys(std::uint32_t place, const Accumulator& d, Own own, const Accumulator& sums,
+                                         std::uint32_t room, bool near, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    own(x, k16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // columns 16 k16 + 8 half and the next, of the lane's two rows
+      float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const int i = 2 * half + row, at = 8 * k16 + 2 * i;
+        const float2 y = gated<false>(x[i], 1.0f, power_of(own_exponent<false>(sums, room, near, k16, i, thread))),
+                     rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
+        sum.x += rounded.x * d[at];
+        sum.y += rounded.y * d[at + 1];
+      }
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, distance);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, distance);
+      }
+      if (thread % 32 < 4) {
+        const std::uint32_t to = place + 4 * (16 * k16 + 8 * half + 2 * (thread % 4));
+        const float2 factor = load_shared_float2(to);
+        store_shared_float2(to, make_float2(sum.x * factor.x, sum.y * factor.y));
+      }
+    }
+  }
+}
+
 // The scores of the warp's queries, times scale, as an operand [query][key]; queries, keys: q and, where the block is
 // not near, k as loaded; keys_tile: k'; room: put_query_factors.
 template <class Queries, class Keys>
@@ -597,7 +731,7 @@ __device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Querie
       gated_queries[at + 1] = y.y;
     }
   }
-  add_scores(scores, gated_queries, inside, keys_tile, room, near, thread);
+  add_scores(scores, gated_queries, inside, keys_tile, room, near);
   select_pairs<false>(operand, scores, thread);
 }
 
