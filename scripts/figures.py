@@ -175,27 +175,36 @@ def gpu_decoding_table():
     return sentences(run.origin() + ".") + "\n\n" + table(["model", "ms a token", "of the floor", "tokens/s"], rows)
 
 
-def fuzz_run():
+def fuzz_runs():
+    """All runs of scripts/fuzz.sh that were taken, in order; (inputs by target, failures, "commits, dates")."""
     path = FIGURES / "fuzzing.json"
     if not path.exists():
         raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
-    return json.loads(path.read_text(encoding="utf-8"))
+    runs = json.loads(path.read_text(encoding="utf-8"))
+    inputs = {}
+    for run in runs:
+        for name, count in run["targets"].items():
+            inputs[name] = inputs.get(name, 0) + count
+    commits = list(dict.fromkeys(run["commit"] for run in runs))
+    dates = list(dict.fromkeys(run["date"] for run in runs))
+    when = ("commit " if len(commits) == 1 else "commits ") + ", ".join(commits) + ", " + ", ".join(dates)
+    return runs, inputs, sum(run["failed"] for run in runs), when
 
 
 def fuzz_sentence():
-    run = fuzz_run()
-    found = ("none crashed it, hung it, or made it take memory out of proportion." if run["failed"] == 0 else
-             f"{run['failed']} targets found a defect.")
-    return sentences(f"Every reader of files was fed {sum(run['targets'].values()):,} made-up inputs under sanitizers",
-                     f"([`testing/fuzz`](testing/fuzz/README.md), commit {run['commit']}, {run['date']}):", found)
+    _, inputs, failed, when = fuzz_runs()
+    found = ("none crashed it, hung it, or made it take memory out of proportion." if failed == 0 else
+             f"{failed} targets found a defect.")
+    return sentences(f"Every reader of files was fed {sum(inputs.values()):,} made-up inputs in all under sanitizers",
+                     f"([`testing/fuzz`](testing/fuzz/README.md), {when}):", found)
 
 
 def fuzz_table():
-    run = fuzz_run()
-    total = sum(run["targets"].values())
-    rows = [[f"`{name}`", f"{count:,}"] for name, count in sorted(run["targets"].items())]
-    origin = sentences(f"`scripts/fuzz.sh {run['seconds']}`, commit {run['commit']}, {run['date']}: {total:,} inputs,",
-                       f"{run['failed']} of {len(rows)} targets failed.")
+    runs, inputs, failed, when = fuzz_runs()
+    rows = [[f"`{name}`", f"{count:,}"] for name, count in sorted(inputs.items())]
+    seconds = ", ".join(str(run["seconds"]) for run in runs)
+    origin = sentences(f"`scripts/fuzz.sh SECONDS` ({seconds} s a target), {when}: {sum(inputs.values()):,} inputs,",
+                       "no target failed." if failed == 0 else f"{failed} failures.")
     return origin + "\n\n" + table(["target", "inputs"], rows)
 
 
@@ -204,10 +213,13 @@ TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table
 
 
 def take(path):
-    """Copies a run to docs/figures/, under the kind of its device, or one of scripts/fuzz.sh."""
+    """Copies a run to docs/figures/, under the kind of its device; one of scripts/fuzz.sh is added to those there."""
     FIGURES.mkdir(parents=True, exist_ok=True)
-    if "targets" in json.loads(path.read_text(encoding="utf-8")):
-        (FIGURES / "fuzzing.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    taken = json.loads(path.read_text(encoding="utf-8"))
+    if "targets" in taken:
+        kept = FIGURES / "fuzzing.json"
+        runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+        kept.write_text(json.dumps([*runs, taken], indent=1) + "\n", encoding="utf-8")
         return
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
