@@ -21,7 +21,8 @@ struct ForwardOperands {
 };
 
 template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld == 0 ? 1 : 0)  // 0: not said; ptxas else spills
+    forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
   Team team(grid.team, shared);
