@@ -1,5 +1,5 @@
-// What kernels that make dq, dk and dg of a chunk and 64 key channels share: sums over tokens, and the way of tiles
-// that fall by more than kSteep.
+// What kernels that make dq, dk and dg of a chunk and 64 key channels share: sums over tokens, and, for those that do
+// not go by blocks (tiles/ladder.cuh), the way of tiles that fall by more than kSteep.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
@@ -73,9 +73,11 @@ __device__ __forceinline__ void mirror_pairs(char* a, int thread) {
   }
 }
 
-// The same as a call (dk's factors only when `first`), for a block of one group that has the chunk's gates in shared
-// memory, their sums by warp and room for factors: [64][kDumpRow]. dq and dk stay in memory: a call saves what
-// registers it takes beyond those that are free.
+// A steep tile, as a call: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's only
+// when `first`), and the pairs inside come to it by halving. For a block of one group that has the chunk's gates in
+// shared memory, their sums by warp and room for factors: [64][kDumpRow]. q, k: as loaded; a: [query][key], zero above
+// the diagonal; x: room for a tile. dq and dk stay in memory: a call saves what registers it takes beyond those that
+// are free.
 template <GateTile kGate>
 static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k, char* a,
                                                  std::uint32_t x, float* factors, const char* gates,
@@ -108,7 +110,7 @@ static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint
     std::uint32_t operand[16];
     load_operand<Stored::k_inner>(operand, ptx::shared_address(a), own);
     clear(d);
-    __syncwarp();  // as above
+    __syncwarp();  // or what is loaded before and after would lie in registers beside the product's operands
     add_masked_product(d, operand, tile, own, keeps);
     __syncwarp();
   };
