@@ -122,7 +122,8 @@ TEST(Dropout, RefusesBadArgumentsByName) {
     return testing::error_of([&] { run(context, x, residual, x, changed); });
   };
   EXPECT_EQ(error(a, b, mask), "dropout: residual has shape [4,5]; expected [4,6] (as x)");
-  EXPECT_EQ(error(a.view().slice(1, 0, 3), {}, mask), "dropout: x of shape [4,3] is not contiguous; expected contiguous memory");
+  EXPECT_EQ(error(a.view().slice(1, 0, 3), {}, mask),
+            "dropout: x of shape [4,3] is not contiguous; expected contiguous memory");
   Mask changed = mask;
   changed.probability = 1.0;
   EXPECT_EQ(error(a, {}, changed), "dropout: mask.probability is 1.000000; expected in [0, 1)");
