@@ -6,7 +6,6 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
-#include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
 #include "flashgla/ops/rotary/rotary.h"
@@ -47,7 +46,8 @@ class GatedLayer : public Mixer {
   void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
-  // q, k and v [B,T,channels] of a forward, after the convolution where there is one.
+  // q, k and v [B,T,channels] of a forward, after the convolution where there
+  // is one.
   using Channels = std::array<TensorView, 3>;
 
   std::int64_t heads_of(std::size_t part) const { return part == kQ ? settings_.num_heads : settings_.kv_heads; }
@@ -63,7 +63,7 @@ class GatedLayer : public Mixer {
   TensorView gate_input(const TensorView& x, const TensorView& projected) const {
     return settings_.gate == Gate::key ? input_.part(projected, kLowRank) : x;
   }
-  double clamp() const { return settings_.clamp_min.value_or(ops::log_sigmoid_gate::kNoClamp); }
+  double clamp() const { return settings_.clamp_min.value_or(attention::kNoClamp); }
   void compute_gate(Context& context, const TensorView& x);
   const TensorView& constant_gate(const Context& context, DType dtype);
   // The gate as the operator takes it.
@@ -91,8 +91,8 @@ class GatedLayer : public Mixer {
     TensorView projected;    // [B,T,input_.out()]
     TensorView output_gate;  // [B,T,value_dim], before the swish; absent without it
     Channels channels;       // of convolution: recomputed in class activations
-    TensorView logits;       // [B,T,kv_key_dim] of the gate: recomputed
-    TensorView g;            // the log gate itself: recomputed
+    TensorView g;            // logits of the gate [B,T,kv_key_dim]: recomputed; or a
+                             // constant gate
     TensorView o;            // [B,T,H,V]
     TensorView states;       // the operator's own: recomputed
     TensorView rstd;         // [B*T*H]
@@ -128,8 +128,9 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
       nn::Parameter weight;
       weight.name = name + names[i] + ".weight";
       weight.shape = Shape({channels[i], 1, settings.conv_size});
-      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so small that their product, cubic in
-      // them, drowns in the epsilon of the norm behind the operator.
+      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so
+      // small that their product, cubic in them, drowns in the epsilon of the
+      // norm behind the operator.
       weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(settings.conv_size));
       weight.decay = false;
       convolutions_.push_back(std::move(weight));
@@ -200,8 +201,7 @@ void GatedLayer::prepare(const nn::Pass& pass, const Channels& out, const LayerS
 
 void GatedLayer::compute_gate(Context& context, const TensorView& x) {
   for (const nn::Linear& gate : gate_) {
-    gate.forward(context, gate_input(x, saved_.projected), saved_.logits);
-    ops::log_sigmoid_gate::forward(context, saved_.logits, saved_.g, settings_.gate_logit_normalizer, clamp());
+    gate.forward(context, gate_input(x, saved_.projected), saved_.g);
   }
 }
 
@@ -233,6 +233,10 @@ attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) c
 attention::Options GatedLayer::attention_options(const nn::Sequences& sequences) const {
   attention::Options options = options_;
   options.max_seqlen = sequences.max_seqlen;
+  if (!gate_.empty()) {
+    options.gate_logit_normalizer = settings_.gate_logit_normalizer;
+    options.gate_clamp_min = clamp();
+  }
   return options;
 }
 
@@ -277,9 +281,8 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
                              : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
   }
   prepare(pass, saved_.channels, before, after);
-  saved_.logits = saved_.g = {};
+  saved_.g = {};
   for (const nn::Linear& gate : gate_) {
-    saved_.logits = pass.keep_or_recompute().tensor(sized(gate.out()), x.dtype, "gla: gates");
     saved_.g = pass.keep_or_recompute().tensor(sized(gate.out()), x.dtype, "gla: gates");
   }
   compute_gate(context, x);
@@ -324,7 +327,6 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
       prepare(pass, saved_.channels, saved_.before, {});
     }
     if (!gate_.empty()) {
-      saved_.logits = like(saved_.logits, x.dtype);
       saved_.g = like(saved_.g, x.dtype);
       compute_gate(context, x);
     }
@@ -366,13 +368,8 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
                       attention_options(pass.sequences));
   rotate(pass, dchannels, ops::rotary::Direction::inverse);
 
-  TensorView dlogits;
-  if (dg) {
-    dlogits = like(saved_.logits, x.dtype);
-    ops::log_sigmoid_gate::backward(context, saved_.logits, dg, dlogits, settings_.gate_logit_normalizer, clamp());
-  }
   if (settings_.gate == Gate::key) {
-    gate_.front().backward(context, input_.part(projected, kLowRank), dlogits, input_.part(dprojected, kLowRank));
+    gate_.front().backward(context, input_.part(projected, kLowRank), dg, input_.part(dprojected, kLowRank));
   }
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     convolution::Inputs inputs;
@@ -389,7 +386,7 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   }
   input_.backward(context, x, dprojected, dx);
   for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
-  if (settings_.gate == Gate::scalar) gate_.front().backward(context, x, dlogits, dx, true);
+  if (settings_.gate == Gate::scalar) gate_.front().backward(context, x, dg, dx, true);
 }
 
 void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {

@@ -76,7 +76,9 @@ def _pair(state: Any, normalize: bool) -> tuple[Any, Any]:
 def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None, scale: float | None = None,
                            initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
                            algorithm: str = "automatic", *, feature_map: str = "identity", normalize: bool = False,
-                           float32_math: str = "ieee", max_seqlen: int | None = None) -> tuple[Any, Any]:
+                           float32_math: str = "ieee", max_seqlen: int | None = None,
+                           gate_logit_normalizer: float | None = None,
+                           gate_clamp_min: float | None = None) -> tuple[Any, Any]:
     """The operator, for whole sequences. Returns (o, final state or None), arrays of q's library on q's device.
 
     Args:
@@ -95,6 +97,9 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
         float32_math: what float32 products on CUDA may be rounded to: ieee or tf32.
         max_seqlen: with cu_seqlens, tokens of the longest sequence, where it is known. On CUDA, where cu_seqlens lies
             on the device, it tells what is fastest: several times so where one sequence is much longer than the others.
+        gate_logit_normalizer: g and gv are logits x, whose log gates are log(sigmoid(x)) / gate_logit_normalizer (16 in
+            GLA's layer); their gradients are by x. None: they are the log gates. Not with a constant gate.
+        gate_clamp_min: with it, what those log gates are at least.
 
     With PyTorch tensors the result has gradients (flashgla.torch). Raises ValueError naming the argument, TypeError
     for what is no array.
@@ -104,11 +109,13 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
 
         return adapter.gated_linear_attention(
             q, k, v, g, gv, scale, initial_state, output_final_state, cu_seqlens, algorithm, feature_map=feature_map,
-            normalize=normalize, float32_math=float32_math, max_seqlen=max_seqlen)
+            normalize=normalize, float32_math=float32_math, max_seqlen=max_seqlen,
+            gate_logit_normalizer=gate_logit_normalizer, gate_clamp_min=gate_clamp_min)
     library = library_of(q)
     h0, z0 = _pair(initial_state, normalize)
     inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
-    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
+                                  gate_logit_normalizer, gate_clamp_min)
     o_shape, h_shape, z_shape = operands.output_shapes()
     o = library.empty(o_shape, operands.dtype)
     ht = library.empty(h_shape, operands.state_dtype) if output_final_state else None
@@ -123,7 +130,8 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
                                     scale: float | None = None, initial_state: Any = None, cu_seqlens: Any = None,
                                     algorithm: str = "automatic", *, feature_map: str = "identity",
                                     normalize: bool = False, float32_math: str = "ieee",
-                                    max_seqlen: int | None = None, o: Any = None, final_state: Any = None,
+                                    max_seqlen: int | None = None, gate_logit_normalizer: float | None = None,
+                                    gate_clamp_min: float | None = None, o: Any = None, final_state: Any = None,
                                     d_final_state: Any = None) -> Gradients:
     """Gradients of a loss whose gradients with respect to o and the final state are `d_o` and `d_final_state`.
 
@@ -144,7 +152,8 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
     ht, _ = _pair(final_state, normalize)
     inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
     given = _views(library, o=o, final_state=ht, states=None, d_o=d_o, d_final_state=d_ht, d_z=d_zt)
-    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
+    operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
+                                  gate_logit_normalizer, gate_clamp_min)
 
     gradients = [None if x is None else library.empty(x.shape, x.dtype) for x in inputs[:7]]
     if g is not None and len(inputs[3].shape) == 1:
@@ -156,7 +165,8 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
 
 
 def step(q: Any, k: Any, v: Any, state: Any, g: Any = None, gv: Any = None, scale: float | None = None, *,
-         feature_map: str = "identity", normalize: bool = False) -> Any:
+         feature_map: str = "identity", normalize: bool = False, gate_logit_normalizer: float | None = None,
+         gate_clamp_min: float | None = None) -> Any:
     """One token for each of B sequences: returns o [B,H,V] and updates `state` in place.
 
     q [B,H,K], k [B,G,K], v [B,G,V]; g [G], [B,G] or [B,G,K]; gv [B,G,V]. `state`: h [B,G,K,V], float32, or bfloat16 on
@@ -166,13 +176,15 @@ def step(q: Any, k: Any, v: Any, state: Any, g: Any = None, gv: Any = None, scal
     if is_torch(q):
         from . import torch as adapter
 
-        return adapter.step(q, k, v, state, g, gv, scale, feature_map=feature_map, normalize=normalize)
+        return adapter.step(q, k, v, state, g, gv, scale, feature_map=feature_map, normalize=normalize,
+                            gate_logit_normalizer=gate_logit_normalizer, gate_clamp_min=gate_clamp_min)
     library = library_of(q)
     h, z = _pair(state, normalize)
     views = _views(library, q=q, k=k, v=v, g=g, gv=gv)
     o = library.empty((*views[0].shape[:-1], *views[2].shape[-1:]), views[0].dtype)
     written = _views(library, True, state=h, z=z, o=o)
-    _flashgla.step(*views, *written, scale, feature_map, normalize, library.stream, 0, library.allocate)
+    _flashgla.step(*views, *written, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min, library.stream,
+                   0, library.allocate)
     return library.finish(o)
 
 

@@ -25,7 +25,9 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
                            initial_state: Tensor | tuple[Tensor | None, Tensor | None] | None = None,
                            output_final_state: bool = False, cu_seqlens: Tensor | None = None,
                            algorithm: str = "automatic", *, feature_map: str = "identity", normalize: bool = False,
-                           float32_math: str = "ieee", max_seqlen: int | None = None) -> tuple[Tensor, Any]:
+                           float32_math: str = "ieee", max_seqlen: int | None = None,
+                           gate_logit_normalizer: float | None = None,
+                           gate_clamp_min: float | None = None) -> tuple[Tensor, Any]:
     """flashgla.gated_linear_attention on PyTorch tensors, differentiable in q, k, v, g, gv and the initial state.
 
     cu_seqlens lies on q's device. Under autocast q, k and v are cast to its dtype, and gates that are neither of that
@@ -36,7 +38,8 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     inputs = (q, k, v, g, gv, h0, z0)
     keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
     o, ht, zt, _ = torch.ops.flashgla.forward(*inputs, cu_seqlens, scale, algorithm, feature_map, normalize,
-                                              float32_math, max_seqlen, output_final_state, keep)
+                                              float32_math, max_seqlen, gate_logit_normalizer, gate_clamp_min,
+                                              output_final_state, keep)
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -44,16 +47,19 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor], g: Tensor | None = None,
          gv: Tensor | None = None, scale: float | None = None, *, feature_map: str = "identity",
-         normalize: bool = False) -> Tensor:
+         normalize: bool = False, gate_logit_normalizer: float | None = None,
+         gate_clamp_min: float | None = None) -> Tensor:
     """flashgla.step on PyTorch tensors: returns o, updates `state` in place. Not differentiable."""
     h, z = _pair(state, normalize)
-    return torch.ops.flashgla.step(q, k, v, g, gv, h, z, scale, feature_map, normalize)
+    return torch.ops.flashgla.step(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer,
+                                   gate_clamp_min)
 
 
 # ---- operators ----
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor? h0, Tensor? z0, Tensor? cu_seqlens"
-_OPTIONS = "float? scale, str algorithm, str feature_map, bool normalize, str float32_math, int? max_seqlen"
+_OPTIONS = ("float? scale, str algorithm, str feature_map, bool normalize, str float32_math, int? max_seqlen, "
+            "float? gate_logit_normalizer, float? gate_clamp_min")
 _library = torch.library.Library("flashgla", "DEF")
 # (o, ht, zt, states); what is not wanted is an empty tensor. keep: states are for a backward.
 _library.define(f"forward({_INPUTS}, {_OPTIONS}, bool final_state, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -63,7 +69,7 @@ _library.define(f"backward({_INPUTS}, {_OPTIONS}, Tensor? o, Tensor? ht, Tensor?
                 "Tensor? d_zt, bool[7] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
                 tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor(a!) h, Tensor(b!)? z, float? scale, "
-                "str feature_map, bool normalize) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+                "str feature_map, bool normalize, float? gate_logit_normalizer, float? gate_clamp_min) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 # Sequences shorter than this on average keep no states: there are hardly any, and backward makes them.
 _KEEP_FROM = 64
@@ -151,11 +157,12 @@ def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
              z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-             normalize: bool, float32_math: str, max_seqlen: int | None, final_state: bool,
+             normalize: bool, float32_math: str, max_seqlen: int | None, gate_logit_normalizer: float | None,
+             gate_clamp_min: float | None, final_state: bool,
              keep: bool) -> tuple[Tensor, ...]:
     with _on_device(q):
         operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
-                             max_seqlen)
+                             max_seqlen, gate_logit_normalizer, gate_clamp_min)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
         outputs = _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
         operands.forward(*(_written(x) for x in outputs), *_place(q))
@@ -164,12 +171,13 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | Non
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
               z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-              normalize: bool, float32_math: str, max_seqlen: int | None, o: Tensor | None, ht: Tensor | None,
+              normalize: bool, float32_math: str, max_seqlen: int | None, gate_logit_normalizer: float | None,
+              gate_clamp_min: float | None, o: Tensor | None, ht: Tensor | None,
               states: Tensor | None, d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
               wanted: list[bool]) -> tuple[Tensor, ...]:
     with _on_device(q):
         operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
-                             max_seqlen)
+                             max_seqlen, gate_logit_normalizer, gate_clamp_min)
         gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
         d_states = (None if x is None else x.contiguous() for x in (d_ht, d_zt))
         operands.backward(_view(o), _view(ht), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
@@ -178,12 +186,13 @@ def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | No
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
-          scale: float | None, feature_map: str, normalize: bool) -> Tensor:
+          scale: float | None, feature_map: str, normalize: bool, gate_logit_normalizer: float | None,
+          gate_clamp_min: float | None) -> Tensor:
     _check_dtypes(("q", q), ("k", k), ("v", v), ("g", g), ("gv", gv), ("state", h), ("state", z))
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     with _on_device(q):
         _flashgla.step(*(_view(_rows(x)) for x in (q, k, v, g, gv)), _view(h, True), _view(z, True), _view(o, True),
-                       scale, feature_map, normalize, *_place(q))
+                       scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
     return o
 
 
@@ -232,34 +241,35 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
 
 @torch.library.register_fake("flashgla::forward", lib=_library)
 def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
-      final_state, keep):
+      gate_logit_normalizer, gate_clamp_min, final_state, keep):
     states_bytes = 0
     if keep and _keeps_states(q, cu_seqlens):
         # States have as many bytes whatever the longest sequence is.
         states_bytes = _states_bytes(q, k, v, g, gv, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
-                                     None)
+                                     None, gate_logit_normalizer, gate_clamp_min)
     return _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
 
 
 @torch.library.register_fake("flashgla::backward", lib=_library)
-def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen, o, ht,
-      states, d_o, d_ht, d_zt, wanted):
+def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
+      gate_logit_normalizer, gate_clamp_min, o, ht, states, d_o, d_ht, d_zt, wanted):
     return _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
 
 
 @torch.library.register_fake("flashgla::step", lib=_library)
-def _(q, k, v, g, gv, h, z, scale, feature_map, normalize):
+def _(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 # ---- autograd ----
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, scale, algorithm, feature_map, normalize, float32_math, max_seqlen, final_state, keep = inputs
+    tensors, options, (final_state, keep) = inputs[:8], inputs[8:-2], inputs[-2:]
+    normalize = options[3]
     o, ht, _, states = output
     needs_o = normalize or tensors[4] is not None
     ctx.set_materialize_grads(False)
-    ctx.options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen)
+    ctx.options = options
     ctx.kept = (needs_o, final_state, keep and _keeps_states(tensors[0], tensors[7]))
     ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, ht, states), ctx.kept) if kept))
 
@@ -284,7 +294,7 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tens
     if wanted[3] and d_g.dtype != tensors[3].dtype:
         d_g = d_g.to(tensors[3].dtype)
     gradients = (*gradients[:3], d_g, *gradients[4:])
-    return (*(x if want else None for x, want in zip(gradients, wanted)), *[None] * 9)
+    return (*(x if want else None for x, want in zip(gradients, wanted)), *[None] * (3 + len(ctx.options)))
 
 
 def _refuse(what: str) -> Any:

@@ -62,16 +62,19 @@ NB_MODULE(_flashgla, m) {
           "__init__",
           [](Operands* self, const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv,
              const Array* h0, const Array* z0, const Array* cu_seqlens, nb::handle scale, const std::string& algorithm,
-             const std::string& feature_map, bool normalize, const std::string& float32_math, nb::handle max_seqlen) {
+             const std::string& feature_map, bool normalize, const std::string& float32_math, nb::handle max_seqlen,
+             nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
             const gla::Inputs inputs{q.view,      k.view,      v.view,      view_of(g),
                                      view_of(gv), view_of(h0), view_of(z0), view_of(cu_seqlens)};
-            new (self) Operands(inputs, flashgla::python::options_of(scale, algorithm, feature_map, normalize,
-                                                                     float32_math, max_seqlen));
+            new (self)
+                Operands(inputs, flashgla::python::options_of(scale, algorithm, feature_map, normalize, float32_math,
+                                                              max_seqlen, gate_logit_normalizer, gate_clamp_min));
           },
           "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h0"_a.none(), "z0"_a.none(), "cu_seqlens"_a.none(),
           "scale"_a.none(), "algorithm"_a, "feature_map"_a, "normalize"_a, "float32_math"_a, "max_seqlen"_a.none(),
-          nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
-          nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+          "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
+          nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
       .def("states_bytes", &Operands::states_bytes)
       .def("output_shapes", &Operands::output_shapes)
       .def_prop_ro("dtype", &Operands::dtype)
@@ -102,14 +105,16 @@ NB_MODULE(_flashgla, m) {
       "step",
       [](const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv, const Array& h,
          const Array* z, const Array& o, nb::handle scale, const std::string& feature_map, bool normalize,
-         std::uintptr_t stream, int threads, nb::object allocate) {
-        flashgla::python::step(
-            {q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
-            flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee", nb::none()),
-            {stream, threads, std::move(allocate)});
+         nb::handle gate_logit_normalizer, nb::handle gate_clamp_min, std::uintptr_t stream, int threads,
+         nb::object allocate) {
+        flashgla::python::step({q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
+                               flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
+                                                            nb::none(), gate_logit_normalizer, gate_clamp_min),
+                               {stream, threads, std::move(allocate)});
       },
       "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "o"_a, "scale"_a.none(), "feature_map"_a,
-      "normalize"_a, "stream"_a, "threads"_a, "allocate"_a.none());
+      "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), "stream"_a, "threads"_a,
+      "allocate"_a.none());
 
 #ifdef FLASHGLA_CUDA
   m.attr("with_cuda") = true;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "flashgla/base/names.h"
@@ -112,16 +113,25 @@ gla::Float32Math float32_math_from_name(const std::string& name) {
   throw Error("gated_linear_attention", "float32_math", "is '" + name + "'", "ieee or tf32");
 }
 
+// A number, or nothing where it is None.
+std::optional<double> number(const char* name, nb::handle value) {
+  if (value.is_none()) return std::nullopt;
+  double x = 0.0;
+  if (!nb::try_cast(value, x)) {
+    const std::string type = nb::cast<std::string>(value.type().attr("__name__"));
+    throw nb::type_error((std::string(name) + " is of type " + type + "; expected a number or None").c_str());
+  }
+  return x;
+}
+
 }  // namespace
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math, nb::handle max_seqlen) {
+                        const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
+                        nb::handle gate_clamp_min) {
   gla::Options options;
-  if (!scale.is_none()) {
-    if (!nb::try_cast(scale, options.scale)) {
-      const std::string type = nb::cast<std::string>(scale.type().attr("__name__"));
-      throw nb::type_error(("scale is of type " + type + "; expected a number or None").c_str());
-    }
+  if (const auto given = number("scale", scale)) {
+    options.scale = *given;
     // The operator's 0 stands for its default, which is None here.
     if (options.scale == 0.0 || !std::isfinite(options.scale)) {
       throw Error("gated_linear_attention", "scale", options.scale == 0.0 ? "is 0" : "is not finite",
@@ -142,6 +152,14 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
                   "a positive number of tokens, or None");
     }
   }
+  if (const auto normalizer = number("gate_logit_normalizer", gate_logit_normalizer)) {
+    if (!(*normalizer > 0.0)) {  // the operator's 0 stands for log gates, which is None here
+      throw Error("gated_linear_attention", "gate_logit_normalizer", "is " + std::to_string(*normalizer),
+                  "a number above 0, or None where g and gv are log gates");
+    }
+    options.gate_logit_normalizer = *normalizer;
+  }
+  if (const auto clamp = number("gate_clamp_min", gate_clamp_min)) options.gate_clamp_min = *clamp;
   return options;
 }
 

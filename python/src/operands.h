@@ -21,7 +21,8 @@ struct Place {
 };
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math, nb::handle max_seqlen);
+                        const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
+                        nb::handle gate_clamp_min);
 
 class Operands {
  public:

@@ -1,4 +1,5 @@
-// validate -> select -> run. Everything behind this file may rely on its arguments.
+// validate -> select -> run. Everything behind this file may rely on its
+// arguments.
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -81,7 +83,8 @@ void check_not_broadcast(const char* name, const TensorView& view) {
 
 DType state_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-// Shapes of one call: tokens are [B,T,...] for forward and backward and [B,...] for step.
+// Shapes of one call: tokens are [B,T,...] for forward and backward and [B,...]
+// for step.
 struct Shapes {
   const Problem& p;
   bool has_time;
@@ -128,7 +131,8 @@ void check_state(const char* name, const TensorView& view, const Shape& shape, c
   check_contiguous(name, view);
 }
 
-// What forward, backward and step have in common: q, k, v, g, gv and the options.
+// What forward, backward and step have in common: q, k, v, g, gv and the
+// options.
 Problem describe_tokens(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& g,
                         const TensorView& gv, const Options& options, bool has_time) {
   const int rank = has_time ? 4 : 3;
@@ -211,6 +215,22 @@ Problem describe_tokens(const TensorView& q, const TensorView& k, const TensorVi
   p.feature_map = options.feature_map;
   p.normalize = options.normalize;
   p.float32_math = options.float32_math;
+  if (!(options.gate_logit_normalizer >= 0.0) || !std::isfinite(options.gate_logit_normalizer)) {
+    refuse("gate_logit_normalizer", "is " + std::to_string(options.gate_logit_normalizer),
+           "a finite number above 0, or 0 where g and gv are log gates");
+  }
+  if (!(options.gate_clamp_min <= 0.0)) {
+    refuse("gate_clamp_min", "is " + std::to_string(options.gate_clamp_min), "a log gate: at most 0");
+  }
+  if (options.gate_logit_normalizer == 0.0 && options.gate_clamp_min != kNoClamp) {
+    refuse("gate_clamp_min", "is given", "absent: only with gate_logit_normalizer");
+  }
+  if (options.gate_logit_normalizer > 0.0 && (p.gate == GateKind::none || p.gate == GateKind::constant)) {
+    refuse("gate_logit_normalizer",
+           std::string("is set with ") + (p.gate == GateKind::none ? "no" : "a constant") + " gate", "gates of tokens");
+  }
+  p.gate_logit_normalizer = options.gate_logit_normalizer;
+  p.gate_clamp_min = options.gate_clamp_min;
   return p;
 }
 
@@ -247,6 +267,14 @@ void check_cu_seqlens(const Context& context, const Problem& p, const TensorView
 // Short sequences are better off without chunks; measured, see README.md.
 constexpr std::int64_t kShortSequence = 8;
 
+// As an implementation is asked: with log gates where it does not take logits. In f32 (f64 with f64); on CUDA beside
+// bf16 in bf16, which the fastest kernels take.
+Problem as_asked(const Implementation& row, const Problem& p) {
+  if (!p.has_logits() || row.takes_logits) return p;
+  const bool in_bf16 = row.device == Device::Kind::cuda && p.dtype == DType::bf16;
+  return with_gates(p, in_bf16 ? DType::bf16 : state_dtype(p.dtype));
+}
+
 const Implementation& choose(const Context& context, const Problem& problem) {
   const Architecture& architecture = context.architecture();
   const std::string& forced = context.forced_implementation();
@@ -274,7 +302,8 @@ void check_states(const Implementation& row, const Problem& p, const TensorView&
   if (!states) return;
   check_device("states", states, device);
   check_dtype("states", states, DType::u8, "opaque bytes");
-  check_shape("states", states, Shape({static_cast<std::int64_t>(row.states_bytes(p))}), "states_bytes(problem)");
+  check_shape("states", states, Shape({static_cast<std::int64_t>(row.states_bytes(as_asked(row, p)))}),
+              "states_bytes(problem)");
   check_contiguous("states", states);
 }
 
@@ -320,7 +349,8 @@ Problem describe(const Inputs& in, const Options& options) {
 }
 
 std::size_t states_bytes(const Context& context, const Problem& problem) {
-  return choose(context, problem).states_bytes(problem);
+  const Implementation& row = choose(context, problem);
+  return row.states_bytes(as_asked(row, problem));
 }
 
 void forward(Context& context, const Inputs& in, const Outputs& out, const Options& options) {
@@ -331,7 +361,10 @@ void forward(Context& context, const Inputs& in, const Outputs& out, const Optio
   const Implementation& row = choose(context, p);
   check_states(row, p, out.states, in.q.device);
   ArenaScope scope(context.scratch());
-  row.forward(context, p, in, out);
+  if (!p.has_logits() || row.takes_logits) return row.forward(context, p, in, out);
+  forward_with_gates(
+      context, p, as_asked(row, p), in, out,
+      [&](const Problem& problem, const Inputs& i, const Outputs& o) { row.forward(context, problem, i, o); });
 }
 
 void backward(Context& context, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
@@ -376,7 +409,10 @@ void backward(Context& context, const Inputs& in, const Outputs& out, const Outp
   const Implementation& row = choose(context, p);
   check_states(row, p, out.states, device);
   ArenaScope scope(context.scratch());
-  row.backward(context, p, in, out, d_out, d_in);
+  if (!p.has_logits() || row.takes_logits) return row.backward(context, p, in, out, d_out, d_in);
+  backward_with_gates(context, p, as_asked(row, p), in, out, d_out, d_in,
+                      [&](const Problem& problem, const Inputs& i, const Outputs& o, const OutputGradients& d,
+                          const InputGradients& to) { row.backward(context, problem, i, o, d, to); });
 }
 
 void step(Context& context, const StepInputs& in, const TensorView& h, const TensorView& z, const TensorView& o,
@@ -417,7 +453,9 @@ void step(Context& context, const StepInputs& in, const TensorView& h, const Ten
   const Implementation& row = select(kOperation, std::span<const Implementation>(rows), p, context.architecture(),
                                      context.forced_implementation());
   ArenaScope scope(context.scratch());
-  row.step(context, p, in, h, z, o);
+  if (!p.has_logits() || row.takes_logits) return row.step(context, p, in, h, z, o);
+  step_with_gates(context, p, as_asked(row, p), in,
+                  [&](const Problem& problem, const StepInputs& i) { row.step(context, problem, i, h, z, o); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -42,6 +42,10 @@ struct Options {
   FeatureMap feature_map = FeatureMap::identity;
   bool normalize = false;
   Float32Math float32_math = Float32Math::ieee;
+  // Above 0: g and gv are logits x, whose log gates are log(sigmoid(x)) / gate_logit_normalizer, no less than
+  // gate_clamp_min; dg and dgv then are gradients of x. 0: they are the log gates. Not with a constant gate.
+  double gate_logit_normalizer = 0.0;
+  double gate_clamp_min = kNoClamp;
   // With cu_seqlens: tokens of the longest sequence, where the caller knows it; 0: unknown. On CUDA, where the host
   // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is. Like every option the
   // same for a backward as for its forward, whose states are laid out by it.
@@ -50,7 +54,7 @@ struct Options {
 
 struct Inputs {
   TensorView q, k, v;
-  TensorView g;           // absent: no gate over keys; the rank tells the kind
+  TensorView g;           // absent: no gate over keys; the rank tells the kind (logits: gate_logit_normalizer)
   TensorView gv;          // absent, or [B,T,G,V]; then g is a key gate or absent (read as zeros)
   TensorView h0;          // absent: zeros
   TensorView z0;          // only with normalize; absent: zeros

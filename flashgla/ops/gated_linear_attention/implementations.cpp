@@ -13,17 +13,18 @@ namespace flashgla::ops::gated_linear_attention {
 std::span<const Implementation> implementations() {
   static constexpr Implementation rows[] = {
 #ifdef FLASHGLA_CUDA
-      {"cuda_sm90", Device::Kind::cuda, cuda::hopper_supports, cuda::hopper_states_bytes, cuda::hopper_forward,
+      {"cuda_sm90", Device::Kind::cuda, cuda::hopper_supports, cuda::hopper_states_bytes, false, cuda::hopper_forward,
        cuda::hopper_backward, cuda::step},
-      {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::portable_states_bytes,
+      {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::portable_states_bytes, false,
        cuda::portable_forward, cuda::portable_backward, cuda::step},
 #endif
-      {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, chunk::forward, chunk::backward, nullptr},
-      {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, recurrent::forward,
+      {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, false, chunk::forward, chunk::backward,
+       nullptr},
+      {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, false, recurrent::forward,
        recurrent::backward, recurrent::step},
-      {"cpu_parallel", Device::Kind::cpu, parallel::supports, parallel::states_bytes, parallel::forward,
+      {"cpu_parallel", Device::Kind::cpu, parallel::supports, parallel::states_bytes, false, parallel::forward,
        parallel::backward, nullptr},
-      {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, reference::forward,
+      {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, true, reference::forward,
        reference::backward, reference::step},
   };
   return rows;

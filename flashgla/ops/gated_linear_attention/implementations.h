@@ -13,7 +13,9 @@ struct Implementation {
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
   std::size_t (*states_bytes)(const Problem&);
-  // Workspace comes from context.scratch(); arguments are validated already.
+  // Workspace comes from context.scratch(); arguments are validated already. takes_logits: else it is given log gates
+  // (logits.h).
+  bool takes_logits;
   void (*forward)(Context&, const Problem&, const Inputs&, const Outputs&);
   void (*backward)(Context&, const Problem&, const Inputs&, const Outputs&, const OutputGradients&,
                    const InputGradients&);

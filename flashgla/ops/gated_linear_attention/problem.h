@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "flashgla/base/dtype.h"
 
@@ -29,6 +30,7 @@ enum class FeatureMap : std::uint8_t { identity, elu_plus_one, relu };
 enum class Float32Math : std::uint8_t { ieee, tf32 };
 
 constexpr double kNormalizerEpsilon = 1e-10;  // of Problem::normalize
+constexpr double kNoClamp = -std::numeric_limits<double>::infinity();
 
 // Everything that selection may depend on: no pointers, no data.
 struct Problem {
@@ -49,8 +51,11 @@ struct Problem {
   Algorithm algorithm = Algorithm::automatic;
   Float32Math float32_math = Float32Math::ieee;
   double scale = 1.0;
+  double gate_logit_normalizer = 0.0;  // above 0: gates are logits
+  double gate_clamp_min = kNoClamp;    // of what they stand for
 
   std::int64_t group() const { return query_heads / heads; }
+  bool has_logits() const { return gate_logit_normalizer > 0.0; }
 };
 
 }  // namespace flashgla::ops::gated_linear_attention

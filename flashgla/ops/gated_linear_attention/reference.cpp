@@ -34,7 +34,8 @@ double feature_derivative(FeatureMap map, double x) {
   return 1.0;
 }
 
-// A contiguous float64 stand-in for a tensor of any dtype and strides, with a row per token and head.
+// A contiguous float64 stand-in for a tensor of any dtype and strides, with a
+// row per token and head.
 struct Rows {
   TensorView original;
   TensorView values;
@@ -108,7 +109,19 @@ struct Operands {
     return {alpha, beta, carver.take<double>(p.key_dim), nullptr};
   }
 
-  double log_gate(std::int64_t b, std::int64_t t, std::int64_t head, std::int64_t i) const {
+  // The log gate that x is, or is the logit of, and its derivative by x.
+  double log_gate_of(double x) const {
+    if (!p.has_logits()) return x;
+    const double log_sigmoid = std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x)));
+    return std::max(log_sigmoid / p.gate_logit_normalizer, p.gate_clamp_min);
+  }
+  double gate_slope(double x) const {
+    if (!p.has_logits()) return 1.0;
+    const double sigmoid = x > 0.0 ? std::exp(-x) / (1.0 + std::exp(-x)) : 1.0 / (1.0 + std::exp(x));  // of -x
+    const double log_sigmoid = std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x)));
+    return log_sigmoid / p.gate_logit_normalizer < p.gate_clamp_min ? 0.0 : sigmoid / p.gate_logit_normalizer;
+  }
+  double gate_over_keys(std::int64_t b, std::int64_t t, std::int64_t head, std::int64_t i) const {
     switch (p.gate) {
       case GateKind::none:
         return 0.0;
@@ -118,17 +131,19 @@ struct Operands {
         return *g.row(b, t, head);
       case GateKind::key:
       case GateKind::key_value:
-        return g ? g.row(b, t, head)[i] : 0.0;
+        return g.row(b, t, head)[i];
     }
     return 0.0;
   }
 
   void load(Token& token, std::int64_t b, std::int64_t t, std::int64_t head) const {
     for (std::int64_t i = 0; i < p.key_dim; ++i) {
-      token.alpha[i] = std::exp(log_gate(b, t, head, i));
+      token.alpha[i] = g ? std::exp(log_gate_of(gate_over_keys(b, t, head, i))) : 1.0;
       token.k[i] = feature(p.feature_map, k.row(b, t, head)[i]);
     }
-    for (std::int64_t j = 0; j < p.value_dim; ++j) token.beta[j] = gv ? std::exp(gv.row(b, t, head)[j]) : 1.0;
+    for (std::int64_t j = 0; j < p.value_dim; ++j) {
+      token.beta[j] = gv ? std::exp(log_gate_of(gv.row(b, t, head)[j])) : 1.0;
+    }
     token.v = v.row(b, t, head);
   }
 
@@ -143,7 +158,8 @@ struct Operands {
     }
   }
 
-  // phi(q) . z + epsilon, or 1 / scale without normalize: what phi(q)^T h is divided by.
+  // phi(q) . z + epsilon, or 1 / scale without normalize: what phi(q)^T h is
+  // divided by.
   double divisor(const State& state, const double* q_row) const {
     if (!p.normalize) return 1.0 / p.scale;
     double sum = kNormalizerEpsilon;
@@ -170,8 +186,8 @@ std::size_t forward_workspace(const Operands& x) {
   return carver.used();
 }
 
-// Backward keeps the states of one segment of the sequence and, from an earlier pass, the state at each segment's
-// start.
+// Backward keeps the states of one segment of the sequence and, from an earlier
+// pass, the state at each segment's start.
 std::int64_t segment_length(const Problem& p) {
   return static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(p.length))));
 }
@@ -243,11 +259,11 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
 
 // With n = phi(q)^T h and d the divisor, o = n / d:
 //   dn_t = do_t / d_t     dd_t = -(do_t . o_t) / d_t (normalize only)
-//   dh_t = w_{t+1} * dh_{t+1} + phi(q_t) dn_t^T     w_t = alpha_t beta_t^T, dh_{T+1} = d_ht
-//   dz_t = dz_{t+1} + phi(q_t) dd_t
-//   dphi(q_t) = h_t dn_t + z_t dd_t     dphi(k_t) = dh_t v_t + dz_t     dv_t = dh_t^T phi(k_t)
-//   dg_t = sum over V of dh_t * w_t * h_{t-1}     dgv_t = sum over K of the same
-//   dh0 = w_1 * dh_1     dz0 = dz_1
+//   dh_t = w_{t+1} * dh_{t+1} + phi(q_t) dn_t^T     w_t = alpha_t beta_t^T,
+//   dh_{T+1} = d_ht dz_t = dz_{t+1} + phi(q_t) dd_t dphi(q_t) = h_t dn_t + z_t
+//   dd_t     dphi(k_t) = dh_t v_t + dz_t     dv_t = dh_t^T phi(k_t) dg_t = sum
+//   over V of dh_t * w_t * h_{t-1}     dgv_t = sum over K of the same dh0 = w_1
+//   * dh_1     dz0 = dz_1
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs&, const OutputGradients& d_out,
               const InputGradients& d_in) {
   const std::int64_t K = p.key_dim;
@@ -258,7 +274,8 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
   const Rows dq(context, d_in.dq), dk(context, d_in.dk), dv(context, d_in.dv), dg(context, d_in.dg),
       dgv(context, d_in.dgv), dh0(context, d_in.dh0), dz0(context, d_in.dz0);
   const bool constant = p.gate == GateKind::constant;
-  // A constant gate's gradient sums over sequences: one term each, added in order at the end.
+  // A constant gate's gradient sums over sequences: one term each, added in
+  // order at the end.
   const TensorView dg_terms = context.scratch().tensor(Shape({p.sequences, p.heads}), DType::f64, "float64 copies");
   const Workers workers(context, p.sequences * p.heads, BackwardWorkspace::bytes(x));
   if (context.planning()) return;
@@ -341,10 +358,15 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
             if (dgv_row != nullptr) dgv_row[j] += through_gate;
           }
           if (dk) dk.row(b, t, head)[i] = dk_i * feature_derivative(p.feature_map, x.k.row(b, t, head)[i]);
-          if (dg && (p.gate == GateKind::key || p.gate == GateKind::key_value)) dg.row(b, t, head)[i] = dg_i;
+          if (dg && (p.gate == GateKind::key || p.gate == GateKind::key_value)) {
+            dg.row(b, t, head)[i] = dg_i * x.gate_slope(x.gate_over_keys(b, t, head, i));
+          }
           gate_gradient += dg_i;
         }
-        if (dg && p.gate == GateKind::scalar) *dg.row(b, t, head) = gate_gradient;
+        for (std::int64_t j = 0; dgv_row != nullptr && j < V; ++j) dgv_row[j] *= x.gate_slope(x.gv.row(b, t, head)[j]);
+        if (dg && p.gate == GateKind::scalar) {
+          *dg.row(b, t, head) = gate_gradient * x.gate_slope(*x.g.row(b, t, head));
+        }
         constant_gradient += gate_gradient;
       }
     }

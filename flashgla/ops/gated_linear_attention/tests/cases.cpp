@@ -154,6 +154,7 @@ std::string describe_case(const Case& c) {
   if (c.gate != GateKind::none && c.gate_values != GateValues::trained && c.gate_values != GateValues::extreme)
     text += std::string(" ") + name_of(c.gate_values);
   if (c.dtype == DType::bf16 && c.gate == GateKind::key && c.gate_dtype == DType::f32) text += " in f32";
+  if (c.logits) text += " as logits";
   if (c.feature_map != FeatureMap::identity) text += std::string(", ") + name_of(c.feature_map);
   if (c.normalize) text += ", normalized";
   return text;
@@ -187,8 +188,9 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
     const TensorView view = c.strided && shape.rank() > 1 ? with_gaps(shape, gate_dtype_of(c), storage)
                                                           : poisoned(shape, gate_dtype_of(c), storage);
     testing::fill_by_index(view, [&](std::uint64_t i) {
-      return shape.rank() == 1 ? constant_gate_value(c, static_cast<std::int64_t>(i))
-                               : gate_value(c.gate_values, shape.rank() == 4 ? shape[3] : 1, seed + stream, i);
+      return c.logits            ? testing::normal(seed + stream, i)
+             : shape.rank() == 1 ? constant_gate_value(c, static_cast<std::int64_t>(i))
+                                 : gate_value(c.gate_values, shape.rank() == 4 ? shape[3] : 1, seed + stream, i);
     });
     return view;
   };
@@ -232,6 +234,10 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
   data.d_out.d_o = filled(Shape({B, T, c.query_heads, V}), c.dtype, c.strided, seed + 8, storage);
   data.options.feature_map = c.feature_map;
   data.options.normalize = c.normalize;
+  if (c.logits) {
+    data.options.gate_logit_normalizer = 16.0;
+    if (c.value_dim > 64) data.options.gate_clamp_min = -0.1;  // a tenth of them
+  }
   return data;
 }
 
@@ -485,10 +491,16 @@ TermSizes term_sizes(const CaseData& data, bool final_state) {
   const CaseData exact = as_float64(data);
   squared.options.scale = p.scale * p.scale;
   squared.options.feature_map = FeatureMap::identity;
+  squared.options.gate_logit_normalizer = 0.0;
+  squared.options.gate_clamp_min = kNoClamp;
   for (TensorView* view : views_of(squared)) {
     if (!*view || view->dtype != DType::f64) continue;
     if (view == &squared.in.g || view == &squared.in.gv) {
-      for (std::int64_t i = 0; i < view->numel(); ++i) view->as<double>()[i] *= 2.0;
+      for (std::int64_t i = 0; i < view->numel(); ++i) {
+        double& x = view->as<double>()[i];
+        if (p.has_logits()) x = std::max(-std::log1p(std::exp(-x)) / p.gate_logit_normalizer, p.gate_clamp_min);
+        x *= 2.0;
+      }
     } else {
       const bool mapped = view == &squared.in.q || view == &squared.in.k;
       square(*view, mapped ? p.feature_map : FeatureMap::identity, false);
@@ -526,6 +538,12 @@ TermSizes term_sizes(const CaseData& data, bool final_state) {
     square(*input, p.feature_map, true);
     for (std::int64_t i = 0; p.feature_map != FeatureMap::identity && i < input->numel(); ++i) {
       gradient->as<double>()[i] *= input->as<double>()[i];
+    }
+  }
+  // By a logit at most 1 / normalizer of that by its gate.
+  for (const TensorView* view : {&terms.d_in.dg, &terms.d_in.dgv, &closed.d_in.dg, &closed.d_in.dgv}) {
+    for (std::int64_t i = 0; p.has_logits() && *view && i < view->numel(); ++i) {
+      view->as<double>()[i] /= p.gate_logit_normalizer * p.gate_logit_normalizer;
     }
   }
   for (Results* results : {&terms, &closed}) {
@@ -758,7 +776,7 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
           timed(32, 2048, 16, 64, 64, bf16, GateKind::scalar),   timed(32, 512, 16, 64, 64, bf16, GateKind::key),
           timed(32, 1024, 16, 64, 64, bf16, GateKind::key),      timed(32, 2048, 16, 64, 64, DType::f16, GateKind::key),
           timed(32, 2048, 16, 64, 64, DType::f32, GateKind::key)};
-  // Gates of other strengths, and in f32.
+  // Gates of other strengths, in f32, and as logits.
   for (const Case& shape : {list[0], list[1], list[2]}) {
     for (const GateValues values : {GateValues::times_1, GateValues::times_2, GateValues::fast_channels,
                                     GateValues::times_4, GateValues::times_16, GateValues::resets}) {
@@ -767,6 +785,8 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
     }
     list.push_back(shape);
     list.back().gate_dtype = DType::f32;
+    list.push_back(shape);
+    list.back().logits = true;
   }
   return list;
 }

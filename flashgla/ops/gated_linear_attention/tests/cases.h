@@ -39,6 +39,7 @@ struct Case {
   GateValues gate_values = GateValues::trained;
   DType dtype = DType::f32;
   DType gate_dtype = DType::f32;      // f64 is forced with f64
+  bool logits = false;                // gates of tokens are logits of normal draws, over 16; clamped beside wide values
   std::vector<std::int64_t> lengths;  // packed sequences; batch and length then follow from them
   bool tells_longest = false;         // Options::max_seqlen
   FeatureMap feature_map = FeatureMap::identity;

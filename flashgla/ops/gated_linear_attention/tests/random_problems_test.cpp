@@ -149,6 +149,8 @@ RandomProblem draw_problem(std::uint64_t number) {
   // Nor do they where strong gates leave but a few tokens to average over, or a constant gate's dg is one sum.
   if (c.gate_values != trained || c.gate == GateKind::constant)
     p.q_repeats = p.k_repeats = p.v_repeats = p.d_o_repeats = -1;
+  const bool of_tokens = c.gate == GateKind::scalar || c.gate == GateKind::key || c.gate == GateKind::key_value;
+  c.logits = of_tokens && c.gate_values == trained && draw.chance(0.4);
   return p;
 }
 

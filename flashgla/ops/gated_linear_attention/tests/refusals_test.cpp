@@ -225,6 +225,26 @@ TEST_F(Refusals, NameBadMaxSeqlen) {
   expect_refused(packed, {"max_seqlen", [](CaseData& d, Results&) { d.options.max_seqlen = 4; }});
 }
 
+TEST_F(Refusals, NameBadLogits) {
+  const Case key{.name = "key", .heads = 2, .key_dim = 3, .value_dim = 5};
+  Case constant = key;
+  constant.gate = GateKind::constant;
+  Case none = key;
+  none.gate = GateKind::none;
+  const auto normalizer = [](double x) {
+    return Bad{"gate_logit_normalizer", [x](CaseData& d, Results&) { d.options.gate_logit_normalizer = x; }};
+  };
+  expect_refused(key, normalizer(-1.0));
+  expect_refused(key, normalizer(std::numeric_limits<double>::infinity()));
+  expect_refused(constant, normalizer(16.0));
+  expect_refused(none, normalizer(16.0));
+  expect_refused(key, {"gate_clamp_min", [](CaseData& d, Results&) { d.options.gate_clamp_min = -1.0; }});
+  expect_refused(key, {"gate_clamp_min", [](CaseData& d, Results&) {
+                         d.options.gate_logit_normalizer = 16.0;
+                         d.options.gate_clamp_min = 0.5;
+                       }});
+}
+
 TEST_F(Refusals, Steps) {
   Context context;
   const TensorView q = other(Shape({2, 4, 3})), k = other(Shape({2, 2, 3})), v = other(Shape({2, 2, 5}));

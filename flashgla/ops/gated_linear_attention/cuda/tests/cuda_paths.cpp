@@ -1,6 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/tests/cuda_paths.h"
 
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace flashgla::ops::gated_linear_attention {
@@ -334,6 +335,29 @@ std::vector<Case> path_cases() {
     stateless.key_dim = 256;
     stateless.value_dim = 128;
     add(std::string("normalized_without_states_") + name_of(map), stateless);
+  }
+  // Gates as logits: narrow heads in one kernel, wider ones in one pass and in two, packed rows, several query heads.
+  for (const auto& [name, B, T, H, K, V] : {std::tuple{"narrow", 34, 203, 4, 64, 64},
+                                            {"narrow_strided", 34, 203, 4, 40, 48},
+                                            {"narrow_few", 2, 1500, 2, 64, 64},
+                                            {"wide", 16, 203, 4, 128, 256},
+                                            {"wider", 2, 203, 2, 256, 512},
+                                            {"brief", 2, 190, 2, 128, 384},
+                                            {"unaligned", 3, 203, 4, 33, 51}}) {
+    Case c{.batch = B, .length = T, .query_heads = H, .heads = H, .key_dim = K, .value_dim = V, .dtype = DType::bf16};
+    c.gate_dtype = DType::bf16;
+    c.logits = true;
+    c.strided = K == 40;
+    add(std::string("logits_") + name, c);
+    c.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+    for (int i = 0; i < 27; ++i) c.lengths.push_back(17 + i);
+    c.query_heads = K == 256 ? 2 * H : H;
+    add(std::string("logits_packed_") + name, c);
+    c.lengths.clear();
+    c.states = false;
+    add(std::string("logits_without_states_") + name, c);
+    c.gate_dtype = DType::f32;
+    add(std::string("logits_in_f32_") + name, c);
   }
   add("tokens_f32", {.length = 203,
                      .query_heads = 4,
