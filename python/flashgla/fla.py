@@ -6,7 +6,8 @@
     print(flashgla.fla.table())
     flashgla.fla.disable()
 
-A call with an argument that flashgla does not cover goes to FLA.
+A call on CUDA tensors with an argument, a dtype or a width that flashgla does not cover goes to FLA; malformed input is
+refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def _ours(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except ops.NotCovered:
-            return theirs(*args, **kwargs)
+            q = args[0] if args else kwargs.get("q")
+            if not getattr(q, "is_cuda", False):  # FLA's kernels run there alone
+                raise
+        return theirs(*args, **kwargs)
 
     return call
 

@@ -6,13 +6,16 @@ logarithms; `scale` None is K^-1/2; `reverse` runs from the last token to the fi
 than q, gates may be -inf, and every function runs on the CPU, in float64 too, and compiles without a graph break.
 
 The prefix (chunk, fused_chunk, fused_recurrent, parallel) names FLA's way to the result; the operator picks its own.
-`cu_seqlens_cpu` spares FLA a copy; here it tells the longest sequence (max_seqlen). An argument that is not supported
-raises NotCovered, by name.
+`cu_seqlens_cpu` spares FLA a copy; here it tells the longest sequence (max_seqlen). An initial state in another dtype is
+converted. `chunk_size` is a hint about FLA's kernels: accepted where FLA's functions take further arguments, without
+effect; so is `transpose_state_layout`, the old name of `state_v_first`, with FLA's warning. An argument, a dtype or a
+width that is not supported raises NotCovered, by name.
 ALGORITHM is what all of them ask for: "chunk_recomputed" keeps no states for the backward and spares their memory.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -34,10 +37,51 @@ class NotCovered(ValueError):
     """An argument that flash-linear-attention knows and flashgla does not."""
 
 
+_HINTS = ("chunk_size",)  # about FLA's kernels, without effect here
+
+
 def _refuse(function: str, arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
-        if value is not None and value is not False:
+        if name not in _HINTS and value is not None and value is not False:
             raise NotCovered(f"{function}: {name} is {value!r}; it is not supported, leave it out")
+
+
+def _v_first(function: str, state_v_first: bool, arguments: dict[str, Any]) -> bool:
+    """state_v_first, by its old name too; refuses the other further arguments."""
+    if "transpose_state_layout" in arguments:
+        if state_v_first:
+            raise ValueError(f"{function}: transpose_state_layout is given beside state_v_first, its new name")
+        warnings.warn("`transpose_state_layout` is deprecated and renamed to `state_v_first`.", DeprecationWarning,
+                      stacklevel=3)
+        state_v_first = arguments.pop("transpose_state_layout")
+    _refuse(function, arguments)
+    return state_v_first
+
+
+_WIDEST = 512  # channels of a head that the CUDA kernels take
+_DTYPES = {"cuda": (torch.float32, torch.bfloat16, torch.float16),
+           "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def _check_covered(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What FLA may take and flashgla does not; what nobody takes is left to the operator."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype not in _DTYPES.get(x.device.type, ()):
+            raise NotCovered(f"{name} is of {x.dtype} on {x.device}; it is not supported")
+        if x.dtype != q.dtype:
+            raise NotCovered(f"{name} is of {x.dtype}, q of {q.dtype}; different dtypes are not supported")
+        if x.is_cuda and x.dim() == 4 and x.shape[3] > _WIDEST:
+            raise NotCovered(f"{name} has {x.shape[3]} channels a head; on CUDA up to {_WIDEST} are supported")
+
+
+def _state(state: Tensor | None, q: Tensor) -> Tensor | None:
+    """In the dtype of states."""
+    return state if state is None or not state.is_floating_point() else state.to(_gate_dtype(q))
+
+
+def _gate(gate: Tensor | None, q: Tensor) -> Tensor | None:
+    """In q's dtype or that of states."""
+    return gate if gate is None or not gate.is_floating_point() or gate.dtype == q.dtype else gate.to(_gate_dtype(q))
 
 
 def _swapped(state: Tensor | None, swap: bool) -> Tensor | None:
@@ -60,7 +104,9 @@ def _call(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, 
           normalize: bool = False,
           cu_seqlens_cpu: Tensor | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(o, ht, zt) with FLA's extras: time reversed and states transposed."""
-    h0 = _swapped(h0, swap)
+    _check_covered(q, k, v)
+    g, gv = _gate(g, q), _gate(gv, q)
+    h0, z0 = _swapped(_state(h0, q), swap), _state(z0, q)
     if reverse:
         q, k, v, g, gv = _flipped(q, k, v, g, gv)
         if cu_seqlens is not None:  # the last sequence comes first
@@ -103,8 +149,10 @@ def _lightning_gate(q: Tensor, layer_idx: int, num_layers: int) -> Tensor:
 
 def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None,
               initial_state: Tensor | None = None, output_final_state: bool = False, state_v_first: bool = False,
-              cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Gated linear attention with a log gate over keys, g [B,T,H,K]."""
+              cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
+              **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention with a log gate over keys, g [B,T,H,K]. `chunk_size` has no effect."""
+    state_v_first = _v_first("chunk_gla", state_v_first, kwargs)
     return _call(q, k, v, g, None, scale, initial_state, None, output_final_state, cu_seqlens, swap=state_v_first,
                  cu_seqlens_cpu=cu_seqlens_cpu)[:2]
 
@@ -114,7 +162,7 @@ def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = Non
                         output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
                         cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention with log gates over keys, gk [B,T,H,K], and over values, gv [B,T,H,V]; either or none."""
-    _refuse("fused_recurrent_gla", kwargs)
+    state_v_first = _v_first("fused_recurrent_gla", state_v_first, kwargs)
     return _call(q, k, v, gk, gv, scale, initial_state, None, output_final_state, cu_seqlens, reverse,
                  state_v_first)[:2]
 
@@ -125,8 +173,9 @@ def chunk_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, g
                      scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
                      state_v_first: bool = False, cu_seqlens: Tensor | None = None,
                      cu_seqlens_cpu: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """One log gate a token and head, g [B,T,H], or one a head, g_gamma [H], or their sum, or none."""
-    _refuse("chunk_simple_gla", kwargs)
+    """One log gate a token and head, g [B,T,H], or one a head, g_gamma [H], or their sum, or none. `chunk_size` has no
+    effect."""
+    state_v_first = _v_first("chunk_simple_gla", state_v_first, kwargs)
     return _call(q, k, v, _simple_gate(g, g_gamma), None, scale, initial_state, None, output_final_state, cu_seqlens,
                  swap=state_v_first, cu_seqlens_cpu=cu_seqlens_cpu)[:2]
 
@@ -144,7 +193,7 @@ def fused_recurrent_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None
                                output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
                                cu_seqlens: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """As chunk_simple_gla, in either direction."""
-    _refuse("fused_recurrent_simple_gla", kwargs)
+    state_v_first = _v_first("fused_recurrent_simple_gla", state_v_first, kwargs)
     return _call(q, k, v, _simple_gate(g, g_gamma), None, scale, initial_state, None, output_final_state, cu_seqlens,
                  reverse, state_v_first)[:2]
 
@@ -162,7 +211,7 @@ def parallel_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None
 def chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
                     output_final_state: bool = False, cu_seqlens: Tensor | None = None,
                     **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """RetNet's retention: head h decays by 1 - 2^(-5-h) a token."""
+    """RetNet's retention: head h decays by 1 - 2^(-5-h) a token. `chunk_size` has no effect."""
     _refuse("chunk_retention", kwargs)
     return _call(q, k, v, _retention_gate(q), None, scale, initial_state, None, output_final_state, cu_seqlens)[:2]
 
@@ -186,7 +235,7 @@ def fused_recurrent_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | No
                               reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
                               **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """As chunk_retention, in either direction."""
-    _refuse("fused_recurrent_retention", kwargs)
+    state_v_first = _v_first("fused_recurrent_retention", state_v_first, kwargs)
     return _call(q, k, v, _retention_gate(q), None, scale, initial_state, None, output_final_state, cu_seqlens, reverse,
                  state_v_first)[:2]
 
@@ -218,7 +267,7 @@ def fused_recurrent_linear_attn(q: Tensor, k: Tensor, v: Tensor, scale: float | 
     h0: Any
     h0, z0 = initial_state if normalize and isinstance(initial_state, tuple) else (initial_state, None)
     if z0 is not None:
-        z0 = z0.squeeze(1).to(_gate_dtype(q))
+        z0 = z0.squeeze(1)
     o, ht, zt = _call(q, k, v, None, None, scale, h0, z0, output_final_state, cu_seqlens, reverse, normalize=normalize)
     return o, ((ht, zt.unsqueeze(1)) if zt is not None else ht)
 

@@ -8,6 +8,7 @@ import itertools
 import pathlib
 import sys
 import traceback
+import warnings
 
 import flashgla.torch
 import torch
@@ -145,7 +146,7 @@ def check_gradcheck():
 
 def check_registration():
     """torch.library.opcheck: schema, autograd, fake tensors, and compiled graphs with symbolic shapes."""
-    options = (None, "automatic", "identity", False, "ieee", None)
+    options = (None, "automatic", "identity", False, "ieee", None, None, None)
     packing = cu_seqlens(100, 150, 400)
     for gate, batch in itertools.product(GATES, (1, 2)):
         leaves = inputs(gate, length=400, batch=batch, gradients=True)
@@ -163,7 +164,7 @@ def check_registration():
             (*plain, h0.detach(), None, packed, *options, *outputs[:2], states, outputs[0], None, None, wanted))
     plain = [x[:, 0].contiguous() for x in inputs()[:4]]
     torch.library.opcheck(torch.ops.flashgla.step.default,
-                          (*plain, None, normal(2, 2, 16, 32), None, None, "identity", False))
+                          (*plain, None, normal(2, 2, 16, 32), None, None, "identity", False, None, None))
 
 
 def check_compile():
@@ -294,11 +295,16 @@ def check_refusals():
         (lambda: flashgla.gated_linear_attention(q, k, v.to(torch.complex64)), "v is of torch.complex64"),
         (lambda: flashgla.gated_linear_attention(q, k, v, initial_state=k[0, :1].bool()),
          "initial_state is of torch.bool"),
-        (lambda: ops.chunk_simple_gla(q, k, v, chunk_size=32), "chunk_simple_gla: chunk_size is 32"),
         (lambda: ops.chunk_retention(q, k, v, head_first=True), "head_first is True"),
         (lambda: ops.parallel_retention(q, k, v, output_attentions=True), "output_attentions is True"),
         (lambda: ops.parallel_simple_gla(q, k, v, output_attentions=True), "output_attentions is True"),
-        (lambda: ops.fused_recurrent_gla(q, k, v, transpose_state_layout=True), "transpose_state_layout is True"),
+        (lambda: ops.chunk_retention(q, k, v, transpose_state_layout=True), "transpose_state_layout is True"),
+        (lambda: ops.fused_recurrent_gla(q, k, v, state_v_first=True, transpose_state_layout=True),
+         "transpose_state_layout is given beside state_v_first"),
+        (lambda: ops.chunk_gla(q, k, v.double(), g), "v is of torch.float64, q of torch.float32"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, g, gate_logit_normalizer=0.0), "gate_logit_normalizer is 0"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, g, gate_clamp_min=-1.0), "gate_clamp_min is given"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, gate_logit_normalizer=16.0), "no gate"),
         (lambda: ops.chunk_gsa(q, k, v, k), "g is None"),
     ]:
         try:
@@ -306,6 +312,50 @@ def check_refusals():
             raise AssertionError(f"not refused: {text}")
         except ValueError as problem:
             assert text in str(problem), problem
+
+
+def check_logits():
+    """Gates as logits are the gates they stand for, in gradients, steps and compiled graphs too."""
+    for gate, normalizer, clamp in (("key", 16.0, None), ("scalar", 1.0, -0.4), ("key_value", 2.0, None)):
+        q, k, v, g, gv = inputs(gate, groups=4, gradients=True)
+        x, y = (None if gate is None else gate.detach().exp().logit().requires_grad_() for gate in (g, gv))
+        options = {"gate_logit_normalizer": normalizer, "gate_clamp_min": clamp}
+
+        def as_gate(x, normalizer=normalizer, clamp=clamp):
+            gate = None if x is None else torch.nn.functional.logsigmoid(x) / normalizer
+            return gate if clamp is None or gate is None else gate.clamp(min=clamp)
+
+        leaves = [leaf for leaf in (q, k, v, x, y) if leaf is not None]
+        o, ht = flashgla.gated_linear_attention(q, k, v, x, y, output_final_state=True, **options)
+        expected, expected_ht, _ = recurrence(q, k, v, as_gate(x), as_gate(y))
+        gradients_close((o, ht), (expected, expected_ht), leaves, 2e-5)
+        state = torch.zeros_like(ht)
+        tokens = [None if z is None else z.detach()[:, 0] for z in (q, k, v, x, y)]
+        first = flashgla.step(*tokens[:3], state, *tokens[3:], **options)
+        close(first, expected[:, 0], 1e-5)
+        compiled = torch.compile(flashgla.gated_linear_attention, fullgraph=True, backend="aot_eager")
+        close(compiled(q, k, v, x, y, **options)[0], o, 1e-6)
+
+
+def check_callers_of_fla():
+    """What FLA's functions accept besides: states of other dtypes, a chunk size, the layout's old name."""
+    q, k, v, g, _ = inputs(groups=4)
+    h0 = normal(2, 4, 16, 32)
+    for function in (ops.chunk_gla, ops.fused_recurrent_gla):
+        expected = function(q, k, v, g, initial_state=h0.bfloat16().float(), output_final_state=True)
+        actual = function(q, k, v, g, initial_state=h0.bfloat16(), output_final_state=True, chunk_size=32)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            o, ht = function(q, k, v, g, initial_state=h0.transpose(-1, -2), output_final_state=True,
+                             transpose_state_layout=True)
+        assert [w.category for w in caught] == [DeprecationWarning]
+        wanted = function(q, k, v, g, initial_state=h0, output_final_state=True)
+        assert torch.equal(o, wanted[0]) and torch.equal(ht.transpose(-1, -2), wanted[1])
+    assert torch.equal(ops.chunk_retention(q, k, v, chunk_size=128)[0], ops.chunk_retention(q, k, v)[0])
+    leaf = normal(2, 4, 16, 32).half().requires_grad_()
+    ops.chunk_gla(q, k, v, g.double(), initial_state=leaf)[0].sum().backward()
+    assert leaf.grad.dtype == torch.float16
 
 
 def check_names():
