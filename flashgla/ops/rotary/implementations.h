@@ -25,7 +25,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 // The position of row `t` of batch row `b` on the CPU; `end`: where its sequence ends in the row.
 inline std::int64_t position_at(const TensorView& positions, const TensorView& cu_seqlens, std::int64_t b,

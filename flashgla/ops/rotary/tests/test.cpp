@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "flashgla/ops/rotary/implementations.h"
+#include "flashgla/ops/rotary/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
@@ -8,36 +9,12 @@
 namespace flashgla::ops::rotary {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
-testing::Argument integers(const char* name, std::vector<std::int32_t> values) {
-  testing::Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
-  argument.fill = [values](const TensorView& view) {
-    std::copy(values.begin(), values.end(), view.as<std::int32_t>());
-  };
-  return argument;
-}
-
-testing::OperatorCase one_case(const Shape& shape, Direction direction, std::vector<std::int32_t> positions,
-                               std::vector<std::int32_t> bounds) {
-  testing::OperatorCase result;
-  result.name = "rotary " + to_string(shape);
-  result.arguments = {{"x", shape}, {"y", shape, Role::output}};
-  if (!positions.empty()) result.arguments.push_back(integers("positions", positions));
-  if (!bounds.empty()) result.arguments.push_back(integers("cu_seqlens", bounds));
-  result.run = [=](Context& context, const NamedTensors& t) {
-    run(context, t["x"], t["positions"], t["cu_seqlens"], 1e4, direction, t["y"]);
-  };
-  return result;
-}
-
 TEST(Rotary, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Direction direction : {Direction::forward, Direction::inverse}) {
     for (const auto& one : {one_case(Shape({2, 70, 3, 10}), direction, {}, {}),
                             one_case(Shape({3, 1, 2, 64}), direction, {0, 7, 100000}, {}),
+                            one_case(Shape({2, 33, 3, 128}), direction, {}, {}),
                             one_case(Shape({1, 90, 2, 34}), direction, {5, 0, 2000, 1}, {0, 3, 3, 60, 90}),
                             one_case(Shape({2, 0, 2, 4}), direction, {1, 2}, {})}) {
       EXPECT_EQ(testing::check_conformance(one, coverage), "");
