@@ -175,6 +175,20 @@ def gpu_decoding_table():
     return sentences(run.origin() + ".") + "\n\n" + table(["model", "ms a token", "of the floor", "tokens/s"], rows)
 
 
+def gpu_attention_table():
+    run = Run(FIGURES / "gpu-attention.json")
+    rows = []
+    for row in run.rows:
+        if "milliseconds" not in row or row["operation"].startswith("ceiling"):
+            continue
+        rate = row["flops"] / row["milliseconds"] / 1e9 if row.get("flops") else 0.0
+        of_products = row["operation"] != "rotary" and rate > 20.0
+        rows.append([row["operation"].replace("_", " "), row["problem"], milliseconds(row),
+                     f"{rate:.0f}" if of_products else "", of_floor(row)])
+    return (sentences(run.origin() + ".") + "\n\n" +
+            table(["what", "of", "ms", "TFLOP/s", "least possible over measured"], rows))
+
+
 def fuzz_runs():
     """All runs of scripts/fuzz.sh that were taken, in order; (inputs by target, failures, "commits, dates")."""
     path = FIGURES / "fuzzing.json"
@@ -209,7 +223,7 @@ def fuzz_table():
 
 
 TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
-          "fuzz": fuzz_table, "fuzz-total": fuzz_sentence}
+          "gpu-attention": gpu_attention_table, "fuzz": fuzz_table, "fuzz-total": fuzz_sentence}
 
 
 def take(path):
@@ -224,8 +238,10 @@ def take(path):
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
-    decoding = any(row["operation"] == "model_decoding" for row in run.rows)
-    name = "cpu.json" if run.device == "cpu" else "gpu-decoding.json" if decoding else "gpu.json"
+    operations = {row["operation"] for row in run.rows}
+    kind = ("gpu-attention" if "softmax_attention forward" in operations else
+            "gpu-decoding" if "model_decoding" in operations else "gpu")
+    name = "cpu.json" if run.device == "cpu" else kind + ".json"
     (FIGURES / name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"docs/figures/{name}: {run.origin()}")
 

@@ -71,6 +71,11 @@ class SoftmaxAttention : public Mixer {
   void rotate(const nn::Pass& pass, const TensorView& of, Direction direction) const {
     ops::rotary::run(pass.context, of, pass.positions, pass.sequences.bounds, config_.rope_theta, direction, of);
   }
+  // The heads of q and of k, which lie side by side: one call turns them all.
+  TensorView heads_to_turn(const TensorView& projected) const {
+    const std::int64_t count = config_.num_heads + config_.kv_heads();
+    return projected.slice(projected.rank() - 1, 0, count * channels_).split_last(count);
+  }
   // q and k as attention takes them, from the projections; with norms into `normalized`, else in place.
   void prepare(const nn::Pass& pass, bool want_deviations);
   attention::Inputs attention_inputs(const nn::Pass& pass) const {
@@ -107,12 +112,10 @@ class SoftmaxAttention : public Mixer {
 };
 
 void SoftmaxAttention::prepare(const nn::Pass& pass, bool want_deviations) {
+  if (norms_.empty()) return rotate(pass, heads_to_turn(saved_.projected), Direction::forward);
   for (const std::size_t part : {kQ, kK}) {
-    const TensorView projected = heads(saved_.projected, part);
-    if (!norms_.empty()) {
-      norms_[part].forward(pass.context, projected, {}, saved_.heads[part], {},
-                           want_deviations ? saved_.rstd[part] : TensorView());
-    }
+    norms_[part].forward(pass.context, heads(saved_.projected, part), {}, saved_.heads[part], {},
+                         want_deviations ? saved_.rstd[part] : TensorView());
     rotate(pass, saved_.heads[part], Direction::forward);
   }
 }
@@ -142,9 +145,13 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const Tensor
                                                     "attention: sums of exponentials")
                                : TensorView();
   attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_of(pass));
-  for (std::size_t i = 0; i < after.size(); ++i) {
-    attention::append(context, saved_.heads[kK + i], pass.positions, pass.sequences.bounds,
-                      before.empty() ? TensorView() : before[i], after[i]);
+  if (!after.empty()) {
+    const auto appended = [&](std::size_t part) {
+      const std::size_t entry = part - kK;
+      return attention::Appended{saved_.heads[part], before.empty() ? TensorView() : before[entry], after[entry]};
+    };
+    const attention::Appended both[] = {appended(kK), appended(kV)};
+    attention::append(context, both, pass.positions, pass.sequences.bounds);
   }
   if (y) output_.forward(context, saved_.o.reshape(rows), y);
 }
@@ -166,10 +173,10 @@ void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const Tenso
   const TensorView dq = heads(dprojected, kQ), dk = heads(dprojected, kK);
   attention::backward(context, attention_inputs(pass), {saved_.o, saved_.lse}, d_o, {dq, dk, heads(dprojected, kV)},
                       options_of(pass));
+  rotate(pass, heads_to_turn(dprojected), Direction::inverse);
   for (const std::size_t part : {kQ, kK}) {
     const TensorView gradient = part == kQ ? dq : dk;
-    rotate(pass, gradient, Direction::inverse);
-    if (norms_.empty()) continue;
+    if (norms_.empty()) break;
     norms_[part].backward(context, heads(saved_.projected, part), saved_.rstd[part], gradient, gradient, false);
   }
   input_.backward(context, x, dprojected, dx);
@@ -187,10 +194,10 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const Tenso
   for (const std::size_t part : {kQ, kK}) {
     const TensorView own = heads(projected, part);
     if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});
-    rotate(pass, own, Direction::forward);
   }
-  attention::append(context, heads(projected, kK), pass.positions, {}, {}, state[0]);
-  attention::append(context, heads(projected, kV), pass.positions, {}, {}, state[1]);
+  rotate(pass, heads_to_turn(projected), Direction::forward);
+  const attention::Appended appended[] = {{heads(projected, kK), {}, state[0]}, {heads(projected, kV), {}, state[1]}};
+  attention::append(context, appended, pass.positions, {});
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
   attention::step(context, heads(projected, kQ).select(1, 0), state[0], state[1], pass.positions,
                   o.split_last(config_.num_heads), options_of(pass));

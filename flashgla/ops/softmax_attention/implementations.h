@@ -12,6 +12,9 @@ namespace flashgla::ops::softmax_attention {
 struct Problem {
   DType dtype;
   DType past;  // dtype without a past
+  std::int64_t key_dim, value_dim;
+  // Every row begins at a multiple of 16 bytes and the scale is positive: what kernels for matrix units ask for.
+  bool regular = false;
 };
 
 struct Implementation {
@@ -22,8 +25,7 @@ struct Implementation {
   void (*forward)(Context&, const Inputs&, const Outputs&, const Options&);
   void (*backward)(Context&, const Inputs&, const Outputs&, const TensorView& d_o, const InputGradients&,
                    const Options&);
-  void (*append)(Context&, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-                 const TensorView& before, const TensorView& cache);
+  void (*append)(Context&, std::span<const Appended>, const TensorView& positions, const TensorView& cu_seqlens);
   void (*step)(Context&, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
                const TensorView& positions, const TensorView& o, const Options&);
 };
@@ -32,6 +34,9 @@ struct Implementation {
 std::span<const Implementation> implementations();
 
 extern const Implementation kTiles, kReference;
+#ifdef FLASHGLA_CUDA
+extern const Implementation kCudaHopper, kCudaGeneral;
+#endif
 
 // One sequence's tokens in a call on the CPU.
 struct Sequence {

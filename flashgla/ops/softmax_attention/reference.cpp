@@ -183,9 +183,9 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
   });
 }
 
-void reference_append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-                      const TensorView& before, const TensorView& cache) {
-  if (context.planning()) return;
+void append_one(const Context& context, const TensorView& positions, const TensorView& cu_seqlens,
+                const Appended& tensors) {
+  const auto& [x, before, cache] = tensors;
   const Heads from(x), to(cache), old(before ? before : cache);
   const bool copies = before && before.data != cache.data;
   const std::int64_t rows = cache.size(1), heads = x.size(2), channels = x.size(3);
@@ -204,6 +204,12 @@ void reference_append(Context& context, const TensorView& x, const TensorView& p
       }
     }
   });
+}
+
+void reference_append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
+                      const TensorView& cu_seqlens) {
+  if (context.planning()) return;
+  for (const Appended& one : tensors) append_one(context, positions, cu_seqlens, one);
 }
 
 void reference_step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,

@@ -8,7 +8,11 @@
 namespace flashgla::ops::softmax_attention {
 
 std::span<const Implementation> implementations() {
+#ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCudaHopper, kCudaGeneral, kTiles, kReference};
+#else
   static const Implementation table[] = {kTiles, kReference};
+#endif
   return table;
 }
 
@@ -16,9 +20,26 @@ namespace {
 
 constexpr const char* kName = "softmax_attention";
 
-const Implementation& selected(const Context& context, DType dtype, DType past) {
-  return select(kName, implementations(), Problem{dtype, past}, context.architecture(),
-                context.forced_implementation());
+const Implementation& selected(const Context& context, const Problem& problem) {
+  return select(kName, implementations(), problem, context.architecture(), context.forced_implementation());
+}
+
+bool has_regular_rows(const TensorView& view) {
+  bool regular = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  for (int dim = 0; dim + 1 < view.rank(); ++dim) {
+    regular = regular &&
+              (view.size(dim) == 1 ||
+               (view.stride[dim] > 0 && static_cast<std::size_t>(view.stride[dim]) * size_of(view.dtype) % 16 == 0));
+  }
+  return regular;
+}
+
+Problem describe(const Inputs& in, const Options& options, std::initializer_list<const TensorView*> others) {
+  Problem problem{in.q.dtype, in.past_k ? in.past_k.dtype : in.q.dtype, in.q.size(3), in.v.size(3)};
+  problem.regular = options.scale > 0.0 && has_regular_rows(in.q) && has_regular_rows(in.k) && has_regular_rows(in.v) &&
+                    has_regular_rows(in.past_k) && has_regular_rows(in.past_v) &&
+                    std::all_of(others.begin(), others.end(), [](const auto* view) { return has_regular_rows(*view); });
+  return problem;
 }
 
 Options completed(Options options, std::int64_t key_dim) {
@@ -86,8 +107,8 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
   check_inputs(arguments, inputs);
   check_outputs(arguments, inputs, outputs, false);
   check_dropout(arguments, context, options.dropout);
-  selected(context, inputs.q.dtype, inputs.past_k ? inputs.past_k.dtype : inputs.q.dtype)
-      .forward(context, inputs, outputs, completed(options, inputs.q.size(3)));
+  const Options complete = completed(options, inputs.q.size(3));
+  selected(context, describe(inputs, complete, {&outputs.o})).forward(context, inputs, outputs, complete);
 }
 
 void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const TensorView& d_o,
@@ -100,25 +121,31 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
   arguments.check("dq", gradients.dq, inputs.q.dtype, inputs.q.shape, "q");
   arguments.check("dk", gradients.dk, inputs.q.dtype, inputs.k.shape, "k");
   arguments.check("dv", gradients.dv, inputs.q.dtype, inputs.v.shape, "v");
-  selected(context, inputs.q.dtype, inputs.past_k ? inputs.past_k.dtype : inputs.q.dtype)
-      .backward(context, inputs, outputs, d_o, gradients, completed(options, inputs.q.size(3)));
+  const Options complete = completed(options, inputs.q.size(3));
+  selected(context, describe(inputs, complete, {&outputs.o, &d_o, &gradients.dq, &gradients.dk, &gradients.dv}))
+      .backward(context, inputs, outputs, d_o, gradients, complete);
 }
 
-void append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-            const TensorView& before, const TensorView& cache) {
+void append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
+            const TensorView& cu_seqlens) {
   const Arguments arguments(kName, context);
-  arguments.check("x", x, kFloating);
-  arguments.check_rank("x", x, 4);
-  check_bounds(arguments, x, cu_seqlens);
-  const std::int64_t sequences = sequences_of(x, cu_seqlens);
-  if (positions) check_positions(arguments, positions, sequences);
-  arguments.check("cache", cache, kFloating, Layout::contiguous);
-  arguments.check_rank("cache", cache, 4);
-  arguments.check("cache", cache, kFloating, Shape({sequences, cache.size(1), x.size(2), x.size(3)}),
-                  "sequences and x");
-  if (cache.size(1) == 0) arguments.fail("cache", "has no rows", "at least one");
-  if (before) arguments.check("before", before, cache.dtype, cache.shape, "cache", Layout::contiguous);
-  selected(context, x.dtype, cache.dtype).append(context, x, positions, cu_seqlens, before, cache);
+  if (tensors.empty()) return;
+  for (const auto& [x, before, cache] : tensors) {
+    arguments.check("x", x, tensors[0].x.dtype);
+    arguments.check("x", x, kFloating);
+    arguments.check_rank("x", x, 4);
+    check_bounds(arguments, x, cu_seqlens);
+    const std::int64_t sequences = sequences_of(x, cu_seqlens);
+    if (positions) check_positions(arguments, positions, sequences);
+    arguments.check("cache", cache, tensors[0].cache.dtype, Layout::contiguous);
+    arguments.check_rank("cache", cache, 4);
+    arguments.check("cache", cache, kFloating, Shape({sequences, cache.size(1), x.size(2), x.size(3)}),
+                    "sequences and x");
+    if (cache.size(1) == 0) arguments.fail("cache", "has no rows", "at least one");
+    if (before) arguments.check("before", before, cache.dtype, cache.shape, "cache", Layout::contiguous);
+  }
+  const auto& [x, before, cache] = tensors[0];
+  selected(context, {x.dtype, cache.dtype, x.size(3), x.size(3)}).append(context, tensors, positions, cu_seqlens);
 }
 
 void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
@@ -140,7 +167,7 @@ void step(Context& context, const TensorView& q, const TensorView& k_cache, cons
                   Layout::contiguous);
   check_positions(arguments, positions, sequences);
   arguments.check("o", o, q.dtype, Shape({sequences, q.size(1), v_cache.size(3)}), "q and v_cache");
-  selected(context, q.dtype, k_cache.dtype)
+  selected(context, {q.dtype, k_cache.dtype, q.size(2), v_cache.size(3)})
       .step(context, q, k_cache, v_cache, positions, o, completed(options, q.size(2)));
 }
 

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
@@ -60,8 +61,11 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
 
 // Row j mod P of cache [N,P,G,K] becomes token j's keys (or values), for the tokens x [B,T,G,K] of a call; converted to
 // the cache's dtype. `before` absent or the same memory: other rows stay. Else they become those of `before`.
-void append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-            const TensorView& before, const TensorView& cache);
+struct Appended {
+  TensorView x, before, cache;
+};
+void append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
+            const TensorView& cu_seqlens);
 
 // One token for each of N sequences: q [N,H,K], o [N,H,V]; the caches hold its key and value already, positions the
 // tokens before it.

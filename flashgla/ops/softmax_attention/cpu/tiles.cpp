@@ -406,9 +406,9 @@ void run_backward(Context& context, const Inputs& in, const Outputs& out, const 
   });
 }
 
-void run_append(Context& context, const TensorView& x, const TensorView& positions, const TensorView& cu_seqlens,
-                const TensorView& before, const TensorView& cache) {
-  if (context.planning()) return;
+void append_one(const Context& context, const TensorView& positions, const TensorView& cu_seqlens,
+                const Appended& tensors) {
+  const auto& [x, before, cache] = tensors;
   const bool copies = before && before.data != cache.data;
   const std::int64_t rows = cache.size(1);
   parallel_for_blocks(context, sequences_of(x, cu_seqlens) * rows, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -429,6 +429,12 @@ void run_append(Context& context, const TensorView& x, const TensorView& positio
       }
     }
   });
+}
+
+void run_append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
+                const TensorView& cu_seqlens) {
+  if (context.planning()) return;
+  for (const Appended& one : tensors) append_one(context, positions, cu_seqlens, one);
 }
 
 void run_step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,

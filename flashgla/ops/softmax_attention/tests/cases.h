@@ -106,14 +106,18 @@ inline testing::OperatorCase backward_case(const Form& form) {
   return result;
 }
 
-// k's rows into a cache that holds others; `in_place`: they stay, else they come from `before`.
+// Rows of k and v into caches that hold others; `in_place`: they stay, else they come from `before`.
 inline testing::OperatorCase append_case(const Form& form, bool in_place) {
   testing::OperatorCase result;
   result.name = "append " + to_string(form.q);
   result.arguments = inputs_of(form);
-  result.arguments.push_back(dense("cache", form.cache(form.q[3]), in_place ? Role::accumulated : Role::output));
+  const Role role = in_place ? Role::accumulated : Role::output;
+  result.arguments.push_back(dense("k_cache", form.cache(form.q[3]), role));
+  result.arguments.push_back(dense("v_cache", form.cache(form.v()), role));
   result.run = [=](Context& context, const NamedTensors& t) {
-    append(context, t["k"], t["positions"], t["cu_seqlens"], in_place ? TensorView() : t["past_k"], t["cache"]);
+    const Appended both[] = {{t["k"], in_place ? TensorView() : t["past_k"], t["k_cache"]},
+                             {t["v"], in_place ? TensorView() : t["past_v"], t["v_cache"]}};
+    append(context, both, t["positions"], t["cu_seqlens"]);
   };
   return result;
 }

@@ -23,9 +23,27 @@ std::vector<Form> forms() {
   };
 }
 
+// Of the widths that matrix units have kernels for, whose tiles are of 128 and 192 tokens.
+std::vector<Form> wide_forms() {
+  return {
+      {Shape({2, 200, 2, 64}), 1},
+      {Shape({1, 270, 2, 64}), 2},
+      {Shape({1, 260, 2, 128}), 2},
+      {Shape({1, 290, 1, 64}), 1, 0, 70},
+      {Shape({1, 400, 1, 64}), 1, 0, 0, {0, 130, 131, 131, 387, 400}},
+      {Shape({1, 200, 1, 128}), 1, 0, 50, {70, 140, 200}},
+      {Shape({2, 140, 1, 64}), 1, 0, 0, {}, {0, 135}, 280},
+      {Shape({1, 200, 2, 64}), 1, 0, 150, {20, 21, 200}, {0, 400, 90}, 150},
+      {Shape({1, 70, 2, 128}), 1, 0, 0, {}, {210}, 300},
+  };
+}
+
 TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
-  for (const Form& form : forms()) {
+  std::vector<Form> all = forms();
+  const std::vector<Form> wide = wide_forms();
+  all.insert(all.end(), wide.begin(), wide.end());
+  for (const Form& form : all) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
     if (form.rows == 0) continue;
@@ -40,7 +58,9 @@ TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
     }
   }
   for (const Form& form : {Form{Shape({3, 1, 4, 20}), 2, 24, 0, {}, {0, 255, 700}, 701},
-                           Form{Shape({3, 1, 2, 16}), 1, 0, 300, {}, {2, 299, 1000}, 300}}) {
+                           Form{Shape({3, 1, 2, 16}), 1, 0, 300, {}, {2, 299, 1000}, 300},
+                           Form{Shape({2, 1, 3, 64}), 3, 0, 0, {}, {40, 699}, 700},
+                           Form{Shape({2, 1, 10, 128}), 2, 0, 90, {}, {40, 699}, 130}}) {
     EXPECT_EQ(testing::check_conformance(step_case(form), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
@@ -78,6 +98,11 @@ TEST(SoftmaxAttention, GradientsAgreeWithFiniteDifferences) {
 // A whole sequence at once, in two calls with a cache, and token by token.
 TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
   Context context;
+  Tensor positions;
+  const auto append_to = [&](const TensorView& x, const TensorView& cache) {
+    const Appended one{x, {}, cache};
+    append(context, {&one, 1}, positions, {});
+  };
   const std::int64_t length = 13;
   for (const std::int64_t window : {0, 4}) {
     const std::int64_t rows = window > 0 ? window : length;
@@ -89,9 +114,9 @@ TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
     for (const std::int64_t cut : {1, 5, 12}) {
       const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64),
                    v_cache = Tensor::zeros(form.cache(6), DType::f64);
-      const Tensor positions = Tensor::zeros({1}, DType::i32);
-      append(context, k->slice(1, 0, cut), positions, {}, {}, k_cache);
-      append(context, v->slice(1, 0, cut), positions, {}, {}, v_cache);
+      positions = Tensor::zeros({1}, DType::i32);
+      append_to(k->slice(1, 0, cut), k_cache);
+      append_to(v->slice(1, 0, cut), v_cache);
       positions.as<std::int32_t>()[0] = static_cast<std::int32_t>(cut);
       const Tensor rest = Tensor::empty({1, length - cut, 2, 6}, DType::f64);
       forward(context,
@@ -106,11 +131,12 @@ TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
       EXPECT_EQ(testing::check_close("o", rest, o->slice(1, cut, length), 1e-13), "") << cut;
     }
     const Tensor k_cache = Tensor::zeros(form.cache(6), DType::f64), v_cache = Tensor::zeros(form.cache(6), DType::f64);
-    const Tensor positions = Tensor::zeros({1}, DType::i32), token = Tensor::empty({1, 2, 6}, DType::f64);
+    const Tensor token = Tensor::empty({1, 2, 6}, DType::f64);
+    positions = Tensor::zeros({1}, DType::i32);
     for (std::int64_t t = 0; t < length; ++t) {
       positions.as<std::int32_t>()[0] = static_cast<std::int32_t>(t);
-      append(context, k->slice(1, t, t + 1), positions, {}, {}, k_cache);
-      append(context, v->slice(1, t, t + 1), positions, {}, {}, v_cache);
+      append_to(k->slice(1, t, t + 1), k_cache);
+      append_to(v->slice(1, t, t + 1), v_cache);
       step(context, q->select(1, t), k_cache, v_cache, positions, token, {0.0, window});
       EXPECT_EQ(testing::check_close("o", token, o->select(1, t), 1e-13), "") << t;
     }

@@ -1,0 +1,346 @@
+// Caches: what a call adds to them, and decoding one token of each sequence against them.
+#include "flashgla/ops/cuda/each_element.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
+#include "flashgla/ops/softmax_attention/cuda/call.cuh"
+
+namespace flashgla::ops::softmax_attention::cuda {
+
+namespace {
+
+using flashgla::cuda::Vector;
+namespace house = flashgla::ops::cuda;
+
+// ---- append ----
+
+struct AppendCall {
+  Strided x;
+  const std::int32_t* positions = nullptr;
+  const std::int32_t* bounds = nullptr;
+  const void* before = nullptr;  // null: the cache's other rows stay
+  void* cache = nullptr;
+  std::int64_t items = 0;  // tokens of the call, or with `before` rows of all caches
+  int sequences = 0, length = 0, rows = 0, heads = 0, channels = 0;
+};
+
+constexpr int kAppendThreads = 128;
+
+// A thread has N channels of an item: of the first call in so many blocks, of the second in the others.
+template <int N, class X, class C>
+__global__ void __launch_bounds__(kAppendThreads)
+    append_kernel(AppendCall first, AppendCall second, std::int64_t first_blocks) {
+  flashgla::cuda::wait_for_previous();
+  const bool of_first = blockIdx.x < first_blocks;
+  const AppendCall& call = of_first ? first : second;
+  const int vectors = call.heads * call.channels / N;
+  const std::int64_t block = blockIdx.x - (of_first ? 0 : first_blocks);
+  const std::int64_t at = block * kAppendThreads + threadIdx.x, item = at / vectors;
+  if (item >= call.items) return;
+  const int column = static_cast<int>(at % vectors) * N;
+  int n, row, token;  // the token of the call that the row gets; none: -1
+  std::int64_t begin = 0;
+  int length = call.length;
+  const auto look_up = [&](int sequence) {
+    n = sequence;
+    if (call.bounds == nullptr) return;
+    begin = call.bounds[n];
+    length = static_cast<int>(call.bounds[n + 1] - begin);
+  };
+  if (call.before == nullptr) {
+    int sequence = static_cast<int>(item / call.length);
+    if (call.bounds != nullptr) {
+      int low = 0, high = call.sequences;  // bounds[low] <= item < bounds[high]
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (call.bounds[middle] <= item ? low : high) = middle;
+      }
+      sequence = low;
+    }
+    look_up(sequence);
+    token = static_cast<int>(call.bounds == nullptr ? item % call.length : item - begin);
+    if (token < length - call.rows) return;  // a newer one has the row
+    const std::int64_t position = call.positions != nullptr ? call.positions[n] : 0;
+    row = static_cast<int>((position + token) % call.rows);
+  } else {
+    look_up(static_cast<int>(item / call.rows));
+    row = static_cast<int>(item % call.rows);
+    const std::int64_t position = call.positions != nullptr ? call.positions[n] : 0;
+    const std::int64_t last = position + length - 1, newest = last - ((last - row) % call.rows + call.rows) % call.rows;
+    token = length > 0 && newest >= position ? static_cast<int>(newest - position) : -1;
+  }
+  const std::int64_t place = (static_cast<std::int64_t>(n) * call.rows + row) * call.heads * call.channels + column;
+  C* to = static_cast<C*>(call.cache) + place;
+  if (token < 0) {
+    Vector<C, N>::load(static_cast<const C*>(call.before) + place).store(to);
+    return;
+  }
+  const int batch = call.bounds == nullptr ? n : 0;
+  const X* from = call.x.at<X>(batch, begin + token, column / call.channels) + column % call.channels;
+  const Vector<X, N> x = Vector<X, N>::load(from);
+  float values[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = x[i];
+  Vector<C, N>::of(values).store(to);
+}
+
+// ---- step ----
+
+struct StepCall {
+  const void* q;
+  void* o;
+  std::int64_t q_row, q_head, o_row, o_head;  // strides
+  const void* k;
+  const void* v;
+  const std::int32_t* positions;
+  float* partial;  // [N,H,parts,V + 2]: o, then the largest score and the sum
+  int sequences, heads, groups, key_dim, value_dim, rows, parts, window;
+  float scale;
+
+  __device__ __forceinline__ int first_key(int i) const {
+    const int kept = i + 1 > rows ? i + 1 - rows : 0;
+    return window > 0 && i - window + 1 > kept ? i - window + 1 : kept;
+  }
+};
+
+constexpr int kStepThreads = 128;
+constexpr int kPart = 64;  // tokens: block p of a sequence has those from (p + first_key / kPart) kPart on
+
+// Sums over the kTeam neighbouring lanes.
+template <int kTeam>
+__device__ __forceinline__ float team_sum(float x) {
+#pragma unroll
+  for (int distance = kTeam / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+// Part of the answer to kHeads query heads of a group: kTeam lanes a key. kHeld: a lane has one vector of N channels of
+// a row, and all that it needs are on their way at once; else N is 1 and rows are read as they are used.
+template <int N, int kTeam, bool kHeld, int kHeads, class T, class C>
+__global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
+  constexpr int kTeams = kStepThreads / kTeam, kTurns = kPart / kTeams, kKept = kHeld ? kTurns : 1;
+  __shared__ float scores[kHeads][kPart];
+  extern __shared__ float sums[];  // [kTeams, kHeads, V]
+  flashgla::cuda::wait_for_previous();
+  const int group = call.heads / call.groups, passes = (group + kHeads - 1) / kHeads;
+  const int cells = call.sequences * call.groups * passes;  // parts go outside: those that hold tokens come first
+  const int part = blockIdx.x / cells, cell = blockIdx.x % cells;
+  const int n = cell / (call.groups * passes), g = cell / passes % call.groups, first_head = cell % passes * kHeads;
+  const int i = call.positions[n], lowest = call.first_key(i);
+  const int begin = max((lowest / kPart + part) * kPart, lowest), end = min((lowest / kPart + part + 1) * kPart, i + 1);
+  if (begin >= end) return;
+  const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam;
+  const int heads = min(kHeads, group - first_head);
+  // N channels of the row that token `begin + turn * kTeams + team` has; zeros where there is none.
+  const auto load = [&](const void* cache, int channels, int turn, int c) {
+    const int j = begin + turn * kTeams + team;
+    if (j >= end || c >= channels) return Vector<C, N>::zero();
+    const std::int64_t row = (static_cast<std::int64_t>(n) * call.rows + j % call.rows) * call.groups + g;
+    return Vector<C, N>::load(static_cast<const C*>(cache) + row * channels + c);
+  };
+  Vector<C, N> k[kKept], v[kKept];
+  if constexpr (kHeld) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) k[turn] = load(call.k, call.key_dim, turn, lane * N);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) v[turn] = load(call.v, call.value_dim, turn, lane * N);
+  }
+  for (int h = 0; h < heads; ++h) {
+    const T* query = static_cast<const T*>(call.q) + n * call.q_row + (g * group + first_head + h) * call.q_head;
+    float score[kTurns] = {};
+    for (int c = lane * N; c < call.key_dim; c += kTeam * N) {
+      float q[N];
+#pragma unroll
+      for (int e = 0; e < N; ++e) q[e] = to_float(query[c + e]);
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const Vector<C, N> key = kHeld ? k[kHeld ? turn : 0] : load(call.k, call.key_dim, turn, c);
+#pragma unroll
+        for (int e = 0; e < N; ++e) score[turn] += q[e] * key[e];
+      }
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const float total = team_sum<kTeam>(score[turn]);
+      if (lane == 0) scores[h][turn * kTeams + team] = total * call.scale * kLog2E;
+    }
+  }
+  __syncthreads();
+  const std::int64_t stride = call.value_dim + 2;
+  const auto partial_of = [&](int h) {
+    const std::int64_t head = static_cast<std::int64_t>(n) * call.heads + g * group + first_head + h;
+    return call.partial + (head * call.parts + part) * stride;
+  };
+  for (int h = threadIdx.x / 32; h < heads; h += kStepThreads / 32) {
+    float most = -INFINITY, sum = 0.0f;
+    for (int j = threadIdx.x % 32; j < end - begin; j += 32) most = fmaxf(most, scores[h][j]);
+    for (int distance = 16; distance > 0; distance /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+    }
+    for (int j = threadIdx.x % 32; j < kPart; j += 32) {
+      const float weight = j < end - begin ? exp2f(scores[h][j] - most) : 0.0f;
+      scores[h][j] = weight;
+      sum += weight;
+    }
+    sum = team_sum<32>(sum);
+    if (threadIdx.x % 32 == 0) {
+      partial_of(h)[call.value_dim] = most;
+      partial_of(h)[call.value_dim + 1] = sum;
+    }
+  }
+  __syncthreads();
+  for (int h = 0; h < heads; ++h) {
+    for (int c = lane * N; c < call.value_dim; c += kTeam * N) {
+      float total[N] = {};
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const float weight = scores[h][turn * kTeams + team];
+        const Vector<C, N> value = kHeld ? v[kHeld ? turn : 0] : load(call.v, call.value_dim, turn, c);
+#pragma unroll
+        for (int e = 0; e < N; ++e) total[e] += weight * value[e];
+      }
+#pragma unroll
+      for (int e = 0; e < N; ++e) sums[(team * kHeads + h) * call.value_dim + c + e] = total[e];
+    }
+  }
+  __syncthreads();
+  for (int at = threadIdx.x; at < heads * call.value_dim; at += kStepThreads) {
+    float total = 0.0f;
+#pragma unroll
+    for (int other = 0; other < kTeams; ++other) total += sums[other * kHeads * call.value_dim + at];
+    partial_of(at / call.value_dim)[at % call.value_dim] = total;
+  }
+}
+
+// A block merges a head's parts in their order.
+template <class T>
+__global__ void __launch_bounds__(kStepThreads) merge_kernel(StepCall call) {
+  flashgla::cuda::wait_for_previous();
+  const int n = blockIdx.x / call.heads, head = blockIdx.x % call.heads;
+  const int i = call.positions[n], parts = i / kPart - call.first_key(i) / kPart + 1;
+  const std::int64_t stride = call.value_dim + 2;
+  const float* partial = call.partial + (static_cast<std::int64_t>(n) * call.heads + head) * call.parts * stride;
+  float most = -INFINITY;
+  for (int part = 0; part < parts; ++part) most = fmaxf(most, partial[part * stride + call.value_dim]);
+  for (int c = threadIdx.x; c < call.value_dim; c += kStepThreads) {
+    float total = 0.0f, sum = 0.0f;
+#pragma unroll 4
+    for (int part = 0; part < parts; ++part) {
+      const float weight = exp2f(partial[part * stride + call.value_dim] - most);
+      total += weight * partial[part * stride + c];
+      sum += weight * partial[part * stride + call.value_dim + 1];
+    }
+    (static_cast<T*>(call.o) + n * call.o_row + head * call.o_head)[c] = flashgla::cuda::from_float<T>(total / sum);
+  }
+}
+
+// Calls run(vector, team, held) for heads of so many channels in caches of C: 16 bytes a lane, or one element.
+template <class C, class Run>
+void with_lanes(int channels, bool aligned, const Run& run) {
+  constexpr int N = flashgla::cuda::kVectorOf<C>;
+  using std::integral_constant;
+  if (aligned && channels <= 8 * N) {
+    return run(integral_constant<int, N>(), integral_constant<int, 8>(), std::true_type());
+  }
+  if (aligned && channels <= 16 * N) {
+    return run(integral_constant<int, N>(), integral_constant<int, 16>(), std::true_type());
+  }
+  run(integral_constant<int, 1>(), integral_constant<int, 32>(), std::false_type());
+}
+
+}  // namespace
+
+void append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
+            const TensorView& cu_seqlens) {
+  if (context.planning()) return;
+  const auto call_of = [&](const Appended& one) {
+    AppendCall call{.x = Strided(one.x),
+                    .positions = positions ? positions.as<std::int32_t>() : nullptr,
+                    .bounds = cu_seqlens ? cu_seqlens.as<std::int32_t>() : nullptr,
+                    .before = one.before && one.before.data != one.cache.data ? one.before.data : nullptr,
+                    .cache = one.cache.data,
+                    .items = 0,
+                    .sequences = static_cast<int>(one.cache.size(0)),
+                    .length = static_cast<int>(one.x.size(1)),
+                    .rows = static_cast<int>(one.cache.size(1)),
+                    .heads = static_cast<int>(one.x.size(2)),
+                    .channels = static_cast<int>(one.x.size(3))};
+    call.items = call.before != nullptr ? one.cache.size(0) * one.cache.size(1) : one.x.size(0) * one.x.size(1);
+    return call;
+  };
+  const auto is_aligned = [](const Appended& one) {
+    return one.x.size(3) % 8 == 0 && house::are_aligned({&one.x, &one.cache}, 8) &&
+           reinterpret_cast<std::uintptr_t>(one.before.data) % 16 == 0;
+  };
+  // Two tensors a launch.
+  for (std::size_t i = 0; i < tensors.size(); i += 2) {
+    const bool two = i + 1 < tensors.size();
+    const AppendCall first = call_of(tensors[i]), second = two ? call_of(tensors[i + 1]) : AppendCall{};
+    const bool aligned = is_aligned(tensors[i]) && (!two || is_aligned(tensors[i + 1]));
+    house::with_element(tensors[i].x.dtype, [&](auto from) {
+      house::with_element(tensors[i].cache.dtype, [&](auto to) {
+        const auto queue = [&](auto* kernel, int each) {
+          const auto blocks = [&](const AppendCall& call) {
+            const std::int64_t threads = call.items * (call.heads * call.channels / each);
+            return (threads + kAppendThreads - 1) / kAppendThreads;
+          };
+          house::queue_kernel(context, "softmax_attention append", kernel, blocks(first) + blocks(second),
+                              kAppendThreads, 0, first, second, blocks(first));
+        };
+        aligned ? queue(append_kernel<8, decltype(from), decltype(to)>, 8)
+                : queue(append_kernel<1, decltype(from), decltype(to)>, 1);
+      });
+    });
+  }
+}
+
+void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+          const TensorView& positions, const TensorView& o, const Options& options) {
+  const ArenaScope scope(context.scratch());
+  StepCall call{.q = q.data,
+                .o = o.data,
+                .q_row = q.stride[0],
+                .q_head = q.stride[1],
+                .o_row = o.stride[0],
+                .o_head = o.stride[1],
+                .k = k_cache.data,
+                .v = v_cache.data,
+                .positions = positions.as<std::int32_t>(),
+                .sequences = static_cast<int>(q.size(0)),
+                .heads = static_cast<int>(q.size(1)),
+                .groups = static_cast<int>(k_cache.size(2)),
+                .key_dim = static_cast<int>(q.size(2)),
+                .value_dim = static_cast<int>(v_cache.size(3)),
+                .rows = static_cast<int>(k_cache.size(1)),
+                .window = static_cast<int>(std::min<std::int64_t>(options.window, 1 << 30)),
+                .scale = static_cast<float>(options.scale)};
+  call.parts = (call.rows + kPart - 1) / kPart + 1;
+  call.partial = context.scratch()
+                     .tensor(Shape({q.size(0) * q.size(1), call.parts, call.value_dim + 2}), DType::f32, "workspace")
+                     .as<float>();
+  if (context.planning() || q.numel() == 0) return;
+  const int group = call.heads / call.groups;
+  house::with_element(q.dtype, [&](auto query) {
+    using T = decltype(query);
+    house::with_element(k_cache.dtype, [&](auto cached) {
+      using C = decltype(cached);
+      constexpr int kVector = flashgla::cuda::kVectorOf<C>;
+      const bool aligned = call.key_dim % kVector == 0 && call.value_dim % kVector == 0 &&
+                           house::are_aligned({&k_cache, &v_cache}, kVector);
+      with_lanes<C>(std::max(call.key_dim, call.value_dim), aligned, [&](auto vector, auto team, auto held) {
+        const auto queue = [&](auto heads) {
+          constexpr int kHeads = decltype(heads)::value, kTeams = kStepThreads / decltype(team)::value;
+          const std::int64_t passes = (group + kHeads - 1) / kHeads;
+          house::queue_kernel(
+              context, "softmax_attention step",
+              step_kernel<decltype(vector)::value, decltype(team)::value, decltype(held)::value, kHeads, T, C>,
+              call.sequences * call.groups * passes * call.parts, kStepThreads,
+              kTeams * kHeads * call.value_dim * static_cast<int>(sizeof(float)), call);
+        };
+        group == 1 ? queue(std::integral_constant<int, 1>()) : queue(std::integral_constant<int, 4>());
+      });
+    });
+    house::queue_kernel(context, "softmax_attention merge", merge_kernel<T>,
+                        static_cast<std::int64_t>(call.sequences) * call.heads, kStepThreads, 0, call);
+  });
+}
+
+}  // namespace flashgla::ops::softmax_attention::cuda
