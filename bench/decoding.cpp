@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/benches.h"
@@ -27,19 +28,23 @@ struct Case {
   const char* preset;
   std::int64_t sequences;
   DType dtype;
+  std::int64_t before = 0;  // tokens that each sequence has had, which only states that grow look at
 };
 
 std::vector<Case> cases(Device device) {
   std::vector<Case> all = {{"gla-340m", 1, DType::bf16}, {"gla-340m", 1, DType::f32}};
   if (device != Device::cpu()) {
     for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
+    for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
   }
   return all;
 }
 
-// Logits of a few tokens of a small model of the same kind of parameters.
-Tensor logits_of_small_model(Device device, DType dtype, std::int64_t sequences, const char* implementation) {
-  LanguageModel model(model::preset("gla-tiny"), dtype, device, false);
+// Logits of a few tokens of a small model of the same kind.
+Tensor logits_of_small_model(const Case& of, Device device, const char* implementation) {
+  const bool gla = std::string_view(of.preset).starts_with("gla");
+  const std::int64_t sequences = of.sequences;
+  LanguageModel model(model::preset(gla ? "gla-tiny" : "transformer-tiny"), of.dtype, device, false);
   model.parameters().initialize(1);
   Context context(device);
   context.force_implementation(implementation);
@@ -59,12 +64,17 @@ Tensor logits_of_small_model(Device device, DType dtype, std::int64_t sequences,
   return host;
 }
 
-// Median milliseconds from one token of all sequences to the next.
-double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, double seconds) {
+// Median milliseconds from one token of all sequences to the next, after so many that were all zeros.
+double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, std::int64_t before,
+                            double seconds) {
   using Clock = std::chrono::steady_clock;
   constexpr std::int64_t kMostTokens = 4096;
   generate::Session session(model, sequences);
-  session.state.reserve(kMostTokens);
+  session.state.reserve(before + kMostTokens);
+  for (model::DecodeState::History& history : session.state.history) history.tokens = before;
+  const std::vector<std::int32_t> positions(static_cast<std::size_t>(sequences), static_cast<std::int32_t>(before));
+  copy_memory(session.state.positions().data, model.device(), positions.data(), Device::cpu(),
+              session.state.positions().bytes());
   generate::Decoding decoding(context, model, session, {.temperature = 0.0});
   std::vector<double> times;
   const auto begin = Clock::now();
@@ -91,8 +101,8 @@ void bench_decoding(const testing::BenchOptions& options) {
     row.implementation = "all";
     row.problem = std::string(each.preset) + " batch " + std::to_string(each.sequences) + " " + name_of(each.dtype);
     if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) continue;
-    row.error = testing::difference(logits_of_small_model(options.device, each.dtype, each.sequences, ""),
-                                    logits_of_small_model(Device::cpu(), each.dtype, each.sequences, "reference"))
+    row.error = testing::difference(logits_of_small_model(each, options.device, ""),
+                                    logits_of_small_model(each, Device::cpu(), "reference"))
                     .relative;
     if (!(row.error <= kDecodingTolerance)) {
       row.refused = "logits of a small model differ from the reference's by " + std::to_string(row.error);
@@ -103,8 +113,8 @@ void bench_decoding(const testing::BenchOptions& options) {
     model.parameters().initialize(1);
     Context context(options.device, options.threads);
     if (context.architecture().matrix_units && each.dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
-    row.milliseconds = milliseconds_a_token(context, model, each.sequences, options.seconds);
-    const mixers::Cost cost = model::cost(model.config(), 1);
+    row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);
+    const mixers::Cost cost = model::cost(model.config(), each.before + 1);
     row.bytes =
         static_cast<double>(model.parameters().value_bytes()) + static_cast<double>(each.sequences) * cost.decode_bytes;
     row.flops = static_cast<double>(each.sequences) * cost.forward_flops;

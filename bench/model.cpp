@@ -61,10 +61,13 @@ struct TrainingProblem {
 };
 constexpr TrainingProblem kTrainingProblems[] = {
     {"d256 8 layers 8x512 tokens f32", "gla-small", 8, 512, DType::f32, Device::Kind::cpu},
+    {"transformer d256 8 layers 8x512 tokens f32", "transformer-small", 8, 512, DType::f32, Device::Kind::cpu},
     {"gla-small 8x512 bf16", "gla-small", 8, 512, DType::bf16, Device::Kind::cuda},
     {"gla-340m 16x2048 bf16", "gla-340m", 16, 2048, DType::bf16, Device::Kind::cuda},
     {"gla-1.3b 8x2048 bf16", "gla-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"gla-1.3b 1x16384 bf16", "gla-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
+    {"transformer-1.3b 8x2048 bf16", "transformer-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"transformer-1.3b 1x16384 bf16", "transformer-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
 };
 
 // A model with its optimizer and everything that a step needs, all of it taken beforehand; a step is recorded as a
@@ -135,7 +138,7 @@ void bench_training_step(const testing::BenchOptions& options) {
       continue;
     }
     model::ModelConfig config = model::preset(problem.preset);
-    config.set("use_short_conv", "false");  // the paper's layer
+    if (config.model_type == "gla") config.set("use_short_conv", "false");  // the paper's layer
     try {
       if (options.device == Device::cpu()) {  // elsewhere the trainer's tests compare with the CPU
         LanguageModel model(config, problem.dtype, options.device, true);

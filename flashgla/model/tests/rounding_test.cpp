@@ -55,12 +55,16 @@ double median(std::vector<double> values) {
   return 0.5 * (values[values.size() / 2] + values[(values.size() - 1) / 2]);
 }
 
-TEST(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
-  ModelConfig config;
+class Rounding : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, Rounding, ::testing::Values("gla", "transformer"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+TEST_P(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
+  ModelConfig config(GetParam());
   config.hidden_size = 64;
   config.num_hidden_layers = 2;
   config.vocab_size = 259;
-  config.set("num_heads", "2");
+  config.set("num_heads", config.model_type == "gla" ? "2" : "1");
   for (const Device device : testing::test_devices()) {
     std::map<std::string, std::vector<double>> ratios;
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
