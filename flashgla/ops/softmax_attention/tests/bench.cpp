@@ -59,6 +59,12 @@ void bench(const testing::BenchOptions& options) {
     add(benches, {Shape({8, 512, 4, 64}), 4}, f32);
     add(benches, {Shape({1, 2048, 4, 64}), 4}, f32);
   }
+  // Not the general kernels on problems that the others take: seconds a call.
+  std::vector<std::string> names = testing::names_of(implementations());
+  if (cuda) std::erase(names, "cuda_general");
+  testing::run_benches(benches, names, options);
+  benches.clear();
+  if (cuda) add(benches, {Shape({1, 512, 4, 64}), 4}, f32);
   for (const std::int64_t batch : {1, 16}) {
     const std::vector<std::int32_t> positions(static_cast<std::size_t>(batch), 2047);
     const Form form{Shape({batch, 1, 32, 64}), 32, 0, 0, {}, positions, 2048};
@@ -69,14 +75,7 @@ void bench(const testing::BenchOptions& options) {
     bench.flops = static_cast<double>(batch) * 32.0 * 4.0 * 64.0 * 2048.0;
     benches.push_back(bench);
   }
-  // Not the general kernels on problems that the others take: seconds a call.
-  std::vector<std::string> names = testing::names_of(implementations());
-  if (cuda) std::erase(names, "cuda_general");
-  testing::run_benches(benches, names, options);
-  if (!cuda) return;
-  std::vector<testing::OperatorBench> general;
-  add(general, {Shape({1, 512, 4, 64}), 4}, f32);
-  testing::run_benches(general, {"cuda_general"}, options);
+  testing::run_benches(benches, testing::names_of(implementations()), options);
 }
 
 }  // namespace flashgla::ops::softmax_attention
