@@ -1,6 +1,6 @@
 // A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
 #include "flashgla/ops/cuda/math.cuh"
-#include "flashgla/ops/cuda/rows_by_team.cuh"
+#include "flashgla/ops/cuda/rms_backward.cuh"
 #include "flashgla/ops/rms_norm_swish_gate/implementations.h"
 
 namespace flashgla::ops::rms_norm_swish_gate {
@@ -103,53 +103,26 @@ struct HeldRow {
     });
     r = t.rstd[row];
   }
+  __device__ __forceinline__ float product(int i, int j) const { return gated(x[i][j], gate[i][j], dy[i][j]); }
 };
 
-// A block takes the rows of one block of partial sums, its teams every teams()th of them; the next row is on its way
-// while one is worked on.
 template <int kHeld, int N, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBackwardBlocksEach : 1)
     backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ float shared[];
   Team team(grid.team, shared);
-  float weight[kHeld][N], sums[kHeld][N];
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    t.weight.template load<N>(column, whole, grid.length, weight[i]);
-  });
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
-  }
-  const std::int64_t end = partial.end(blockIdx.x);
-  std::int64_t row = partial.begin(blockIdx.x) + team.index();
-  HeldRow<kHeld, N, T> held, next;
-  if (row < end) held.load(t, grid, team.rank(), row);
-  for (; row < end; row += grid.teams()) {
-    if (row + grid.teams() < end) next.load(t, grid, team.rank(), row + grid.teams());
-    const float r = held.r;
-    float dot = 0.0f;
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float product = gated(held.x[i][j], held.gate[i][j], held.dy[i][j]);
-        dot += product * weight[i][j];
-        sums[i][j] += product * r;
-      }
-    });
-    const float pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
-    T* dx_row = t.dx.at(row, 0);
-    T* dgate_row = t.dgate.at(row, 0);
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      store_gradients<N>(held.x[i], held.gate[i], held.dy[i], weight[i], r, pull, dx_row, dgate_row, column, whole,
-                         grid.length);
-    });
-    held = next;
-  }
-  if (!t.want_dweight) return;
-  __syncthreads();  // of the teams' sums, whose memory is taken
-  ops::cuda::store_sums<kHeld, N>(grid, team, partial, sums, shared);
+  using Held = HeldRow<kHeld, N, T>;
+  ops::cuda::rms_backward<kHeld, N, Held>(
+      t, grid, partial, shared, team,
+      [&](const Held& held, std::int64_t row, float pull, const float(&weight)[kHeld][N]) {
+        T* dx_row = t.dx.at(row, 0);
+        T* dgate_row = t.dgate.at(row, 0);
+        ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+          store_gradients<N>(held.x[i], held.gate[i], held.dy[i], weight[i], held.r, pull, dx_row, dgate_row, column,
+                             whole, grid.length);
+        });
+      });
 }
 
 // Rows too long to be held: dx and dgate alone.
