@@ -1,12 +1,14 @@
 // Three kernels: the largest logit of each piece of a row; the weights of all tokens, which many multiprocessors share
-// (the exponential is some forty operations of f64); and one block a sequence that cuts and draws. In that block thread
-// t has the tokens [t c, (t + 1) c), so that sums over threads are in the token's order. Cuts are found by radix
-// selection: four histograms of 11 bits of the weights, by number (top_k) or by mass (top_p). Weights are whole
-// numbers, so that atomic additions give the same sums in any order.
+// (the exponential is some forty operations of f64); and one block a sequence that cuts and draws. In that block each
+// warp has a range of the tokens and its lanes neighbours in it: the sums of ranges say in which one the draw lies, and
+// then all threads share that one in the token's order. Cuts are found by radix selection: four histograms of 11 bits
+// of the weights, by number (top_k) or by mass (top_p). Weights are whole numbers, so that additions give the same sums
+// in any order.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "flashgla/base/cuda/check.h"
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/base/random.h"
 #include "flashgla/ops/sampling/cpu/rows.h"
 #include "flashgla/ops/sampling/implementations.h"
@@ -15,7 +17,9 @@ namespace flashgla::ops::sampling {
 
 namespace {
 
-constexpr int kThreads = 512;       // of the block that draws
+constexpr int kThreads = 512;  // of the block that draws
+constexpr int kWarps = kThreads / 32;
+constexpr int kAhead = 8;           // weights that a thread asks for together
 constexpr int kPieceThreads = 256;  // of a block that has a piece of a row
 constexpr int kPiece = 8 * kPieceThreads;
 constexpr int kDigitBits = 11;
@@ -53,7 +57,6 @@ struct Better {
 };
 
 using ReduceBest = cub::BlockReduce<Best, kPieceThreads>;
-using ReduceSum = cub::BlockReduce<Sum, kThreads>;
 using ScanSum = cub::BlockScan<Sum, kThreads>;
 
 __device__ __forceinline__ double logit_of(const Params& p, int sequence, int token) {
@@ -65,6 +68,8 @@ __device__ __forceinline__ Best nothing(const Params& p) { return {-INFINITY, p.
 
 // Grid: pieces of a row, sequences.
 __global__ void __launch_bounds__(kPieceThreads) largest_kernel(const __grid_constant__ Params p) {
+  flashgla::cuda::release_next();
+  flashgla::cuda::wait_for_previous();
   __shared__ typename ReduceBest::TempStorage temporary;
   const int sequence = blockIdx.y;
   Best mine = nothing(p);
@@ -81,6 +86,8 @@ __global__ void __launch_bounds__(kPieceThreads) largest_kernel(const __grid_con
 
 // The same grid. Where no draw is needed or possible, the token itself.
 __global__ void __launch_bounds__(kPieceThreads) weights_kernel(const __grid_constant__ Params p) {
+  flashgla::cuda::release_next();
+  flashgla::cuda::wait_for_previous();
   __shared__ typename ReduceBest::TempStorage temporary;
   __shared__ Best shared_best;
   const int sequence = blockIdx.y;
@@ -110,55 +117,114 @@ __global__ void __launch_bounds__(kPieceThreads) weights_kernel(const __grid_con
 }
 
 struct Shared {
-  union {
-    typename ReduceSum::TempStorage sum;
-    typename ScanSum::TempStorage scan;
-  } temporary;
+  typename ScanSum::TempStorage scan;
   Sum bins[kBins];
-  Sum sum;
+  Sum above[kWarps], equals[kWarps];  // of each warp's range: mass above the cut, tokens at it
   Sum found_prefix, found_above;
 };
 
 class RowOfBlock {
  public:
   __device__ RowOfBlock(const Params& params, Shared& shared)
-      : p(params), s(shared), weights(params.weights + static_cast<std::int64_t>(blockIdx.x) * params.vocabulary) {
-    const int each = (p.vocabulary + kThreads - 1) / kThreads;
-    begin = min(static_cast<int>(threadIdx.x) * each, p.vocabulary);
-    end = min(begin + each, p.vocabulary);
-  }
+      : p(params),
+        s(shared),
+        weights(params.weights + static_cast<std::int64_t>(blockIdx.x) * params.vocabulary),
+        each((p.vocabulary + kWarps - 1) / kWarps) {}
 
-  __device__ __forceinline__ std::uint64_t weight(int i) const { return weights[i]; }
-
-  // Whether token i is kept; `equals`: tokens before it in this thread's range, and before the range, of weight
-  // cut.least.
-  __device__ __forceinline__ static bool keeps(const Cut& cut, std::uint64_t w, std::uint64_t& equals) {
-    if (w > cut.least) return true;
-    return w == cut.least && equals++ < cut.equals;
-  }
-
-  // Sum of the kept weights.
-  __device__ Sum total(const Cut& cut) {
-    Sum mine = 0;
-    std::uint64_t equals = equals_before(cut);
-    for (int i = begin; i < end; ++i) {
-      const std::uint64_t w = weight(i);
-      if (keeps(cut, w, equals)) mine += w;
+  __device__ Cut cut() {
+    Cut cut{0, static_cast<std::uint64_t>(p.vocabulary)};
+    if (p.top_k > 0 && p.top_k < p.vocabulary) cut = select(false, p.top_k, cut);
+    if (p.top_p < 1.0) {
+      const Sum sum = sum_ranges(cut);
+      Sum equals = 0;
+      for (const Sum count : s.equals) equals += count;
+      cut.equals = min(static_cast<Sum>(cut.equals), equals);
+      const double share = ceil(times(p.top_p, static_cast<double>(sum)));
+      cut = select(true, min(sum, static_cast<Sum>(share)), cut);
     }
-    const Sum sum = ReduceSum(s.temporary.sum).Sum(mine);
-    if (threadIdx.x == 0) s.sum = sum;
-    __syncthreads();
-    return s.sum;
+    if (p.min_p_least > cut.least) cut = {p.min_p_least, static_cast<std::uint64_t>(p.vocabulary)};
+    return cut;
   }
 
-  // Tokens of weight cut.least in front of this thread's range.
-  __device__ std::uint64_t equals_before(const Cut& cut) {
-    if (cut.equals >= static_cast<std::uint64_t>(p.vocabulary)) return 0;  // all of them are kept
-    Sum mine = 0, before = 0;
-    for (int i = begin; i < end; ++i) mine += weight(i) == cut.least ? 1 : 0;
-    ScanSum(s.temporary.scan).ExclusiveSum(mine, before);
+  // Sum of the kept weights; leaves the parts of the ranges in shared memory.
+  __device__ Sum sum_ranges(const Cut& cut) {
+    Sum above = 0, equals = 0;
+    for_each([&](std::uint64_t w) {
+      above += w > cut.least ? w : 0;
+      equals += w == cut.least ? 1 : 0;
+    });
+    above = flashgla::cuda::warp_sum(above);
+    equals = flashgla::cuda::warp_sum(equals);
     __syncthreads();
-    return before;
+    if (threadIdx.x % 32 == 0) s.above[threadIdx.x / 32] = above, s.equals[threadIdx.x / 32] = equals;
+    __syncthreads();
+    Sum sum = 0, left = cut.equals;
+    for (int range = 0; range < kWarps; ++range) sum += kept(cut, range, left);
+    return sum;
+  }
+
+  // The token in whose part of the sums `draw` lies; behind sum_ranges of the same cut.
+  __device__ void pick(const Cut& cut, Sum draw) {
+    Sum reached = 0, left = cut.equals;  // left: tokens at the cut that are still kept
+    for (int range = 0; range < kWarps; ++range) {
+      const Sum left_before = left, sum = kept(cut, range, left);
+      if (draw < reached + sum) return pick_of(range, cut, draw - reached, left_before);
+      reached += sum;
+    }
+  }
+
+ private:
+  // Mass of a range's kept tokens; takes what of them lies at the cut from `left`.
+  __device__ __forceinline__ Sum kept(const Cut& cut, int range, Sum& left) const {
+    const Sum equals = min(s.equals[range], left);
+    left -= equals;
+    return s.above[range] + equals * cut.least;
+  }
+
+  // f(weight) of all tokens of this warp's range, each by one lane.
+  template <class F>
+  __device__ __forceinline__ void for_each(F f) const {
+    const int begin = static_cast<int>(threadIdx.x) / 32 * each, end = min(begin + each, p.vocabulary);
+    for (int first = begin + static_cast<int>(threadIdx.x) % 32; first < end; first += 32 * kAhead) {
+      std::uint64_t w[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) w[j] = first + 32 * j < end ? weights[first + 32 * j] : 0;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (first + 32 * j < end) f(w[j]);
+      }
+    }
+  }
+
+  // The same within one range, which all threads share: each has some neighbours.
+  __device__ void pick_of(int range, const Cut& cut, Sum draw, Sum left) {
+    const int some = (each + kThreads - 1) / kThreads;
+    const int end_of_range = min((range + 1) * each, p.vocabulary);
+    const int begin = min(range * each + static_cast<int>(threadIdx.x) * some, end_of_range);
+    const int end = min(begin + some, end_of_range);
+    Sum equals = 0, equals_before = 0;
+    for (int i = begin; i < end; ++i) equals += weights[i] == cut.least ? 1 : 0;
+    ScanSum(s.scan).ExclusiveSum(equals, equals_before);
+    __syncthreads();
+    const auto keeps = [&](std::uint64_t w, Sum& before) {
+      return w > cut.least || (w == cut.least && before++ < left);
+    };
+    Sum mine = 0, reached = 0, before = equals_before;
+    for (int i = begin; i < end; ++i) {
+      const std::uint64_t w = weights[i];
+      if (keeps(w, before)) mine += w;
+    }
+    ScanSum(s.scan).ExclusiveSum(mine, reached);
+    if (draw < reached || draw >= reached + mine) return;
+    before = equals_before;
+    for (int i = begin; i < end; ++i) {
+      const std::uint64_t w = weights[i];
+      if (keeps(w, before)) reached += w;
+      if (draw < reached) {
+        p.tokens[blockIdx.x] = i;
+        return;
+      }
+    }
   }
 
   // The largest weight t such that the kept of at least t count (by_mass: sum to) `wanted` or more, and how many of
@@ -167,26 +233,42 @@ class RowOfBlock {
     Sum prefix = 0, above = 0;  // above: count or mass of what is larger than every number with this prefix
     for (int pass = kPasses - 1; pass >= 0; --pass) {
       const int shift = pass * kDigitBits;
+      __syncthreads();
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads) s.bins[bin] = 0;
       __syncthreads();
+      // Most weights of a trained model lie in bin 0 of the first histogram, and equal ones in one bin of all: a
+      // thread adds up bin 0, and what follows each other in another bin, before it goes to shared memory.
+      Sum lowest = 0, waiting = 0;
+      int bin = 0;
       const auto count = [&](std::uint64_t w, Sum amount) {
-        if (w >> (shift + kDigitBits) == prefix) atomicAdd(&s.bins[w >> shift & (kBins - 1)], amount);
+        if (w >> (shift + kDigitBits) != prefix) return;
+        const int its = static_cast<int>(w >> shift & (kBins - 1));
+        if (its == 0) {
+          lowest += amount;
+        } else if (its == bin) {
+          waiting += amount;
+        } else {
+          if (bin != 0) atomicAdd(&s.bins[bin], waiting);
+          bin = its;
+          waiting = amount;
+        }
       };
-      for (int i = begin; i < end; ++i) {
-        const std::uint64_t w = weight(i);
+      for_each([&](std::uint64_t w) {
         if (!by_mass) {
           count(w, 1);
         } else if (w > inner.least) {
           count(w, w);
         }
-      }
+      });
       // The cut's own number counts as often as it is kept.
       if (by_mass && threadIdx.x == 0 && inner.least > 0) count(inner.least, inner.equals * inner.least);
+      if (bin != 0) atomicAdd(&s.bins[bin], waiting);
+      lowest = flashgla::cuda::warp_sum(lowest);
+      if (threadIdx.x % 32 == 0 && lowest > 0) atomicAdd(&s.bins[0], lowest);
       __syncthreads();
       find_bin(wanted - above);
       above += s.found_above;
       prefix = prefix << kDigitBits | s.found_prefix;
-      __syncthreads();
     }
     Cut cut;
     cut.least = prefix;
@@ -195,56 +277,6 @@ class RowOfBlock {
     return cut;
   }
 
-  // The kept tokens of weight cut.least, at most cut.equals.
-  __device__ Sum equals_of(std::uint64_t least) {
-    Sum mine = 0;
-    for (int i = begin; i < end; ++i) mine += weight(i) == least ? 1 : 0;
-    const Sum sum = ReduceSum(s.temporary.sum).Sum(mine);
-    if (threadIdx.x == 0) s.sum = sum;
-    __syncthreads();
-    const Sum result = s.sum;
-    __syncthreads();
-    return result;
-  }
-
-  __device__ Cut cut() {
-    Cut cut{0, static_cast<std::uint64_t>(p.vocabulary)};
-    if (p.top_k > 0 && p.top_k < p.vocabulary) cut = select(false, p.top_k, cut);
-    if (p.top_p < 1.0) {
-      const Sum sum = total(cut);
-      const double share = ceil(times(p.top_p, static_cast<double>(sum)));
-      const Sum wanted = min(sum, static_cast<Sum>(share));
-      __syncthreads();
-      if (cut.least > 0) cut.equals = min(static_cast<Sum>(cut.equals), equals_of(cut.least));
-      cut = select(true, wanted, cut);
-    }
-    if (p.min_p_least > cut.least) cut = {p.min_p_least, static_cast<std::uint64_t>(p.vocabulary)};
-    return cut;
-  }
-
-  // The token in whose part of the sums `draw` lies.
-  __device__ void pick(const Cut& cut, Sum draw) {
-    const std::uint64_t before = equals_before(cut);
-    Sum mine = 0, reached = 0;
-    std::uint64_t equals = before;
-    for (int i = begin; i < end; ++i) {
-      const std::uint64_t w = weight(i);
-      if (keeps(cut, w, equals)) mine += w;
-    }
-    ScanSum(s.temporary.scan).ExclusiveSum(mine, reached);
-    if (draw < reached || draw >= reached + mine) return;
-    equals = before;
-    for (int i = begin; i < end; ++i) {
-      const std::uint64_t w = weight(i);
-      if (keeps(cut, w, equals)) reached += w;
-      if (draw < reached) {
-        p.tokens[blockIdx.x] = i;
-        return;
-      }
-    }
-  }
-
- private:
   // The bin from the top in which the running sum reaches `wanted` (>= 1), and the sum above it.
   __device__ void find_bin(Sum wanted) {
     constexpr int kEach = kBins / kThreads;
@@ -252,7 +284,7 @@ class RowOfBlock {
     Sum mine = 0, reached = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) mine += s.bins[top - i];
-    ScanSum(s.temporary.scan).ExclusiveSum(mine, reached);
+    ScanSum(s.scan).ExclusiveSum(mine, reached);
     if (reached < wanted && reached + mine >= wanted) {
       int bin = top;
       while (reached + s.bins[bin] < wanted) reached += s.bins[bin--];
@@ -265,16 +297,16 @@ class RowOfBlock {
   const Params& p;
   Shared& s;
   const std::uint64_t* weights;
-  int begin, end;
+  int each;  // tokens of a warp's range
 };
 
 __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Params p) {
+  flashgla::cuda::wait_for_previous();
   if (p.tokens[blockIdx.x] != kToBeDrawn) return;
   __shared__ Shared shared;
   RowOfBlock row(p, shared);
   const Cut cut = row.cut();
-  const Sum total = row.total(cut);
-  __syncthreads();
+  const Sum total = row.sum_ranges(cut);
   const random::Stream stream(p.seed, random::Use::sampling, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x));
   row.pick(cut, stream.below(static_cast<std::uint32_t>(p.positions[blockIdx.x]), total));
 }
@@ -303,16 +335,16 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   p.repetition_penalty = options.repetition_penalty;
   p.min_p_least = least_of_min_p(options.min_p);
   p.seed = options.seed;
-  const auto stream = static_cast<cudaStream_t>(context.stream());
   const auto sequences = static_cast<unsigned>(logits.size(0));
   const dim3 pieces(static_cast<unsigned>(p.pieces), sequences);
-  largest_kernel<<<pieces, kPieceThreads, 0, stream>>>(p);
-  flashgla::cuda::check_launch("sampling: largest");
-  weights_kernel<<<pieces, kPieceThreads, 0, stream>>>(p);
-  flashgla::cuda::check_launch("sampling: weights");
-  if (p.temperature == 0.0) return;
-  draw_kernel<<<sequences, kThreads, 0, stream>>>(p);
-  flashgla::cuda::check_launch("sampling: draw");
+  using flashgla::cuda::Begin;
+  const Begin begin = context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous;
+  const auto queue = [&](const char* name, void (*kernel)(Params), dim3 blocks, int threads) {
+    flashgla::cuda::launch(name, kernel, blocks, threads, 0, static_cast<cudaStream_t>(context.stream()), begin, p);
+  };
+  queue("sampling: largest", largest_kernel, pieces, kPieceThreads);
+  queue("sampling: weights", weights_kernel, pieces, kPieceThreads);
+  if (p.temperature > 0.0) queue("sampling: draw", draw_kernel, dim3(sequences), kThreads);
 }
 
 // A block row y of blocks for each sequence.
