@@ -1,12 +1,13 @@
 // One decoding token: h = (exp(g) exp(gv)^T) * h + phi(k) v^T, o = scale phi(q)^T h, for a batch. Bound by the bytes of
 // h, read and written once: 8 K V bytes a head in f32.
 //
-// A block has one (batch element, key-value head) and slice of value channels at a time: lane = 4 neighbouring
-// channels, the warps share the key rows. All query heads of the group are served from the registers that hold the new
-// state.
+// A block has one (batch element, key-value head) and slice of value channels at a time: a lane has 4 neighbouring
+// channels, and kLanes of them the slice; the rest of the lanes and the warps share the key rows. All query heads of
+// the group are served from the registers that hold the new state. Where there are too few slices of 128 channels for
+// all multiprocessors, they are of 16.
 #include <algorithm>
 
-#include "flashgla/base/cuda/check.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMostKeys = 512;
-constexpr int kSlice = 128;  // value channels of a block, four a lane
+constexpr int kFewLanes = 4;  // of a slice where there are few
 
 struct StepParams {
   Strided q, k, v, g, gv, o;  // token strides unused
@@ -105,7 +106,7 @@ __device__ __forceinline__ void scatter_four(S* place, int inside, float4 x) {
 
 // What one token brings to a block's cell, a (batch element, key-value head), and slice of value channels: asked for
 // early, all of it under way together, and put to shared memory later.
-template <int kQueries>
+template <int kQueries, int kSlice>
 struct Token {
   static constexpr int kEach = kMostKeys / (kWarps * 32);  // key channels a thread
   Bits key[kEach], gate[kEach], query[kEach][kQueries], value, value_gate;
@@ -137,40 +138,42 @@ struct Token {
 };
 
 // Rows of a thread in flight and blocks of a multiprocessor.
-template <class S, int kQueries>
+template <class S, int kQueries, int kLanes>
 struct Flight {
   static constexpr bool small = sizeof(S) == 2 && kQueries == 1;
-  static constexpr int rows = small ? 8 : 16, blocks = small ? 4 : 2;
+  static constexpr int rows = kLanes == kFewLanes ? 4 : small ? 8 : 16, blocks = small ? 4 : 2;
 };
 
 // Grid: at most Flight::blocks a multiprocessor, which walk over cells and slices: while one's sums go out, the next
 // one's first rows and token come in. Only the launch for the first kQueries query heads updates the state, others come
 // after it and read the new state. S is the state's type; kWhole: V is a multiple of 4.
-template <class S, int kQueries, bool update, bool kWhole>
-__global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
+template <class S, int kQueries, int kLanes, bool update, bool kWhole>
+__global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blocks))
     step_kernel(const __grid_constant__ StepParams p, int first_query) {
-  constexpr int kUnroll = Flight<S, kQueries>::rows;
+  constexpr int kUnroll = Flight<S, kQueries, kLanes>::rows;
+  constexpr int kSlice = 4 * kLanes;                 // value channels of a block
+  constexpr int kRowsAtOnce = kWarps * 32 / kLanes;  // key rows of the block
   __shared__ float q_shared[kQueries][kMostKeys];
   __shared__ float k_shared[kMostKeys], a_shared[kMostKeys], v_shared[kSlice], av_shared[kSlice];
-  __shared__ float4 parts[kWarps][kQueries][32];
+  __shared__ float4 parts[kWarps][kQueries][kLanes];
   __shared__ float denominators[kQueries];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % kLanes, own_row = threadIdx.x / kLanes, warp = threadIdx.x / 32;
   const int K = p.key_dim, V = p.value_dim;
   const int queries = min(kQueries, p.group - first_query);
   const unsigned slices = (V + kSlice - 1) / kSlice;
 
-  // This lane's channels of a warp's rows, kWarps apart: the first one's place, and how far down they go.
+  // This lane's channels of its rows, kRowsAtOnce apart: the first one's place, and how far down they go.
   const auto channel_of = [&](unsigned unit) { return static_cast<int>(unit % slices) * kSlice + lane * 4; };
   const auto place_of = [&](unsigned unit) {
-    return static_cast<S*>(p.h) + (static_cast<std::int64_t>(unit / slices) * K + warp) * V + channel_of(unit);
+    return static_cast<S*>(p.h) + (static_cast<std::int64_t>(unit / slices) * K + own_row) * V + channel_of(unit);
   };
-  const auto rows_of = [&](unsigned unit) { return unit < p.units && channel_of(unit) < V ? K - warp : 0; };
-  const std::int64_t down = static_cast<std::int64_t>(kWarps) * V;
+  const auto rows_of = [&](unsigned unit) { return unit < p.units && channel_of(unit) < V ? K - own_row : 0; };
+  const std::int64_t down = static_cast<std::int64_t>(kRowsAtOnce) * V;
   typename Four<S>::Raw rows[kUnroll];
   const auto load_rows = [&](const S* from, int left, int inside) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (u * kWarps < left) {
+      if (u * kRowsAtOnce < left) {
         if constexpr (kWhole) {
           rows[u] = Four<S>::load(from + u * down);
         } else {
@@ -183,14 +186,16 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
   unsigned unit = blockIdx.x;
   S* h = place_of(unit);
   int left = rows_of(unit);
+  flashgla::cuda::release_next();
+  flashgla::cuda::wait_for_previous();
   load_rows(h, left, V - channel_of(unit));
-  Token<kQueries> token;
+  Token<kQueries, kSlice> token;
   token.load(p, unit / slices, unit % slices, first_query);
   while (true) {
     const unsigned cell = unit / slices, next = unit + gridDim.x;
     const int inside = V - channel_of(unit);
 #pragma unroll
-    for (int j = 0; j < Token<kQueries>::kEach; ++j) {
+    for (int j = 0; j < Token<kQueries, kSlice>::kEach; ++j) {
       const int k = threadIdx.x + j * kWarps * 32;
       k_shared[k] = feature(p.feature_map, token.key[j].as_float(p.dtype));
       a_shared[k] = p.gated_keys() ? exp2f(base_2_gate(token.gate[j].as_float(p.gate_dtype))) : 1.0f;
@@ -206,13 +211,13 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
     if (p.normalize && warp < kQueries) {
       // z before this token, whichever block of the launch runs first: step_normalizer_kernel updates it afterwards.
       float sum = 0.0f;
-      for (int k = lane; k < K; k += 32) {
+      for (int k = static_cast<int>(threadIdx.x) % 32; k < K; k += 32) {
         const float z = Element<S>::load(static_cast<const S*>(p.z) + static_cast<std::int64_t>(cell) * K + k);
         sum += q_shared[warp][k] * (z + k_shared[k]);
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-      if (lane == 0) denominators[warp] = sum;
+      if (threadIdx.x % 32 == 0) denominators[warp] = sum;
     }
 
     float4 sums[kQueries];
@@ -220,16 +225,16 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
     for (int i = 0; i < kQueries; ++i) sums[i] = make_float4(0, 0, 0, 0);
     const float4 value = reinterpret_cast<const float4*>(v_shared)[lane],
                  value_decay = reinterpret_cast<const float4*>(av_shared)[lane];
-    constexpr int kRound = kUnroll * kWarps;  // rows of the block in flight
+    constexpr int kRound = kUnroll * kRowsAtOnce;  // rows of the block in flight
     for (int first = 0;; first += kRound) {
-      const float *a_row = a_shared + first + warp, *k_row = k_shared + first + warp,
-                  *q_row = &q_shared[0][0] + first + warp;
+      const float *a_row = a_shared + first + own_row, *k_row = k_shared + first + own_row,
+                  *q_row = &q_shared[0][0] + first + own_row;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (u * kWarps < left) {
+        if (u * kRowsAtOnce < left) {
           float4 x = Four<S>::unpack(rows[u]);
           if constexpr (update) {
-            const float a = a_row[u * kWarps], key = k_row[u * kWarps];
+            const float a = a_row[u * kRowsAtOnce], key = k_row[u * kRowsAtOnce];
             x = make_float4(fmaf(a * value_decay.x, x.x, key * value.x), fmaf(a * value_decay.y, x.y, key * value.y),
                             fmaf(a * value_decay.z, x.z, key * value.z), fmaf(a * value_decay.w, x.w, key * value.w));
             if constexpr (kWhole) {
@@ -240,7 +245,7 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
           }
 #pragma unroll
           for (int i = 0; i < kQueries; ++i) {
-            const float q = q_row[i * kMostKeys + u * kWarps];
+            const float q = q_row[i * kMostKeys + u * kRowsAtOnce];
             sums[i] = make_float4(fmaf(q, x.x, sums[i].x), fmaf(q, x.y, sums[i].y), fmaf(q, x.z, sums[i].z),
                                   fmaf(q, x.w, sums[i].w));
           }
@@ -254,7 +259,16 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
     }
     if (next < p.units) token.load(p, next / slices, next % slices, first_query);
 #pragma unroll
-    for (int i = 0; i < kQueries; ++i) parts[warp][i][lane] = sums[i];
+    for (int i = 0; i < kQueries; ++i) {
+#pragma unroll
+      for (int distance = 16; distance >= kLanes; distance /= 2) {
+        sums[i].x += __shfl_xor_sync(0xffffffffu, sums[i].x, distance);
+        sums[i].y += __shfl_xor_sync(0xffffffffu, sums[i].y, distance);
+        sums[i].z += __shfl_xor_sync(0xffffffffu, sums[i].z, distance);
+        sums[i].w += __shfl_xor_sync(0xffffffffu, sums[i].w, distance);
+      }
+      if (own_row % (32 / kLanes) == 0) parts[warp][i][lane] = sums[i];
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < queries * kSlice; i += blockDim.x) {
       const int query = i / kSlice, own = i % kSlice, channel = static_cast<int>(unit % slices) * kSlice + own;
@@ -275,6 +289,7 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries>::blocks))
 // z += phi(k); grid: B * G.
 template <class S>
 __global__ void step_normalizer_kernel(const __grid_constant__ StepParams p) {
+  flashgla::cuda::wait_for_previous();
   const std::int64_t b = blockIdx.x / p.heads;
   const int head = blockIdx.x % p.heads;
   S* z = static_cast<S*>(p.z) + static_cast<std::int64_t>(blockIdx.x) * p.key_dim;
@@ -284,29 +299,45 @@ __global__ void step_normalizer_kernel(const __grid_constant__ StepParams p) {
   }
 }
 
-template <class S, int kQueries, bool kWhole>
-void launch(cudaStream_t stream, const StepParams& p, unsigned multiprocessors) {
-  const unsigned blocks = std::min(p.units, Flight<S, kQueries>::blocks * multiprocessors);
-  step_kernel<S, kQueries, true, kWhole><<<blocks, kWarps * 32, 0, stream>>>(p, 0);
-  flashgla::cuda::check_launch("step_kernel");
-  for (int first = kQueries; first < p.group; first += kQueries) {
-    step_kernel<S, kQueries, false, kWhole><<<blocks, kWarps * 32, 0, stream>>>(p, first);
-    flashgla::cuda::check_launch("step_kernel");
+struct Launch {
+  const Context& context;
+  unsigned cells;
+
+  template <class... Arguments, class... Parameters>
+  void operator()(void (*kernel)(Parameters...), unsigned blocks, int threads, const Arguments&... arguments) const {
+    using flashgla::cuda::Begin;
+    flashgla::cuda::launch(
+        "gated_linear_attention step", kernel, dim3(blocks), threads, 0, static_cast<cudaStream_t>(context.stream()),
+        context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous, arguments...);
   }
-}
-template <class S>
-void launch(cudaStream_t stream, const StepParams& p, unsigned cells, unsigned multiprocessors) {
-  const bool whole = p.value_dim % 4 == 0;
-  if (p.group == 1) {
-    whole ? launch<S, 1, true>(stream, p, multiprocessors) : launch<S, 1, false>(stream, p, multiprocessors);
-  } else {
-    whole ? launch<S, 4, true>(stream, p, multiprocessors) : launch<S, 4, false>(stream, p, multiprocessors);
+
+  template <class S, int kQueries, int kLanes, bool kWhole>
+  void steps(StepParams p) const {
+    p.units = cells * ((static_cast<unsigned>(p.value_dim) + 4 * kLanes - 1) / (4 * kLanes));
+    const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
+    const unsigned blocks = std::min(p.units, Flight<S, kQueries, kLanes>::blocks * multiprocessors);
+    (*this)(step_kernel<S, kQueries, kLanes, true, kWhole>, blocks, kWarps * 32, p, 0);
+    for (int first = kQueries; first < p.group; first += kQueries) {
+      (*this)(step_kernel<S, kQueries, kLanes, false, kWhole>, blocks, kWarps * 32, p, first);
+    }
   }
-  if (p.normalize) {
-    step_normalizer_kernel<S><<<cells, 128, 0, stream>>>(p);
-    flashgla::cuda::check_launch("step_normalizer_kernel");
+  template <class S, int kQueries>
+  void steps(const StepParams& p) const {
+    const unsigned wide = cells * ((static_cast<unsigned>(p.value_dim) + 127) / 128);
+    if (p.value_dim % 4 != 0) {
+      steps<S, kQueries, 32, false>(p);
+    } else if (wide < static_cast<unsigned>(context.architecture().multiprocessors)) {
+      steps<S, kQueries, kFewLanes, true>(p);
+    } else {
+      steps<S, kQueries, 32, true>(p);
+    }
   }
-}
+  template <class S>
+  void all(const StepParams& p) const {
+    p.group == 1 ? steps<S, 1>(p) : steps<S, 4>(p);
+    if (p.normalize) (*this)(step_normalizer_kernel<S>, cells, 128, p);
+  }
+};
 
 // [B,heads,channels] or [B,heads].
 Strided of_one_token(const TensorView& view) {
@@ -338,13 +369,10 @@ void step(Context& context, const Problem& problem, const StepInputs& inputs, co
   p.gate_dtype = problem.gate_dtype;
   p.normalize = problem.normalize;
   p.scale = static_cast<float>(problem.scale);
-  auto* stream = static_cast<cudaStream_t>(context.stream());
   const auto cells = static_cast<unsigned>(problem.batch * problem.heads);
-  p.units = cells * static_cast<unsigned>((p.value_dim + kSlice - 1) / kSlice);
-  if (p.units == 0) return;
-  const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
-  h.dtype == DType::bf16 ? launch<__nv_bfloat16>(stream, p, cells, multiprocessors)
-                         : launch<float>(stream, p, cells, multiprocessors);
+  if (cells == 0 || p.value_dim == 0) return;
+  const Launch launch{context, cells};
+  h.dtype == DType::bf16 ? launch.all<__nv_bfloat16>(p) : launch.all<float>(p);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
