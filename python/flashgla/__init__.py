@@ -183,8 +183,8 @@ def step(q: Any, k: Any, v: Any, state: Any, g: Any = None, gv: Any = None, scal
     views = _views(library, q=q, k=k, v=v, g=g, gv=gv)
     o = library.empty((*views[0].shape[:-1], *views[2].shape[-1:]), views[0].dtype)
     written = _views(library, True, state=h, z=z, o=o)
-    _flashgla.step(*views, *written, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min, library.stream,
-                   0, library.allocate)
+    _flashgla.step(*views, *written, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min,
+                   library.stream, 0, library.allocate)
     return library.finish(o)
 
 

@@ -6,8 +6,8 @@ logarithms; `scale` None is K^-1/2; `reverse` runs from the last token to the fi
 than q, gates may be -inf, and every function runs on the CPU, in float64 too, and compiles without a graph break.
 
 The prefix (chunk, fused_chunk, fused_recurrent, parallel) names FLA's way to the result; the operator picks its own.
-`cu_seqlens_cpu` spares FLA a copy; here it tells the longest sequence (max_seqlen). An initial state in another dtype is
-converted. `chunk_size` is a hint about FLA's kernels: accepted where FLA's functions take further arguments, without
+`cu_seqlens_cpu` spares FLA a copy; here it tells the longest sequence (max_seqlen). An initial state of another dtype
+is converted. `chunk_size` is a hint about FLA's kernels: accepted where FLA's functions take further arguments, without
 effect; so is `transpose_state_layout`, the old name of `state_v_first`, with FLA's warning. An argument, a dtype or a
 width that is not supported raises NotCovered, by name.
 ALGORITHM is what all of them ask for: "chunk_recomputed" keeps no states for the backward and spares their memory.

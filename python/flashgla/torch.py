@@ -69,7 +69,8 @@ _library.define(f"backward({_INPUTS}, {_OPTIONS}, Tensor? o, Tensor? ht, Tensor?
                 "Tensor? d_zt, bool[7] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
                 tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor(a!) h, Tensor(b!)? z, float? scale, "
-                "str feature_map, bool normalize, float? gate_logit_normalizer, float? gate_clamp_min) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+                "str feature_map, bool normalize, float? gate_logit_normalizer, float? gate_clamp_min) -> Tensor",
+                tags=(torch.Tag.pt2_compliant_tag,))
 
 # Sequences shorter than this on average keep no states: there are hardly any, and backward makes them.
 _KEEP_FROM = 64
