@@ -1,32 +1,37 @@
-// Few rows, f32 in and out, weights in bf16 or f32: each weight is read from memory once, by 16-byte vectors of which
-// the first are under way before the kernel ahead has ended (they are nobody's output), so that the memory does not
-// rest between kernels of a token.
+// Few rows, f32 in and out, weights in bf16 or f32: each weight is read from memory once, and the first of them are
+// under way before the kernel ahead has ended (they are nobody's output), so that the memory does not rest between
+// kernels of a token.
 //
-// A tile is eight rows of the weights (with swiglu four of the gate and the four of up that belong to them), two for
-// each of a block's four warps. A block walks over tiles gridDim.x apart; lane l has vectors l, l + 32, ... of its
-// warp's two rows, kStage of each row in one of two register buffers, and the next but one stage is asked for as soon
-// as one is used, across the ends of tiles. u lies in shared memory in f32, in planes of four consecutive elements of
-// each vector, so that lanes beside each other read without bank conflicts. Every block makes u once, from L2.
+// One block a multiprocessor has a range of rows of the weights. A warp sums a group of them at a time over all of I,
+// by itself: two rows, or four beside many rows of x; with swiglu half of them are of the gate and half the ones of up
+// that belong to them. A piece is four vectors of 16 bytes a lane. Each lane copies its own vectors to shared memory,
+// kStages pieces ahead and across the ends of groups, and reads only these, so that no barrier stands between a copy
+// and its use. A value is one fixed sum whatever the number of rows of x. u lies in shared memory in f32, in planes of
+// four consecutive elements of each vector, so that lanes beside each other read without bank conflicts; every block
+// makes it once, from L2.
 #include <cuda_bf16.h>
 
 #include <algorithm>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/base/cuda/sums.cuh"
+#include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/linear_step/implementations.h"
 
 namespace flashgla::ops::linear_step {
 
 namespace {
 
-using flashgla::cuda::Begin;
-
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStage = 4;        // vectors of a weight row in one buffer of a lane
-constexpr int kMostRows = 4;     // of x
-constexpr int kMostHeads = 256;  // of head_norm
-constexpr int kBlocksEach = 3;   // of a multiprocessor: enough to keep memory busy, and room for the next kernel's
+constexpr int kStages = 5;    // pieces of a warp that are under way
+constexpr int kMostRows = 4;  // of x
+constexpr int kPiece = 4;     // vectors of a lane in a piece
+constexpr int kPieceBytes = kPiece * kThreads * 16;
+
+// Rows of the weights in a group, beside so many rows of x.
+constexpr int group_rows(int rows) { return rows > 2 ? 4 : 2; }
 
 struct LayerParams {
   const void* weight;
@@ -43,24 +48,20 @@ struct Params {
   const void* norm_weight;
   std::int64_t x_stride, gate_stride;
   int in, head_size;  // head_size: channels normalised together
-  int rows;           // of x in this pass
+  int rows;           // of x
   int norm_is_f32;
   Prologue prologue;
   Epilogue epilogue;
   float epsilon, inverse_normalizer, clamp_min;
   LayerParams layers[2];
-  int tiles_of_first;  // tiles of layers[0]; the rest are layers[1]'s
-  int tiles;
+  int groups_of_first;  // groups of layers[0]; the rest are layers[1]'s
+  int groups;
+  int pieces;  // of a group
+  int stages;  // pieces of a warp that shared memory has room for
 };
 
 __device__ __forceinline__ float load_parameter(const void* data, int is_f32, int i) {
   return is_f32 ? static_cast<const float*>(data)[i] : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-  return x;
 }
 
 // A 16-byte vector of weights: 8 of bf16, or 4 of f32.
@@ -95,18 +96,18 @@ __device__ __forceinline__ int place_of(int i, int in) {
   return (four % kPlanes * (in / (4 * kPlanes)) + four / kPlanes) * 4 + i % 4;
 }
 
-// A thread's part of the sum of squares of `size` elements, of `count` threads of which this is `rank`.
-template <int count>
-__device__ __forceinline__ float squares_of(const float* x, int size, int rank) {
+// A lane's part of the sum of squares of `size` elements. x is read past the first-level cache, here and below: that
+// may hold what x was.
+__device__ __forceinline__ float squares_of(const float* x, int size, int lane) {
   float squares = 0.0f;
   if (size % 4 == 0) {
 #pragma unroll 4
-    for (int i = 4 * rank; i < size; i += 4 * count) {
+    for (int i = 4 * lane; i < size; i += 128) {
       const float4 v = __ldcg(reinterpret_cast<const float4*>(x + i));
       squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
   } else {
-    for (int i = rank; i < size; i += count) {
+    for (int i = lane; i < size; i += 32) {
       const float v = __ldcg(x + i);
       squares += v * v;
     }
@@ -114,130 +115,250 @@ __device__ __forceinline__ float squares_of(const float* x, int size, int rank) 
   return squares;
 }
 
-// u of all rows, in shared memory. x and gate are read past the first-level cache, which may hold what they were.
-template <int kPlanes>
-__device__ void make_inputs(const Params& p, float* u) {
-  __shared__ float deviations[kMostRows * kMostHeads];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int heads = p.in / p.head_size;
-  const bool normalize = p.prologue != Prologue::none;
-  if (normalize && heads == 1) {
-    // All warps on each row; a row's sums and their order are the same however many rows there are.
-    __shared__ float partial[kMostRows][kWarps];
-    float squares[kMostRows];
-#pragma unroll
-    for (int n = 0; n < kMostRows; ++n) {
-      squares[n] = n < p.rows ? squares_of<kThreads>(p.x + n * p.x_stride, p.in, static_cast<int>(threadIdx.x)) : 0.0f;
-    }
-#pragma unroll
-    for (int n = 0; n < kMostRows; ++n) {
-      const float sum = warp_sum(squares[n]);
-      if (lane == 0) partial[n][warp] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < kMostRows) {
-      const float* parts = partial[threadIdx.x];
-      const float total = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-      deviations[threadIdx.x] = rsqrtf(total / static_cast<float>(p.in) + p.epsilon);
-    }
-  } else if (normalize) {
-    for (int unit = warp; unit < p.rows * heads; unit += kWarps) {
-      const float* x = p.x + unit / heads * p.x_stride + unit % heads * p.head_size;
-      const float squares = warp_sum(squares_of<32>(x, p.head_size, lane));
-      if (lane == 0) deviations[unit] = rsqrtf(squares / static_cast<float>(p.head_size) + p.epsilon);
-    }
+// Makes u. The factor that rms_norm gives to a whole row is left to the sums.
+template <int kRows, int kPlanes>
+class InputMaker {
+ public:
+  // shared: shared_floats of it.
+  __device__ InputMaker(const Params& params, float* shared)
+      : p(params), u_(shared), weights_(shared + kRows * p.in), deviations_(weights_ + (p.norm_weight ? p.in : 0)) {}
+
+  static std::int64_t shared_floats(std::int64_t in, std::int64_t heads, bool weighted) {
+    return (kRows + (weighted ? 1 : 0)) * in + kRows * std::max<std::int64_t>(heads, kWarps);
   }
-  if (normalize) __syncthreads();
-  const int fours = p.in / 4;
-  for (int item = threadIdx.x; item < p.rows * fours; item += kThreads) {
-    const int n = item / fours, i = 4 * (item - n * fours);
-    const float4 four = __ldcg(reinterpret_cast<const float4*>(p.x + n * p.x_stride + i));
-    float v[4] = {four.x, four.y, four.z, four.w};
-    if (normalize) {
-      float gate[4];
-      if (p.gate) {
-        const float4 raw = __ldcg(reinterpret_cast<const float4*>(p.gate + n * p.gate_stride + i));
-        gate[0] = raw.x, gate[1] = raw.y, gate[2] = raw.z, gate[3] = raw.w;
-      }
+
+  __device__ const float* u() const { return u_; }
+
+  // What no kernel writes: the norm's weights, laid out as u. A thread reads what it wrote.
+  __device__ void load_weights() {
+    if (!p.norm_weight) return;
+    for (int four = threadIdx.x; four < p.in / 4; four += kThreads) {
+      float w[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int head = heads == 1 ? 0 : (i + j) / p.head_size;
-        v[j] *= deviations[n * heads + head];
-        if (p.norm_weight) v[j] *= load_parameter(p.norm_weight, p.norm_is_f32, i + j - head * p.head_size);
-        if (p.gate) v[j] *= gate[j] / (1.0f + __expf(-gate[j]));
+        w[j] = load_parameter(p.norm_weight, p.norm_is_f32, (4 * four + j) % p.head_size);
+      }
+      *reinterpret_cast<float4*>(weights_ + place_of<kPlanes>(4 * four, p.in)) = make_float4(w[0], w[1], w[2], w[3]);
+    }
+  }
+
+  // Ends with a barrier.
+  __device__ void run() {
+    const bool by_head = p.prologue == Prologue::head_norm;
+    float squares[kRows] = {};
+    for (int first = static_cast<int>(threadIdx.x); first - static_cast<int>(threadIdx.x) < p.in / 4;
+         first += kHeld * kThreads) {
+      float4 x[kHeld][kRows], gate[kHeld][kRows];
+#pragma unroll
+      for (int j = 0; j < kHeld; ++j) {
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) {
+          x[j][n] = load(p.x, p.x_stride, first + j * kThreads, n);
+          if (p.gate) gate[j][n] = load(p.gate, p.gate_stride, first + j * kThreads, n);
+        }
+      }
+      if (by_head && first < kThreads) find_deviations();
+#pragma unroll
+      for (int j = 0; j < kHeld; ++j) {
+        const int four = first + j * kThreads;
+        if (four >= p.in / 4) break;
+        const int place = place_of<kPlanes>(4 * four, p.in);
+        float4 weight = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        if (p.norm_weight) weight = *reinterpret_cast<const float4*>(weights_ + place);
+#pragma unroll
+        for (int n = 0; n < kRows; ++n) {
+          float4 v = x[j][n];
+          if (p.prologue == Prologue::rms_norm) squares[n] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+          if (by_head) scale_by_head(v, 4 * four, n);
+          v.x *= weight.x, v.y *= weight.y, v.z *= weight.z, v.w *= weight.w;
+          if (p.gate) {
+            const float4 g = gate[j][n];
+            v.x *= swish(g.x), v.y *= swish(g.y), v.z *= swish(g.z), v.w *= swish(g.w);
+          }
+          *reinterpret_cast<float4*>(u_ + n * p.in + place) = v;
+        }
       }
     }
-    *reinterpret_cast<float4*>(u + n * p.in + place_of<kPlanes>(i, p.in)) = make_float4(v[0], v[1], v[2], v[3]);
+    if (p.prologue != Prologue::rms_norm) {
+      __syncthreads();
+      return;
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const float sum = flashgla::cuda::warp_sum(squares[n]);
+      if (threadIdx.x % 32 == 0) deviations_[n * kWarps + threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
   }
-  __syncthreads();
-}
+
+  // The factor of a row's sums.
+  __device__ float factor(int row) const {
+    if (p.prologue != Prologue::rms_norm) return 1.0f;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += deviations_[row * kWarps + w];
+    return rsqrtf(total / static_cast<float>(p.in) + p.epsilon);
+  }
+
+ private:
+  static constexpr int kHeld = kRows == 1 ? 6 : kRows == 2 ? 4 : 2;  // fours of a row that a thread loads at once
+
+  static __device__ __forceinline__ float swish(float x) { return x / (1.0f + __expf(-x)); }
+
+  __device__ __forceinline__ float4 load(const float* from, std::int64_t stride, int four, int n) const {
+    if (four >= p.in / 4 || n >= p.rows) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return __ldcg(reinterpret_cast<const float4*>(from + n * stride) + four);
+  }
+
+  __device__ void find_deviations() {
+    const int heads = p.in / p.head_size;
+    for (int unit = static_cast<int>(threadIdx.x) / 32; unit < p.rows * heads; unit += kWarps) {
+      const float* x = p.x + unit / heads * p.x_stride + unit % heads * p.head_size;
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const float squares = flashgla::cuda::warp_sum(squares_of(x, p.head_size, lane));
+      if (lane == 0) {
+        deviations_[unit] = rsqrtf(squares / static_cast<float>(p.head_size) + p.epsilon);
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void scale_by_head(float4& v, int i, int n) const {
+    const float* of_row = deviations_ + n * (p.in / p.head_size);
+    const int head = i / p.head_size;
+    if (p.head_size % 4 == 0) {
+      const float r = of_row[head];
+      v.x *= r, v.y *= r, v.z *= r, v.w *= r;
+    } else {
+      v.x *= of_row[head], v.y *= of_row[(i + 1) / p.head_size];
+      v.z *= of_row[(i + 2) / p.head_size], v.w *= of_row[(i + 3) / p.head_size];
+    }
+  }
+
+  const Params& p;
+  float *u_, *weights_;
+  float* deviations_;  // of heads; with rms_norm the warps' sums of squares
+};
 
 __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(__expf(-fabsf(x))); }
 
-// The two rows of the weights that a warp has of a tile: o and o + 1, or with swiglu o of the gate and o of up.
-struct RowsOfTile {
-  __device__ __forceinline__ RowsOfTile(const Params& p, int tile, int warp)
-      : layer(&p.layers[tile >= p.tiles_of_first ? 1 : 0]) {
-    const int place = (tile >= p.tiles_of_first ? tile - p.tiles_of_first : tile) * kWarps + warp;
-    const bool paired = p.epilogue == Epilogue::swiglu;
-    first = paired ? place : 2 * place;
-    other = paired ? first + layer->out : first + 1;
-    wanted[0] = tile < p.tiles && first < layer->out;
-    wanted[1] = wanted[0] && (paired || other < layer->out);
-  }
+// The rows of the weights that make a group.
+template <int kGroup>
+struct RowsOfGroup {
+  __device__ __forceinline__ RowsOfGroup(const Params& p, int group)
+      : layer(&p.layers[group >= p.groups_of_first ? 1 : 0]),
+        paired(p.epilogue == Epilogue::swiglu),
+        first((group >= p.groups_of_first ? group - p.groups_of_first : group) * (paired ? kGroup / 2 : kGroup)) {}
+  // Column of y of the r-th; it is there when it is less than layer->out.
+  __device__ __forceinline__ int column(int r) const { return first + (paired ? r % (kGroup / 2) : r); }
+  __device__ __forceinline__ int row(int r) const { return column(r) + (paired && r >= kGroup / 2 ? layer->out : 0); }
+
   const LayerParams* layer;
-  int first, other;
-  bool wanted[2];
+  bool paired;
+  int first;
 };
 
+// Sums of each of M values over a warp, by the same tree whatever M is; of value i at lanes 32 i / M to
+// 32 (i + 1) / M - 1.
+template <int M>
+__device__ __forceinline__ float sums_over_lanes(float (&v)[M], int lane) {
+  int count = M;
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    if (count > 1) {
+      count /= 2;
+      const bool upper = (lane & distance) != 0;
+#pragma unroll
+      for (int i = 0; i < M / 2; ++i) {
+        if (i >= count) break;
+        const float kept = upper ? v[i + count] : v[i], sent = upper ? v[i] : v[i + count];
+        v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, distance);
+      }
+    } else {
+      v[0] += __shfl_xor_sync(0xffffffffu, v[0], distance);
+    }
+  }
+  return v[0];
+}
+
 template <class W, int kRows>
-__global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant__ Params p) {
-  extern __shared__ float4 shared[];
-  float* u = reinterpret_cast<float*>(shared);
+__global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(const __grid_constant__ Params p) {
   using V = Vector<W>;
   constexpr int kPlanes = V::kElements / 4;
-  constexpr int kStep = 32 * kStage;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int kGroup = group_rows(kRows), kAhead = kPiece / kGroup;  // vectors of a row in a lane's piece
+  constexpr int kSums = kGroup * kRows, kLanesOfSum = 32 / kSums;
+  using Rows = RowsOfGroup<kGroup>;
+  extern __shared__ uint4 ring[];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int vectors = p.in / V::kElements;
-  const int stages = (vectors + kStep - 1) / kStep;  // of a tile
+  const auto bound = [&](unsigned block) {
+    return static_cast<int>(static_cast<std::int64_t>(p.groups) * block / gridDim.x);
+  };
+  const int begin = bound(blockIdx.x) + warp, end = bound(blockIdx.x + 1);
 
-  uint4 buffers[2][2][kStage];  // [buffer][row][vector]
-  const auto load = [&](uint4(&buffer)[2][kStage], int tile, int stage) {
-    const RowsOfTile rows(p, tile, warp);
+  // This lane's vectors of a piece, into its places of a slot.
+  const auto copy_piece = [&](int group, int piece, int slot) {
+    if (group < end) {
+      const Rows rows(p, group);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const std::int64_t row = r == 0 ? rows.first : rows.other;
-      const auto* weights = reinterpret_cast<const uint4*>(static_cast<const W*>(rows.layer->weight) + row * p.in);
+      for (int r = 0; r < kGroup; ++r) {
+        const auto* weights =
+            static_cast<const uint4*>(rows.layer->weight) + static_cast<std::int64_t>(rows.row(r)) * vectors;
 #pragma unroll
-      for (int s = 0; s < kStage; ++s) {
-        const int at = stage * kStep + 32 * s + lane;
-        buffer[r][s] = at < vectors && rows.wanted[r] ? __ldcs(weights + at) : make_uint4(0, 0, 0, 0);
+        for (int s = 0; s < kAhead; ++s) {
+          const int at = (piece * kAhead + s) * 32 + lane;
+          if (at >= vectors || rows.column(r) >= rows.layer->out) continue;
+          ptx::copy_async_16(ptx::shared_address(&ring[(slot * kPiece + r * kAhead + s) * kThreads + thread]),
+                             weights + at);
+        }
       }
     }
+    ptx::copy_async_commit();
   };
-  // The stage after (tile, stage) in the order of this block's work.
-  const auto advance = [&](int& tile, int& stage) {
-    if (++stage == stages) stage = 0, tile += static_cast<int>(gridDim.x);
+  const auto advance = [&](int& group, int& piece) {
+    if (++piece == p.pieces) piece = 0, group += kWarps;
   };
-  int next_tile = static_cast<int>(blockIdx.x), next_stage = 0;
-  load(buffers[0], next_tile, next_stage);
-  advance(next_tile, next_stage);
-  load(buffers[1], next_tile, next_stage);
-  advance(next_tile, next_stage);
-
+  int next_group = begin, next_piece = 0;
+#pragma unroll 1
+  for (int slot = 0; slot < kStages; ++slot) {
+    copy_piece(next_group, next_piece, slot);
+    advance(next_group, next_piece);
+  }
+  InputMaker<kRows, kPlanes> inputs(p, reinterpret_cast<float*>(ring + p.stages * kPiece * kThreads));
   flashgla::cuda::release_next();
+  inputs.load_weights();
   flashgla::cuda::wait_for_previous();
-  make_inputs<kPlanes>(p, u);
+  inputs.run();
+  const float* const u = inputs.u();
 
-  float sums[2][kRows] = {};
-  const auto add_products = [&](const uint4(&buffer)[2][kStage], int stage) {
+  // The value that this lane finishes, with its neighbours: of row n of x.
+  const int n_of_lane = lane / kLanesOfSum / kGroup, r_of_lane = lane / kLanesOfSum % kGroup;
+  const float factor = inputs.factor(n_of_lane);
+  float sums[kSums] = {};
+  float before = 0.0f, bias = 0.0f;  // what it needs of memory, asked for early
+  int slot = 0;
+  for (int group = begin, piece = 0; group < end;) {
+    const Rows rows(p, group);
+    const int column = rows.column(r_of_lane);
+    float* const y = rows.layer->y + n_of_lane * rows.layer->y_stride + column;
+    const bool there = n_of_lane < p.rows && column < rows.layer->out;
+    if (piece == 0 && there) {
+      if (p.epilogue == Epilogue::add) before = __ldcg(y);
+      bias = rows.layer->bias ? load_parameter(rows.layer->bias, rows.layer->bias_is_f32, column) : 0.0f;
+    }
+    ptx::copy_async_wait<kStages - 1>();
+    uint4 raw[kPiece];
 #pragma unroll
-    for (int s = 0; s < kStage; ++s) {
-      const int at = stage * kStep + 32 * s + lane;
+    for (int i = 0; i < kPiece; ++i) raw[i] = ring[(slot * kPiece + i) * kThreads + thread];
+    copy_piece(next_group, next_piece, slot);
+    advance(next_group, next_piece);
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const int at = (piece * kAhead + s) * 32 + lane;
       if (at >= vectors) break;
-      float w[2][V::kElements];
-      V::unpack(buffer[0][s], w[0]);
-      V::unpack(buffer[1][s], w[1]);
+      float w[kGroup][V::kElements];
+#pragma unroll
+      for (int r = 0; r < kGroup; ++r) V::unpack(raw[r * kAhead + s], w[r]);
 #pragma unroll
       for (int n = 0; n < kRows; ++n) {
 #pragma unroll
@@ -245,67 +366,56 @@ __global__ void __launch_bounds__(kThreads) stream_kernel(const __grid_constant_
           const float4 four = *reinterpret_cast<const float4*>(u + n * p.in + 4 * (plane * vectors + at));
           const float v[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            sums[0][n] = fmaf(v[j], w[0][4 * plane + j], sums[0][n]);
-            sums[1][n] = fmaf(v[j], w[1][4 * plane + j], sums[1][n]);
+          for (int r = 0; r < kGroup; ++r) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[n * kGroup + r] = fmaf(v[j], w[r][4 * plane + j], sums[n * kGroup + r]);
           }
         }
       }
     }
-  };
-  const auto finish = [&](int tile) {
-    const RowsOfTile rows(p, tile, warp);
+    if (piece + 1 == p.pieces) {
+      float a = sums_over_lanes(sums, lane) * factor + bias;
 #pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      float a[2] = {warp_sum(sums[0][n]), warp_sum(sums[1][n])};
-      sums[0][n] = sums[1][n] = 0.0f;
-      if (lane != 0 || n >= p.rows) continue;
-      float* y = rows.layer->y + n * rows.layer->y_stride;
-      if (p.epilogue == Epilogue::swiglu) {
-        if (rows.wanted[0]) y[rows.first] = a[0] / (1.0f + __expf(-a[0])) * a[1];
-        continue;
+      for (float& each : sums) each = 0.0f;
+      const float up = __shfl_down_sync(0xffffffffu, a, kGroup / 2 * kLanesOfSum);
+      switch (p.epilogue) {
+        case Epilogue::store:
+          break;
+        case Epilogue::add:
+          a += before;
+          break;
+        case Epilogue::swiglu:
+          a = a / (1.0f + __expf(-a)) * up;
+          break;
+        case Epilogue::log_sigmoid:
+          a = fmaxf(log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
+          break;
       }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (!rows.wanted[r]) continue;
-        const int o = rows.first + r;
-        if (rows.layer->bias) a[r] += load_parameter(rows.layer->bias, rows.layer->bias_is_f32, o);
-        switch (p.epilogue) {
-          case Epilogue::add:
-            y[o] = __ldcg(y + o) + a[r];
-            break;
-          case Epilogue::log_sigmoid:
-            y[o] = fmaxf(log_sigmoid(a[r]) * p.inverse_normalizer, p.clamp_min);
-            break;
-          default:
-            y[o] = a[r];
-        }
-      }
+      const bool writes = lane % kLanesOfSum == 0 && !(rows.paired && r_of_lane >= kGroup / 2);
+      if (there && writes) *y = a;
     }
-  };
-  // Takes one stage from a buffer, refills it, and ends the tile after its last stage.
-  int tile = static_cast<int>(blockIdx.x), stage = 0;
-  const auto take = [&](uint4(&buffer)[2][kStage]) {
-    add_products(buffer, stage);
-    load(buffer, next_tile, next_stage);
-    advance(next_tile, next_stage);
-    if (stage + 1 == stages) finish(tile);
-    advance(tile, stage);
-  };
-  while (tile < p.tiles) {
-    take(buffers[0]);
-    if (tile >= p.tiles) break;
-    take(buffers[1]);
+    advance(group, piece);
+    if (++slot == kStages) slot = 0;
   }
 }
 
 template <class W, int kRows>
-void launch(Context& context, const Params& p) {
-  const bool beside = context.architecture().cuda_capability >= 90;
-  const int blocks = std::min(p.tiles, kBlocksEach * context.architecture().multiprocessors);
-  flashgla::cuda::launch("linear_step", stream_kernel<W, kRows>, dim3(static_cast<unsigned>(blocks)), kThreads,
-                         kRows * p.in * static_cast<int>(sizeof(float)), static_cast<cudaStream_t>(context.stream()),
-                         beside ? Begin::beside_previous : Begin::after_previous, p);
+void launch(Context& context, Params p) {
+  const int columns = group_rows(kRows) / (p.epilogue == Epilogue::swiglu ? 2 : 1);  // of y in a group
+  for (const LayerParams& layer : p.layers) {
+    p.groups += (layer.out + columns - 1) / columns;
+    if (&layer == p.layers) p.groups_of_first = p.groups;
+  }
+  const int blocks = std::min((p.groups + kWarps - 1) / kWarps, context.architecture().multiprocessors);
+  if (blocks == 0) return;
+  constexpr int kAhead = kPiece / group_rows(kRows);
+  p.pieces = (p.in / Vector<W>::kElements + 32 * kAhead - 1) / (32 * kAhead);
+  const int groups_of_warp = ((p.groups + blocks - 1) / blocks + kWarps - 1) / kWarps;
+  p.stages = static_cast<int>(std::min<std::int64_t>(kStages, std::int64_t{p.pieces} * groups_of_warp));
+  const std::int64_t floats =
+      InputMaker<kRows, Vector<W>::kElements / 4>::shared_floats(p.in, p.in / p.head_size, p.norm_weight != nullptr);
+  ops::cuda::queue_kernel(context, "linear_step", stream_kernel<W, kRows>, blocks, kThreads,
+                          p.stages * kPieceBytes + static_cast<int>(floats) * 4, p);
 }
 
 template <class W>
@@ -329,7 +439,6 @@ void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> l
   p.inverse_normalizer = static_cast<float>(1.0 / options.normalizer);
   p.clamp_min = static_cast<float>(options.clamp_min);
   const bool bf16 = layers[0].weight.dtype == DType::bf16;
-  const int rows_of_tile = options.epilogue == Epilogue::swiglu ? kWarps : 2 * kWarps;
   p.rows = static_cast<int>(x.size(0));
   p.x = x.as<float>();
   p.gate = inputs.gate ? inputs.gate.as<float>() : nullptr;
@@ -341,10 +450,7 @@ void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> l
     to.y_stride = layers[i].y.stride[0];
     to.y = layers[i].y.as<float>();
     to.out = static_cast<int>(layers[i].y.size(1));
-    p.tiles += (to.out + rows_of_tile - 1) / rows_of_tile;
-    if (i == 0) p.tiles_of_first = p.tiles;
   }
-  if (p.tiles == 0) return;
   bf16 ? launch_rows<__nv_bfloat16>(context, p) : launch_rows<float>(context, p);
 }
 
@@ -352,9 +458,9 @@ Support supports(const Problem& problem, const Architecture& architecture) {
   if (problem.dtype != DType::f32) return Support::no("f32 activations only");
   if (!problem.aligned) return Support::no("rows of whole 16-byte vectors only");
   if (problem.rows > kMostRows) return Support::no("at most 4 rows: more are faster as a matrix product");
-  const std::int64_t shared = (problem.rows > 2 ? kMostRows : problem.rows) * problem.in * 4;
-  if (shared + 8192 > architecture.shared_memory) return Support::no("the rows do not fit into shared memory");
-  if (problem.heads > kMostHeads) return Support::no("at most 256 heads");
+  const std::int64_t rows = problem.rows > 2 ? kMostRows : problem.rows;
+  const std::int64_t shared = kStages * kPieceBytes + ((rows + 1) * problem.in + rows * (problem.heads + kWarps)) * 4;
+  if (shared > architecture.shared_memory) return Support::no("the rows do not fit into shared memory");
   return Support::yes();
 }
 
