@@ -19,7 +19,8 @@ const std::vector<Bench>& benches() {
   static const std::vector<Bench> rows = {FLASHGLA_OPERATORS(FLASHGLA_ROW)  //
                                           {"model_training_step", bench_training_step},
                                           {"model_prefill", bench_prefill},
-                                          {"model_decoding", bench_decoding}};
+                                          {"model_decoding", bench_decoding},
+                                          {"model_load", bench_load}};
   return rows;
 }
 

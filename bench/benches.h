@@ -15,10 +15,12 @@ struct Bench {
 // An operator's bench is tests/bench.cpp in its folder.
 const std::vector<Bench>& benches();
 
-// One optimizer step, a prompt, and one token of decoding, of a whole model (bench/model.cpp).
+// One optimizer step, a prompt, one token of decoding, and the reading of a checkpoint, of a whole model
+// (bench/model.cpp, decoding.cpp, load.cpp).
 void bench_training_step(const testing::BenchOptions& options);
 void bench_prefill(const testing::BenchOptions& options);
 void bench_decoding(const testing::BenchOptions& options);
+void bench_load(const testing::BenchOptions& options);
 
 // What the machine can do at most; every other figure is quoted as a share of these, in one run. On the CPU: the
 // vendor's product of two 1024 x 1024 fp32 matrices with its own threading, and the rate at which all threads together

@@ -176,6 +176,7 @@ void bench_prefill(const testing::BenchOptions& options) {
     LanguageModel model(model::preset(preset), dtype, options.device, false);
     model.parameters().initialize(1);
     Context context(options.device, options.threads);
+    if (context.architecture().matrix_units && dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
     const Tensor tokens =
         testing::copied_to(random_tokens(Shape({length}), model.config().vocab_size, 1), options.device);
     const Tensor host = Tensor::zeros(Shape({2}), DType::i32);

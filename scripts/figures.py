@@ -171,8 +171,14 @@ def gpu_decoding_table():
         if row["operation"] == "model_decoding":
             sequences = int(re.search(r"batch (\d+)", row["problem"])[1])
             tokens = sequences * 1e3 / row["milliseconds"]  # a second
-            rows.append([row["problem"], milliseconds(row), of_floor(row), f"{tokens:,.0f}"])
-    return sentences(run.origin() + ".") + "\n\n" + table(["model", "ms a token", "of the floor", "tokens/s"], rows)
+            rows.append(["a token of " + row["problem"], milliseconds(row), of_floor(row), f"{tokens:,.0f} tokens/s"])
+        elif row["operation"] == "model_prefill":
+            tokens = int(re.search(r"1x(\d+)", row["problem"])[1]) * 1e3 / row["milliseconds"]
+            rows.append(["a prompt, " + row["problem"], milliseconds(row), of_floor(row), f"{tokens:,.0f} tokens/s"])
+        elif row["operation"] == "model_load":
+            rows.append(["reading the checkpoint of " + row["problem"], milliseconds(row), "",
+                         f"{row['bytes'] / row['milliseconds'] / 1e6:.1f} GB/s"])
+    return sentences(run.origin() + ".") + "\n\n" + table(["what", "ms", "of the floor", ""], rows)
 
 
 def gpu_attention_table():

@@ -1,3 +1,4 @@
+#include "flashgla/base/names.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/linear_step/tests/cases.h"
 #include "testing/operator_bench.h"
@@ -21,11 +22,13 @@ void bench(const testing::BenchOptions& options) {
   };
   std::vector<testing::OperatorBench> benches;
   for (const Row& row : rows) {
-    for (const std::int64_t batch : {1, 4, 8}) {
-      const testing::DTypePair dtypes{DType::f32, DType::bf16};
+    for (const std::int64_t batch : {1, 4, 8, 64}) {
+      // As generation has them.
+      const testing::DTypePair dtypes{batch <= 8 ? DType::f32 : DType::bf16, DType::bf16};
       benches.push_back(testing::bytes_bound(
-          std::string("linear_step ") + row.name, "N" + std::to_string(batch) + " " + std::to_string(row.in) + " bf16",
-          dtypes, step_case(batch, row.in, row.out, row.form), step_case(batch, row.in, 40, row.form)));
+          std::string("linear_step ") + row.name,
+          "N" + std::to_string(batch) + " " + std::to_string(row.in) + " " + name_of(dtypes.activation), dtypes,
+          step_case(batch, row.in, row.out, row.form), step_case(batch, row.in, 40, row.form)));
     }
   }
   testing::run_benches(benches, testing::names_of(implementations()), options);
