@@ -1,39 +1,13 @@
-// What the training loop may not ask of CUDA: memory, a wait for everything, a copy that waits. The calls that this
-// program makes are counted by the linker's --wrap.
-#include <cuda_runtime_api.h>
+// What the training loop may not ask of CUDA.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 
 #include "flashgla/base/memory.h"
 #include "flashgla/data/prepare.h"
 #include "flashgla/train/trainer.h"
-
-namespace {
-std::atomic<int> calls{0};
-}
-
-#define FLASHGLA_COUNT(name, parameters, arguments) \
-  cudaError_t __real_##name parameters;             \
-  cudaError_t __wrap_##name parameters {            \
-    ++calls;                                        \
-    return __real_##name arguments;                 \
-  }
-
-extern "C" {
-FLASHGLA_COUNT(cudaMalloc, (void** memory, size_t bytes), (memory, bytes))
-FLASHGLA_COUNT(cudaFree, (void* memory), (memory))
-FLASHGLA_COUNT(cudaMallocAsync, (void** memory, size_t bytes, cudaStream_t stream), (memory, bytes, stream))
-FLASHGLA_COUNT(cudaMallocHost, (void** memory, size_t bytes), (memory, bytes))
-FLASHGLA_COUNT(cudaFreeHost, (void* memory), (memory))
-FLASHGLA_COUNT(cudaMemcpy, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
-FLASHGLA_COUNT(cudaMemset, (void* memory, int value, size_t bytes), (memory, value, bytes))
-FLASHGLA_COUNT(cudaDeviceSynchronize, (void), ())
-FLASHGLA_COUNT(cudaStreamSynchronize, (cudaStream_t stream), (stream))
-FLASHGLA_COUNT(cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned flags), (stream, flags))
-}
+#include "testing/cuda_calls.h"
 
 namespace flashgla::train {
 namespace {
@@ -72,8 +46,8 @@ TEST(CudaCalls, TheLoopAllocatesNothingAndWaitsForNothing) {
       int before = 0, after = -1;
       Events events;
       events.step = [&](const MetricsRow& row) {
-        if (row.step == 40) before = calls;
-        if (row.step == 90) after = calls;
+        if (row.step == 40) before = testing::cuda_calls;
+        if (row.step == 90) after = testing::cuda_calls;
       };
       Trainer(config, events, false).run();
       EXPECT_EQ(after - before, 0);

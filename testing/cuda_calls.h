@@ -1,0 +1,33 @@
+// Counts what a loop may not ask of CUDA: memory, a wait for everything, a copy that waits. Included once by a test
+// program that is linked with flashgla_count_cuda_calls (testing/CMakeLists.txt), whose own calls then come here.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+
+namespace flashgla::testing {
+inline std::atomic<int> cuda_calls{0};
+}
+
+#define FLASHGLA_COUNT(name, parameters, arguments) \
+  cudaError_t __real_##name parameters;             \
+  cudaError_t __wrap_##name parameters {            \
+    ++flashgla::testing::cuda_calls;                \
+    return __real_##name arguments;                 \
+  }
+
+extern "C" {
+FLASHGLA_COUNT(cudaMalloc, (void** memory, size_t bytes), (memory, bytes))
+FLASHGLA_COUNT(cudaFree, (void* memory), (memory))
+FLASHGLA_COUNT(cudaMallocAsync, (void** memory, size_t bytes, cudaStream_t stream), (memory, bytes, stream))
+FLASHGLA_COUNT(cudaMallocHost, (void** memory, size_t bytes), (memory, bytes))
+FLASHGLA_COUNT(cudaFreeHost, (void* memory), (memory))
+FLASHGLA_COUNT(cudaMemcpy, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind), (to, from, bytes, kind))
+FLASHGLA_COUNT(cudaMemset, (void* memory, int value, size_t bytes), (memory, value, bytes))
+FLASHGLA_COUNT(cudaDeviceSynchronize, (void), ())
+FLASHGLA_COUNT(cudaStreamSynchronize, (cudaStream_t stream), (stream))
+FLASHGLA_COUNT(cudaStreamCreateWithFlags, (cudaStream_t * stream, unsigned flags), (stream, flags))
+}
+
+#undef FLASHGLA_COUNT
