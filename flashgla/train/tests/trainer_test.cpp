@@ -379,32 +379,34 @@ TEST_F(TrainerTest, GraphsAndOldContentsDoNotChangeTheBits) {
   }
 }
 
-// Beside the CPU's f32 for 200 steps: within 1e-3 nats at each, or within twice of how far two of the CPU's own forms
-// are apart by then, which differ in rounding alone; rounding grows from step to step. Packed batches have no second
-// form (another micro-batch packs other documents): their first steps are compared.
+// Beside the CPU's f32: within 1e-3 nats at each of 200 steps. With the rate of the other tests (3e-3) training of this
+// model is unstable: the loss rises and falls, and what differs in rounding alone parts by 0.06 nats. At 1e-3, reached
+// slowly, two of the CPU's own forms stay within 2e-7, so that what a device computes shows.
 TEST_F(TrainerTest, EveryDeviceFollowsTheCpu) {
   if (device() == Device::cpu()) GTEST_SKIP() << "no GPU";
   for (const std::string order : {"windows", "segments", "packed"}) {
-    TrainConfig here = config("here_" + order, order);
-    here.train_tokens = 200 * 256;
     const auto losses = [&](const std::string& name, const std::string& on, std::int64_t micro_batch) {
-      TrainConfig run = here;
-      run.out = config(name + order).out;
+      TrainConfig run = config(name + order, order);
+      run.train_tokens = 200 * 256;
+      run.learning_rate = 1e-3;
+      run.warmup_tokens = 20 * 256;
+      run.evaluate_every = 0;
       run.device = on;
       run.micro_batch = micro_batch;
       train(run);
       return rows(run);
     };
-    const auto a = losses("here_", here.device, 0), b = losses("cpu_", "cpu", 0);
-    const auto other = order == "packed" ? b : losses("form_", "cpu", 1);
-    const std::size_t steps = order == "packed" ? 40 : 200;
-    ASSERT_EQ(a.size(), 200u);
-    double largest = 0.0, spread = 0.0;
-    for (std::size_t i = 0; i < steps; ++i) {
-      largest = std::max(largest, std::abs(a[i].loss - b[i].loss));
-      spread = std::max(spread, std::abs(other[i].loss - b[i].loss));
-    }
-    EXPECT_LT(largest, std::max(1e-3, 2.0 * spread)) << order << ", spread " << spread;
+    const auto apart = [](const std::vector<MetricsRow>& a, const std::vector<MetricsRow>& b) {
+      EXPECT_EQ(a.size(), 200u);
+      double largest = 0.0;
+      for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i].loss - b[i].loss));
+      return largest;
+    };
+    const auto cpu = losses("cpu_", "cpu", 0);
+    EXPECT_LT(cpu.back().loss, 2.0);  // from 5.5
+    EXPECT_LT(apart(losses("here_", name_of(device()), 0), cpu), 1e-3) << order;
+    // Packed batches have no second form: another micro-batch packs other documents.
+    if (order != "packed") EXPECT_LT(apart(losses("form_", "cpu", 1), cpu), 1e-5) << order;
   }
 }
 
