@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Everything that a machine with a CUDA GPU can show of the kernels: tests, compute-sanitizer on small cases, the bench.
+# Everything that a machine with a CUDA GPU can show: tests, compute-sanitizer on small cases, the bench of the operators
+# and of the whole model. Ends by itself after GPU_CHECK_SECONDS at the latest.
 #   scripts/gpu_check.sh [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
 # OUT: folder for logs, bench.txt, bench.json, sweep.txt and sweep.json (default build-cuda/gpu_check).
-# GPU_CHECK_SANITIZER_SECONDS (900): how long each run of compute-sanitizer may take. GPU_CHECK_SWEEP (1): 0 leaves out the
-# bench's grid of shapes; GPU_CHECK_SWEEP_OF (cuda_sm90): the implementation that it times.
+# GPU_CHECK_SECONDS (1800): what has not ended by then is stopped, and failed. GPU_CHECK_SANITIZER_SECONDS (600): how
+# long each run of compute-sanitizer may take. GPU_CHECK_SWEEP (1): 0 leaves out the bench's grid of shapes;
+# GPU_CHECK_SWEEP_OF (cuda_sm90): the implementation that it times.
 # Ends with a line "GPU check: N passed, N failed"; exit code 0 only when nothing failed.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,20 +17,42 @@ bin=$root/build-cuda/bin out=$root/build-cuda/gpu_check
 test=$bin/flashgla_gated_linear_attention_test
 [ -x "$test" ] && [ -x "$bin/flashgla" ] || "$root/scripts/build_cuda.sh" || exit 1
 mkdir -p "$out" || exit 1
+out=$(cd "$out" && pwd) bin=$(cd "$bin" && pwd)
+test=$bin/flashgla_gated_linear_attention_test
 export OMP_WAIT_POLICY=passive FLASHGLA_TEST_DEVICE=cuda
+SECONDS=0
 
 passed=0 failed=0
 report() {  # STATUS WHAT LOG
   if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
   printf '%-6s %-44s %s\n' "$([ "$1" -eq 0 ] && echo passed || echo FAILED)" "$2" "$3"
 }
+bounded() {  # COMMAND..., stopped when the check's time is over
+  local left=$(( ${GPU_CHECK_SECONDS:-1800} - SECONDS ))
+  [ "$left" -gt 0 ] || { echo "error: no time left of GPU_CHECK_SECONDS"; return 124; }
+  timeout -k 10 "$left" "$@"
+}
+declare -A jobs
+start() {  # WHAT LOG COMMAND...
+  local what=$1 log=$2
+  shift 2
+  bounded "$@" >"$log" 2>&1 &
+  jobs[$!]="$what|$log"
+}
+finish() {  # waits for all that were started
+  for pid in "${!jobs[@]}"; do
+    wait "$pid"
+    report $? "${jobs[$pid]%%|*}" "${jobs[$pid]##*|}"
+  done
+  jobs=()
+}
 
-"$bin/flashgla" doctor | tee "$out/doctor.txt"
+bounded "$bin/flashgla" doctor | tee "$out/doctor.txt"
 report "${PIPESTATUS[0]}" doctor "$out/doctor.txt"
 
 # Tests in as many processes as there are pairs of cores, and beside them compute-sanitizer on each kernel path once, one
-# process a path for racecheck, which slows shared memory down a hundredfold and more. What fills the device's memory
-# runs afterwards, alone.
+# process a path for racecheck, which slows shared memory down a hundredfold and more; and on a few steps of a small
+# model. What fills the device's memory runs afterwards, alone.
 large='Cuda.MoreThan*:Cuda.OffsetsBeyond*:Cuda.AMillion*'
 paths=(CudaPaths.EveryElementIsFinite/key_blocks_bf16_272_trained
        CudaPaths.EveryElementIsFinite/narrow_two_chunks_{key_trained,key_extreme,scalar_trained,none_trained}
@@ -42,13 +66,6 @@ if [ "$("$test" --gtest_list_tests --gtest_filter="$filter" | grep -c '^  ')" -n
   echo "error: not every path named in $0 is a test" >&2
   exit 1
 fi
-declare -A jobs
-start() {  # WHAT LOG COMMAND...
-  local what=$1 log=$2
-  shift 2
-  "$@" >"$log" 2>&1 &
-  jobs[$!]="$what|$log"
-}
 shards=$(( ($(nproc) + 1) / 2 ))
 echo "Tests on CUDA, $shards processes, and compute-sanitizer"
 for ((i = 0; i < shards; ++i)); do
@@ -56,41 +73,56 @@ for ((i = 0; i < shards; ++i)); do
     FLASHGLA_RANDOM_PROBLEMS=0:800 \
     "$test" --gtest_brief=1 --gtest_filter="-$large"
 done
-sanitizer_seconds=${GPU_CHECK_SANITIZER_SECONDS:-900}
+sanitize() {  # TOOL WHAT COMMAND...
+  local tool=$1 what=$2
+  shift 2
+  start "$tool $what" "$out/${tool}_$what.txt" timeout "${GPU_CHECK_SANITIZER_SECONDS:-600}" \
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@"
+}
+# Steps of a model whose vocabulary and rows are no multiple of 8; the arguments tell the runs apart.
+sanitize_steps() {  # TOOL NAME TRAIN_ARGUMENT...
+  local tool=$1 run=$out/steps_$1_$2
+  rm -rf "$run"
+  sanitize "$tool" "steps_$2" "$bin/flashgla" train --quiet --model "$out/small.json" --data "$out/small.txt" \
+    --out "$run" --device cuda --threads 1 --batch-tokens 390 --sequence-length 130 --evaluation-tokens 400 \
+    --checkpoint-every 0 "${@:3}"
+}
 if command -v compute-sanitizer >/dev/null; then
-  start memcheck "$out/memcheck.txt" timeout "$sanitizer_seconds" \
-    compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 "$test" --gtest_filter="$filter"
-  for path in "${paths[@]}"; do
-    start "racecheck ${path##*/}" "$out/racecheck_${path##*/}.txt" timeout "$sanitizer_seconds" \
-      compute-sanitizer --tool racecheck --error-exitcode 9 --print-limit 20 "$test" --gtest_filter="*$path"
-  done
+  sanitize memcheck paths "$test" --gtest_filter="$filter"
+  for path in "${paths[@]}"; do sanitize racecheck "${path##*/}" "$test" --gtest_filter="*$path"; done
+  echo '{"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 96, "vocab_size": 259,
+         "use_short_conv": true}' >"$out/small.json"
+  for ((i = 0; i < 2000; ++i)); do echo "line $((i * 7919 % 1000))"; done >"$out/small.txt"
+  sanitize_steps memcheck bf16 --dtype bf16 --order windows --graphs off --steps 4 --evaluate-every 2
+  sanitize_steps memcheck f32 --dtype f32 --order segments --segments 2 --steps 4 --evaluate-every 2
+  sanitize_steps initcheck bf16 --dtype bf16 --order windows --graphs off --steps 2 --evaluate-every 0
+  sanitize_steps racecheck bf16 --dtype bf16 --order windows --graphs off --steps 1 --evaluate-every 0
 else
   echo "skipped: no compute-sanitizer on PATH"
 fi
-for pid in "${!jobs[@]}"; do
-  wait "$pid"
-  report $? "${jobs[$pid]%%|*}" "${jobs[$pid]##*|}"
-done
-"$test" --gtest_brief=1 --gtest_filter="$large" >"$out/test_large.txt" 2>&1
+finish
+bounded "$test" --gtest_brief=1 --gtest_filter="$large" >"$out/test_large.txt" 2>&1
 report $? "tests of large problems" "$out/test_large.txt"
-for folder in base step_outcome adamw cross_entropy elementwise embedding global_norm log_sigmoid_gate matmul rms_norm \
-              rms_norm_swish_gate short_convolution swiglu train; do
-  [ -x "$bin/flashgla_${folder}_test" ] || continue
-  "$bin/flashgla_${folder}_test" --gtest_brief=1 >"$out/test_$folder.txt" 2>&1
-  report $? "tests of $folder" "$out/test_$folder.txt"
+for program in "$bin"/flashgla_*_test; do
+  [ "$program" != "$test" ] || continue
+  name=${program##*/flashgla_}
+  start "tests of ${name%_test}" "$out/test_${name%_test}.txt" "$program" --gtest_brief=1
 done
+finish
 grep -h '^\[  FAILED  \].*(' "$out"/test_*.txt | sort -u
 grep -h '^\[  SKIPPED \]' "$out"/test_*.txt | sort -u
 
 unset FLASHGLA_TEST_DEVICE
-"$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.05 --save "$out/bench.json" "$@" | tee "$out/bench.txt"
-report "${PIPESTATUS[0]}" bench "$out/bench.txt"
-"$bin/flashgla" bench model_training_step model_prefill --device cuda --seconds 2 | tee "$out/model.txt"
-report "${PIPESTATUS[0]}" "bench of the model" "$out/model.txt"
+time_rows() {  # NAME BENCH_ARGUMENT...
+  bounded "$bin/flashgla" bench "${@:2}" --device cuda --save "$out/$1.json" | tee "$out/$1.txt"
+  report "${PIPESTATUS[0]}" "$1" "$out/$1.txt"
+}
+time_rows bench gated_linear_attention --seconds 0.05 "$@"
+time_rows operators matmul adamw cross_entropy elementwise embedding global_norm linear_step log_sigmoid_gate rms_norm \
+  rms_norm_swish_gate sampling short_convolution swiglu --seconds 0.05
+time_rows model model_training_step model_prefill model_decoding --seconds 2
 if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
-  "$bin/flashgla" bench gated_linear_attention --device cuda --seconds 0.005 --sweep --save "$out/sweep.json" \
-    --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}" | tee "$out/sweep.txt"
-  report "${PIPESTATUS[0]}" sweep "$out/sweep.txt"
+  time_rows sweep gated_linear_attention --seconds 0.005 --sweep --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}"
 fi
-echo "GPU check: $passed passed, $failed failed"
+echo "GPU check: $passed passed, $failed failed, $SECONDS s"
 [ "$failed" -eq 0 ]
