@@ -10,11 +10,17 @@
 #include <fstream>
 #include <memory>
 
+#include "bench/benches.h"
+#ifdef FLASHGLA_CUDA
+#include "bench/cuda/ceilings.h"
+#endif
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
+#include "flashgla/ops/matmul/plans.h"
 #include "testing/compare.h"
 #include "testing/random.h"
 
@@ -128,6 +134,32 @@ void time_first_call(Report& report, std::chrono::steady_clock::time_point begin
 }
 #endif
 
+#ifdef FLASHGLA_CUDA
+// The card, what its memory and its matrix units reach, and the libraries that the program found.
+void describe_device(Report& report, Device device) {
+  const std::string name = name_of(device);
+  const bench::Card card = bench::describe_card(device);
+  report.line(name.c_str(), card.product);
+  report.line("", card.versions);
+  testing::BenchOptions options;
+  options.device = device;
+  options.seconds = 0.1;
+  for (const testing::BenchRow& row : bench::measure_ceilings(options)) {
+    if (row.operation == bench::kCopyCeiling) {
+      report.line("", fmt::format("{:.2f} TB/s copied ({})", row.bytes / row.milliseconds * 1e-9, row.problem));
+    } else if (row.operation == bench::kTensorCeiling) {
+      report.line("", fmt::format("{:.0f} TFLOP/s multiplied ({})", row.flops / row.milliseconds * 1e-9, row.problem));
+    }
+  }
+  try {
+    Context context(device);
+    report.line("", "products: " + ops::matmul::library_of(context));
+  } catch (const Error& error) {
+    report.problem(name.c_str(), error.what(), "training and generation there need it");
+  }
+}
+#endif
+
 void run_doctor() {
   Report report;
   fmt::print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
@@ -150,7 +182,13 @@ void run_doctor() {
   const auto before_cuda = std::chrono::steady_clock::now();
   const int devices = cuda_device_count();
   if (devices > 0) time_first_call(report, before_cuda);
-  report.line("CUDA", devices > 0 ? fmt::format("{} device(s)", devices) : "built in, but no device or driver found");
+  try {
+    const Context any(Device::cuda(0));
+    report.line("CUDA", fmt::format("{} device(s)", devices));
+  } catch (const Error& error) {
+    report.line("CUDA", std::string("built in, but ") + error.what());
+  }
+  for (int index = 0; index < devices; ++index) describe_device(report, Device::cuda(index));
 #else
   const int devices = 0;
   report.line("CUDA", "not in this build (configure with -DFLASHGLA_CUDA=ON)");

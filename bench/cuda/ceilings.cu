@@ -106,6 +106,21 @@ testing::BenchRow row(const char* operation, const char* implementation, std::st
 
 }  // namespace
 
+Card describe_card(Device device) {
+  cudaDeviceProp card{};
+  cuda::check(cudaGetDeviceProperties(&card, device.index), "cudaGetDeviceProperties");
+  int driver = 0, runtime = 0;
+  cuda::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  cuda::check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  const auto version = [](int number) {
+    return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+  };
+  return {std::string(card.name) + ", compute capability " + std::to_string(card.major) + "." +
+              std::to_string(card.minor) + ", " + std::to_string(card.multiProcessorCount) + " multiprocessors, " +
+              std::to_string(card.totalGlobalMem >> 30) + " GiB",
+          "CUDA " + version(driver) + " by the driver, " + version(runtime) + " in this program"};
+}
+
 std::vector<testing::BenchRow> measure_cuda_ceilings(const testing::BenchOptions& options) {
   Context context(options.device, options.threads);
   auto* stream = static_cast<cudaStream_t>(context.stream());

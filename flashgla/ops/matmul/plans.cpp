@@ -56,6 +56,10 @@ Notices time_plans(Context& context, const TensorView& memory) {
           std::to_string(needed) + " bytes"};
 }
 
+std::string library_of(Context& context) {
+  return on_cpu(context) ? std::string() : products_of(context).choices().made_by;
+}
+
 std::string export_plans(Context& context) {
   return on_cpu(context) ? std::string() : to_text(products_of(context).choices());
 }
@@ -109,6 +113,7 @@ Notices save_plan_cache(Context& context, const std::string& folder) {
 #else
 
 Notices time_plans(Context&, const TensorView&) { return {}; }
+std::string library_of(Context&) { return {}; }
 std::string export_plans(Context&) { return {}; }
 Notices import_plans(Context&, std::string_view) { return {}; }
 Notices load_plan_cache(Context&, const std::string&) { return {}; }

@@ -21,6 +21,10 @@ using Notices = std::vector<std::string>;
 // operands do not fit keeps what it has. Not between steps that must give the same bits, nor after a capture.
 Notices time_plans(Context& context, const TensorView& memory = {});
 
+// What computes products on the context's device, as "cuBLASLt 130100 on NVIDIA H200 with 132 multiprocessors"; empty
+// on the CPU. Throws Error where that library is not found.
+std::string library_of(Context& context);
+
 // All that is known of the products asked for so far, for another run on such a device to compute the same bits.
 std::string export_plans(Context& context);
 
