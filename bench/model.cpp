@@ -36,16 +36,49 @@ Tensor random_tokens(const Shape& shape, std::int64_t vocabulary, std::uint64_t 
 
 // Gradients of a short batch, which `name` (empty: automatic) computes.
 Tensor gradients_by(LanguageModel& model, const std::string& name) {
-  Context context(model.device());
+  const Device device = model.device();
+  Context context(device);
   context.force_implementation(name);
-  Arena saved(model.device());
+  Arena saved(device);
   nn::Pass pass{context, &saved};
-  const Tensor tokens = random_tokens(Shape({1, 130}), model.config().vocab_size, 1);
-  const Tensor targets = random_tokens(tokens->shape, model.config().vocab_size, 2);
-  const Tensor losses = Tensor::empty(Shape({tokens->numel()}), DType::f32);
+  const Shape shape({1, 130});
+  const Tensor tokens = testing::copied_to(random_tokens(shape, model.config().vocab_size, 1), device);
+  const Tensor targets = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2), device);
+  const Tensor losses = Tensor::empty(Shape({tokens->numel()}), DType::f32, device);
   model.parameters().zero_gradients();
   model.forward_backward(pass, tokens, targets, losses, 1.0);
-  return testing::converted(model.parameters().all_gradients(), DType::f32);
+  context.queue().synchronize();
+  return testing::converted(testing::copied_to(model.parameters().all_gradients(), Device::cpu()), DType::f32);
+}
+
+// The gradients' relative error on the CPU, against the reference implementations. Throws Error when it is too large.
+double checked_error(const model::ModelConfig& config, DType dtype) {
+  LanguageModel model(config, dtype, Device::cpu(), true);
+  model.parameters().initialize(1);
+  const double error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
+  if (!(error <= kModelTolerance)) throw Error("gradients differ from the reference's by " + std::to_string(error));
+  return error;
+}
+
+// The same on a device, for two layers of the model's width: against the CPU's f32 model with the same weights, from
+// which the CPU's model of this dtype may be hardly less far away.
+double checked_error(model::ModelConfig config, DType dtype, Device device) {
+  constexpr double kBesideCpu = 1.5;
+  config.num_hidden_layers = 2;
+  config.vocab_size = 1000;
+  LanguageModel here(config, dtype, device, true), cpu(config, dtype, Device::cpu(), true);
+  LanguageModel exact(config, DType::f32, Device::cpu(), true);
+  here.parameters().initialize(1);
+  cpu.parameters().initialize(1);
+  copy(cpu.parameters().all_values(), exact.parameters().all_values());
+  const Tensor truth = gradients_by(exact, "");
+  const double allowed = kBesideCpu * testing::difference(gradients_by(cpu, ""), truth).relative;
+  const double error = testing::difference(gradients_by(here, ""), truth).relative;
+  if (!(error <= allowed)) {
+    throw Error("gradients are " + std::to_string(error) + " from the CPU's in f32; allowed are " +
+                std::to_string(allowed));
+  }
+  return error;
 }
 
 }  // namespace
@@ -140,14 +173,8 @@ void bench_training_step(const testing::BenchOptions& options) {
     model::ModelConfig config = model::preset(problem.preset);
     if (config.model_type == "gla") config.set("use_short_conv", "false");  // the paper's layer
     try {
-      if (options.device == Device::cpu()) {  // elsewhere the trainer's tests compare with the CPU
-        LanguageModel model(config, problem.dtype, options.device, true);
-        model.parameters().initialize(1);
-        row.error = testing::difference(gradients_by(model, ""), gradients_by(model, "reference")).relative;
-        if (!(row.error <= kModelTolerance)) {
-          throw Error("gradients differ from the reference's by " + std::to_string(row.error));
-        }
-      }
+      row.error = options.device == Device::cpu() ? checked_error(config, problem.dtype)
+                                                  : checked_error(config, problem.dtype, options.device);
       TrainingStep step(problem, config, options);
       row.milliseconds = testing::median_milliseconds(
           step.context(), [&] { step.run(); }, options.seconds);
