@@ -17,11 +17,12 @@ void GatedMLP::forward(Pass& pass, const TensorView& x, const TensorView& y) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   const std::int64_t rows = x.as_rows().size(0);
-  saved_.gate_up = pass.keep().tensor(Shape({rows, gate_up_.out()}), x.dtype, "mlp: gate, up");
-  saved_.hidden = pass.keep_or_recompute().tensor(Shape({rows, down_.in()}), x.dtype, "mlp: hidden");
-  gate_up_.forward(context, x, saved_.gate_up);
-  ops::swiglu::forward(context, gate_up_.part(saved_.gate_up, 0), gate_up_.part(saved_.gate_up, 1), saved_.hidden);
-  if (y) down_.forward(context, saved_.hidden, y);
+  gate_up_values_ = pass.keep().tensor(Shape({rows, gate_up_.out()}), x.dtype, "mlp: gate, up");
+  gate_up_.forward(context, x, gate_up_values_);
+  if (!y) return;
+  const TensorView hidden = context.scratch().tensor(Shape({rows, down_.in()}), x.dtype, "mlp: hidden");
+  ops::swiglu::forward(context, gate_up_.part(gate_up_values_, 0), gate_up_.part(gate_up_values_, 1), hidden);
+  down_.forward(context, hidden, y);
 }
 
 void GatedMLP::step(Pass& pass, const RMSNorm& norm, const TensorView& x) const {
@@ -37,18 +38,14 @@ void GatedMLP::backward(Pass& pass, const TensorView& x, const TensorView& dy, c
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
-  const TensorView gate = gate_up_.part(saved_.gate_up, 0);
-  const TensorView up = gate_up_.part(saved_.gate_up, 1);
-  TensorView hidden = saved_.hidden;
-  if (pass.recompute == Recompute::activations) {
-    hidden = scratch.tensor(hidden.shape, hidden.dtype, "mlp: hidden");
-    ops::swiglu::forward(context, gate, up, hidden);
-  }
-  const TensorView dhidden = scratch.tensor(hidden.shape, x.dtype, "mlp: gradients");
-  down_.backward(context, hidden, dy, dhidden);
-  const TensorView dgate_up = scratch.tensor(saved_.gate_up.shape, x.dtype, "mlp: gradients");
-  ops::swiglu::backward(context, gate, up, dhidden, gate_up_.part(dgate_up, 0), gate_up_.part(dgate_up, 1));
-  gate_up_.backward(context, x, dgate_up, dx);
+  const TensorView gate = gate_up_.part(gate_up_values_, 0), up = gate_up_.part(gate_up_values_, 1);
+  const TensorView dhidden = scratch.tensor(gate.shape, x.dtype, "mlp: gradients");
+  down_.backward_input(context, dy, dhidden);
+  // One pass puts the gradients in the values' places and computes the hidden values again in their gradients': to have
+  // kept those takes memory and saves no time.
+  ops::swiglu::backward(context, gate, up, dhidden, gate, up, dhidden);
+  down_.backward_parameters(context, dhidden, dy);
+  gate_up_.backward(context, x, gate_up_values_, dx);
 }
 
 }  // namespace flashgla::nn

@@ -27,10 +27,7 @@ class GatedMLP {
  private:
   Linear gate_up_;
   Linear down_;
-  struct Saved {
-    TensorView gate_up;  // [rows, 2 intermediate]
-    TensorView hidden;   // [rows, intermediate]; recomputed in class activations
-  } saved_;
+  TensorView gate_up_values_;  // [rows, 2 intermediate], kept for backward, which leaves their gradients there
 };
 
 }  // namespace flashgla::nn

@@ -80,10 +80,19 @@ ops::linear_step::Layer Linear::step_layer(const TensorView& y) const { return {
 
 void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                       bool accumulate) const {
-  const TensorView dy_rows = dy.as_rows();
+  backward_input(context, dy, dx, accumulate);
+  backward_parameters(context, x, dy);
+}
+
+void Linear::backward_input(Context& context, const TensorView& dy, const TensorView& dx, bool accumulate) const {
   ops::matmul::Options options;
   options.accumulate = accumulate;
-  ops::matmul::run(context, dy_rows, weight(), dx.as_rows(), options);
+  ops::matmul::run(context, dy.as_rows(), weight(), dx.as_rows(), options);
+}
+
+void Linear::backward_parameters(Context& context, const TensorView& x, const TensorView& dy) const {
+  const TensorView dy_rows = dy.as_rows();
+  ops::matmul::Options options;
   options.accumulate = true;
   for (const Parameter& part : weights_) options.accumulate = part.holds_gradient();  // the same of all
   ops::matmul::run(context, dy_rows.transpose(0, 1), x.as_rows(), weight_gradient(), options);

@@ -39,6 +39,9 @@ class Linear {
   // or added to with accumulate.
   void backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                 bool accumulate = false) const;
+  // Its two halves, for who gets x from what needs dx.
+  void backward_input(Context& context, const TensorView& dy, const TensorView& dx, bool accumulate = false) const;
+  void backward_parameters(Context& context, const TensorView& x, const TensorView& dy) const;
 
  private:
   TensorView weight() const;
