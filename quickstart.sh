@@ -9,12 +9,10 @@ run=${1:-runs/quickstart}
 
 scripts/install_dependencies.sh
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)
-gpu=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .) || gpu=
-if [ -n "$nvcc" ] && [ -n "$gpu" ]; then  # for this GPU alone; the kernels take ten minutes on two cores
-  [ "$gpu" != 90 ] || gpu=90a
-  scripts/build.sh cuda flashgla -- -DFLASHGLA_TESTS=OFF -DCMAKE_CUDA_COMPILER="$nvcc" \
-    -DFLASHGLA_CUDA_ARCHITECTURES="$gpu-real"
-  flashgla=build-cuda/bin/flashgla
+gpu=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
+if [ -n "$nvcc" ] && [ "${gpu%%.*}" -ge 8 ] 2>/dev/null; then  # ten minutes on two cores
+  scripts/build.sh cuda-native flashgla -- -DFLASHGLA_TESTS=OFF -DCMAKE_CUDA_COMPILER="$nvcc"
+  flashgla=build-cuda-native/bin/flashgla
 else
   scripts/build.sh release flashgla -- -DFLASHGLA_TESTS=OFF
   flashgla=build/bin/flashgla
