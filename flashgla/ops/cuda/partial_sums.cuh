@@ -34,7 +34,7 @@ inline PartialSums take_partial_sums(Context& context, std::int64_t rows, std::i
   return partial;
 }
 
-constexpr int kReduceColumns = 32, kReduceDown = 16;
+constexpr int kReduceColumns = 32, kReduceDown = 32;
 
 static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
     reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {

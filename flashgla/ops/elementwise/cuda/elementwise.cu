@@ -142,9 +142,11 @@ void silu_backward_on_device(Context& context, const TensorView& x, const Tensor
 
 // A block sums rows of `across` * N columns; threads that have the same columns take every `down`th row.
 constexpr int kAcross = 32, kDown = 8;
+constexpr int kBatch = 8;         // rows that a thread loads at once
+constexpr int kSumsAtOnce = 528;  // blocks: four for each multiprocessor of a large GPU, which have room there at once
 
 template <int N, class T>
-__global__ void __launch_bounds__(kAcross* kDown)
+__global__ void __launch_bounds__(kAcross* kDown, 4)
     column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, std::int64_t tiles) {
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[kDown][kAcross * N];
@@ -154,11 +156,17 @@ __global__ void __launch_bounds__(kAcross* kDown)
   const std::int64_t column = first + across * N;
   float totals[N] = {};
   if (column + N <= partial.columns) {
-#pragma unroll 4
-    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown) {
-      const Vector<T, N> values = dy.template load<N>(row, column);
+    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown * kBatch) {
+      Vector<T, N> values[kBatch];
 #pragma unroll
-      for (int i = 0; i < N; ++i) totals[i] += values[i];
+      for (int k = 0; k < kBatch; ++k) {
+        values[k] = row + k * kDown < end ? dy.template load<N>(row + k * kDown, column) : Vector<T, N>::zero();
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) totals[i] += values[k][i];
+      }
     }
   } else if (column < partial.columns) {
     for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown) {
@@ -185,7 +193,8 @@ void column_sum_of(Context& context, const TensorView& dy, float* db, bool accum
                      tiles = (columns + kAcross * N - 1) / (kAcross * N);
   const ArenaScope scope(context.scratch());
   // By the shape alone, so that neither memory nor bits depend on where dy lies.
-  const std::int64_t most_blocks = std::max<std::int64_t>(1, 1056 / (columns / (kAcross * 8) + 1));
+  const std::int64_t most_blocks =
+      std::max<std::int64_t>(1, kSumsAtOnce * kAcross * 8 / std::max<std::int64_t>(columns, 1));
   const auto partial = ops::cuda::take_partial_sums(context, rows, columns, most_blocks, kDown, "column_sum");
   if (context.planning()) return;
   ops::cuda::queue_kernel(context, "column_sum", column_sum_kernel<N, T>, partial.blocks() * tiles, kAcross * kDown, 0,

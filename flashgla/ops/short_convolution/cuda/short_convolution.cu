@@ -1,5 +1,6 @@
 // A thread walks through a chunk of time with a few neighbouring channels, whose last W-1 inputs (and, backward, the
 // gradients of the last W-1 inputs, not yet complete) it holds in registers. Notation as in reference.cpp.
+#include "flashgla/ops/cuda/copy_ahead.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/cuda/partial_sums.cuh"
@@ -15,7 +16,8 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128;
 constexpr std::int64_t kChunk = 64;  // tokens
-constexpr int kAhead = 4;            // tokens that are loaded at once
+constexpr int kTogether = 4;         // tokens that are copied as one group
+constexpr int kGroups = 4;           // that a thread has room for
 
 // What every kernel of a call knows. A line is one row of the batch: one sequence, or with cu_seqlens all of them.
 struct Call {
@@ -79,6 +81,20 @@ struct Lines {
 
   __device__ __forceinline__ T* at(std::int64_t line, std::int64_t t, std::int64_t d) const {
     return data + line * line_stride + t * token_stride + d;
+  }
+};
+
+// The values of a thread's tokens on their way into shared memory, of kTensors tensors.
+template <int kTensors, int N, class T>
+struct TokensAhead {
+  static constexpr int kVectorBytes = Vector<T, N>::kBytes;
+  static constexpr int kBytes = kGroups * kTensors * kTogether * kThreads * kVectorBytes;
+  unsigned char* shared;  // kBytes, at a multiple of 16
+
+  // Of the i-th token behind the walk's first.
+  __device__ __forceinline__ T* place_of(std::int64_t i, int tensor) const {
+    const int at = (static_cast<int>(i) % (kGroups * kTogether)) * kTensors + tensor;
+    return reinterpret_cast<T*>(shared + (at * kThreads + static_cast<int>(threadIdx.x)) * kVectorBytes);
   }
 };
 
@@ -181,6 +197,31 @@ __device__ __forceinline__ void for_state(const Call& problem, const Grid& grid,
   body(place, problem.cu_seqlens ? 0 : place.n, item % problem.channels);
 }
 
+// Calls work(t) for tokens [begin, end) one after the other, until it says that there is nothing more to do; bring(t)
+// has begun the copies that it needs, groups of tokens ahead.
+template <class Bring, class Work>
+__device__ __forceinline__ void for_tokens(std::int64_t begin, std::int64_t end, const Bring& bring, const Work& work) {
+  const auto bring_group = [&](std::int64_t first) {
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (first + k < end) bring(first + k);
+    }
+    ops::cuda::end_group();
+  };
+#pragma unroll
+  for (int group = 0; group < kGroups - 1; ++group) bring_group(begin + group * kTogether);
+  bool more = true;
+  for (std::int64_t first = begin; first < end && more; first += kTogether) {
+    bring_group(first + (kGroups - 1) * kTogether);
+    ops::cuda::wait_for_groups_before<kGroups - 1>();
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (more && first + k < end) more = work(first + k);
+    }
+  }
+  ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
+}
+
 // e[p], the sequence extended by its initial state in front.
 template <int W, class T>
 __device__ __forceinline__ float extended(const Call& problem, const Lines<T>& x, const Place& place, std::int64_t line,
@@ -211,30 +252,27 @@ __global__ void __launch_bounds__(kThreads)
   Place place = place_at(problem, walk.line, walk.begin);
   Filter<W, N> filter(problem, d);
   filter.begin_at(problem, x, walk.line, place, walk.begin, d);
-  for (std::int64_t t0 = walk.begin; t0 < walk.end; t0 += kAhead) {
-    float arriving[kAhead][N];
+  extern __shared__ __align__(16) unsigned char shared[];
+  const TokensAhead<1, N, T> ahead{shared};
+  for_tokens(
+      walk.begin, walk.end,
+      [&](std::int64_t t) { ops::cuda::begin_copy<N>(ahead.place_of(t - walk.begin, 0), x.at(walk.line, t, d)); },
+      [&](std::int64_t t) {
+        if (t == place.end) {
+          place = place_after(problem, place, t);
+          filter.begin_at(problem, x, walk.line, place, t, d);
+        }
+        float arriving[N], out[N];
+        load<N>(ahead.place_of(t - walk.begin, 0), arriving);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (t0 + k < walk.end) load<N>(x.at(walk.line, t0 + k, d), arriving[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const std::int64_t t = t0 + k;
-      if (t >= walk.end) break;
-      if (t == place.end) {
-        place = place_after(problem, place, t);
-        filter.begin_at(problem, x, walk.line, place, t, d);
-      }
-      float out[N];
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float z = filter.convolved(arriving[k], i);
-        out[i] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
-      }
-      Vector<T, N>::of(out).store(y.at(walk.line, t, d));
-      filter.shift(arriving[k]);
-    }
-  }
+        for (int i = 0; i < N; ++i) {
+          const float z = filter.convolved(arriving, i);
+          out[i] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
+        }
+        Vector<T, N>::of(out).store(y.at(walk.line, t, d));
+        filter.shift(arriving);
+        return true;
+      });
 }
 
 template <class T>
@@ -301,7 +339,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& problem, cons
 }
 
 template <int W, int N, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, W * N < 16 ? 4 : 3)
     backward_kernel(Call problem, Grid grid, Gradients<T> t, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= grid.walking) {
@@ -320,48 +358,42 @@ __global__ void __launch_bounds__(kThreads)
   // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
   const std::int64_t stop = walk.end + W - 1 < problem.length ? walk.end + W - 1 : problem.length;
   bool finished = false;
-  for (std::int64_t t0 = walk.begin; t0 < stop && !finished; t0 += kAhead) {
-    float arriving[kAhead][N], dy[kAhead][N];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (t0 + k < stop) {
-        load<N>(t.x.at(walk.line, t0 + k, d), arriving[k]);
-        load<N>(t.dy.at(walk.line, t0 + k, d), dy[k]);
-      }
+  extern __shared__ __align__(16) unsigned char shared[];
+  const TokensAhead<2, N, T> ahead{shared};
+  const auto bring = [&](std::int64_t s) {
+    ops::cuda::begin_copy<N>(ahead.place_of(s - walk.begin, 0), t.x.at(walk.line, s, d));
+    ops::cuda::begin_copy<N>(ahead.place_of(s - walk.begin, 1), t.dy.at(walk.line, s, d));
+  };
+  for_tokens(walk.begin, stop, bring, [&](std::int64_t s) {
+    if (s == place.end) {
+      finish_sequence<W>(problem, t, walk, place, d, pending);
+      finished = s >= walk.end;
+      if (finished) return false;
+      place = place_after(problem, place, s);
+      filter.begin_at(problem, t.x, walk.line, place, s, d);
     }
+    float arriving[N], dy[N], out[N];
+    load<N>(ahead.place_of(s - walk.begin, 0), arriving);
+    load<N>(ahead.place_of(s - walk.begin, 1), dy);
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const std::int64_t s = t0 + k;
-      if (s >= stop || finished) break;
-      if (s == place.end) {
-        finish_sequence<W>(problem, t, walk, place, d, pending);
-        finished = s >= walk.end;
-        if (finished) break;
-        place = place_after(problem, place, s);
-        filter.begin_at(problem, t.x, walk.line, place, s, d);
+    for (int i = 0; i < N; ++i) {
+      const float dz = through_activation(problem, filter.convolved(arriving, i), dy[i]);
+      if (s < walk.end) {
+#pragma unroll
+        for (int j = 0; j < W - 1; ++j) dweight[j][i] = fmaf(dz, filter.window[j][i], dweight[j][i]);
+        dweight[W - 1][i] = fmaf(dz, arriving[i], dweight[W - 1][i]);
       }
-      float out[N];
+      // Token s - (W-1) is complete; the others move on.
+      out[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float dz = through_activation(problem, filter.convolved(arriving[k], i), dy[k][i]);
-        if (s < walk.end) {
-#pragma unroll
-          for (int j = 0; j < W - 1; ++j) dweight[j][i] = fmaf(dz, filter.window[j][i], dweight[j][i]);
-          dweight[W - 1][i] = fmaf(dz, arriving[k][i], dweight[W - 1][i]);
-        }
-        // Token s - (W-1) is complete; the others move on.
-        out[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
-#pragma unroll
-        for (int j = 0; j + 1 < W - 1; ++j) pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
-        pending[W - 2][i] = filter.weight[W - 1][i] * dz;
-      }
-      const std::int64_t token = s - (W - 1);
-      if (token >= place.begin && token >= walk.begin) {
-        Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
-      }
-      filter.shift(arriving[k]);
+      for (int j = 0; j + 1 < W - 1; ++j) pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
+      pending[W - 2][i] = filter.weight[W - 1][i] * dz;
     }
-  }
+    const std::int64_t token = s - (W - 1);
+    if (token >= place.begin && token >= walk.begin) Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
+    filter.shift(arriving);
+    return true;
+  });
   if (!finished && place.end == stop) finish_sequence<W>(problem, t, walk, place, d, pending);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -424,8 +456,9 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
   const Grid grid(problem, N, static_cast<bool>(outputs.final_state));
   auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
   with_width(inputs.weight.size(1), [&](auto width) {
-    ops::cuda::queue_kernel(context, "short_convolution", forward_kernel<width.value, N, T>, grid.blocks(), kThreads, 0,
-                            problem, grid, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+    ops::cuda::queue_kernel(context, "short_convolution", forward_kernel<width.value, N, T>, grid.blocks(), kThreads,
+                            TokensAhead<1, N, T>::kBytes, problem, grid, Lines<T>(inputs.x), Lines<T>(outputs.y),
+                            final_state);
   });
 }
 
@@ -439,7 +472,7 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
                                to.d_initial_state ? to.d_initial_state.as<float>() : nullptr};
   with_width(inputs.weight.size(1), [&](auto width) {
     ops::cuda::queue_kernel(context, "short_convolution", backward_kernel<width.value, N, T>, grid.blocks(), kThreads,
-                            0, problem, grid, gradients, partial);
+                            TokensAhead<2, N, T>::kBytes, problem, grid, gradients, partial);
   });
 }
 
