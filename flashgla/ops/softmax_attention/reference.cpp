@@ -185,7 +185,8 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
 
 void append_one(const Context& context, const TensorView& positions, const TensorView& cu_seqlens,
                 const Appended& tensors) {
-  const auto& [x, before, cache] = tensors;
+  // Not a structured binding: clang 14 does not let lambdas have one.
+  const auto &x = tensors.x, &before = tensors.before, &cache = tensors.cache;
   const Heads from(x), to(cache), old(before ? before : cache);
   const bool copies = before && before.data != cache.data;
   const std::int64_t rows = cache.size(1), heads = x.size(2), channels = x.size(3);

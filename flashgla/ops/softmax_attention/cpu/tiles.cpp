@@ -408,7 +408,8 @@ void run_backward(Context& context, const Inputs& in, const Outputs& out, const 
 
 void append_one(const Context& context, const TensorView& positions, const TensorView& cu_seqlens,
                 const Appended& tensors) {
-  const auto& [x, before, cache] = tensors;
+  // Not a structured binding: clang 14 does not let lambdas have one.
+  const auto &x = tensors.x, &before = tensors.before, &cache = tensors.cache;
   const bool copies = before && before.data != cache.data;
   const std::int64_t rows = cache.size(1);
   parallel_for_blocks(context, sequences_of(x, cu_seqlens) * rows, 64, [&](std::int64_t begin, std::int64_t end) {
