@@ -1,4 +1,5 @@
 // Caches: what a call adds to them, and decoding one token of each sequence against them.
+#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/softmax_attention/cuda/call.cuh"
@@ -210,25 +211,55 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
   }
 }
 
-// A block merges a head's parts in their order.
+constexpr int kMergeThreads = 256;
+
+// A block merges a head's parts: threads take neighbouring channels, groups of them every groups-th part, and what the
+// groups have is added in their order.
 template <class T>
-__global__ void __launch_bounds__(kStepThreads) merge_kernel(StepCall call) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(StepCall call) {
   flashgla::cuda::wait_for_previous();
-  const int n = blockIdx.x / call.heads, head = blockIdx.x % call.heads;
+  __shared__ float weights[kMergeThreads], totals[kMergeThreads], of_warps[2][32];
+  const int n = blockIdx.x / call.heads, head = blockIdx.x % call.heads, thread = threadIdx.x;
   const int i = call.positions[n], parts = i / kPart - call.first_key(i) / kPart + 1;
   const std::int64_t stride = call.value_dim + 2;
   const float* partial = call.partial + (static_cast<std::int64_t>(n) * call.heads + head) * call.parts * stride;
   float most = -INFINITY;
-  for (int part = 0; part < parts; ++part) most = fmaxf(most, partial[part * stride + call.value_dim]);
-  for (int c = threadIdx.x; c < call.value_dim; c += kStepThreads) {
+  for (int part = thread; part < parts; part += kMergeThreads) {
+    most = fmaxf(most, partial[part * stride + call.value_dim]);
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+  }
+  if (thread % 32 == 0) of_warps[0][thread / 32] = most;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kMergeThreads / 32; ++warp) most = fmaxf(most, of_warps[0][warp]);
+
+  int across = 32;
+  while (across < kMergeThreads && across < call.value_dim) across *= 2;
+  const int groups = kMergeThreads / across, group = thread / across;
+  for (int first = 0; first < call.value_dim; first += across) {
+    const int c = first + thread % across;
     float total = 0.0f, sum = 0.0f;
-#pragma unroll 4
-    for (int part = 0; part < parts; ++part) {
-      const float weight = exp2f(partial[part * stride + call.value_dim] - most);
-      total += weight * partial[part * stride + c];
-      sum += weight * partial[part * stride + call.value_dim + 1];
+    for (int begin = 0; begin < parts; begin += kMergeThreads) {
+      const int count = min(kMergeThreads, parts - begin);
+      const float* own = partial + begin * stride;
+      __syncthreads();
+      if (thread < count) {
+        weights[thread] = exp2f(own[thread * stride + call.value_dim] - most);
+        sum += weights[thread] * own[thread * stride + call.value_dim + 1];
+      }
+      __syncthreads();
+      if (c >= call.value_dim) continue;
+#pragma unroll 8
+      for (int part = group; part < count; part += groups) total += weights[part] * own[part * stride + c];
     }
-    (static_cast<T*>(call.o) + n * call.o_row + head * call.o_head)[c] = flashgla::cuda::from_float<T>(total / sum);
+    totals[thread] = total;
+    sum = flashgla::cuda::block_sum(sum, of_warps[1]);  // its barrier shows the totals too
+    if (group == 0 && c < call.value_dim) {
+      for (int other = 1; other < groups; ++other) total += totals[other * across + thread];
+      (static_cast<T*>(call.o) + n * call.o_row + head * call.o_head)[c] = flashgla::cuda::from_float<T>(total / sum);
+    }
   }
 }
 
@@ -339,7 +370,7 @@ void step(Context& context, const TensorView& q, const TensorView& k_cache, cons
       });
     });
     house::queue_kernel(context, "softmax_attention merge", merge_kernel<T>,
-                        static_cast<std::int64_t>(call.sequences) * call.heads, kStepThreads, 0, call);
+                        static_cast<std::int64_t>(call.sequences) * call.heads, kMergeThreads, 0, call);
   });
 }
 

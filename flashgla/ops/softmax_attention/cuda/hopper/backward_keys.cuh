@@ -194,24 +194,28 @@ __device__ __forceinline__ void key_gradients(const KeyBlock<D>& block, const Ca
           // Whether all the group's keys are seen by all of the tile's queries.
           const bool whole = first + 63 <= query && query + Plan::queries <= s.length &&
                              (call.window == 0 || first > query + Plan::queries - 1 - call.window);
-          // The columns of the queries that see a row's key.
-          struct {
-            int first, last;
-          } seen_by[2];
+          if (!whole) {  // a row's key is seen from the columns [first_column, end)
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int own = row + 8 * half, last = call.window > 0 ? min(own + call.window, s.length) : s.length;
-            seen_by[half] = {own - query - 2 * (lane % 4), last - 1 - query - 2 * (lane % 4)};
+            for (int half = 0; half < 2; ++half) {
+              const int own = row + 8 * half, first_column = own - query - 2 * (lane % 4);
+              const int end = (call.window > 0 ? min(own + call.window, s.length) : s.length) - query - 2 * (lane % 4);
+#pragma unroll
+              for (int j = 0; j < E / 4; ++j) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                  const int column = 8 * j + e;
+                  if (column < first_column || column >= end) p[4 * j + 2 * half + e] = -INFINITY;
+                }
+              }
+            }
           }
-          // Of columns 8j..8j+7: weights, and slopes, each rounded too.
+          // Of columns 8j..8j+7: weights, and slopes, rounded as they come, for which there are no registers otherwise.
           const auto weigh = [&](int j) {
             const float2 lse2 = sum_of(0, 8 * j + 2 * (lane % 4));
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               float& x = p[4 * j + e];
               x = ptx::exp2(x * scale - (e % 2 ? lse2.y : lse2.x));
-              const int column = 8 * j + e % 2;
-              if (!whole && (column < seen_by[e / 2].first || column > seen_by[e / 2].last)) x = 0.0f;
             }
             weights[2 * j] = ptx::pack_bf16(p[4 * j], p[4 * j + 1]);
             weights[2 * j + 1] = ptx::pack_bf16(p[4 * j + 2], p[4 * j + 3]);
@@ -226,7 +230,6 @@ __device__ __forceinline__ void key_gradients(const KeyBlock<D>& block, const Ca
             slopes[2 * j] = ptx::pack_bf16(slope[4 * j], slope[4 * j + 1]);
             slopes[2 * j + 1] = ptx::pack_bf16(slope[4 * j + 2], slope[4 * j + 3]);
           };
-      // Rounded as they come: there are no registers for all of both beside the sums.
 #pragma unroll
           for (int j = 0; j < E / 4; ++j) {
             weigh(j);
