@@ -20,8 +20,26 @@ def fill(parameters):
             parameter.copy_(torch.tensor(values, dtype=torch.float64).reshape(parameter.shape) * scale + shift)
 
 
+def mamba2_in_order(model):
+    """The same of Mamba-2."""
+    named = dict(model.named_parameters())
+    order = ["backbone.embeddings.weight"]
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"backbone.layers.{layer}."
+        order.append(prefix + "norm.weight")
+        order += [prefix + "mixer." + name for name in (
+            "in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight",
+            "out_proj.weight", "out_proj.bias")]
+    order += ["backbone.norm_f.weight", "lm_head.weight"]
+    order = [name for name in order if name in named]
+    assert sorted(order) == sorted(named), set(named) ^ set(order)
+    return [(name, named[name]) for name in order]
+
+
 def in_order(model):
     """HF's parameters in the order in which flashgla visits them."""
+    if model.config.model_type == "mamba2":
+        return mamba2_in_order(model)
     named = dict(model.named_parameters())
     layers = model.config.num_hidden_layers
     order = ["model.embed_tokens.weight"]
@@ -69,6 +87,11 @@ def main():
     show("llama", transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON, attention_bias=True)), TOKENS)
     show("mistral", transformers.MistralForCausalLM(
         transformers.MistralConfig(**COMMON, sliding_window=5, head_dim=8)), TOKENS)
+    mamba2 = {"vocab_size": 29, "hidden_size": 24, "num_hidden_layers": 2, "head_dim": 8, "num_heads": 6,
+              "state_size": 10, "chunk_size": 8, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+    show("mamba2", transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**mamba2, n_groups=1)), TOKENS)
+    show("mamba2, groups and biases", transformers.Mamba2ForCausalLM(
+        transformers.Mamba2Config(**mamba2, n_groups=2, use_bias=True)), TOKENS)
 
 
 main()

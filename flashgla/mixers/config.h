@@ -40,6 +40,9 @@ class Config {
   // All fields, in the order of config.json: reading, writing, printing and the fuzzed tests follow from it.
   virtual std::vector<Field> fields() = 0;
 
+  // Gives optional fields the value that they stand for when absent, where libraries want one; before writing.
+  virtual void settle(const Common&) {}
+
   // Throws Error naming the field when the mixer cannot do what is asked.
   virtual void validate(const Common& common) const = 0;
 

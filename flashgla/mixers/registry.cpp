@@ -2,14 +2,15 @@
 
 #include "flashgla/mixers/gla/gla.h"
 #include "flashgla/mixers/linear_attention/linear_attention.h"
+#include "flashgla/mixers/mamba2/mamba2.h"
 #include "flashgla/mixers/retention/retention.h"
 #include "flashgla/mixers/softmax_attention/softmax_attention.h"
 
 namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
-  static constexpr const Registration* rows[] = {&kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention,
-                                                 &kGlaVariant};
+  static constexpr const Registration* rows[] = {
+      &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2};
   return rows;
 }
 

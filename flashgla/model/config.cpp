@@ -313,8 +313,28 @@ void ModelConfig::validate() const {
   }
 }
 
+namespace {
+// Python's JSON has infinities, which JSON has not: as strings.
+std::string with_quoted_infinities(std::string json) {
+  constexpr std::string_view kWord = "Infinity";
+  bool inside = false;  // a string
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    if (json[i] == '\\' && inside) {
+      ++i;
+    } else if (json[i] == '"') {
+      inside = !inside;
+    } else if (!inside && json.compare(i, kWord.size(), kWord) == 0) {
+      json.insert(i + kWord.size(), "\"");
+      json.insert(i, "\"");
+      i += kWord.size() + 1;
+    }
+  }
+  return json;
+}
+}  // namespace
+
 ModelConfig parse_config(const std::string& json, const std::string& source) {
-  const auto object = parse_json<ordered_json>(json, source);
+  const auto object = parse_json<ordered_json>(with_quoted_infinities(json), source);
   if (!object.is_object()) throw Error(source + ": not a JSON object");
   const Found found = find_layout(object, source);
   refuse_unsupported(*found.layout, object, source);
@@ -355,6 +375,8 @@ const Layout& written_layout(const ModelConfig& config) {
 std::string to_json(const ModelConfig& config) {
   const Layout& layout = written_layout(config);
   ModelConfig copy = config;
+  copy.mixer->settle(copy);
+  for (OtherLayers& other : copy.others) other.mixer->settle(copy);
   ordered_json object;
   object["architectures"] = {layout.architecture};
   object["model_type"] = layout.model_type;
@@ -378,7 +400,7 @@ std::string to_json(const ModelConfig& config) {
     }
     put(object, keys.front(), value);
   }
-  write_others(config, object);
+  write_others(copy, object);
   return object.dump(2) + "\n";
 }
 

@@ -79,8 +79,9 @@ void ParameterStore::initialize(std::uint64_t seed) {
     transfer.to_device(value.data, value.bytes(), [&](void* piece, std::size_t begin_byte, std::size_t bytes) {
       const std::int64_t first = static_cast<std::int64_t>(begin_byte) / size;  // a multiple of 256: pieces are large
       const TensorView part(piece, value.dtype, Shape({static_cast<std::int64_t>(bytes) / size}));
-      if (parameter->initialization != Initialization::normal) {
-        return fill(part, parameter->initialization == Initialization::ones ? 1.0 : 0.0);
+      const Initialization initialization = parameter->initialization;
+      if (initialization == Initialization::zeros || initialization == Initialization::ones) {
+        return fill(part, initialization == Initialization::ones ? 1.0 : 0.0);
       }
       dispatch_floating(value.dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -89,6 +90,13 @@ void ParameterStore::initialize(std::uint64_t seed) {
           std::array<double, 256> normals;
           for (std::int64_t i = begin; i < end; i += 256) {
             const std::int64_t count = std::min<std::int64_t>(end - i, 256);
+            if (initialization == Initialization::transformed) {
+              for (std::int64_t j = 0; j < count; ++j) {
+                values[i + j] =
+                    static_cast<T>(parameter->transform(stream.uniform(static_cast<std::uint64_t>(first + i + j))));
+              }
+              continue;
+            }
             random::fill_normals(stream, static_cast<std::uint64_t>(first + i), count, normals.data());
             for (std::int64_t j = 0; j < count; ++j) values[i + j] = static_cast<T>(deviation * normals[j]);
           }

@@ -32,6 +32,7 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("transformer-1.3b")), 1'364'297'728);
   EXPECT_EQ(parameter_count(preset("retnet-340m")), 347'403'264);
   EXPECT_EQ(parameter_count(preset("retnet-1.3b")), 1'351'727'104);
+  EXPECT_EQ(parameter_count(preset("mamba2-1.3b")), 1'371'839'488);
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);
@@ -86,6 +87,35 @@ constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model
   "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
   "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 32000, "rope_scaling": null, "rope_theta": 10000.0,
   "tie_word_embeddings": false, "attention_bias": false, "max_position_embeddings": 2048})";
+
+TEST(Config, BothLayoutsOfMamba2AreReadAndWritten) {
+  // As transformers writes state-spaces' mamba2-130m, infinity included.
+  const ModelConfig hf = parse_config(R"({"model_type": "mamba2", "hidden_size": 768, "num_hidden_layers": 24,
+      "num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128, "expand": 2, "conv_kernel": 4,
+      "layer_norm_epsilon": 1e-05, "vocab_size": 50288, "tie_word_embeddings": true, "hidden_act": "silu",
+      "use_bias": false, "use_conv_bias": true, "time_step_limit": [0.0, Infinity], "residual_in_fp32": true,
+      "bos_token_id": 0, "eos_token_id": 0})",
+                                      "config.json");
+  EXPECT_EQ(hf.layout, "hf");
+  EXPECT_FALSE(hf.use_mlp);
+  EXPECT_EQ(parameter_count(hf), 128'989'632);
+  const std::string written = to_json(hf);
+  EXPECT_THAT(written, HasSubstr("\"layer_norm_epsilon\": 1e-05"));
+  EXPECT_THAT(written, HasSubstr("\"num_heads\": 24"));
+  EXPECT_EQ(to_json(parse_config(written, "again")), written);
+  ModelConfig fla = hf;
+  fla.layout = "fla";
+  EXPECT_THAT(to_json(fla), HasSubstr("\"norm_eps\": 1e-05"));
+  EXPECT_EQ(parse_config(to_json(fla), "again").layout, "fla");
+  EXPECT_EQ(parameter_count(parse_config(to_json(fla), "again")), 128'989'632);
+  // What is absent is derived, and written as a number.
+  EXPECT_THAT(to_json(parse_config(R"({"model_type": "mamba2", "hidden_size": 256})", "fla")),
+              HasSubstr("\"num_heads\": 8"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba2", "num_heads": 3})"),
+              HasSubstr("num_heads is 3; expected expand * hidden_size / head_dim (64)"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba2", "dt_limit": [0.0, 0.1]})"), HasSubstr("dt_limit is [0.0,0.1]"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba2", "norm_before_gate": true})"), HasSubstr("norm_before_gate"));
+}
 
 TEST(Config, LayoutsOfTransformersAreReadAndWritten) {
   const ModelConfig llama = parse_config(kLlama, "config.json");

@@ -76,5 +76,19 @@ TEST(PeerLogits, MistralOfTransformers) {
                  {15, {-0.33005002, 0.46555075, 0.93857259, 2.0803514, 1.1833107, -0.30812126}}});
 }
 
+TEST(PeerLogits, Mamba2OfTransformers) {
+  expect_logits(R"({"model_type": "mamba2", "hidden_size": 24, "num_hidden_layers": 2, "head_dim": 8, "num_heads": 6,
+                    "state_size": 10, "n_groups": 1, "vocab_size": 29, "layer_norm_epsilon": 1e-5,
+                    "time_step_limit": [0.0, Infinity]})",
+                {{0, {0.35629585, -0.48032281, 0.68740392, -1.4110647, 0.20612468, 0.51530856}},
+                 {8, {-1.5445542, -0.043743886, 1.8099537, -0.76991218, 0.097448342, 0.50599402}},
+                 {15, {-0.29898953, 0.26624036, 1.2220066, -3.7788849, -2.112294, 1.0448064}}});
+  expect_logits(R"({"model_type": "mamba2", "hidden_size": 24, "num_hidden_layers": 2, "head_dim": 8, "num_heads": 6,
+                    "state_size": 10, "n_groups": 2, "use_bias": true, "vocab_size": 29, "layer_norm_epsilon": 1e-5})",
+                {{0, {-0.99400324, 1.8149755, 1.9651562, -0.45917478, 0.68459511, -0.55236185}},
+                 {8, {-0.40767327, -0.74052548, 0.82467496, -2.2673557, 0.25351501, 0.65591687}},
+                 {15, {-0.38329178, -1.3826903, -1.0843792, -0.48509434, 0.99711114, 0.67382151}}});
+}
+
 }  // namespace
 }  // namespace flashgla::model

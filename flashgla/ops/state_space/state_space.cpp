@@ -1,0 +1,119 @@
+#include "flashgla/ops/state_space/state_space.h"
+
+#include "flashgla/ops/state_space/implementations.h"
+
+namespace flashgla::ops::state_space {
+
+std::span<const Implementation> implementations() {
+#ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
+  static const Implementation table[] = {kSimd, kReference};
+#endif
+  return table;
+}
+
+namespace {
+
+constexpr const char* kName = "state_space";
+
+const Implementation& selected(const Context& context, DType dtype) {
+  return select(kName, implementations(), Problem{dtype}, context.architecture(), context.forced_implementation());
+}
+
+Shape with_last(const TensorView& view, std::int64_t size) {
+  Shape shape = view.shape;
+  shape[-1] = size;
+  return shape;
+}
+
+void check_vector(const Arguments& arguments, const char* name, const TensorView& vector, DType activations,
+                  std::int64_t size) {
+  arguments.check(name, vector, parameters_of(activations), Shape({size}), "the channels it belongs to",
+                  Layout::contiguous);
+}
+
+// Throws unless `heads` of whole channels make `inner`, and B and C are of equal size behind it.
+void check_inputs(const Arguments& arguments, const Inputs& in, std::int64_t inner) {
+  arguments.check("c", in.c, kFloating);
+  arguments.check("raw", in.raw, in.c.dtype);
+  const std::int64_t heads = in.raw.size(-1);
+  arguments.check("raw", in.raw, in.c.dtype, with_last(in.c, heads), "c");
+  if (heads < 1 || inner % heads != 0 || inner < 1) {
+    arguments.fail("raw", "has " + std::to_string(heads) + " heads", "a divisor of " + std::to_string(inner));
+  }
+  if (in.c.size(-1) <= inner || (in.c.size(-1) - inner) % 2 != 0) {
+    arguments.fail("c", "has " + std::to_string(in.c.size(-1)) + " channels",
+                   std::to_string(inner) + " and twice those of the states");
+  }
+  if (in.bias) check_vector(arguments, "bias", in.bias, in.c.dtype, in.c.size(-1));
+  check_vector(arguments, "dt_bias", in.dt_bias, in.c.dtype, heads);
+  check_vector(arguments, "a_log", in.a_log, in.c.dtype, heads);
+}
+
+void check_gate(const Arguments& arguments, const TensorView& o, const TensorView& x, const TensorView& skip,
+                const TensorView& z) {
+  arguments.check("o", o, kFloating);
+  arguments.check("x", x, o.dtype, o.shape, "o");
+  arguments.check("z", z, o.dtype, o.shape, "o");
+  arguments.check("skip", skip, parameters_of(o.dtype), Layout::contiguous);
+  if (skip.rank() != 1 || skip.size(0) < 1 || o.size(-1) % skip.size(0) != 0) {
+    arguments.fail("skip", "has shape " + to_string(skip.shape), "[H], a divisor of " + std::to_string(o.size(-1)));
+  }
+}
+
+}  // namespace
+
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
+  const Arguments arguments(kName, context);
+  arguments.check("v", outputs.v, kFloating);
+  check_inputs(arguments, inputs, outputs.v.size(-1));
+  const TensorView& c = inputs.c;
+  arguments.check("v", outputs.v, c.dtype, with_last(c, outputs.v.size(-1)), "c");
+  arguments.check("u", outputs.u, c.dtype, c.shape, "c");
+  arguments.check("g", outputs.g, accumulator_of(c.dtype), inputs.raw.shape, "raw");
+  selected(context, c.dtype).forward(context, inputs, outputs);
+}
+
+void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& from,
+              const InputGradients& to) {
+  const Arguments arguments(kName, context);
+  arguments.check("dv", from.dv, kFloating);
+  check_inputs(arguments, inputs, from.dv.size(-1));
+  const TensorView &c = inputs.c, &raw = inputs.raw;
+  arguments.check("dv", from.dv, c.dtype, with_last(c, from.dv.size(-1)), "c");
+  arguments.check("ds", from.ds, c.dtype, from.dv.shape, "dv");
+  check_vector(arguments, "skip", skip, c.dtype, raw.size(-1));
+  arguments.check("dk", from.dk, c.dtype, Layout::contiguous);
+  arguments.check("dq", from.dq, c.dtype, from.dk.shape, "dk", Layout::contiguous);
+  const std::int64_t states = (c.size(-1) - from.dv.size(-1)) / 2, heads = raw.size(-1), key_dim = from.dk.size(-1);
+  if (from.dk.numel() != raw.numel() * key_dim || states % key_dim != 0 || heads % (states / key_dim) != 0) {
+    arguments.fail("dk", "has shape " + to_string(from.dk.shape), "[...,H,K] of raw's heads and c's groups");
+  }
+  arguments.check("dg", from.dg, accumulator_of(c.dtype), raw.shape, "raw");
+  arguments.check("dc", to.dc, c.dtype, c.shape, "c");
+  arguments.check("draw", to.draw, c.dtype, raw.shape, "raw");
+  arguments.check("da_log", to.da_log, accumulator_of(c.dtype), raw.shape, "raw");
+  arguments.check("dskip", to.dskip, accumulator_of(c.dtype), raw.shape, "raw");
+  selected(context, c.dtype).backward(context, inputs, skip, from, to);
+}
+
+void gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
+          const TensorView& y) {
+  const Arguments arguments(kName, context);
+  check_gate(arguments, o, x, skip, z);
+  arguments.check("y", y, o.dtype, o.shape, "o");
+  selected(context, o.dtype).gate(context, o, x, skip, z, y);
+}
+
+void gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
+                   const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz) {
+  const Arguments arguments(kName, context);
+  check_gate(arguments, o, x, skip, z);
+  arguments.check("dy", dy, o.dtype, o.shape, "o");
+  arguments.check("ds", ds, o.dtype, o.shape, "o");
+  arguments.check("dz", dz, o.dtype, o.shape, "o");
+  selected(context, o.dtype).gate_backward(context, o, x, skip, z, dy, ds, dz);
+}
+
+}  // namespace flashgla::ops::state_space

@@ -1,0 +1,63 @@
+// What Mamba-2 computes around its recurrence, which is gated_linear_attention's with a scalar gate. Dao and Gu 2024,
+// "Transformers are SSMs", section 7 and listing 1.
+//
+// For each token, H heads of V channels (E = H V), G groups of K state channels (S = G K; H % G == 0):
+//
+//     x, B, C = silu(c + bias)           of E, S and S channels
+//     dt      = ln(1 + exp(raw + dt_bias)),   g = -exp(a_log) dt            for each head
+//     v       = dt x                      the recurrence's values, beside keys B, queries C and gates g
+//     y       = (o + skip x) silu(z)      o the recurrence's outputs; skip for each head
+//
+// Any leading dimensions; last dimensions contiguous and any strides before them, but for dq and dk, which are wholly
+// contiguous. c, raw, o, z and what they become: one of f64, f32, bf16, f16; parameters (bias, dt_bias, a_log, skip)
+// that dtype, f32 or bf16 (f64 with f64) and contiguous; g, dg and sums f32 (f64 with f64). Throw Error naming the
+// argument.
+#pragma once
+
+#include "flashgla/base/context.h"
+#include "flashgla/base/tensor.h"
+
+namespace flashgla::ops::state_space {
+
+struct Inputs {
+  TensorView c;        // [...,E+2S]
+  TensorView bias;     // [E+2S]; absent: zeros
+  TensorView raw;      // [...,H]
+  TensorView dt_bias;  // [H]
+  TensorView a_log;    // [H]
+};
+
+struct Outputs {
+  TensorView u;  // [...,E+2S]: x, B, C
+  TensorView v;  // [...,E]
+  TensorView g;  // [...,H]
+};
+
+struct OutputGradients {
+  TensorView dv;  // [...,E]
+  TensorView ds;  // [...,E]: of s = o + skip x
+  TensorView dk;  // [...,H,K]: of B, as each head used it
+  TensorView dq;  // [...,H,K]: of C
+  TensorView dg;  // [...,H]
+};
+
+// Overwritten. The gradients of bias, dt_bias, a_log and skip are the sums over the tokens of dc, draw, da_log, dskip.
+struct InputGradients {
+  TensorView dc;      // [...,E+2S]
+  TensorView draw;    // [...,H]
+  TensorView da_log;  // [...,H] f32
+  TensorView dskip;   // [...,H] f32
+};
+
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
+void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& output_gradients,
+              const InputGradients& input_gradients);
+
+// y = (o + skip x) silu(z), all [...,E]; y may be o.
+void gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
+          const TensorView& y);
+// ds and dz from dy; ds may be dy.
+void gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
+                   const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz);
+
+}  // namespace flashgla::ops::state_space

@@ -1,0 +1,95 @@
+// The operator as cases that test and bench share.
+#pragma once
+
+#include "flashgla/ops/state_space/state_space.h"
+#include "testing/conformance.h"
+
+namespace flashgla::ops::state_space {
+
+using testing::Kind;
+using testing::NamedTensors;
+using testing::Role;
+
+// H heads of V channels, G groups of K state channels.
+struct Form {
+  std::int64_t rows, heads, value_dim, groups, key_dim;
+  bool bias = true;
+
+  std::int64_t inner() const { return heads * value_dim; }
+  std::int64_t channels() const { return inner() + 2 * groups * key_dim; }
+  Shape wide(std::int64_t size) const { return Shape({rows, size}); }
+  Shape keys() const { return Shape({rows, heads, key_dim}); }
+};
+
+inline testing::Argument parameter(const char* name, std::int64_t size) {
+  return {.name = name, .shape = Shape({size}), .kind = Kind::parameter, .deviation = 0.5, .strided = false};
+}
+
+inline std::vector<testing::Argument> inputs_of(const Form& form) {
+  std::vector<testing::Argument> arguments{{"c", form.wide(form.channels())},
+                                           {"raw", form.wide(form.heads), Role::input, Kind::activation, 3.0},
+                                           parameter("dt_bias", form.heads),
+                                           parameter("a_log", form.heads)};
+  if (form.bias) arguments.push_back(parameter("bias", form.channels()));
+  return arguments;
+}
+
+inline Inputs inputs_in(const NamedTensors& t) { return {t["c"], t["bias"], t["raw"], t["dt_bias"], t["a_log"]}; }
+
+inline testing::OperatorCase forward_case(const Form& form) {
+  testing::OperatorCase result;
+  result.name = "forward " + to_string(form.wide(form.channels()));
+  result.arguments = inputs_of(form);
+  result.arguments.push_back({"u", form.wide(form.channels()), Role::output});
+  result.arguments.push_back({"v", form.wide(form.inner()), Role::output});
+  result.arguments.push_back({"g", form.wide(form.heads), Role::output, Kind::accumulator});
+  result.run = [](Context& context, const NamedTensors& t) {
+    forward(context, inputs_in(t), {t["u"], t["v"], t["g"]});
+  };
+  return result;
+}
+
+inline testing::OperatorCase backward_case(const Form& form) {
+  testing::OperatorCase result;
+  result.name = "backward " + to_string(form.wide(form.channels()));
+  result.arguments = inputs_of(form);
+  result.arguments.push_back(parameter("skip", form.heads));
+  result.arguments.push_back({"dv", form.wide(form.inner())});
+  result.arguments.push_back({"ds", form.wide(form.inner())});
+  result.arguments.push_back({.name = "dk", .shape = form.keys(), .strided = false});
+  result.arguments.push_back({.name = "dq", .shape = form.keys(), .strided = false});
+  result.arguments.push_back({"dg", form.wide(form.heads), Role::input, Kind::accumulator});
+  result.arguments.push_back({"dc", form.wide(form.channels()), Role::output});
+  result.arguments.push_back({"draw", form.wide(form.heads), Role::output});
+  result.arguments.push_back({"da_log", form.wide(form.heads), Role::output, Kind::accumulator});
+  result.arguments.push_back({"dskip", form.wide(form.heads), Role::output, Kind::accumulator});
+  result.run = [](Context& context, const NamedTensors& t) {
+    backward(context, inputs_in(t), t["skip"], {t["dv"], t["ds"], t["dk"], t["dq"], t["dg"]},
+             {t["dc"], t["draw"], t["da_log"], t["dskip"]});
+  };
+  return result;
+}
+
+inline testing::OperatorCase gate_case(const Form& form, bool backward) {
+  testing::OperatorCase result;
+  const Shape shape = form.wide(form.inner());
+  result.name = std::string(backward ? "gate backward " : "gate ") + to_string(shape);
+  result.arguments = {
+      {"o", shape}, {"x", shape}, {"z", shape, Role::input, Kind::activation, 3.0}, parameter("skip", form.heads)};
+  if (!backward) {
+    result.arguments.push_back({"y", shape, Role::output});
+    result.run = [](Context& context, const NamedTensors& t) {
+      gate(context, t["o"], t["x"], t["skip"], t["z"], t["y"]);
+    };
+    return result;
+  }
+  result.arguments.push_back({"dy", shape});
+  result.arguments.push_back({"ds", shape, Role::output});
+  result.arguments.push_back({"dz", shape, Role::output});
+  result.run = [](Context& context, const NamedTensors& t) {
+    gate_backward(context, t["o"], t["x"], t["skip"], t["z"], t["dy"], t["ds"], t["dz"]);
+  };
+  return result;
+}
+
+}  // namespace flashgla::ops::state_space

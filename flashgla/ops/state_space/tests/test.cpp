@@ -1,0 +1,91 @@
+#include <gtest/gtest.h>
+
+#include "flashgla/ops/state_space/implementations.h"
+#include "flashgla/ops/state_space/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/conformance.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::state_space {
+namespace {
+
+TEST(StateSpace, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Form& form : {Form{1, 1, 1, 1, 1}, Form{7, 3, 20, 1, 9}, Form{9, 4, 64, 2, 33, false},
+                           Form{70, 8, 300, 4, 16}, Form{33, 6, 8, 1, 300}, Form{0, 2, 4, 1, 4}}) {
+    EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
+    EXPECT_EQ(testing::check_conformance(gate_case(form, false), coverage), "");
+    EXPECT_EQ(testing::check_conformance(gate_case(form, true), coverage), "");
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+// The loss is a product with each output: with u through B and C as every head uses them, and x through the gate.
+TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
+  Context context;
+  const Form form{3, 4, 3, 2, 5};
+  const auto random = [](const Shape& shape, std::uint64_t seed) {
+    return testing::random_normal(shape, DType::f64, seed);
+  };
+  const auto empty = [](const Shape& shape) { return Tensor::empty(shape, DType::f64); };
+  const Shape heads = form.wide(4), inner = form.wide(12), all = form.wide(form.channels());
+  const Tensor c = random(all, 1), bias = random(Shape({form.channels()}), 2), raw = random(heads, 3);
+  const Tensor dt_bias = random(Shape({4}), 4), a_log = random(Shape({4}), 5), skip = random(Shape({4}), 6);
+  const Tensor dv = random(inner, 7), dk = random(form.keys(), 8), dq = random(form.keys(), 9), dg = random(heads, 10);
+  const Tensor o = random(inner, 11), z = random(inner, 12), dy = random(inner, 13);
+  const Tensor u = empty(all), v = empty(inner), g = empty(heads), y = empty(inner);
+  const Inputs inputs{c, bias, raw, dt_bias, a_log};
+  const TensorView x = u->slice(1, 0, 12);
+  const auto loss = [&] {
+    forward(context, inputs, {u, v, g});
+    gate(context, o, x, skip, z, y);
+    double sum = testing::dot(v, dv) + testing::dot(g, dg) + testing::dot(y, dy);
+    for (std::int64_t i = 0; i < dk->numel(); ++i) {
+      const std::int64_t row = i / 20, h = i / 5 % 4, state = h / 2 * 5 + i % 5;
+      const double* states = u.as<double>() + row * form.channels() + 12;
+      sum += dk.as<double>()[i] * states[state] + dq.as<double>()[i] * states[10 + state];
+    }
+    return sum;
+  };
+  loss();
+  const Tensor ds = empty(inner), dz = empty(inner), dc = empty(all), draw = empty(heads), da = empty(heads),
+               dskip = empty(heads);
+  gate_backward(context, o, x, skip, z, dy, ds, dz);
+  backward(context, inputs, skip, {dv, ds, dk, dq, dg}, {dc, draw, da, dskip});
+  const auto summed = [](const Tensor& rows) {
+    Tensor sum = Tensor::zeros({rows->size(1)}, DType::f64);
+    for (std::int64_t i = 0; i < rows->numel(); ++i) sum.as<double>()[i % rows->size(1)] += rows.as<double>()[i];
+    return sum;
+  };
+  EXPECT_EQ(testing::check_gradient("dc", c, dc, loss), "");
+  EXPECT_EQ(testing::check_gradient("draw", raw, draw, loss), "");
+  EXPECT_EQ(testing::check_gradient("ds", o, ds, loss), "");
+  EXPECT_EQ(testing::check_gradient("dz", z, dz, loss), "");
+  EXPECT_EQ(testing::check_gradient("dbias", bias, summed(dc), loss), "");
+  EXPECT_EQ(testing::check_gradient("ddt_bias", dt_bias, summed(draw), loss), "");
+  EXPECT_EQ(testing::check_gradient("da_log", a_log, summed(da), loss), "");
+  EXPECT_EQ(testing::check_gradient("dskip", skip, summed(dskip), loss), "");
+}
+
+TEST(StateSpace, RefusesBadArgumentsByName) {
+  Context context;
+  const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::f32); };
+  const Tensor c = zeros({3, 12}), raw = zeros({3, 2}), head = zeros({2}), u = zeros({3, 12}), v = zeros({3, 8}),
+               g = zeros({3, 2});
+  const auto error = [&](const Inputs& inputs, const Outputs& outputs) {
+    return testing::error_of([&] { forward(context, inputs, outputs); });
+  };
+  EXPECT_EQ(error({c, {}, raw, head, head}, {u, v, g}), "no error");
+  EXPECT_EQ(error({c, {}, zeros({3, 3}), head, head}, {u, v, g}),
+            "state_space: raw has 3 heads; expected a divisor of 8");
+  EXPECT_EQ(error({c, {}, raw, head, head}, {u, zeros({3, 9}), g}),
+            "state_space: raw has 2 heads; expected a divisor of 9");
+  EXPECT_EQ(error({c, {}, raw, head, v}, {u, v, g}),
+            "state_space: a_log has shape [3,8]; expected [2] (as the channels it belongs to)");
+  EXPECT_EQ(testing::error_of([&] { gate(context, v, v, zeros({3}), v, v); }),
+            "state_space: skip has shape [3]; expected [H], a divisor of 8");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::state_space
