@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import flashgla._models as _models
 from flashgla._models import Tokenizer
 
+from ._cuda import load_cublaslt
+
 if TYPE_CHECKING:
     import numpy
 
@@ -85,11 +87,13 @@ class LanguageModel:
 
         Args:
             folder: a model folder, or the folder of a run.
-            device: cpu, or cuda:0 and so on where this build has CUDA.
+            device: cpu, cuda or cuda:N where this build has CUDA, or auto: a GPU where there is one.
             dtype: of the weights in memory: f32 or bf16; None: as stored.
             threads: of the CPU; 0: all.
             checkpoint: of a run: latest, best, or step-00000500 as its folder is called.
         """
+        if device.startswith("cuda") or device == "auto":
+            load_cublaslt()
         return cls(_models.Model.load(os.fspath(folder), device, dtype, threads, checkpoint))
 
     @property

@@ -1,0 +1,42 @@
+"""What the package carries and loads: the program, and libraries only when models or tokenizers are asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIBRARIES_OF_MODELS = ("dnnl", "OpenCL", "sentencepiece", "pcre2", "utf8proc", "xxhash", "libfmt", "_models")
+
+
+def loaded(code: str) -> list[str]:
+    """Which of the models' libraries a Python has mapped after this code."""
+    script = code + "\nprint(open('/proc/self/maps').read())"
+    maps = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    return [name for name in LIBRARIES_OF_MODELS if name in maps]
+
+
+def test_import_loads_none_of_the_libraries_behind_models():
+    assert loaded("import flashgla") == []
+
+
+def test_operators_load_none_of_them():
+    assert loaded("""
+import numpy as np
+import flashgla
+x = np.ones((1, 70, 2, 16), np.float32)
+o, state = flashgla.gated_linear_attention(x, x, x, -x, output_final_state=True)
+flashgla.gated_linear_attention_backward(o, x, x, x, -x)
+flashgla.step(x[:, 0], x[:, 0], x[:, 0], state, -x[:, 0])
+""") == []
+
+
+def test_models_load_them():
+    names = loaded("import flashgla\nflashgla.LanguageModel")
+    assert "_models" in names and "dnnl" in names
+
+
+@pytest.mark.parametrize("arguments, works", [(["--version"], True), (["evaluate"], False), (["no-such-verb"], False)])
+def test_the_program(arguments, works):
+    run = subprocess.run([sys.executable, "-m", "flashgla", *arguments], capture_output=True, text=True, check=False)
+    assert (run.returncode == 0) == works
+    assert "flashgla" in run.stdout + run.stderr
