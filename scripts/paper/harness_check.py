@@ -5,8 +5,9 @@
 MODEL: a folder with weights and a tokenizer that both sides read: for `hf` (needs torch and transformers, no network)
 a checkpoint that transformers knows, in f32 on the CPU; `logits` is a model of one request at a time on
 LanguageModel.logits, to try the packing, the shared contexts and the token rules without PyTorch. The tasks are made
-here, over small JSONL files. Ends with exit code 1 when a metric differs by more than 1e-4 of it, or a log-likelihood
-by more than 1e-4 of the sum (of sums below 1: more than 1e-4).
+here, over small JSONL files; a third of the continuations are what the model itself writes, so that greedy ones and
+exact matches occur. Ends with exit code 1 when a score (an accuracy, a match) differs at all, a perplexity by more than
+1e-4 of it, or a log-likelihood by more than 1e-4 of it or 1e-4 nats a token.
 """
 
 import argparse
@@ -35,7 +36,7 @@ output_type: {type}
 """
 TASKS = {
     "loglikelihood": ("loglikelihood", "doc_to_text: '{{context}}'\ndoc_to_target: '{{continuation}}'\n"
-                      "metric_list: [{metric: perplexity}, {metric: acc}]"),
+                      "target_delimiter: ''\nmetric_list: [{metric: perplexity}, {metric: acc}]"),
     "choices": ("multiple_choice", "doc_to_text: '{{context}}'\ndoc_to_choice: '{{choices}}'\n"
                 "doc_to_target: '{{answer}}'\nmetric_list: [{metric: acc}, {metric: acc_norm}]"),
     "rolling": ("loglikelihood_rolling", "doc_to_text: ''\ndoc_to_target: '{{text}}'\nmetric_list: "
@@ -91,20 +92,24 @@ class OneByOne(TemplateLM):
         return texts
 
 
-def make_tasks(folder: pathlib.Path, examples: int) -> None:
+def make_tasks(folder: pathlib.Path, examples: int, model: LanguageModel) -> None:
     draw = random.Random(3)
 
     def some(low: int, high: int) -> str:
         return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(low, high)))
 
     rows = {
-        "loglikelihood": [{"context": some(1, 60), "continuation": some(1, 8)} for _ in range(examples)],
+        "loglikelihood": [{"context": some(1, 60), "continuation": " " + some(1, 8)} for _ in range(examples)],
         "choices": [{"context": some(1, 60), "choices": [some(1, 8) for _ in range(4)], "answer": draw.randrange(4)}
                     for _ in range(examples)],
         "rolling": [{"text": some(1, 900)} for _ in range(max(examples // 4, 2))],
         "until": [{"context": some(1, 60), "continuation": some(1, 8)} for _ in range(max(examples // 4, 2))],
     }
     rows["loglikelihood"][0]["context"] = ""
+    for name in ("loglikelihood", "until"):
+        for row in rows[name][1::3]:  # what the model writes there, as far as it is whole characters
+            text = model.generate(row["context"], max_tokens=24 if name == "until" else 3, temperature=0.0).text
+            row["continuation"] = text.split(".")[0].split("\ufffd")[0] or " a"
     for name, (kind, fields) in TASKS.items():
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
@@ -118,8 +123,40 @@ def evaluate(model, folder: pathlib.Path, **arguments):
                                    bootstrap_iters=0, **arguments)
 
 
-def flat(resps) -> list[float]:
-    return [float(x) for each in resps for one in each for x in (one if isinstance(one, (list, tuple)) else [one])]
+def pairs_of(sample) -> list[tuple[float, bool, str]]:
+    """(log-likelihood, greedy, text) of a sample's requests; of a rolling one there is no flag."""
+    found = []
+    for response, arguments in zip(sample["resps"], sample["arguments"]):
+        one = response[0] if isinstance(response[0], (list, tuple)) else (response[0], False)
+        found.append((float(one[0]), str(one[1]) == "True", arguments[-1]))
+    return found
+
+
+def compare_samples(ours, theirs, model) -> int:
+    """Prints and counts the requests whose answers differ."""
+    failed = requests = greedy = matches = 0
+    worst = worst_token = 0.0
+    for task, samples in theirs["samples"].items():
+        mine = {sample["doc_id"]: sample for sample in ours["samples"][task]}
+        for sample in samples:
+            other = mine[sample["doc_id"]]
+            if task == "flashgla_until":
+                matches += sample["exact_match"] == 1
+                if sample["resps"] != other["resps"]:
+                    failed += 1
+                    print(f"{task} {sample['doc_id']}: {other['resps']} {sample['resps']}")
+                continue
+            for (a, a_greedy, text), (b, b_greedy, _) in zip(pairs_of(other), pairs_of(sample)):
+                requests += 1
+                greedy += b_greedy
+                by_token = abs(a - b) / max(len(model.model.tokenizer.encode(text)), 1)
+                worst, worst_token = max(worst, abs(a - b) / max(abs(b), 1.0)), max(worst_token, by_token)
+                if abs(a - b) > 1e-4 * max(abs(b), 1.0) or by_token > 1e-4 or a_greedy != b_greedy:
+                    failed += 1
+                    print(f"{task} {sample['doc_id']}: {a} {a_greedy}, {b} {b_greedy}")
+    print(f"{requests} log-likelihoods, {greedy} of them greedy; largest difference {worst:.2e} of it, "
+          f"{worst_token:.2e} nats a token; {matches} exact matches; tokens read: {model.tokens_read}")
+    return failed
 
 
 def main() -> int:
@@ -132,8 +169,8 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        make_tasks(folder, arguments.examples)
         ours_model = flashgla.lm_eval.FlashGLA(arguments.model, device=arguments.device)
+        make_tasks(folder, arguments.examples, ours_model.model)
         ours = evaluate(ours_model, folder)
         if arguments.against == "hf":
             theirs = evaluate("hf", folder, device="cpu",
@@ -145,25 +182,11 @@ def main() -> int:
                 if not isinstance(value, float):
                     continue
                 mine = ours["results"][task][metric]
-                close = abs(mine - value) <= 1e-4 * max(1.0, abs(value))
+                exact = "acc" in metric or "match" in metric
+                close = mine == value if exact else abs(mine - value) <= 1e-4 * max(1.0, abs(value))
                 failed += not close
                 print(f"{task:24} {metric:24} {mine:.6f} {value:.6f}{'' if close else '  DIFFERENT'}")
-        worst = 0.0
-        for task, samples in theirs["samples"].items():
-            mine = {sample["doc_id"]: sample for sample in ours["samples"][task]}
-            for sample in samples:
-                other = mine[sample["doc_id"]]
-                if task == "flashgla_until":
-                    if sample["resps"] != other["resps"]:
-                        failed += 1
-                        print(f"{task} {sample['doc_id']}: {other['resps']} {sample['resps']}")
-                    continue
-                for a, b in zip(flat(other["resps"]), flat(sample["resps"])):
-                    worst = max(worst, abs(a - b) / max(abs(b), 1.0))
-                    if abs(a - b) > 1e-4 * max(abs(b), 1.0):
-                        failed += 1
-                        print(f"{task} {sample['doc_id']}: {a} {b}")
-        print(f"largest difference of a log-likelihood: {worst:.2e} of it; tokens read: {ours_model.tokens_read}")
+        failed += compare_samples(ours, theirs, ours_model)
     print("equal" if not failed else f"{failed} differences")
     return 1 if failed else 0
 
