@@ -195,6 +195,28 @@ class Translator {
   std::string out_;
 };
 
+// Whether a translated pattern is one character class: \p{..}, \P{..} or [..].
+bool is_one_class(std::string_view pattern) {
+  if (pattern.starts_with("\\p{") || pattern.starts_with("\\P{")) return pattern.find('}') == pattern.size() - 1;
+  if (!pattern.starts_with('[')) return false;
+  for (std::size_t i = 1; i < pattern.size(); ++i) {
+    if (pattern[i] == '\\') {
+      ++i;
+    } else if (pattern[i] == ']') {
+      return i == pattern.size() - 1;
+    }
+  }
+  return false;
+}
+
+// A class with +$ alone (\s+$, say) would be tried from every character of a run that ends elsewhere: quadratic in the
+// run's length. Every match of it begins where a run does, since behind the last end of a line in a run there is none.
+std::string in_linear_time(std::string pattern) {
+  if (!pattern.ends_with("+$")) return pattern;
+  const std::string one = pattern.substr(0, pattern.size() - 2);
+  return is_one_class(one) ? "(?<!" + one + ")" + pattern : pattern;
+}
+
 std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(error, text.data(), text.size());
@@ -231,7 +253,7 @@ struct Regex::Code {
 };
 
 std::string translate_pattern(const std::string& pattern, const std::string& place) {
-  return Translator(pattern, place).run();
+  return in_linear_time(Translator(pattern, place).run());
 }
 
 Regex::Regex(const std::string& pattern, const std::string& place) : code_(std::make_unique<Code>()), place_(place) {

@@ -287,6 +287,28 @@ TEST(Regex, SaysWhatOnigurumaMeans) {
   EXPECT_EQ(translate_pattern("[^(\\s|[.,])]", ""), "[^(\\p{White_Space}|.,)]");
   EXPECT_EQ(translate_pattern("(?i:'s)\\p{Letter}{,3}\\p{Han}", ""), "(?i:'s)\\p{L}{0,3}\\p{sc:Han}");
   EXPECT_EQ(translate_pattern("(?m:.)\\u4E00{", ""), "(?s:.)\\x{4E00}\\{");
+  EXPECT_EQ(translate_pattern("\\s+$", ""), "(?<!\\p{White_Space})\\p{White_Space}+$");
+  EXPECT_EQ(translate_pattern("[\\]a]+$", ""), "(?<![\\]a])[\\]a]+$");
+  EXPECT_EQ(translate_pattern("[ab][c]+$", ""), "[ab][c]+$");
+}
+
+// Whitespace before an end of line, or of the text; a run that ends elsewhere is passed in linear time: this text takes
+// minutes where every character of it is tried.
+TEST(Regex, WhitespaceAtTheEndTakesLinearTime) {
+  const huggingface::Regex regex("\\s+$", "");
+  huggingface::MatchMemory memory;
+  const auto matches = [&](std::string_view text) {
+    std::vector<huggingface::Span> spans;
+    regex.cut(text, memory, spans);
+    std::vector<std::string> found;
+    for (const auto& span : spans) {
+      if (span.match) found.emplace_back(text.substr(span.begin, span.end - span.begin));
+    }
+    return found;
+  };
+  EXPECT_THAT(matches("a  \n\n b \n"), ElementsAre("  \n", " \n"));
+  EXPECT_THAT(matches(" \n x\t"), ElementsAre(" ", "\t"));
+  EXPECT_TRUE(matches(std::string(1'000'000, ' ') + "x").empty());
 }
 
 }  // namespace
