@@ -46,7 +46,7 @@ struct EvaluateArguments {
   std::string png, log;
   bool resume = false;
   std::string dtype;
-  std::string device = "cpu";
+  std::string device = "auto";
   int threads = 0;
   bool json = false, quiet = false, samples = false;
 };
@@ -276,11 +276,13 @@ void run_evaluate(EvaluateArguments& arguments) {
     folders.push_back(train::find_model_folder(name, arguments.checkpoint));
     fingerprints.push_back(fs::absolute(folders.back()).lexically_normal().string());
   }
+  arguments.device = name_of(context.device());
   eval::JobLog log(arguments.log, settings_of(arguments, fingerprints), arguments.resume);
   if (log.taken() > 0 && !arguments.quiet) fmt::print(stderr, "{}: {} results are there\n", arguments.log, log.taken());
 
   const InterruptionScope signals;  // the job ends and its result is kept
 
+  const std::string state_file = arguments.log.empty() ? std::string() : arguments.log + ".state";
   Json rows = Json::array();
   std::int64_t jobs = 0;
   for (std::size_t i = 0; i < folders.size() && !interrupted(); ++i) {
@@ -293,7 +295,7 @@ void run_evaluate(EvaluateArguments& arguments) {
       bar->update(done, fmt::format("{} {:.4f}", examples ? "acc" : "loss", figure));
       return !interrupted();
     };
-    const eval::Work work{context, *model, log, jobs, monitor};
+    const eval::Work work{context, *model, log, jobs, monitor, state_file};
     Json row = {{"model", label_of(arguments.models[i])}};
     bool complete = true;
     if (examples) {
@@ -330,6 +332,7 @@ void run_evaluate(EvaluateArguments& arguments) {
     throw Error(arguments.log.empty() ? std::string("interrupted; --log keeps results, and --resume goes on from them")
                                       : "interrupted; the same with --resume goes on from " + arguments.log);
   }
+  if (!state_file.empty()) fs::remove(state_file);
   if (!arguments.png.empty()) draw(arguments, rows);
 }
 
@@ -394,7 +397,8 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--json", arguments->json, "Print JSON");
   verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example");
   verb->add_flag("--quiet", arguments->quiet, "No progress");
-  verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
+  verb->add_option("--dtype", arguments->dtype,
+                   "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too");
   verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
       ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")

@@ -46,6 +46,16 @@ holds 'what was interrupted goes on' sh -c "
   wait \$program && ! grep -q interrupted message
   '$flashgla' evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --resume --json --quiet >rest &&
   cmp whole rest"
+tr -d '\n' <few.jsonl >long.txt
+"$flashgla" evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --json --quiet >whole
+holds 'inside a document, too' sh -c "
+  '$flashgla' evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --log carry.jsonl --quiet >part 2>message &
+  program=\$!
+  while [ \"\$(cat carry.jsonl 2>/dev/null | wc -l)\" -lt 5 ]; do kill -0 \$program || break; sleep 0.01; done
+  kill -INT \$program
+  wait \$program && ! grep -q interrupted message
+  '$flashgla' evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --log carry.jsonl --resume --json --quiet >rest &&
+  cmp whole rest && test ! -e carry.jsonl.state"
 refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet

@@ -1,9 +1,12 @@
 #include "flashgla/eval/evaluation.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "flashgla/base/error.h"
+#include "flashgla/model/checkpoint.h"
 
 namespace flashgla::eval {
 namespace {
@@ -24,6 +27,50 @@ json result_of(const Work& work, std::int64_t number, Run&& run) {
 
 bool goes_on(const Work& work, std::int64_t done, std::int64_t total, double figure) {
   return !work.monitor || work.monitor(done, total, figure);
+}
+
+// The state after the first `count` tokens of a document: as an evaluation that ended there left it, or by reading
+// them.
+model::DecodeState state_after(const Work& work, LossReader& reader, std::span<const std::int32_t> tokens,
+                               std::int64_t count, std::int64_t window) {
+  const auto most = static_cast<std::int64_t>(tokens.size()) - 1;
+  model::DecodeState::History history;
+  history.add(tokens.first(static_cast<std::size_t>(count)));
+  if (count > 0 && !work.state_file.empty() && std::filesystem::exists(work.state_file)) {
+    model::DecodeState state = model::load_state(work.model, work.state_file);
+    if (state.sequences() == 1 && state.history[0] == history) {
+      state.reserve(most);
+      return state;
+    }
+  }
+  model::DecodeState state = work.model.make_state(1, most);
+  reader.carried(tokens.first(static_cast<std::size_t>(count + 1)), window, state);
+  return state;
+}
+
+// Jobs of one document that is read with the state carried. `add` takes each job's result.
+template <class Add>
+void carry_document(const Work& work, LossReader& reader, std::span<const std::int32_t> tokens,
+                    const LossOptions& options, const LossResult& result, Add&& add) {
+  if (options.window < 1) throw Error("evaluate", "window", "is " + std::to_string(options.window), "1 or more tokens");
+  const auto predicted = static_cast<std::int64_t>(tokens.size()) - 1;
+  const std::int64_t in_job = std::max<std::int64_t>(options.batch_tokens / options.window, 1) * options.window;
+  std::optional<model::DecodeState> state;
+  std::int64_t begin = 0;
+  while (begin < predicted && result.complete) {
+    const std::int64_t end = std::min(begin + in_job, predicted);
+    add(result_of(work, result.jobs, [&] {
+      if (!state || state->history[0].tokens != begin) {
+        state = state_after(work, reader, tokens, begin, options.window);
+      }
+      double loss = 0.0;
+      const auto read = tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin + 1));
+      for (const float each : reader.carried(read, options.window, *state)) loss += each;
+      return json{{"loss", loss}, {"tokens", end - begin}};
+    }));
+    begin = end;
+  }
+  if (state && begin < predicted && !work.state_file.empty()) model::save_state(work.model, *state, work.state_file);
 }
 
 }  // namespace
@@ -67,12 +114,7 @@ LossResult evaluate_loss(const Work& work, std::span<const Document> documents, 
   for (const Document& document : documents) {
     const auto size = static_cast<std::int64_t>(document.tokens.size());
     if (options.carry) {
-      if (size < 2) continue;
-      add(result_of(work, result.jobs, [&] {
-        double loss = 0.0;
-        for (const float each : reader.carried(document.tokens, options.window)) loss += each;
-        return json{{"loss", loss}, {"tokens", size - 1}};
-      }));
+      carry_document(work, reader, document.tokens, options, result, add);
       if (!result.complete) return result;
       continue;
     }

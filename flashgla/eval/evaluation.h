@@ -24,13 +24,14 @@ struct Work {
   JobLog& log;
   std::int64_t first_job = 0;  // jobs of other models come before
   Monitor monitor;
+  std::string state_file;  // where an evaluation that ends inside a document leaves its state; empty: nowhere
 };
 
 struct LossOptions {
   std::int64_t window = 2048;  // tokens of one sequence
   std::int64_t stride = 2048;
   bool carry = false;  // each document in one pass instead, in pieces of `window` tokens with the state carried
-  std::int64_t batch_tokens = 8192;
+  std::int64_t batch_tokens = 8192;  // of a job
 };
 
 struct LossResult {

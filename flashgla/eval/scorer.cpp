@@ -67,6 +67,7 @@ Scorer::Scorer(Context& context, model::LanguageModel& model, ScoreOptions optio
     : context_(context), model_(model), options_(options) {
   if (model.dtype() == DType::f64) throw Error("score: a model in f64 is for checking gradients; load it as f32");
   if (options.batch_tokens < 1) throw Error("score", "batch_tokens", std::to_string(options.batch_tokens), "1 or more");
+  if (context.architecture().matrix_units && model.dtype() == DType::bf16) model.set_inference_dtype(DType::bf16);
 }
 
 std::vector<Score> Scorer::score(std::span<const Request> requests, const std::function<bool(std::size_t)>& progress) {

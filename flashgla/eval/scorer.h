@@ -31,7 +31,7 @@ struct ScoreOptions {
 // Calls of the model, in groups of requests of about batch_tokens, the longest first.
 class Scorer {
  public:
-  // Both are the caller's and must outlive this.
+  // Both are the caller's and must outlive this. A bf16 model on a device with matrix units computes in bf16.
   Scorer(Context& context, model::LanguageModel& model, ScoreOptions options = {});
 
   // In the order of the requests. `progress(done)` is called after each batch with the number of requests done; when it

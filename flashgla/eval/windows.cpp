@@ -25,27 +25,31 @@ std::vector<Window> windows_of(std::int64_t tokens, std::int64_t length, std::in
   return windows;
 }
 
+LossReader::LossReader(Context& context, model::LanguageModel& model) : context_(context), model_(model) {
+  if (model.dtype() == DType::f64) throw Error("evaluate: a model in f64 is for checking gradients; load it as f32");
+  if (context.architecture().matrix_units && model.dtype() == DType::bf16) model.set_inference_dtype(DType::bf16);
+}
+
 std::vector<float> LossReader::losses(const std::vector<std::int32_t>& tokens, const std::vector<std::int32_t>& targets,
                                       const std::vector<std::int32_t>& bounds, model::DecodeState* state) {
   const auto total = static_cast<std::int64_t>(tokens.size());
-  const Device device = context_.device();
+  const ArenaScope scope(context_.scratch());
   const auto put = [&](const std::vector<std::int32_t>& values, const Shape& shape) {
-    Tensor tensor = Tensor::empty(shape, DType::i32, device);
-    copy_memory(tensor->data, device, values.data(), Device::cpu(), tensor->bytes());
+    const TensorView tensor = context_.scratch().tensor(shape, DType::i32, "losses: tokens");
+    copy_memory(tensor.data, tensor.device, values.data(), Device::cpu(), tensor.bytes());
     return tensor;
   };
-  const Tensor ids = put(tokens, Shape({1, total})), wanted = put(targets, Shape({1, total}));
+  const TensorView ids = put(tokens, Shape({1, total})), wanted = put(targets, Shape({1, total}));
   const Shape bounds_shape({static_cast<std::int64_t>(bounds.size())});
-  const Tensor device_bounds = put(bounds, bounds_shape);
+  const TensorView device_bounds = put(bounds, bounds_shape);
   const TensorView host(const_cast<std::int32_t*>(bounds.data()), bounds_shape);
   nn::Pass pass{context_};
   pass.sequences = {device_bounds, host, 0};
-  if (model_.dtype() == DType::f64) throw Error("evaluate: a model in f64 is for checking gradients; load it as f32");
-  const Tensor out = Tensor::empty(Shape({total}), DType::f32, device);
+  const TensorView out = context_.scratch().tensor(Shape({total}), DType::f32, "losses");
   model_.evaluate(pass, ids, wanted, out, state);
   context_.queue().synchronize();
   std::vector<float> losses(tokens.size());
-  copy_memory(losses.data(), Device::cpu(), out->data, device, out->bytes());
+  copy_memory(losses.data(), Device::cpu(), out.data, out.device, out.bytes());
   return losses;
 }
 
@@ -66,14 +70,17 @@ std::vector<double> LossReader::windows(std::span<const Piece> pieces) {
   return sums;
 }
 
+std::vector<float> LossReader::carried(std::span<const std::int32_t> tokens, std::int64_t length) {
+  if (tokens.size() < 2) return {};
+  model::DecodeState state = model_.make_state(1, static_cast<std::int64_t>(tokens.size()) - 1);
+  return carried(tokens, length, state);
+}
+
 std::vector<float> LossReader::carried(std::span<const std::int32_t> tokens, std::int64_t length,
-                                       const std::function<bool()>& keep_going) {
+                                       model::DecodeState& state) {
   const auto predicted = static_cast<std::int64_t>(tokens.size()) - 1;
   std::vector<float> all;
-  if (predicted < 1) return all;
-  model::DecodeState state = model_.make_state(1, predicted);
   for (std::int64_t begin = 0; begin < predicted; begin += length) {
-    if (keep_going && !keep_going()) throw Error("evaluate: stopped");
     const std::int64_t end = std::min(begin + length, predicted);
     const std::vector<std::int32_t> read(tokens.begin() + begin, tokens.begin() + end);
     const std::vector<std::int32_t> targets(tokens.begin() + begin + 1, tokens.begin() + end + 1);

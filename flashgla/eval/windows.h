@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,7 +26,8 @@ std::vector<Window> windows_of(std::int64_t tokens, std::int64_t length, std::in
 // Sums of -log P (nats) of predicted tokens.
 class LossReader {
  public:
-  LossReader(Context& context, model::LanguageModel& model) : context_(context), model_(model) {}
+  // Both are the caller's and must outlive this. A bf16 model on a device with matrix units computes in bf16.
+  LossReader(Context& context, model::LanguageModel& model);
 
   // Loss of each counted token, window by window in order: several windows, each from an empty state, in one call of
   // the model. `tokens` of each window: its document's. Returns the sum by window.
@@ -38,9 +38,10 @@ class LossReader {
   std::vector<double> windows(std::span<const Piece> pieces);
 
   // Loss of tokens 1.. of one sequence, read in pieces of `length` tokens with the state carried from one to the next:
-  // losses[i] is that of token i + 1. `keep_going` is asked between pieces; false: an Error says so.
-  std::vector<float> carried(std::span<const std::int32_t> tokens, std::int64_t length,
-                             const std::function<bool()>& keep_going = {});
+  // losses[i] is that of token i + 1.
+  std::vector<float> carried(std::span<const std::int32_t> tokens, std::int64_t length);
+  // The same from `state`, of one sequence, which goes along; it has room for all tokens but the last.
+  std::vector<float> carried(std::span<const std::int32_t> tokens, std::int64_t length, model::DecodeState& state);
 
  private:
   // f32 [tokens] on the CPU.

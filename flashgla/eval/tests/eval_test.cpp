@@ -7,8 +7,10 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/names.h"
 #include "flashgla/eval/evaluation.h"
 #include "flashgla/model/tests/cases.h"
+#include "testing/devices.h"
 
 namespace flashgla::eval {
 namespace {
@@ -140,6 +142,38 @@ TEST_P(EvalModels, CarriedStateIsOneLongWindow) {
   }
 }
 
+TEST_P(EvalModels, ACarriedDocumentGoesOnInItsMiddle) {
+  const fs::path folder = fs::path(::testing::TempDir()) / ("flashgla_carry_" + GetParam().name);
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  const Document documents[] = {{random_ids(9, 8)}, {random_ids(70, 9)}, {random_ids(30, 10)}};
+  const auto run = [&](const std::string& name, bool resume, int jobs) {
+    JobLog log(name.empty() ? "" : (folder / name).string(), "{}", resume);
+    int asked = 0;
+    const Work work{context_,
+                    *model_,
+                    log,
+                    0,
+                    [&](std::int64_t, std::int64_t, double) { return ++asked < jobs; },
+                    name.empty() ? "" : (folder / name).string() + ".state"};
+    return evaluate_loss(work, documents, {.window = 5, .carry = true, .batch_tokens = 13});
+  };
+  const LossResult whole = run("", false, 1000);
+  EXPECT_EQ(whole.tokens, 8 + 69 + 29);
+  const LossResult part = run("log", false, 4);
+  EXPECT_FALSE(part.complete);
+  EXPECT_EQ(part.tokens, 8 + 30);  // the first document, and 3 of the second one's jobs of two windows
+  EXPECT_TRUE(fs::exists(folder / "log.state"));
+  fs::copy(folder / "log", folder / "ended_by_force");  // which leaves no state
+  for (const char* name : {"log", "ended_by_force"}) {
+    const LossResult rest = run(name, true, 1000);
+    EXPECT_TRUE(rest.complete) << name;
+    EXPECT_EQ(rest.loss, whole.loss) << name;
+    EXPECT_EQ(rest.tokens, whole.tokens) << name;
+  }
+  fs::remove_all(folder);
+}
+
 TEST_P(EvalModels, PositionsAddUpToTheLoss) {
   JobLog log("", "{}", false);
   const Document documents[] = {{random_ids(50, 6)}, {random_ids(51, 7)}};
@@ -152,6 +186,43 @@ TEST_P(EvalModels, PositionsAddUpToTheLoss) {
 
 INSTANTIATE_TEST_SUITE_P(Models, EvalModels, ::testing::ValuesIn(eval_models()),
                          [](const auto& each) { return each.param.name; });
+
+// On every device the numbers of the CPU, of f32 weights, within what two ways to one log-likelihood may differ by.
+TEST(EvalDevices, GiveTheNumbersOfTheCpu) {
+  model::ModelConfig config;
+  config.hidden_size = 64;
+  config.num_hidden_layers = 2;
+  config.vocab_size = kVocabulary;
+  config.set("num_heads", "2");
+  const auto results_on = [&](Device device) {
+    Context context(device, 2);
+    model::LanguageModel model(config, DType::f32, device, false);
+    const auto source = model::make_small(config, DType::f32, false);
+    copy_memory(model.parameters().all_values().data, device, source->parameters().all_values().data, Device::cpu(),
+                source->parameters().all_values().bytes());
+    std::vector<double> numbers;
+    LossReader reader(context, model);
+    const text::TokenIds tokens = random_ids(300, 11), other = random_ids(90, 12);
+    const LossReader::Piece pieces[] = {{tokens, {0, 1, 299}}, {other, {10, 20, 89}}};
+    for (const double sum : reader.windows(pieces)) numbers.push_back(sum / 300.0);
+    for (const float loss : reader.carried(tokens, 70)) numbers.push_back(loss);
+    std::vector<Request> requests;
+    for (std::uint64_t i = 0; i < 6; ++i) requests.push_back({random_ids(40, 13 + i / 3), {random_ids(1, 20 + i)[0]}});
+    Scorer scorer(context, model);
+    for (const Score& score : scorer.score(requests)) numbers.push_back(score.log_likelihood);
+    const Tensor logits = scorer.logits(other);
+    numbers.insert(numbers.end(), logits.as<float>(), logits.as<float>() + logits->numel());
+    return numbers;
+  };
+  const std::vector<double> expected = results_on(Device::cpu());
+  for (const Device device : testing::test_devices()) {
+    const std::vector<double> numbers = results_on(device);
+    ASSERT_EQ(numbers.size(), expected.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      EXPECT_NEAR(numbers[i], expected[i], 1e-4 * std::max(1.0, std::abs(expected[i]))) << name_of(device) << " " << i;
+    }
+  }
+}
 
 class EvalFiles : public ::testing::Test {
  protected:
