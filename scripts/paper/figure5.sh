@@ -1,47 +1,98 @@
 #!/usr/bin/env bash
-# Figure 5 of the paper: perplexity by position, beyond the length that models were trained with.
-#   figure5.sh OUT [small|full] [TEXT]
-# Trains GLA at length T and at 4 T, evaluates both on sequences of 14 T tokens, and draws OUT/figure5.png. `small` (the default)
-# is for a CPU, minutes: T = 128, models of a few hundred thousand parameters, stories made here unless a TEXT is given;
-# `full` has T = 2048, the paper's, and needs a GPU and a TEXT of books. What is trained already is not trained again.
+# Figure 5 of the paper: perplexity by position, to 14 times the length that models were trained with.
+#   figure5.sh OUT [--size small|medium|full] [--text FILE_OR_FOLDER] [--models LIST] [--steps N] [--device D]
+# Trains models on the text at length T, evaluates them on sequences of 14 T tokens of its validation part and draws
+# OUT/figure5.png; the numbers are in OUT/figure5.json. What is trained already is not trained again. document.py writes
+# them into docs/PAPER.md.
+#   small   T = 128, 0.8M parameters, bytes: a few minutes a model on two cores
+#   medium  T = 512, 25M parameters, bytes: for a GPU
+#   full    T = 2048, the paper's 340M models, 32,000 words: 10,000 steps of 131,072 tokens
+# LIST, of these, with commas: gla, retnet, transformer (trained at length T), gla-4t (at 4 T directly), gla-12xt (12
+# segments of T with truncated back-propagation through time). A model that cannot be trained here is named and left out.
+# Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=$root/build/bin/flashgla
-[ $# -ge 1 ] || { sed -n '2,7p' "$0" >&2; exit 2; }
-out=$1
-size=${2:-small}
-text=${3:-}
+flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
+usage() { sed -n '2,13p' "$0" >&2; exit 2; }
+if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
+out=$1 size=small text='' models=gla,retnet,transformer,gla-4t,gla-12xt steps='' device=auto
+shift
+while [ $# -gt 0 ]; do
+  [ $# -ge 2 ] || usage
+  case $1 in
+    --size) size=$2 ;;
+    --text) text=$2 ;;
+    --models) models=$2 ;;
+    --steps) steps=$2 ;;
+    --device) device=$2 ;;
+    *) usage ;;
+  esac
+  shift 2
+done
 case $size in
-  small) length=128 batch=8 steps=300 preset=gla-tiny bucket=128 sequences=16 ;;
-  full) length=2048 batch=64 steps=10000 preset=gla-340m bucket=2048 sequences=0 ;;
-  *) echo "error: the size is $size; expected small or full" >&2; exit 2 ;;
+  small) length=128 batch=16 rate=3e-3 tokenizer=byte sequences=64 config='"hidden_size": 128, "num_hidden_layers": 4'
+    mlp=320 narrow_mlp=192 heads=2 default_steps=500 ;;
+  medium) length=512 batch=64 rate=1e-3 tokenizer=byte sequences=64 config='"hidden_size": 512, "num_hidden_layers": 8'
+    mlp=1408 narrow_mlp=768 heads=4 default_steps=1500 ;;
+  full) length=2048 batch=64 rate=3e-4 tokenizer=train:32000 sequences=0 default_steps=10000 ;;
+  *) echo "error: the size is $size; expected small, medium or full" >&2; exit 2 ;;
 esac
-[ "$size" = small ] || [ -n "$text" ] || { echo "error: full needs a TEXT" >&2; exit 2; }
+steps=${steps:-$default_steps}
 mkdir -p "$out"
 
+if [ -z "$text" ]; then
+  text=$out/stories.jsonl
+  [ -f "$text" ] || "$flashgla" data stories --megabytes 2 --seed 1 --out "$text" --quiet
+fi
 if [ ! -f "$out/tokens/data.json" ]; then
-  if [ -z "$text" ]; then
-    # Stories of 14 T tokens and more in a row: the tokens of one after another are what positions are of.
-    "$flashgla" data stories --megabytes 2 --seed 1 --out "$out/stories.jsonl" --quiet
-    text=$out/stories.jsonl
-  fi
-  "$flashgla" data prepare "$text" --out "$out/tokens" --tokenizer byte --quiet
+  "$flashgla" data prepare "$text" --out "$out/tokens" --tokenizer "$tokenizer" --validation 0.1 --quiet
 fi
 
-models=()
-train() {  # NAME LENGTH SEQUENCES [FLAG...]
+# The paper's models at this size: MODEL MLP_CHANNELS FIELDS
+describe() {
+  local model=$1
+  [ "$size" = full ] && { echo "${model/%/-340m}"; return; }
+  local fields="\"num_heads\": $heads, \"intermediate_size\": $mlp"
+  [ "$model" != retnet ] || fields="\"num_heads\": $heads, \"intermediate_size\": $narrow_mlp"  # its values are twice as wide
+  echo "{\"model_type\": \"$model\", $config, $fields, \"tie_word_embeddings\": true, \"initializer_range\": 0.05}" \
+    >"$out/$model.json"
+  echo "$out/$model.json"
+}
+
+trained=()
+train() {  # NAME MODEL LENGTH SEQUENCES [FLAG...]
   local name=$1 run=$out/$1
-  shift
   if [ ! -f "$run/checkpoints/latest" ]; then
     echo "training $name"
-    "$flashgla" train --data "$out/tokens" --preset "$preset" --out "$run" --steps "$steps" --length "$1" --batch "$2" \
-      "${@:3}" >"$out/$name.log" 2>&1 || { tail -n 5 "$out/$name.log" >&2; rm -rf "$run"; return 1; }
+    rm -rf "$run"
+    if ! "$flashgla" train --data "$out/tokens" --model "$(describe "$2")" --out "$run" --steps "$steps" --length "$3" \
+      --batch "$4" --learning-rate "$rate" --warmup-tokens $((length * batch * steps / 20)) --device "$device" \
+      --evaluate-every 0 --checkpoint-every 0 --keep-checkpoints 1 --log-every 50 --quiet "${@:5}" >"$out/$name.log" 2>&1
+    then
+      echo "$name is left out: $(grep error "$out/$name.log" | tail -n 1)" >&2
+      rm -rf "$run"
+      return
+    fi
   fi
-  models+=("$run")
+  trained+=("$run")
 }
-train "gla-$length" "$length" "$batch"
-train "gla-$((4 * length))" "$((4 * length))" "$((batch / 4 > 0 ? batch / 4 : 1))"
+for model in ${models//,/ }; do
+  case $model in
+    gla | retnet | transformer) train "$model-$length" "$model" "$length" "$batch" --order windows ;;
+    gla-4t) train "gla-$((4 * length))" gla $((4 * length)) $((batch / 4)) --order windows ;;
+    gla-12xt) train "gla-12x$length" gla "$length" "$batch" --order segments --segments 12 ;;
+    *) echo "error: there is no model '$model'" >&2; usage ;;
+  esac
+done
+[ ${#trained[@]} -gt 0 ] || { echo "error: no model could be trained" >&2; exit 1; }
 
-"$flashgla" evaluate "${models[@]}" --data "$out/tokens" --part validation --extrapolate $((14 * length)) --bucket "$bucket" \
-  --window "$length" --sequences "$sequences" --png "$out/figure5.png" | tee "$out/figure5.txt"
-echo "$out/figure5.png"
+png=()
+if command -v gnuplot >/dev/null; then png=(--png "$out/figure5.png"); else echo "no gnuplot: no picture" >&2; fi
+"$flashgla" evaluate "${trained[@]}" --data "$out/tokens" --part validation --extrapolate $((14 * length)) \
+  --bucket "$length" --window "$length" --sequences "$sequences" --device "$device" "${png[@]}" --json \
+  >"$out/figure5.json"
+cat >"$out/settings.json" <<END
+{"size": "$size", "length": $length, "steps": $steps, "tokens_of_step": $((length * batch)), "text": "$(basename "$text")",
+ "tokenizer": "$tokenizer", "device": "$device", "date": "$(date -u +%F)"}
+END
+echo "$out/figure5.json, ${trained[*]}"
