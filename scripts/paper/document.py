@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIGURES = ROOT / "docs" / "figures" / "paper"
@@ -36,11 +37,11 @@ def draw(run, png):
 def section(run, name):
     settings = run["settings"]
     length, first = settings["length"], run["models"][0]
-    lines = [
-        f"T = {length}, {settings['steps']} steps of {settings['tokens_of_step']} tokens of `{settings['text']}`"
+    lines = [textwrap.fill(
+        f"T = {length}, {settings['steps']} steps of {settings['tokens_of_step']} tokens of {settings['text']}"
         f" ({settings['tokenizer']}), on {settings['device']}, {settings['date']}; {first['sequences']} sequences of "
         f"{14 * length} tokens that no model was trained on. Perplexity in the block of T tokens that ends there, and "
-        "the last block's loss less the first one's:", "",
+        "the last block's loss less the first one's:", 120), "",
         "| model | " + " | ".join(f"{n} T" for n in SHOWN) + " | 14 T - T, nats |",
         "|---|" + "---|" * (len(SHOWN) + 1)]
     for model in run["models"]:
