@@ -18,14 +18,15 @@ set(FLASHGLA_COMPILE_QUICKLY $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:
 
 # Compiles a target's sources in PARTS of about the same number (FLASHGLA_JOIN_SOURCES): headers are parsed and templates
 # made once a part. Sources with options of their own, those in cpu/ (Highway includes them once an instruction set) and
-# those in cuda/ stay alone.
+# those in cuda/ stay alone, and so do operators that need oneDNN, for programs of other operators (the Python extension)
+# that are to be linked without it.
 function(flashgla_join target parts)
   if(NOT FLASHGLA_JOIN_SOURCES OR parts EQUAL 0)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
   set(alone ${sources})
-  list(FILTER alone INCLUDE REGEX "(cpu|cuda)/|\\.cu$")
+  list(FILTER alone INCLUDE REGEX "(cpu|cuda)/|\\.cu$|ops/(cross_entropy|linear_step|matmul)/")
   set_property(SOURCE ${alone} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   list(REMOVE_ITEM sources ${alone})
   list(LENGTH sources count)
