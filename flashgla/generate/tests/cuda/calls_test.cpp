@@ -3,7 +3,7 @@
 
 #include "flashgla/base/memory.h"
 #include "flashgla/generate/decoding.h"
-#include "testing/cuda_calls.h"
+#include "testing/cuda/counted_calls.h"
 
 namespace flashgla::generate {
 namespace {

@@ -7,7 +7,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/data/prepare.h"
 #include "flashgla/train/trainer.h"
-#include "testing/cuda_calls.h"
+#include "testing/cuda/counted_calls.h"
 
 namespace flashgla::train {
 namespace {
