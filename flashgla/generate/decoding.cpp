@@ -4,6 +4,7 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/ops/matmul/plans.h"
 
 namespace flashgla::generate {
 
@@ -31,6 +32,10 @@ Decoding::Decoding(Context& context, model::LanguageModel& model, Session& sessi
     draw();
     step();
   });
+  const std::string cache = ops::matmul::plan_cache_folder();
+  ops::matmul::load_plan_cache(context, cache);
+  ops::matmul::time_plans(context, {}, session.sequences());
+  ops::matmul::save_plan_cache(context, cache);
   draw_ = std::make_unique<Graph>(context.queue(), draw);
   step_ = std::make_unique<Graph>(context.queue(), step);
 }

@@ -40,16 +40,16 @@ std::string cache_file(Context& context, const std::string& folder) {
 
 }  // namespace
 
-Notices time_plans(Context& context, const TensorView& memory) {
+Notices time_plans(Context& context, const TensorView& memory, std::int64_t most_rows) {
   if (on_cpu(context)) return {};
   cuda::Products& products = products_of(context);
-  const std::size_t needed = products.bytes_to_time();
+  const std::size_t needed = products.bytes_to_time(most_rows);
   if (needed == 0) return {};
   int left_out = 0;
   if (memory) {
-    left_out = products.time_all(memory.data, memory.bytes());
+    left_out = products.time_all(memory.data, memory.bytes(), most_rows);
   } else {
-    left_out = products.time_all(allocate_memory(needed, context.device()).get(), needed);
+    left_out = products.time_all(allocate_memory(needed, context.device()).get(), needed, most_rows);
   }
   if (left_out == 0) return {};
   return {std::to_string(left_out) + " matrix products keep cuBLASLt's first choice: timing them takes " +
@@ -112,7 +112,7 @@ Notices save_plan_cache(Context& context, const std::string& folder) {
 
 #else
 
-Notices time_plans(Context&, const TensorView&) { return {}; }
+Notices time_plans(Context&, const TensorView&, std::int64_t) { return {}; }
 std::string library_of(Context&) { return {}; }
 std::string export_plans(Context&) { return {}; }
 Notices import_plans(Context&, std::string_view) { return {}; }

@@ -5,6 +5,8 @@
 // Notices are lines for the user about what did not stop anything.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +21,9 @@ using Notices = std::vector<std::string>;
 // fastest: about a tenth of a second a product. `memory`: any contiguous tensor on the device, which is overwritten,
 // such as an arena's block before the first step; absent, memory is taken for the time of the call. A product whose
 // operands do not fit keeps what it has. Not between steps that must give the same bits, nor after a capture.
-Notices time_plans(Context& context, const TensorView& memory = {});
+// most_rows: products with more rows are left as they are.
+Notices time_plans(Context& context, const TensorView& memory = {},
+                   std::int64_t most_rows = std::numeric_limits<std::int64_t>::max());
 
 // What computes products on the context's device, as "cuBLASLt 130100 on NVIDIA H200 with 132 multiprocessors"; empty
 // on the CPU. Throws Error where that library is not found.

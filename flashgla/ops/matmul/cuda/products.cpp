@@ -63,9 +63,8 @@ class Preference {
   explicit Preference(const Key& key) {
     check(cublaslt().preference_create(&preference_), "cublasLtMatmulPreferenceCreate");
     const auto workspace = static_cast<std::uint64_t>(kWorkspace);
-    // Never sums over parts of K in the output's dtype; and none over parts where rows of a bucket must agree.
-    const auto reductions = static_cast<std::uint32_t>(
-        key.m <= kMostBucketRows ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    // Never sums over parts of K in the output's dtype.
+    const auto reductions = static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
     // a and b change places: c's transpose is what cuBLASLt computes.
@@ -219,20 +218,23 @@ void Products::adopt(const Choices& others) {
   for (auto& [key, plan] : plans_) set_algorithm(*plan);
 }
 
-std::map<std::string, Key> Products::untimed() const {
+std::map<std::string, Key> Products::untimed(std::int64_t most_rows) const {
   std::map<std::string, Key> result;
   for (const auto& [key, plan] : plans_) {
     const std::string text = key.text();
     const auto known = choices_.by_product.find(text);
-    if (known == choices_.by_product.end() || known->second.microseconds > 0.0 || adopted_.contains(text)) continue;
+    if (key.m > most_rows || known == choices_.by_product.end() || known->second.microseconds > 0.0 ||
+        adopted_.contains(text)) {
+      continue;
+    }
     result.emplace(text, key.of_bucket());
   }
   return result;
 }
 
-std::size_t Products::bytes_to_time() const {
+std::size_t Products::bytes_to_time(std::int64_t most_rows) const {
   std::size_t most = 0;
-  for (const auto& [text, key] : untimed()) most = std::max(most, Sizes(key).total());
+  for (const auto& [text, key] : untimed(most_rows)) most = std::max(most, Sizes(key).total());
   return most;
 }
 
@@ -257,10 +259,10 @@ double Products::microseconds_of(const Plan& plan, const cublasLtMatmulAlgo_t& a
   return best;
 }
 
-int Products::time_all(void* memory, std::size_t bytes) {
+int Products::time_all(void* memory, std::size_t bytes, std::int64_t most_rows) {
   int left_out = 0;
   queue_.activate();
-  for (const auto& [text, key] : untimed()) {
+  for (const auto& [text, key] : untimed(most_rows)) {
     const std::size_t needed = Sizes(key).total();
     if (needed > bytes) {
       ++left_out;

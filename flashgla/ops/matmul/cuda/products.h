@@ -70,15 +70,15 @@ class Products {
   // Takes algorithms over, also into plans that there are; their products are not timed any more.
   void adopt(const Choices& others);
 
-  // Times the candidates of every product that has not been timed, its operands in `memory` (noise overwrites it), and
-  // takes the fastest. Returns the number of products whose operands do not fit.
-  int time_all(void* memory, std::size_t bytes);
+  // Times the candidates of every product of up to most_rows rows that has not been timed, its operands in `memory`
+  // (noise overwrites it), and takes the fastest. Returns the number of products whose operands do not fit.
+  int time_all(void* memory, std::size_t bytes, std::int64_t most_rows);
   // The memory that time_all needs to time everything; 0: nothing is left to be timed.
-  std::size_t bytes_to_time() const;
+  std::size_t bytes_to_time(std::int64_t most_rows) const;
 
  private:
   // One product for each algorithm that is still to be timed.
-  std::map<std::string, Key> untimed() const;
+  std::map<std::string, Key> untimed(std::int64_t most_rows) const;
   // The library's candidates in its order, at most `most`.
   std::vector<cublasLtMatmulAlgo_t> candidates(const Key& key, int most);
   bool fits(const Plan& plan);  // whether the plan's algorithm can compute it
