@@ -311,6 +311,15 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   row.pick(cut, stream.below(static_cast<std::uint32_t>(p.positions[blockIdx.x]), total));
 }
 
+template <class... Parameters, class... Arguments>
+void queue(const Context& context, const char* name, void (*kernel)(Parameters...), dim3 blocks, int threads,
+           const Arguments&... arguments) {
+  using flashgla::cuda::Begin;
+  flashgla::cuda::launch(name, kernel, blocks, threads, 0, static_cast<cudaStream_t>(context.stream()),
+                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
+                         arguments...);
+}
+
 void run_cuda(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
               const TensorView& tokens, const Options& options, std::int64_t first_sequence) {
   const ArenaScope scope(context.scratch());
@@ -337,19 +346,16 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   p.seed = options.seed;
   const auto sequences = static_cast<unsigned>(logits.size(0));
   const dim3 pieces(static_cast<unsigned>(p.pieces), sequences);
-  using flashgla::cuda::Begin;
-  const Begin begin = context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous;
-  const auto queue = [&](const char* name, void (*kernel)(Params), dim3 blocks, int threads) {
-    flashgla::cuda::launch(name, kernel, blocks, threads, 0, static_cast<cudaStream_t>(context.stream()), begin, p);
-  };
-  queue("sampling: largest", largest_kernel, pieces, kPieceThreads);
-  queue("sampling: weights", weights_kernel, pieces, kPieceThreads);
-  if (p.temperature > 0.0) queue("sampling: draw", draw_kernel, dim3(sequences), kThreads);
+  queue(context, "sampling: largest", largest_kernel, pieces, kPieceThreads, p);
+  queue(context, "sampling: weights", weights_kernel, pieces, kPieceThreads, p);
+  if (p.temperature > 0.0) queue(context, "sampling: draw", draw_kernel, dim3(sequences), kThreads, p);
 }
 
 // A block row y of blocks for each sequence.
 __global__ void mark_kernel(const std::int32_t* tokens, const std::int32_t* bounds, std::uint8_t* seen,
                             int vocabulary) {
+  flashgla::cuda::release_next();
+  flashgla::cuda::wait_for_previous();
   const int n = blockIdx.y;
   const int begin = bounds ? bounds[n] : n, end = bounds ? bounds[n + 1] : n + 1;
   const int stride = static_cast<int>(gridDim.x * blockDim.x);
@@ -363,10 +369,8 @@ void mark_cuda(Context& context, const TensorView& tokens, const TensorView& bou
   if (context.planning()) return;
   constexpr int kMarkThreads = 128;
   const dim3 blocks(bounds ? 8 : 1, static_cast<unsigned>(seen.size(0)));
-  mark_kernel<<<blocks, kMarkThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
-      tokens.as<std::int32_t>(), bounds ? bounds.as<std::int32_t>() : nullptr, seen.as<std::uint8_t>(),
-      static_cast<int>(seen.size(1)));
-  flashgla::cuda::check_launch("sampling: mark_seen");
+  queue(context, "sampling: mark_seen", mark_kernel, blocks, kMarkThreads, tokens.as<std::int32_t>(),
+        bounds ? bounds.as<std::int32_t>() : nullptr, seen.as<std::uint8_t>(), static_cast<int>(seen.size(1)));
 }
 
 }  // namespace

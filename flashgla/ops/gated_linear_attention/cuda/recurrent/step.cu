@@ -186,6 +186,10 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
   unsigned unit = blockIdx.x;
   S* h = place_of(unit);
   int left = rows_of(unit);
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    if (u * kRowsAtOnce < left) ptx::prefetch_l2(h + u * down);
+  }
   flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
   load_rows(h, left, V - channel_of(unit));
