@@ -267,11 +267,11 @@ void check_cu_seqlens(const Context& context, const Problem& p, const TensorView
 // Short sequences are better off without chunks; measured, see README.md.
 constexpr std::int64_t kShortSequence = 8;
 
-// As an implementation is asked: with log gates where it does not take logits. In f32 (f64 with f64); on CUDA beside
-// bf16 in bf16, which the fastest kernels take.
+// As an implementation is asked: with log gates where it does not take logits. In f32 (f64 with f64); on CUDA those of
+// bf16 logits in bf16, which the fastest kernels take.
 Problem as_asked(const Implementation& row, const Problem& p) {
   if (!p.has_logits() || row.takes_logits) return p;
-  const bool in_bf16 = row.device == Device::Kind::cuda && p.dtype == DType::bf16;
+  const bool in_bf16 = row.device == Device::Kind::cuda && p.gate_dtype == DType::bf16;
   return with_gates(p, in_bf16 ? DType::bf16 : state_dtype(p.dtype));
 }
 

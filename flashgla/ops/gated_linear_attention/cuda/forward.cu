@@ -31,6 +31,7 @@ Support supports(const Problem& p) {
   }
   if (p.length >= kTooLong) return Support::no("takes less than 2^31 tokens, not " + std::to_string(p.length));
   if (p.algorithm == Algorithm::parallel) return Support::no("has no parallel form");
+  if (p.has_logits() && p.gate_dtype == DType::f16) return Support::no("takes logits in f32 and bf16, not f16");
   return Support::yes();
 }
 
