@@ -95,7 +95,7 @@ __device__ __forceinline__ Place place_of(const Call& call, int heads) {
 }
 
 template <class T, int R>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Call call, Strided o, float* lse) {
+__global__ void __launch_bounds__(kThreads, R == 8 ? 3 : 1) forward_kernel(Call call, Strided o, float* lse) {
   flashgla::cuda::wait_for_previous();
   __shared__ Tile<R> p;
   __shared__ Stage<R> left, right;
