@@ -191,10 +191,17 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& skip, c
   const Sizes sizes(from.dv, in.c, in.raw.size(-1), from.dk.size(-1));
   const auto queue = [&](auto zero) {
     using T = decltype(zero);
-    const Gradients<T> gradients{
-        Operand<T>(in.c),         Operand<T>(in.raw),  Operand<T>(from.dv),     Operand<T>(from.ds),
-        Operand<T>(to.dc),        Operand<T>(to.draw), Operand<float>(from.dg), Operand<float>(to.da_log),
-        Operand<float>(to.dskip), from.dk.as<T>(),     from.dq.as<T>()};
+    const Gradients<T> gradients{Operand<T>(in.c),
+                                 Operand<T>(in.raw),
+                                 Operand<T>(from.dv),
+                                 Operand<T>(from.ds),
+                                 Operand<T>(to.dc),
+                                 Operand<T>(to.draw),
+                                 Operand<float>(from.dg),
+                                 Operand<float>(to.da_log),
+                                 Operand<float>(to.dskip),
+                                 static_cast<const T*>(from.dk.data),
+                                 static_cast<const T*>(from.dq.data)};
     ops::cuda::queue_kernel(context, "state_space", backward_kernel<T>, rows, kThreads, 0, gradients, parameters,
                             sizes);
   };
