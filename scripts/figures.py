@@ -115,7 +115,9 @@ GPU_MORE_CASES = [
 
 
 def of_floor(row):
-    return f"{row['floor_milliseconds'] / row['milliseconds']:.2f}"
+    """Empty where the row beats its floor: then the run's ceiling was disturbed by something else on the machine."""
+    share = row["floor_milliseconds"] / row["milliseconds"]
+    return f"{share:.2f}" if share <= 1.0 else ""
 
 
 def softmax_row(run, problem):

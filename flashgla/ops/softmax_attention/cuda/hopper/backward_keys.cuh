@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(KeyPlan<D>::threads, 1)
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   if (threadIdx.x < kGroup) {
-    ptx::give_registers<32>();
+    ptx::give_registers<24>();
     if (threadIdx.x < 32) bring_for_keys(block, call, schedule, maps, rows);
   } else {
     ptx::take_registers<240>();
