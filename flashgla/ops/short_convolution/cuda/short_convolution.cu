@@ -339,7 +339,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& problem, cons
 }
 
 template <int W, int N, class T>
-__global__ void __launch_bounds__(kThreads, W * N < 16 ? 4 : 3)
+__global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
     backward_kernel(Call problem, Grid grid, Gradients<T> t, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= grid.walking) {
