@@ -131,6 +131,7 @@ TEST(GenerationDevices, SequencesOfABatchAreAsAlone) {
   for (const Device device : testing::test_devices()) {
     Writer writer(device);
     std::vector<text::TokenIds> tokens;
+    tokens.reserve(prompts.size());
     for (const std::string& prompt : prompts) tokens.push_back(writer.generator.encode(prompt, true));
     Session batch(writer.model, 3);
     writer.generator.feed(batch, tokens);
