@@ -23,15 +23,25 @@ DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 
 
 using Gate = GatedLayerSettings::Gate;
 
+// Names of the gates by channel, behind the layer's: that over keys, that over values.
+std::vector<const char*> low_rank_sides(Gate gate) {
+  if (gate == Gate::key) return {".gk_proj"};
+  if (gate == Gate::value) return {".gv_proj"};
+  if (gate == Gate::key_value) return {".gk_proj", ".gv_proj"};
+  return {};
+}
+
 std::vector<nn::Linear::Part> input_parts(const GatedLayerSettings& settings) {
   const std::int64_t group = settings.num_heads / settings.kv_heads;
   std::vector<nn::Linear::Part> parts = {{settings.name + ".q_proj", settings.key_dim},
                                          {settings.name + ".k_proj", settings.key_dim / group},
                                          {settings.name + ".v_proj", settings.value_dim / group}};
-  if (settings.gate == Gate::key) parts.push_back({settings.name + ".gk_proj.0", settings.gate_low_rank_dim});
+  for (const char* side : low_rank_sides(settings.gate)) {
+    parts.push_back({settings.name + side + ".0", settings.gate_low_rank_dim});
+  }
   return parts;
 }
-enum Part : std::size_t { kQ, kK, kV, kLowRank };  // in the order of input_parts
+enum Part : std::size_t { kQ, kK, kV, kLowRank };  // in the order of input_parts; kLowRank and on: those of gates
 
 class GatedLayer : public Mixer {
  public:
@@ -59,16 +69,21 @@ class GatedLayer : public Mixer {
   // q, k and v from the projections: convolved and turned.
   void prepare(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after);
   void rotate(const nn::Pass& pass, const Channels& of, ops::rotary::Direction direction) const;
-  // What a gate's projection reads: x, or the low-rank part of the projections.
-  TensorView gate_input(const TensorView& x, const TensorView& projected) const {
-    return settings_.gate == Gate::key ? input_.part(projected, kLowRank) : x;
+  // One gate that is computed: what gives its logits, and what that reads.
+  struct GateSide {
+    nn::Linear projection;
+    std::size_t part;  // of the projections; 0: x itself
+    bool values;       // over the state's value channels
+  };
+  TensorView gate_input(const GateSide& side, const TensorView& x, const TensorView& projected) const {
+    return side.part > 0 ? input_.part(projected, side.part) : x;
   }
   double clamp() const { return settings_.clamp_min.value_or(attention::kNoClamp); }
-  void compute_gate(Context& context, const TensorView& x);
+  void compute_gates(Context& context, const TensorView& x);
   const TensorView& constant_gate(const Context& context, DType dtype);
-  // The gate as the operator takes it.
-  TensorView gate_of(const TensorView& g) const {
-    return settings_.gate == Gate::key ? g.split_last(settings_.kv_heads) : g;
+  // A gate as the operator takes it: by channel, or one a head.
+  TensorView gate_of(const GateSide& side, const TensorView& g) const {
+    return side.part > 0 ? g.split_last(settings_.kv_heads) : g;
   }
   attention::Inputs attention_inputs(const nn::Sequences& sequences) const;
   attention::Options attention_options(const nn::Sequences& sequences) const;
@@ -79,7 +94,7 @@ class GatedLayer : public Mixer {
   std::int64_t kv_key_dim_;                  // key channels of all key-value heads together
   std::int64_t kv_value_dim_;                // value channels of the same
   nn::Linear input_;                         // q, k, v and a low-rank gate: one matrix product
-  std::vector<nn::Linear> gate_;             // none, or the one that gives a gate's logits
+  std::vector<GateSide> gates_;              // at most two
   Tensor constant_gate_;                     // [heads], on the device of the first call
   std::vector<nn::Parameter> convolutions_;  // none, or those of q, k, v
   std::vector<nn::Parameter> norm_;          // none, or one
@@ -91,8 +106,8 @@ class GatedLayer : public Mixer {
     TensorView projected;    // [B,T,input_.out()]
     TensorView output_gate;  // [B,T,value_dim], before the swish; absent without it
     Channels channels;       // of convolution: recomputed in class activations
-    TensorView g;            // logits of the gate [B,T,kv_key_dim]: recomputed; or a
-                             // constant gate
+    TensorView logits[2];    // of gates_, [B,T,channels]: recomputed
+    TensorView constant;     // a constant gate
     TensorView o;            // [B,T,H,V]
     TensorView states;       // the operator's own: recomputed
     TensorView rstd;         // [B*T*H]
@@ -112,10 +127,15 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
   const double deviation = settings.common.initializer_range;
   options_.feature_map = settings.feature_map;
   options_.normalize = settings.normalize;
-  if (settings.gate == Gate::key) {
-    gate_.push_back(nn::Linear({{name + ".gk_proj.1", kv_key_dim_}}, settings.gate_low_rank_dim, deviation, true));
-  } else if (settings.gate == Gate::scalar) {
-    gate_.push_back(nn::Linear({{name + ".gk_proj", settings.kv_heads}}, settings.common.hidden_size, deviation, true));
+  for (const char* side : low_rank_sides(settings.gate)) {
+    const bool values = std::string_view(side) == ".gv_proj";
+    gates_.push_back({nn::Linear({{name + side + ".1", values ? kv_value_dim_ : kv_key_dim_}},
+                                 settings.gate_low_rank_dim, deviation, true),
+                      kLowRank + gates_.size(), values});
+  }
+  if (settings.gate == Gate::scalar) {
+    gates_.push_back(
+        {nn::Linear({{name + ".gk_proj", settings.kv_heads}}, settings.common.hidden_size, deviation, true), 0, false});
   }
   if (settings.output_gate) {
     output_gate_.push_back(nn::Linear({{name + ".g_proj", settings.value_dim}}, settings.common.hidden_size, deviation,
@@ -149,7 +169,7 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
 void GatedLayer::for_each_parameter(const nn::ParameterVisitor& visit) {
   input_.for_each_parameter(visit);
   for (nn::Linear& gate : output_gate_) gate.for_each_parameter(visit);
-  for (nn::Linear& gate : gate_) gate.for_each_parameter(visit);
+  for (GateSide& side : gates_) side.projection.for_each_parameter(visit);
   for (nn::Parameter& weight : convolutions_) visit(weight);
   for (nn::Parameter& weight : norm_) visit(weight);
   output_.for_each_parameter(visit);
@@ -199,9 +219,9 @@ void GatedLayer::prepare(const nn::Pass& pass, const Channels& out, const LayerS
   rotate(pass, out, ops::rotary::Direction::forward);
 }
 
-void GatedLayer::compute_gate(Context& context, const TensorView& x) {
-  for (const nn::Linear& gate : gate_) {
-    gate.forward(context, gate_input(x, saved_.projected), saved_.g);
+void GatedLayer::compute_gates(Context& context, const TensorView& x) {
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    gates_[i].projection.forward(context, gate_input(gates_[i], x, saved_.projected), saved_.logits[i]);
   }
 }
 
@@ -223,7 +243,10 @@ attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) c
   inputs.q = saved_.channels[kQ].split_last(heads_of(kQ));
   inputs.k = saved_.channels[kK].split_last(heads_of(kK));
   inputs.v = saved_.channels[kV].split_last(heads_of(kV));
-  if (saved_.g) inputs.g = gate_of(saved_.g);
+  inputs.g = saved_.constant;
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    (gates_[i].values ? inputs.gv : inputs.g) = gate_of(gates_[i], saved_.logits[i]);
+  }
   inputs.h0 = entry(saved_.before, 0);
   if (settings_.normalize && !saved_.before.empty()) inputs.z0 = saved_.before.back();
   inputs.cu_seqlens = sequences.bounds;
@@ -233,7 +256,7 @@ attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) c
 attention::Options GatedLayer::attention_options(const nn::Sequences& sequences) const {
   attention::Options options = options_;
   options.max_seqlen = sequences.max_seqlen;
-  if (!gate_.empty()) {
+  if (!gates_.empty()) {
     options.gate_logit_normalizer = settings_.gate_logit_normalizer;
     options.gate_clamp_min = clamp();
   }
@@ -281,12 +304,11 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
                              : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
   }
   prepare(pass, saved_.channels, before, after);
-  saved_.g = {};
-  for (const nn::Linear& gate : gate_) {
-    saved_.g = pass.keep_or_recompute().tensor(sized(gate.out()), x.dtype, "gla: gates");
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    saved_.logits[i] = pass.keep_or_recompute().tensor(sized(gates_[i].projection.out()), x.dtype, "gla: gates");
   }
-  compute_gate(context, x);
-  if (settings_.gate == Gate::constant) saved_.g = constant_gate(context, wide);
+  compute_gates(context, x);
+  if (settings_.gate == Gate::constant) saved_.constant = constant_gate(context, wide);
 
   saved_.o = pass.keep().tensor(sized(settings_.value_dim), x.dtype, "gla: outputs").split_last(settings_.num_heads);
   const attention::Inputs inputs = attention_inputs(pass.sequences);
@@ -326,10 +348,10 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
       for (TensorView& channels : saved_.channels) channels = like(channels, x.dtype);
       prepare(pass, saved_.channels, saved_.before, {});
     }
-    if (!gate_.empty()) {
-      saved_.g = like(saved_.g, x.dtype);
-      compute_gate(context, x);
+    for (std::size_t i = 0; i < gates_.size(); ++i) {
+      saved_.logits[i] = like(saved_.logits[i], x.dtype);
     }
+    compute_gates(context, x);
     saved_.normalized = like(saved_.o, x.dtype);
     normalize(context, saved_.o, saved_.output_gate, saved_.normalized, {});
   }
@@ -353,7 +375,8 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   for (std::size_t i = 0; i < 3; ++i) {
     dchannels[i] = convolutions_.empty() ? input_.part(dprojected, i) : like(saved_.channels[i], x.dtype);
   }
-  const TensorView dg = gate_.empty() ? TensorView() : like(saved_.g, x.dtype);
+  TensorView dlogits[2];
+  for (std::size_t i = 0; i < gates_.size(); ++i) dlogits[i] = like(saved_.logits[i], x.dtype);
   attention::Outputs outputs;
   outputs.o = saved_.o;
   outputs.states = saved_.states;
@@ -363,13 +386,17 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   input_gradients.dq = dchannels[kQ].split_last(heads_of(kQ));
   input_gradients.dk = dchannels[kK].split_last(heads_of(kK));
   input_gradients.dv = dchannels[kV].split_last(heads_of(kV));
-  if (dg) input_gradients.dg = gate_of(dg);
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    (gates_[i].values ? input_gradients.dgv : input_gradients.dg) = gate_of(gates_[i], dlogits[i]);
+  }
   attention::backward(context, attention_inputs(pass.sequences), outputs, output_gradients, input_gradients,
                       attention_options(pass.sequences));
   rotate(pass, dchannels, ops::rotary::Direction::inverse);
 
-  if (settings_.gate == Gate::key) {
-    gate_.front().backward(context, input_.part(projected, kLowRank), dg, input_.part(dprojected, kLowRank));
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    if (gates_[i].part == 0) continue;
+    gates_[i].projection.backward(context, input_.part(projected, gates_[i].part), dlogits[i],
+                                  input_.part(dprojected, gates_[i].part));
   }
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     convolution::Inputs inputs;
@@ -386,7 +413,9 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   }
   input_.backward(context, x, dprojected, dx);
   for (const nn::Linear& gate : output_gate_) gate.backward(context, x, doutput_gate, dx, true);
-  if (settings_.gate == Gate::scalar) gate_.front().backward(context, x, dg, dx, true);
+  for (std::size_t i = 0; i < gates_.size(); ++i) {
+    if (gates_[i].part == 0) gates_[i].projection.backward(context, x, dlogits[i], dx, true);
+  }
 }
 
 void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
@@ -413,20 +442,19 @@ void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView&
     rotate(pass, {input_.part(tokens, kQ), input_.part(tokens, kK), input_.part(tokens, kV)},
            ops::rotary::Direction::forward);
   }
-  TensorView g;
-  for (const nn::Linear& gate : gate_) {
-    g = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: gates");
-    const linear_step::Layer logits = gate.step_layer(g);
-    const bool key = settings_.gate == Gate::key;
-    linear_step::run(context, key ? linear_step::Inputs{input_.part(projected, kLowRank)} : norm.before_step(x),
-                     {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
-  }
-  if (settings_.gate == Gate::constant) g = constant_gate(context, accumulation_dtype(x.dtype));
   attention::StepInputs inputs;
+  for (const GateSide& side : gates_) {
+    const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
+    const linear_step::Layer logits = side.projection.step_layer(g);
+    linear_step::run(context,
+                     side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(x),
+                     {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+    (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
+  }
+  if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));
   inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
   inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
   inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
-  if (g) inputs.g = gate_of(g);
   const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
   attention::step(context, inputs, state[0], settings_.normalize ? state.back() : TensorView(),
                   o.split_last(settings_.num_heads), options_);

@@ -2,8 +2,10 @@
 // operator gated_linear_attention with some gate, a norm of the heads' outputs with or without an output gate, and W_o.
 //
 //     q, k, v = W_q x, W_k x, W_v x
-//     g       = none | constant by head | log_sigmoid(W x + b) / normalizer by head | that of W_2 (W_1 x) + b by
-//     channel o       = gated_linear_attention(q, k, v, g) y       = W_o (RMSNorm(o) * swish(W_g x))
+//     g, gv   = none | constant by head | log_sigmoid(W x + b) / normalizer by head | that of W_2 (W_1 x) + b by
+//               channel of the keys (g), of the values (gv), or of both
+//     o       = gated_linear_attention(q, k, v, g, gv)
+//     y       = W_o (RMSNorm(o) * swish(W_g x))
 #pragma once
 
 #include <memory>
@@ -27,10 +29,11 @@ struct GatedLayerSettings {
   double rope_base = 0.0;      // of rotary positions of q and k; 0: none
   std::int64_t conv_size = 0;  // of short convolutions of q, k and v; 0: none
 
-  enum class Gate : std::uint8_t { none, constant, scalar, key };
+  // Of the state: none, by head (fixed or computed), by channel of its keys, of its values, of both.
+  enum class Gate : std::uint8_t { none, constant, scalar, key, value, key_value };
   Gate gate = Gate::none;
   std::vector<double> constant_gate;    // log, a head
-  std::int64_t gate_low_rank_dim = 16;  // of a key gate
+  std::int64_t gate_low_rank_dim = 16;  // of gates by channel
   double gate_logit_normalizer = 16.0;
   std::optional<double> clamp_min;
 

@@ -37,7 +37,9 @@ Gate gate_from_name(const std::string& name) {
   if (name == "key") return Gate::key;
   if (name == "scalar") return Gate::scalar;
   if (name == "constant") return Gate::constant;
-  require(name == "none", "gate", "'" + name + "'", "'key', 'scalar', 'constant' or 'none'");
+  if (name == "value") return Gate::value;
+  if (name == "key_value") return Gate::key_value;
+  require(name == "none", "gate", "'" + name + "'", "'key', 'value', 'key_value', 'scalar', 'constant' or 'none'");
   return Gate::none;
 }
 }  // namespace
@@ -99,6 +101,10 @@ constexpr Layout kVariantLayouts[] = {
 constexpr PresetRow kVariantPresets[] = {
     {"gla-340m-scalar", "the paper's ablation: a scalar gate a head",
      R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "scalar"})"},
+    {"gla-340m-value", "the first version's ablation: a gate over the values' channels alone",
+     R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "value"})"},
+    {"gla-340m-both", "the first version's ablation: gates over keys and values",
+     R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "key_value"})"},
     {"gla-340m-constant", "the paper's ablation: RetNet's fixed decays",
      R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "constant"})"},
     {"gla-340m-none", "the paper's ablation: no gate",
@@ -131,7 +137,7 @@ constinit const Registration kGla{"gla", "gated linear attention (Yang et al. 20
                                   kPresets};
 
 constinit const Registration kGlaVariant{
-    "gla_variant", "GLA's layer with another gate: scalar, constant, none (the paper's ablations)",
+    "gla_variant", "GLA's layer with another gate: of values, both sides, scalar, constant, none",
     []() -> std::unique_ptr<Config> { return std::make_unique<GlaVariantConfig>(); }, kVariantLayouts, kVariantPresets};
 
 }  // namespace flashgla::mixers

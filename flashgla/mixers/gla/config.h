@@ -19,7 +19,8 @@ struct GlaConfig : ConfigOf<GlaConfig> {
   double gate_logit_normalizer = 16.0;
   std::int64_t gate_low_rank_dim = 16;
   bool elementwise_affine = true;  // the norm of the heads' outputs has a weight
-  // "key", or of the paper's ablations (which GlaVariantConfig alone lists): "scalar", "constant", "none".
+  // "key", or of the paper's ablations (which GlaVariantConfig alone lists): "value", "key_value" (its first version),
+  // "scalar", "constant", "none".
   std::string gate = "key";
 
   std::int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }

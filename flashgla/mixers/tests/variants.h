@@ -20,6 +20,8 @@ inline std::vector<Variant> variants() {
       {"gla", "authors", {{"elementwise_affine", "false"}, {"output_gate_bias", "true"}}},
       {"gla", "feature_map", {{"feature_map", "elu_plus_one"}, {"clamp_min", "-0.06"}}},
       {"gla_variant", "scalar", {{"gate", "scalar"}, {"use_short_conv", "false"}}},
+      {"gla_variant", "value", {{"gate", "value"}, {"num_heads", "4"}, {"num_kv_heads", "2"}, {"expand_k", "1"}}},
+      {"gla_variant", "both", {{"gate", "key_value"}, {"use_short_conv", "false"}, {"clamp_min", "-0.06"}}},
       {"gla_variant", "constant", {{"gate", "constant"}}},
       {"gla_variant", "none", {{"gate", "none"}}},
       {"linear_attn", "normalized", {{"feature_map", "elu"}, {"norm_feature_map", "true"}}},
