@@ -5,12 +5,14 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/model/quantise.h"
 #include "flashgla/text/tokenizer.h"
 #include "flashgla/train/run_folder.h"
 
@@ -26,6 +28,9 @@ struct ConvertArguments {
   std::string dtype;
   std::string shard_size;
   std::string layout = "current";
+  std::string quantise;
+  std::string only;
+  bool quiet = false;
 };
 
 // "2GB", "500MB", "1.5G", "4096": bytes; units of 1000.
@@ -75,11 +80,24 @@ void run_convert(const ConvertArguments& arguments) {
   if (fs::equivalent(in, arguments.out, ignored)) {
     throw Error("convert: the output is the input, " + in + "; name another folder");
   }
-  const auto model = model::load_model(in, load);
+  std::optional<model::QuantiseOptions> quantise;
+  if (!arguments.quantise.empty()) {
+    quantise.emplace();
+    quantise->preset = model::find_quantisation_preset(arguments.quantise);
+    quantise->only = arguments.only;
+    save.metadata["quantisation"] = arguments.quantise + (arguments.only.empty() ? "" : " of " + arguments.only);
+  }
+  auto model = model::load_model(in, load);
+  if (quantise) {
+    Progress bar("quantise", model->parameters().count(), arguments.quiet);
+    quantise->monitor = [&](std::int64_t done, std::int64_t) { bar.update(done); };
+    model = model::quantise(*model, *quantise);
+  }
   model::save_model(*model, arguments.out, save);
   copy_companions(in, arguments.out);
   fmt::print("{}: {} parameters as {}, {}\n", arguments.out,
-             format_count(static_cast<double>(model->parameters().count())), name_of(model->dtype()),
+             format_count(static_cast<double>(model->parameters().count())),
+             quantise ? arguments.quantise + " and " + name_of(model->dtype()) : name_of(model->dtype()),
              format_bytes(static_cast<double>(model->parameters().value_bytes())));
 }
 
@@ -91,7 +109,8 @@ void add_convert(CLI::App& app) {
       "convert",
       "Rewrites a model folder: in another dtype, cut into shards, or in another layout. Reads every layout that\n"
       "flash-linear-attention has written, and those of other libraries that a kind of model has.\n"
-      "  flashgla convert runs/first out --dtype bf16 --shard-size 2GB");
+      "  flashgla convert runs/first out --dtype bf16 --shard-size 2GB\n"
+      "  flashgla convert M M-q4 --quantise q4");
   verb->add_option("in", arguments->in, "The model folder to read, or a run folder: its latest checkpoint")->required();
   verb->add_option("out", arguments->out, "The folder to write; made when it does not exist")->required();
   verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)");
@@ -101,6 +120,14 @@ void add_convert(CLI::App& app) {
                    "Names of tensors and keys: fla (flash-linear-attention) or hf (transformers), for models that have "
                    "both; current: as they are; fused-mlp: gate and up projections in one matrix, as before 2025-02")
       ->capture_default_str();
+  auto* quantise = verb->add_option(
+      "--quantise", arguments->quantise,
+      "Weights in 8 or 4 bits, for generation and evaluation on the CPU: q8 (all matrices 8 bits), q4 (mixers and MLP\n"
+      "4 bits, output projections and the head 8), q4-safe (MLP 4 bits, the rest 8). docs/QUANTISATION.md has what\n"
+      "they cost");
+  verb->add_option("--quantise-only", arguments->only, "Only matrices whose name contains this, such as o_proj")
+      ->needs(quantise);
+  verb->add_flag("--quiet", arguments->quiet, "No progress");
   verb->callback([arguments] { run_convert(*arguments); });
 }
 

@@ -46,6 +46,7 @@ struct EvaluateArguments {
   std::string png, log;
   bool resume = false;
   std::string dtype;
+  bool map = false;
   std::string device = "auto";
   int threads = 0;
   bool json = false, quiet = false, samples = false;
@@ -270,6 +271,7 @@ void run_evaluate(EvaluateArguments& arguments) {
   Context context(device_from_name(arguments.device), arguments.threads);
   model::LoadOptions load;
   load.device = context.device();
+  load.map = arguments.map;
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   std::vector<std::string> folders, fingerprints;
   for (const std::string& name : arguments.models) {
@@ -399,6 +401,9 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--quiet", arguments->quiet, "No progress");
   verb->add_option("--dtype", arguments->dtype,
                    "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too");
+  verb->add_flag("--mmap", arguments->map,
+                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
+                 "change meanwhile");
   verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
       ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")

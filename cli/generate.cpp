@@ -46,6 +46,7 @@ struct GenerateArguments {
   bool json = false;
   bool ignore_end = false;
   bool only_new = false;
+  bool map = false;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -194,6 +195,7 @@ void run_generate(GenerateArguments& arguments) {
   Context context(device_from_name(arguments.device), arguments.threads);
   model::LoadOptions load;
   load.device = context.device();
+  load.map = arguments.map;
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   const auto model = model::load_model(folder, load);
   const auto tokenizer = text::load_tokenizer(folder);
@@ -322,6 +324,9 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt");
   verb->add_flag("--only-new", arguments->only_new, "Do not repeat the prompt before the text");
   verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
+  verb->add_flag("--mmap", arguments->map,
+                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
+                 "change meanwhile");
   verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
       ->capture_default_str();
   verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")

@@ -37,7 +37,7 @@ std::vector<nn::Linear::Part> input_parts(const GatedLayerSettings& settings) {
                                          {settings.name + ".k_proj", settings.key_dim / group},
                                          {settings.name + ".v_proj", settings.value_dim / group}};
   for (const char* side : low_rank_sides(settings.gate)) {
-    parts.push_back({settings.name + side + ".0", settings.gate_low_rank_dim});
+    parts.push_back({settings.name + side + ".0", settings.gate_low_rank_dim, nn::Quantisation::none});
   }
   return parts;
 }
@@ -121,21 +121,22 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
       kv_key_dim_(settings.key_dim / settings.num_heads * settings.kv_heads),
       kv_value_dim_(settings.value_dim / settings.num_heads * settings.kv_heads),
       input_(input_parts(settings), settings.common.hidden_size, settings.common.initializer_range),
-      output_({{settings.name + ".o_proj", settings.common.hidden_size}}, settings.value_dim,
-              settings.common.initializer_range) {
+      output_({{settings.name + ".o_proj", settings.common.hidden_size, nn::Quantisation::sensitive}},
+              settings.value_dim, settings.common.initializer_range) {
   const std::string& name = settings.name;
   const double deviation = settings.common.initializer_range;
   options_.feature_map = settings.feature_map;
   options_.normalize = settings.normalize;
   for (const char* side : low_rank_sides(settings.gate)) {
     const bool values = std::string_view(side) == ".gv_proj";
-    gates_.push_back({nn::Linear({{name + side + ".1", values ? kv_value_dim_ : kv_key_dim_}},
+    gates_.push_back({nn::Linear({{name + side + ".1", values ? kv_value_dim_ : kv_key_dim_, nn::Quantisation::none}},
                                  settings.gate_low_rank_dim, deviation, true),
                       kLowRank + gates_.size(), values});
   }
   if (settings.gate == Gate::scalar) {
-    gates_.push_back(
-        {nn::Linear({{name + ".gk_proj", settings.kv_heads}}, settings.common.hidden_size, deviation, true), 0, false});
+    gates_.push_back({nn::Linear({{name + ".gk_proj", settings.kv_heads, nn::Quantisation::none}},
+                                 settings.common.hidden_size, deviation, true),
+                      0, false});
   }
   if (settings.output_gate) {
     output_gate_.push_back(nn::Linear({{name + ".g_proj", settings.value_dim}}, settings.common.hidden_size, deviation,
@@ -426,7 +427,7 @@ void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView&
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
   TensorView output_gate;
-  std::vector<linear_step::Layer> inputs_of_mixer = {input_.step_layer(projected)};
+  std::vector<linear_step::Layer> inputs_of_mixer = input_.step_layers(projected);
   for (const nn::Linear& gate : output_gate_) {
     output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
     inputs_of_mixer.push_back(gate.step_layer(output_gate));

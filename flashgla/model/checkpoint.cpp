@@ -11,6 +11,8 @@
 #include "flashgla/base/file.h"
 #include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
+#include "flashgla/model/quantise.h"
 
 namespace flashgla::model {
 
@@ -84,10 +86,43 @@ bool is_fused(const nn::Parameter& parameter, const StoredTensor& stored) {
          stored.shape[0] == 2 * parameter.shape[0] && stored.shape[1] == parameter.shape[1];
 }
 
+// config.json's quantization_config, as save_model writes it: whether the weights are of 8 or 4 bits.
+constexpr const char* kQuantisation = "quantization_config";
+constexpr int kQuantisationVersion = 1;
+bool is_quantised(const std::string& folder) {
+  const std::string path = path_in(folder, kConfig);
+  const auto config = parse_json<ordered_json>(read_file(path), path);
+  if (!config.contains(kQuantisation) || config[kQuantisation].is_null()) return false;
+  const auto& row = config[kQuantisation];
+  const auto text = [&](const char* key) {
+    return row.is_object() && row.contains(key) ? row[key].dump() : std::string("absent");
+  };
+  if (text("quant_method") != "\"flashgla\"") {
+    throw Error(path + ": quantization_config: quant_method is " + text("quant_method") +
+                "; expected \"flashgla\" (flashgla convert --quantise makes it from weights in floats)");
+  }
+  if (text("version") != std::to_string(kQuantisationVersion)) {
+    throw Error(path + ": quantization_config: version is " + text("version") + "; this program reads " +
+                std::to_string(kQuantisationVersion) + ": quantise the model in floats again");
+  }
+  return true;
+}
+
+// The format of a matrix that the file holds in 8 or 4 bits.
+std::optional<Format> packed_format(const nn::Parameter& parameter, const StoredTensor& stored) {
+  if (stored.dtype != "U8" || parameter.shape.rank() != 2) return std::nullopt;
+  for (const Format format : {Format::q8, Format::q4}) {
+    const Shape shape = ops::quantised_linear::packed_shape(format, parameter.shape[0], parameter.shape[1]);
+    if (stored.shape_text() == to_string(shape)) return format;
+  }
+  return std::nullopt;
+}
+
 // Checks names and shapes of the weights against the parameters, before memory is taken for a model that a wrong
 // config may make absurdly large. Returns the stored name of each parameter; "" for one within a fused projection.
 std::vector<std::string> match(const std::string& folder, const Weights& weights,
-                               const std::vector<nn::Parameter>& parameters, const Layout& layout, bool tied) {
+                               const std::vector<nn::Parameter>& parameters, const Layout& layout, bool tied,
+                               bool quantised) {
   const std::string remedy = "; correct " + path_in(folder, kConfig) + " or use the weights that belong to it";
   std::vector<std::string> stored_names;
   std::set<std::string> used;
@@ -108,7 +143,8 @@ std::vector<std::string> match(const std::string& folder, const Weights& weights
     }
     if (is_fused(parameter, *stored)) {
       used.insert(up_projection_of(parameter.name));
-    } else if (stored->shape_text() != to_string(parameter.shape)) {
+    } else if (!(quantised && packed_format(parameter, *stored)) &&
+               stored->shape_text() != to_string(parameter.shape)) {
       throw Error(folder + ": tensor '" + stored->name + "' has shape " + stored->shape_text() +
                   ", but by the config it is " + to_string(parameter.shape) + remedy);
     }
@@ -126,11 +162,41 @@ std::vector<std::string> match(const std::string& folder, const Weights& weights
   return stored_names;
 }
 
-DType dtype_as_stored(const Weights& weights, const std::string& name) {
-  const StoredTensor* stored = weights.find(name);
-  if (stored != nullptr && stored->dtype == "BF16") return DType::bf16;
-  if (stored != nullptr && stored->dtype == "F64") return DType::f64;
+// Of the first that is in floats.
+DType dtype_as_stored(const Weights& weights, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const StoredTensor* stored = weights.find(name);
+    if (stored == nullptr || stored->dtype == "U8") continue;
+    return stored->dtype == "BF16" ? DType::bf16 : stored->dtype == "F64" ? DType::f64 : DType::f32;
+  }
   return DType::f32;
+}
+
+// Where the model's matrices lie in the mapped file. Throws Error when they cannot be used there.
+void place_in_file(const Weights& weights, const std::vector<nn::Parameter>& parameters,
+                   const std::vector<std::string>& stored_names, DType dtype,
+                   std::map<std::string, nn::Placement>& places) {
+  const SafetensorsReader& file = weights.files.front();
+  const std::string remedy = "; flashgla convert writes a folder that can be mapped";
+  if (weights.files.size() != 1) throw Error(file.path() + ": one of several files cannot be mapped" + remedy);
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const StoredTensor* stored = file.find(stored_names[i]);
+    if (stored == nullptr || stored->begin < end) {
+      throw Error(file.path() + ": is not in the model's order from " + parameters[i].name + " on" + remedy);
+    }
+    end = stored->end;
+    if (parameters[i].shape.rank() != 2) continue;
+    nn::Placement& place = places[parameters[i].name];
+    const std::byte* bytes = file.bytes(*stored).data();
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes);
+    const bool as_is = stored->dtype == (dtype == DType::bf16 ? "BF16" : dtype == DType::f64 ? "F64" : "F32");
+    if (!place.format && (!as_is || address % size_of(dtype) != 0)) {
+      throw Error(file.path() + ": " + stored->name + " is " + stored->dtype + " and would have to be copied as " +
+                  name_of(dtype) + remedy);
+    }
+    place.memory = const_cast<std::byte*>(bytes);  // mapped read-only; inference only reads weights
+  }
 }
 
 void make_folder(const std::string& folder) {
@@ -254,14 +320,45 @@ Weights open_weights(const std::string& folder) {
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options) {
   const ModelConfig config = load_config(path_in(folder, kConfig));
   const Layout& layout = find_layout(config, config.layout);
-  const Weights weights = open_weights(folder);
+  const bool quantised = is_quantised(folder);
+  if (quantised && options.training) {
+    throw Error(folder + ": its weights are of 8 or 4 bits; train the model in floats that it was made of");
+  }
+  if (quantised && options.dtype) {
+    LoadOptions own = options;
+    own.dtype.reset();
+    own.device = Device::cpu();
+    return dequantise(*load_model(folder, own), *options.dtype, options.device);
+  }
+  if (quantised && options.device != Device::cpu()) {
+    throw Error(folder + ": its weights are of 8 or 4 bits, which are for the CPU; --device cpu, or --dtype bf16 to " +
+                "decode them for " + name_of(options.device));
+  }
+  const auto weights_read = std::make_shared<Weights>(open_weights(folder));
+  const Weights& weights = *weights_read;
   const std::vector<nn::Parameter> described = describe_parameters(config);
-  const std::vector<std::string> stored_names = match(folder, weights, described, layout, config.tie_word_embeddings);
+  const std::vector<std::string> stored_names =
+      match(folder, weights, described, layout, config.tie_word_embeddings, quantised);
 
-  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, stored_names.front()));
-  auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training);
+  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, stored_names));
+  std::map<std::string, nn::Placement> places;
+  for (std::size_t i = 0; quantised && i < described.size(); ++i) {
+    if (const StoredTensor* stored = weights.find(stored_names[i])) {
+      places[described[i].name].format = packed_format(described[i], *stored);
+    }
+  }
+  if (options.map) {
+    if (layout.convert != nullptr || options.training || options.device != Device::cpu()) {
+      throw Error(folder + ": only a model for inference on the CPU, in a layout that is not converted, can be mapped");
+    }
+    place_in_file(weights, described, stored_names, dtype, places);
+  }
+  const auto place = [&](const nn::Parameter& parameter) { return places[parameter.name]; };
+  auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training, place,
+                                               options.map ? weights_read : nullptr);
   const auto& parameters = model->parameters().parameters();
   if (layout.convert != nullptr) {
+    if (quantised) throw Error(folder + ": weights of 8 or 4 bits are not read in the layout " + config.layout);
     std::map<std::string, const nn::Parameter*> destinations;
     for (std::size_t i = 0; i < parameters.size(); ++i) destinations[stored_names[i]] = parameters[i];
     read_converted(weights, layout, *model, destinations);
@@ -269,7 +366,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
   }
   std::map<std::string, TensorView> destinations;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (stored_names[i].empty()) continue;
+    if (stored_names[i].empty() || places[parameters[i]->name].memory != nullptr) continue;
     const bool fused = i + 1 < parameters.size() && stored_names[i + 1].empty();
     destinations[stored_names[i]] =
         fused ? nn::adjacent_rows({parameters[i]->value, parameters[i + 1]->value}) : parameters[i]->value;
@@ -292,6 +389,10 @@ void save_model(const LanguageModel& model, const std::string& folder, const Sav
     if (*wanted.why_not_written != '\0')
       throw Error("layout " + options.layout + ": is not written; " + wanted.why_not_written);
   }
+  const bool quantised = model.parameters().packed();
+  if (quantised && options.mlp_layout == MlpLayout::fused) {
+    throw Error("layout fused-mlp: is not written with weights of 8 or 4 bits");
+  }
   const Layout& layout = written_layout(written_config);
   const std::string config_text = to_json(written_config);
   std::vector<NamedTensor> tensors = tensors_to_save(model, layout, options.mlp_layout);
@@ -312,7 +413,7 @@ void save_model(const LanguageModel& model, const std::string& folder, const Sav
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     files.emplace_back(path_in(folder, name));
-    write_safetensors(files.back(), shards[i], {}, options.transfer);
+    write_safetensors(files.back(), shards[i], options.metadata, options.transfer);
     files.back().close();
     written.insert(name);
     for (const NamedTensor& row : shards[i]) {
@@ -328,6 +429,12 @@ void save_model(const LanguageModel& model, const std::string& folder, const Sav
   const std::map<DType, const char*> torch_names = {
       {DType::f32, "float32"}, {DType::bf16, "bfloat16"}, {DType::f64, "float64"}};
   config["torch_dtype"] = torch_names.at(model.dtype());
+  if (quantised) {
+    config[kQuantisation] = {{"quant_method", "flashgla"},
+                             {"version", kQuantisationVersion},
+                             {"group_size", ops::quantised_linear::kGroup},
+                             {"panel_rows", ops::quantised_linear::kPanelRows}};
+  }
   add_text(kConfig, config.dump(2) + "\n");
   for (AtomicFile& file : files) file.finish();
   remove_stale(folder, written);

@@ -18,14 +18,18 @@ enum class MlpLayout : std::uint8_t {
 };
 
 struct LoadOptions {
-  std::optional<DType> dtype;  // absent: as stored (f16 becomes f32)
+  // Absent: as stored (f16 becomes f32). Weights of 8 or 4 bits become floats of this dtype.
+  std::optional<DType> dtype;
   Device device;
   bool training = false;
+  // Matrices stay in the mapped file, which nobody may change meanwhile: for one file on the CPU, with its tensors in
+  // the model's order (as save_model writes them) and in their own dtype.
+  bool map = false;
 };
 
 // Throws Error naming file, tensor and remedy when a file is missing, truncated or corrupt, or when the config
 // disagrees with the weights. Accepts both MLP layouts, sharded files, and every layout of the model's mixer
-// (mixers::Layout).
+// (mixers::Layout). Training refuses weights of 8 and 4 bits.
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options = {});
 
 struct SaveOptions {
@@ -35,6 +39,7 @@ struct SaveOptions {
   std::function<TensorView(const TensorView& value)> copy_of;
   Transfer* transfer = nullptr;  // as in write_safetensors
   std::string layout{};          // mixers::Layout::name; "": the one that the model's config names
+  Metadata metadata{};           // of the weights' files
 };
 
 // A config's layout that is not written becomes the mixer's first; options.layout must be one that is.

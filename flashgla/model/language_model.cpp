@@ -1,12 +1,13 @@
 #include "flashgla/model/language_model.h"
 
+#include "flashgla/base/names.h"
 #include "flashgla/model/block.h"
 #include "flashgla/model/cost.h"
 #include "flashgla/ops/cross_entropy/cross_entropy.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/embedding/embedding.h"
-#include "flashgla/ops/matmul/matmul.h"
 #include "flashgla/ops/positions/positions.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::model {
 
@@ -15,6 +16,7 @@ Layers::Layers(const ModelConfig& config) : final_norm("model.norm", config.hidd
   embedding.shape = Shape({config.vocab_size, config.hidden_size});
   embedding.deviation = config.initializer_range;
   embedding.multiplied = config.tie_word_embeddings;
+  if (config.tie_word_embeddings) embedding.quantisation = nn::Quantisation::sensitive;
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     blocks.push_back(std::make_unique<Block>(config, layer));
   }
@@ -22,6 +24,7 @@ Layers::Layers(const ModelConfig& config) : final_norm("model.norm", config.hidd
     head.push_back(embedding);
     head.front().name = "lm_head.weight";
     head.front().multiplied = true;
+    head.front().quantisation = nn::Quantisation::sensitive;
   }
 }
 
@@ -81,25 +84,33 @@ const ModelConfig& validated(const ModelConfig& config) {
 }
 }  // namespace
 
-LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training)
+LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training,
+                             const nn::Placements& placements, std::shared_ptr<const void> keeps)
     : config_(validated(config)),
       dtype_(dtype),
       device_(device),
       training_(training),
       inference_dtype_(dtype == DType::f64 ? DType::f64 : DType::f32),
-      layers_(config) {
+      layers_(config),
+      keeps_(std::move(keeps)) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f64) {
     throw Error("model", "dtype", std::string("is ") + name_of(dtype), "f32, bf16 or f64");
   }
   store_ = std::make_unique<nn::ParameterStore>(
-      [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training);
+      [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training,
+      placements);
+  if (!store_->packed()) return;
+  if (training) throw Error("model", "weights", "are of 8 or 4 bits", "floats for training");
+  if (device != Device::cpu()) throw Error("model", "weights", "are of 8 or 4 bits", "floats on " + name_of(device));
+  if (dtype == DType::f64) throw Error("model", "dtype", "is f64", "f32 or bf16 beside weights of 8 or 4 bits");
 }
 
 void LanguageModel::set_inference_dtype(DType dtype) {
   const DType narrowest = dtype_ == DType::f64 ? DType::f64 : DType::f32;
-  if (dtype != narrowest && !(dtype == DType::bf16 && dtype_ == DType::bf16)) {
+  const bool wide = dtype_ == DType::bf16 && !store_->packed();
+  if (dtype != narrowest && !(dtype == DType::bf16 && wide)) {
     throw Error("model", "inference dtype", std::string("is ") + name_of(dtype),
-                dtype_ == DType::bf16 ? "f32 or bf16" : name_of(narrowest));
+                wide ? "f32 or bf16" : name_of(narrowest));
   }
   inference_dtype_ = dtype;
 }
@@ -170,6 +181,15 @@ void LanguageModel::run_blocks(nn::Pass& pass, const TensorView& x, DecodeState*
   if (state) ops::positions::advance(pass.context, state->positions(), pass.sequences.bounds, x.size(1));
 }
 
+void LanguageModel::embed(Context& context, const TensorView& tokens, const TensorView& x) const {
+  const nn::Parameter& table = layers_.embedding;
+  if (ops::quantised_linear::is_packed(table.value)) {
+    ops::quantised_linear::look_up(context, tokens, table.value, table.shape[0], x);
+  } else {
+    ops::embedding::forward(context, tokens, table.value, x);
+  }
+}
+
 void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                              const TensorView& losses, DecodeState* state) {
   check_batch("evaluate", pass, tokens, targets, losses, state);
@@ -179,10 +199,15 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   inference.dropout = {};
   const TensorView x = context.scratch().tensor(Shape({tokens.size(0), tokens.size(1), config_.hidden_size}),
                                                 activation_dtype(), "blocks: residual");
-  ops::embedding::forward(context, tokens, layers_.embedding.value, x);
+  embed(context, tokens, x);
   run_blocks(inference, x, state);
   layers_.final_norm.forward(context, x, {}, x, {}, {});
-  ops::cross_entropy::forward(context, {x.as_rows(), head().value, targets.reshape(losses.shape)}, losses);
+  TensorView classes = head().value;
+  if (ops::quantised_linear::is_packed(classes)) {
+    classes = context.scratch().tensor(head().shape, DType::f32, "head in f32");
+    ops::quantised_linear::decode(context, head().value, 0, classes);
+  }
+  ops::cross_entropy::forward(context, {x.as_rows(), classes, targets.reshape(losses.shape)}, losses);
 }
 
 void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
@@ -255,13 +280,13 @@ void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn
       context.scratch().tensor(Shape({1, tokens.size(0), config_.hidden_size}), activation_dtype(), "blocks: residual");
   const TensorView last =
       context.scratch().tensor(Shape({count, config_.hidden_size}), activation_dtype(), "blocks: residual");
-  ops::embedding::forward(context, tokens, layers_.embedding.value, x.as_rows());
+  embed(context, tokens, x.as_rows());
   run_blocks(pass, x, &state);
   for (std::int64_t i = 0; i < count; ++i) {
     ops::elementwise::convert(context, x.as_rows().slice(0, bounds[i + 1] - 1, bounds[i + 1]), last.slice(0, i, i + 1));
   }
   layers_.final_norm.forward(context, last, {}, last, {}, {});
-  ops::matmul::run(context, last, head().value.transpose(0, 1), logits);
+  ops::quantised_linear::multiply(context, last, head().value, logits);
 }
 
 void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, const TensorView& hidden,
@@ -278,14 +303,13 @@ void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, cons
   }
   nn::Pass inference = pass.without_keeping();
   inference.dropout = {};
-  ops::embedding::forward(pass.context, tokens, layers_.embedding.value,
-                          hidden.reshape(Shape({1, total, config_.hidden_size})));
+  embed(pass.context, tokens, hidden.reshape(Shape({1, total, config_.hidden_size})));
   run_blocks(inference, hidden.reshape(Shape({1, total, config_.hidden_size})), state);
   layers_.final_norm.forward(pass.context, hidden, {}, hidden, {}, {});
 }
 
 void LanguageModel::logits(Context& context, const TensorView& hidden, const TensorView& logits) {
-  ops::matmul::run(context, hidden, head().value.transpose(0, 1), logits);
+  ops::quantised_linear::multiply(context, hidden, head().value, logits);
 }
 
 void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits) {
@@ -303,7 +327,7 @@ void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState
   const TensorView x =
       context.scratch().tensor(Shape({sequences, config_.hidden_size}),
                                sequences <= kFewSequences ? few : activation_dtype(), "blocks: residual");
-  ops::embedding::forward(context, tokens, layers_.embedding.value, x);
+  embed(context, tokens, x);
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(pass, x, state.layer(i));
   const ops::linear_step::Layer output{head().value, {}, logits};
   ops::linear_step::run(context, layers_.final_norm.before_step(x), {&output, 1});

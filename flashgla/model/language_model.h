@@ -37,8 +37,10 @@ std::vector<mixers::StateEntry> describe_state(const ModelConfig& config, DType 
 class LanguageModel {
  public:
   // dtype: of parameters and activations while training (f32, bf16; f64 for gradient checks). For inference the
-  // parameters keep `dtype` and activations are f32 (f64 with f64). Parameters are not initialised.
-  LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training);
+  // parameters keep `dtype` and activations are f32 (f64 with f64). Parameters are not initialised. placements: some
+  // lie elsewhere or are packed, on the CPU and for inference alone; `keeps` is what the model holds for them.
+  LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training,
+                const nn::Placements& placements = {}, std::shared_ptr<const void> keeps = nullptr);
   LanguageModel(const LanguageModel&) = delete;
   LanguageModel& operator=(const LanguageModel&) = delete;
 
@@ -86,6 +88,8 @@ class LanguageModel {
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:
+  // The embeddings of tokens, rows of x.
+  void embed(Context& context, const TensorView& tokens, const TensorView& x) const;
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state) const;
@@ -103,6 +107,7 @@ class LanguageModel {
   bool training_;
   DType inference_dtype_;
   Layers layers_;
+  std::shared_ptr<const void> keeps_;
   std::unique_ptr<nn::ParameterStore> store_;
 };
 

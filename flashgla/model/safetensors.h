@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,6 +45,10 @@ class SafetensorsReader {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their data
   const StoredTensor* find(std::string_view name) const;                 // null: not there
   const Metadata& metadata() const { return metadata_; }
+  // A tensor's bytes in the mapped file, for as long as the reader lives.
+  std::span<const std::byte> bytes(const StoredTensor& tensor) const {
+    return file_.bytes().subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
+  }
 
   // Calls destination(tensor) for every tensor in order and fills the contiguous view that it returns, which has as
   // many elements; floating dtypes are converted. Absent: skipped. Throws Error when the checksum disagrees.

@@ -5,8 +5,10 @@
 namespace flashgla::nn {
 
 GatedMLP::GatedMLP(const std::string& name, std::int64_t hidden, std::int64_t intermediate, double deviation)
-    : gate_up_({{name + ".gate_proj", intermediate}, {name + ".up_proj", intermediate}}, hidden, deviation),
-      down_({{name + ".down_proj", hidden}}, intermediate, deviation) {}
+    : gate_up_({{name + ".gate_proj", intermediate, Quantisation::mlp},
+                {name + ".up_proj", intermediate, Quantisation::mlp}},
+               hidden, deviation),
+      down_({{name + ".down_proj", hidden, Quantisation::mlp}}, intermediate, deviation) {}
 
 void GatedMLP::for_each_parameter(const ParameterVisitor& visit) {
   gate_up_.for_each_parameter(visit);

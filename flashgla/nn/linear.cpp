@@ -2,6 +2,7 @@
 
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/matmul/matmul.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::nn {
 
@@ -12,6 +13,9 @@ Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation
     weight.shape = Shape({part.out, in});
     weight.deviation = deviation;
     weight.first_written_over = true;
+    // Parts are one matrix, and a panel of one must not hold rows of the next.
+    const bool whole = parts.size() == 1 || part.out % ops::quantised_linear::kPanelRows == 0;
+    weight.quantisation = whole ? part.quantisation : Quantisation::none;
     weights_.push_back(std::move(weight));
     out_ += part.out;
     if (!bias) continue;
@@ -70,10 +74,27 @@ TensorView Linear::bias_gradient() const {
   return adjacent(std::move(views));
 }
 
+std::vector<ops::linear_step::Layer> Linear::step_layers(const TensorView& y) const {
+  const TensorView all_biases = bias();
+  std::vector<ops::linear_step::Layer> layers;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < weights_.size();) {
+    TensorView weight = weights_[i].value;
+    std::int64_t end = begin + weights_[i].shape[0];
+    for (++i; i < weights_.size() && are_adjacent(weight, weights_[i].value); ++i) {
+      weight.shape[0] += weights_[i].value.size(0);
+      end += weights_[i].shape[0];
+    }
+    layers.push_back({weight, all_biases ? all_biases.slice(0, begin, end) : TensorView(), y.slice(-1, begin, end)});
+    begin = end;
+  }
+  return layers;
+}
+
 void Linear::forward(Context& context, const TensorView& x, const TensorView& y) const {
-  ops::matmul::Options options;
-  options.bias = bias();
-  ops::matmul::run(context, x.as_rows(), weight().transpose(0, 1), y.as_rows(), options);
+  for (const ops::linear_step::Layer& layer : step_layers(y.as_rows())) {
+    ops::quantised_linear::multiply(context, x.as_rows(), layer.weight, layer.y, {false, layer.bias});
+  }
 }
 
 ops::linear_step::Layer Linear::step_layer(const TensorView& y) const { return {weight(), bias(), y}; }

@@ -17,6 +17,7 @@ class Linear {
   struct Part {
     std::string name;  // "<name>.weight" in the checkpoint
     std::int64_t out;
+    Quantisation quantisation = Quantisation::mixer;
   };
   // weights normal(0, deviation); bias: each part has one, zeros, named "<name>.bias".
   Linear(const std::vector<Part>& parts, std::int64_t in, double deviation, bool bias = false);
@@ -32,7 +33,10 @@ class Linear {
   // x [...,in], y [...,out].
   void forward(Context& context, const TensorView& x, const TensorView& y) const;
 
-  // This layer as one of a decoding step, with its output there.
+  // This layer as one of a decoding step, with its output there: one for each run of parts whose weights lie behind one
+  // another in one format.
+  std::vector<ops::linear_step::Layer> step_layers(const TensorView& y) const;
+  // The same as one layer, where all parts are of one format: for outputs that are not those of the product.
   ops::linear_step::Layer step_layer(const TensorView& y) const;
 
   // Adds to the gradients of weights and bias, or writes them (Parameter::holds_gradient); dx [...,in] is overwritten,

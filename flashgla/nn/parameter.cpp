@@ -22,26 +22,49 @@ std::uint64_t hash_name(const std::string& name) {  // FNV-1a
 }  // namespace
 
 ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype,
-                               Device device, bool gradients) {
+                               Device device, bool gradients, const Placements& placements) {
   std::set<std::string> names;
+  std::vector<Placement> places;
+  std::int64_t elements = 0, packed_bytes = 0;
   visit_all([&](Parameter& parameter) {
     if (!names.insert(parameter.name).second) throw Error("parameter '" + parameter.name + "' exists twice");
     parameters_.push_back(&parameter);
     count_ += parameter.shape.numel();
+    const Placement& place = places.emplace_back(placements ? placements(parameter) : Placement{});
+    const bool own = place.memory == nullptr;
+    if (place.format) {
+      mapped_packed_ = mapped_packed_ || !own;
+      if (own) packed_bytes += packed_shape(*place.format, parameter.shape[0], parameter.shape[1]).numel();
+    } else if (own) {
+      elements += parameter.shape.numel();
+    }
   });
   const DType gradient_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
-  values_ = Tensor::empty(Shape({count_}), dtype, device);
+  values_ = Tensor::empty(Shape({elements}), dtype, device);
+  if (packed_bytes > 0) packed_ = Tensor::zeros(Shape({packed_bytes}), DType::u8, device);
   if (gradients) gradients_ = Tensor::zeros(Shape({count_}), gradient_dtype, device);
-  std::int64_t begin = 0;
-  for (Parameter* parameter : parameters_) {
-    const std::int64_t end = begin + parameter->shape.numel();
-    parameter->value = values_->slice(0, begin, end).reshape(parameter->shape);
-    parameter->gradient = gradients ? gradients_->slice(0, begin, end).reshape(parameter->shape) : TensorView();
-    begin = end;
+  std::int64_t begin = 0, packed_begin = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = *parameters_[i];
+    const Placement& place = places[i];
+    const Shape shape =
+        place.format ? packed_shape(*place.format, parameter.shape[0], parameter.shape[1]) : parameter.shape;
+    if (place.memory != nullptr) {
+      parameter.value = TensorView(place.memory, place.format ? DType::u8 : dtype, shape, device);
+    } else {
+      std::int64_t& from = place.format ? packed_begin : begin;
+      parameter.value = (place.format ? packed_ : values_)->slice(0, from, from + shape.numel()).reshape(shape);
+      if (gradients) parameter.gradient = gradients_->slice(0, from, from + shape.numel()).reshape(shape);
+      from += shape.numel();
+    }
   }
 }
 
-std::size_t ParameterStore::value_bytes() const { return values_->bytes(); }
+std::size_t ParameterStore::value_bytes() const {
+  std::size_t bytes = 0;
+  for (const Parameter* parameter : parameters_) bytes += parameter->value.bytes();
+  return bytes;
+}
 
 std::size_t ParameterStore::gradient_bytes() const { return gradients_ ? gradients_->bytes() : 0; }
 
@@ -107,18 +130,23 @@ void ParameterStore::initialize(std::uint64_t seed) {
   transfer.finish();
 }
 
+bool are_adjacent(const TensorView& matrix, const TensorView& next) {
+  const std::byte* end = static_cast<const std::byte*>(matrix.data) + matrix.bytes();
+  Shape as_first = next.shape;
+  as_first[0] = matrix.size(0);
+  return next.data == end && as_first == matrix.shape && next.dtype == matrix.dtype;
+}
+
 TensorView adjacent_rows(const std::vector<TensorView>& matrices) {
   if (matrices.empty() || !matrices.front()) return {};
   TensorView all = matrices.front();
-  const std::byte* end = static_cast<const std::byte*>(all.data) + all.bytes();
   for (std::size_t i = 1; i < matrices.size(); ++i) {
     const TensorView& next = matrices[i];
-    if (next.data != end || next.size(1) != all.size(1) || next.dtype != all.dtype) {
+    if (!are_adjacent(all, next)) {
       throw Error("adjacent_rows: matrix " + std::to_string(i) + " of shape " + to_string(next.shape) +
                   " does not follow the one before it");
     }
     all.shape[0] += next.size(0);
-    end += next.bytes();
   }
   return all;
 }

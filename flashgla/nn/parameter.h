@@ -4,16 +4,26 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::nn {
 
 enum class Initialization : std::uint8_t { zeros, ones, normal, transformed };
+
+// What few bits cost a parameter's model: a preset of 8 or 4 bits (model/quantise.h) says a format for each class.
+enum class Quantisation : std::uint8_t {
+  none,       // stays in floats: vectors, gates, convolutions, tables that are looked up
+  mlp,        // the most of the weights and the least sensitive
+  mixer,      // what a mixer makes of its input
+  sensitive,  // what writes to the residual stream behind a norm, and the head
+};
 
 struct Parameter {
   std::string name;  // as in the checkpoint: "model.layers.0.attn.q_proj.weight"
@@ -25,6 +35,7 @@ struct Parameter {
   // A matrix whose every element each token is multiplied with once: what FLOPs are counted by. Not: tables that are
   // looked up, matrices of element-wise factors, those shared by heads.
   bool multiplied = true;
+  Quantisation quantisation = Quantisation::none;
   TensorView value;     // bound by ParameterStore
   TensorView gradient;  // f32 (f64 with f64); absent without training
 
@@ -38,20 +49,29 @@ struct Parameter {
 
 using ParameterVisitor = std::function<void(Parameter&)>;
 
-// Owns the memory of a set of parameters: one block for the values, one for the gradients, without gaps in the order
-// of the visit, so that weights visited one after the other and of equal row length are one matrix (adjacent_rows).
+// How a parameter lies in memory where that is not in the store's dtype, or not the store's memory.
+struct Placement {
+  std::optional<ops::quantised_linear::Format> format;  // packed
+  void* memory = nullptr;                               // somebody else's, who keeps it; null: the store's
+};
+using Placements = std::function<Placement(const Parameter&)>;
+
+// Owns the memory of a set of parameters: one block for the values, one for those that are packed, one for the
+// gradients, without gaps in the order of the visit, so that weights visited one after the other and of equal row
+// length are one matrix (adjacent_rows).
 class ParameterStore {
  public:
   // visit_all calls its argument once for every parameter, always in the same order. Binds value (and, with
   // `gradients`, gradient) of each.
   ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype, Device device,
-                 bool gradients);
+                 bool gradients, const Placements& placements = {});
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   std::int64_t count() const { return count_; }  // elements
-  std::size_t value_bytes() const;
+  std::size_t value_bytes() const;               // the packed ones' and other people's too
+  bool packed() const { return static_cast<bool>(packed_) || mapped_packed_; }  // some are
   std::size_t gradient_bytes() const;
-  const TensorView& all_values() const { return values_.view(); }        // flat
+  const TensorView& all_values() const { return values_.view(); }        // flat; those that lie in the store's dtype
   const TensorView& all_gradients() const { return gradients_.view(); }  // flat; absent without gradients
   void zero_gradients();
   // Queues what makes the next backward's gradients the first ones: zeros, or nothing where that backward writes over
@@ -59,17 +79,21 @@ class ParameterStore {
   void renew_gradients(Context& context);
   // The parameter that an element of all_gradients() belongs to; "" for -1.
   std::string name_at(std::int64_t element) const;
-  // Seeded; a parameter's values depend on the seed, its name and shape alone.
+  // Seeded; a parameter's values depend on the seed, its name and shape alone. Not for packed ones.
   void initialize(std::uint64_t seed);
 
  private:
   std::vector<Parameter*> parameters_;
   std::int64_t count_ = 0;
   Tensor values_;
+  Tensor packed_;
+  bool mapped_packed_ = false;
   Tensor gradients_;
 };
 
-// The rows of several matrices [n_i, K] that follow each other in memory, as one matrix [sum of n_i, K].
+// The rows of several matrices [n_i, K] that follow each other in memory, as one matrix [sum of n_i, K]; panels of
+// packed ones likewise.
+bool are_adjacent(const TensorView& matrix, const TensorView& next);
 TensorView adjacent_rows(const std::vector<TensorView>& matrices);
 
 }  // namespace flashgla::nn

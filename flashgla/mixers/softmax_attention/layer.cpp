@@ -26,8 +26,8 @@ class SoftmaxAttention : public Mixer {
                 {name + ".k_proj", config.kv_heads() * channels_},
                 {name + ".v_proj", config.kv_heads() * channels_}},
                common.hidden_size, common.initializer_range, config.qkv_bias),
-        output_({{name + ".o_proj", common.hidden_size}}, config.num_heads * channels_, common.initializer_range,
-                config.o_bias) {
+        output_({{name + ".o_proj", common.hidden_size, nn::Quantisation::sensitive}}, config.num_heads * channels_,
+                common.initializer_range, config.o_bias) {
     if (config.qk_norm) {
       norms_.emplace_back(name + ".q_norm", channels_, common.norm_eps);
       norms_.emplace_back(name + ".k_norm", channels_, common.norm_eps);
@@ -189,8 +189,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const Tenso
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, 1, input_.out()}), x.dtype, "attention: projections");
-  const linear_step::Layer input = input_.step_layer(projected.reshape(Shape({batch, input_.out()})));
-  linear_step::run(context, norm.before_step(x), {&input, 1});
+  linear_step::run(context, norm.before_step(x), input_.step_layers(projected.reshape(Shape({batch, input_.out()}))));
   for (const std::size_t part : {kQ, kK}) {
     const TensorView own = heads(projected, part);
     if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});

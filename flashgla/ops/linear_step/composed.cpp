@@ -2,7 +2,7 @@
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
-#include "flashgla/ops/matmul/matmul.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
 #include "flashgla/ops/swiglu/swiglu.h"
@@ -34,7 +34,6 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
   const ArenaScope scope(context.scratch());
   const TensorView u = run_prologue(context, inputs);
   for (const Layer& layer : layers) {
-    const TensorView weight = layer.weight.transpose(0, 1);
     if (options.epilogue == Epilogue::swiglu) {
       const std::int64_t out = layer.y.size(1);
       // In f32 beside bf16: rounded once, at the end.
@@ -42,12 +41,12 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
           context.scratch().tensor(Shape({u.size(0), 2 * out}), accumulator_of(u.dtype), "linear step: gate and up");
       const TensorView gate = both.slice(1, 0, out), up = both.slice(1, out, 2 * out);
       const bool rounded = layer.y.dtype != both.dtype;
-      matmul::run(context, u, weight, both);
+      quantised_linear::multiply(context, u, layer.weight, both);
       swiglu::forward(context, gate, up, rounded ? gate : layer.y);
       if (rounded) elementwise::convert(context, gate, layer.y);
       continue;
     }
-    matmul::run(context, u, weight, layer.y, {options.epilogue == Epilogue::add, layer.bias});
+    quantised_linear::multiply(context, u, layer.weight, layer.y, {options.epilogue == Epilogue::add, layer.bias});
     if (options.epilogue == Epilogue::log_sigmoid) {
       log_sigmoid_gate::forward(context, layer.y, layer.y, options.normalizer, options.clamp_min);
     }
@@ -55,12 +54,17 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
 }
 
 Support any(const Problem&, const Architecture&) { return Support::yes(); }
+#ifdef FLASHGLA_CUDA
+Support floats(const Problem& problem, const Architecture&) {
+  return problem.weight_dtype == DType::u8 ? Support::no("packed weights are for the CPU") : Support::yes();
+}
+#endif
 
 }  // namespace
 
 const Implementation kComposed{"composed", Device::Kind::cpu, any, composed};
 #ifdef FLASHGLA_CUDA
-const Implementation kComposedCuda{"cuda_composed", Device::Kind::cuda, any, composed};
+const Implementation kComposedCuda{"cuda_composed", Device::Kind::cuda, floats, composed};
 #endif
 
 }  // namespace flashgla::ops::linear_step

@@ -12,7 +12,8 @@ namespace flashgla::ops::linear_step {
 struct Problem {
   std::int64_t rows, in, heads;  // heads: that are normalised apart
   DType dtype;                   // of x and y
-  DType weight_dtype;            // of all weights
+  DType weight_dtype;            // of all weights; u8: of some that are packed
+  std::size_t layers;
   bool aligned;  // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
 };
 

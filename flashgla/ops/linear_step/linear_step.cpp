@@ -4,6 +4,7 @@
 #include <string>
 
 #include "flashgla/ops/linear_step/implementations.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::ops::linear_step {
 
@@ -59,8 +60,8 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
   arguments.check("x", x, {DType::f64, DType::f32, DType::bf16});
   arguments.check_rank("x", x, 2);
   check_prologue(arguments, inputs);
-  if (layers.empty() || layers.size() > 2) {
-    arguments.fail("layers", "are " + std::to_string(layers.size()), "one or two");
+  if (layers.empty() || layers.size() > 8) {
+    arguments.fail("layers", "are " + std::to_string(layers.size()), "one to eight");
   }
   if (options.epilogue == Epilogue::log_sigmoid && !(options.normalizer > 0.0)) {
     arguments.fail("normalizer", "is " + std::to_string(options.normalizer), "a positive number");
@@ -72,6 +73,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
                   inputs.prologue == Prologue::head_norm ? x.size(1) / inputs.head_size : 1,
                   x.dtype,
                   layers[0].weight.dtype,
+                  layers.size(),
                   rows_are_aligned(x)};
   if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
   for (const Layer& layer : layers) {
@@ -82,9 +84,17 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
       arguments.fail("y", "has shape " + to_string(layer.y.shape),
                      "[" + std::to_string(x.size(0)) + ",O] (as x's rows)");
     }
-    arguments.check("weight", layer.weight, parameters, Shape({halves * layer.y.size(1), x.size(1)}),
-                    halves == 2 ? "twice y's columns, x's columns" : "y's columns, x's columns", Layout::contiguous);
-    if (layer.weight.dtype != problem.weight_dtype) {
+    const char* const as = halves == 2 ? "twice y's columns, x's columns" : "y's columns, x's columns";
+    const Shape shape({halves * layer.y.size(1), x.size(1)});
+    if (quantised_linear::is_packed(layer.weight) && x.dtype != DType::bf16) {
+      const Shape packed =
+          quantised_linear::packed_shape(quantised_linear::format_of(layer.weight), shape[0], shape[1]);
+      arguments.check("weight", layer.weight, DType::u8, packed, as, Layout::contiguous);
+      problem.weight_dtype = DType::u8;
+    } else {
+      arguments.check("weight", layer.weight, parameters, shape, as, Layout::contiguous);
+    }
+    if (problem.weight_dtype != DType::u8 && layer.weight.dtype != problem.weight_dtype) {
       arguments.fail("weight", std::string("has dtype ") + name_of(layer.weight.dtype),
                      std::string(name_of(problem.weight_dtype)) + " (as the first layer's)");
     }

@@ -5,6 +5,7 @@
 
 #include "flashgla/ops/elements.h"
 #include "flashgla/ops/linear_step/implementations.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::ops::linear_step {
 
@@ -35,8 +36,17 @@ std::vector<double> prologue(const Inputs& inputs, std::int64_t row) {
   return u;
 }
 
-void reference(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
+void reference(Context& context, const Inputs& inputs, std::span<const Layer> given, const Options& options) {
   if (context.planning()) return;
+  std::vector<Layer> layers(given.begin(), given.end());
+  std::vector<Tensor> decoded;  // packed weights as floats
+  for (Layer& layer : layers) {
+    if (!quantised_linear::is_packed(layer.weight)) continue;
+    const std::int64_t rows = layer.y.size(1) * (options.epilogue == Epilogue::swiglu ? 2 : 1);
+    decoded.push_back(Tensor::empty({rows, inputs.x.size(1)}, DType::f64));
+    quantised_linear::decode(context, layer.weight, 0, decoded.back());
+    layer.weight = decoded.back();
+  }
   parallel_for(context, inputs.x.size(0), [&](std::int64_t row) {
     const std::vector<double> u = prologue(inputs, row);
     for (const Layer& layer : layers) {

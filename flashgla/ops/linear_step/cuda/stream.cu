@@ -456,6 +456,8 @@ void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> l
 
 Support supports(const Problem& problem, const Architecture& architecture) {
   if (problem.dtype != DType::f32) return Support::no("f32 activations only");
+  if (problem.weight_dtype == DType::u8) return Support::no("packed weights are for the CPU");
+  if (problem.layers > 2) return Support::no("more than two layers");
   if (!problem.aligned) return Support::no("rows of whole 16-byte vectors only");
   if (problem.rows > kMostRows) return Support::no("at most 4 rows: more are faster as a matrix product");
   const std::int64_t rows = problem.rows > 2 ? kMostRows : problem.rows;

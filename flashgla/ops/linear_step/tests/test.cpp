@@ -74,7 +74,7 @@ TEST(LinearStep, RefusesBadArgumentsByName) {
             "linear_step: head_size is 3; expected a divisor of 8 (x's columns)");
   EXPECT_EQ(error({x, Prologue::rms_norm, {}, 1e-6, 0, x}, {weight, {}, y}),
             "linear_step: gate is present; expected none without the prologue head_norm");
-  EXPECT_EQ(testing::error_of([&] { run(context, {x}, {}); }), "linear_step: layers are 0; expected one or two");
+  EXPECT_EQ(testing::error_of([&] { run(context, {x}, {}); }), "linear_step: layers are 0; expected one to eight");
 }
 
 }  // namespace

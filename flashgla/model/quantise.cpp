@@ -1,0 +1,112 @@
+#include "flashgla/model/quantise.h"
+
+#include <array>
+#include <cmath>
+
+#include "flashgla/base/memory.h"
+#include "flashgla/base/names.h"
+#include "flashgla/ops/quantised_linear/quantise.h"
+
+namespace flashgla::model {
+
+std::optional<Format> QuantisationPreset::of(nn::Quantisation quantisation) const {
+  switch (quantisation) {
+    case nn::Quantisation::none:
+      return std::nullopt;
+    case nn::Quantisation::mlp:
+      return mlp;
+    case nn::Quantisation::mixer:
+      return mixer;
+    case nn::Quantisation::sensitive:
+      return sensitive;
+  }
+  return std::nullopt;
+}
+
+const std::vector<QuantisationPreset>& quantisation_presets() {
+  static const std::vector<QuantisationPreset> presets = {{"q8", Format::q8, Format::q8, Format::q8},
+                                                          {"q4", Format::q4, Format::q4, Format::q8},
+                                                          {"q4-safe", Format::q4, Format::q8, Format::q8}};
+  return presets;
+}
+
+const QuantisationPreset& find_quantisation_preset(const std::string& name) {
+  std::string known;
+  for (const QuantisationPreset& preset : quantisation_presets()) {
+    if (preset.name == name) return preset;
+    known += (known.empty() ? "" : ", ") + std::string(preset.name);
+  }
+  throw Error("quantise: unknown preset '" + name + "'; known: " + known);
+}
+
+namespace {
+
+void require_finite(const nn::Parameter& parameter, const TensorView& values) {
+  const TensorView flat = values.reshape(Shape({values.numel()}));
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    const double value = load_element(flat, std::array{i});
+    if (!std::isfinite(value)) {
+      throw Error("quantise: " + parameter.name + " holds " + std::to_string(value) + " at element " +
+                  std::to_string(i) + "; the model's weights are damaged");
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const QuantiseOptions& options) {
+  if (model.parameters().packed()) {
+    throw Error(
+        "quantise: the model's weights are of 8 or 4 bits already; quantise the one in floats that it was made of");
+  }
+  if (model.device() != Device::cpu()) throw Error("quantise", "model", "is on " + name_of(model.device()), "cpu");
+  const auto place = [&](const nn::Parameter& parameter) {
+    const bool wanted = parameter.name.find(options.only) != std::string::npos;
+    return nn::Placement{wanted ? options.preset.of(parameter.quantisation) : std::nullopt, nullptr};
+  };
+  auto result = std::make_unique<LanguageModel>(model.config(), model.dtype(), Device::cpu(), false, place);
+  const auto& from = model.parameters().parameters();
+  const auto& to = result->parameters().parameters();
+  Context context;
+  std::int64_t done = 0;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const TensorView &value = from[i]->value, &packed = to[i]->value;
+    if (ops::quantised_linear::is_packed(packed)) {
+      const ArenaScope scope(context.scratch());
+      const TensorView floats = context.scratch().tensor(value.shape, DType::f32);
+      copy(value, floats);
+      try {
+        ops::quantised_linear::quantise(context, floats,
+                                        options.importance ? options.importance(*from[i]) : TensorView(), packed);
+      } catch (const Error& error) {
+        throw Error("quantise: " + from[i]->name + " " + error.what());
+      }
+    } else {
+      require_finite(*from[i], value);
+      copy_memory(packed.data, Device::cpu(), value.data, Device::cpu(), value.bytes());
+    }
+    done += value.numel();
+    if (options.monitor) options.monitor(done, model.parameters().count());
+  }
+  return result;
+}
+
+std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device) {
+  auto result = std::make_unique<LanguageModel>(model.config(), dtype, device, false);
+  const auto& from = model.parameters().parameters();
+  const auto& to = result->parameters().parameters();
+  Context context;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const TensorView& value = from[i]->value;
+    const Tensor host = Tensor::empty(from[i]->shape, dtype);
+    if (ops::quantised_linear::is_packed(value)) {
+      ops::quantised_linear::decode(context, value, 0, host);
+    } else {
+      copy(value, host);
+    }
+    copy_memory(to[i]->value.data, device, host->data, Device::cpu(), host->bytes());
+  }
+  return result;
+}
+
+}  // namespace flashgla::model

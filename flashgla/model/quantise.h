@@ -1,0 +1,43 @@
+// A model's weights in 8 or 4 bits (ops/quantised_linear), and back.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashgla/model/language_model.h"
+
+namespace flashgla::model {
+
+using ops::quantised_linear::Format;
+
+// What becomes of each class of parameters (nn::Quantisation).
+struct QuantisationPreset {
+  const char* name;
+  std::optional<Format> mlp, mixer, sensitive;
+
+  std::optional<Format> of(nn::Quantisation quantisation) const;
+};
+const std::vector<QuantisationPreset>& quantisation_presets();
+const QuantisationPreset& find_quantisation_preset(const std::string& name);  // throws Error that lists them
+
+struct QuantiseOptions {
+  QuantisationPreset preset;
+  // Matrices whose name does not contain this stay as they are.
+  std::string only;
+  // Mean squares of a matrix' inputs, f32 [columns], by which its errors are weighted; absent: all alike.
+  std::function<TensorView(const nn::Parameter&)> importance;
+  // After each matrix: elements done, and of how many.
+  std::function<void(std::int64_t done, std::int64_t total)> monitor;
+};
+
+// For inference on the CPU. Throws Error that names the parameter when a weight, whether it is quantised or not, is not
+// finite or too large, and when the model has been quantised already.
+std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const QuantiseOptions& options);
+
+// The same model with all weights in floats.
+std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device);
+
+}  // namespace flashgla::model

@@ -1,0 +1,150 @@
+// The kernel over an instruction set `Isa`, which the including source defines; included inside that source's anonymous
+// namespace, where its code may use those instructions. Compiled with -ffp-contract=off: every instruction set rounds
+// alike.
+
+// A group of x. Codes go where Isa's multiplication wants them.
+inline void encode_group(const float* x, std::uint8_t* codes, std::int32_t& offset, float& scale) {
+  constexpr float kLargest = 32639.0f;       // 127 * 257: both halves of a code are whole signed bytes
+  constexpr float kNothing = 1e-33f;         // below this the reciprocal would overflow
+  constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
+  std::uint32_t largest = 0;
+  for (std::int64_t i = 0; i < kGroup; ++i) {
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);
+  }
+  const auto top = std::bit_cast<float>(largest);
+  std::int32_t values[kGroup] = {};
+  scale = 0.0f;
+  if (largest >= 0x7f800000u) {  // not finite: neither are the sums
+    scale = std::bit_cast<float>(0x7fc00000u);
+  } else if (top >= kNothing) {
+    scale = top / kLargest;
+    const float inverse = kLargest / top;
+    for (std::int64_t i = 0; i < kGroup; ++i) {
+      const float shifted = x[i] * inverse + kToInteger;
+      values[i] = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kToInteger);
+    }
+  }
+  std::int32_t sum = 0;
+  for (std::int64_t i = 0; i < kGroup; ++i) sum += values[i];
+  offset = -128 * sum;
+  for (std::int64_t quad = 0; quad < kGroup / 4; ++quad) Isa::place(values + 4 * quad, codes + 8 * quad);
+}
+
+inline void encode(const float* x, std::int64_t count, std::int64_t groups, const Activations& to) {
+  for (std::int64_t g = 0; g < groups; ++g) {
+    const std::int64_t rest = count - g * kGroup;
+    float padded[kGroup];
+    const float* from = x + g * kGroup;
+    if (rest < kGroup) {
+      for (std::int64_t i = 0; i < kGroup; ++i) padded[i] = i < rest ? from[i] : 0.0f;
+      from = padded;
+    }
+    encode_group(from, to.codes + g * kCodeBytes, to.offsets[g], to.scales[g]);
+  }
+}
+
+constexpr std::int64_t kVector = 64;  // bytes from four columns of a panel to the next four
+constexpr int kVectors = 8;           // of a block, once they are bytes
+constexpr int kParts = static_cast<int>(kPanelRows) / Isa::kLanes;
+
+// Four columns of a block's rows (of this part) a vector: codes + 128 of q8, values + 128 of q4.
+template <Format kFormat>
+inline void load_block(const std::uint8_t* codes, typename Isa::Bytes (&w)[kVectors]) {
+  if constexpr (kFormat == Format::q8) {
+    for (int i = 0; i < kVectors; ++i) w[i] = Isa::load(codes + kVector * i);
+  } else {
+    for (int i = 0; i < kVectors / 2; ++i) {
+      const typename Isa::Bytes both = Isa::load(codes + kVector * i);
+      w[i] = Isa::values_of_low(both);
+      w[i + kVectors / 2] = Isa::values_of_high(both);
+    }
+  }
+}
+
+// Sums of kRows rows of x from row m on by a panel: sums[r][row of the panel].
+template <Format kFormat, int kRows>
+inline void multiply_panel(const std::uint8_t* panel, std::int64_t groups, const Activations& x, std::int64_t m,
+                           float (&sums)[kRows][kPanelRows]) {
+  constexpr std::int64_t kAhead = 2048;  // bytes
+  for (int part = 0; part < kParts; ++part) {
+    typename Isa::Floats totals[kRows];
+    for (int r = 0; r < kRows; ++r) totals[r] = Isa::zero();
+    const std::uint8_t* block = panel;
+    for (std::int64_t g = 0; g < groups; ++g, block += block_bytes(kFormat)) {
+      for (std::int64_t line = 0; line < block_bytes(kFormat); line += 64) __builtin_prefetch(block + kAhead + line);
+      typename Isa::Bytes w[kVectors];
+      load_block<kFormat>(block + kScaleBytes + 4 * Isa::kLanes * part, w);
+      const typename Isa::Floats scales = Isa::load_f16(block + 2 * Isa::kLanes * part);
+      for (int r = 0; r < kRows; ++r) {
+        const std::int64_t at = (m + r) * groups + g;
+        typename Isa::Sum sum = Isa::begin(x.offsets[at]);
+        for (int i = 0; i < kVectors; ++i) Isa::add_products(sum, w[i], x.codes + at * kCodeBytes + 8 * i);
+        const typename Isa::Floats scale = Isa::multiply(scales, Isa::all(x.scales[at]));
+        totals[r] = Isa::add(totals[r], Isa::multiply(Isa::total(sum), scale));
+      }
+    }
+    for (int r = 0; r < kRows; ++r) Isa::store(totals[r], sums[r] + part * Isa::kLanes);
+  }
+}
+
+inline void store_row(const Call& call, std::int64_t m, std::int64_t first, const float* sums) {
+  float* out = call.y.as<float>() + m * call.y.stride[0];
+  const std::int64_t count = std::min(kPanelRows, call.y.size(1) - first);
+  const TensorView& bias = call.options.bias;
+  for (std::int64_t r = 0; r < count; ++r) {
+    float value = sums[r];
+    if (call.options.accumulate) value += out[first + r];
+    if (bias) {
+      value += bias.dtype == DType::f32 ? static_cast<const float*>(bias.data)[first + r]
+                                        : static_cast<float>(static_cast<const BFloat16*>(bias.data)[first + r]);
+    }
+    out[first + r] = value;
+  }
+}
+
+template <Format kFormat, int kRows>
+inline void multiply_rows(const Call& call, std::int64_t panel, std::int64_t m) {
+  float sums[kRows][kPanelRows];
+  multiply_panel<kFormat, kRows>(call.weight + panel * call.panel_bytes(), call.groups, call.x, m, sums);
+  for (int r = 0; r < kRows; ++r) store_row(call, m + r, panel * kPanelRows, sums[r]);
+}
+
+template <Format kFormat>
+inline void multiply_panels(const Call& call, std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = call.y.size(0);
+  for (std::int64_t panel = begin; panel < end; ++panel) {
+    std::int64_t m = 0;
+    for (; m + 4 <= rows; m += 4) multiply_rows<kFormat, 4>(call, panel, m);
+    if (rows - m == 3) multiply_rows<kFormat, 3>(call, panel, m);
+    if (rows - m == 2) multiply_rows<kFormat, 2>(call, panel, m);
+    if (rows - m == 1) multiply_rows<kFormat, 1>(call, panel, m);
+  }
+}
+
+inline void multiply(const Call& call, std::int64_t begin, std::int64_t end) {
+  if (call.format == Format::q8) return multiply_panels<Format::q8>(call, begin, end);
+  multiply_panels<Format::q4>(call, begin, end);
+}
+
+template <Format kFormat>
+inline void decode_panel(const std::uint8_t* panel, std::int64_t groups, float* out, std::int64_t stride) {
+  for (int part = 0; part < kParts; ++part) {
+    const std::uint8_t* block = panel;
+    float* column = out + part * Isa::kLanes;
+    for (std::int64_t g = 0; g < groups; ++g, block += block_bytes(kFormat)) {
+      typename Isa::Bytes w[kVectors];
+      load_block<kFormat>(block + kScaleBytes + 4 * Isa::kLanes * part, w);
+      const typename Isa::Floats scales = Isa::load_f16(block + 2 * Isa::kLanes * part);
+      for (int i = 0; i < kVectors; ++i) {
+        for (int j = 0; j < 4; ++j, column += stride) Isa::store(Isa::multiply(scales, Isa::value(w[i], j)), column);
+      }
+    }
+  }
+}
+
+inline void decode_to(Format format, const std::uint8_t* panel, std::int64_t groups, float* out, std::int64_t stride) {
+  if (format == Format::q8) return decode_panel<Format::q8>(panel, groups, out, stride);
+  decode_panel<Format::q4>(panel, groups, out, stride);
+}
+
+constexpr Kernel kKernel{encode, multiply, decode_to};
