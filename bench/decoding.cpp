@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/cost.h"
+#include "flashgla/model/quantise.h"
 #include "testing/compare.h"
 
 namespace flashgla::bench {
@@ -29,12 +31,17 @@ struct Case {
   const char* preset;
   std::int64_t sequences;
   DType dtype;
-  std::int64_t before = 0;  // tokens that each sequence has had, which only states that grow look at
+  std::int64_t before = 0;     // tokens that each sequence has had, which only states that grow look at
+  const char* quantised = "";  // a preset of 8 or 4 bits
 };
 
 std::vector<Case> cases(Device device) {
   std::vector<Case> all = {{"gla-340m", 1, DType::bf16}, {"gla-340m", 1, DType::f32}};
-  if (device != Device::cpu()) {
+  if (device == Device::cpu()) {
+    for (const char* preset : {"q8", "q4"}) {
+      for (const std::int64_t sequences : {1, 16}) all.push_back({"gla-340m", sequences, DType::bf16, 0, preset});
+    }
+  } else {
     for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
   }
@@ -50,8 +57,11 @@ DType activations_of(const Context& context, DType parameters) {
 Tensor logits_of_small_model(const Case& of, Device device, DType activations, const char* implementation) {
   const bool gla = std::string_view(of.preset).starts_with("gla");
   const std::int64_t sequences = of.sequences;
-  LanguageModel model(model::preset(gla ? "gla-tiny" : "transformer-tiny"), of.dtype, device, false);
-  model.parameters().initialize(1);
+  auto made =
+      std::make_unique<LanguageModel>(model::preset(gla ? "gla-tiny" : "transformer-tiny"), of.dtype, device, false);
+  made->parameters().initialize(1);
+  if (*of.quantised != '\0') made = model::quantise(*made, {model::find_quantisation_preset(of.quantised)});
+  LanguageModel& model = *made;
   model.set_inference_dtype(activations);
   Context context(device);
   context.force_implementation(implementation);
@@ -69,6 +79,39 @@ Tensor logits_of_small_model(const Case& of, Device device, DType activations, c
   const Tensor host = Tensor::empty(logits->shape, DType::f32);
   copy_memory(host->data, Device::cpu(), logits->data, device, logits->bytes());
   return host;
+}
+
+// A model whose packed matrices hold noise: to find the best codes for real numbers would take the bench's time.
+std::unique_ptr<LanguageModel> large_model(const Case& of, Device device) {
+  nn::Placements placements;
+  if (*of.quantised != '\0') {
+    const model::QuantisationPreset preset = model::find_quantisation_preset(of.quantised);
+    placements = [preset](const nn::Parameter& parameter) {
+      return nn::Placement{preset.of(parameter.quantisation), nullptr};
+    };
+  }
+  auto model = std::make_unique<LanguageModel>(model::preset(of.preset), of.dtype, device, false, placements);
+  for (const nn::Parameter* parameter : model->parameters().parameters()) {
+    if (!ops::quantised_linear::is_packed(parameter->value)) continue;
+    const std::int64_t block = parameter->value.size(2);
+    auto* bytes = parameter->value.as<std::uint8_t>();
+    for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
+      const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
+      const bool scale = i % block < ops::quantised_linear::kScaleBytes;  // 2^-10 and a little
+      bytes[i] = static_cast<std::uint8_t>(scale ? (i % 2 ? 0x14 : noise >> 25) : noise >> 24);
+    }
+  }
+  model->parameters().initialize(1);
+  return model;
+}
+
+// Bytes of weights that a token needs: a table that is only looked up gives a row.
+double bytes_read(const LanguageModel& model) {
+  std::size_t bytes = 0;
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    if (parameter->multiplied) bytes += parameter->value.bytes();
+  }
+  return static_cast<double>(bytes);
 }
 
 // Median milliseconds from one token of all sequences to the next, after so many that were all zeros.
@@ -108,7 +151,8 @@ void bench_decoding(const testing::BenchOptions& options) {
     testing::BenchRow row;
     row.operation = "model_decoding";
     row.implementation = "all";
-    row.problem = std::string(each.preset) + " batch " + std::to_string(each.sequences) + " " + name_of(each.dtype);
+    row.problem = std::string(each.preset) + " batch " + std::to_string(each.sequences) + " " + name_of(each.dtype) +
+                  (*each.quantised == '\0' ? "" : std::string(" ") + each.quantised);
     if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) continue;
     Context context(options.device, options.threads);
     const DType activations = activations_of(context, each.dtype);
@@ -121,13 +165,12 @@ void bench_decoding(const testing::BenchOptions& options) {
       options.report(row);
       continue;
     }
-    LanguageModel model(model::preset(each.preset), each.dtype, options.device, false);
-    model.parameters().initialize(1);
+    const auto made = large_model(each, options.device);
+    LanguageModel& model = *made;
     model.set_inference_dtype(activations);
     row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);
     const mixers::Cost cost = model::cost(model.config(), each.before + 1);
-    row.bytes =
-        static_cast<double>(model.parameters().value_bytes()) + static_cast<double>(each.sequences) * cost.decode_bytes;
+    row.bytes = bytes_read(model) + static_cast<double>(each.sequences) * cost.decode_bytes;
     row.flops = static_cast<double>(each.sequences) * cost.forward_flops;
     options.report(row);
   }

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,6 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
+namespace quantised_linear = ops::quantised_linear;
 
 struct InfoArguments {
   std::string what;
@@ -34,6 +36,8 @@ struct Files {
   std::string dtype;  // of the embeddings
   std::string layout;
   std::vector<std::string> tokenizer;
+  // Matrices of 8 or 4 bits: how many tensors in each format, how many bytes. Empty: all in floats.
+  std::map<std::string, std::pair<std::int64_t, std::uint64_t>> formats;
 };
 
 struct Model {
@@ -51,6 +55,23 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
   }
   const model::StoredTensor* embeddings = weights.find("model.embeddings.weight");
   files.dtype = embeddings != nullptr ? embeddings->dtype : "?";
+  std::map<std::string, std::pair<std::int64_t, std::uint64_t>> formats;
+  bool packed = false;
+  for (const model::SafetensorsReader& file : weights.files) {
+    for (const model::StoredTensor& tensor : file.tensors()) {
+      std::string format = tensor.dtype;
+      for (const auto row : {quantised_linear::Format::q8, quantised_linear::Format::q4}) {
+        if (tensor.dtype == "U8" && tensor.shape.size() == 3 && tensor.shape[2] == quantised_linear::block_bytes(row)) {
+          format = quantised_linear::name_of(row);
+          packed = true;
+        }
+      }
+      auto& [tensors, bytes] = formats[format];
+      ++tensors;
+      bytes += tensor.end - tensor.begin;
+    }
+  }
+  if (packed) files.formats = std::move(formats);
   const model::StoredTensor* gate = weights.find("model.layers.0.mlp.gate_proj.weight");
   const bool fused = gate != nullptr && !gate->shape.empty() && gate->shape[0] == 2 * config.mlp_dim();
   files.layout = fused ? "Hugging Face, MLP gate and up projections fused (before 2025-02)" : "Hugging Face";
@@ -136,6 +157,9 @@ void print_json(const Model& model) {
                        {"dtype", model.files->dtype},
                        {"layout", model.files->layout},
                        {"tokenizer", model.files->tokenizer}};
+    for (const auto& [format, row] : model.files->formats) {
+      object["files"]["quantised"][format] = {{"tensors", row.first}, {"bytes", row.second}};
+    }
   }
   fmt::print("{}\n", object.dump(2));
 }
@@ -190,6 +214,12 @@ void print_text(const Model& model) {
   fmt::print("\nFiles\n");
   fmt::print("  {:<46} {} ({}, {})\n", "weights", joined(model.files->weights),
              format_bytes(static_cast<double>(model.files->bytes)), model.files->dtype);
+  std::string formats;
+  for (const auto& [format, row] : model.files->formats) {
+    formats += fmt::format("{}{}: {} tensors, {}", formats.empty() ? "" : "; ", format, row.first,
+                           format_bytes(static_cast<double>(row.second)));
+  }
+  if (!formats.empty()) fmt::print("  {:<46} {}\n", "quantised", formats);
   fmt::print("  {:<46} {}\n", "layout", model.files->layout);
   fmt::print("  {:<46} {}\n", "tokenizer", model.files->tokenizer.empty() ? "none" : joined(model.files->tokenizer));
 }

@@ -14,6 +14,26 @@ succeeds '.' generate shards --prompt One --max-tokens 5 --seed 1
 succeeds '.' convert run fused --layout fused-mlp
 succeeds '.' generate fused --prompt One --max-tokens 5 --seed 1
 
+for preset in q8 q4 q4-safe; do
+  succeeds "$preset" convert run $preset --quantise $preset --quiet
+  succeeds 'quantised' info $preset
+  succeeds '.' generate $preset --prompt One --max-tokens 5 --greedy
+  cp stdout copied
+  succeeds '.' generate $preset --prompt One --max-tokens 5 --greedy --mmap
+  cp stdout mapped
+  holds 'mapped weights write the same' cmp mapped copied
+  succeeds 'nats|loss' evaluate $preset --data tokens --limit 2 --quiet
+done
+succeeds '.' convert run some --quantise q4 --quantise-only mlp --quiet
+succeeds '.' convert q4 decoded --dtype bf16
+succeeds '.' generate decoded --prompt One --max-tokens 5 --mmap
+succeeds '.' generate q4 --prompt One --max-tokens 5 --save-state q4.state
+refuses 'another model' generate q8 --load-state q4.state
+refuses '8 or 4 bits' train --data tokens --initial-weights q4 --steps 1 --out again
+refuses '8 or 4 bits already' convert q4 out --quantise q8
+refuses 'q8, q4, q4-safe' convert run out --quantise q3
+refuses 'quantise' convert run out --quantise-only mlp
+
 refuses 'no-such-model' convert no-such-model out
 refuses 'int3' convert run out --dtype int3
 cp -r bf16 truncated && truncate -s -100 truncated/model.safetensors

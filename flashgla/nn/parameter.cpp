@@ -96,6 +96,7 @@ void ParameterStore::initialize(std::uint64_t seed) {
   Transfer transfer(values_->device);
   for (const Parameter* parameter : parameters_) {
     const TensorView& value = parameter->value;
+    if (value.dtype == DType::u8) continue;
     const auto size = static_cast<std::int64_t>(size_of(value.dtype));
     const random::Stream stream(seed, random::Use::parameters, hash_name(parameter->name));
     const double deviation = parameter->deviation;
