@@ -1,0 +1,263 @@
+// A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
+#include "flashgla/ops/cuda/rms_backward.cuh"
+#include "flashgla/ops/layer_norm/implementations.h"
+
+namespace flashgla::ops::layer_norm {
+
+namespace {
+
+using ops::cuda::Operand;
+using ops::cuda::RowGrid;
+using ops::cuda::Team;
+using ops::cuda::Vector;
+
+template <class T>
+struct ForwardOperands {
+  Operand<T> x, y;
+  ops::cuda::WeightVector weight, bias;
+  float *mean, *rstd;  // null: not wanted
+  float epsilon;
+};
+
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;  // whole teams
+  const T* x = t.x.at(row, 0);
+  T* y = t.y.at(row, 0);
+  Vector<T, N> held[kHeld == 0 ? 1 : kHeld];
+  const auto read = [&](int i, std::int64_t column, bool whole) {
+    if (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+  };
+  if constexpr (kHeld > 0) {
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      held[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+    });
+  }
+  float total = 0.0f, squares = 0.0f;
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    read(i, column, whole);
+#pragma unroll
+    for (int j = 0; j < N; ++j) total += held[i][j];
+  });
+  const float mean = team.sum(total) / static_cast<float>(grid.length);
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    read(i, column, whole);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float centred = held[i][j] - mean;
+      if (column + j < grid.length) squares += centred * centred;
+    }
+  });
+  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+  if (t.rstd && team.rank() == 0) {
+    t.mean[row] = mean;
+    t.rstd[row] = r;
+  }
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    read(i, column, whole);
+    float weight[N], bias[N], out[N];
+    t.weight.template load<N>(column, whole, grid.length, weight);
+    t.bias.template load<N>(column, whole, grid.length, bias);
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = (held[i][j] - mean) * r * weight[j] + bias[j];
+    ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
+  });
+}
+
+template <class T>
+struct BackwardOperands {
+  Operand<T> x, dy, dx;
+  ops::cuda::WeightVector weight;
+  const float *mean, *rstd;
+  bool accumulate_dx, want_dweight;
+};
+
+// What a thread holds of one row.
+template <int kHeld, int N, class T>
+struct HeldRow {
+  Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];
+  float r, mean;
+
+  __device__ __forceinline__ void load(const BackwardOperands<T>& t, const RowGrid& grid, int rank, std::int64_t row) {
+    const T* x_row = t.x.at(row, 0);
+    const T* dy_row = t.dy.at(row, 0);
+    const T* dx_row = t.dx.at(row, 0);
+    ops::cuda::for_each_vector<kHeld, N>(grid, rank, [&](int i, std::int64_t column, bool whole) {
+      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+      dy[i] = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);  // 0 behind the row's end
+      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
+    });
+    r = t.rstd[row];
+    mean = t.mean[row];
+  }
+  __device__ __forceinline__ float product(int i, int j) const { return dy[i][j] * (x[i][j] - mean); }
+};
+
+// In kernels: an element's gradient from u = dy weight and x less its mean.
+struct RowGradient {
+  float r, mean_u, pull;
+  __device__ __forceinline__ float of(float u, float centred) const { return (u - mean_u) * r - centred * pull; }
+};
+
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads)
+    backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
+  flashgla::cuda::wait_for_previous();
+  extern __shared__ float shared[];
+  Team team(grid.team, shared);
+  using Held = HeldRow<kHeld, N, T>;
+  ops::cuda::rms_backward<kHeld, N, Held>(
+      t, grid, partial, shared, team,
+      [&](const Held& held, std::int64_t row, float pull, const float(&weight)[kHeld][N]) {
+        float total = 0.0f;
+        ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
+#pragma unroll
+          for (int j = 0; j < N; ++j) total += held.dy[i][j] * weight[i][j];
+        });
+        const RowGradient gradient{held.r, team.sum(total) / static_cast<float>(grid.length), pull};
+        T* dx_row = t.dx.at(row, 0);
+        ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+          float out[N];
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            out[j] = gradient.of(held.dy[i][j] * weight[i][j], held.x[i][j] - held.mean);
+            if (t.accumulate_dx) out[j] += held.before[i][j];
+          }
+          ops::cuda::store_vector<N>(dx_row, column, whole, grid.length, Vector<T, N>::of(out));
+        });
+      });
+}
+
+// Rows too long to be held: dx alone.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;
+  const T* x_row = t.x.at(row, 0);
+  const T* dy_row = t.dy.at(row, 0);
+  T* dx_row = t.dx.at(row, 0);
+  const float r = t.rstd[row], mean = t.mean[row];
+  float weight[N], total = 0.0f, dot = 0.0f;
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+    const auto dy = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+    t.weight.template load<N>(column, whole, grid.length, weight);
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      total += dy[j] * weight[j];
+      dot += dy[j] * weight[j] * (x[j] - mean);
+    }
+  });
+  const auto length = static_cast<float>(grid.length);
+  const float mean_u = team.sum(total) / length;
+  const RowGradient gradient{r, mean_u, r * r * r * (team.sum(dot) / length)};
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+    const auto dy = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
+    t.weight.template load<N>(column, whole, grid.length, weight);
+    float out[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = gradient.of(dy[j] * weight[j], x[j] - mean);
+    if (t.accumulate_dx) {
+      const auto before = ops::cuda::load_vector<N>(dx_row, column, whole, grid.length);
+#pragma unroll
+      for (int j = 0; j < N; ++j) out[j] += before[j];
+    }
+    ops::cuda::store_vector<N>(dx_row, column, whole, grid.length, Vector<T, N>::of(out));
+  });
+}
+
+// dweight's sums of such rows: a thread takes a column.
+template <class T>
+__global__ void __launch_bounds__(RowGrid::kThreads)
+    long_rows_dweight_kernel(BackwardOperands<T> t, ops::cuda::PartialSums partial, std::int64_t tiles) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t block = blockIdx.x / tiles, column = blockIdx.x % tiles * RowGrid::kThreads + threadIdx.x;
+  if (column >= partial.columns) return;
+  float total = 0.0f;
+#pragma unroll 4
+  for (std::int64_t row = partial.begin(block); row < partial.end(block); ++row) {
+    const float centred = flashgla::cuda::to_float(*t.x.at(row, column)) - t.mean[row];
+    total += flashgla::cuda::to_float(*t.dy.at(row, column)) * centred * t.rstd[row];
+  }
+  partial.sums[block * partial.columns + column] = total;
+}
+
+template <int N, class T>
+void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
+  const TensorView& x = inputs.x;
+  const ForwardOperands<T> operands{Operand<T>(x),
+                                    Operand<T>(outputs.y),
+                                    ops::cuda::weight_vector(inputs.weight, N),
+                                    ops::cuda::weight_vector(inputs.bias, N),
+                                    outputs.rstd ? outputs.mean.as<float>() : nullptr,
+                                    outputs.rstd ? outputs.rstd.as<float>() : nullptr,
+                                    static_cast<float>(epsilon)};
+  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
+  ops::cuda::with_held_vectors(grid, [&](auto held) {
+    ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>, grid.blocks(), RowGrid::kThreads,
+                            0, operands, grid);
+  });
+}
+
+template <int N, class T>
+void backward_of(Context& context, const Gradients& g, const ops::cuda::PartialSums& partial) {
+  const BackwardOperands<T> operands{
+      Operand<T>(g.x),    Operand<T>(g.dy),   Operand<T>(g.dx), ops::cuda::weight_vector(g.weight, N),
+      g.mean.as<float>(), g.rstd.as<float>(), g.accumulate_dx,  true};
+  const RowGrid grid(rows_of(g.x.shape), g.x.size(-1), N);
+  ops::cuda::with_held_vectors(grid, [&](auto held) {
+    if constexpr (held.value > 0) {
+      const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
+      ops::cuda::queue_kernel(context, "layer_norm", backward_kernel<held.value, N, T>, partial.blocks(),
+                              RowGrid::kThreads, floats * static_cast<int>(sizeof(float)), operands, grid, partial);
+    } else {
+      const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
+      // Before dx, which may take dy's place.
+      ops::cuda::queue_kernel(context, "layer_norm", long_rows_dweight_kernel<T>, partial.blocks() * tiles,
+                              RowGrid::kThreads, 0, operands, partial, tiles);
+      ops::cuda::queue_kernel(context, "layer_norm", long_rows_kernel<N, T>, grid.blocks(), RowGrid::kThreads, 0,
+                              operands, grid);
+    }
+  });
+}
+
+using bf16 = __nv_bfloat16;
+
+void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
+  if (context.planning()) return;
+  const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&inputs.x, &outputs.y}, elements); };
+  if (inputs.x.dtype == DType::f32) {
+    return (aligned(4) ? forward_of<4, float> : forward_of<1, float>)(context, inputs, outputs, epsilon);
+  }
+  (aligned(8) ? forward_of<8, bf16> : forward_of<1, bf16>)(context, inputs, outputs, epsilon);
+}
+
+void cuda_backward(Context& context, const Gradients& g) {
+  const ArenaScope scope(context.scratch());
+  const auto partial = ops::cuda::take_partial_sums(context, rows_of(g.x.shape), g.x.size(-1), ops::cuda::kRowBlocks, 1,
+                                                    "layer_norm: dweight");
+  if (context.planning()) return;
+  const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&g.x, &g.dy, &g.dx}, elements); };
+  const auto run = g.x.dtype == DType::f32 ? (aligned(4) ? backward_of<4, float> : backward_of<1, float>)
+                                           : (aligned(8) ? backward_of<8, bf16> : backward_of<1, bf16>);
+  run(context, g, partial);
+  ops::cuda::reduce(context, partial, g.dweight.as<float>(), true);
+}
+
+}  // namespace
+
+const Implementation kCuda{"cuda", Device::Kind::cuda,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.dtype, problem.weight_dtype});
+                           },
+                           cuda_forward, cuda_backward};
+
+}  // namespace flashgla::ops::layer_norm
