@@ -53,7 +53,7 @@ class GatedLayer : public Mixer {
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   Cost cost(std::int64_t length) const override;
-  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
   // q, k and v [B,T,channels] of a forward, after the convolution where there
@@ -328,7 +328,7 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
   attention::forward(context, inputs, outputs, options);
 
   saved_.rstd = pass.training()
-                    ? pass.saved->tensor(Shape({batch * length * settings_.num_heads}), wide, "norms: deviations")
+                    ? pass.saved->tensor(Shape({batch * length * settings_.num_heads}), wide, "norms: statistics")
                     : TensorView();
   saved_.normalized = pass.keep_or_recompute().tensor(saved_.o.shape, x.dtype, "gla: normalised outputs");
   normalize(context, saved_.o, saved_.output_gate, saved_.normalized, saved_.rstd);
@@ -419,7 +419,7 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   }
 }
 
-void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
   namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
@@ -432,7 +432,7 @@ void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView&
     output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
     inputs_of_mixer.push_back(gate.step_layer(output_gate));
   }
-  linear_step::run(context, norm.before_step(x), inputs_of_mixer);
+  linear_step::run(context, norm.before_step(context, x), inputs_of_mixer);
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     const TensorView channels = input_.part(projected, i);
     convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
@@ -447,9 +447,9 @@ void GatedLayer::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView&
   for (const GateSide& side : gates_) {
     const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
     const linear_step::Layer logits = side.projection.step_layer(g);
-    linear_step::run(context,
-                     side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(x),
-                     {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+    linear_step::run(
+        context, side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x),
+        {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
     (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
   }
   if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));

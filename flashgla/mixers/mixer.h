@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "flashgla/mixers/config.h"
+#include "flashgla/nn/norm.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
-#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::mixers {
 
@@ -69,7 +69,7 @@ class Mixer {
   // One token a sequence: x [B,D] += mix(norm(x)), norm being that of the residual stream in front of the mixer, so
   // that it and the sum can be fused with the layers beside them (ops::linear_step). The state is updated in place.
   // Nothing is kept.
-  virtual void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) = 0;
+  virtual void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) = 0;
 };
 
 }  // namespace flashgla::mixers

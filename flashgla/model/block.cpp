@@ -22,12 +22,33 @@ class Feedforward : public mixers::Mixer {
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override {
     mlp_.backward(pass, x, dy, dx);
   }
-  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const mixers::LayerState&) override {
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const mixers::LayerState&) override {
     mlp_.step(pass, norm, x);
   }
 
  private:
   nn::GatedMLP mlp_;
+};
+
+// What adds its normalised input to the residual stream.
+class Identity : public mixers::Mixer {
+ public:
+  void for_each_parameter(const nn::ParameterVisitor&) override {}
+  std::vector<mixers::StateEntry> state_layout(std::int64_t, std::int64_t, DType) const override { return {}; }
+  mixers::Cost cost(std::int64_t) const override { return {}; }
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&,
+               const mixers::LayerState&) override {
+    if (y) ops::elementwise::convert(pass.context, x, y);
+  }
+  void backward(nn::Pass& pass, const TensorView&, const TensorView& dy, const TensorView& dx) override {
+    ops::elementwise::convert(pass.context, dy, dx);
+  }
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const mixers::LayerState&) override {
+    const ArenaScope scope(pass.context.scratch());
+    const TensorView normalized = pass.context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
+    norm.forward(pass.context, x, {}, normalized, {}, {});
+    ops::elementwise::add(pass.context, normalized, x);
+  }
 };
 
 // The next `count` entries of a state, if there is one.
@@ -41,15 +62,19 @@ mixers::LayerState take(const mixers::LayerState& state, std::size_t begin, std:
 
 Block::Block(const ModelConfig& config, std::int64_t layer) : layer_(layer) {
   const std::string name = mixers::layer_prefix(layer);
-  add_part({name + ".attn_norm", config.hidden_size, config.norm_eps}, config.mixer_of(layer)->create(config, layer));
-  if (config.use_mlp) {
-    add_part({name + ".mlp_norm", config.hidden_size, config.norm_eps},
-             std::make_unique<Feedforward>(
-                 nn::GatedMLP(name + ".mlp", config.hidden_size, config.mlp_dim(), config.initializer_range)));
+  const nn::NormKind kind = nn::norm_kind_from_name(config.norm_type);
+  const auto norm = [&](const char* part) { return nn::Norm(name + part, config.hidden_size, config.norm_eps, kind); };
+  add_part(norm(".attn_norm"), config.mixer_of(layer)->create(config, layer));
+  if (!config.use_mlp) return;
+  if (config.identity_mlp) {
+    add_part(norm(".mlp_norm"), std::make_unique<Identity>());
+  } else {
+    add_part(norm(".mlp_norm"), std::make_unique<Feedforward>(nn::GatedMLP(
+                                    name + ".mlp", config.hidden_size, config.mlp_dim(), config.initializer_range)));
   }
 }
 
-void Block::add_part(nn::RMSNorm norm, std::unique_ptr<mixers::Mixer> branch) {
+void Block::add_part(nn::Norm norm, std::unique_ptr<mixers::Mixer> branch) {
   const std::size_t states = branch->state_layout(1, 1, DType::f32).size();
   parts_.push_back({std::move(norm), std::move(branch), states, {}});
 }
@@ -107,8 +132,9 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
   const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part::Saved& saved = parts_[i].saved;
-    saved.rstd =
-        pass.training() ? pass.saved->tensor(Shape({x.as_rows().size(0)}), wide, "norms: deviations") : TensorView();
+    saved.statistics = pass.training() ? pass.saved->tensor(parts_[i].norm.statistics_shape(x.as_rows().size(0)), wide,
+                                                            "norms: statistics")
+                                       : TensorView();
     saved.normalized = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
     saved.in = i == 0 ? x : pass.training() ? pass.saved->tensor(x.shape, x.dtype, "blocks: residual") : y;
   }
@@ -119,9 +145,10 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
     // The sum of the stream and the part before goes into what this norm reads.
     if (i == 0 || pass.dropout) {
       if (i > 0) ops::dropout::run(context, branch, parts_[i - 1].saved.in, part.saved.in, mask_of(pass, i - 1));
-      part.norm.forward(context, part.saved.in, {}, part.saved.normalized, {}, part.saved.rstd);
+      part.norm.forward(context, part.saved.in, {}, part.saved.normalized, {}, part.saved.statistics);
     } else {
-      part.norm.forward(context, branch, parts_[i - 1].saved.in, part.saved.normalized, part.saved.in, part.saved.rstd);
+      part.norm.forward(context, branch, parts_[i - 1].saved.in, part.saved.normalized, part.saved.in,
+                        part.saved.statistics);
     }
     const bool last = i + 1 == parts_.size();
     part.branch->forward(pass, part.saved.normalized, y || !last ? branch : TensorView(),
@@ -150,7 +177,7 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
     }
     if (dropped) ops::dropout::run(context, d, {}, dropped, mask_of(pass, i));
     part.branch->backward(pass, part.saved.normalized, dropped ? dropped : d, branch);
-    part.norm.backward(context, part.saved.in, part.saved.rstd, branch, d, true);
+    part.norm.backward(context, part.saved.in, part.saved.statistics, branch, d, true);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/config.h"
-#include "flashgla/nn/rms_norm.h"
+#include "flashgla/nn/norm.h"
 
 namespace flashgla::model {
 
@@ -33,18 +33,18 @@ class Block {
 
  private:
   struct Part {
-    nn::RMSNorm norm;
+    nn::Norm norm;
     std::unique_ptr<mixers::Mixer> branch;  // an MLP is a mixer that mixes nothing
     std::size_t states;                     // entries of its state
 
     struct Saved {
       TensorView in;          // [B,T,D]: what the norm reads, the block's x or a sum kept here
       TensorView normalized;  // [B,T,D]: recomputed in class activations
-      TensorView rstd;        // [B*T]
+      TensorView statistics;  // the norm's
     } saved;
   };
 
-  void add_part(nn::RMSNorm norm, std::unique_ptr<mixers::Mixer> branch);
+  void add_part(nn::Norm norm, std::unique_ptr<mixers::Mixer> branch);
   // y absent: only what backward needs.
   void run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState& before,
                    const mixers::LayerState& after);

@@ -13,6 +13,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/base/json.h"
 #include "flashgla/mixers/mixer.h"
+#include "flashgla/nn/norm.h"
 
 namespace flashgla::model {
 
@@ -30,6 +31,9 @@ std::vector<Field> common_fields(ModelConfig& config) {
           {"intermediate_size", &config.intermediate_size},
           {"hidden_act", &config.hidden_act},
           {"use_mlp", &config.use_mlp},
+          {"identity_mlp", &config.identity_mlp},
+          {"norm_type", &config.norm_type},
+          {"learned_positions", &config.learned_positions},
           {"norm_eps", &config.norm_eps},
           {"tie_word_embeddings", &config.tie_word_embeddings},
           {"initializer_range", &config.initializer_range},
@@ -302,6 +306,9 @@ void ModelConfig::validate() const {
           "0 to vocab_size - 1");
   require(eos_token_id >= 0 && eos_token_id < vocab_size, "eos_token_id", std::to_string(eos_token_id),
           "0 to vocab_size - 1");
+  nn::norm_kind_from_name(norm_type);
+  require(!identity_mlp || use_mlp, "identity_mlp", "true", "false, or use_mlp to be true");
+  if (learned_positions) positive("max_position_embeddings", max_position_embeddings, 64 * kLargest);
   mixer->validate(*this);
   std::set<std::int64_t> named;
   for (const OtherLayers& other : others) {

@@ -24,7 +24,10 @@ struct ModelConfig : mixers::Common {
   std::int64_t hidden_ratio = 4;
   std::optional<std::int64_t> intermediate_size;  // absent: ceil(int(2 hidden ratio/3)/256)*256
   std::string hidden_act = "swish";
-  bool use_mlp = true;  // blocks have an MLP behind the mixer
+  bool use_mlp = true;                 // blocks have an MLP behind the mixer
+  bool identity_mlp = false;           // what the MLP's norm gives is added in its place, as in zoology's blocks
+  std::string norm_type = "rms_norm";  // of the residual stream: "rms_norm" or "layer_norm"
+  bool learned_positions = false;      // a vector of each of max_position_embeddings positions joins the embedding
   bool tie_word_embeddings = false;
   std::int64_t vocab_size = 32000;
   std::int64_t bos_token_id = 1;

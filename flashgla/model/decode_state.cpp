@@ -20,8 +20,13 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 }  // namespace
 
-DecodeState::DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device)
-    : layouts_of_(std::move(layouts_of)), sequences_(sequences), capacity_(0), device_(device) {
+DecodeState::DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device,
+                         std::int64_t most_tokens)
+    : layouts_of_(std::move(layouts_of)),
+      sequences_(sequences),
+      capacity_(0),
+      most_tokens_(most_tokens),
+      device_(device) {
   if (sequences <= 0) throw Error("decode state", "sequences", "is " + std::to_string(sequences), "at least 1");
   layouts_ = layouts_of_(sequences, 0);
   std::int64_t constant = 0;
@@ -47,6 +52,11 @@ std::size_t DecodeState::bytes() const {
 
 void DecodeState::reserve(std::int64_t capacity) {
   if (capacity <= capacity_) return;
+  if (capacity > most_tokens_) {
+    throw Error("decode state", "tokens", "are to be " + std::to_string(capacity) + " a sequence",
+                "at most the " + std::to_string(most_tokens_) +
+                    " positions that the model has learned (max_position_embeddings)");
+  }
   const Layouts larger = layouts_of_(sequences_, capacity);
   for (std::size_t i = 0; i < larger.size(); ++i) {
     std::vector<Tensor> entries;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,8 +20,12 @@ class DecodeState {
   using Layouts = std::vector<std::vector<mixers::StateEntry>>;
   using LayoutsOf = std::function<Layouts(std::int64_t sequences, std::int64_t capacity)>;
 
-  // All zeros. Growing entries have room for `capacity` tokens of each sequence.
-  DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device);
+  static constexpr std::int64_t kNoEnd = std::numeric_limits<std::int64_t>::max();
+
+  // All zeros. Growing entries have room for `capacity` tokens of each sequence. most_tokens: what no sequence can go
+  // beyond, where the model has learned positions.
+  DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device,
+              std::int64_t most_tokens = kNoEnd);
 
   std::int64_t sequences() const { return sequences_; }
   const mixers::LayerState& layer(std::size_t index) const { return layers_[index]; }
@@ -30,7 +35,8 @@ class DecodeState {
   // Whether any entry grows; if not, capacity means nothing.
   bool grows() const { return bytes_per_token_ > 0; }
   std::int64_t capacity() const { return capacity_; }
-  // Room for that many tokens of each sequence, whatever is there being kept; never less than before.
+  // Room for that many tokens of each sequence, whatever is there being kept; never less than before. Throws Error
+  // where sequences cannot have so many.
   void reserve(std::int64_t capacity);
 
   std::size_t bytes() const;  // all of it
@@ -69,6 +75,7 @@ class DecodeState {
   LayoutsOf layouts_of_;
   std::int64_t sequences_;
   std::int64_t capacity_;
+  std::int64_t most_tokens_;
   Device device_;
   Layouts layouts_;
   Tensor constant_;

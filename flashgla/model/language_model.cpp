@@ -11,12 +11,20 @@
 
 namespace flashgla::model {
 
-Layers::Layers(const ModelConfig& config) : final_norm("model.norm", config.hidden_size, config.norm_eps) {
+Layers::Layers(const ModelConfig& config)
+    : final_norm("model.norm", config.hidden_size, config.norm_eps, nn::norm_kind_from_name(config.norm_type)) {
   embedding.name = "model.embeddings.weight";
   embedding.shape = Shape({config.vocab_size, config.hidden_size});
   embedding.deviation = config.initializer_range;
   embedding.multiplied = config.tie_word_embeddings;
   if (config.tie_word_embeddings) embedding.quantisation = nn::Quantisation::sensitive;
+  if (config.learned_positions) {
+    positions.push_back(embedding);
+    positions.front().name = "model.position_embeddings.weight";
+    positions.front().shape = Shape({config.max_position_embeddings, config.hidden_size});
+    positions.front().multiplied = false;
+    positions.front().quantisation = nn::Quantisation::none;
+  }
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     blocks.push_back(std::make_unique<Block>(config, layer));
   }
@@ -32,6 +40,7 @@ Layers::~Layers() = default;
 
 void Layers::for_each_parameter(const nn::ParameterVisitor& visit) {
   visit(embedding);
+  for (nn::Parameter& table : positions) visit(table);
   for (const auto& block : blocks) block->for_each_parameter(visit);
   final_norm.for_each_parameter(visit);
   for (nn::Parameter& weight : head) visit(weight);
@@ -78,6 +87,18 @@ namespace {
 // Up to here steps keep f32 activations.
 constexpr std::int64_t kFewSequences = 8;
 
+// Tokens of the longest sequence, as far as the host knows: else all of them.
+std::int64_t longest_of(const nn::Sequences& sequences, std::int64_t length) {
+  if (!sequences) return length;
+  if (!sequences.host) return sequences.max_seqlen > 0 ? sequences.max_seqlen : 0;
+  std::int64_t longest = 0;
+  const auto* bounds = sequences.host.as<std::int32_t>();
+  for (std::int64_t i = 0; i + 1 < sequences.host.size(0); ++i) {
+    longest = std::max<std::int64_t>(longest, bounds[i + 1] - bounds[i]);
+  }
+  return longest;
+}
+
 const ModelConfig& validated(const ModelConfig& config) {
   config.validate();
   return config;
@@ -121,17 +142,26 @@ DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capac
     for (const auto& block : layers_.blocks) layouts.push_back(block->state_layout(count, tokens, dtype_));
     return layouts;
   };
-  return DecodeState(layouts_of, sequences, capacity, device_);
+  return DecodeState(layouts_of, sequences, capacity, device_,
+                     config_.learned_positions ? config_.max_position_embeddings : DecodeState::kNoEnd);
+}
+
+void LanguageModel::check_positions(const char* operation, std::int64_t tokens) const {
+  if (!config_.learned_positions || tokens <= config_.max_position_embeddings) return;
+  throw Error(operation, "tokens", "reach position " + std::to_string(tokens) + " of a sequence",
+              "at most the " + std::to_string(config_.max_position_embeddings) +
+                  " that the model has learned (max_position_embeddings)");
 }
 
 void LanguageModel::check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
                                    std::int64_t length) const {
-  if (!state.grows()) return;
+  if (!state.grows() && !config_.learned_positions) return;
   for (std::int64_t i = 0; i < state.sequences(); ++i) {
     std::int64_t tokens = length;
     if (sequences.host) tokens = sequences.host.as<std::int32_t>()[i + 1] - sequences.host.as<std::int32_t>()[i];
     const std::int64_t needed = state.history[static_cast<std::size_t>(i)].tokens + tokens;
-    if (needed > state.capacity()) {
+    check_positions(operation, needed);
+    if (state.grows() && needed > state.capacity()) {
       throw Error(operation, "state", "has a capacity of " + std::to_string(state.capacity()) + " tokens a sequence",
                   "at least " + std::to_string(needed) + ", which sequence " + std::to_string(i) + " then has");
     }
@@ -154,12 +184,36 @@ void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, con
           std::string(name_of(wide)) + " [" + std::to_string(tokens.numel()) + "]");
   require(!pass.sequences || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
   const std::int64_t sequences = pass.sequences.count(tokens.size(0));
-  if (!state) return;
+  if (!state) return check_positions(operation, longest_of(pass.sequences, tokens.size(1)));
   if (state->sequences() != sequences) {
     throw Error(operation, "state", "is of " + std::to_string(state->sequences()) + " sequences",
                 std::to_string(sequences) + " (as in the batch)");
   }
   check_capacity(operation, *state, pass.sequences, tokens.size(1));
+}
+
+TensorView LanguageModel::positions_of(const nn::Pass& pass, const TensorView& tokens) const {
+  const std::int64_t length = tokens.rank() == 2 ? tokens.size(1) : 1;
+  const TensorView positions =
+      pass.context.scratch().tensor(Shape({tokens.numel() / length, length}), DType::i32, "positions of tokens");
+  ops::positions::of_tokens(pass.context, pass.positions, pass.sequences.bounds, positions);
+  return positions;
+}
+
+void LanguageModel::embed(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const {
+  Context& context = pass.context;
+  const nn::Parameter& words = layers_.embedding;
+  if (ops::quantised_linear::is_packed(words.value)) {
+    ops::quantised_linear::look_up(context, tokens, words.value, words.shape[0], x);
+  } else {
+    ops::embedding::forward(context, tokens, words.value, x);
+  }
+  for (const nn::Parameter& table : layers_.positions) {
+    const ArenaScope scope(context.scratch());
+    const TensorView rows = context.scratch().tensor(x.shape, x.dtype, "positions of tokens");
+    ops::embedding::forward(context, positions_of(pass, tokens).reshape(tokens.shape), table.value, rows);
+    ops::elementwise::add(context, rows, x);
+  }
 }
 
 TensorView LanguageModel::snapshot(Context& context, Arena& arena, const DecodeState* state) const {
@@ -181,15 +235,6 @@ void LanguageModel::run_blocks(nn::Pass& pass, const TensorView& x, DecodeState*
   if (state) ops::positions::advance(pass.context, state->positions(), pass.sequences.bounds, x.size(1));
 }
 
-void LanguageModel::embed(Context& context, const TensorView& tokens, const TensorView& x) const {
-  const nn::Parameter& table = layers_.embedding;
-  if (ops::quantised_linear::is_packed(table.value)) {
-    ops::quantised_linear::look_up(context, tokens, table.value, table.shape[0], x);
-  } else {
-    ops::embedding::forward(context, tokens, table.value, x);
-  }
-}
-
 void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                              const TensorView& losses, DecodeState* state) {
   check_batch("evaluate", pass, tokens, targets, losses, state);
@@ -199,7 +244,8 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   inference.dropout = {};
   const TensorView x = context.scratch().tensor(Shape({tokens.size(0), tokens.size(1), config_.hidden_size}),
                                                 activation_dtype(), "blocks: residual");
-  embed(context, tokens, x);
+  inference.positions = state ? state->positions() : TensorView();
+  embed(inference, tokens, x);
   run_blocks(inference, x, state);
   layers_.final_norm.forward(context, x, {}, x, {}, {});
   TensorView classes = head().value;
@@ -226,7 +272,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   std::vector<TensorView> inputs;  // of each block, then of the final norm
   std::vector<Arena::Mark> marks;
   inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
-  ops::embedding::forward(context, tokens, layers_.embedding.value, inputs.back());
+  embed(pass, tokens, inputs.back());
   if (pass.dropout) ops::dropout::run(context, inputs.back(), {}, inputs.back(), pass.dropout.mask(0));
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
     inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
@@ -239,12 +285,12 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   {
     const ArenaScope head_scope(scratch);
     const TensorView normalized = scratch.tensor(shape, dtype_, "norms: outputs");
-    const TensorView rstd =
-        scratch.tensor(Shape({tokens.numel()}), dtype_ == DType::f64 ? DType::f64 : DType::f32, "norms: deviations");
-    layers_.final_norm.forward(context, inputs.back(), {}, normalized, {}, rstd);
+    const TensorView statistics = scratch.tensor(layers_.final_norm.statistics_shape(tokens.numel()),
+                                                 dtype_ == DType::f64 ? DType::f64 : DType::f32, "norms: statistics");
+    layers_.final_norm.forward(context, inputs.back(), {}, normalized, {}, statistics);
     ops::cross_entropy::forward_backward(context, {normalized.as_rows(), head().value, targets.reshape(losses.shape)},
                                          losses, d.as_rows(), head().gradient, gradient_scale);
-    layers_.final_norm.backward(context, inputs.back(), rstd, d, d, false);
+    layers_.final_norm.backward(context, inputs.back(), statistics, d, d, false);
   }
   for (std::size_t i = layers_.blocks.size(); i-- > 0;) {
     layers_.blocks[i]->backward(pass, inputs[i], d);
@@ -252,6 +298,9 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   }
   if (pass.dropout) ops::dropout::run(context, d, {}, d, pass.dropout.mask(0));
   ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
+  for (const nn::Parameter& table : layers_.positions) {
+    ops::embedding::backward(context, positions_of(pass, tokens), d, table.gradient);
+  }
   if (state) ops::positions::advance(context, state->positions(), pass.sequences.bounds, tokens.size(1));
 }
 
@@ -280,7 +329,8 @@ void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn
       context.scratch().tensor(Shape({1, tokens.size(0), config_.hidden_size}), activation_dtype(), "blocks: residual");
   const TensorView last =
       context.scratch().tensor(Shape({count, config_.hidden_size}), activation_dtype(), "blocks: residual");
-  embed(context, tokens, x.as_rows());
+  pass.positions = state.positions();
+  embed(pass, tokens.reshape(Shape({1, tokens.size(0)})), x);
   run_blocks(pass, x, &state);
   for (std::int64_t i = 0; i < count; ++i) {
     ops::elementwise::convert(context, x.as_rows().slice(0, bounds[i + 1] - 1, bounds[i + 1]), last.slice(0, i, i + 1));
@@ -301,9 +351,11 @@ void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, cons
                 std::string(name_of(activation_dtype())) + " [" + std::to_string(total) + "," +
                     std::to_string(config_.hidden_size) + "]");
   }
+  if (!state) check_positions("hidden_states", longest_of(pass.sequences, total));
   nn::Pass inference = pass.without_keeping();
   inference.dropout = {};
-  embed(pass.context, tokens, hidden.reshape(Shape({1, total, config_.hidden_size})));
+  inference.positions = state ? state->positions() : TensorView();
+  embed(inference, tokens, hidden.reshape(Shape({1, total, config_.hidden_size})));
   run_blocks(inference, hidden.reshape(Shape({1, total, config_.hidden_size})), state);
   layers_.final_norm.forward(pass.context, hidden, {}, hidden, {}, {});
 }
@@ -327,10 +379,10 @@ void LanguageModel::step(Context& context, const TensorView& tokens, DecodeState
   const TensorView x =
       context.scratch().tensor(Shape({sequences, config_.hidden_size}),
                                sequences <= kFewSequences ? few : activation_dtype(), "blocks: residual");
-  embed(context, tokens, x);
+  embed(pass, tokens, x);
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) layers_.blocks[i]->step(pass, x, state.layer(i));
   const ops::linear_step::Layer output{head().value, {}, logits};
-  ops::linear_step::run(context, layers_.final_norm.before_step(x), {&output, 1});
+  ops::linear_step::run(context, layers_.final_norm.before_step(context, x), {&output, 1});
   ops::positions::advance(context, state.positions(), {}, 1);
 }
 

@@ -8,9 +8,9 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/config.h"
 #include "flashgla/model/decode_state.h"
+#include "flashgla/nn/norm.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
-#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::model {
 
@@ -23,8 +23,9 @@ struct Layers {
   void for_each_parameter(const nn::ParameterVisitor& visit);
 
   nn::Parameter embedding;
+  std::vector<nn::Parameter> positions;  // none, or the table of learned positions
   std::vector<std::unique_ptr<Block>> blocks;
-  nn::RMSNorm final_norm;
+  nn::Norm final_norm;
   std::vector<nn::Parameter> head;  // none with tied embeddings, or one
 };
 
@@ -88,14 +89,19 @@ class LanguageModel {
   void step(Context& context, const TensorView& tokens, DecodeState& state, const TensorView& logits);
 
  private:
-  // The embeddings of tokens, rows of x.
-  void embed(Context& context, const TensorView& tokens, const TensorView& x) const;
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state) const;
-  // Throws Error unless growing states have room for what comes: `longest` tokens behind the histories.
+  // Throws Error where there are no so many learned positions.
+  void check_positions(const char* operation, std::int64_t tokens) const;
+  // Throws Error unless growing states have room for what comes, and it has positions: `length` tokens, or those of the
+  // packed sequences, behind the histories.
   void check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
                       std::int64_t length) const;
+  // x [B,T,D] (or [N,D], a token a sequence): the rows of tokens, and of their positions.
+  void embed(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const;
+  // The positions of tokens [B,T] in scratch, i32.
+  TensorView positions_of(const nn::Pass& pass, const TensorView& tokens) const;
   // A copy of the state's constant entries in `arena`, as the blocks' start state; absent without a state.
   TensorView snapshot(Context& context, Arena& arena, const DecodeState* state) const;
   // All blocks in place on x [B,T,D], nothing kept.

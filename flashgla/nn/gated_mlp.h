@@ -4,8 +4,8 @@
 #include <string>
 
 #include "flashgla/nn/linear.h"
+#include "flashgla/nn/norm.h"
 #include "flashgla/nn/pass.h"
-#include "flashgla/nn/rms_norm.h"
 
 namespace flashgla::nn {
 
@@ -20,7 +20,7 @@ class GatedMLP {
   // x, y [...,hidden]. y absent: only what backward needs is computed.
   void forward(Pass& pass, const TensorView& x, const TensorView& y);
   // A decoding step: x [N,hidden] += mlp(norm(x)).
-  void step(Pass& pass, const RMSNorm& norm, const TensorView& x) const;
+  void step(Pass& pass, const Norm& norm, const TensorView& x) const;
   // x as in forward; dx overwritten.
   void backward(Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx);
 

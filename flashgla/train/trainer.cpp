@@ -183,6 +183,12 @@ void Trainer::open_feeds(const StepForm& form) {
           "training: order segments carries states of constant size, but this model has layers whose state grows "
           "with the length; give their attention a window_size, or use another order");
     }
+    if (model_->config().learned_positions && (config_.segments == 0 || config_.segments * config_.sequence_length >
+                                                                            model_->config().max_position_embeddings)) {
+      throw Error("training", "segments", "are of more tokens than the model has learned positions",
+                  "segments * sequence_length to be at most max_position_embeddings (" +
+                      std::to_string(model_->config().max_position_embeddings) + "), or another order");
+    }
   }
 }
 

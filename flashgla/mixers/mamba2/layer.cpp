@@ -88,7 +88,7 @@ class Mamba2 : public Mixer {
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
-  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
   static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -247,7 +247,7 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, c
   saved_.gated = again(inner_, "mamba2: gated outputs");
   saved_.normalized = again(inner_, "mamba2: normalised outputs");
   saved_.rstd = pass.training()
-                    ? pass.saved->tensor(Shape({groups_, batch * length}), wide(x.dtype), "norms: deviations")
+                    ? pass.saved->tensor(Shape({groups_, batch * length}), wide(x.dtype), "norms: statistics")
                     : TensorView();
   normalize(context, pass.training());
   if (y) output_.forward(context, saved_.normalized, y);
@@ -301,7 +301,7 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   input_.backward(context, x, dprojected, dx);
 }
 
-void Mamba2::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
   namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
@@ -312,7 +312,7 @@ void Mamba2::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, 
   };
   const TensorView projected = sized(input_.out(), "mamba2: projections");
   const linear_step::Layer input = input_.step_layer(projected);
-  linear_step::run(context, norm.before_step(x), {&input, 1});
+  linear_step::run(context, norm.before_step(context, x), {&input, 1});
   const TensorView convolved = channels_of(projected);
   convolution::step(context, convolved, convolution_.value.reshape(Shape({channels_, width_})), state[1], convolved,
                     convolution::Activation::none);

@@ -10,7 +10,8 @@ std::vector<Field> SoftmaxAttentionConfig::fields() {
   return {{"num_heads", &num_heads},     {"num_kv_heads", &num_kv_heads},
           {"head_dim", &head_dim},       {"qkv_bias", &qkv_bias},
           {"o_bias", &o_bias},           {"qk_norm", &qk_norm},
-          {"window_size", &window_size}, {"rope_theta", &rope_theta}};
+          {"window_size", &window_size}, {"use_rope", &use_rope},
+          {"rope_theta", &rope_theta}};
 }
 
 void SoftmaxAttentionConfig::validate(const Common& common) const {

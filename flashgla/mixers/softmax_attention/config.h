@@ -13,6 +13,7 @@ struct SoftmaxAttentionConfig : ConfigOf<SoftmaxAttentionConfig> {
   bool o_bias = false;  // not in flash-linear-attention's models
   bool qk_norm = false;
   std::optional<std::int64_t> window_size;  // tokens that a token sees, itself included; absent: all before it
+  bool use_rope = true;                     // rotary positions; not in flash-linear-attention, whose models have them
   double rope_theta = 10000.0;
 
   std::int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }

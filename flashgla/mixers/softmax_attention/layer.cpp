@@ -2,7 +2,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/softmax_attention/config.h"
 #include "flashgla/nn/linear.h"
-#include "flashgla/nn/rms_norm.h"
+#include "flashgla/nn/norm.h"
 #include "flashgla/ops/rotary/rotary.h"
 #include "flashgla/ops/softmax_attention/softmax_attention.h"
 
@@ -36,7 +36,7 @@ class SoftmaxAttention : public Mixer {
 
   void for_each_parameter(const nn::ParameterVisitor& visit) override {
     input_.for_each_parameter(visit);
-    for (nn::RMSNorm& norm : norms_) norm.for_each_parameter(visit);
+    for (nn::Norm& norm : norms_) norm.for_each_parameter(visit);
     output_.for_each_parameter(visit);
   }
 
@@ -61,7 +61,7 @@ class SoftmaxAttention : public Mixer {
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
-  void step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) override;
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
   std::int64_t heads_of(std::size_t part) const { return part == kQ ? config_.num_heads : config_.kv_heads(); }
@@ -69,6 +69,7 @@ class SoftmaxAttention : public Mixer {
     return input_.part(projected, part).split_last(heads_of(part));
   }
   void rotate(const nn::Pass& pass, const TensorView& of, Direction direction) const {
+    if (!config_.use_rope) return;
     ops::rotary::run(pass.context, of, pass.positions, pass.sequences.bounds, config_.rope_theta, direction, of);
   }
   // The heads of q and of k, which lie side by side: one call turns them all.
@@ -100,7 +101,7 @@ class SoftmaxAttention : public Mixer {
   std::int64_t channels_;  // of a head
   nn::Linear input_;       // q, k, v: one matrix product
   nn::Linear output_;
-  std::vector<nn::RMSNorm> norms_;  // none, or those of q's and k's heads
+  std::vector<nn::Norm> norms_;  // none, or those of q's and k's heads
   struct Saved {
     TensorView projected;  // [B,T,input_.out()]; q and k turned in place, without norms
     TensorView rstd[2];    // of the norms: [B*T*heads]
@@ -135,7 +136,7 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const Tensor
     saved_.heads[part] =
         own ? pass.keep_or_recompute().tensor(projected.shape, x.dtype, "attention: normalised heads") : projected;
     if (own && pass.training()) {
-      saved_.rstd[part] = pass.saved->tensor(Shape({batch * length * heads_of(part)}), wide, "norms: deviations");
+      saved_.rstd[part] = pass.saved->tensor(Shape({batch * length * heads_of(part)}), wide, "norms: statistics");
     }
   }
   prepare(pass, pass.training());
@@ -182,14 +183,15 @@ void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const Tenso
   input_.backward(context, x, dprojected, dx);
 }
 
-void SoftmaxAttention::step(nn::Pass& pass, const nn::RMSNorm& norm, const TensorView& x, const LayerState& state) {
+void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
   namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, 1, input_.out()}), x.dtype, "attention: projections");
-  linear_step::run(context, norm.before_step(x), input_.step_layers(projected.reshape(Shape({batch, input_.out()}))));
+  linear_step::run(context, norm.before_step(context, x),
+                   input_.step_layers(projected.reshape(Shape({batch, input_.out()}))));
   for (const std::size_t part : {kQ, kK}) {
     const TensorView own = heads(projected, part);
     if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});

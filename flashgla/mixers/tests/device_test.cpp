@@ -57,7 +57,7 @@ Outcome outcome_of(const Variant& variant, DType dtype, Device device, DType rou
   }
 
   // Three tokens behind the call, in recurrent form.
-  nn::RMSNorm norm("norm", kHidden, 1e-6);
+  nn::Norm norm("norm", kHidden, 1e-6);
   const nn::ParameterStore store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); }, dtype,
                                  device, false);
   const Tensor weight = testing::converted(testing::random_normal(Shape({kHidden}), rounding, 9, 0.2, 1.0), dtype);

@@ -103,7 +103,7 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   nn::Pass pass{context};
   pass.positions = positions;
   testing::poison(y);
-  nn::RMSNorm norm("norm", kHidden, 1e-6);
+  nn::Norm norm("norm", kHidden, 1e-6);
   const nn::ParameterStore norm_store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
                                       DType::f64, Device::cpu(), false);
   testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);

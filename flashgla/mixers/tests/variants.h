@@ -30,6 +30,7 @@ inline std::vector<Variant> variants() {
       {"transformer", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}}},
       {"transformer", "biases_and_norms", {{"qkv_bias", "true"}, {"o_bias", "true"}, {"qk_norm", "true"}}},
       {"transformer", "window", {{"window_size", "5"}}},
+      {"transformer", "no_rope", {{"use_rope", "false"}}},
       {"transformer", "narrow_heads", {{"head_dim", "6"}, {"window_size", "3"}, {"qk_norm", "true"}}},
   };
 }

@@ -64,6 +64,11 @@ inline std::vector<SmallModel> small_models() {
                       "state_size": 5)");
   parsed("mamba2_in_a_hybrid", R"("model_type": "gla", "hidden_size": 12, "num_hidden_layers": 6, "num_heads": 2,
       "layer_mixers": {"layers": [1], "model_type": "mamba2", "head_dim": 6, "state_size": 5, "n_groups": 2})");
+  parsed("layer_norm", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "norm_type": "layer_norm",
+                          "learned_positions": true, "max_position_embeddings": 300, "use_rope": false,
+                          "o_bias": true, "identity_mlp": true)");
+  parsed("learned_positions", R"("model_type": "linear_attn", "hidden_size": 12, "num_heads": 2, "feature_map": "elu",
+                                 "learned_positions": true, "norm_type": "layer_norm")");
   parsed("no_mlp", R"("model_type": "gla", "hidden_size": 12, "num_heads": 2, "use_mlp": false)");
   return models;
 }

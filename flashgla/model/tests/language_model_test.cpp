@@ -431,5 +431,29 @@ TEST(LanguageModel, BadCallsAreRefusedWithTheArgumentNamed) {
               ::testing::HasSubstr("17"));
 }
 
+TEST(LanguageModel, TokensBehindTheLearnedPositionsAreRefused) {
+  ModelConfig config = small_models().front().config;
+  config.learned_positions = true;
+  config.max_position_embeddings = 4;
+  const auto model = make_small(config, DType::f32, true);
+  Batch batch(2, 5, config, DType::f32);
+  Context context(Device::cpu(), 1);
+  nn::Pass pass{context};
+  const std::string behind = " that the model has learned (max_position_embeddings)";
+  EXPECT_EQ(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets, batch.losses); }),
+            "evaluate: tokens reach position 5 of a sequence; expected at most the 4" + behind);
+  EXPECT_EQ(message_of([&] { model->make_state(1, 5); }),
+            "decode state: tokens are to be 5 a sequence; expected at most the 4 positions" + behind);
+  // Packed, each sequence is short enough; behind a history it is not.
+  Batch packed(1, 6, config, DType::f32);
+  const Tensor bounds = int_tensor({0, 2, 6});
+  pass.sequences.bounds = pass.sequences.host = bounds;
+  EXPECT_EQ(message_of([&] { model->evaluate(pass, packed.tokens, packed.targets, packed.losses); }), "no error");
+  DecodeState state = model->make_state(2);
+  state.history[1].tokens = 1;
+  EXPECT_EQ(message_of([&] { model->evaluate(pass, packed.tokens, packed.targets, packed.losses, &state); }),
+            "evaluate: tokens reach position 5 of a sequence; expected at most the 4" + behind);
+}
+
 }  // namespace
 }  // namespace flashgla::model

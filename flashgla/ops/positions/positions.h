@@ -10,4 +10,8 @@ namespace flashgla::ops::positions {
 // contiguous. Throws Error naming the argument.
 void advance(Context& context, const TensorView& positions, const TensorView& bounds, std::int64_t length);
 
+// out[b,t] = positions[b] + t; with bounds out is [1,T], and of a token t of sequence n positions[n] + t - bounds[n].
+// out i32 [B,T] contiguous; positions absent: zeros.
+void of_tokens(Context& context, const TensorView& positions, const TensorView& bounds, const TensorView& out);
+
 }  // namespace flashgla::ops::positions

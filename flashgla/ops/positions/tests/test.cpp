@@ -33,6 +33,25 @@ TEST(Positions, AdvanceByLengthsOfSequences) {
   }
 }
 
+TEST(Positions, OfTokens) {
+  for (const Device device : testing::test_devices()) {
+    Context context(device);
+    const Tensor positions = testing::copied_to(integers({5, 0}), device);
+    const Tensor rows = Tensor::empty({2, 3}, DType::i32, device), packed = Tensor::empty({1, 4}, DType::i32, device);
+    of_tokens(context, positions, {}, rows);
+    context.queue().synchronize();
+    EXPECT_EQ(values_of(rows), (std::vector<std::int32_t>{5, 6, 7, 0, 1, 2}));
+    of_tokens(context, {}, {}, rows);
+    context.queue().synchronize();
+    EXPECT_EQ(values_of(rows), (std::vector<std::int32_t>{0, 1, 2, 0, 1, 2}));
+    // Sequences of one token, none, none, and three.
+    const Tensor four = testing::copied_to(integers({9, 8, 7, 6}), device);
+    of_tokens(context, four, testing::copied_to(integers({0, 1, 1, 1, 4}), device), packed);
+    context.queue().synchronize();
+    EXPECT_EQ(values_of(packed), (std::vector<std::int32_t>{9, 6, 7, 8}));
+  }
+}
+
 TEST(Positions, RefusesBadArgumentsByName) {
   Context context;
   const Tensor positions = integers({1, 2});
