@@ -1,4 +1,5 @@
-// flashgla data: make a corpus (stories), turn text into tokens (prepare), look into token files (info).
+// flashgla data: make a corpus (stories) or a task (mqar), turn text into tokens (prepare), look into token files
+// (info).
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -17,13 +18,14 @@
 #include "flashgla/base/error.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
+#include "flashgla/data/recall.h"
 #include "flashgla/data/stories.h"
 
 namespace flashgla::cli {
 
 namespace {
 
-// A library callback that draws a progress line, begun at the first report, with the rate as its figure.
+// A library callback that draws a progress line of bytes, begun at the first report, with the rate as its figure.
 class ByteProgress {
  public:
   ByteProgress(std::string label, bool quiet) : label_(std::move(label)), quiet_(quiet) {}
@@ -95,6 +97,30 @@ void run_stories(StoriesArguments& arguments) {
              report.entropy_bits_per_byte, report.realised_bits_per_byte, report.standard_error, report.figures_file);
   fmt::print("next: flashgla data prepare {} --out {}\n", arguments.options.out,
              arguments.options.out.substr(0, arguments.options.out.size() - 6));
+}
+
+struct RecallArguments {
+  data::RecallOptions options;
+  bool quiet = false;
+};
+
+void run_recall(RecallArguments& arguments) {
+  const InterruptionScope signals;
+  std::optional<Progress> progress;
+  progress.emplace("mqar", arguments.options.train + arguments.options.validation, arguments.quiet);
+  arguments.options.progress = [&](std::int64_t done, std::int64_t) {
+    if (interrupted()) {  // nothing half-written stays behind
+      progress.reset();
+      throw Error("interrupted; nothing was written");
+    }
+    progress->update(done, "sequences");
+  };
+  data::write_recall(arguments.options);
+  progress.reset();
+  const data::RecallOptions& made = arguments.options;
+  fmt::print("{}: {} sequences for training, {} for validation: {} tokens, {} pairs of {} words, seed {}\n", made.out,
+             made.train, made.validation, made.length, made.pairs, made.vocabulary, made.seed);
+  fmt::print("next: flashgla train --data {} --length {} --out RUN\n", made.out, made.length);
 }
 
 struct PrepareArguments {
@@ -207,6 +233,10 @@ void run_info(InfoArguments& arguments) {
                data::name_of(file.format()), name_of(file.dtype()), part.span.size(), documents,
                static_cast<double>(part.span.size()) / static_cast<double>(documents));
     if (part.bytes_per_target > 0.0) fmt::print("  {:.4f} bytes of text per predicted token\n", part.bytes_per_target);
+    if (part.span.labels) {
+      fmt::print("  {} places of each document are asked for ({})\n", part.span.labels->tokens() / documents / 2,
+                 part.span.labels->path());
+    }
     if (part.entropy > 0.0) fmt::print("  true entropy {:.5f} bits per byte\n", part.entropy);
     fmt::print("  tokens {}\n", fmt::format("{}", nlohmann::json(ids).dump()));
     if (dataset.tokenizer) fmt::print("  text   {}\n", visible(text));
@@ -219,7 +249,9 @@ void run_info(InfoArguments& arguments) {
     fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
-  if (dataset.tokenizer) {
+  if (dataset.train.labels) {
+    fmt::print("a task of {} words, without a tokenizer\n", dataset.vocab_size);
+  } else if (dataset.tokenizer) {
     fmt::print("tokenizer: {}, {} words, fingerprint {}\n", kind, dataset.vocab_size, dataset.tokenizer->fingerprint());
   } else {
     fmt::print("tokenizer: unknown (--tokenizer names it); largest token {}\n", dataset.vocab_size - 1);
@@ -243,6 +275,33 @@ void add_stories(CLI::App& data) {
   verb->add_flag("--json", arguments->json, "Print the figures as JSON");
   verb->add_flag("--quiet", arguments->quiet, "No progress line");
   verb->callback([arguments] { run_stories(*arguments); });
+}
+
+void add_recall(CLI::App& data) {
+  auto arguments = std::make_shared<RecallArguments>();
+  data::RecallOptions& options = arguments->options;
+  CLI::App* verb = data.add_subcommand(
+      "mqar",
+      "Makes multi-query associative recall: keys and their values, then some of the keys again; at each, its value "
+      "is\n"
+      "to be said. `flashgla train` scores these places alone and reports the share of right answers.\n"
+      "Example: flashgla data mqar --length 64 --pairs 4 --out runs/mqar");
+  verb->add_option("--vocabulary", options.vocabulary, "Words: keys are of the lower half, values of the upper")
+      ->capture_default_str();
+  verb->add_option("--length", options.length, "Tokens of a sequence")->capture_default_str();
+  verb->add_option("--pairs", options.pairs, "Keys and values of a sequence, and as many questions")
+      ->capture_default_str();
+  verb->add_option("--power", options.power,
+                   "Place s behind the pairs is asked at in proportion to (s+1)^(power-1): 1 is uniform, less is early")
+      ->capture_default_str();
+  verb->add_flag("--random-fillers", options.random_fillers,
+                 "What stands between the questions: random words instead of word 0");
+  verb->add_option("--train", options.train, "Sequences for training")->capture_default_str();
+  verb->add_option("--validation", options.validation, "Sequences for validation")->capture_default_str();
+  verb->add_option("--seed", options.seed, "Equal seeds give equal tasks")->capture_default_str();
+  verb->add_option("--out", options.out, "Folder of the task")->required();
+  verb->add_flag("--quiet", arguments->quiet, "No progress line");
+  verb->callback([arguments] { run_recall(*arguments); });
 }
 
 void add_prepare(CLI::App& data) {
@@ -299,9 +358,11 @@ void add_data_info(CLI::App& data) {
 
 void add_data(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
-      "data", "Makes a corpus (stories), turns text into tokens (prepare), shows what data holds (info)");
+      "data",
+      "Makes a corpus (stories) or a task (mqar), turns text into tokens (prepare), shows what data holds (info)");
   verb->require_subcommand(1);
   add_stories(*verb);
+  add_recall(*verb);
   add_prepare(*verb);
   add_data_info(*verb);
 }

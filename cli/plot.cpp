@@ -41,6 +41,7 @@ constexpr Metric kMetrics[] = {
     {"loss", "loss (nats per token)", &train::MetricsRow::loss},
     {"bpb", "bits per byte", &train::MetricsRow::bits_per_byte},
     {"ppl", "perplexity", &train::MetricsRow::perplexity},
+    {"accuracy", "share of right answers", &train::MetricsRow::accuracy},
     {"lr", "learning rate", &train::MetricsRow::learning_rate},
     {"grad_norm", "gradient norm", &train::MetricsRow::gradient_norm},
     {"tok/s", "tokens per second", &train::MetricsRow::tokens_per_second},

@@ -146,6 +146,7 @@ void run_train(const TrainArguments& arguments) {
     std::string line =
         fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", row.step, row.loss, row.perplexity);
     if (std::isfinite(row.bits_per_byte)) line += fmt::format(", {:.4f} bits/byte", row.bits_per_byte);
+    if (std::isfinite(row.accuracy)) line += fmt::format(", accuracy {:.4f}", row.accuracy);
     say(line);
   };
   events.checkpoint = [&](const std::string& path) { say("saved " + path); };
@@ -177,7 +178,8 @@ void run_train(const TrainArguments& arguments) {
     fmt::print("the source's own entropy is {:.4f} bits/byte: the model is {:.4f} ({:.1f}%) above it\n", entropy,
                reached - entropy, 100.0 * (reached / entropy - 1.0));
   }
-  fmt::print("next: flashgla generate {0}    flashgla plot {0}\n", config.out);
+  if (trainer.dataset().tokenizer) fmt::print("next: flashgla generate {}\n", config.out);
+  fmt::print("next: flashgla plot {}\n", config.out);
 }
 
 }  // namespace

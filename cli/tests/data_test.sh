@@ -17,6 +17,14 @@ refuses 'ends in .jsonl' data stories --out a.txt
 refuses 'absent' data stories --out absent/a.jsonl
 refuses '--size' data stories --size 3
 
+# mqar
+succeeds '--pairs' data mqar --help
+succeeds '50 sequences for training, 5 for validation: 32 tokens, 4 pairs' data mqar --vocabulary 80 --length 32 --pairs 4 --train 50 --validation 5 --out task --quiet
+succeeds '4 places of each document are asked for' data info task
+refuses 'length is 62; expected at least 64' data mqar --length 62 --out x
+refuses 'vocabulary is 64' data mqar --length 64 --vocabulary 64 --out x
+refuses '--out is required' data mqar
+
 # prepare
 succeeds '"documents": [1-9]' data prepare a.jsonl --out bytes --quiet --json
 succeeds 'byte, 258 words' data prepare a.jsonl --out bytes --quiet

@@ -32,6 +32,16 @@ Part open_part(const fs::path& folder, const char* stem, const nlohmann::json& j
   };
   check("tokens", part.span.size());
   check("documents", part.span.file->documents());
+  if (json.contains("labels")) {
+    const std::string labels = folder / (std::string(stem) + kLabelsEnding + ".bin");
+    part.span.labels = TokenFile::open(labels, TokenFormat::megatron);
+    if (part.span.labels->documents() != part.span.file->documents() ||
+        2 * json.value("labels", std::int64_t{-1}) != part.span.labels->tokens()) {
+      throw Error(labels + " holds " + std::to_string(part.span.labels->tokens() / 2) + " labels of " +
+                  std::to_string(part.span.labels->documents()) + " documents, but " + kDatasetFile + " says " +
+                  json.value("labels", nlohmann::json()).dump() + kRemedy);
+    }
+  }
   const double bytes = json.value("text_bytes", 0.0);
   const double targets = static_cast<double>(part.span.size() - part.span.file->documents());
   if (targets > 0) part.bytes_per_target = bytes / targets;
@@ -42,7 +52,7 @@ Part open_part(const fs::path& folder, const char* stem, const nlohmann::json& j
 Dataset open_folder(const fs::path& folder) {
   const std::string file = folder / kDatasetFile;
   const auto json = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("train") || !json.contains("tokenizer")) {
+  if (!json.is_object() || !json.contains("train") || !(json.contains("tokenizer") || json.contains("task"))) {
     throw Error(file + " is damaged" + kRemedy);
   }
   Dataset dataset;
@@ -56,6 +66,10 @@ Dataset open_folder(const fs::path& folder) {
       dataset.validation = validation.span;
       dataset.validation_bytes_per_target = validation.bytes_per_target;
       dataset.validation_entropy_bits_per_byte = validation.entropy_bits_per_byte;
+    }
+    if (json.contains("task")) {
+      dataset.vocab_size = json.at("task").at("vocabulary").get<std::int64_t>();
+      return dataset;
     }
     dataset.tokenizer = text::load_tokenizer(folder);
     const auto fingerprint = json["tokenizer"].value("fingerprint", std::string());

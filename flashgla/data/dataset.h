@@ -1,5 +1,6 @@
 // A folder of prepared data: train.bin/.idx, validation.bin/.idx (unless there is none), the tokenizer's file, and
-// data.json, which says what they hold and which tokenizer made them.
+// data.json, which says what they hold and which tokenizer made them. Of a task that was drawn (data/recall.h): no
+// tokenizer, but train-labels.bin/.idx and validation-labels.bin/.idx, what is to be predicted (TokenSpan::labels).
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,9 @@ namespace flashgla::data {
 struct Dataset {
   TokenSpan train;
   TokenSpan validation;  // file is null when there is none
-  // Null when the data came without one (a nanoGPT or llm.c file).
+  // Null when the data came without one (a nanoGPT or llm.c file, a task).
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  std::int64_t vocab_size = 0;  // the tokenizer's, else largest token + 1
+  std::int64_t vocab_size = 0;  // the tokenizer's or the task's, else largest token + 1
   // Text bytes per predicted token, for bits per byte = loss / ln 2 / this; 0 when unknown. A document of n tokens has
   // n - 1 predicted ones.
   double train_bytes_per_target = 0.0;
@@ -43,6 +44,7 @@ void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& token
 
 constexpr const char* kTrainStem = "train";
 constexpr const char* kValidationStem = "validation";
+constexpr const char* kLabelsEnding = "-labels";  // of the stem
 constexpr const char* kDatasetFile = "data.json";
 
 }  // namespace flashgla::data

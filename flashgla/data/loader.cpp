@@ -51,15 +51,17 @@ const char* name_of(LoaderMode mode) {
       return "windows";
     case LoaderMode::segments:
       return "segments";
+    case LoaderMode::labelled:
+      return "labelled";
   }
   return "";
 }
 
 LoaderMode loader_mode_from_name(std::string_view name) {
-  for (const LoaderMode mode : {LoaderMode::packed, LoaderMode::windows, LoaderMode::segments}) {
+  for (const LoaderMode mode : {LoaderMode::packed, LoaderMode::windows, LoaderMode::segments, LoaderMode::labelled}) {
     if (name == name_of(mode)) return mode;
   }
-  throw Error("loader", "mode", "is " + std::string(name), "packed, windows or segments");
+  throw Error("loader", "mode", "is " + std::string(name), "packed, windows, segments or labelled");
 }
 
 Loader::Loader(TokenSpan span, const LoaderConfig& config) : span_(std::move(span)), config_(config) {
@@ -70,15 +72,23 @@ Loader::Loader(TokenSpan span, const LoaderConfig& config) : span_(std::move(spa
     throw Error("loader", "batch * length", "is past 2147483647", "a smaller batch or length");
   }
   if (!span_.file || span_.size() < 2) throw Error("loader: there is no data: at least two tokens are needed");
+  if ((config.mode == LoaderMode::labelled) != (span_.labels != nullptr)) {
+    throw Error("loader", "mode", std::string("is ") + name_of(config.mode),
+                span_.labels ? "labelled, since the data say what is to be predicted"
+                             : "another: the data have no labels (`flashgla data mqar` makes some that do)");
+  }
   if (config.mode == LoaderMode::packed) {
     plan_packed();
+  } else if (config.mode == LoaderMode::labelled) {
+    plan_labelled();
   } else {
     plan_rows();
   }
   const std::int64_t rows = config.mode == LoaderMode::packed ? 1 : config.batch;
   const std::int64_t columns = config.batch * config.length / rows;
   tokens_ = Tensor::zeros({rows, columns}, DType::i32);
-  targets_ = Tensor::zeros({rows, columns}, DType::i32);
+  targets_ = Tensor::zeros(labels_ > 0 ? Shape({rows * labels_}) : Shape({rows, columns}), DType::i32);
+  if (labels_ > 0) places_ = Tensor::zeros({rows * labels_}, DType::i32);
   if (config.mode == LoaderMode::packed) cu_seqlens_ = Tensor::zeros({max_sequences_ + 1}, DType::i32);
   data_fingerprint_ = data_fingerprint();
   buffer_.resize(static_cast<std::size_t>(std::min(columns, config.length)) + 1);
@@ -135,6 +145,32 @@ void Loader::plan_rows() {
   max_sequences_ = config_.batch;
 }
 
+void Loader::plan_labelled() {
+  const std::vector<std::int64_t>& begins = span_.file->document_begins();
+  const std::vector<std::int64_t>& label_begins = span_.labels->document_begins();
+  const auto refuse = [](const TokenFile& file, std::size_t document, std::int64_t actual, const char* what,
+                         std::int64_t expected) {
+    throw Error(file.path() + ": document " + std::to_string(document) + " has " + std::to_string(actual) + what +
+                "; expected " + std::to_string(expected));
+  };
+  config_.segments = 1;
+  units_ = span_.file->documents();
+  labels_ = label_begins[1] / 2;
+  for (std::size_t i = 0; i + 1 < begins.size(); ++i) {
+    const std::int64_t tokens = begins[i + 1] - begins[i], numbers = label_begins[i + 1] - label_begins[i];
+    if (tokens != config_.length) {
+      throw Error("loader", "length", "is " + std::to_string(config_.length),
+                  std::to_string(tokens) + ", as long as the sequences of " + span_.file->path() + " are");
+    }
+    if (numbers != 2 * labels_ || numbers == 0) {
+      refuse(*span_.labels, i, numbers, " numbers", std::max<std::int64_t>(2 * labels_, 2));
+    }
+  }
+  if (labels_ > config_.length) refuse(*span_.labels, 0, labels_, " labels", config_.length);
+  tokens_per_epoch_ = span_.size();
+  max_sequences_ = config_.batch;
+}
+
 std::int64_t Loader::unit_at(std::int64_t counter) const {
   const std::int64_t index = counter % units_;
   if (!config_.shuffle) return index;
@@ -155,7 +191,48 @@ void Loader::read(std::int64_t begin, std::int64_t count, std::int64_t to) {
   std::copy_n(buffer_.begin() + 1, count, targets_.as<std::int32_t>() + to);
 }
 
-bool Loader::next(Batch& batch) { return config_.mode == LoaderMode::packed ? next_packed(batch) : next_rows(batch); }
+bool Loader::next(Batch& batch) {
+  batch.places = {};
+  if (config_.mode == LoaderMode::labelled) return next_labelled(batch);
+  return config_.mode == LoaderMode::packed ? next_packed(batch) : next_rows(batch);
+}
+
+bool Loader::next_labelled(Batch& batch) {
+  if (config_.single_pass && cursor_ >= units_) return false;
+  const std::int64_t length = config_.length;
+  std::vector<std::int32_t> pairs(static_cast<std::size_t>(2 * labels_));
+  auto* targets = targets_.as<std::int32_t>();
+  auto* places = places_.as<std::int32_t>();
+  batch.target_count = 0;
+  for (std::int64_t row = 0; row < config_.batch; ++row, ++cursor_) {
+    auto* tokens = tokens_.as<std::int32_t>() + row * length;
+    const bool padding = config_.single_pass && cursor_ >= units_;
+    if (padding) {
+      std::fill_n(tokens, length, 0);
+    } else {
+      const std::int64_t document = unit_at(cursor_);
+      span_.file->read(document * length, length, tokens);
+      span_.labels->read(document * 2 * labels_, 2 * labels_, pairs.data());
+      batch.target_count += labels_;
+    }
+    for (std::int64_t i = 0; i < labels_; ++i, ++places, ++targets) {
+      const std::int64_t place = padding ? i : pairs[static_cast<std::size_t>(2 * i)];
+      if (place >= length || (i > 0 && row * length + place <= places[-1])) {
+        throw Error(span_.labels->path() + " is damaged: a label at place " + std::to_string(place) +
+                    " of a sequence of " + std::to_string(length) + " tokens, behind place " +
+                    std::to_string(i > 0 ? places[-1] - row * length : -1));
+      }
+      *places = static_cast<std::int32_t>(row * length + place);
+      *targets = padding ? -1 : pairs[static_cast<std::size_t>(2 * i + 1)];
+    }
+  }
+  batch.tokens = tokens_;
+  batch.targets = targets_;
+  batch.places = places_;
+  batch.cu_seqlens = {};
+  batch.continues.assign(static_cast<std::size_t>(config_.batch), 0);
+  return true;
+}
 
 bool Loader::next_packed(Batch& batch) {
   const std::int64_t capacity = config_.batch * config_.length;
@@ -233,7 +310,13 @@ std::string Loader::data_fingerprint() const {
   const auto hash = [](const auto& values) {
     return text::fingerprint_of({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0])});
   };
-  return document_begins_.empty() ? hash(head) : hash(head) + hash(document_begins_);
+  std::string all = document_begins_.empty() ? hash(head) : hash(head) + hash(document_begins_);
+  if (span_.labels) {
+    head.resize(static_cast<std::size_t>(std::min<std::int64_t>(span_.labels->tokens(), 4096)));
+    span_.labels->read(0, static_cast<std::int64_t>(head.size()), head.data());
+    all += hash(head);
+  }
+  return all;
 }
 
 std::string Loader::save_state() const {

@@ -22,6 +22,9 @@ enum class LoaderMode : std::uint8_t {
   // Truncated back-propagation through time: each of B rows walks `segments` consecutive pieces of T tokens; the state
   // is carried from batch to batch inside such a stretch (Batch::continues).
   segments,
+  // Tasks (TokenSpan::labels): rows are whole documents in shuffled order, all of T tokens; what is to be predicted are
+  // their labels, of which each has as many.
+  labelled,
 };
 const char* name_of(LoaderMode mode);
 LoaderMode loader_mode_from_name(std::string_view name);  // throws Error that lists the names
@@ -29,7 +32,7 @@ LoaderMode loader_mode_from_name(std::string_view name);  // throws Error that l
 struct LoaderConfig {
   LoaderMode mode = LoaderMode::packed;
   std::int64_t batch = 8;      // B
-  std::int64_t length = 512;   // T
+  std::int64_t length = 512;   // T; labelled: the documents' length
   std::int64_t segments = 12;  // segments mode: pieces in a stretch; 0: as many as B streams over the whole span allow
   bool shuffle = true;         // false: in the order of the file
   std::uint64_t seed = 0;
@@ -41,7 +44,8 @@ struct LoaderConfig {
 // Views of the loader's own memory, valid until the next call of next().
 struct Batch {
   TensorView tokens;                    // i32 [B,T]; packed: [1,B*T]
-  TensorView targets;                   // i32, same shape; the token that follows; -1: padding
+  TensorView targets;                   // i32, same shape; the token that follows; -1: padding. labelled: [B*N]
+  TensorView places;                    // labelled: i32 [B*N], distinct; target i is asked for at row*T + t
   TensorView cu_seqlens;                // packed: i32 [N+1]; else absent: each row is a sequence
   std::vector<std::uint8_t> continues;  // [B] 1: the row goes on from where the previous batch's row ended
   std::int64_t target_count = 0;        // targets that are not -1
@@ -66,12 +70,15 @@ class Loader {
   std::int64_t tokens_per_epoch() const { return tokens_per_epoch_; }  // that go through the model
   // Most sequences any batch can hold (packed), else B: for planning memory.
   std::int64_t max_sequences() const { return max_sequences_; }
+  std::int64_t labels() const { return labels_; }  // N, of a document; 0 in other modes than labelled
 
  private:
   void plan_packed();
   void plan_rows();
+  void plan_labelled();
   bool next_packed(Batch& batch);
   bool next_rows(Batch& batch);
+  bool next_labelled(Batch& batch);
   // The place in the file of the counter-th unit drawn.
   std::int64_t unit_at(std::int64_t counter) const;
   std::int64_t offset_of_epoch(std::int64_t epoch) const;
@@ -87,12 +94,13 @@ class Loader {
   std::int64_t slack_ = 0;  // largest offset an epoch may begin at
   std::int64_t max_sequences_ = 0;
   std::int64_t tokens_per_epoch_ = 0;
+  std::int64_t labels_ = 0;
 
   // The state: nothing random is kept, since the order is a function of seed and epoch.
   std::int64_t cursor_ = 0;    // units done since the start, over all epochs
   std::int64_t position_ = 0;  // packed: inputs of the current document given; segments: of the current stretches
 
-  Tensor tokens_, targets_, cu_seqlens_;
+  Tensor tokens_, targets_, cu_seqlens_, places_;
   std::vector<std::int32_t> buffer_;
 };
 

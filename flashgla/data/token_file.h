@@ -59,6 +59,9 @@ struct TokenSpan {
   std::shared_ptr<const TokenFile> file;
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  // Null: what is to be predicted is the next token. Else each document of `file` has one here: pairs of a place in it
+  // and the token that is to be predicted there, places in growing order.
+  std::shared_ptr<const TokenFile> labels{};
   std::int64_t size() const { return end - begin; }
   // Begins of the documents inside, relative to `begin`, and the size: [documents + 1]. Documents are cut at the ends.
   std::vector<std::int64_t> document_begins() const;

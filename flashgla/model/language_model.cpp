@@ -99,6 +99,24 @@ std::int64_t longest_of(const nn::Sequences& sequences, std::int64_t length) {
   return longest;
 }
 
+// Rows of x [B,T,D] as [B*T,D], or those at some places as [R,D], in scratch.
+TensorView rows_of(Context& context, const TensorView& x, const TensorView& places) {
+  if (!places) return x.as_rows();
+  const TensorView rows = context.scratch().tensor(Shape({places.size(0), x.size(2)}), x.dtype, "norms: inputs");
+  ops::embedding::forward(context, places, x.as_rows(), rows);
+  return rows;
+}
+
+// Rows [R,D] to their places in x [B,T,D], zeros elsewhere.
+void spread_rows(Context& context, const TensorView& rows, const TensorView& places, const TensorView& x) {
+  const ArenaScope scope(context.scratch());
+  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;  // what rows are added to
+  const TensorView sum = x.dtype == wide ? x : context.scratch().tensor(x.shape, wide, "blocks: gradient");
+  ops::elementwise::zero(context, sum);
+  ops::embedding::backward(context, places, rows, sum.as_rows());
+  if (x.dtype != wide) ops::elementwise::convert(context, sum, x);
+}
+
 const ModelConfig& validated(const ModelConfig& config) {
   config.validate();
   return config;
@@ -169,7 +187,8 @@ void LanguageModel::check_capacity(const char* operation, const DecodeState& sta
 }
 
 void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens,
-                                const TensorView& targets, const TensorView& losses, const DecodeState* state) const {
+                                const TensorView& targets, const TensorView& losses, const DecodeState* state,
+                                const Scored& scored) const {
   const auto require = [&](bool ok, const char* argument, const TensorView& view, const std::string& expected) {
     if (!ok) {
       throw Error(operation, argument, std::string("is ") + name_of(view.dtype) + " " + to_string(view.shape),
@@ -177,11 +196,13 @@ void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, con
     }
   };
   require(tokens.rank() == 2 && tokens.dtype == DType::i32, "tokens", tokens, "i32 [B,T]");
-  require(targets.shape == tokens.shape && targets.dtype == DType::i32, "targets", targets,
-          "i32 " + to_string(tokens.shape) + " (as tokens)");
+  const TensorView& asked = scored.places ? scored.places : tokens;
+  require(asked.dtype == DType::i32 && (asked.rank() == 1 || !scored.places), "places", asked, "i32 [R]");
+  require(targets.shape == asked.shape && targets.dtype == DType::i32, "targets", targets,
+          "i32 " + to_string(asked.shape) + (scored.places ? " (as places)" : " (as tokens)"));
   const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
-  require(losses.rank() == 1 && losses.size(0) == tokens.numel() && losses.dtype == wide, "losses", losses,
-          std::string(name_of(wide)) + " [" + std::to_string(tokens.numel()) + "]");
+  require(losses.rank() == 1 && losses.size(0) == asked.numel() && losses.dtype == wide, "losses", losses,
+          std::string(name_of(wide)) + " [" + std::to_string(asked.numel()) + "]");
   require(!pass.sequences || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
   const std::int64_t sequences = pass.sequences.count(tokens.size(0));
   if (!state) return check_positions(operation, longest_of(pass.sequences, tokens.size(1)));
@@ -236,8 +257,8 @@ void LanguageModel::run_blocks(nn::Pass& pass, const TensorView& x, DecodeState*
 }
 
 void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
-                             const TensorView& losses, DecodeState* state) {
-  check_batch("evaluate", pass, tokens, targets, losses, state);
+                             const TensorView& losses, DecodeState* state, const Scored& scored) {
+  check_batch("evaluate", pass, tokens, targets, losses, state, scored);
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   nn::Pass inference = pass.without_keeping();
@@ -247,18 +268,20 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   inference.positions = state ? state->positions() : TensorView();
   embed(inference, tokens, x);
   run_blocks(inference, x, state);
-  layers_.final_norm.forward(context, x, {}, x, {}, {});
+  const TensorView rows = rows_of(context, x, scored.places);
+  layers_.final_norm.forward(context, rows, {}, rows, {}, {});
   TensorView classes = head().value;
   if (ops::quantised_linear::is_packed(classes)) {
     classes = context.scratch().tensor(head().shape, DType::f32, "head in f32");
     ops::quantised_linear::decode(context, head().value, 0, classes);
   }
-  ops::cross_entropy::forward(context, {x.as_rows(), classes, targets.reshape(losses.shape)}, losses);
+  ops::cross_entropy::forward(context, {rows, classes, targets.reshape(losses.shape)}, losses, scored.hits);
 }
 
 void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
-                                     const TensorView& losses, double gradient_scale, DecodeState* state) {
-  check_batch("forward_backward", pass, tokens, targets, losses, state);
+                                     const TensorView& losses, double gradient_scale, DecodeState* state,
+                                     const Scored& scored) {
+  check_batch("forward_backward", pass, tokens, targets, losses, state, scored);
   if (!training_) throw Error("forward_backward: the model was made for inference; make it with training = true");
   if (!pass.saved) throw Error("forward_backward: pass.saved is absent");
   Context& context = pass.context;
@@ -284,13 +307,16 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   const TensorView d = scratch.tensor(shape, dtype_, "blocks: gradient");
   {
     const ArenaScope head_scope(scratch);
-    const TensorView normalized = scratch.tensor(shape, dtype_, "norms: outputs");
-    const TensorView statistics = scratch.tensor(layers_.final_norm.statistics_shape(tokens.numel()),
-                                                 dtype_ == DType::f64 ? DType::f64 : DType::f32, "norms: statistics");
-    layers_.final_norm.forward(context, inputs.back(), {}, normalized, {}, statistics);
-    ops::cross_entropy::forward_backward(context, {normalized.as_rows(), head().value, targets.reshape(losses.shape)},
-                                         losses, d.as_rows(), head().gradient, gradient_scale);
-    layers_.final_norm.backward(context, inputs.back(), statistics, d, d, false);
+    const TensorView rows = rows_of(context, inputs.back(), scored.places);
+    const TensorView drows = scored.places ? scratch.tensor(rows.shape, dtype_, "blocks: gradient") : d.as_rows();
+    const TensorView normalized = scratch.tensor(rows.shape, dtype_, "norms: outputs");
+    const TensorView statistics =
+        scratch.tensor(layers_.final_norm.statistics_shape(losses.numel()), losses.dtype, "norms: statistics");
+    layers_.final_norm.forward(context, rows, {}, normalized, {}, statistics);
+    ops::cross_entropy::forward_backward(context, {normalized, head().value, targets.reshape(losses.shape)}, losses,
+                                         drows, head().gradient, gradient_scale);
+    layers_.final_norm.backward(context, rows, statistics, drows, drows, false);
+    if (scored.places) spread_rows(context, drows, scored.places, d);
   }
   for (std::size_t i = layers_.blocks.size(); i-- > 0;) {
     layers_.blocks[i]->backward(pass, inputs[i], d);

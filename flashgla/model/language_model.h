@@ -35,6 +35,13 @@ std::vector<nn::Parameter> describe_parameters(const ModelConfig& config);
 // What all layers of such a model carry of one sequence; growing entries with room for one token.
 std::vector<mixers::StateEntry> describe_state(const ModelConfig& config, DType parameters);
 
+// The places of a batch that are scored, where not all are; head and loss are computed of these alone.
+struct Scored {
+  TensorView
+      places;  // i32 [R], distinct: row*T + t of tokens [B,T]; targets are then i32 [R] and losses [R]. Absent: all
+  TensorView hits;  // f32 (f64 with f64) as losses: what cross_entropy says of them; absent: not computed
+};
+
 class LanguageModel {
  public:
   // dtype: of parameters and activations while training (f32, bf16; f64 for gradient checks). For inference the
@@ -66,12 +73,13 @@ class LanguageModel {
   // state in it; null: they start from zeros. Used for evaluation: pass.saved and pass.dropout are not looked at,
   // nothing is kept.
   void evaluate(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
-                DecodeState* state = nullptr);
+                DecodeState* state = nullptr, const Scored& scored = {});
 
   // As evaluate, and adds d(gradient_scale * sum of losses) to the parameters' gradients. No gradient flows into
   // `state` (truncated back-propagation through time). Needs a training model and pass.saved; releases what it took.
+  // Only the places of `scored` are looked at.
   void forward_backward(nn::Pass& pass, const TensorView& tokens, const TensorView& targets, const TensorView& losses,
-                        double gradient_scale, DecodeState* state = nullptr);
+                        double gradient_scale, DecodeState* state = nullptr, const Scored& scored = {});
 
   // Logits f32 [N,V] (f64 with f64) after the last token of each of N sequences, in chunk form: tokens i32 [total],
   // sequences with bounds on the CPU too (each sequence at least one token). Sequences start from `state` and leave
@@ -91,7 +99,7 @@ class LanguageModel {
  private:
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
-                   const TensorView& losses, const DecodeState* state) const;
+                   const TensorView& losses, const DecodeState* state, const Scored& scored) const;
   // Throws Error where there are no so many learned positions.
   void check_positions(const char* operation, std::int64_t tokens) const;
   // Throws Error unless growing states have room for what comes, and it has positions: `length` tokens, or those of the

@@ -57,6 +57,10 @@ void Trainer::start_saving() {
     progress["best_step"] = best ? steps_ : best_step_;
     progress["best_loss"] = best ? last_evaluation_->loss : best_loss_;
   }
+  if (std::isfinite(progress_.best_score)) {
+    progress["early_end"] = {
+        {"accuracy", progress_.accuracy}, {"best_score", progress_.best_score}, {"since_best", progress_.since_best}};
+  }
   progress["loader"] = loader_->save_state();
   progress["config"] = Json::parse(to_json(config_));
   saving_best_.reset();
@@ -141,6 +145,11 @@ void Trainer::restore(const Found& found) {
     if (json.contains("best_step")) {
       best_step_ = json.at("best_step").get<std::int64_t>();
       best_loss_ = json.at("best_loss").get<double>();
+    }
+    if (json.contains("early_end")) {
+      const Json& early = json.at("early_end");
+      progress_ = {early.at("accuracy").get<double>(), early.at("best_score").get<double>(),
+                   early.at("since_best").get<std::int64_t>()};
     }
     loader_->restore(json.at("loader").get<std::string>());
     feed_->forget();

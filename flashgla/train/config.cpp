@@ -83,7 +83,8 @@ std::vector<Field> fields(TrainConfig& c) {
        &c.micro_batch},
       {"order", "length",
        "packed: whole documents, back to back; segments: long stretches with the state carried; windows: random "
-       "places; automatic: packed, or windows in data of few documents",
+       "places; labelled: a task's sequences (`flashgla data mqar`), scored where it asks; automatic: labelled for a "
+       "task, else packed, or windows in data of few documents",
        &c.order},
       {"segments", "length",
        "segments of sequence_length through which the state is carried (order segments); 0: through all of the data",
@@ -130,6 +131,12 @@ std::vector<Field> fields(TrainConfig& c) {
       {"keep_checkpoints", "records", "latest checkpoints kept, beside the best", &c.keep_checkpoints},
       {"max_skipped_updates", "records", "updates in a row with a non-finite gradient after which the run stops",
        &c.max_skipped_updates},
+      {"stop_accuracy", "length",
+       "of a task: the run ends when validation reaches this share of right answers; 0: never", &c.stop_accuracy},
+      {"patience", "length",
+       "the run ends after so many evaluations in a row without a better validation loss (of a task: a higher "
+       "accuracy); 0: never",
+       &c.patience},
   };
 }
 
@@ -266,8 +273,8 @@ void TrainConfig::validate() const {
   require(micro_batch >= 0 && (micro_batch == 0 || sequences_per_batch() % micro_batch == 0), "micro_batch",
           number(micro_batch),
           "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
-  require(order == "automatic" || order == "packed" || order == "segments" || order == "windows", "order",
-          "'" + order + "'", "automatic, packed, segments or windows");
+  require(order == "automatic" || order == "packed" || order == "segments" || order == "windows" || order == "labelled",
+          "order", "'" + order + "'", "automatic, packed, segments, windows or labelled");
   require(segments >= 0, "segments", number(segments), "0 (the whole data) or more");
   require(segments == 1 || order == "segments", "segments", number(segments), "1, or order 'segments' with it");
   require(learning_rate > 0.0, "learning_rate", text_of(learning_rate), "a positive number");
@@ -301,6 +308,9 @@ void TrainConfig::validate() const {
   require(evaluation_tokens >= 0, "evaluation_tokens", number(evaluation_tokens), "0 or more");
   require(checkpoint_every >= 0, "checkpoint_every", number(checkpoint_every), "0 or more");
   require(keep_checkpoints >= 1, "keep_checkpoints", number(keep_checkpoints), "at least 1");
+  require(stop_accuracy >= 0.0 && stop_accuracy <= 1.0, "stop_accuracy", text_of(stop_accuracy),
+          "between 0 (never) and 1");
+  require(patience >= 0, "patience", number(patience), "0 (never) or more");
   require(max_skipped_updates >= 1, "max_skipped_updates", number(max_skipped_updates), "at least 1");
 }
 

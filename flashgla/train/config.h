@@ -53,6 +53,9 @@ struct TrainConfig {
   std::int64_t checkpoint_every = 500;
   std::int64_t keep_checkpoints = 2;
   std::int64_t max_skipped_updates = 10;
+  // When to stop before the last step.
+  double stop_accuracy = 0.0;
+  std::int64_t patience = 0;
 
   // Throws Error that names the field, its value and what it must be.
   void validate() const;

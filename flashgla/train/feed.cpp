@@ -58,7 +58,9 @@ Feed::Feed(Context& context, data::Loader& loader, std::int64_t rows)
     throw Error("feed", "rows", "is " + std::to_string(rows),
                 "a divisor of the loader's batch " + std::to_string(loader.config().batch));
   }
-  memory_ = Tensor::zeros({2 * rows_ * columns_ + 1 + bounds_}, DType::i32, context.device());
+  labels_ = loader.labels();
+  memory_ =
+      Tensor::zeros({rows_ * columns_ + count_targets() + 1 + bounds_ + rows_ * labels_}, DType::i32, context.device());
   for (int i = 0; i < 2; ++i) slots_.push_back(std::make_unique<Slot>(context.queue(), memory_->bytes()));
 }
 
@@ -68,14 +70,19 @@ std::vector<Bucket> Feed::all_buckets() const {
 }
 
 MicroBatch Feed::planned(const Bucket& bucket) const {
-  const std::int64_t count = rows_ * columns_;
+  const std::int64_t tokens = rows_ * columns_, targets = tokens + count_targets();
   const Shape shape({rows_, columns_});
   MicroBatch batch;
-  batch.tokens = memory_->slice(0, 0, count).reshape(shape);
-  batch.targets = memory_->slice(0, count, 2 * count).reshape(shape);
+  batch.tokens = memory_->slice(0, 0, tokens).reshape(shape);
+  batch.targets = memory_->slice(0, tokens, targets);
   batch.bucket = bucket;
-  batch.number = memory_->slice(0, 2 * count, 2 * count + 1);
-  batch.sequences = sequences_of(bucket, memory_->slice(0, 2 * count + 1, 2 * count + 1 + bounds_));
+  batch.number = memory_->slice(0, targets, targets + 1);
+  batch.sequences = sequences_of(bucket, memory_->slice(0, targets + 1, targets + 1 + bounds_));
+  if (labels_ == 0) {
+    batch.targets = batch.targets.reshape(shape);
+  } else {
+    batch.places = memory_->slice(0, targets + 1, targets + 1 + rows_ * labels_);
+  }
   return batch;
 }
 
@@ -89,14 +96,21 @@ bool Feed::next(MicroBatch& batch, std::int64_t number) {
     held_ = batch_.tokens.size(0);
   }
   Bucket bucket;
-  const std::int64_t count = rows_ * columns_;
+  const std::int64_t count = rows_ * columns_, targets = count_targets();
   Slot& slot = *slots_[slot_++ % slots_.size()];
   slot.copied.synchronize();  // of two micro-batches ago
   auto* host = static_cast<std::int32_t*>(slot.memory.get());
   std::memcpy(host, batch_.tokens.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
-  std::memcpy(host + count, batch_.targets.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
-  host[2 * count] = static_cast<std::int32_t>(number);
-  std::int64_t elements = 2 * count + 1;
+  std::memcpy(host + count, batch_.targets.as<std::int32_t>() + given_ * (targets / rows_),
+              static_cast<std::size_t>(targets) * 4);
+  host[count + targets] = static_cast<std::int32_t>(number);
+  std::int64_t elements = count + targets + 1;
+  if (batch_.places) {
+    const auto* places = batch_.places.as<std::int32_t>() + given_ * labels_;
+    for (std::int64_t i = 0; i < targets; ++i) {  // of this micro-batch's rows
+      host[elements++] = places[i] - static_cast<std::int32_t>(given_ * columns_);
+    }
+  }
   if (batch_.cu_seqlens) {
     const auto* bounds = batch_.cu_seqlens.as<std::int32_t>();
     const std::int64_t sequences = batch_.cu_seqlens.size(0) - 1;

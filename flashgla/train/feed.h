@@ -28,7 +28,8 @@ std::vector<Bucket> buckets(std::int64_t tokens, std::int64_t most_sequences, st
 nn::Sequences sequences_of(const Bucket& bucket, const TensorView& bounds);
 
 struct MicroBatch {
-  TensorView tokens, targets;  // i32 [B,T] on the device
+  TensorView tokens, targets;  // i32 [B,T] on the device; targets [R] with places
+  TensorView places;           // i32 [R] on the device: what is asked of a task; else absent
   nn::Sequences sequences;
   TensorView number;  // i32 [1] on the device
   Bucket bucket;
@@ -65,8 +66,11 @@ class Feed {
   data::Loader& loader_;
   std::int64_t rows_;  // of a micro-batch's tensors
   std::int64_t columns_;
+  std::int64_t count_targets() const { return rows_ * (labels_ > 0 ? labels_ : columns_); }
+
+  std::int64_t labels_ = 0;  // of a row; 0: all tokens have a target
   std::int64_t bounds_ = 0;  // elements
-  Tensor memory_;            // i32: tokens, targets, number, bounds
+  Tensor memory_;            // i32: tokens, targets, number, bounds or places
   std::vector<std::unique_ptr<Slot>> slots_;
   std::size_t slot_ = 0;
   data::Batch batch_;

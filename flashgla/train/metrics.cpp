@@ -28,6 +28,7 @@ constexpr Figure kFigures[] = {
     {"loss", &MetricsRow::loss},
     {"bpb", &MetricsRow::bits_per_byte},
     {"ppl", &MetricsRow::perplexity},
+    {"accuracy", &MetricsRow::accuracy},
     {"lr", &MetricsRow::learning_rate},
     {"grad_norm", &MetricsRow::gradient_norm},
     {"tok/s", &MetricsRow::tokens_per_second},

@@ -15,6 +15,7 @@ struct MetricsRow {
   double loss;                 // nats per token: mean over the batch, or over the validation data
   double bits_per_byte;
   double perplexity;
+  double accuracy;  // of a task's validation data: share of targets whose logit is above all others
   double learning_rate;
   double gradient_norm;  // before clipping
   double tokens_per_second;

@@ -111,7 +111,8 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
       folder_(config.out),
       saved_(context_.device()),
       graphs_(context_.queue(), config_.graphs == "on"),
-      best_loss_(std::numeric_limits<double>::infinity()) {
+      best_loss_(std::numeric_limits<double>::infinity()),
+      progress_{.best_score = -std::numeric_limits<double>::infinity()} {
   const auto existing = folder_.checkpoints();
   if (!resume && !existing.empty()) {
     throw Error(config_.out + ": holds a run already (step " + std::to_string(existing.front().step) +
@@ -123,6 +124,11 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   build_model(found ? found->path : config_.initial_weights);
   flops_per_token_ = model::cost(model_->config(), config_.sequence_length).training_flops;
   plan_memory();
+  if (loader_->labels() > 0) {  // the head sees the places alone that a task asks for
+    const double share = static_cast<double>(loader_->labels()) / static_cast<double>(config_.sequence_length);
+    flops_per_token_ -= (1.0 - share) * 6.0 * static_cast<double>(model_->config().vocab_size) *
+                        static_cast<double>(model_->config().hidden_size);
+  }
   plan_products(found ? found->path : "");
   if (found) restore(*found);
   folder_.create();
@@ -143,7 +149,17 @@ Trainer::~Trainer() {
 void Trainer::open_data() {
   dataset_ = data::open_dataset(config_.data);
   if (config_.order == "automatic") {
-    config_.order = dataset_.train.file->documents() < kFewDocuments ? "windows" : "packed";
+    config_.order = dataset_.train.labels                              ? "labelled"
+                    : dataset_.train.file->documents() < kFewDocuments ? "windows"
+                                                                       : "packed";
+  }
+  if (config_.stop_accuracy > 0.0 && !dataset_.validation.labels) {
+    throw Error("training configuration", "stop_accuracy", "is " + std::to_string(config_.stop_accuracy),
+                "0 with data that are no task with a validation part (`flashgla data mqar`)");
+  }
+  if (config_.patience > 0 && !dataset_.validation.file) {
+    throw Error("training configuration", "patience", "is " + std::to_string(config_.patience),
+                "0 with data without a validation part");
   }
 }
 
@@ -215,8 +231,9 @@ void Trainer::build_model(const std::string& weights) {
 
 MemoryPlan Trainer::plan_step(const StepForm& form) {
   open_feeds(form);
-  losses_ =
-      Tensor::empty({config_.sequences_per_micro_batch() * config_.sequence_length}, DType::f32, context_.device());
+  const std::int64_t scored = loader_->labels() > 0 ? loader_->labels() : config_.sequence_length;
+  losses_ = Tensor::empty({config_.sequences_per_micro_batch() * scored}, DType::f32, context_.device());
+  if (loader_->labels() > 0) hits_ = Tensor::empty(losses_->shape, DType::f32, context_.device());
   context_.scratch().begin_planning();
   saved_.begin_planning();
   for (const Bucket& bucket : feed_->all_buckets()) {
@@ -250,7 +267,7 @@ MemoryPlan Trainer::plan_step(const StepForm& form) {
 }
 
 void Trainer::plan_memory() {
-  record_ = Tensor::zeros({2}, DType::f64, context_.device());
+  record_ = Tensor::zeros({3}, DType::f64, context_.device());
   pinned_ = allocate_pinned_memory((kInFlight + 1) * sizeof(Record));
   for (std::size_t i = 0; i <= kInFlight; ++i) marks_.push_back(std::make_unique<Marks>(context_.queue()));
   const std::size_t held = model_->parameters().value_bytes() + model_->parameters().gradient_bytes() +
@@ -311,7 +328,8 @@ void Trainer::do_micro_batch(const StepGraphs::Key& key) {
   pass.dropout = {config_.dropout, config_.resolved_attention_dropout(), static_cast<std::uint64_t>(config_.seed),
                   optimizer_->counter(), batch.number};
   model_->forward_backward(pass, batch.tokens, batch.targets, losses_, 1.0 / static_cast<double>(config_.batch_tokens),
-                           states_.empty() ? nullptr : &states_[static_cast<std::size_t>(key.state)]);
+                           states_.empty() ? nullptr : &states_[static_cast<std::size_t>(key.state)],
+                           {batch.places, {}});
   ops::step_outcome::sum(context_, losses_, loss(), !key.first);
 }
 
@@ -319,8 +337,9 @@ void Trainer::do_evaluation(const StepGraphs::Key& key) {
   const MicroBatch batch = evaluation_feed_->planned(key.bucket);
   nn::Pass pass{context_, nullptr, nn::Recompute::nothing, batch.sequences, {}, {}};
   model_->evaluate(pass, batch.tokens, batch.targets, losses_,
-                   evaluation_states_.empty() ? nullptr : &evaluation_states_.front());
+                   evaluation_states_.empty() ? nullptr : &evaluation_states_.front(), {batch.places, hits_});
   ops::step_outcome::sum(context_, losses_, loss(), !key.first);
+  if (hits_) ops::step_outcome::sum(context_, hits_, hits(), !key.first);
 }
 
 void Trainer::do_update() {
@@ -414,6 +433,8 @@ MetricsRow Trainer::next_row() {
   return row;
 }
 
+TensorView Trainer::hits() const { return record_->slice(0, 2, 3); }
+
 MetricsRow Trainer::step() {
   queue_step();
   return next_row();
@@ -436,10 +457,11 @@ Evaluation Trainer::evaluate(std::int64_t tokens) {
     seen += batch.tokens.numel();
   }
   auto* sum = static_cast<double*>(pinned_.get());
-  context_.queue().copy(sum, loss().data, sizeof(double));
+  context_.queue().copy(sum, record_->data, record_->bytes());
   context_.queue().synchronize();
   result.loss = *sum / static_cast<double>(std::max<std::int64_t>(result.targets, 1));
   result.bits_per_byte = bits_per_byte(result.loss, dataset_.validation_bytes_per_target);
+  result.accuracy = hits_ ? sum[2] / static_cast<double>(std::max<std::int64_t>(result.targets, 1)) : kNaN;
   return result;
 }
 
@@ -454,10 +476,26 @@ void Trainer::evaluate_and_record() {
   row.loss = evaluation.loss;
   row.bits_per_byte = evaluation.bits_per_byte;
   row.perplexity = std::exp(evaluation.loss);
+  row.accuracy = evaluation.accuracy;
   row.seconds = seconds_;
   metrics_->write(row);
   last_evaluation_ = row;
+  progress_.accuracy = hits_ ? row.accuracy : 0.0;
+  const double score = hits_ ? row.accuracy : -row.loss;
+  progress_.since_best = score > progress_.best_score ? 0 : progress_.since_best + 1;
+  progress_.best_score = std::max(progress_.best_score, score);
   if (events_.evaluation) events_.evaluation(row);
+}
+
+std::string Trainer::enough() const {
+  if (config_.stop_accuracy > 0.0 && progress_.accuracy >= config_.stop_accuracy) {
+    return "validation's accuracy " + std::to_string(progress_.accuracy) + " reached stop_accuracy " +
+           std::to_string(config_.stop_accuracy);
+  }
+  if (config_.patience > 0 && progress_.since_best >= config_.patience) {
+    return std::to_string(progress_.since_best) + " evaluations in a row were not better than the best (patience)";
+  }
+  return {};
 }
 
 void Trainer::report(std::size_t left) {
@@ -475,7 +513,7 @@ void Trainer::report(std::size_t left) {
 
 Outcome Trainer::run() {
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
-  while (steps_ < total_steps()) {
+  while (steps_ < total_steps() && enough().empty()) {
     queue_step();
     const bool last = steps_ == total_steps();
     const bool stop = !last && events_.stop_requested && events_.stop_requested();
@@ -494,6 +532,10 @@ Outcome Trainer::run() {
       finish_saving();
       return Outcome::interrupted;
     }
+  }
+  if (steps_ < total_steps() && events_.notice) {
+    events_.notice("ended at step " + std::to_string(steps_) + " of " + std::to_string(total_steps()) + ": " +
+                   enough());
   }
   if (saved_step != steps_) start_saving();
   finish_saving();

@@ -40,6 +40,7 @@ struct Events {
 struct Evaluation {
   double loss = 0.0;           // nats per token
   double bits_per_byte = 0.0;  // NaN when the data's bytes are unknown
+  double accuracy = 0.0;       // of a task; NaN else
   std::int64_t targets = 0;
 };
 
@@ -53,7 +54,8 @@ class Trainer {
   Trainer(const TrainConfig& config, Events events, bool resume);
   ~Trainer();
 
-  // To the last step, or until a stop is requested (after the update being made, which is then saved).
+  // To the last step, or until validation says that it is enough (stop_accuracy, patience), or a stop is requested
+  // (after the update being made, which is then saved).
   // Throws Error when max_skipped_updates in a row were not made, or a checkpoint cannot be written.
   Outcome run();
 
@@ -123,6 +125,7 @@ class Trainer {
   void do_update();
   TensorView loss() const;              // f64 [1] of record_
   TensorView first_non_finite() const;  // i64 [1] of it
+  TensorView hits() const;              // f64 [1] behind it, of an evaluation
   // Waits for the oldest update that was queued.
   MetricsRow next_row();
   // Seconds that an update took: on the device, where it has a clock.
@@ -130,6 +133,8 @@ class Trainer {
   // Makes, writes and announces rows until at most `left` updates have none; those that are done already in any case.
   void report(std::size_t left);
   void evaluate_and_record();
+  // Why validation says that the run may end; empty: it does not.
+  std::string enough() const;
 
   // A checkpoint in two parts: what must be done between two steps, and what a thread does.
   void start_saving();
@@ -151,7 +156,8 @@ class Trainer {
   Arena saved_;
   StepGraphs graphs_;
   Tensor losses_;  // f32, of a micro-batch
-  Tensor record_;  // a Record on the device, as f64 [2]
+  Tensor hits_;    // f32, the same of a task's evaluation
+  Tensor record_;  // a Record on the device and an evaluation's hits, as f64 [3]
   std::shared_ptr<void> pinned_;
   std::deque<Pending> pending_;
   std::vector<std::unique_ptr<Marks>> marks_;  // kInFlight + 1: the last row's are still needed
@@ -178,6 +184,12 @@ class Trainer {
   double best_loss_;
   std::int64_t best_step_ = -1;
   std::optional<MetricsRow> last_evaluation_;
+  // What decides whether the run ends early.
+  struct Progress {
+    double accuracy = 0.0;        // of the last evaluation
+    double best_score;            // the highest so far: accuracy, or the loss' negative
+    std::int64_t since_best = 0;  // evaluations
+  } progress_;
 };
 
 }  // namespace flashgla::train

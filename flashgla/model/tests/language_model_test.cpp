@@ -204,6 +204,52 @@ TEST_P(EverySmallModel, StepEqualsPrefillEqualsEvaluate) {
   EXPECT_NEAR(sum(batch.losses), stepped_loss, 1e-9);
 }
 
+TEST_P(EverySmallModel, ScoredPlacesGiveWhatTheWholeGivesThere) {
+  const ModelConfig& config = GetParam().config;
+  for (const DType dtype : {DType::f64, DType::bf16}) {
+    const auto model = make_small(config, dtype, true);
+    Batch batch(2, 9, config, dtype);
+    const std::vector<std::int32_t> places = {1, 4, 8, 9, 17};  // the third is ignored
+    const Tensor asked = Tensor::empty({5}, DType::i32), targets = Tensor::empty({5}, DType::i32);
+    const Tensor losses = Tensor::empty({5}, batch.losses->dtype), hits = Tensor::empty({5}, batch.losses->dtype);
+    for (std::int64_t i = 0; i < 5; ++i) {
+      asked.as<std::int32_t>()[i] = places[static_cast<std::size_t>(i)];
+      targets.as<std::int32_t>()[i] = i == 2 ? -1 : batch.targets.as<std::int32_t>()[asked.as<std::int32_t>()[i]];
+    }
+    std::vector<std::int32_t> all(18, -1);
+    for (std::int64_t i = 0; i < 5; ++i) {
+      all[static_cast<std::size_t>(asked.as<std::int32_t>()[i])] = targets.as<std::int32_t>()[i];
+    }
+    std::copy_n(all.data(), 18, batch.targets.as<std::int32_t>());
+    Context context(Device::cpu(), 1);
+    Arena saved;
+    nn::Pass pass{context, &saved};
+    model->parameters().zero_gradients();
+    model->forward_backward(pass, batch.tokens, batch.targets, batch.losses, 0.5);
+    const Tensor gradients = testing::converted(model->parameters().all_gradients(), DType::f64);
+    const Tensor whole = testing::converted(batch.losses, DType::f64);
+    model->parameters().zero_gradients();
+    model->forward_backward(pass, batch.tokens, targets, losses, 0.5, nullptr, {asked, {}});
+    EXPECT_EQ(saved.used(), 0u);
+    // The head's sums run over other numbers of rows.
+    const double tolerance = 64.0 * epsilon(dtype);
+    EXPECT_EQ(testing::check_close("gradients", model->parameters().all_gradients(), gradients, tolerance), "");
+    nn::Pass evaluation{context};
+    const Tensor evaluated = Tensor::empty({5}, losses->dtype);
+    model->evaluate(evaluation, batch.tokens, targets, evaluated, nullptr, {asked, hits});
+    const Tensor some = testing::converted(losses, DType::f64), same = testing::converted(evaluated, DType::f64);
+    const Tensor right = testing::converted(hits, DType::f64);
+    for (std::int64_t i = 0; i < 5; ++i) {
+      const double expected = whole.as<double>()[asked.as<std::int32_t>()[i]];
+      EXPECT_NEAR(some.as<double>()[i], expected, 8.0 * epsilon(dtype) * (1.0 + expected));
+      EXPECT_NEAR(same.as<double>()[i], expected, 8.0 * epsilon(dtype) * (1.0 + expected));
+      EXPECT_TRUE(right.as<double>()[i] == 0.0 || right.as<double>()[i] == 1.0);
+    }
+    EXPECT_EQ(some.as<double>()[2], 0.0);
+    EXPECT_EQ(right.as<double>()[2], 0.0);
+  }
+}
+
 TEST_P(EverySmallModel, BitsAreTheSameInEveryRecomputeClassAndForAnyThreads) {
   const ModelConfig& config = GetParam().config;
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -46,9 +46,11 @@ const Implementation& selected(const Context& context, const Inputs& inputs) {
 
 }  // namespace
 
-void forward(Context& context, const Inputs& inputs, const TensorView& losses) {
-  check_inputs(Arguments("cross_entropy", context), context, inputs, losses);
-  selected(context, inputs).run(context, inputs, losses, Gradients{});
+void forward(Context& context, const Inputs& inputs, const TensorView& losses, const TensorView& hits) {
+  const Arguments arguments("cross_entropy", context);
+  check_inputs(arguments, context, inputs, losses);
+  if (hits) arguments.check("hits", hits, losses.dtype, losses.shape, "losses", Layout::contiguous);
+  selected(context, inputs).run(context, inputs, {losses, hits}, Gradients{});
 }
 
 void forward_backward(Context& context, const Inputs& inputs, const TensorView& losses, const TensorView& dx,
@@ -57,7 +59,7 @@ void forward_backward(Context& context, const Inputs& inputs, const TensorView& 
   check_inputs(arguments, context, inputs, losses);
   arguments.check("dx", dx, inputs.x.dtype, inputs.x.shape, "x");
   if (dweight) arguments.check("dweight", dweight, accumulator_of(inputs.x.dtype), inputs.weight.shape, "weight");
-  selected(context, inputs).run(context, inputs, losses, Gradients{dx, dweight, gradient_scale});
+  selected(context, inputs).run(context, inputs, {losses, {}}, Gradients{dx, dweight, gradient_scale});
 }
 
 }  // namespace flashgla::ops::cross_entropy

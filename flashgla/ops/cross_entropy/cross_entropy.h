@@ -26,7 +26,9 @@ struct Inputs {
   TensorView bad_target{};
 };
 
-void forward(Context& context, const Inputs& inputs, const TensorView& losses);
+// hits f32 (f64 with f64) [rows]: 1 where the target's logit is above all others, else 0, and 0 in ignored rows;
+// absent: not computed.
+void forward(Context& context, const Inputs& inputs, const TensorView& losses, const TensorView& hits = {});
 
 // Losses, and the gradient of gradient_scale * sum(losses): dx overwritten, dweight accumulated (absent: not computed).
 void forward_backward(Context& context, const Inputs& inputs, const TensorView& losses, const TensorView& dx,

@@ -13,6 +13,12 @@ struct Problem {
   DType weight_dtype;  // of the weight
 };
 
+// Of each row.
+struct Scores {
+  TensorView losses;
+  TensorView hits;  // of forward; absent: not computed
+};
+
 // Gradients wanted by forward_backward; for forward alone dx is absent.
 struct Gradients {
   TensorView dx;
@@ -25,7 +31,7 @@ struct Implementation {
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
   // Takes its workspace before it looks whether the context is planning.
-  void (*run)(Context&, const Inputs&, const TensorView& losses, const Gradients&);
+  void (*run)(Context&, const Inputs&, const Scores&, const Gradients&);
 };
 
 // Best first, reference last.

@@ -9,18 +9,20 @@ namespace flashgla::ops::cross_entropy {
 
 namespace {
 
-void reference_run(Context& context, const Inputs& inputs, const TensorView& losses_view, const Gradients& gradients) {
+void reference_run(Context& context, const Inputs& inputs, const Scores& scores, const Gradients& gradients) {
   const std::int64_t words = inputs.weight.size(0);
   const std::int64_t length = inputs.x.size(1);
   ArenaScope scope(context.scratch());
   const TensorView z_view = context.scratch().tensor({words}, DType::f64, "cross_entropy: logits");
   if (context.planning()) return;
-  const Elements x(inputs.x), weight(inputs.weight), losses(losses_view), dx(gradients.dx), dweight(gradients.dweight);
+  const Elements x(inputs.x), weight(inputs.weight), losses(scores.losses), hits(scores.hits), dx(gradients.dx),
+      dweight(gradients.dweight);
   double* z = z_view.as<double>();
   for (std::int64_t row = 0; row < x.rows(); ++row) {
     const std::int64_t target = inputs.targets.as<std::int32_t>()[row];
     if (target < 0) {
       losses.set(row, 0.0);
+      if (scores.hits) hits.set(row, 0.0);
       for (std::int64_t d = 0; gradients.dx && d < length; ++d) dx.set(row, d, 0.0);
       continue;
     }
@@ -29,6 +31,10 @@ void reference_run(Context& context, const Inputs& inputs, const TensorView& los
       for (std::int64_t d = 0; d < length; ++d) z[v] += x(row, d) * weight(v, d);
     });
     const double largest = *std::max_element(z, z + words);
+    if (scores.hits) {
+      const auto as_large = std::count_if(z, z + words, [&](double other) { return other >= z[target]; });
+      hits.set(row, as_large == 1 ? 1.0 : 0.0);
+    }
     double total = 0.0;
     for (std::int64_t v = 0; v < words; ++v) total += std::exp(z[v] - largest);
     const double log_total = largest + std::log(total);

@@ -22,6 +22,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
+#include "flashgla/data/recall.h"
 #include "testing/compare.h"
 #include "testing/devices.h"
 
@@ -43,6 +44,14 @@ class TrainerTest : public ::testing::Test {
     fs::create_directories(root_);
     prepare("one", "");
     prepare("many", "\n\n");
+    data::RecallOptions task;
+    task.vocabulary = 80;
+    task.length = 32;
+    task.pairs = 4;
+    task.train = 300;
+    task.validation = 21;  // the last batch is not full
+    task.out = (root_ / "task").string();
+    data::write_recall(task);
   }
   static void TearDownTestSuite() { fs::remove_all(root_); }
 
@@ -90,6 +99,13 @@ class TrainerTest : public ::testing::Test {
     result.evaluate_every = 4;
     result.evaluation_tokens = 1024;
     result.checkpoint_every = 0;
+    return result;
+  }
+
+  static TrainConfig task_config(const std::string& run) {
+    TrainConfig result = config(run, "labelled");
+    result.data = (root_ / "task").string();
+    result.sequence_length = 32;
     return result;
   }
 
@@ -179,6 +195,69 @@ TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
       TearDown();
     }
   }
+}
+
+TEST_F(TrainerTest, ATaskIsScoredWhereItAsksAndResumes) {
+  TrainConfig whole = task_config("whole");
+  train(whole);
+  const std::vector<MetricsRow> evaluations = rows(whole, "eval");
+  ASSERT_FALSE(evaluations.empty());
+  for (const MetricsRow& row : evaluations) {
+    EXPECT_TRUE(row.accuracy >= 0.0 && row.accuracy <= 1.0);
+    EXPECT_EQ(row.accuracy * 84.0, std::round(row.accuracy * 84.0));  // 21 sequences of 4 labels
+  }
+  EXPECT_NEAR(rows(whole).front().loss, std::log(80.0), 0.1);
+
+  TrainConfig pieces = task_config("pieces");  // the rows' places are those of their micro-batch
+  pieces.micro_batch = 2;
+  train(pieces);
+  for (std::size_t i = 0; i < rows(whole).size(); ++i) {
+    EXPECT_NEAR(rows(whole)[i].loss, rows(pieces)[i].loss, 1e-4 * rows(whole)[i].loss);
+  }
+
+  TrainConfig broken = task_config("broken");
+  int seen = 0;
+  Events stop_at_5;
+  stop_at_5.stop_requested = [&] { return ++seen == 5; };
+  EXPECT_EQ(Trainer(broken, stop_at_5, false).run(), Outcome::interrupted);
+  EXPECT_EQ(Trainer(broken, {}, true).run(), Outcome::finished);
+  expect_same(rows(whole), rows(broken));
+  expect_same(rows(whole, "eval"), rows(broken, "eval"));
+  EXPECT_EQ(weights(whole), weights(broken));
+}
+
+TEST_F(TrainerTest, ARunEndsWhenValidationSaysSo) {
+  std::string why;
+  Events events;
+  events.notice = [&](const std::string& line) { why += line; };
+  TrainConfig reached = task_config("reached");
+  reached.stop_accuracy = 1e-9;  // that of any right answer
+  reached.train_tokens = 400 * 256;
+  reached.evaluate_every = 20;
+  reached.learning_rate = 1e-2;
+  EXPECT_EQ(Trainer(reached, events, false).run(), Outcome::finished);
+  EXPECT_THAT(why, HasSubstr("reached stop_accuracy"));
+  EXPECT_LT(rows(reached, "eval").back().step, 400);
+  EXPECT_GT(rows(reached, "eval").back().accuracy, 0.0);
+
+  TrainConfig flat = task_config("flat");
+  flat.learning_rate = flat.initial_learning_rate = flat.final_learning_rate = 1e-30;  // weights stay
+  flat.evaluate_every = 2;
+  flat.patience = 3;
+  why.clear();
+  int seen = 0;
+  events.stop_requested = [&] { return ++seen == 5; };
+  EXPECT_EQ(Trainer(flat, events, false).run(), Outcome::interrupted);
+  EXPECT_EQ(Trainer(flat, events, true).run(), Outcome::finished);  // goes on counting
+  EXPECT_THAT(why, HasSubstr("3 evaluations in a row"));
+  EXPECT_EQ(rows(flat, "eval").back().step, 8);
+  why.clear();
+  EXPECT_EQ(Trainer(flat, events, true).run(), Outcome::finished);  // nothing is left to do
+  EXPECT_EQ(rows(flat).back().step, 8);
+
+  TrainConfig text = config("text");
+  text.stop_accuracy = 0.5;
+  EXPECT_THAT([&] { Trainer(text, {}, false); }, ThrowsMessage<Error>(HasSubstr("stop_accuracy")));
 }
 
 TEST_F(TrainerTest, ThreadsDoNotChangeTheBits) {

@@ -65,9 +65,9 @@ void to_gradient(const float* row, std::int64_t count, float log_total, std::int
 }
 
 // Losses of a piece of rows and, with `gradient`, the logits' gradients in their place: rows of f32, or bf16 rows that
-// start where the f32 rows do.
-void Losses(Context& context, const TensorView& logits, const std::int32_t* targets, float* losses, bool gradient,
-            bool as_bf16, double scale) {
+// start where the f32 rows do. hits may be null.
+void Losses(Context& context, const TensorView& logits, const std::int32_t* targets, float* losses, float* hits,
+            bool gradient, bool as_bf16, double scale) {
   const std::int64_t words = logits.size(1);
   parallel_for_blocks(context, logits.size(0), rows_per_task(words), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
@@ -75,8 +75,13 @@ void Losses(Context& context, const TensorView& logits, const std::int32_t* targ
       const std::int64_t target = targets[r];
       if (target < 0) {
         losses[r] = 0.0f;
+        if (hits != nullptr) hits[r] = 0.0f;
         if (gradient) std::fill_n(row, words, 0.0f);
         continue;
+      }
+      if (hits != nullptr) {
+        const float own = row[target];
+        hits[r] = std::count_if(row, row + words, [own](float z) { return z >= own; }) == 1 ? 1.0f : 0.0f;
       }
       const double exact = log_sum_exp(row, words);
       losses[r] = static_cast<float>(exact - static_cast<double>(row[target]));
@@ -109,7 +114,7 @@ std::int64_t rows_per_piece(std::int64_t rows, std::int64_t words) {
   return std::min(rows, std::max(kMultiple, kElements / words / kMultiple * kMultiple));
 }
 
-void simd_run(Context& context, const Inputs& inputs, const TensorView& losses, const Gradients& gradients) {
+void simd_run(Context& context, const Inputs& inputs, const Scores& scores, const Gradients& gradients) {
   const std::int64_t rows = inputs.x.size(0), words = inputs.weight.size(0);
   const bool as_bf16 = inputs.x.dtype == DType::bf16;
   const std::int64_t piece = rows_per_piece(rows, words);
@@ -122,8 +127,9 @@ void simd_run(Context& context, const Inputs& inputs, const TensorView& losses, 
     matmul::run(context, x, inputs.weight.transpose(0, 1), logits);
     if (!context.planning()) {
       const auto take_losses = HWY_DYNAMIC_DISPATCH(Losses);
-      take_losses(context, logits, inputs.targets.as<std::int32_t>() + begin, losses.as<float>() + begin,
-                  static_cast<bool>(gradients.dx), as_bf16, gradients.scale);
+      take_losses(context, logits, inputs.targets.as<std::int32_t>() + begin, scores.losses.as<float>() + begin,
+                  scores.hits ? scores.hits.as<float>() + begin : nullptr, static_cast<bool>(gradients.dx), as_bf16,
+                  gradients.scale);
     }
     if (!gradients.dx) continue;
     TensorView dlogits = logits;

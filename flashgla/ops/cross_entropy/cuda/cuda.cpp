@@ -16,7 +16,7 @@ std::int64_t rows_per_piece(std::int64_t rows, std::int64_t row_bytes) {
   return std::min(rows, std::max(kMultiple, kBytes / row_bytes / kMultiple * kMultiple));
 }
 
-void cuda_run(Context& context, const Inputs& inputs, const TensorView& losses, const Gradients& gradients) {
+void cuda_run(Context& context, const Inputs& inputs, const Scores& scores, const Gradients& gradients) {
   const std::int64_t rows = inputs.x.size(0), words = inputs.weight.size(0);
   const DType dtype = inputs.x.dtype;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
@@ -32,8 +32,11 @@ void cuda_run(Context& context, const Inputs& inputs, const TensorView& losses, 
     const TensorView x = inputs.x.slice(0, begin, end);
     matmul::run(context, x, inputs.weight.transpose(0, 1), logits);
     if (!context.planning()) {
-      cuda::take_losses(context, logits, targets + begin, losses.as<float>() + begin, static_cast<bool>(gradients.dx),
-                        gradients.scale, static_cast<std::int32_t*>(inputs.bad_target.data), begin);
+      cuda::take_losses(
+          context, logits,
+          {targets + begin, scores.losses.as<float>() + begin, scores.hits ? scores.hits.as<float>() + begin : nullptr,
+           static_cast<bool>(gradients.dx), static_cast<float>(gradients.scale),
+           static_cast<std::int32_t*>(inputs.bad_target.data), begin});
     }
     if (!gradients.dx) continue;
     matmul::run(context, logits, inputs.weight, gradients.dx.slice(0, begin, end));

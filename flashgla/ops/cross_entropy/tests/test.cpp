@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "flashgla/base/names.h"
 #include "flashgla/ops/cross_entropy/implementations.h"
 #include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "testing/compare.h"
@@ -94,6 +95,41 @@ TEST(CrossEntropy, RowsOfAnyLength) {
   }
 }
 
+// Weights of whole numbers, so that every device has the same logits: row r's are those of the words' weights times 1.
+TEST(CrossEntropy, HitsAreTargetsAboveAllOthers) {
+  for (const Device device : testing::test_devices()) {
+    for (const auto& [dtype, words] : {std::pair{DType::f32, 7},
+                                       {DType::f32, 9001},
+                                       {DType::f32, 70001},
+                                       {DType::bf16, 7},
+                                       {DType::bf16, 33000},
+                                       {DType::f64, 40}}) {
+      if (dtype == DType::f64 && device.kind == Device::Kind::cuda) continue;
+      SCOPED_TRACE(name_of(device) + " " + name_of(dtype) + " " + std::to_string(words));
+      Context context(device);
+      const DType wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+      const Tensor x = Tensor::zeros({5, 8}, DType::f32), weight = Tensor::zeros({words, 8}, DType::f32);
+      const Tensor targets = Tensor::zeros({5}, DType::i32);
+      for (std::int64_t r = 0; r < 4; ++r) x.as<float>()[r * 8] = r == 3 ? -1.0f : 1.0f;
+      for (std::int64_t v = 0; v < words; ++v) weight.as<float>()[v * 8] = static_cast<float>(v % 5);
+      weight.as<float>()[(words - 2) * 8] = 9.0f;  // the only one
+      // The largest, the second, ignored, smallest by far (as the row is negated); the last row has equal logits.
+      const std::int32_t wanted[] = {words - 2, 4, -1, words - 2, 0};
+      std::copy_n(wanted, 5, targets.as<std::int32_t>());
+      const Tensor hits = Tensor::empty({5}, wide, device), losses = Tensor::empty({5}, wide, device);
+      testing::poison(hits);
+      forward(context,
+              {testing::copied_to(testing::converted(x, dtype), device),
+               testing::copied_to(testing::converted(weight, dtype), device), testing::copied_to(targets, device)},
+              losses, hits);
+      context.queue().synchronize();
+      const Tensor found = testing::converted(testing::copied_to(hits, Device::cpu()), DType::f32);
+      const float expected[] = {1.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+      for (int r = 0; r < 5; ++r) EXPECT_EQ(found.as<float>()[r], expected[r]) << "row " << r;
+    }
+  }
+}
+
 TEST(CrossEntropy, BadTargetsOnCudaAreNotedAndTouchNothing) {
   for (const Device device : testing::test_devices()) {
     if (device.kind == Device::Kind::cpu) continue;
@@ -131,6 +167,10 @@ TEST(CrossEntropy, RefusesBadArgumentsByName) {
   EXPECT_EQ(error({x, losses, targets}, losses),
             "cross_entropy: weight has shape [4]; expected [V,6] (x's last dimension)");
   EXPECT_EQ(error({x, weight, targets}, weight), "cross_entropy: losses has shape [5,6]; expected [4] (as x's rows)");
+  EXPECT_EQ(testing::error_of([&] {
+              forward(context, {x, weight, targets}, losses, x);
+            }),
+            "cross_entropy: hits has shape [4,6]; expected [4] (as losses)");
   targets.as<std::int32_t>()[2] = 5;
   EXPECT_EQ(error({x, weight, targets}, losses), "cross_entropy: targets holds 5 at row 2; expected -1 to 4");
 }
