@@ -41,11 +41,26 @@ struct Cost {
 // The state of one layer: views in the order of Mixer::state_layout. Empty: zeros in, or not wanted out.
 using LayerState = std::vector<TensorView>;
 
+// Parameters that belong to a model and to no layer of it, such as HGRN2's lower bounds; owned by who builds the
+// layers.
+class SharedParameters {
+ public:
+  // The one of this name, which the first who asks describes; it stays where it is.
+  nn::Parameter& get(const nn::Parameter& described);
+  void for_each_parameter(const nn::ParameterVisitor& visit);
+
+ private:
+  std::vector<std::unique_ptr<nn::Parameter>> parameters_;
+};
+
 class Mixer {
  public:
   virtual ~Mixer() = default;
 
   virtual void for_each_parameter(const nn::ParameterVisitor& visit) = 0;
+
+  // Takes what the layer reads of its model beside its own parameters; called once, before those are bound.
+  virtual void share(SharedParameters&) {}
 
   // What a layer carries for this many sequences of at most `capacity` tokens (which only growing entries look at), in
   // a model whose parameters have this dtype. What sums up is f32 (f64 with f64); what is kept as it came, such as keys

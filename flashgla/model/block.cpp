@@ -86,6 +86,10 @@ void Block::for_each_parameter(const nn::ParameterVisitor& visit) {
   }
 }
 
+void Block::share(mixers::SharedParameters& shared) {
+  for (const Part& part : parts_) part.branch->share(shared);
+}
+
 std::vector<mixers::StateEntry> Block::state_layout(std::int64_t sequences, std::int64_t capacity,
                                                     DType parameters) const {
   std::vector<mixers::StateEntry> all;

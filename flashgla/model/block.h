@@ -16,6 +16,7 @@ class Block {
   Block(const ModelConfig& config, std::int64_t layer);
 
   void for_each_parameter(const nn::ParameterVisitor& visit);
+  void share(mixers::SharedParameters& shared);  // once, before parameters are bound
   // Of all parts, in order; so are the states below.
   std::vector<mixers::StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const;
   mixers::Cost cost(std::int64_t length) const;

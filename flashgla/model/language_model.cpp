@@ -27,6 +27,7 @@ Layers::Layers(const ModelConfig& config)
   }
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     blocks.push_back(std::make_unique<Block>(config, layer));
+    blocks.back()->share(shared);
   }
   if (!config.tie_word_embeddings) {
     head.push_back(embedding);
@@ -41,6 +42,7 @@ Layers::~Layers() = default;
 void Layers::for_each_parameter(const nn::ParameterVisitor& visit) {
   visit(embedding);
   for (nn::Parameter& table : positions) visit(table);
+  shared.for_each_parameter(visit);
   for (const auto& block : blocks) block->for_each_parameter(visit);
   final_norm.for_each_parameter(visit);
   for (nn::Parameter& weight : head) visit(weight);

@@ -24,6 +24,7 @@ struct Layers {
 
   nn::Parameter embedding;
   std::vector<nn::Parameter> positions;  // none, or the table of learned positions
+  mixers::SharedParameters shared;       // by the blocks
   std::vector<std::unique_ptr<Block>> blocks;
   nn::Norm final_norm;
   std::vector<nn::Parameter> head;  // none with tied embeddings, or one

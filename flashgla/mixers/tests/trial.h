@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ constexpr std::int64_t kCapacity = 24;
 
 // A mixer with parameters large enough that every part of it matters.
 struct Trial {
+  SharedParameters shared;
   std::unique_ptr<Mixer> mixer;
   std::unique_ptr<nn::ParameterStore> store;
   DType dtype;
@@ -49,8 +51,13 @@ struct Trial {
     }
     config->validate(small_common());
     mixer = config->create(small_common(), 1);
+    mixer->share(shared);
     store = std::make_unique<nn::ParameterStore>(
-        [this](const nn::ParameterVisitor& visit) { mixer->for_each_parameter(visit); }, dtype, device, true);
+        [this](const nn::ParameterVisitor& visit) {
+          shared.for_each_parameter(visit);
+          mixer->for_each_parameter(visit);
+        },
+        dtype, device, true);
     std::uint64_t seed = 1;
     for (const nn::Parameter* parameter : store->parameters()) {
       const bool ones = parameter->initialization == nn::Initialization::ones;
@@ -63,11 +70,14 @@ struct Trial {
 
   // Sizes that suit kHidden, for fields that mixers have in common.
   static void make_small(const Field& field) {
-    const std::map<std::string, std::int64_t> sizes = {
-        {"num_heads", 2}, {"conv_size", 3}, {"gate_low_rank_dim", 5}, {"head_dim", 8}, {"state_size", 6}};
+    const std::map<std::string, std::int64_t> sizes = {{"num_heads", 2}, {"conv_size", 3},  {"gate_low_rank_dim", 5},
+                                                       {"head_dim", 8},  {"state_size", 6}, {"expand_ratio", 8},
+                                                       {"num_slots", 5}};
     const auto row = sizes.find(field.name);
     auto* const* size = std::get_if<std::int64_t*>(&field.value);
     if (row != sizes.end() && size != nullptr) **size = row->second;
+    auto* const* optional = std::get_if<std::optional<std::int64_t>*>(&field.value);
+    if (row != sizes.end() && optional != nullptr && *optional != nullptr && **optional) **optional = row->second;
     if (std::string(field.name) == "use_short_conv") *std::get<bool*>(field.value) = true;
   }
 

@@ -33,6 +33,7 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("retnet-340m")), 347'403'264);
   EXPECT_EQ(parameter_count(preset("retnet-1.3b")), 1'351'727'104);
   EXPECT_EQ(parameter_count(preset("mamba2-1.3b")), 1'371'839'488);
+  EXPECT_EQ(parameter_count(preset("hgrn2-1.3b")), 1'364'396'032);
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);

@@ -1,5 +1,5 @@
 // Logits of small models against those of other libraries, in f32 on the CPU. scripts/transformers_goldens.py made the
-// numbers; the weights are a formula of their place.
+// numbers, and scripts/mixer_goldens.py those of published formulas; the weights are a formula of their place.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +88,18 @@ TEST(PeerLogits, Mamba2OfTransformers) {
                 {{0, {-0.99400324, 1.8149755, 1.9651562, -0.45917478, 0.68459511, -0.55236185}},
                  {8, {-0.40767327, -0.74052548, 0.82467496, -2.2673557, 0.25351501, 0.65591687}},
                  {15, {-0.38329178, -1.3826903, -1.0843792, -0.48509434, 0.99711114, 0.67382151}}});
+}
+
+TEST(PeerLogits, Hgrn2ByItsFormulas) {
+  const std::string common = R"({"model_type": "hgrn2", "hidden_size": 24, "num_hidden_layers": 3, "expand_ratio": 8,
+                                 "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6)";
+  expect_logits(common + "}", {{0, {-0.65926897, -0.71451438, 3.4195119, 0.064275176, -0.62710078, -0.44869886}},
+                               {8, {0.73739098, 0.83692738, 1.3864804, -1.1085739, -0.30182066, -0.58329927}},
+                               {15, {-0.32808941, -0.025604367, 1.5688071, 1.0593232, 0.00077164292, 1.4213514}}});
+  expect_logits(common + R"(, "use_short_conv": true})",
+                {{0, {-0.96852839, 0.8069332, -0.077480548, -1.9954524, 1.347882, 2.2775302}},
+                 {8, {0.64299362, 0.48310709, 1.4937359, -0.58840679, -1.2422207, -0.47793653}},
+                 {15, {0.3688562, -0.87796419, 1.0712434, -0.16916905, -1.607819, -0.89525668}}});
 }
 
 }  // namespace

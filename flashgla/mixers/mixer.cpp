@@ -1,0 +1,16 @@
+#include "flashgla/mixers/mixer.h"
+
+namespace flashgla::mixers {
+
+nn::Parameter& SharedParameters::get(const nn::Parameter& described) {
+  for (const auto& parameter : parameters_) {
+    if (parameter->name == described.name) return *parameter;
+  }
+  return *parameters_.emplace_back(std::make_unique<nn::Parameter>(described));
+}
+
+void SharedParameters::for_each_parameter(const nn::ParameterVisitor& visit) {
+  for (const auto& parameter : parameters_) visit(*parameter);
+}
+
+}  // namespace flashgla::mixers

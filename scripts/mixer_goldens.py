@@ -1,0 +1,140 @@
+"""Logits of small HGRN2 and GSA models from their published formulas, token by token in float64 NumPy, for the golden
+numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights are the formula of
+transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py), whose kernels
+need a GPU."""
+
+import math
+
+import numpy
+
+TOKENS = [3, 14, 15, 9, 26, 5, 0, 28, 8, 17, 9, 3, 2, 3, 8, 4]
+HIDDEN, LAYERS, MLP, WORDS, EPSILON = 24, 3, 40, 29, 1e-6
+
+
+class Weights:
+    """Parameters in flashgla's order, each asked for once."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, *shape, norm=False):
+        self.count += 1
+        values = []
+        for j in range(math.prod(shape)):
+            x = math.sin((j + 1) * 12.9898 + self.count * 78.233) * 43758.5453
+            values.append(x - math.floor(x) - 0.5)
+        values = numpy.array(values).reshape(shape) * (0.4 if norm else 0.8) + (1.0 if norm else 0.0)
+        return values.astype(numpy.float32).astype(numpy.float64)
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + numpy.exp(-x))
+
+
+def swish(x):
+    return x * sigmoid(x)
+
+
+def softmax(x):
+    power = numpy.exp(x - x.max(axis=-1, keepdims=True))
+    return power / power.sum(axis=-1, keepdims=True)
+
+
+def rms(x, weight):
+    return x / numpy.sqrt((x * x).mean(axis=-1, keepdims=True) + EPSILON) * weight
+
+
+def convolution(x, weight):
+    """Causal and depthwise: x [T,C], weight [C,1,W]."""
+    width = weight.shape[-1]
+    padded = numpy.concatenate([numpy.zeros((width - 1, x.shape[1])), x])
+    return sum(padded[i:i + len(x)] * weight[:, 0, i] for i in range(width))
+
+
+def heads(x, count):
+    return x.reshape(len(x), count, -1)
+
+
+class Hgrn2:
+    ratio = 8
+
+    def __init__(self, take, layer, convolutions):
+        self.layer = layer
+        self.projections = [take(HIDDEN, HIDDEN) for _ in "qfi"]
+        self.convolutions = [take(HIDDEN, 1, 4) for _ in "qfi"] if convolutions else []
+        self.norm = take(HIDDEN, norm=True)
+        self.out = take(HIDDEN, HIDDEN)
+
+    def __call__(self, x, bounds):
+        q, f, i = (x @ w.T for w in self.projections)
+        if self.convolutions:
+            q, f, i = (convolution(each, w) for each, w in zip((q, f, i), self.convolutions))
+        q = swish(q)
+        bound = numpy.cumsum(softmax(bounds.T).T, axis=0)[self.layer] - softmax(bounds.T).T[0]
+        gate = bound + (1.0 - bound) * sigmoid(f)
+        count = HIDDEN // self.ratio
+        q, k, v, gate = (heads(each, count) for each in (q, 1.0 - gate, i, gate))
+        state, rows = numpy.zeros((count, self.ratio, self.ratio)), []
+        for t in range(len(x)):
+            state = gate[t][:, :, None] * state + k[t][:, :, None] * v[t][:, None, :]
+            rows.append(numpy.einsum("hk,hkv->hv", q[t] * self.ratio ** -0.5, state).reshape(-1))
+        return rms(numpy.array(rows), self.norm) @ self.out.T
+
+
+class Gsa:
+    heads, kv_heads, slots = 4, 2, 5
+
+    def __init__(self, take, _, convolutions):
+        head = HIDDEN // self.heads
+        sizes = (HIDDEN, self.kv_heads * head, self.kv_heads * head)
+        self.projections = [take(size, HIDDEN) for size in (*sizes, self.kv_heads * self.slots)]
+        self.convolutions = [take(size, 1, 4) for size in sizes] if convolutions else []
+        self.norm = take(HIDDEN, norm=True)
+        self.out = take(HIDDEN, HIDDEN)
+
+    def __call__(self, x, _):
+        q, k, v, f = (x @ w.T for w in self.projections)
+        if self.convolutions:
+            q, k, v = (swish(convolution(each, w)) for each, w in zip((q, k, v), self.convolutions))
+        q = heads(swish(q), self.heads)
+        k, v, f = (heads(each, self.kv_heads) for each in (swish(k), swish(v), f))
+        gate = sigmoid(f) ** (1.0 / 8.0)
+        s = 1.0 - gate
+        group, head = self.heads // self.kv_heads, HIDDEN // self.heads
+        k, v, s, gate = (numpy.repeat(each, group, axis=1) for each in (k, v, s, gate))
+        keys, values = numpy.zeros((self.heads, self.slots, head)), numpy.zeros((self.heads, self.slots, head))
+        rows = []
+        for t in range(len(x)):
+            keys = gate[t][:, :, None] * keys + s[t][:, :, None] * k[t][:, None, :]
+            values = gate[t][:, :, None] * values + s[t][:, :, None] * v[t][:, None, :]
+            read = softmax(numpy.einsum("hk,hmk->hm", q[t], keys))
+            rows.append(numpy.einsum("hm,hmv->hv", read, values).reshape(-1))
+        return rms(swish(numpy.array(rows)), self.norm) @ self.out.T
+
+
+def show(name, mixer, bounded, convolutions):
+    take = Weights()
+    words = take(WORDS, HIDDEN)
+    bounds = take(LAYERS, HIDDEN) if bounded else None
+    layers = []
+    for layer in range(LAYERS):
+        norm = take(HIDDEN, norm=True)
+        attention = mixer(take, layer, convolutions)
+        layers.append((norm, attention, take(HIDDEN, norm=True), take(MLP, HIDDEN), take(MLP, HIDDEN),
+                       take(HIDDEN, MLP)))
+    final, head = take(HIDDEN, norm=True), take(WORDS, HIDDEN)
+    x = words[TOKENS]
+    for norm, attention, mlp_norm, gate, up, down in layers:
+        x = x + attention(rms(x, norm), bounds)
+        y = rms(x, mlp_norm)
+        x = x + (swish(y @ gate.T) * (y @ up.T)) @ down.T
+    logits = rms(x, final) @ head.T
+    print(name)
+    for t in (0, len(TOKENS) // 2, len(TOKENS) - 1):
+        print(f"  {{{t}, {{" + ", ".join(f"{value:.8g}" for value in logits[t, :6]) + "}},")
+
+
+show("hgrn2", Hgrn2, True, False)
+show("hgrn2, convolutions", Hgrn2, True, True)
+show("gsa", Gsa, False, False)
+show("gsa, convolutions", Gsa, False, True)
