@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/benches.h"
+#include "bench/noise_model.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/cost.h"
@@ -81,30 +82,6 @@ Tensor logits_of_small_model(const Case& of, Device device, DType activations, c
   return host;
 }
 
-// A model whose packed matrices hold noise: to find the best codes for real numbers would take the bench's time.
-std::unique_ptr<LanguageModel> large_model(const Case& of, Device device) {
-  nn::Placements placements;
-  if (*of.quantised != '\0') {
-    const model::QuantisationPreset preset = model::find_quantisation_preset(of.quantised);
-    placements = [preset](const nn::Parameter& parameter) {
-      return nn::Placement{preset.of(parameter.quantisation), nullptr};
-    };
-  }
-  auto model = std::make_unique<LanguageModel>(model::preset(of.preset), of.dtype, device, false, placements);
-  for (const nn::Parameter* parameter : model->parameters().parameters()) {
-    if (!ops::quantised_linear::is_packed(parameter->value)) continue;
-    const std::int64_t block = parameter->value.size(2);
-    auto* bytes = parameter->value.as<std::uint8_t>();
-    for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
-      const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
-      const bool scale = i % block < ops::quantised_linear::kScaleBytes;  // 2^-10 and a little
-      bytes[i] = static_cast<std::uint8_t>(scale ? (i % 2 ? 0x14 : noise >> 25) : noise >> 24);
-    }
-  }
-  model->parameters().initialize(1);
-  return model;
-}
-
 // Bytes of weights that a token needs: a table that is only looked up gives a row.
 double bytes_read(const LanguageModel& model) {
   std::size_t bytes = 0;
@@ -165,7 +142,7 @@ void bench_decoding(const testing::BenchOptions& options) {
       options.report(row);
       continue;
     }
-    const auto made = large_model(each, options.device);
+    const auto made = noise_model(each.preset, each.dtype, options.device, each.quantised);
     LanguageModel& model = *made;
     model.set_inference_dtype(activations);
     row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "bench/benches.h"
+#include "bench/noise_model.h"
 #include "flashgla/base/graph.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/cost.h"
@@ -190,38 +191,58 @@ void bench_training_step(const testing::BenchOptions& options) {
   }
 }
 
+namespace {
+
+struct PrefillProblem {
+  const char* preset;
+  std::int64_t length;
+  DType dtype;
+  Device::Kind device;
+  const char* quantised;
+};
+constexpr PrefillProblem kPrefillProblems[] = {
+    {"gla-small", 512, DType::f32, Device::Kind::cpu, ""},   {"gla-340m", 512, DType::bf16, Device::Kind::cpu, ""},
+    {"gla-340m", 512, DType::f32, Device::Kind::cpu, ""},    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q8"},
+    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q4"}, {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
+};
+
+}  // namespace
+
 // Logits after a prompt of one sequence; the bytes are those of the weights.
 void bench_prefill(const testing::BenchOptions& options) {
-  const bool cuda = options.device.kind == Device::Kind::cuda;
-  const char* preset = cuda ? "gla-1.3b" : "gla-small";
-  const std::int64_t length = cuda ? 2048 : 512;
-  const DType dtype = cuda ? DType::bf16 : DType::f32;
-  testing::BenchRow row;
-  row.operation = "model_prefill";
-  row.implementation = "all";
-  row.problem = std::string(preset) + " 1x" + std::to_string(length) + " " + name_of(dtype);
-  if (!options.wants(row.problem) || !options.wants_implementation(row.implementation)) return;
-  try {
-    LanguageModel model(model::preset(preset), dtype, options.device, false);
-    model.parameters().initialize(1);
-    Context context(options.device, options.threads);
-    if (context.architecture().matrix_units && dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
-    const Tensor tokens =
-        testing::copied_to(random_tokens(Shape({length}), model.config().vocab_size, 1), options.device);
-    const Tensor host = Tensor::zeros(Shape({2}), DType::i32);
-    host.as<std::int32_t>()[1] = static_cast<std::int32_t>(length);
-    const Tensor bounds = testing::copied_to(host, options.device);
-    const Tensor logits = Tensor::empty(Shape({1, model.config().vocab_size}), DType::f32, options.device);
-    model::DecodeState state = model.make_state(1, 0);
-    const auto run = [&] { model.prefill(context, tokens, {bounds, host, length}, state, logits); };
-    run();
-    row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
-    row.bytes = static_cast<double>(model.parameters().value_bytes());
-    row.flops = static_cast<double>(length) * model::cost(model.config(), length).training_flops / 3.0;
-  } catch (const Error& error) {
-    row.refused = error.what();
+  for (const PrefillProblem& problem : kPrefillProblems) {
+    const std::int64_t length = problem.length;
+    testing::BenchRow row;
+    row.operation = "model_prefill";
+    row.implementation = "all";
+    row.problem = std::string(problem.preset) + " 1x" + std::to_string(length) + " " + name_of(problem.dtype) +
+                  (*problem.quantised == '\0' ? "" : std::string(" ") + problem.quantised);
+    if (problem.device != options.device.kind || !options.wants(row.problem) ||
+        !options.wants_implementation(row.implementation)) {
+      continue;
+    }
+    try {
+      const auto made = noise_model(problem.preset, problem.dtype, options.device, problem.quantised);
+      LanguageModel& model = *made;
+      Context context(options.device, options.threads);
+      if (context.architecture().matrix_units && problem.dtype == DType::bf16) model.set_inference_dtype(DType::bf16);
+      const Tensor tokens =
+          testing::copied_to(random_tokens(Shape({length}), model.config().vocab_size, 1), options.device);
+      const Tensor host = Tensor::zeros(Shape({2}), DType::i32);
+      host.as<std::int32_t>()[1] = static_cast<std::int32_t>(length);
+      const Tensor bounds = testing::copied_to(host, options.device);
+      const Tensor logits = Tensor::empty(Shape({1, model.config().vocab_size}), DType::f32, options.device);
+      model::DecodeState state = model.make_state(1, 0);
+      const auto run = [&] { model.prefill(context, tokens, {bounds, host, length}, state, logits); };
+      run();
+      row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+      row.bytes = static_cast<double>(model.parameters().value_bytes());
+      row.flops = static_cast<double>(length) * model::cost(model.config(), length).training_flops / 3.0;
+    } catch (const Error& error) {
+      row.refused = error.what();
+    }
+    options.report(row);
   }
-  options.report(row);
 }
 
 }  // namespace flashgla::bench

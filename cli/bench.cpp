@@ -27,7 +27,7 @@ struct BenchArguments {
   std::string implementation;
   std::string peer;
   std::string only;
-  int threads = 0;
+  std::vector<int> threads = {0};
   double seconds = 0.5;
   bool sweep = false;
   bool json = false;
@@ -114,7 +114,7 @@ std::string command_of(const BenchArguments& arguments) {
   std::string command = "flashgla bench";
   for (const std::string& name : arguments.names) command += " " + name;
   if (arguments.device != "cpu") command += " --device " + arguments.device;
-  if (arguments.threads != 0) command += " --threads " + std::to_string(arguments.threads);
+  if (arguments.threads.front() != 0) command += " --threads " + std::to_string(arguments.threads.front());
   command += fmt::format(" --seconds {}", arguments.seconds);
   if (!arguments.implementation.empty()) command += " --implementation " + arguments.implementation;
   if (!arguments.only.empty()) command += " --only '" + arguments.only + "'";
@@ -143,6 +143,62 @@ void report_comparison(const BenchArguments& arguments, const BenchFile& before,
   }
 }
 
+void run_wanted(const BenchArguments& arguments, const testing::BenchOptions& options) {
+  for (const bench::Bench& one : bench::benches()) {
+    const auto& names = arguments.names;
+    if (names.empty() || std::find(names.begin(), names.end(), one.name) != names.end()) one.run(options);
+  }
+}
+
+// The same rows with one number of threads after the other: milliseconds, in brackets as a share of the floor that the
+// ceilings with as many threads give, and last the most time that more threads took over the best with fewer.
+void print_scaling(const BenchArguments& arguments, testing::BenchOptions options) {
+  if (arguments.json || !arguments.save.empty() || !arguments.compare.empty() || !arguments.peer.empty()) {
+    throw Error("bench: several numbers of --threads go without --json, --save, --compare and --peer");
+  }
+  struct Line {
+    std::string what;
+    std::vector<double> milliseconds, shares;
+  };
+  std::vector<Line> lines;
+  const auto add = [&](const testing::BenchRow& row, std::size_t column, double share) {
+    const std::string what = row.operation + " " + row.implementation + " " + row.problem;
+    auto line = std::find_if(lines.begin(), lines.end(), [&](const Line& one) { return one.what == what; });
+    if (line == lines.end()) line = lines.insert(line, {what, {}, {}});
+    line->milliseconds.resize(arguments.threads.size());
+    line->shares.resize(arguments.threads.size());
+    line->milliseconds[column] = row.milliseconds;
+    line->shares[column] = share;
+  };
+  for (std::size_t i = 0; i < arguments.threads.size(); ++i) {
+    options.threads = arguments.threads[i];
+    Ceilings ceilings;
+    for (const testing::BenchRow& row : bench::measure_ceilings(options)) {
+      ceilings.note(row);
+      add(row, i, 1.0);
+    }
+    options.report = [&](const testing::BenchRow& row) {
+      if (!row.refused.empty()) throw Error("bench: " + row.operation + " " + row.problem + ": " + row.refused);
+      add(row, i, share_of_floor(row, ceilings));
+    };
+    run_wanted(arguments, options);
+  }
+  fmt::print("{:<76}", "milliseconds (share of the floor) by threads");
+  for (const int threads : arguments.threads) fmt::print("{:>17}", threads);
+  fmt::print("{:>12}\n", "over fewer");
+  for (const Line& line : lines) {
+    fmt::print("{:<76}", line.what);
+    double best = 0.0, worst = 0.0;
+    for (std::size_t i = 0; i < line.milliseconds.size(); ++i) {
+      const double now = line.milliseconds[i];
+      fmt::print("{:>17}", fmt::format("{:.{}f} ({:.2f})", now, now < 10 ? 3 : 1, line.shares[i]));
+      if (best > 0.0) worst = std::max(worst, now / best);
+      best = best > 0.0 ? std::min(best, now) : now;
+    }
+    fmt::print("{:>12.2f}\n", worst);
+  }
+}
+
 void run_bench(const BenchArguments& arguments) {
   for (const std::string& name : arguments.names) {
     bool found = false;
@@ -151,12 +207,13 @@ void run_bench(const BenchArguments& arguments) {
   }
   testing::BenchOptions options;
   options.device = device_from_name(arguments.device);
-  options.threads = arguments.threads;
+  options.threads = arguments.threads.front();
   options.seconds = arguments.seconds;
   options.implementation = arguments.implementation;
   options.only = arguments.only;
   options.sweep = arguments.sweep;
 
+  if (arguments.threads.size() > 1) return print_scaling(arguments, options);
   const std::optional<BenchFile> before =
       arguments.compare.empty() ? std::nullopt : std::optional(load_bench_file(arguments.compare));
   Ceilings ceilings{.cuda = options.device.kind == Device::Kind::cuda};
@@ -164,7 +221,7 @@ void run_bench(const BenchArguments& arguments) {
   const std::vector<testing::BenchRow> measured =
       bench::measure_ceilings(options);  // refuses a device that is not there
   for (const testing::BenchRow& row : measured) ceilings.note(row);
-  BenchFile file = describe_run(options.device, arguments.threads, command_of(arguments));
+  BenchFile file = describe_run(options.device, options.threads, command_of(arguments));
   std::vector<testing::BenchRow>& rows = file.rows;
   auto take = [&](const testing::BenchRow& row) {
     refused = refused || !row.refused.empty();
@@ -179,12 +236,7 @@ void run_bench(const BenchArguments& arguments) {
     if (rows.empty()) std::for_each(measured.begin(), measured.end(), take);  // not before there is one to compare
     take(row);
   };
-  for (const bench::Bench& one : bench::benches()) {
-    bool wanted = arguments.names.empty();
-    for (const std::string& name : arguments.names) wanted = wanted || name == one.name;
-    if (!wanted) continue;
-    one.run(options);
-  }
+  run_wanted(arguments, options);
   if (rows.empty()) {
     throw Error("bench: nothing to time on " + name_of(options.device) +
                 (arguments.only.empty() ? "" : " with --only '" + arguments.only + "'") +
@@ -221,7 +273,9 @@ void add_bench(CLI::App& app) {
           known_names());
   verb->add_option("operators", arguments->names, "What to time (default: everything)");
   verb->add_option("--device", arguments->device, "cpu or cuda[:N]")->capture_default_str();
-  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
+  verb->add_option("--threads", arguments->threads,
+                   "CPU threads; 0: all. Several, such as 1,2,4,8: a table of how each row scales")
+      ->delimiter(',')
       ->capture_default_str()
       ->check(non_negative_number());
   verb->add_option("--seconds", arguments->seconds, "Time spent on each figure")

@@ -19,6 +19,7 @@
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
+#include "flashgla/base/team.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/matmul/plans.h"
 #include "testing/compare.h"
@@ -164,7 +165,7 @@ void run_doctor() {
   Report report;
   fmt::print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
   const Context context;
-  report.line("threads", std::to_string(context.threads()));
+  report.line("threads", std::to_string(context.threads()) + " (" + choose_threads().why + ")");
   report.line("instruction sets", instruction_sets());
   const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
   report.line("memory", format_bytes(memory));

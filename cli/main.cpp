@@ -25,21 +25,9 @@ constexpr const char* kDescription =
     "\n"
     "Each verb explains itself: flashgla VERB --help";
 
-// OpenMP's waiting threads spin for milliseconds by default: free on an idle machine, but beside another busy program
-// a training step then takes ten times as long. 20,000 rounds (some 50 microseconds) cost nothing measurable on an
-// idle machine. The OpenMP library reads this setting before main, so the program starts itself anew, once.
-void limit_spinning(char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  std::error_code failed;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", failed);
-  if (failed || ::setenv("GOMP_SPINCOUNT", "20000", 0) != 0) return;
-  ::execv(program.c_str(), argv);  // returns only when it failed; then the program runs as it is
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  limit_spinning(argv);
   CLI::App app(kDescription, "flashgla");
   app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
   app.require_subcommand(0, 1);

@@ -1,19 +1,23 @@
 #include "flashgla/base/context.h"
 
-#include <omp.h>
-
 #include <algorithm>
-#include <atomic>
-#include <exception>
 
+#include "flashgla/base/team.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif
 
 namespace flashgla {
 
+namespace {
+int default_threads() {
+  static const int threads = choose_threads().threads;
+  return threads;
+}
+}  // namespace
+
 Context::Context(Device device, int threads)
-    : queue_(device), threads_(threads > 0 ? threads : omp_get_num_procs()), scratch_(device) {
+    : queue_(device), threads_(threads > 0 ? threads : default_threads()), scratch_(device) {
   architecture_.device = device.kind;
 #ifdef FLASHGLA_CUDA
   if (device.kind == Device::Kind::cuda) architecture_ = cuda::architecture_of(device);
@@ -28,24 +32,16 @@ TensorView on_device(Context& context, const TensorView& host, const char* label
 }
 
 void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body) {
-  if (tasks <= 0) return;
-  const int threads = static_cast<int>(std::min<std::int64_t>(context.threads(), tasks));
-  if (threads == 1 || omp_in_parallel()) {
-    for (std::int64_t task = 0; task < tasks; ++task) body(task);
-    return;
-  }
-  std::exception_ptr failure;
-  std::atomic<bool> failed{false};
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (std::int64_t task = 0; task < tasks; ++task) {
-    if (failed.load(std::memory_order_relaxed)) continue;
-    try {
-      body(task);
-    } catch (...) {
-      if (!failed.exchange(true)) failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  run_on_team(context.threads(), tasks, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) body(task);
+  });
+}
+
+void parallel_for_ranges(const Context& context, std::int64_t items, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body) {
+  const std::int64_t step = std::max<std::int64_t>(grain, 1);
+  run_on_team(context.threads(), (items + step - 1) / step,
+              [&](std::int64_t begin, std::int64_t end) { body(begin * step, std::min(items, end * step)); });
 }
 
 void parallel_for_blocks(const Context& context, std::int64_t items, std::int64_t grain,

@@ -57,10 +57,16 @@ class Context {
 // memory, queued (contiguous).
 TensorView on_device(Context& context, const TensorView& host, const char* label);
 
-// Runs body(task) for every task in [0, tasks) on the context's CPU threads, dynamically scheduled. What a task
-// computes must not depend on which thread runs it: results are then the same bits for any number of threads.
-// The first exception thrown by a task is rethrown here.
+// Runs body(task) for every task in [0, tasks) on the context's CPU threads (team.h), dynamically scheduled. What a
+// task computes must not depend on which thread runs it: results are then the same bits for any number of threads. The
+// first exception thrown by a task is rethrown here.
 void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body);
+
+// As parallel_for, in ranges of neighbouring items, each a multiple of `grain` but the last: body(begin, end). Where
+// they end depends on the number of threads and on chance, so an item's result must not depend on the range that it is
+// in.
+void parallel_for_ranges(const Context& context, std::int64_t items, std::int64_t grain,
+                         const std::function<void(std::int64_t, std::int64_t)>& body);
 
 // As parallel_for, in blocks of `grain` consecutive items: body(begin, end).
 void parallel_for_blocks(const Context& context, std::int64_t items, std::int64_t grain,

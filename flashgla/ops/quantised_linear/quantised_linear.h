@@ -12,10 +12,10 @@
 // so that whatever has lanes of 32 bits has a row in each, and a matrix is read from its first byte to its last.
 // The numbers are those of ggml's Q8_0 and IQ4_NL in another order.
 //
-// Results: with up to 16 rows of x, each group of x becomes 16-bit integers with one f32 scale (the largest magnitude
-// is 32639), products within a group are summed exactly, and groups are added in f32 in the order of the columns. The
-// same bits on every instruction set, for any number of threads, and whatever the other rows are. More rows are
-// multiplied in f32. Throws Error naming the argument.
+// Results: with up to 16 rows of x, and with AVX-512 any number, each group of x becomes 16-bit integers with one f32
+// scale (the largest magnitude is 32639), products within a group are summed exactly, and groups are added in f32 in
+// the order of the columns. The same bits on every instruction set, for any number of threads, and whatever the other
+// rows are. Else more rows are multiplied in f32. Throws Error naming the argument.
 #pragma once
 
 #include <array>

@@ -176,11 +176,11 @@ void stream_columns(const float* a, std::int64_t a_stride, const TensorView& b, 
 template <class A, class W, class C>
 void stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options,
             const TensorView& arranged) {
-  constexpr std::int64_t kBytesPerTask = 128 * 1024;
+  constexpr std::int64_t kBytesPerTask = 32 * 1024;
   arrange<W, A>(a, arranged.as<float>(), arranged.size(1));
   const std::int64_t row_bytes = std::max<std::int64_t>(1, a.size(1) * static_cast<std::int64_t>(sizeof(W)));
   const std::int64_t grain = std::max<std::int64_t>(1, kBytesPerTask / (row_bytes * kColumns)) * kColumns;
-  parallel_for_blocks(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for_ranges(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
     stream_columns<W, C>(arranged.as<float>(), arranged.size(1), b, c, options, begin, end);
   });
 }

@@ -42,7 +42,6 @@ extern const Kernel kPortableKernel;
 // x times the weight by a kernel, on all threads.
 void run_packed(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
                 const Options& options, const Kernel& kernel);
-Support supports_packed(const Problem& problem);
 
 // Whether the processor and the system have these instruction sets.
 bool has_vnni();

@@ -47,43 +47,70 @@ constexpr std::int64_t kVector = 64;  // bytes from four columns of a panel to t
 constexpr int kVectors = 8;           // of a block, once they are bytes
 constexpr int kParts = static_cast<int>(kPanelRows) / Isa::kLanes;
 
-// Four columns of a block's rows (of this part) a vector: codes + 128 of q8, values + 128 of q4.
+// Vectors of bytes that a block has on its way from memory, and how many are made of one: four columns each.
 template <Format kFormat>
-inline void load_block(const std::uint8_t* codes, typename Isa::Bytes (&w)[kVectors]) {
+constexpr int kLoads = kFormat == Format::q8 ? kVectors : kVectors / 2;
+
+// The k-th of them: bytes above 0 of four columns of q8, of four and of four of the other half of the columns of q4.
+template <Format kFormat>
+inline void load_vectors(const std::uint8_t* codes, int k, typename Isa::Bytes (&w)[kVectors / kLoads<kFormat>]) {
+  const typename Isa::Bytes loaded = Isa::load(codes + kVector * k);
   if constexpr (kFormat == Format::q8) {
-    for (int i = 0; i < kVectors; ++i) w[i] = Isa::load(codes + kVector * i);
+    w[0] = loaded;
   } else {
-    for (int i = 0; i < kVectors / 2; ++i) {
-      const typename Isa::Bytes both = Isa::load(codes + kVector * i);
-      w[i] = Isa::values_of_low(both);
-      w[i + kVectors / 2] = Isa::values_of_high(both);
-    }
+    w[0] = Isa::values_of_low(loaded);
+    w[1] = Isa::values_of_high(loaded);
   }
 }
 
-// Sums of kRows rows of x from row m on by a panel: sums[r][row of the panel].
-template <Format kFormat, int kRows>
-inline void multiply_panel(const std::uint8_t* panel, std::int64_t groups, const Activations& x, std::int64_t m,
-                           float (&sums)[kRows][kPanelRows]) {
+// Sums of kRows rows of x from row m on by kPanels panels, `spacing` bytes from one to the next: several streams keep
+// the memory busy, and so does asking ahead.
+template <Format kFormat, int kPanels, int kRows>
+inline void multiply_panel(const std::uint8_t* panel, std::int64_t spacing, std::int64_t groups, const Activations& x,
+                           std::int64_t m, float (&sums)[kPanels][kRows][kPanelRows]) {
   constexpr std::int64_t kAhead = 2048;  // bytes
   for (int part = 0; part < kParts; ++part) {
-    typename Isa::Floats totals[kRows];
-    for (int r = 0; r < kRows; ++r) totals[r] = Isa::zero();
+    typename Isa::Floats totals[kPanels][kRows];
+    for (int p = 0; p < kPanels; ++p) {
+      for (int r = 0; r < kRows; ++r) totals[p][r] = Isa::zero();
+    }
     const std::uint8_t* block = panel;
     for (std::int64_t g = 0; g < groups; ++g, block += block_bytes(kFormat)) {
-      for (std::int64_t line = 0; line < block_bytes(kFormat); line += 64) __builtin_prefetch(block + kAhead + line);
-      typename Isa::Bytes w[kVectors];
-      load_block<kFormat>(block + kScaleBytes + 4 * Isa::kLanes * part, w);
-      const typename Isa::Floats scales = Isa::load_f16(block + 2 * Isa::kLanes * part);
-      for (int r = 0; r < kRows; ++r) {
-        const std::int64_t at = (m + r) * groups + g;
-        typename Isa::Sum sum = Isa::begin(x.offsets[at]);
-        for (int i = 0; i < kVectors; ++i) Isa::add_products(sum, w[i], x.codes + at * kCodeBytes + 8 * i);
-        const typename Isa::Floats scale = Isa::multiply(scales, Isa::all(x.scales[at]));
-        totals[r] = Isa::add(totals[r], Isa::multiply(Isa::total(sum), scale));
+      if (part == 0) {
+        for (int p = 0; p < kPanels; ++p) {
+          for (std::int64_t line = 0; line < block_bytes(kFormat); line += 64) {
+            __builtin_prefetch(block + p * spacing + kAhead + line);
+          }
+        }
+      }
+      typename Isa::Sum products[kPanels][kRows];
+      for (int p = 0; p < kPanels; ++p) {
+        for (int r = 0; r < kRows; ++r) products[p][r] = Isa::begin(x.offsets[(m + r) * groups + g]);
+      }
+      const std::uint8_t* codes = block + kScaleBytes + 4 * Isa::kLanes * part;
+      for (int k = 0; k < kLoads<kFormat>; ++k) {
+        for (int p = 0; p < kPanels; ++p) {
+          typename Isa::Bytes w[kVectors / kLoads<kFormat>];
+          load_vectors<kFormat>(codes + p * spacing, k, w);
+          for (int r = 0; r < kRows; ++r) {
+            const std::uint8_t* own = x.codes + ((m + r) * groups + g) * kCodeBytes;
+            for (int half = 0; half < kVectors / kLoads<kFormat>; ++half) {
+              Isa::add_products(products[p][r], w[half], own + 8 * (k + half * kLoads<kFormat>));
+            }
+          }
+        }
+      }
+      for (int p = 0; p < kPanels; ++p) {
+        const typename Isa::Floats scales = Isa::load_f16(block + p * spacing + 2 * Isa::kLanes * part);
+        for (int r = 0; r < kRows; ++r) {
+          const typename Isa::Floats scale = Isa::multiply(scales, Isa::all(x.scales[(m + r) * groups + g]));
+          totals[p][r] = Isa::add(totals[p][r], Isa::multiply(Isa::total(products[p][r]), scale));
+        }
       }
     }
-    for (int r = 0; r < kRows; ++r) Isa::store(totals[r], sums[r] + part * Isa::kLanes);
+    for (int p = 0; p < kPanels; ++p) {
+      for (int r = 0; r < kRows; ++r) Isa::store(totals[p][r], sums[p][r] + part * Isa::kLanes);
+    }
   }
 }
 
@@ -102,22 +129,39 @@ inline void store_row(const Call& call, std::int64_t m, std::int64_t first, cons
   }
 }
 
-template <Format kFormat, int kRows>
-inline void multiply_rows(const Call& call, std::int64_t panel, std::int64_t m) {
-  float sums[kRows][kPanelRows];
-  multiply_panel<kFormat, kRows>(call.weight + panel * call.panel_bytes(), call.groups, call.x, m, sums);
-  for (int r = 0; r < kRows; ++r) store_row(call, m + r, panel * kPanelRows, sums[r]);
+template <Format kFormat, int kPanels, int kRows>
+inline void multiply_rows(const Call& call, std::int64_t panel, std::int64_t spacing, std::int64_t m) {
+  float sums[kPanels][kRows][kPanelRows];
+  multiply_panel<kFormat, kPanels, kRows>(call.weight + panel * call.panel_bytes(), spacing * call.panel_bytes(),
+                                          call.groups, call.x, m, sums);
+  for (int p = 0; p < kPanels; ++p) {
+    for (int r = 0; r < kRows; ++r) store_row(call, m + r, (panel + p * spacing) * kPanelRows, sums[p][r]);
+  }
 }
 
+// Rows [m, rows) of x.
+template <Format kFormat, int kPanels>
+inline void multiply_all_rows(const Call& call, std::int64_t panel, std::int64_t spacing, std::int64_t m,
+                              std::int64_t rows) {
+  for (; m + 4 <= rows; m += 4) multiply_rows<kFormat, kPanels, 4>(call, panel, spacing, m);
+  if (rows - m == 3) multiply_rows<kFormat, kPanels, 3>(call, panel, spacing, m);
+  if (rows - m == 2) multiply_rows<kFormat, kPanels, 2>(call, panel, spacing, m);
+  if (rows - m == 1) multiply_rows<kFormat, kPanels, 1>(call, panel, spacing, m);
+}
+
+// Two rows of x and fewer wait for memory: their panels lie a quarter of the range apart. Of many rows some stay in the
+// cache while all panels of the range pass by.
 template <Format kFormat>
 inline void multiply_panels(const Call& call, std::int64_t begin, std::int64_t end) {
+  constexpr std::int64_t kRowsInCache = 64;
+  constexpr int kStreams = 4;
   const std::int64_t rows = call.y.size(0);
-  for (std::int64_t panel = begin; panel < end; ++panel) {
-    std::int64_t m = 0;
-    for (; m + 4 <= rows; m += 4) multiply_rows<kFormat, 4>(call, panel, m);
-    if (rows - m == 3) multiply_rows<kFormat, 3>(call, panel, m);
-    if (rows - m == 2) multiply_rows<kFormat, 2>(call, panel, m);
-    if (rows - m == 1) multiply_rows<kFormat, 1>(call, panel, m);
+  const std::int64_t quarter = rows <= 2 ? (end - begin) / kStreams : 0;
+  for (std::int64_t i = 0; i < quarter; ++i) multiply_all_rows<kFormat, kStreams>(call, begin + i, quarter, 0, rows);
+  for (std::int64_t m = 0; m < rows; m += kRowsInCache) {
+    for (std::int64_t panel = begin + kStreams * quarter; panel < end; ++panel) {
+      multiply_all_rows<kFormat, 1>(call, panel, 0, m, std::min(rows, m + kRowsInCache));
+    }
   }
 }
 
@@ -132,12 +176,17 @@ inline void decode_panel(const std::uint8_t* panel, std::int64_t groups, float* 
     const std::uint8_t* block = panel;
     float* column = out + part * Isa::kLanes;
     for (std::int64_t g = 0; g < groups; ++g, block += block_bytes(kFormat)) {
-      typename Isa::Bytes w[kVectors];
-      load_block<kFormat>(block + kScaleBytes + 4 * Isa::kLanes * part, w);
       const typename Isa::Floats scales = Isa::load_f16(block + 2 * Isa::kLanes * part);
-      for (int i = 0; i < kVectors; ++i) {
-        for (int j = 0; j < 4; ++j, column += stride) Isa::store(Isa::multiply(scales, Isa::value(w[i], j)), column);
+      const std::uint8_t* codes = block + kScaleBytes + 4 * Isa::kLanes * part;
+      for (int k = 0; k < kLoads<kFormat>; ++k) {
+        typename Isa::Bytes w[kVectors / kLoads<kFormat>];
+        load_vectors<kFormat>(codes, k, w);
+        for (int half = 0; half < kVectors / kLoads<kFormat>; ++half) {
+          float* to = column + 4 * (k + half * kLoads<kFormat>)*stride;
+          for (int j = 0; j < 4; ++j) Isa::store(Isa::multiply(scales, Isa::value(w[half], j)), to + j * stride);
+        }
       }
+      column += kGroup * stride;
     }
   }
 }

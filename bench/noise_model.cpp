@@ -1,0 +1,31 @@
+#include "bench/noise_model.h"
+
+#include "flashgla/model/quantise.h"
+
+namespace flashgla::bench {
+
+std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DType dtype, Device device,
+                                                  const std::string& quantised) {
+  nn::Placements placements;
+  if (!quantised.empty()) {
+    const model::QuantisationPreset formats = model::find_quantisation_preset(quantised);
+    placements = [formats](const nn::Parameter& parameter) {
+      return nn::Placement{formats.of(parameter.quantisation), nullptr};
+    };
+  }
+  auto model = std::make_unique<model::LanguageModel>(model::preset(preset), dtype, device, false, placements);
+  for (const nn::Parameter* parameter : model->parameters().parameters()) {
+    if (!ops::quantised_linear::is_packed(parameter->value)) continue;
+    const std::int64_t block = parameter->value.size(2);
+    auto* bytes = parameter->value.as<std::uint8_t>();
+    for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
+      const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
+      const bool scale = i % block < ops::quantised_linear::kScaleBytes;  // f16: 2^-10 and a little
+      bytes[i] = static_cast<std::uint8_t>(scale ? (i % 2 ? 0x14u : noise >> 25) : noise >> 24);
+    }
+  }
+  model->parameters().initialize(1);
+  return model;
+}
+
+}  // namespace flashgla::bench

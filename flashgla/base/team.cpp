@@ -1,0 +1,259 @@
+#include "flashgla/base/team.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace flashgla {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::chrono::microseconds patience() {
+  static const std::chrono::microseconds time = [] {
+    const char* policy = std::getenv("OMP_WAIT_POLICY");
+    const bool passive =
+        policy != nullptr && (std::string_view(policy) == "passive" || std::string_view(policy) == "PASSIVE");
+    return std::chrono::microseconds(passive ? 0 : 50);
+  }();
+  return time;
+}
+
+// Whether `arrived` came true while it was worth watching.
+template <class F>
+bool watch(const F& arrived) {
+  constexpr int kBetweenLooksAtTheClock = 32;
+  if (arrived()) return true;
+  if (patience().count() == 0) return false;
+  const auto end = Clock::now() + patience();
+  do {
+    for (int i = 0; i < kBetweenLooksAtTheClock; ++i) {
+      relax();
+      if (arrived()) return true;
+    }
+  } while (Clock::now() < end);
+  return false;
+}
+
+struct Region {
+  std::int64_t tasks;
+  int threads;
+  const std::function<void(std::int64_t, std::int64_t)>& body;
+  alignas(64) std::atomic<std::int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure{};
+
+  void work() {
+    for (;;) {
+      std::int64_t begin = next.load(std::memory_order_relaxed), end = 0;
+      do {
+        if (begin >= tasks) return;
+        end = begin + std::max<std::int64_t>(1, (tasks - begin) / (2 * threads));
+      } while (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+      if (failed.load(std::memory_order_relaxed)) return;
+      try {
+        body(begin, end);
+      } catch (...) {
+        if (!failed.exchange(true)) failure = std::current_exception();
+      }
+    }
+  }
+};
+
+thread_local bool within_task = false;
+
+// The helpers of one calling thread.
+class Team {
+ public:
+  Team() = default;
+  ~Team() {
+    call(kStop);
+    for (std::thread& helper : helpers_) helper.join();
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  static Team& of_this_thread() {
+    thread_local Team team;
+    return team;
+  }
+
+  void run(Region& region) {
+    while (static_cast<int>(helpers_.size()) + 1 < region.threads) {
+      const auto index = static_cast<std::uint64_t>(helpers_.size()) + 1;
+      helpers_.emplace_back([this, index] { help(index); });
+    }
+    region_ = &region;
+    ++number_;
+    open_.store(number_ << kCountBits, std::memory_order_release);
+    call(static_cast<std::uint64_t>(region.threads));
+    within_task = true;
+    region.work();
+    within_task = false;
+    // Closed; those who came are waited for.
+    std::uint64_t inside = open_.fetch_and(kCountMask, std::memory_order_acq_rel) & kCountMask;
+    if (inside == 0) return;
+    if (watch([&] { return open_.load(std::memory_order_acquire) == 0; })) return;
+    // Asleep, so that a helper that lost its processor may have this one.
+    waiting_.store(1, std::memory_order_seq_cst);
+    while ((inside = open_.load(std::memory_order_seq_cst)) != 0) waiting_.wait(1, std::memory_order_acquire);
+    waiting_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int kCountBits = 16;
+  static constexpr std::uint64_t kCountMask = (std::uint64_t{1} << kCountBits) - 1, kStop = kCountMask;
+
+  // Tells everybody that there is a region for so many threads.
+  void call(std::uint64_t threads) {
+    called_.store(number_ << kCountBits | threads, std::memory_order_seq_cst);
+    if (asleep_.load(std::memory_order_seq_cst) == 0) return;
+    wake_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.notify_all();
+  }
+
+  void help(std::uint64_t index) {
+    within_task = true;
+    std::uint64_t seen = 0;
+    for (;;) {
+      const auto called = [&] { return called_.load(std::memory_order_acquire) != seen; };
+      if (!watch(called)) {
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        const std::uint32_t before = wake_.load(std::memory_order_seq_cst);
+        if (called_.load(std::memory_order_seq_cst) == seen) wake_.wait(before, std::memory_order_seq_cst);
+        asleep_.fetch_sub(1, std::memory_order_seq_cst);
+        if (!called()) continue;
+      }
+      seen = called_.load(std::memory_order_acquire);
+      if ((seen & kCountMask) == kStop) return;
+      if (index < (seen & kCountMask)) join(seen >> kCountBits);
+    }
+  }
+
+  // Works on the region of that number, if it is open still.
+  void join(std::uint64_t number) {
+    std::uint64_t inside = open_.load(std::memory_order_acquire);
+    do {
+      if (inside >> kCountBits != number) return;
+    } while (!open_.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel));
+    region_->work();
+    // The last one out wakes the caller, who may be gone already: nothing of the region is touched from here on.
+    if (open_.fetch_sub(1, std::memory_order_seq_cst) == 1 && waiting_.load(std::memory_order_seq_cst) != 0) {
+      waiting_.store(0, std::memory_order_seq_cst);
+      waiting_.notify_one();
+    }
+  }
+
+  std::vector<std::thread> helpers_;
+  std::uint64_t number_ = 0;                          // of regions so far
+  Region* region_ = nullptr;                          // read by who is counted in open_
+  alignas(64) std::atomic<std::uint64_t> called_{0};  // number and threads of the last region
+  alignas(64) std::atomic<std::uint64_t> open_{0};    // its number while it is open, and how many helpers are inside
+  alignas(64) std::atomic<std::uint32_t> wake_{0};
+  std::atomic<int> asleep_{0};
+  std::atomic<int> waiting_{0};  // the caller sleeps
+};
+
+}  // namespace
+
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (tasks <= 0) return;
+  constexpr std::int64_t kMostThreads = 4096;
+  threads = static_cast<int>(std::min({std::int64_t{threads}, tasks, kMostThreads}));
+  if (threads <= 1 || within_task) return body(0, tasks);
+  Region region{tasks, threads, body};
+  Team::of_this_thread().run(region);
+  if (region.failure) std::rethrow_exception(region.failure);
+}
+
+namespace {
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Processors' worth of time that the control group allows; 0: no limit.
+double time_quota() {
+  std::string group;
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("0::")) group = line.substr(3);
+  }
+  double least = 0.0;
+  const auto note = [&](double quota, double period) {
+    if (quota > 0.0 && period > 0.0) least = least == 0.0 ? quota / period : std::min(least, quota / period);
+  };
+  for (;; group.erase(group.find_last_of('/'))) {  // the group and those around it
+    std::istringstream limit(first_line("/sys/fs/cgroup" + group + "/cpu.max"));
+    double quota = 0.0, period = 0.0;
+    if (limit >> quota >> period) note(quota, period);  // "max 100000" is no number
+    if (group.find('/') == std::string::npos) break;
+  }
+  const std::string old = "/sys/fs/cgroup/cpu/cpu.cfs_";
+  note(std::atof(first_line(old + "quota_us").c_str()), std::atof(first_line(old + "period_us").c_str()));
+  return least;
+}
+
+}  // namespace
+
+ThreadChoice choose_threads() {
+  if (const char* wanted = std::getenv("OMP_NUM_THREADS"); wanted != nullptr && std::atoi(wanted) > 0) {
+    return {std::atoi(wanted), "OMP_NUM_THREADS"};
+  }
+  const auto plural = [](int count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  int processors = 0;
+  std::set<std::string> cores;
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+    for (int i = 0; i < CPU_SETSIZE; ++i) {
+      if (!CPU_ISSET(i, &allowed)) continue;
+      ++processors;
+      const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(i) + "/topology/";
+      const std::string siblings = first_line(folder + "thread_siblings_list");
+      cores.insert(siblings.empty() ? std::to_string(i) : siblings);
+    }
+  }
+  if (processors == 0) processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  ThreadChoice choice{cores.empty() ? processors : static_cast<int>(cores.size()), ""};
+  choice.why = plural(choice.threads, "core");
+  if (choice.threads < processors) choice.why += " of " + plural(processors, "processor");
+  if (const double quota = time_quota(); quota > 0.0 && quota < choice.threads) {
+    choice.threads = std::max(1, static_cast<int>(std::ceil(quota)));
+    char text[64];
+    std::snprintf(text, sizeof(text), "; the control group allows the time of %.3g", quota);
+    choice.why += text;
+  }
+  return choice;
+}
+
+}  // namespace flashgla

@@ -1,0 +1,28 @@
+// Threads that stay together: those that help a calling thread with its parallel regions.
+//
+// A region costs what a cache line takes to reach the others: they watch it for some 50 microseconds after the last
+// region (not at all with OMP_WAIT_POLICY=passive), then sleep. Nobody waits for a thread that has not begun: who comes
+// late finds the region closed. So a region is never slower for a processor that is busy with something else, unless
+// that takes it away in the middle of a task.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace flashgla {
+
+// Runs body(begin, end) on ranges that together are [0, tasks), on at most `threads` threads, of which the calling one
+// is the first. Ranges are taken in order, long ones while many tasks are left. The first exception that one throws is
+// rethrown; what nobody has begun by then is left out. Within a body: all on the calling thread.
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+// How many threads a process should use, and why: as many as it may use cores, which are processors that share none of
+// their units, and no more than its share of processor time; OMP_NUM_THREADS says otherwise.
+struct ThreadChoice {
+  int threads = 1;
+  std::string why;  // "4 cores"
+};
+ThreadChoice choose_threads();
+
+}  // namespace flashgla

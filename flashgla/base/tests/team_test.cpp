@@ -1,0 +1,97 @@
+#include "flashgla/base/team.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace flashgla {
+namespace {
+
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t)>& body) {
+  flashgla::run_on_team(threads, tasks, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) body(task);
+  });
+}
+
+TEST(Team, EveryTaskRunsOnceWithAnyNumberOfThreads) {
+  for (const int threads : {1, 2, 3, 7, 40}) {
+    for (const std::int64_t tasks : {0, 1, 2, 3, 17, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      run_on_team(threads, tasks, [&](std::int64_t task) { ++runs[static_cast<std::size_t>(task)]; });
+      for (const auto& count : runs) EXPECT_EQ(count, 1) << threads << " threads, " << tasks << " tasks";
+    }
+  }
+}
+
+TEST(Team, RegionsFollowEachOtherWithoutEnd) {
+  std::atomic<std::int64_t> total{0};
+  for (int region = 0; region < 20000; ++region) {
+    run_on_team(1 + region % 5, 6, [&](std::int64_t task) { total += task; });
+    if (region % 5000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // helpers fall asleep
+  }
+  EXPECT_EQ(total, 20000 * 15);
+}
+
+TEST(Team, WithinATaskEverythingIsOnItsThread) {
+  std::atomic<int> elsewhere{0}, tasks{0};
+  run_on_team(4, 8, [&](std::int64_t) {
+    const auto own = std::this_thread::get_id();
+    run_on_team(4, 8, [&](std::int64_t) {
+      ++tasks;
+      elsewhere += own != std::this_thread::get_id() ? 1 : 0;
+    });
+  });
+  EXPECT_EQ(elsewhere, 0);
+  EXPECT_EQ(tasks, 64);
+}
+
+TEST(Team, TheFirstExceptionComesBackAndTheTeamGoesOn) {
+  for (int again = 0; again < 100; ++again) {
+    EXPECT_THROW(run_on_team(3, 50,
+                             [](std::int64_t task) {
+                               if (task % 7 == 3) throw std::runtime_error("task");
+                             }),
+                 std::runtime_error);
+    std::atomic<int> runs{0};
+    run_on_team(3, 50, [&](std::int64_t) { ++runs; });
+    EXPECT_EQ(runs, 50);
+  }
+}
+
+TEST(Team, EachCallingThreadHasItsOwn) {
+  std::atomic<std::int64_t> total{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int region = 0; region < 500; ++region) {
+        run_on_team(3, 10, [&](std::int64_t task) { total += task; });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(total, 4 * 500 * 45);
+}
+
+TEST(Team, AHelperThatHoldsATaskIsWaitedFor) {
+  for (int again = 0; again < 20; ++again) {
+    std::atomic<int> done{0};
+    run_on_team(2, 2, [&](std::int64_t) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // longer than anybody watches
+      ++done;
+    });
+    EXPECT_EQ(done, 2);
+  }
+}
+
+TEST(Team, SomeThreadsAreChosenAndItSaysWhy) {
+  const ThreadChoice choice = choose_threads();
+  EXPECT_GE(choice.threads, 1);
+  EXPECT_FALSE(choice.why.empty());
+}
+
+}  // namespace
+}  // namespace flashgla
