@@ -9,10 +9,12 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "cli/checks.h"
 #include "cli/gnuplot.h"
 #include "cli/interruption.h"
+#include "cli/model_flags.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -21,6 +23,7 @@
 #include "flashgla/data/dataset.h"
 #include "flashgla/eval/evaluation.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/text/fingerprint.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
@@ -32,7 +35,7 @@ using Json = nlohmann::ordered_json;
 
 struct EvaluateArguments {
   std::vector<std::string> models;
-  std::string checkpoint = "latest";
+  ModelFlags flags;
   std::string data;
   std::string text_field = "text";
   std::string part = "validation";
@@ -45,10 +48,6 @@ struct EvaluateArguments {
   bool no_reuse = false;
   std::string png, log;
   bool resume = false;
-  std::string dtype;
-  bool map = false;
-  std::string device = "auto";
-  int threads = 0;
   bool json = false, quiet = false, samples = false;
 };
 
@@ -120,17 +119,41 @@ std::string label_of(const std::string& model) {
   return name.empty() ? model : name;
 }
 
-// Everything that decides about the numbers, so that a log is not taken for another evaluation's.
-std::string settings_of(const EvaluateArguments& arguments, const std::vector<std::string>& fingerprints) {
-  const fs::path data(arguments.data);
-  const bool folder = fs::is_directory(data);
-  const fs::path file = folder ? data / data::kDatasetFile : data;
-  return Json{{"models", fingerprints},
-              {"data", fs::absolute(data).lexically_normal().string()},
-              {"data_bytes", fs::file_size(file)},
+// Hash of what is evaluated on, wherever it lies.
+std::string fingerprint_of(const EvaluateArguments& arguments, const Data& data) {
+  if (!data.tokens) return text::fingerprint_of(read_file(arguments.data));
+  constexpr std::int64_t kPiece = std::int64_t{1} << 20;
+  std::string print;
+  std::vector<std::int32_t> piece;
+  for (std::int64_t begin = 0; begin < data.span.size(); begin += kPiece) {
+    piece.resize(static_cast<std::size_t>(std::min(kPiece, data.span.size() - begin)));
+    data.span.file->read(data.span.begin + begin, static_cast<std::int64_t>(piece.size()), piece.data());
+    print += std::string(reinterpret_cast<const char*>(piece.data()), piece.size() * sizeof(piece[0]));
+    print = text::fingerprint_of(print);
+  }
+  return print;
+}
+
+// A model to evaluate.
+struct Subject {
+  std::string label, folder;
+  model::ModelConfig config;
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+};
+
+// Everything that decides about the numbers, so that a log is not taken for another evaluation's. Models, tokenizers
+// and data by what they hold: a run that trained on is another model, a folder that was moved is not.
+std::string settings_of(const EvaluateArguments& arguments, const Data& data, std::span<const Subject> subjects) {
+  Json models = Json::array(), tokenizers = Json::array();
+  for (const Subject& subject : subjects) {
+    models.push_back(model::stored_fingerprint(subject.folder));
+    tokenizers.push_back(subject.tokenizer ? subject.tokenizer->fingerprint() : "none");
+  }
+  return Json{{"model", models},
+              {"tokenizer", tokenizers},
+              {"data", fingerprint_of(arguments, data)},
               {"text_field", arguments.text_field},
               {"part", arguments.part},
-              {"tokenizer", arguments.tokenizer},
               {"window", arguments.window},
               {"stride", arguments.stride},
               {"carry", arguments.carry},
@@ -140,8 +163,8 @@ std::string settings_of(const EvaluateArguments& arguments, const std::vector<st
               {"limit", arguments.limit},
               {"batch_tokens", arguments.batch_tokens},
               {"reuse", !arguments.no_reuse},
-              {"dtype", arguments.dtype},
-              {"device", arguments.device}}
+              {"dtype", arguments.flags.dtype},
+              {"device", name_of(arguments.flags.chosen_device())}}
       .dump();
 }
 
@@ -236,7 +259,7 @@ void print(const Json& row) {
 }
 
 std::shared_ptr<const text::Tokenizer> tokenizer_of(const EvaluateArguments& arguments, const Data& data,
-                                                    const std::string& folder, const model::LanguageModel& model) {
+                                                    const std::string& folder, const model::ModelConfig& config) {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   if (!arguments.tokenizer.empty()) {
     tokenizer = text::load_tokenizer(arguments.tokenizer);
@@ -246,21 +269,34 @@ std::shared_ptr<const text::Tokenizer> tokenizer_of(const EvaluateArguments& arg
   if (data.tokens) {
     if (tokenizer) data::require_same_tokenizer(*data.tokens, *tokenizer, arguments.data);
     if (!tokenizer) tokenizer = data.tokens->tokenizer;
-    if (data.tokens->vocab_size > model.config().vocab_size) {
+    if (data.tokens->vocab_size > config.vocab_size) {
       throw Error(fmt::format("{} has tokens up to {}, but {} has a vocabulary of {}", arguments.data,
-                              data.tokens->vocab_size - 1, folder, model.config().vocab_size));
+                              data.tokens->vocab_size - 1, folder, config.vocab_size));
     }
   } else if (!tokenizer) {
     throw Error(folder + " has no tokenizer, which text needs; --tokenizer names one");
   }
-  if (tokenizer && tokenizer->vocab_size() > model.config().vocab_size) {
+  if (tokenizer && tokenizer->vocab_size() > config.vocab_size) {
     throw Error(fmt::format("the tokenizer has {} tokens, {} has a vocabulary of {}; they do not belong together",
-                            tokenizer->vocab_size(), folder, model.config().vocab_size));
+                            tokenizer->vocab_size(), folder, config.vocab_size));
   }
   return tokenizer;
 }
 
-void run_evaluate(EvaluateArguments& arguments) {
+// All of them, so that a mistake about the last one is told before the first is evaluated.
+std::vector<Subject> subjects_of(const EvaluateArguments& arguments, const Data& data) {
+  std::vector<Subject> subjects;
+  for (const std::string& name : arguments.models) {
+    Subject& subject = subjects.emplace_back();
+    subject.label = label_of(name);
+    subject.folder = train::find_model_folder(name, arguments.flags.checkpoint);
+    subject.config = model::load_config((fs::path(subject.folder) / "config.json").string());
+    subject.tokenizer = tokenizer_of(arguments, data, subject.folder, subject.config);
+  }
+  return subjects;
+}
+
+void run_evaluate(const EvaluateArguments& arguments) {
   if (arguments.carry && arguments.stride > 0) throw Error("evaluate: --carry has no windows that --stride could move");
   if (!arguments.png.empty() && arguments.extrapolate == 0) throw Error("evaluate: --png goes with --extrapolate");
   const Data data = open_data(arguments);
@@ -268,18 +304,11 @@ void run_evaluate(EvaluateArguments& arguments) {
   if (examples && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0)) {
     throw Error("evaluate: " + arguments.data + " has examples; --extrapolate, --carry and --stride are for text");
   }
-  Context context(device_from_name(arguments.device), arguments.threads);
-  model::LoadOptions load;
-  load.device = context.device();
-  load.map = arguments.map;
-  if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
-  std::vector<std::string> folders, fingerprints;
-  for (const std::string& name : arguments.models) {
-    folders.push_back(train::find_model_folder(name, arguments.checkpoint));
-    fingerprints.push_back(fs::absolute(folders.back()).lexically_normal().string());
-  }
-  arguments.device = name_of(context.device());
-  eval::JobLog log(arguments.log, settings_of(arguments, fingerprints), arguments.resume);
+  Context context(arguments.flags.chosen_device(), arguments.flags.threads);
+  const model::LoadOptions load = arguments.flags.load_options(context.device());
+  const std::vector<Subject> subjects = subjects_of(arguments, data);
+  eval::JobLog log(arguments.log, arguments.log.empty() ? "{}" : settings_of(arguments, data, subjects),
+                   arguments.resume);
   if (log.taken() > 0 && !arguments.quiet) fmt::print(stderr, "{}: {} results are there\n", arguments.log, log.taken());
 
   const InterruptionScope signals;  // the job ends and its result is kept
@@ -287,32 +316,32 @@ void run_evaluate(EvaluateArguments& arguments) {
   const std::string state_file = arguments.log.empty() ? std::string() : arguments.log + ".state";
   Json rows = Json::array();
   std::int64_t jobs = 0;
-  for (std::size_t i = 0; i < folders.size() && !interrupted(); ++i) {
-    const auto model = model::load_model(folders[i], load);
-    const auto tokenizer = tokenizer_of(arguments, data, folders[i], *model);
+  for (const Subject& subject : subjects) {
+    if (interrupted()) break;
+    const auto model = model::load_model(subject.folder, load);
     const std::int64_t window = arguments.window > 0 ? arguments.window : model->config().max_position_embeddings;
     std::unique_ptr<Progress> bar;
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
-      if (!bar) bar = std::make_unique<Progress>(label_of(arguments.models[i]), total, arguments.quiet);
+      if (!bar) bar = std::make_unique<Progress>(subject.label, total, arguments.quiet);
       bar->update(done, fmt::format("{} {:.4f}", examples ? "acc" : "loss", figure));
       return !interrupted();
     };
     const eval::Work work{context, *model, log, jobs, monitor, state_file};
-    Json row = {{"model", label_of(arguments.models[i])}};
+    Json row = {{"model", subject.label}};
     bool complete = true;
     if (examples) {
       eval::ExampleOptions options{window, {arguments.batch_tokens, !arguments.no_reuse}};
-      const auto result = eval::evaluate_examples(work, *tokenizer, data.examples, arguments.data, options);
+      const auto result = eval::evaluate_examples(work, *subject.tokenizer, data.examples, arguments.data, options);
       row.update(example_row(data.examples, result, arguments.samples));
       jobs += result.jobs, complete = result.complete;
     } else if (arguments.extrapolate > 0) {
-      const auto documents = documents_of(arguments, data, tokenizer.get());
+      const auto documents = documents_of(arguments, data, subject.tokenizer.get());
       const auto result = eval::evaluate_positions(
           work, documents, {arguments.extrapolate, arguments.bucket, window, arguments.sequences});
       row.update(position_row(arguments, result));
       jobs += result.jobs, complete = result.complete;
     } else {
-      const auto documents = documents_of(arguments, data, tokenizer.get());
+      const auto documents = documents_of(arguments, data, subject.tokenizer.get());
       const std::int64_t stride = arguments.stride > 0 ? arguments.stride : window;
       const auto result =
           eval::evaluate_loss(work, documents, {window, stride, arguments.carry, arguments.batch_tokens});
@@ -330,7 +359,7 @@ void run_evaluate(EvaluateArguments& arguments) {
     for (const Json& row : rows) print(row);
   }
   std::fflush(stdout);
-  if (interrupted() && (rows.empty() || rows.size() < folders.size() || rows.back().contains("complete"))) {
+  if (interrupted() && (rows.empty() || rows.size() < subjects.size() || rows.back().contains("complete"))) {
     throw Error(arguments.log.empty() ? std::string("interrupted; --log keeps results, and --resume goes on from them")
                                       : "interrupted; the same with --resume goes on from " + arguments.log);
   }
@@ -356,8 +385,6 @@ void add_evaluate(CLI::App& app) {
   verb->add_option("--data", arguments->data,
                    "A text; JSON lines of documents or examples; tokens of `flashgla data prepare` or a .bin file")
       ->required();
-  verb->add_option("--checkpoint", arguments->checkpoint, "Of a run: latest, best, or step-N as its folder is called")
-      ->capture_default_str();
   verb->add_option("--part", arguments->part, "Of prepared tokens (train, where there is no validation)")
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>{"validation", "train"}));
@@ -399,16 +426,7 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--json", arguments->json, "Print JSON");
   verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example");
   verb->add_flag("--quiet", arguments->quiet, "No progress");
-  verb->add_option("--dtype", arguments->dtype,
-                   "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too");
-  verb->add_flag("--mmap", arguments->map,
-                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
-                 "change meanwhile");
-  verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
-      ->capture_default_str();
-  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
-      ->capture_default_str()
-      ->check(non_negative_number());
+  arguments->flags.add_to(*verb);
   verb->callback([arguments] { run_evaluate(*arguments); });
 }
 

@@ -14,12 +14,11 @@
 
 #include "cli/checks.h"
 #include "cli/interruption.h"
+#include "cli/model_flags.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
-#include "flashgla/base/names.h"
 #include "flashgla/generate/generator.h"
-#include "flashgla/model/checkpoint.h"
 #include "flashgla/train/run_folder.h"
 
 namespace flashgla::cli {
@@ -30,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 struct GenerateArguments {
   std::string model;
-  std::string checkpoint = "latest";
+  ModelFlags flags;
   std::string prompt;
   std::string prompts_file;
   std::string save_state;
@@ -38,15 +37,11 @@ struct GenerateArguments {
   std::vector<std::string> stop;
   generate::GenerateOptions options;
   std::int64_t seed = -1;
-  std::string dtype;
-  std::string device = "auto";
-  int threads = 0;
   bool prompt_given = false;
   bool interactive = false;
   bool json = false;
   bool ignore_end = false;
   bool only_new = false;
-  bool map = false;
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -172,7 +167,7 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
 }
 
 void run_generate(GenerateArguments& arguments) {
-  const std::string folder = train::find_model_folder(arguments.model, arguments.checkpoint);
+  const std::string folder = train::find_model_folder(arguments.model, arguments.flags.checkpoint);
   std::vector<std::string> prompts;
   if (!arguments.prompts_file.empty()) {
     prompts = read_prompts(arguments.prompts_file);
@@ -192,12 +187,8 @@ void run_generate(GenerateArguments& arguments) {
       arguments.seed >= 0 ? static_cast<std::uint64_t>(arguments.seed) : std::random_device{}();
   arguments.options.sampling.validate();
 
-  Context context(device_from_name(arguments.device), arguments.threads);
-  model::LoadOptions load;
-  load.device = context.device();
-  load.map = arguments.map;
-  if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
-  const auto model = model::load_model(folder, load);
+  Context context(arguments.flags.chosen_device(), arguments.flags.threads);
+  const auto model = model::load_model(folder, arguments.flags.load_options(context.device()));
   const auto tokenizer = text::load_tokenizer(folder);
   const generate::Generator generator(context, *model, *tokenizer);
   generate::Session session(*model, static_cast<std::int64_t>(prompts.size()));
@@ -272,8 +263,6 @@ void add_generate(CLI::App& app) {
       "  flashgla generate M --prompt \"$(cat long.txt)\" --max-tokens 0 --save-state long.state\n"
       "  flashgla generate M --load-state long.state --prompt ' The end'     the long prompt is not read again");
   verb->add_option("model", arguments->model, "A model folder, or the run folder of flashgla train")->required();
-  verb->add_option("--checkpoint", arguments->checkpoint, "Of a run: latest, best, or step-N as its folder is called")
-      ->capture_default_str();
   auto* prompt = verb->add_option_function<std::string>(
       "--prompt",
       [arguments](const std::string& text) {
@@ -323,15 +312,7 @@ void add_generate(CLI::App& app) {
   verb->add_option("--load-state", arguments->load_state, "Go on from a saved state")->check(CLI::ExistingFile);
   verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt");
   verb->add_flag("--only-new", arguments->only_new, "Do not repeat the prompt before the text");
-  verb->add_option("--dtype", arguments->dtype, "Of the weights in memory: f32 or bf16 (default: as stored)");
-  verb->add_flag("--mmap", arguments->map,
-                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
-                 "change meanwhile");
-  verb->add_option("--device", arguments->device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
-      ->capture_default_str();
-  verb->add_option("--threads", arguments->threads, "CPU threads; 0: all")
-      ->capture_default_str()
-      ->check(non_negative_number());
+  arguments->flags.add_to(*verb);
   verb->callback([arguments] { run_generate(*arguments); });
 }
 

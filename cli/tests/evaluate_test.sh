@@ -38,6 +38,7 @@ succeeds '"sequences": 3' evaluate run --data few.jsonl --extrapolate 200 --sequ
 
 # an interruption
 "$flashgla" evaluate run --data few.jsonl --window 64 --batch-tokens 64 --json --quiet >whole
+cp whole whole.few
 holds 'what was interrupted goes on' sh -c "
   '$flashgla' evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --quiet >part 2>message &
   program=\$!
@@ -57,6 +58,15 @@ holds 'inside a document, too' sh -c "
   '$flashgla' evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --log carry.jsonl --resume --json --quiet >rest &&
   cmp whole rest && test ! -e carry.jsonl.state"
 refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
+again="evaluate MODEL --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --resume --json --quiet"
+cp -r run moved && cp few.jsonl kept.jsonl
+holds 'a folder that was moved is the same model' sh -c "'$flashgla' $(echo "$again" | sed s/MODEL/moved/) | grep -v model >rest && grep -v model whole.few | cmp - rest"
+sed 's/a/e/' kept.jsonl >few.jsonl
+refuses 'log.jsonl: is of an evaluation with another data' $(echo "$again" | sed s/MODEL/run/)
+mv kept.jsonl few.jsonl
+"$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --seed 2 --out trained >/dev/null 2>&1
+rm -r moved && mv trained moved
+refuses 'log.jsonl: is of an evaluation with another model' $(echo "$again" | sed s/MODEL/moved/)
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 

@@ -12,6 +12,7 @@
 #include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
+#include "flashgla/model/checksum.h"
 #include "flashgla/model/quantise.h"
 
 namespace flashgla::model {
@@ -315,6 +316,17 @@ Weights open_weights(const std::string& folder) {
     }
   }
   return weights;
+}
+
+std::string stored_fingerprint(const std::string& folder) {
+  std::string facts = read_file(path_in(folder, kConfig));
+  for (const SafetensorsReader& file : open_weights(folder).files) {
+    for (const StoredTensor& tensor : file.tensors()) facts += tensor.name + tensor.dtype + tensor.shape_text();
+    facts += file.checksum();
+  }
+  Checksum hash;
+  hash.add(facts.data(), facts.size());
+  return hash.text();
 }
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadOptions& options) {

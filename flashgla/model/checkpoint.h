@@ -59,6 +59,10 @@ Weights open_weights(const std::string& folder);
 // Hash of the config and all weights, in hexadecimal.
 std::string fingerprint(const LanguageModel& model);
 
+// The same of a folder's files, without loading a model: of config.json and of the checksums of the weights, which are
+// read only where a file states none. Other for the same weights in another dtype or other shards.
+std::string stored_fingerprint(const std::string& folder);
+
 // The state of a generation, so that a long prompt is paid once, and what the caller keeps `beside` it (filled by
 // load_state). load_state throws Error when the file belongs to another model or another dtype of its weights.
 void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path,

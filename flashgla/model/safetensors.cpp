@@ -1,7 +1,5 @@
 #include "flashgla/model/safetensors.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -9,6 +7,7 @@
 #include <set>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/model/checksum.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 
 namespace flashgla::model {
@@ -53,26 +52,6 @@ const char* stored_name(DType dtype) {
 
 constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16,
                              DType::i64, DType::i32, DType::u16,  DType::u8};
-
-// One 64-bit hash of the data, fed in pieces.
-class Checksum {
- public:
-  Checksum() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
-  ~Checksum() { XXH3_freeState(state_); }
-  Checksum(const Checksum&) = delete;
-  Checksum& operator=(const Checksum&) = delete;
-  void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
-  std::string text() const {
-    static constexpr char kDigits[] = "0123456789abcdef";
-    std::uint64_t hash = XXH3_64bits_digest(state_);
-    std::string digits(16, '0');
-    for (std::size_t i = 16; i-- > 0; hash >>= 4) digits[i] = kDigits[hash & 15];
-    return digits;
-  }
-
- private:
-  XXH3_state_t* state_;
-};
 
 // Parses the header; duplicate keys and deep nesting are refused, which the JSON library alone would let pass.
 json parse_header(const std::string& path, const std::byte* begin, std::size_t bytes) {
@@ -256,6 +235,13 @@ const StoredTensor* SafetensorsReader::find(std::string_view name) const {
     if (tensor.name == name) return &tensor;
   }
   return nullptr;
+}
+
+std::string SafetensorsReader::checksum() const {
+  if (const auto stated = metadata_.find(kChecksum); stated != metadata_.end()) return stated->second;
+  Checksum checksum;
+  checksum.add(file_.data() + data_begin_, file_.size() - data_begin_);
+  return checksum.text();
 }
 
 void SafetensorsReader::read(const std::function<TensorView(const StoredTensor&)>& destination) const {

@@ -49,6 +49,7 @@ class SafetensorsReader {
   std::span<const std::byte> bytes(const StoredTensor& tensor) const {
     return file_.bytes().subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
   }
+  std::string checksum() const;  // of the data: the one that the file states, else computed
 
   // Calls destination(tensor) for every tensor in order and fills the contiguous view that it returns, which has as
   // many elements; floating dtypes are converted. Absent: skipped. Throws Error when the checksum disagrees.

@@ -1,11 +1,9 @@
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstdio>
 
 #include "flashgla/base/memory.h"
 #include "flashgla/base/random.h"
 #include "flashgla/model/checkpoint.h"
+#include "flashgla/model/checksum.h"
 
 namespace flashgla::model {
 
@@ -73,27 +71,22 @@ void copy_rows(const DecodeState& state, const std::vector<std::int64_t>& filled
 }  // namespace
 
 std::string fingerprint(const LanguageModel& model) {
-  XXH3_state_t* hash = XXH3_createState();
-  XXH3_64bits_reset(hash);
+  Checksum hash;
   ModelConfig native = model.config();  // the same in every layout
   native.layout = mixers::find_mixer(native.model_type).layouts.front().name;
   const std::string config = to_json(native);
-  XXH3_64bits_update(hash, config.data(), config.size());
+  hash.add(config.data(), config.size());
   for (const nn::Parameter* parameter : model.parameters().parameters()) {
     const TensorView& value = parameter->value;
     if (value.device == Device::cpu()) {
-      XXH3_64bits_update(hash, value.data, value.bytes());
+      hash.add(value.data, value.bytes());
     } else {
       const Tensor host = Tensor::empty(value.shape, value.dtype);
       copy_memory(host->data, Device::cpu(), value.data, value.device, value.bytes());
-      XXH3_64bits_update(hash, host->data, host->bytes());
+      hash.add(host->data, host->bytes());
     }
   }
-  const std::uint64_t digest = XXH3_64bits_digest(hash);
-  XXH3_freeState(hash);
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(digest));
-  return text;
+  return hash.text();
 }
 
 void save_state(const LanguageModel& model, const DecodeState& state, const std::string& path,

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <charconv>
@@ -11,6 +10,7 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/model/checksum.h"
 
 namespace flashgla::train {
 
@@ -22,13 +22,11 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".partial";
 
-std::string hexadecimal(std::uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
+std::string checksum(const void* data, std::size_t bytes) {
+  model::Checksum hash;
+  hash.add(data, bytes);
+  return hash.text();
 }
-
-std::string checksum(const void* data, std::size_t bytes) { return hexadecimal(XXH3_64bits(data, bytes)); }
 
 std::string checkpoint_name(std::int64_t step) {
   std::string digits = std::to_string(step);
