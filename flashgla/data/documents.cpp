@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::size_t kBlock = std::size_t{1} << 20;
+constexpr std::int64_t kSmallestBlock = 4096;  // where a file grows while it is read
 
 }  // namespace
 
@@ -21,6 +22,7 @@ struct DocumentReader::Source {
   std::string path;  // "-": standard input
   std::FILE* file = nullptr;
   std::int64_t bytes = -1;  // -1: unknown
+  std::int64_t taken = 0;   // bytes read
   bool json_lines = false;
 
   ~Source() {
@@ -129,12 +131,19 @@ bool DocumentReader::fill() {
     buffer_.erase(0, at_);
     at_ = 0;
   }
+  // No more than a byte beyond a file's size: that there is none says that it ended.
+  std::size_t wanted = kBlock;
+  if (source_->bytes >= 0) {
+    const std::int64_t left = std::max<std::int64_t>(source_->bytes - source_->taken, kSmallestBlock) + 1;
+    wanted = std::min(kBlock, static_cast<std::size_t>(left));
+  }
   const std::size_t old = buffer_.size();
-  buffer_.resize(old + kBlock);
-  const std::size_t count = std::fread(buffer_.data() + old, 1, kBlock, source_->file);
+  buffer_.resize(old + wanted);
+  const std::size_t count = std::fread(buffer_.data() + old, 1, wanted, source_->file);
   buffer_.resize(old + count);
   done_ += static_cast<std::int64_t>(count);
-  if (count < kBlock) {
+  source_->taken += static_cast<std::int64_t>(count);
+  if (count < wanted) {
     if (std::ferror(source_->file)) throw Error("cannot read " + source_->path + ": " + std::strerror(errno));
     ended_ = true;
   }
