@@ -230,18 +230,44 @@ def fuzz_table():
     return origin + "\n\n" + table(["target", "inputs"], rows)
 
 
+def small_models_sentences():
+    """How good quickstart's model and char-level's become: scripts/small_models.py."""
+    path = FIGURES / "small-models.json"
+    if not path.exists():
+        raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+
+    def seeds(recipe, figure):
+        runs = [run for run in saved["runs"] if run["recipe"] == recipe]
+        values = ", ".join(f"{run[figure]:.3f}" for run in runs)
+        return f"{values} (seeds {', '.join(str(run['seed']) for run in runs)})"
+
+    tokens = {run["recipe"]: run["tokens"] / 1e6 for run in saved["runs"]}
+    return sentences(
+        f"`quickstart.sh`'s model, {tokens['quickstart']:.1f}M bytes of training: {seeds('quickstart', 'bpb')} bits a",
+        f"byte of stories whose true entropy is {saved['stories']['entropy_bits_per_byte']:.3f}. A text of 1.1 MB by",
+        f"characters, 0.80M parameters, {tokens['char-level']:.1f}M characters of training (`configs/char-level.json`):",
+        f"{seeds('char-level', 'loss')} nats a character. Validation at the end, f32, `scripts/small_models.py`,",
+        f"commit {saved['commit']}, {saved['date']}.")
+
+
 TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
-          "gpu-attention": gpu_attention_table, "fuzz": fuzz_table, "fuzz-total": fuzz_sentence}
+          "gpu-attention": gpu_attention_table, "small-models": small_models_sentences, "fuzz": fuzz_table,
+          "fuzz-total": fuzz_sentence}
 
 
 def take(path):
     """Copies a run to docs/figures/, under the kind of its device; one of scripts/fuzz.sh is added to those there."""
+    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets".
     FIGURES.mkdir(parents=True, exist_ok=True)
     taken = json.loads(path.read_text(encoding="utf-8"))
     if "targets" in taken:
         kept = FIGURES / "fuzzing.json"
         runs = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
         kept.write_text(json.dumps([*runs, taken], indent=1) + "\n", encoding="utf-8")
+        return
+    if "runs" in taken:
+        (FIGURES / "small-models.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         return
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
