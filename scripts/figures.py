@@ -224,7 +224,7 @@ def fuzz_sentence():
 def fuzz_table():
     runs, inputs, failed, when = fuzz_runs()
     rows = [[f"`{name}`", f"{count:,}"] for name, count in sorted(inputs.items())]
-    seconds = ", ".join(str(run["seconds"]) for run in runs)
+    seconds = " and ".join(str(run["seconds"]) for run in runs)
     origin = sentences(f"`scripts/fuzz.sh SECONDS` ({seconds} s a target), {when}: {sum(inputs.values()):,} inputs,",
                        "no target failed." if failed == 0 else f"{failed} failures.")
     return origin + "\n\n" + table(["target", "inputs"], rows)
@@ -303,7 +303,7 @@ def main():
                 print(f"note: {name}, table {key}, is left as it is: {missing}")
                 return match[0]
 
-        written = re.sub(r"(<!-- figures: ([\w-]+) -->)\n(?:.*?\n)?(<!-- /figures -->)", write, text, flags=re.DOTALL)
+        written = re.sub(r"(<!-- figures: ([\w-]+) -->)\n(?:.*?\n)??(<!-- /figures -->)", write, text, flags=re.DOTALL)
         if written != text:
             stale += 1
             print(f"{name}: " + ("its figures are not those of docs/figures/" if check else "written"))
