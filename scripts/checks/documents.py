@@ -22,6 +22,8 @@ READS = {
     ".cmake": r"\$ENV\{(\w+)\}",
     ".txt": r"\$ENV\{(\w+)\}",
 }
+# Documents whose lines are longer still.
+NOT_WRAPPED = "flashgla/ops/gated_linear_attention/cuda/"
 # Read by libraries that we link, not by us.
 READ_BY_LIBRARIES = {"OMP_NUM_THREADS"}
 
@@ -73,6 +75,19 @@ def check_paths(document, files, offences):
             offences.append(f"{name}: names `{path}`, which does not exist")
 
 
+def check_lines(document, offences):
+    """At most 120 characters a line, tables apart; a README has at most 150 such lines."""
+    name = document.relative_to(ROOT)
+    if name.as_posix().startswith(NOT_WRAPPED):
+        return
+    lines = [line for line in document.read_text(encoding="utf-8").splitlines() if not line.startswith("|")]
+    for line in lines:
+        if len(line) > 120 and "](" not in line:
+            offences.append(f"{name}: a line of {len(line)} characters (120 at most): {line[:60]}...")
+    if document.name == "README.md" and len(lines) > 150:
+        offences.append(f"{name}: {len(lines)} lines beside its tables (150 at most); what is history goes to LOG.md")
+
+
 def check_environment(files, offences):
     read = {}
     for file in files:
@@ -104,6 +119,7 @@ def main():
     for document in documents:
         check_links(document, offences)
         check_paths(document, files, offences)
+        check_lines(document, offences)
     check_environment(files, offences)
     check_version(offences)
     for offence in offences:
