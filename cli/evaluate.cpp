@@ -164,7 +164,7 @@ std::string settings_of(const EvaluateArguments& arguments, const Data& data, st
               {"batch_tokens", arguments.batch_tokens},
               {"reuse", !arguments.no_reuse},
               {"dtype", arguments.flags.dtype},
-              {"device", name_of(arguments.flags.chosen_device())}}
+              {"device", name_of(device_from_name(arguments.flags.device))}}
       .dump();
 }
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/checks.h"
+#include "cli/devices.h"
 #include "flashgla/base/names.h"
 
 namespace flashgla::cli {
@@ -20,7 +21,7 @@ void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("--threads", threads, "CPU threads; 0: all")->capture_default_str()->check(non_negative_number());
 }
 
-Device ModelFlags::chosen_device() const { return device_from_name(device); }
+Device ModelFlags::chosen_device() const { return cli::chosen_device(device); }
 
 model::LoadOptions ModelFlags::load_options(Device device) const {
   model::LoadOptions options;

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cli/checks.h"
+#include "cli/devices.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
@@ -115,6 +116,7 @@ train::TrainConfig resolve(const TrainArguments& arguments) {
 void run_train(const TrainArguments& arguments) {
   train::TrainConfig config = resolve(arguments);
   config.validate();
+  chosen_device(config.device);
   if (!fs::exists(config.data)) throw Error(config.data + ": there is no such data; see flashgla data --help");
   if (is_plain_text(config.data)) config.data = prepared(config.data, config.out, arguments.quiet);
 

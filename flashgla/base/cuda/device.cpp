@@ -23,21 +23,28 @@ int device_count() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
+std::string unusable_driver() {
+  int driver = 0, runtime = 0, count = 0;
+  cudaDriverGetVersion(&driver);
+  if (driver == 0) return {};  // none
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess || status == cudaErrorNoDevice) return {};
+  if (status != cudaErrorInsufficientDriver)
+    return std::string("the NVIDIA driver says: ") + cudaGetErrorString(status);
+  cudaRuntimeGetVersion(&runtime);
+  const auto version = [](int number) {
+    return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+  };
+  return "the NVIDIA driver is for CUDA " + version(driver) + " and this program for " + version(runtime) +
+         "; update the driver";
+}
+
 void require_device(Device device) {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   const std::string name = "device " + name_of(device) + ": ";
-  if (status == cudaErrorInsufficientDriver) {
-    int driver = 0, runtime = 0;
-    cudaDriverGetVersion(&driver);
-    cudaRuntimeGetVersion(&runtime);
-    const auto version = [](int number) {
-      return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
-    };
-    throw Error(name + (driver == 0 ? "no NVIDIA driver found"
-                                    : "the NVIDIA driver is for CUDA " + version(driver) + " and this program for " +
-                                          version(runtime) + "; update the driver"));
-  }
+  if (const std::string why = unusable_driver(); !why.empty()) throw Error(name + why);
+  if (status == cudaErrorInsufficientDriver) throw Error(name + "no NVIDIA driver found");
   if (status != cudaSuccess || count == 0) throw Error(name + "no CUDA device found; --device cpu runs without one");
   if (device.index < 0 || device.index >= count) {
     throw Error(name + "there " + (count == 1 ? "is cuda:0 alone" : "are cuda:0 to cuda:" + std::to_string(count - 1)));

@@ -10,6 +10,8 @@
 namespace flashgla::cuda {
 
 int device_count();
+// Why the driver gives no device, and the remedy; "" where it does, or where there is no driver.
+std::string unusable_driver();
 // Throws Error that says what is missing (no device, no driver, one too old) and which devices there are.
 void require_device(Device device);
 Architecture architecture_of(Device device);
