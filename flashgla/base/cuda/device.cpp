@@ -111,13 +111,19 @@ std::shared_ptr<void> allocate_pinned(std::size_t bytes) {
   return {memory, [](void* pointer) { cudaFreeHost(pointer); }};
 }
 
+// cudaMemset, and cudaMemcpy from memory that is not pinned, return before they are done. What follows on a lane for
+// copies would not wait for them.
+static void wait_for_own_stream() { check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize"); }
+
 void zero(void* memory, std::size_t bytes, Device device) {
   make_current(device);
   check(cudaMemset(memory, 0, bytes), "cudaMemset");
+  wait_for_own_stream();
 }
 
 void copy(void* dst, const void* src, std::size_t bytes) {
   check(cudaMemcpy(dst, src, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  wait_for_own_stream();
 }
 
 void* create_stream(Device device, bool ordered) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 
@@ -160,6 +161,26 @@ TEST(Transfer, BringsEveryByteThereAndBack) {
     });
     EXPECT_EQ(seen, static_cast<std::size_t>(kBytes));
     EXPECT_EQ(wrong, 0u) << name_of(device);
+  }
+}
+
+// New memory of zeros does not overtake, behind work that is queued already, what a transfer brings there.
+TEST(Transfer, ZerosComeBeforeWhatFollowsThem) {
+  for (const Device device : testing::test_devices()) {
+    const Context context(device);
+    const Queue& queue = context.queue();
+    queue.activate();
+    const Tensor from = Tensor::zeros({std::int64_t{16} << 20}, DType::u8, device);
+    const Tensor to = Tensor::zeros(from->shape, DType::u8, device);
+    Transfer transfer(device);
+    for (int copy = 0; copy < 64; ++copy) queue.copy(to->data, from->data, to->bytes());
+    const Tensor there = Tensor::zeros({1000}, DType::u8, device);
+    transfer.to_device(there->data, there->bytes(),
+                       [](void* piece, std::size_t, std::size_t bytes) { std::memset(piece, 7, bytes); });
+    transfer.finish();
+    queue.synchronize();
+    const Tensor back = testing::copied_to(there, Device::cpu());
+    for (std::int64_t i = 0; i < back->numel(); ++i) ASSERT_EQ(back->as<std::uint8_t>()[i], 7) << name_of(device);
   }
 }
 
