@@ -444,13 +444,22 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
            ops::rotary::Direction::forward);
   }
   attention::StepInputs inputs;
-  for (const GateSide& side : gates_) {
-    const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
-    const linear_step::Layer logits = side.projection.step_layer(g);
-    linear_step::run(
-        context, side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x),
-        {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
-    (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
+  attention::Options options = options_;
+  if (gates_.size() == 1 && gates_.front().part > 0 && !gates_.front().values) {  // the step computes it itself
+    const ops::linear_step::Layer gate = gates_.front().projection.step_layer({});
+    inputs.projection = {input_.part(projected, gates_.front().part), gate.weight, gate.bias};
+    options.gate_logit_normalizer = settings_.gate_logit_normalizer;
+    options.gate_clamp_min = clamp();
+  } else {
+    for (const GateSide& side : gates_) {
+      const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
+      const linear_step::Layer logits = side.projection.step_layer(g);
+      linear_step::run(
+          context,
+          side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x),
+          {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+      (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
+    }
   }
   if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));
   inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
@@ -458,7 +467,7 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
   const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
   attention::step(context, inputs, state[0], settings_.normalize ? state.back() : TensorView(),
-                  o.split_last(settings_.num_heads), options_);
+                  o.split_last(settings_.num_heads), options);
   linear_step::Inputs normalized{o,
                                  linear_step::Prologue::head_norm,
                                  norm_.empty() ? TensorView() : norm_.front().value,

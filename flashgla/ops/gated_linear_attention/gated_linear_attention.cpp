@@ -12,6 +12,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
+#include "flashgla/ops/linear_step/linear_step.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -415,9 +416,55 @@ void backward(Context& context, const Inputs& in, const Outputs& out, const Outp
                           const InputGradients& to) { row.backward(context, problem, i, o, d, to); });
 }
 
+namespace {
+
+void check_projection(const Problem& p, const StepInputs& in) {
+  const GateProjection& gate = in.projection;
+  check_absent("g", in.g, "only without a gate's projection");
+  check_absent("gv", in.gv, "only without a gate's projection");
+  if (!p.has_logits()) refuse("projection", "is present", "none without gate_logit_normalizer");
+  check_present("projection.x", gate.x);
+  if (gate.x.rank() != 2 || gate.x.size(1) < 1) {
+    refuse("projection.x", "has shape " + to_string(gate.x.shape), "[B,R] with R of at least 1");
+  }
+  check_device("projection.x", gate.x, in.q.device);
+  check_dtype("projection.x", gate.x, p.dtype, "as q");
+  check_shape("projection.x", gate.x, Shape({p.batch, gate.x.size(1)}), "B,R");
+  if (gate.x.stride[1] != 1) refuse("projection.x", "is strided along R", "contiguous rows");
+  const auto check_parameter = [&](const char* name, const TensorView& view, const Shape& shape, const char* symbols) {
+    check_device(name, view, in.q.device);
+    check_shape(name, view, shape, symbols);
+    check_contiguous(name, view);
+    const bool good =
+        p.dtype == DType::f64 ? view.dtype == DType::f64 : view.dtype == DType::f32 || view.dtype == DType::bf16;
+    if (!good) {
+      refuse(name, std::string("has dtype ") + name_of(view.dtype),
+             p.dtype == DType::f64 ? "f64 (as q)" : "f32 or bf16");
+    }
+  };
+  check_parameter("projection.weight", gate.weight, Shape({p.heads * p.key_dim, gate.x.size(1)}), "G K,R");
+  if (gate.bias) check_parameter("projection.bias", gate.bias, Shape({p.heads * p.key_dim}), "G K");
+}
+
+// Log gates of a projection, in workspace.
+TensorView gates_of(Context& context, const Problem& p, const GateProjection& gate) {
+  const TensorView g =
+      context.scratch().tensor(Shape({p.batch, p.heads * p.key_dim}), p.dtype, "gates of a projection");
+  const linear_step::Layer layer{gate.weight, gate.bias, g};
+  const Unforced unforced(context);
+  linear_step::run(context, {gate.x}, {&layer, 1},
+                   {linear_step::Epilogue::log_sigmoid, p.gate_logit_normalizer, p.gate_clamp_min});
+  return g.split_last(p.heads);
+}
+
+}  // namespace
+
 void step(Context& context, const StepInputs& in, const TensorView& h, const TensorView& z, const TensorView& o,
           const Options& options) {
-  Problem p = describe_tokens(in.q, in.k, in.v, in.g, in.gv, options, false);
+  const bool projects = static_cast<bool>(in.projection.weight);
+  // A gate of that kind has k's shape and dtype.
+  Problem p = describe_tokens(in.q, in.k, in.v, projects ? in.k : in.g, in.gv, options, false);
+  if (projects) check_projection(p, in);
   p.algorithm = Algorithm::automatic;  // one token has one algorithm
   const Device device = in.q.device;
   const Shapes shapes{p, false};
@@ -453,7 +500,13 @@ void step(Context& context, const StepInputs& in, const TensorView& h, const Ten
   const Implementation& row = select(kOperation, std::span<const Implementation>(rows), p, context.architecture(),
                                      context.forced_implementation());
   ArenaScope scope(context.scratch());
-  if (!p.has_logits() || row.takes_logits) return row.step(context, p, in, h, z, o);
+  if (projects && (row.takes_projection == nullptr || !row.takes_projection(context, p, in.projection, h.dtype))) {
+    StepInputs gated = in;
+    gated.g = gates_of(context, p, in.projection);
+    gated.projection = {};
+    return row.step(context, with_gates(p, p.dtype), gated, h, z, o);
+  }
+  if (projects || !p.has_logits() || row.takes_logits) return row.step(context, p, in, h, z, o);
   step_with_gates(context, p, as_asked(row, p), in,
                   [&](const Problem& problem, const StepInputs& i) { row.step(context, problem, i, h, z, o); });
 }

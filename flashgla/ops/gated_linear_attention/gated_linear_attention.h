@@ -98,8 +98,14 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
 
 // One token for each of B sequences: q [B,H,K], k [B,G,K], v [B,G,V], o [B,H,V]; g [G], [B,G] or [B,G,K]; gv [B,G,V].
 // h [B,G,K,V] (and z [B,G,K] with normalize) are updated in place; f32, or bf16 on request (f64 with f64).
+// Logits of a key gate as a product, where a step computes them itself: x [B,R] of q's dtype, weight [G K,R]
+// contiguous, bias [G K] or absent, both in parameters' dtypes (ops/arguments.h): logits = x weight^T + bias.
+struct GateProjection {
+  TensorView x, weight, bias;
+};
 struct StepInputs {
   TensorView q, k, v, g, gv;
+  GateProjection projection = {};  // weight absent: none. Else in g's place and with gate_logit_normalizer; no gv
 };
 void step(Context& context, const StepInputs& inputs, const TensorView& h, const TensorView& z, const TensorView& o,
           const Options& options = {});

@@ -22,6 +22,8 @@ struct Implementation {
   // null: this implementation has no decoding step, selection passes on.
   void (*step)(Context&, const Problem&, const StepInputs&, const TensorView& h, const TensorView& z,
                const TensorView& o);
+  // Whether step computes such a gate itself, beside states of that dtype; null: never, it is given the log gates.
+  bool (*takes_projection)(const Context&, const Problem&, const GateProjection&, DType state) = nullptr;
 };
 
 // Best first, reference last.

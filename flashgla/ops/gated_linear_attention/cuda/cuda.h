@@ -58,6 +58,7 @@ void portable_backward(Context& context, const Problem& problem, const Inputs& i
                        const OutputGradients& output_gradients, const InputGradients& input_gradients);
 void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                      const OutputGradients& output_gradients, const InputGradients& input_gradients);
+bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state);
 void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
           const TensorView& o);
 

@@ -267,6 +267,33 @@ TEST_F(Refusals, Steps) {
   expect("o", {.q = q, .k = k, .v = v}, h, {}, other(Shape({2, 2, 5})));
   expect("g", {.q = q, .k = k, .v = v, .g = other(Shape({2, 4}))}, h, {}, o);
   expect("k", {.q = q, .k = other(Shape({2, 2, 4})), .v = v}, h, {}, o);
+
+  const TensorView x = other(Shape({2, 4})), weight = other(Shape({6, 4})), bias = other(Shape({6}));
+  const auto projected = [&](const TensorView& from, const TensorView& by, const TensorView& with) {
+    return StepInputs{.q = q, .k = k, .v = v, .projection = {from, by, with}};
+  };
+  const Options logits{.gate_logit_normalizer = 16.0};
+  step(context, projected(x, weight, bias), h, {}, o, logits);
+  step(context, projected(x, weight, {}), h, {}, o, logits);
+  const auto expect_projection = [&](const char* argument, const StepInputs& in, const Options& options) {
+    SCOPED_TRACE(argument);
+    try {
+      step(context, in, h, {}, o, options);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.argument(), argument) << error.what();
+    }
+  };
+  expect_projection("projection", projected(x, weight, bias), {});
+  expect_projection("projection.x", projected({}, weight, bias), logits);
+  expect_projection("projection.x", projected(other(Shape({3, 4})), weight, bias), logits);
+  expect_projection("projection.x", projected(other(Shape({2, 4}), DType::f64), weight, bias), logits);
+  expect_projection("projection.weight", projected(x, other(Shape({6, 5})), bias), logits);
+  expect_projection("projection.weight", projected(x, other(Shape({6, 4}), DType::f16), bias), logits);
+  expect_projection("projection.bias", projected(x, weight, other(Shape({5}))), logits);
+  StepInputs both = projected(x, weight, bias);
+  both.g = other(Shape({2, 2, 3}));
+  expect_projection("g", both, logits);
 }
 
 TEST(Names, RoundTripAndRefuse) {

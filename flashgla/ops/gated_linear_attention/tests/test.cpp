@@ -216,6 +216,65 @@ TEST(Laws, StepWithABf16State) {
   }
 }
 
+// A key gate that the step computes from a projection's input is the one whose log gates are given: of rows that
+// kernels take as vectors and of others, with few slices of channels and with many.
+TEST(Laws, StepWithAProjectedGate) {
+  constexpr double kNormalizer = 16.0, kClamp = -0.3;
+  for (const auto& [dtype, weight_dtype] : {std::pair{DType::f64, DType::f64},
+                                            {DType::f32, DType::f32},
+                                            {DType::f32, DType::bf16},
+                                            {DType::bf16, DType::bf16}}) {
+    for (const std::int64_t rank : {16, 32, 5, 40}) {
+      for (const std::int64_t batch : {3, 70}) {
+        Case c = law_cases(dtype)[6];
+        c.name = "projected";
+        c.batch = batch;
+        c.length = 1;
+        c.value_dim = 136;
+        SCOPED_TRACE(std::string(name_of(dtype)) + " " + name_of(weight_dtype) + " rank " + std::to_string(rank) +
+                     " batch " + std::to_string(batch));
+        CaseData host = make_data(c);
+        const std::int64_t channels = c.heads * c.key_dim;
+        const Tensor x = testing::random_normal({batch, rank + 8}, dtype, 11);
+        const TensorView input = x.view().slice(1, 8, 8 + rank);
+        const Tensor weight = testing::random_normal({channels, rank}, weight_dtype, 12);
+        const Tensor bias = testing::random_normal({channels}, weight_dtype, 13);
+        Tensor gates = Tensor::empty({batch, 1, c.heads, c.key_dim}, dtype == DType::f64 ? DType::f64 : DType::f32);
+        for (std::int64_t b = 0; b < batch; ++b) {
+          for (std::int64_t k = 0; k < channels; ++k) {
+            double logit = load_element(bias, std::array{k});
+            for (std::int64_t r = 0; r < rank; ++r) {
+              logit += load_element(input, std::array{b, r}) * load_element(weight, std::array{k, r});
+            }
+            const double gate = -std::log1p(std::exp(-logit)) / kNormalizer;
+            store_element(gates, std::array{b, std::int64_t{0}, k / c.key_dim, k % c.key_dim}, std::max(gate, kClamp));
+          }
+        }
+        host.in.g = gates;
+        const Results expected = reference_results(host, true, false);
+        for_each_implementation(describe(host.in, host.options), [&](Device device, const Implementation& row) {
+          if (row.step == nullptr) return;
+          SCOPED_TRACE(row.name);
+          const CaseData data = on_device(host, device);
+          std::vector<Tensor> storage;
+          Results actual = make_results(data, true, 0);
+          copy_memory(actual.out.ht.data, device, data.in.h0.data, device, data.in.h0.bytes());
+          StepData token = slice_token(data.in, actual.out.o, 0);
+          token.in.g = {};
+          token.in.projection = {mirrored(input, device, storage), mirrored(weight, device, storage),
+                                 mirrored(bias, device, storage)};
+          Options options = data.options;
+          options.gate_logit_normalizer = kNormalizer;
+          options.gate_clamp_min = kClamp;
+          run_planned(device, row.name,
+                      [&](Context& context) { step(context, token.in, actual.out.ht, {}, token.o, options); });
+          expect_all_close(outputs_of(on_cpu(actual)), outputs_of(expected), dtype);
+        });
+      }
+    }
+  }
+}
+
 TEST(Laws, SameBitsForAnyNumberOfThreadsAndEveryRun) {
   for (Case c : law_cases(DType::f32)) {
     SCOPED_TRACE(c.name);

@@ -18,10 +18,15 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMostKeys = 512;
-constexpr int kFewLanes = 4;  // of a slice where there are few
+constexpr int kFewLanes = 4;   // of a slice where there are few
+constexpr int kMostRank = 32;  // of a gate's projection
 
 struct StepParams {
-  Strided q, k, v, g, gv, o;  // token strides unused
+  Strided q, k, v, g, gv, o;  // token strides unused; with a gate's projection g is what it reads, by batch element
+  const void *gate_weight, *gate_bias;  // of that projection, by key channel of all heads; null: none, and no bias
+  int rank;                             // its columns
+  DType gate_weight_dtype, gate_bias_dtype;
+  float inverse_normalizer, gate_min;
   void* h;
   void* z;
   int heads, group, key_dim, value_dim;
@@ -33,6 +38,7 @@ struct StepParams {
   unsigned units;  // of work: B * G * slices of value channels
 
   __device__ __forceinline__ bool gated_keys() const { return gate != GateKind::none && g.data != nullptr; }
+  __device__ __forceinline__ bool projects() const { return gate_weight != nullptr; }
 };
 
 // An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
@@ -104,12 +110,102 @@ __device__ __forceinline__ void scatter_four(S* place, int inside, float4 x) {
   }
 }
 
+// Where it stands, not where it is used.
+__device__ __forceinline__ uint4 load_16(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
+
+// The rows of a gate's projection that belong to a thread's key channels. They are parameters, which no kernel of a
+// token writes: with few slices, where a token's time is what counts, they are asked for before the kernel waits.
+template <bool kHeld>
+class GateRows {
+ public:
+  __device__ __forceinline__ void load(const StepParams& p, int head) {
+    if (!kHeld || !p.projects()) return;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int k = threadIdx.x + j * kWarps * 32;
+      bias_[j] = bias_of(p, head, k);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (k < p.key_dim && i < vectors_of(p)) held_[j][i] = load_16(row_of(p, head, k) + i);
+      }
+    }
+  }
+
+  // Puts the decays of the thread's key channels in their places. `input`: in lane i of every warp, element i of what
+  // the projection reads. Called by whole warps.
+  __device__ __forceinline__ void put_decays(const StepParams& p, int head, float input, float* decays) const {
+    const auto put = [&](int j, const Bits& bias) {
+      const float gate = log_gate(p, head, j, bias.as_float(p.gate_bias_dtype), input);
+      decays[threadIdx.x + j * kWarps * 32] = exp2f(base_2_gate(gate));
+    };
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) put(j, bias_[j]);
+    } else {
+#pragma unroll 1  // for want of registers
+      for (int j = 0; j < kEach && j * kWarps * 32 < p.key_dim; ++j) {
+        put(j, bias_of(p, head, threadIdx.x + j * kWarps * 32));
+      }
+    }
+  }
+
+ private:
+  static constexpr int kEach = kMostKeys / (kWarps * 32), kVectors = kHeld ? 4 : 1;
+
+  static __device__ __forceinline__ const uint4* row_of(const StepParams& p, int head, int k) {
+    const int bytes = p.rank * (p.gate_weight_dtype == DType::f32 ? 4 : 2);
+    return reinterpret_cast<const uint4*>(static_cast<const char*>(p.gate_weight) +
+                                          (static_cast<std::int64_t>(head) * p.key_dim + k) * bytes);
+  }
+  static __device__ __forceinline__ int vectors_of(const StepParams& p) {
+    return p.rank * (p.gate_weight_dtype == DType::f32 ? 4 : 2) / 16;
+  }
+  static __device__ __forceinline__ Bits bias_of(const StepParams& p, int head, int k) {
+    return Bits(p.gate_bias_dtype, p.gate_bias, static_cast<std::int64_t>(head) * p.key_dim + k,
+                k < p.key_dim && p.gate_bias != nullptr);
+  }
+
+  __device__ __forceinline__ float log_gate(const StepParams& p, int head, int j, float bias, float input) const {
+    const int k = threadIdx.x + j * kWarps * 32;
+    const bool wide = p.gate_weight_dtype == DType::f32;
+    float sum = bias;
+    const auto add = [&](std::uint32_t word, int i) {  // the i-th of the row
+      if (wide) {
+        sum = fmaf(__shfl_sync(0xffffffffu, input, i), __uint_as_float(word), sum);
+      } else {
+        const float2 pair = ptx::unpack_bf16(word);
+        sum = fmaf(__shfl_sync(0xffffffffu, input, 2 * i), pair.x, sum);
+        sum = fmaf(__shfl_sync(0xffffffffu, input, 2 * i + 1), pair.y, sum);
+      }
+    };
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (i >= vectors_of(p)) break;
+        add(held_[j][i].x, 4 * i), add(held_[j][i].y, 4 * i + 1);
+        add(held_[j][i].z, 4 * i + 2), add(held_[j][i].w, 4 * i + 3);
+      }
+    }
+    const auto* row = reinterpret_cast<const std::uint32_t*>(row_of(p, head, k < p.key_dim ? k : 0));
+#pragma unroll 1
+    for (int i = kHeld ? 4 * kVectors : 0; i < 4 * vectors_of(p); ++i) add(__ldg(row + i), i);
+    return fmaxf((fminf(sum, 0.0f) - log1pf(__expf(-fabsf(sum)))) * p.inverse_normalizer, p.gate_min);
+  }
+
+  uint4 held_[kEach][kVectors];  // the first vectors of each row; others are loaded when they are used
+  Bits bias_[kEach];
+};
+
 // What one token brings to a block's cell, a (batch element, key-value head), and slice of value channels: asked for
 // early, all of it under way together, and put to shared memory later.
 template <int kQueries, int kSlice>
 struct Token {
   static constexpr int kEach = kMostKeys / (kWarps * 32);  // key channels a thread
-  Bits key[kEach], gate[kEach], query[kEach][kQueries], value, value_gate;
+  Bits key[kEach], gate[kEach], query[kEach][kQueries], value, value_gate, projected;
 
   __device__ __forceinline__ void load(const StepParams& p, unsigned cell, unsigned slice, int first_query) {
     const std::int64_t b = cell / p.heads;
@@ -120,8 +216,8 @@ struct Token {
       const int k = threadIdx.x + j * kWarps * 32;
       const bool there = k < p.key_dim;
       key[j] = Bits(p.dtype, p.k.data, b * p.k.batch + head * p.k.head + k, there);
-      gate[j] =
-          Bits(p.gate_dtype, p.g.data, b * p.g.batch + head * p.g.head + (over_keys ? k : 0), there && p.gated_keys());
+      gate[j] = Bits(p.gate_dtype, p.g.data, b * p.g.batch + head * p.g.head + (over_keys ? k : 0),
+                     there && p.gated_keys() && !p.projects());
 #pragma unroll
       for (int i = 0; i < kQueries; ++i) {
         const int query_head = head * p.group + first_query + i;
@@ -134,14 +230,18 @@ struct Token {
     value = Bits(p.dtype, p.v.data, b * p.v.batch + head * p.v.head + channel, there);
     value_gate =
         Bits(p.gate_dtype, p.gv.data, b * p.gv.batch + head * p.gv.head + channel, there && p.gv.data != nullptr);
+    const int own = static_cast<int>(threadIdx.x) % 32;
+    projected = Bits(p.dtype, p.g.data, b * p.g.batch + own, p.projects() && own < p.rank);
   }
 };
 
 // Rows of a thread in flight and blocks of a multiprocessor.
 template <class S, int kQueries, int kLanes>
 struct Flight {
-  static constexpr bool small = sizeof(S) == 2 && kQueries == 1;
-  static constexpr int rows = kLanes == kFewLanes ? 4 : small ? 8 : 16, blocks = small ? 4 : 2;
+  static constexpr bool few = kLanes == kFewLanes, small = sizeof(S) == 2 && kQueries == 1;
+  static constexpr int rows = few ? 4 : small ? 8 : 16, blocks = small && !few ? 4 : 2;
+  // Whether there are registers for a gate's projection.
+  static constexpr bool projects = few || (sizeof(S) == 4 && kQueries == 1);
 };
 
 // Grid: at most Flight::blocks a multiprocessor, which walk over cells and slices: while one's sums go out, the next
@@ -190,6 +290,8 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
   for (int u = 0; u < kUnroll; ++u) {
     if (u * kRowsAtOnce < left) ptx::prefetch_l2(h + u * down);
   }
+  GateRows<kLanes == kFewLanes> gate_rows;
+  gate_rows.load(p, static_cast<int>(unit / slices % p.heads));
   flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
   load_rows(h, left, V - channel_of(unit));
@@ -205,6 +307,10 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
       a_shared[k] = p.gated_keys() ? exp2f(base_2_gate(token.gate[j].as_float(p.gate_dtype))) : 1.0f;
 #pragma unroll
       for (int i = 0; i < kQueries; ++i) q_shared[i][k] = feature(p.feature_map, token.query[j][i].as_float(p.dtype));
+    }
+    if (Flight<S, kQueries, kLanes>::projects && p.projects()) {
+      const float input = token.projected.as_float(p.dtype);
+      gate_rows.put_decays(p, static_cast<int>(cell % p.heads), input, a_shared);
     }
     if (threadIdx.x < kSlice) {
       v_shared[threadIdx.x] = token.value.as_float(p.dtype);
@@ -261,7 +367,10 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
       load_rows(h, left, done ? V - channel_of(next) : inside);
       if (done) break;
     }
-    if (next < p.units) token.load(p, next / slices, next % slices, first_query);
+    if (next < p.units) {
+      token.load(p, next / slices, next % slices, first_query);
+      gate_rows.load(p, static_cast<int>(next / slices % p.heads));
+    }
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
 #pragma unroll
@@ -303,6 +412,11 @@ __global__ void step_normalizer_kernel(const __grid_constant__ StepParams p) {
   }
 }
 
+// Of 128 value channels: fewer than multiprocessors.
+bool has_few_slices(const Context& context, std::int64_t cells, std::int64_t value_dim) {
+  return cells * ((value_dim + 127) / 128) < context.architecture().multiprocessors;
+}
+
 struct Launch {
   const Context& context;
   unsigned cells;
@@ -327,10 +441,9 @@ struct Launch {
   }
   template <class S, int kQueries>
   void steps(const StepParams& p) const {
-    const unsigned wide = cells * ((static_cast<unsigned>(p.value_dim) + 127) / 128);
     if (p.value_dim % 4 != 0) {
       steps<S, kQueries, 32, false>(p);
-    } else if (wide < static_cast<unsigned>(context.architecture().multiprocessors)) {
+    } else if (has_few_slices(context, cells, p.value_dim)) {
       steps<S, kQueries, kFewLanes, true>(p);
     } else {
       steps<S, kQueries, 32, true>(p);
@@ -350,6 +463,15 @@ Strided of_one_token(const TensorView& view) {
 }
 
 }  // namespace
+
+bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state) {
+  const bool few =
+      problem.value_dim % 4 == 0 && has_few_slices(context, problem.batch * problem.heads, problem.value_dim);
+  if (!few && !(state == DType::f32 && problem.group() == 1)) return false;  // Flight::projects
+  const std::int64_t rank = gate.x.size(1);
+  return rank <= kMostRank && rank * static_cast<std::int64_t>(size_of(gate.weight.dtype)) % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(gate.weight.data) % 16 == 0;
+}
 
 void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
           const TensorView& o) {
@@ -373,6 +495,16 @@ void step(Context& context, const Problem& problem, const StepInputs& inputs, co
   p.gate_dtype = problem.gate_dtype;
   p.normalize = problem.normalize;
   p.scale = static_cast<float>(problem.scale);
+  if (const GateProjection& gate = inputs.projection; gate.weight) {
+    p.g = {gate.x.data, gate.x.stride[0], 0, 0};
+    p.gate_weight = gate.weight.data;
+    p.gate_bias = gate.bias.data;
+    p.rank = static_cast<int>(gate.x.size(1));
+    p.gate_weight_dtype = gate.weight.dtype;
+    p.gate_bias_dtype = gate.bias.dtype;
+    p.inverse_normalizer = static_cast<float>(1.0 / problem.gate_logit_normalizer);
+    p.gate_min = static_cast<float>(problem.gate_clamp_min);
+  }
   const auto cells = static_cast<unsigned>(problem.batch * problem.heads);
   if (cells == 0 || p.value_dim == 0) return;
   const Launch launch{context, cells};
