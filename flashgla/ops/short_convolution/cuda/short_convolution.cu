@@ -17,7 +17,9 @@ using bf16 = __nv_bfloat16;
 constexpr int kThreads = 128;
 constexpr std::int64_t kChunk = 64;  // tokens
 constexpr int kTogether = 4;         // tokens that are copied as one group
-constexpr int kGroups = 4;           // that a thread has room for
+// Groups that a thread has room for: no more than leave room for all blocks of a large problem at once.
+template <class T>
+constexpr int kGroups = sizeof(T) == 4 ? 3 : 4;
 
 // What every kernel of a call knows. A line is one row of the batch: one sequence, or with cu_seqlens all of them.
 struct Call {
@@ -88,12 +90,12 @@ struct Lines {
 template <int kTensors, int N, class T>
 struct TokensAhead {
   static constexpr int kVectorBytes = Vector<T, N>::kBytes;
-  static constexpr int kBytes = kGroups * kTensors * kTogether * kThreads * kVectorBytes;
+  static constexpr int kBytes = kGroups<T> * kTensors * kTogether * kThreads * kVectorBytes;
   unsigned char* shared;  // kBytes, at a multiple of 16
 
   // Of the i-th token behind the walk's first.
-  __device__ __forceinline__ T* place_of(std::int64_t i, int tensor) const {
-    const int at = (static_cast<int>(i) % (kGroups * kTogether)) * kTensors + tensor;
+  __device__ __forceinline__ T* place_of(int i, int tensor) const {
+    const int at = (i % (kGroups<T> * kTogether)) * kTensors + tensor;
     return reinterpret_cast<T*>(shared + (at * kThreads + static_cast<int>(threadIdx.x)) * kVectorBytes);
   }
 };
@@ -181,6 +183,12 @@ struct Walk {
         line(chunk / problem.chunks()),
         begin(chunk % problem.chunks() * kChunk),
         end(begin + kChunk < problem.length ? begin + kChunk : problem.length) {}
+  __device__ __forceinline__ int tokens() const { return static_cast<int>(end - begin); }
+  // Which of the walk's tokens t is; -1 where it is before them, one that it does not come to where far behind.
+  __device__ __forceinline__ int place_of(std::int64_t t) const {
+    const std::int64_t i = t - begin;
+    return static_cast<int>(i < -1 ? -1 : i < 2 * kChunk ? i : 2 * kChunk);
+  }
 };
 // Its first channel, which may be beyond the last.
 template <int N>
@@ -197,30 +205,43 @@ __device__ __forceinline__ void for_state(const Call& problem, const Grid& grid,
   body(place, problem.cu_seqlens ? 0 : place.n, item % problem.channels);
 }
 
-// Calls work(t) for tokens [begin, end) one after the other, until it says that there is nothing more to do; bring(t)
-// has begun the copies that it needs, groups of tokens ahead.
-template <class Bring, class Work>
-__device__ __forceinline__ void for_tokens(std::int64_t begin, std::int64_t end, const Bring& bring, const Work& work) {
-  const auto bring_group = [&](std::int64_t first) {
+// Calls work(i) for a walk's tokens one after the other, until it says that there is nothing more to do; bring(i),
+// called in the same order, has begun the copies that it needs, groups of tokens ahead.
+template <int kGroupsAhead, class Bring>
+class Tokens {
+ public:
+  // The first copies are under way from here on.
+  __device__ __forceinline__ Tokens(int count, const Bring& bring) : count_(count), bring_(bring) {
+#pragma unroll
+    for (int group = 0; group < kGroupsAhead - 1; ++group) bring_group(group * kTogether);
+  }
+
+  template <class Work>
+  __device__ __forceinline__ void run(const Work& work) const {
+    bool more = true;
+    for (int first = 0; first < count_ && more; first += kTogether) {
+      bring_group(first + (kGroupsAhead - 1) * kTogether);
+      ops::cuda::wait_for_groups_before<kGroupsAhead - 1>();
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (more && first + k < count_) more = work(first + k);
+      }
+    }
+    ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
+  }
+
+ private:
+  __device__ __forceinline__ void bring_group(int first) const {
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      if (first + k < end) bring(first + k);
+      if (first + k < count_) bring_(first + k);
     }
     ops::cuda::end_group();
-  };
-#pragma unroll
-  for (int group = 0; group < kGroups - 1; ++group) bring_group(begin + group * kTogether);
-  bool more = true;
-  for (std::int64_t first = begin; first < end && more; first += kTogether) {
-    bring_group(first + (kGroups - 1) * kTogether);
-    ops::cuda::wait_for_groups_before<kGroups - 1>();
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      if (more && first + k < end) more = work(first + k);
-    }
   }
-  ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
-}
+
+  int count_;
+  const Bring& bring_;
+};
 
 // e[p], the sequence extended by its initial state in front.
 template <int W, class T>
@@ -249,30 +270,37 @@ __global__ void __launch_bounds__(kThreads)
   const Walk walk(problem, grid);
   const std::int64_t d = channel_of<N>(grid);
   if (d >= problem.channels) return;
-  Place place = place_at(problem, walk.line, walk.begin);
-  Filter<W, N> filter(problem, d);
-  filter.begin_at(problem, x, walk.line, place, walk.begin, d);
   extern __shared__ __align__(16) unsigned char shared[];
   const TokensAhead<1, N, T> ahead{shared};
-  for_tokens(
-      walk.begin, walk.end,
-      [&](std::int64_t t) { ops::cuda::begin_copy<N>(ahead.place_of(t - walk.begin, 0), x.at(walk.line, t, d)); },
-      [&](std::int64_t t) {
-        if (t == place.end) {
-          place = place_after(problem, place, t);
-          filter.begin_at(problem, x, walk.line, place, t, d);
-        }
-        float arriving[N], out[N];
-        load<N>(ahead.place_of(t - walk.begin, 0), arriving);
+  const T* from = x.at(walk.line, walk.begin, d);
+  const auto bring = [&](int i) {
+    ops::cuda::begin_copy<N>(ahead.place_of(i, 0), from);
+    from += x.token_stride;
+  };
+  const Tokens<kGroups<T>, decltype(bring)> tokens(walk.tokens(), bring);
+  Place place = place_at(problem, walk.line, walk.begin);
+  int next = walk.place_of(place.end);  // where another sequence begins
+  Filter<W, N> filter(problem, d);
+  filter.begin_at(problem, x, walk.line, place, walk.begin, d);
+  T* to = y.at(walk.line, walk.begin, d);
+  tokens.run([&](int i) {
+    if (i == next) {
+      place = place_after(problem, place, walk.begin + i);
+      next = walk.place_of(place.end);
+      filter.begin_at(problem, x, walk.line, place, walk.begin + i, d);
+    }
+    float arriving[N], out[N];
+    load<N>(ahead.place_of(i, 0), arriving);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float z = filter.convolved(arriving, i);
-          out[i] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
-        }
-        Vector<T, N>::of(out).store(y.at(walk.line, t, d));
-        filter.shift(arriving);
-        return true;
-      });
+    for (int c = 0; c < N; ++c) {
+      const float z = filter.convolved(arriving, c);
+      out[c] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
+    }
+    Vector<T, N>::of(out).store(to);
+    to += y.token_stride;
+    filter.shift(arriving);
+    return true;
+  });
 }
 
 template <class T>
@@ -351,46 +379,55 @@ __global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
   const Walk walk(problem, grid);
   const std::int64_t d = channel_of<N>(grid);
   if (d >= problem.channels) return;
-  Place place = place_at(problem, walk.line, walk.begin);
-  Filter<W, N> filter(problem, d);
-  filter.begin_at(problem, t.x, walk.line, place, walk.begin, d);
-  float dweight[W][N] = {}, pending[W - 1][N] = {};  // pending[j]: of dx at token s - (W-1) + j
   // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
   const std::int64_t stop = walk.end + W - 1 < problem.length ? walk.end + W - 1 : problem.length;
-  bool finished = false;
   extern __shared__ __align__(16) unsigned char shared[];
   const TokensAhead<2, N, T> ahead{shared};
-  const auto bring = [&](std::int64_t s) {
-    ops::cuda::begin_copy<N>(ahead.place_of(s - walk.begin, 0), t.x.at(walk.line, s, d));
-    ops::cuda::begin_copy<N>(ahead.place_of(s - walk.begin, 1), t.dy.at(walk.line, s, d));
+  const T *from_x = t.x.at(walk.line, walk.begin, d), *from_dy = t.dy.at(walk.line, walk.begin, d);
+  const auto bring = [&](int i) {
+    ops::cuda::begin_copy<N>(ahead.place_of(i, 0), from_x);
+    ops::cuda::begin_copy<N>(ahead.place_of(i, 1), from_dy);
+    from_x += t.x.token_stride;
+    from_dy += t.dy.token_stride;
   };
-  for_tokens(walk.begin, stop, bring, [&](std::int64_t s) {
-    if (s == place.end) {
+  const Tokens<kGroups<T>, decltype(bring)> tokens(static_cast<int>(stop - walk.begin), bring);
+  Place place = place_at(problem, walk.line, walk.begin);
+  int begins = walk.place_of(place.begin), next = walk.place_of(place.end);
+  Filter<W, N> filter(problem, d);
+  filter.begin_at(problem, t.x, walk.line, place, walk.begin, d);
+  float dweight[W][N] = {}, pending[W - 1][N] = {};  // pending[j]: of dx at token i - (W-1) + j
+  bool finished = false;
+  T* to = t.dx.at(walk.line, walk.begin, d);
+  tokens.run([&](int i) {
+    if (i == next) {
       finish_sequence<W>(problem, t, walk, place, d, pending);
-      finished = s >= walk.end;
+      finished = i >= walk.tokens();
       if (finished) return false;
-      place = place_after(problem, place, s);
-      filter.begin_at(problem, t.x, walk.line, place, s, d);
+      place = place_after(problem, place, walk.begin + i);
+      begins = walk.place_of(place.begin), next = walk.place_of(place.end);
+      filter.begin_at(problem, t.x, walk.line, place, walk.begin + i, d);
     }
     float arriving[N], dy[N], out[N];
-    load<N>(ahead.place_of(s - walk.begin, 0), arriving);
-    load<N>(ahead.place_of(s - walk.begin, 1), dy);
+    load<N>(ahead.place_of(i, 0), arriving);
+    load<N>(ahead.place_of(i, 1), dy);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float dz = through_activation(problem, filter.convolved(arriving, i), dy[i]);
-      if (s < walk.end) {
+    for (int c = 0; c < N; ++c) {
+      const float dz = through_activation(problem, filter.convolved(arriving, c), dy[c]);
+      if (i < walk.tokens()) {
 #pragma unroll
-        for (int j = 0; j < W - 1; ++j) dweight[j][i] = fmaf(dz, filter.window[j][i], dweight[j][i]);
-        dweight[W - 1][i] = fmaf(dz, arriving[i], dweight[W - 1][i]);
+        for (int j = 0; j < W - 1; ++j) dweight[j][c] = fmaf(dz, filter.window[j][c], dweight[j][c]);
+        dweight[W - 1][c] = fmaf(dz, arriving[c], dweight[W - 1][c]);
       }
-      // Token s - (W-1) is complete; the others move on.
-      out[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
+      // Token i - (W-1) is complete; the others move on.
+      out[c] = fmaf(filter.weight[0][c], dz, pending[0][c]);
 #pragma unroll
-      for (int j = 0; j + 1 < W - 1; ++j) pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
-      pending[W - 2][i] = filter.weight[W - 1][i] * dz;
+      for (int j = 0; j + 1 < W - 1; ++j) pending[j][c] = fmaf(filter.weight[j + 1][c], dz, pending[j + 1][c]);
+      pending[W - 2][c] = filter.weight[W - 1][c] * dz;
     }
-    const std::int64_t token = s - (W - 1);
-    if (token >= place.begin && token >= walk.begin) Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
+    if (const int token = i - (W - 1); token >= 0) {
+      if (token >= begins) Vector<T, N>::of(out).store(to);
+      to += t.dx.token_stride;
+    }
     filter.shift(arriving);
     return true;
   });
@@ -448,7 +485,11 @@ void with_width(std::int64_t width, const Run& run) {
   run(std::integral_constant<int, 4>());
 }
 
-constexpr int kElements = 4;  // channels of a thread, where their number and addresses are multiples of it
+// Channels of a thread, where their number and addresses are multiples of it: 16 bytes, but backward, which holds seven
+// values of each in registers, no more than four.
+template <class T>
+constexpr int kForwardElements = sizeof(T) == 4 ? 4 : 8;
+constexpr int kBackwardElements = 4;
 
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
@@ -476,12 +517,16 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
   });
 }
 
+template <class T>
+void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
+  constexpr int kElements = kForwardElements<T>;
+  const bool aligned = inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &outputs.y}, kElements);
+  (aligned ? forward_of<kElements, T> : forward_of<1, T>)(context, inputs, outputs, activation);
+}
+
 void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   if (context.planning()) return;
-  const bool aligned = inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &outputs.y}, kElements);
-  const auto run = inputs.x.dtype == DType::f32 ? (aligned ? forward_of<kElements, float> : forward_of<1, float>)
-                                                : (aligned ? forward_of<kElements, bf16> : forward_of<1, bf16>);
-  run(context, inputs, outputs, activation);
+  (inputs.x.dtype == DType::f32 ? forward_of<float> : forward_of<bf16>)(context, inputs, outputs, activation);
 }
 
 void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
@@ -493,10 +538,11 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
       ops::cuda::take_partial_sums(context, chunks, inputs.weight.numel(), std::max<std::int64_t>(chunks, 1), 1,
                                    "short_convolution: dweight of chunks");
   if (context.planning()) return;
-  const bool aligned =
-      inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &from.dy, &to.dx}, kElements);
-  const auto run = inputs.x.dtype == DType::f32 ? (aligned ? backward_of<kElements, float> : backward_of<1, float>)
-                                                : (aligned ? backward_of<kElements, bf16> : backward_of<1, bf16>);
+  const bool aligned = inputs.x.size(2) % kBackwardElements == 0 &&
+                       ops::cuda::are_aligned({&inputs.x, &from.dy, &to.dx}, kBackwardElements);
+  const auto run = inputs.x.dtype == DType::f32
+                       ? (aligned ? backward_of<kBackwardElements, float> : backward_of<1, float>)
+                       : (aligned ? backward_of<kBackwardElements, bf16> : backward_of<1, bf16>);
   run(context, inputs, from, to, activation, partial);
   ops::cuda::reduce(context, partial, to.dweight.as<float>(), true);
 }
