@@ -47,9 +47,10 @@ class Events {
   cudaEvent_t stop_ = nullptr;
 };
 
-// Runs are queued several at a time, and before each the device writes more memory than its cache holds: no run finds
-// the one before in the cache, and none waits for the host to queue its kernels.
-double cuda_median(Context& context, const std::function<void()>& run, double seconds) {
+// `together` runs are measured as one, several such are queued at a time, and before each the device writes more memory
+// than its cache holds: none finds the one before in the cache, and none waits for the host to queue its kernels. A run
+// alone pays for the launch, and for what the cache holds that must be written back first.
+double cuda_median(Context& context, const std::function<void()>& run, int together, double seconds) {
   constexpr std::size_t kBeyondCache = std::size_t{256} << 20;
   auto* stream = static_cast<cudaStream_t>(context.stream());
   const std::shared_ptr<void> written = cuda::allocate(kBeyondCache, context.device());
@@ -60,13 +61,13 @@ double cuda_median(Context& context, const std::function<void()>& run, double se
     for (Events& each : events) {
       cuda::check(cudaMemsetAsync(written.get(), 0, kBeyondCache, stream), "cudaMemsetAsync");
       each.start(stream);
-      run();
+      for (int i = 0; i < together; ++i) run();
       each.stop(stream);
     }
     for (Events& each : events) {
       const double milliseconds = each.milliseconds();
       if (round == 0) continue;  // warm-up
-      times.push_back(milliseconds);
+      times.push_back(milliseconds / together);
       total += milliseconds;
     }
   }
@@ -76,9 +77,14 @@ double cuda_median(Context& context, const std::function<void()>& run, double se
 
 }  // namespace
 
-double median_milliseconds([[maybe_unused]] Context& context, const std::function<void()>& run, double seconds) {
+double median_milliseconds(Context& context, const std::function<void()>& run, double seconds) {
+  return median_milliseconds_of(context, run, 1, seconds);
+}
+
+double median_milliseconds_of([[maybe_unused]] Context& context, const std::function<void()>& run,
+                              [[maybe_unused]] int together, double seconds) {
 #ifdef FLASHGLA_CUDA
-  if (context.device().kind == Device::Kind::cuda) return cuda_median(context, run, seconds);
+  if (context.device().kind == Device::Kind::cuda) return cuda_median(context, run, together, seconds);
 #endif
   using Clock = std::chrono::steady_clock;
   run();

@@ -42,4 +42,8 @@ struct BenchOptions {
 // Median wall-clock milliseconds of run(), at least five runs. CUDA: by device events, from a cold cache.
 double median_milliseconds(Context& context, const std::function<void()>& run, double seconds);
 
+// The same of work that other work follows at once, as in a step: on CUDA a run's share of `together` of them, one
+// behind the other. That the inputs come from memory is the caller's part.
+double median_milliseconds_of(Context& context, const std::function<void()>& run, int together, double seconds);
+
 }  // namespace flashgla::testing

@@ -9,11 +9,18 @@ namespace flashgla::testing {
 
 namespace {
 
+constexpr double kBeyondCache = 256e6;  // bytes: of any
+
 void run_bench(const OperatorBench& bench, const std::vector<std::string>& implementations,
                const BenchOptions& options) {
   const DTypePair dtypes = bench.timed.dtypes.front();
-  // On a device the cache is emptied before each run (median_milliseconds).
-  const int wanted_copies = options.device.kind == Device::Kind::cpu ? bench.copies : 1;
+  // On a device, where the copies are more than its cache holds, as many runs behind one another as move kTogether
+  // bytes, all copies the same number of times.
+  constexpr double kTogether = 2e9;
+  const int runs = bench.copies * bench.bytes < kBeyondCache
+                       ? 1
+                       : static_cast<int>(std::clamp(std::ceil(kTogether / bench.bytes), 1.0, 64.0));
+  const int together = (runs + bench.copies - 1) / bench.copies * bench.copies;
   std::vector<PreparedCase> copies;
   for (const std::string& name : implementations) {
     if (!options.wants_implementation(name)) continue;
@@ -28,7 +35,7 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
     try {
       row.refused = check_once(bench.checked, dtypes, options.device, name, &row.error);
       if (row.refused.empty()) {
-        while (static_cast<int>(copies.size()) < wanted_copies) {
+        while (static_cast<int>(copies.size()) < bench.copies) {
           copies.push_back(copies.empty() ? PreparedCase(bench.timed, dtypes, options.device)
                                           : copies.front().duplicate());
         }
@@ -37,13 +44,13 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
         context.scratch().commit_plan();
         if (bench.prepare) bench.prepare(context);
         std::size_t next = 0;
-        row.milliseconds = median_milliseconds(
+        row.milliseconds = median_milliseconds_of(
             context,
             [&] {
               copies[next].run(context);
               next = (next + 1) % copies.size();
             },
-            options.seconds);
+            together, options.seconds);
       }
     } catch (const Error& error) {
       if (std::string(error.what()).find("no implementation fits") != std::string::npos) continue;
@@ -76,8 +83,7 @@ OperatorBench bytes_bound(const std::string& operation, const std::string& probl
 }
 
 int copies_beyond_cache(double bytes) {
-  constexpr double kBeyond = 256e6;
-  return static_cast<int>(std::clamp(std::ceil(kBeyond / std::max(bytes, 1.0)), 1.0, 256.0));
+  return static_cast<int>(std::clamp(std::ceil(kBeyondCache / std::max(bytes, 1.0)), 1.0, 256.0));
 }
 
 }  // namespace flashgla::testing
