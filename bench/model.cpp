@@ -35,16 +35,16 @@ Tensor random_tokens(const Shape& shape, std::int64_t vocabulary, std::uint64_t 
   return tokens;
 }
 
-// Gradients of a short batch, which `name` (empty: automatic) computes.
-Tensor gradients_by(LanguageModel& model, const std::string& name) {
+// Gradients of a short batch, which `name` (empty: automatic) computes; `draw`: of tokens.
+Tensor gradients_by(LanguageModel& model, const std::string& name, std::uint64_t draw = 1) {
   const Device device = model.device();
   Context context(device);
   context.force_implementation(name);
   Arena saved(device);
   nn::Pass pass{context, &saved};
   const Shape shape({1, 130});
-  const Tensor tokens = testing::copied_to(random_tokens(shape, model.config().vocab_size, 1), device);
-  const Tensor targets = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2), device);
+  const Tensor tokens = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2 * draw - 1), device);
+  const Tensor targets = testing::copied_to(random_tokens(shape, model.config().vocab_size, 2 * draw), device);
   const Tensor losses = Tensor::empty(Shape({tokens->numel()}), DType::f32, device);
   model.parameters().zero_gradients();
   model.forward_backward(pass, tokens, targets, losses, 1.0);
@@ -61,25 +61,38 @@ double checked_error(const model::ModelConfig& config, DType dtype) {
   return error;
 }
 
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 // The same on a device, for two layers of the model's width: against the CPU's f32 model with the same weights, from
-// which the CPU's model of this dtype may be hardly less far away.
+// which the CPU's model of this dtype may be hardly less far away. The two round apart, so that one draw of weights and
+// tokens says little of which is better: the bound is for the median, and a draw alone may be twice as far.
 double checked_error(model::ModelConfig config, DType dtype, Device device) {
-  constexpr double kBesideCpu = 1.5;
+  constexpr double kBesideCpu = 1.5, kOfOneDraw = 3.0;
+  constexpr std::uint64_t kDraws = 5;
   config.num_hidden_layers = 2;
   config.vocab_size = 1000;
   LanguageModel here(config, dtype, device, true), cpu(config, dtype, Device::cpu(), true);
   LanguageModel exact(config, DType::f32, Device::cpu(), true);
-  here.parameters().initialize(1);
-  cpu.parameters().initialize(1);
-  copy(cpu.parameters().all_values(), exact.parameters().all_values());
-  const Tensor truth = gradients_by(exact, "");
-  const double allowed = kBesideCpu * testing::difference(gradients_by(cpu, ""), truth).relative;
-  const double error = testing::difference(gradients_by(here, ""), truth).relative;
-  if (!(error <= allowed)) {
-    throw Error("gradients are " + std::to_string(error) + " from the CPU's in f32; allowed are " +
-                std::to_string(allowed));
+  std::vector<double> errors, ratios;
+  for (std::uint64_t draw = 1; draw <= kDraws; ++draw) {
+    here.parameters().initialize(draw);
+    cpu.parameters().initialize(draw);
+    copy(cpu.parameters().all_values(), exact.parameters().all_values());
+    const Tensor truth = gradients_by(exact, "", draw);
+    errors.push_back(testing::difference(gradients_by(here, "", draw), truth).relative);
+    ratios.push_back(errors.back() / testing::difference(gradients_by(cpu, "", draw), truth).relative);
   }
-  return error;
+  const double ratio = median_of(ratios), largest = *std::max_element(ratios.begin(), ratios.end());
+  if (!(ratio <= kBesideCpu && largest <= kOfOneDraw)) {
+    throw Error("gradients are " + std::to_string(ratio) + " times as far from the CPU's in f32 as the CPU's own, " +
+                std::to_string(largest) + " times for one of " + std::to_string(kDraws) + " draws; allowed are " +
+                std::to_string(kBesideCpu) + " and " + std::to_string(kOfOneDraw));
+  }
+  return median_of(errors);
 }
 
 }  // namespace
