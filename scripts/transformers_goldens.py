@@ -20,16 +20,22 @@ def fill(parameters):
             parameter.copy_(torch.tensor(values, dtype=torch.float64).reshape(parameter.shape) * scale + shift)
 
 
-def mamba2_in_order(model):
-    """The same of Mamba-2."""
+MIXERS = {
+    "mamba": ("in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight",
+              "dt_proj.bias", "A_log", "D", "out_proj.weight", "out_proj.bias"),
+    "mamba2": ("in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight",
+               "out_proj.weight", "out_proj.bias"),
+}
+
+
+def mamba_in_order(model):
+    """The same of Mamba and Mamba-2."""
     named = dict(model.named_parameters())
     order = ["backbone.embeddings.weight"]
     for layer in range(model.config.num_hidden_layers):
         prefix = f"backbone.layers.{layer}."
         order.append(prefix + "norm.weight")
-        order += [prefix + "mixer." + name for name in (
-            "in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight",
-            "out_proj.weight", "out_proj.bias")]
+        order += [prefix + "mixer." + name for name in MIXERS[model.config.model_type]]
     order += ["backbone.norm_f.weight", "lm_head.weight"]
     order = [name for name in order if name in named]
     assert sorted(order) == sorted(named), set(named) ^ set(order)
@@ -38,8 +44,8 @@ def mamba2_in_order(model):
 
 def in_order(model):
     """HF's parameters in the order in which flashgla visits them."""
-    if model.config.model_type == "mamba2":
-        return mamba2_in_order(model)
+    if model.config.model_type in MIXERS:
+        return mamba_in_order(model)
     named = dict(model.named_parameters())
     layers = model.config.num_hidden_layers
     order = ["model.embed_tokens.weight"]
@@ -92,6 +98,12 @@ def main():
     show("mamba2", transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**mamba2, n_groups=1)), TOKENS)
     show("mamba2, groups and biases", transformers.Mamba2ForCausalLM(
         transformers.Mamba2Config(**mamba2, n_groups=2, use_bias=True)), TOKENS)
+    mamba = {"vocab_size": 29, "hidden_size": 24, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 2,
+             "pad_token_id": 1}
+    show("mamba", transformers.MambaForCausalLM(transformers.MambaConfig(
+        **mamba, state_size=16, tie_word_embeddings=False)), TOKENS)
+    show("mamba, biases, tied", transformers.MambaForCausalLM(transformers.MambaConfig(
+        **mamba, state_size=5, time_step_rank=3, use_bias=True, tie_word_embeddings=True)), TOKENS)
 
 
 main()

@@ -3,6 +3,7 @@
 #include "flashgla/mixers/gla/gla.h"
 #include "flashgla/mixers/hgrn2/hgrn2.h"
 #include "flashgla/mixers/linear_attention/linear_attention.h"
+#include "flashgla/mixers/mamba/mamba.h"
 #include "flashgla/mixers/mamba2/mamba2.h"
 #include "flashgla/mixers/retention/retention.h"
 #include "flashgla/mixers/softmax_attention/softmax_attention.h"
@@ -11,7 +12,7 @@ namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
   static constexpr const Registration* rows[] = {&kGla,        &kSoftmaxAttention, &kRetention, &kLinearAttention,
-                                                 &kGlaVariant, &kMamba2,           &kHgrn2};
+                                                 &kGlaVariant, &kMamba2,           &kHgrn2,     &kMamba};
   return rows;
 }
 

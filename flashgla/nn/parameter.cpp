@@ -121,6 +121,12 @@ void ParameterStore::initialize(std::uint64_t seed) {
               }
               continue;
             }
+            if (initialization == Initialization::by_column) {
+              for (std::int64_t j = 0; j < count; ++j) {
+                values[i + j] = static_cast<T>(parameter->column((first + i + j) % parameter->shape[-1]));
+              }
+              continue;
+            }
             random::fill_normals(stream, static_cast<std::uint64_t>(first + i), count, normals.data());
             for (std::int64_t j = 0; j < count; ++j) values[i + j] = static_cast<T>(deviation * normals[j]);
           }

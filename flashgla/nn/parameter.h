@@ -15,7 +15,7 @@
 
 namespace flashgla::nn {
 
-enum class Initialization : std::uint8_t { zeros, ones, normal, transformed };
+enum class Initialization : std::uint8_t { zeros, ones, normal, transformed, by_column };
 
 // What few bits cost a parameter's model: a preset of 8 or 4 bits (model/quantise.h) says a format for each class.
 enum class Quantisation : std::uint8_t {
@@ -29,9 +29,10 @@ struct Parameter {
   std::string name;  // as in the checkpoint: "model.layers.0.attn.q_proj.weight"
   Shape shape;
   Initialization initialization = Initialization::normal;
-  double deviation = 0.02;                        // of a normal initialisation
-  double (*transform)(double uniform) = nullptr;  // of a transformed one: an element from one of (0, 1)
-  bool decay = true;                              // weight decay applies: matrices only
+  double deviation = 0.02;                          // of a normal initialisation
+  double (*transform)(double uniform) = nullptr;    // of a transformed one: an element from one of (0, 1)
+  double (*column)(std::int64_t column) = nullptr;  // by_column: an element from its last index
+  bool decay = true;                                // weight decay applies: matrices only
   // A matrix whose every element each token is multiplied with once: what FLOPs are counted by. Not: tables that are
   // looked up, matrices of element-wise factors, those shared by heads.
   bool multiplied = true;

@@ -27,6 +27,8 @@ inline std::vector<Variant> variants() {
       {"linear_attn", "normalized", {{"feature_map", "elu"}, {"norm_feature_map", "true"}}},
       {"hgrn2", "convolutions", {{"use_short_conv", "true"}, {"expand_ratio", "4"}}},
       {"hgrn2", "no_bound", {{"use_lower_bound", "false"}, {"use_short_conv", "false"}}},
+      {"mamba", "biases", {{"use_bias", "true"}, {"dt_rank", "3"}, {"conv_kernel", "3"}}},
+      {"mamba", "no_conv_bias", {{"use_conv_bias", "false"}, {"expand", "1"}}},
       {"mamba2", "groups", {{"n_groups", "2"}, {"use_bias", "true"}}},
       {"mamba2", "a_group_a_head", {{"n_groups", "4"}, {"use_conv_bias", "false"}, {"conv_kernel", "2"}}},
       {"transformer", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}}},

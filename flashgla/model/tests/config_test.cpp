@@ -34,6 +34,8 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("retnet-1.3b")), 1'351'727'104);
   EXPECT_EQ(parameter_count(preset("mamba2-1.3b")), 1'371'839'488);
   EXPECT_EQ(parameter_count(preset("hgrn2-1.3b")), 1'364'396'032);
+  EXPECT_EQ(parameter_count(preset("mamba-1.3b")), 1'400'276'992);
+  EXPECT_EQ(parameter_count(preset("mamba-350m")), 352'797'696);
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);
@@ -88,6 +90,40 @@ constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model
   "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
   "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 32000, "rope_scaling": null, "rope_theta": 10000.0,
   "tie_word_embeddings": false, "attention_bias": false, "max_position_embeddings": 2048})";
+
+TEST(Config, BothLayoutsOfMambaAreReadAndWritten) {
+  // As transformers writes state-spaces' mamba-130m.
+  const ModelConfig hf = parse_config(R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba",
+      "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16, "expand": 2, "conv_kernel": 4,
+      "intermediate_size": 1536, "layer_norm_epsilon": 1e-05, "time_step_rank": 48, "time_step_min": 0.001,
+      "time_step_max": 0.1, "time_step_init_scheme": "random", "time_step_floor": 0.0001, "time_step_scale": 1.0,
+      "use_bias": false, "use_conv_bias": true, "hidden_act": "silu", "residual_in_fp32": true, "vocab_size": 50280,
+      "initializer_range": 0.1, "bos_token_id": 0, "eos_token_id": 0})",
+                                      "config.json");
+  EXPECT_EQ(hf.layout, "hf");
+  EXPECT_FALSE(hf.use_mlp);
+  EXPECT_TRUE(hf.tie_word_embeddings);
+  EXPECT_EQ(parameter_count(hf), 129'135'360);
+  const std::string written = to_json(hf);
+  EXPECT_THAT(written, HasSubstr("\"time_step_rank\": 48"));
+  EXPECT_EQ(to_json(parse_config(written, "again")), written);
+  ModelConfig fla = hf;
+  fla.layout = "fla";
+  EXPECT_THAT(to_json(fla), HasSubstr("\"dt_rank\": 48"));
+  EXPECT_EQ(parse_config(to_json(fla), "again").layout, "fla");
+  const auto count = [](const char* sizes) {  // the published ones of mamba-370m and mamba-1.4b
+    return parameter_count(parse_config(R"({"model_type": "mamba", "vocab_size": 50280, "num_hidden_layers": 48,
+                                            "tie_word_embeddings": true, )" +
+                                            std::string(sizes) + "}",
+                                        "fla"));
+  };
+  EXPECT_EQ(count("\"hidden_size\": 1024"), 371'516'416);
+  EXPECT_EQ(count("\"hidden_size\": 2048"), 1'372'178'432);
+  EXPECT_THAT(to_json(parse_config(R"({"model_type": "mamba", "hidden_size": 200})", "fla")),
+              HasSubstr("\"dt_rank\": 13"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba", "conv_kernel": 5})"), HasSubstr("conv_kernel is 5"));
+  EXPECT_THAT(error_of(R"({"model_type": "mamba", "state_size": 0})"), HasSubstr("state_size is 0"));
+}
 
 TEST(Config, BothLayoutsOfMamba2AreReadAndWritten) {
   // As transformers writes state-spaces' mamba2-130m, infinity included.
@@ -185,7 +221,7 @@ TEST(Config, MistakesAreNamed) {
   EXPECT_THAT(error_of(R"({"hidden_size": 9223372036854775807})"), HasSubstr("hidden_size is 9223372036854775807"));
   EXPECT_THAT(error_of(R"({"hidden_size": 18446744073709551615})"), HasSubstr("expected an integer"));
   EXPECT_THAT(error_of(R"({"hidden_act": "gelu"})"), HasSubstr("hidden_act is 'gelu'; expected 'swish' or 'silu'"));
-  EXPECT_THAT(error_of(R"({"model_type": "mamba"})"), HasSubstr("unknown 'mamba'; known: gla"));
+  EXPECT_THAT(error_of(R"({"model_type": "hyena"})"), HasSubstr("unknown 'hyena'; known: gla"));
   EXPECT_THAT(error_of(R"({"feature_map": "tanh"})"), HasSubstr("tanh"));
   EXPECT_THAT(error_of(R"({"use_gv": true})"), HasSubstr("use_gv is true; expected false"));
   EXPECT_THAT(error_of("[1]"), HasSubstr("not a JSON object"));

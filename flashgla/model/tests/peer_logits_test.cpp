@@ -102,5 +102,18 @@ TEST(PeerLogits, Hgrn2ByItsFormulas) {
                  {15, {0.3688562, -0.87796419, 1.0712434, -0.16916905, -1.607819, -0.89525668}}});
 }
 
+TEST(PeerLogits, MambaOfTransformers) {
+  expect_logits(R"({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 2, "state_size": 16,
+                    "vocab_size": 29, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": false})",
+                {{0, {1.1426655, 0.41896531, -1.4461309, -0.0025939473, -2.049145, -0.59719861}},
+                 {8, {-0.89078724, 0.3919602, -0.20439173, 0.23765108, -0.24603626, 1.3224373}},
+                 {15, {-0.80348271, 0.50103909, 1.8418686, -1.465421, 2.1620579, 0.32065374}}});
+  expect_logits(R"({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 2, "state_size": 5,
+                    "time_step_rank": 3, "use_bias": true, "vocab_size": 29, "layer_norm_epsilon": 1e-5})",
+                {{0, {-0.65967989, 0.69764787, 0.76705384, 2.1900303, 0.31934741, 0.44162282}},
+                 {8, {-1.7528605, -0.72562504, 1.460863, -0.074165799, 0.9087826, -0.90708494}},
+                 {15, {-0.64275604, 0.092988402, 2.2165546, -0.65943551, 3.2284701, -1.9205679}}});
+}
+
 }  // namespace
 }  // namespace flashgla::model

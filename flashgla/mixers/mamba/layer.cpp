@@ -1,0 +1,268 @@
+// The layer of mamba.h.
+#include <cmath>
+
+#include "flashgla/mixers/mamba/config.h"
+#include "flashgla/mixers/mixer.h"
+#include "flashgla/nn/linear.h"
+#include "flashgla/ops/elementwise/elementwise.h"
+#include "flashgla/ops/selective_scan/selective_scan.h"
+#include "flashgla/ops/short_convolution/short_convolution.h"
+
+namespace flashgla::mixers {
+
+namespace {
+
+namespace scan = ops::selective_scan;
+
+// A_log: ln(k + 1) of state k. dt_proj.bias: what the softplus makes a step of exp(U(ln 1e-3, ln 0.1)) of, at least
+// 1e-4.
+double log_of_state(std::int64_t state) { return std::log(static_cast<double>(state + 1)); }
+double initial_step_bias(double uniform) {
+  const double step = std::max(std::exp(std::log(1e-3) + uniform * (std::log(0.1) - std::log(1e-3))), 1e-4);
+  return step + std::log(-std::expm1(-step));
+}
+
+nn::Parameter parameter_of(const std::string& name, const Shape& shape) {
+  nn::Parameter parameter;
+  parameter.name = name;
+  parameter.shape = shape;
+  parameter.initialization = nn::Initialization::ones;
+  parameter.decay = false;
+  parameter.multiplied = false;
+  return parameter;
+}
+
+class Mamba : public Mixer {
+ public:
+  Mamba(const MambaConfig& config, const Common& common, const std::string& name)
+      : states_(config.state_size),
+        width_(config.conv_kernel),
+        rank_(config.rank(common)),
+        inner_(config.inner(common)),
+        input_({{name + ".in_proj", 2 * inner_}}, common.hidden_size, common.initializer_range, config.use_bias),
+        convolution_(parameter_of(name + ".conv1d.weight", Shape({inner_, 1, width_}))),
+        narrow_({{name + ".x_proj", rank_ + 2 * states_}}, inner_, common.initializer_range),
+        // Of the deviation that the uniform draw from +-R^-1/2 has.
+        steps_({{name + ".dt_proj", inner_}}, rank_, 1.0 / std::sqrt(3.0 * static_cast<double>(rank_))),
+        dt_bias_(parameter_of(name + ".dt_proj.bias", Shape({inner_}))),
+        a_log_(parameter_of(name + ".A_log", Shape({inner_, states_}))),
+        skip_(parameter_of(name + ".D", Shape({inner_}))),
+        output_({{name + ".out_proj", common.hidden_size, nn::Quantisation::sensitive}}, inner_,
+                common.initializer_range, config.use_bias) {
+    convolution_.initialization = nn::Initialization::normal;  // with the deviation of PyTorch's Conv1d
+    convolution_.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));
+    if (config.use_conv_bias) {
+      convolution_bias_.push_back(parameter_of(name + ".conv1d.bias", Shape({inner_})));
+      convolution_bias_.front().initialization = nn::Initialization::zeros;
+    }
+    dt_bias_.initialization = nn::Initialization::transformed;
+    dt_bias_.transform = initial_step_bias;
+    a_log_.initialization = nn::Initialization::by_column;
+    a_log_.column = log_of_state;
+  }
+
+  void for_each_parameter(const nn::ParameterVisitor& visit) override {
+    input_.for_each_parameter(visit);
+    visit(convolution_);
+    for (nn::Parameter& bias : convolution_bias_) visit(bias);
+    narrow_.for_each_parameter(visit);
+    steps_.for_each_parameter(visit);
+    for (nn::Parameter* parameter : {&dt_bias_, &a_log_, &skip_}) visit(*parameter);
+    output_.for_each_parameter(visit);
+  }
+
+  std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
+    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
+    return {{"h", Shape({sequences, inner_, states_}), dtype}, {"conv", Shape({sequences, inner_, width_ - 1}), dtype}};
+  }
+
+  // Six operations of a state and token forward; backward computes the states again and takes twice that beside.
+  Cost cost(std::int64_t) const override {
+    const auto states = static_cast<double>(inner_ * states_);
+    return {6.0 * states, 24.0 * states, 2.0 * 4.0 * (states + static_cast<double>(inner_ * (width_ - 1)))};
+  }
+
+  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+               const LayerState& after) override;
+  void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
+
+ private:
+  TensorView filter() const { return convolution_.value.reshape(Shape({inner_, width_})); }
+  // Of the projections: what is convolved, and the gate.
+  TensorView channels_of(const TensorView& projected) const { return projected.slice(-1, 0, inner_); }
+  TensorView gate_of(const TensorView& projected) const { return projected.slice(-1, inner_, 2 * inner_); }
+  // Of what x_proj makes: r, and B (0) or C (1).
+  TensorView ranks_of(const TensorView& narrow) const { return narrow.slice(-1, 0, rank_); }
+  TensorView states_of(const TensorView& narrow, std::int64_t which) const {
+    return narrow.slice(-1, rank_ + which * states_, rank_ + (which + 1) * states_);
+  }
+  // c += the convolution's bias, where there is one.
+  void add_bias(Context& context, const TensorView& c) const;
+  ops::short_convolution::Inputs convolution_inputs(const nn::Pass& pass) const {
+    ops::short_convolution::Inputs inputs;
+    inputs.x = channels_of(saved_.projected);
+    inputs.weight = filter();
+    inputs.initial_state = saved_.before.empty() ? TensorView() : saved_.before[1];
+    inputs.cu_seqlens = pass.sequences.bounds;
+    return inputs;
+  }
+  scan::Inputs scan_inputs(const TensorView& u, const TensorView& raw, const TensorView& projected,
+                           const TensorView& narrow) const {
+    return {u,
+            raw,
+            gate_of(projected),
+            states_of(narrow, 0),
+            states_of(narrow, 1),
+            dt_bias_.value,
+            a_log_.value,
+            skip_.value,
+            {},
+            {}};
+  }
+  scan::Inputs scan_inputs(const nn::Pass& pass) const {
+    scan::Inputs inputs = scan_inputs(saved_.u, saved_.raw, saved_.projected, saved_.narrow);
+    inputs.h0 = saved_.before.empty() ? TensorView() : saved_.before[0];
+    inputs.cu_seqlens = pass.sequences.bounds;
+    return inputs;
+  }
+  // convolved and u from the projections.
+  void convolve(const nn::Pass& pass, const LayerState& after) const;
+
+  std::int64_t states_, width_, rank_;
+  std::int64_t inner_;  // E
+  nn::Linear input_;
+  nn::Parameter convolution_;
+  std::vector<nn::Parameter> convolution_bias_;  // none, or one
+  nn::Linear narrow_, steps_;
+  nn::Parameter dt_bias_, a_log_, skip_;
+  nn::Linear output_;
+
+  struct Saved {
+    TensorView projected;  // [B,T,2E]
+    TensorView convolved;  // [B,T,E], before the SiLU: recomputed in class activations, as u
+    TensorView u;          // [B,T,E]
+    TensorView narrow;     // [B,T,R+2K]
+    TensorView raw;        // [B,T,E]
+    TensorView y;          // [B,T,E]
+    TensorView kept;       // the operator's own; absent: it computes its states again
+    LayerState before;
+  } saved_;
+};
+
+void Mamba::add_bias(Context& context, const TensorView& c) const {
+  if (convolution_bias_.empty()) return;
+  const ArenaScope scope(context.scratch());
+  TensorView bias = convolution_bias_.front().value;
+  if (bias.dtype != c.dtype) {
+    const TensorView wide = context.scratch().tensor(bias.shape, c.dtype, "mamba: bias");
+    ops::elementwise::convert(context, bias, wide);
+    bias = wide;
+  }
+  TensorView rows = bias;  // the same for each token
+  rows.shape = c.shape;
+  rows.stride = {};
+  rows.stride[static_cast<std::size_t>(c.rank() - 1)] = 1;
+  ops::elementwise::add_to(context, c, rows, c);
+}
+
+void Mamba::convolve(const nn::Pass& pass, const LayerState& after) const {
+  ops::short_convolution::forward(pass.context, convolution_inputs(pass),
+                                  {saved_.convolved, after.empty() ? TensorView() : after[1]},
+                                  ops::short_convolution::Activation::none);
+  add_bias(pass.context, saved_.convolved);
+  ops::elementwise::silu_forward(pass.context, saved_.convolved, saved_.u);
+}
+
+void Mamba::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+                    const LayerState& after) {
+  Context& context = pass.context;
+  const ArenaScope scope(context.scratch());
+  const auto sized = [&](Arena& arena, std::int64_t channels, const char* label) {
+    return arena.tensor(Shape({x.size(0), x.size(1), channels}), x.dtype, label);
+  };
+  saved_.before = before;
+  saved_.projected = sized(pass.keep(), input_.out(), "mamba: projections");
+  input_.forward(context, x, saved_.projected);
+  saved_.convolved = sized(pass.keep_or_recompute(), inner_, "mamba: convolutions");
+  saved_.u = sized(pass.keep_or_recompute(), inner_, "mamba: convolutions");
+  convolve(pass, after);
+  saved_.narrow = sized(pass.keep(), narrow_.out(), "mamba: steps, B, C");
+  narrow_.forward(context, saved_.u, saved_.narrow);
+  saved_.raw = sized(pass.keep(), inner_, "mamba: steps, B, C");
+  steps_.forward(context, ranks_of(saved_.narrow), saved_.raw);
+
+  saved_.y = sized(pass.keep(), inner_, "mamba: outputs");
+  const scan::Inputs inputs = scan_inputs(pass);
+  saved_.kept = {};
+  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
+    const std::size_t bytes = scan::kept_bytes(context, inputs);
+    if (bytes > 0) {
+      saved_.kept = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "mamba: chunk states");
+    }
+  }
+  scan::forward(context, inputs, {saved_.y, after.empty() ? TensorView() : after[0], saved_.kept});
+  if (y) output_.forward(context, saved_.y, y);
+}
+
+void Mamba::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const auto like = [&](const TensorView& view) { return scratch.tensor(view.shape, view.dtype, "mamba: gradients"); };
+  if (pass.recompute == nn::Recompute::activations) {
+    saved_.convolved = like(saved_.convolved);
+    saved_.u = like(saved_.u);
+    convolve(pass, {});
+  }
+  const TensorView dprojected = like(saved_.projected), dnarrow = like(saved_.narrow);
+  const TensorView du = like(saved_.u), draw = like(saved_.raw), d_y = like(saved_.y);
+  output_.backward(context, saved_.y, dy, d_y);
+  scan::backward(
+      context, scan_inputs(pass), saved_.kept, d_y,
+      {du, draw, gate_of(dprojected), states_of(dnarrow, 0), states_of(dnarrow, 1), a_log_.gradient, skip_.gradient});
+  ops::elementwise::column_sum(context, draw, dt_bias_.gradient, true);
+  steps_.backward(context, ranks_of(saved_.narrow), draw, ranks_of(dnarrow));
+  narrow_.backward(context, saved_.u, dnarrow, du, true);
+  ops::elementwise::silu_backward(context, saved_.convolved, du, du);
+  for (const nn::Parameter& bias : convolution_bias_) ops::elementwise::column_sum(context, du, bias.gradient, true);
+  ops::short_convolution::backward(
+      context, convolution_inputs(pass), {du, {}},
+      {channels_of(dprojected), convolution_.gradient.reshape(Shape({inner_, width_})), {}},
+      ops::short_convolution::Activation::none);
+  input_.backward(context, x, dprojected, dx);
+}
+
+void Mamba::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
+  namespace linear_step = ops::linear_step;
+  Context& context = pass.context;
+  Arena& scratch = context.scratch();
+  const ArenaScope scope(scratch);
+  const auto sized = [&](std::int64_t channels, const char* label) {
+    return scratch.tensor(Shape({x.size(0), channels}), x.dtype, label);
+  };
+  const auto run = [&](const nn::Linear& linear, const linear_step::Inputs& inputs, const TensorView& y,
+                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
+    const linear_step::Layer layer = linear.step_layer(y);
+    linear_step::run(context, inputs, {&layer, 1}, {epilogue});
+  };
+  const TensorView projected = sized(input_.out(), "mamba: projections"), u = sized(inner_, "mamba: convolutions");
+  run(input_, norm.before_step(context, x), projected);
+  ops::short_convolution::step(context, channels_of(projected), filter(), state[1], u,
+                               ops::short_convolution::Activation::none);
+  add_bias(context, u);
+  ops::elementwise::silu_forward(context, u, u);
+  const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C"), raw = sized(inner_, "mamba: steps, B, C");
+  run(narrow_, {u}, narrow);
+  run(steps_, {ranks_of(narrow)}, raw);
+  scan::step(context, scan_inputs(u, raw, projected, narrow), state[0], u);
+  run(output_, {u}, x, linear_step::Epilogue::add);
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> MambaConfig::create(const Common& common, std::int64_t layer) const {
+  return std::make_unique<Mamba>(*this, common, layer_prefix(layer) + ".attn");
+}
+
+}  // namespace flashgla::mixers
