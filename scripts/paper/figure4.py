@@ -1,0 +1,69 @@
+"""Accuracy of figure4.sh's runs: of each the best evaluation, and of these the best over the learning rates.
+
+python3 figure4.py OUT MODELS SETTINGS WIDTHS RATES    writes OUT/figure4.json and, with gnuplot, OUT/figure4-T-PAIRS.png;
+prints a table. Runs that are not there are left out.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+
+def accuracy_of(run):
+    """The best accuracy of a run and its evaluations; None without one."""
+    metrics = run / "metrics.jsonl"
+    if not metrics.exists():
+        return None
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    seen = [row["accuracy"] for row in rows if row["kind"] == "eval"]
+    return {"accuracy": max(seen), "evaluations": len(seen), "ended": (run / "done").exists()} if seen else None
+
+
+def draw(points, models, setting, widths, png):
+    script = ["set terminal pngcairo size 640,480 font ',11'", f"set output '{png}'", "set xlabel 'model width'",
+              "set ylabel 'accuracy'", "set yrange [0:1.02]", "set logscale x 2", "set key bottom right", "set grid",
+              f"set title '{setting.split(':')[0]} tokens, {setting.split(':')[1]} pairs'"]
+    curves = []
+    for number, model in enumerate(models):
+        found = [(width, points[(model, setting, width)]) for width in widths if (model, setting, width) in points]
+        if found:
+            script += [f"$curve{number} << EOD", *(f"{width} {best['accuracy']}" for width, best in found), "EOD"]
+            curves.append(f"$curve{number} with linespoints pt 7 lw 2 title '{model}'")
+    subprocess.run(["gnuplot"], input="\n".join([*script, "plot " + ", ".join(curves)]), text=True, check=True)
+
+
+def main():
+    out = pathlib.Path(sys.argv[1])
+    models, settings, widths, rates = (text.split(",") for text in sys.argv[2:6])
+    points, rows = {}, []
+    for setting in settings:
+        for width in widths:
+            for model in models:
+                for rate in rates:
+                    found = accuracy_of(out / f"{model}-{setting.replace(':', '-')}-{width}-{rate}")
+                    if found is None:
+                        continue
+                    length, pairs = map(int, setting.split(":"))
+                    rows.append({"model": model, "length": length, "pairs": pairs, "width": int(width), "rate": rate,
+                                 **found})
+                    best = points.get((model, setting, width))
+                    if best is None or found["accuracy"] > best["accuracy"]:
+                        points[(model, setting, width)] = rows[-1]
+    if not rows:
+        sys.exit(f"error: {out} holds no run of this grid")
+    run = {"settings": json.loads((out / "settings.json").read_text()), "runs": rows}
+    (out / "figure4.json").write_text(json.dumps(run, indent=1) + "\n")
+    print(f"{'tokens':>6} {'pairs':>5} {'width':>5}" + "".join(f" {model:>10}" for model in models))
+    for setting in settings:
+        length, pairs = setting.split(":")
+        for width in widths:
+            cells = [points.get((model, setting, width)) for model in models]
+            print(f"{length:>6} {pairs:>5} {width:>5}" + "".join(
+                f" {'-' if cell is None else format(cell['accuracy'], '.3f'):>10}" for cell in cells))
+        if shutil.which("gnuplot"):
+            draw(points, models, setting, widths, out / f"figure4-{setting.replace(':', '-')}.png")
+
+
+main()

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Figure 4 of the paper: accuracy in multi-query associative recall by model width.
+#   figure4.sh OUT [--size tiny|full] [--settings T:PAIRS,...] [--widths LIST] [--models LIST] [--rates LIST]
+#              [--layers N] [--epochs N] [--sequences N] [--device D] [--jobs N]
+# Trains every model of the grid on the task and takes the best accuracy over the learning rates. What has been trained
+# is not trained again, and what was cut off goes on. OUT/figure4.txt has the table, OUT/figure4.json its numbers and
+# OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
+#   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: a model takes some two minutes on two cores
+#   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
+# LIST, with commas, of models: attention, gla, retnet, mamba. N jobs train side by side. A run ends at 99% accuracy, or
+# when eight evaluations (one an epoch) in a row were not better than the best.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
+usage() { sed -n '2,12p' "$0" >&2; exit 2; }
+if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
+out=$1 size=tiny settings='' widths='' models=attention,gla,retnet,mamba rates='' layers=2 epochs='' sequences='' device=''
+jobs=''
+shift
+while [ $# -gt 0 ]; do
+  [ $# -ge 2 ] || usage
+  case $1 in
+    --size | --settings | --widths | --models | --rates | --layers | --epochs | --sequences | --device | --jobs)
+      declare "${1#--}=$2" ;;
+    *) usage ;;
+  esac
+  shift 2
+done
+# The tiny ones start from larger weights, have no dropout, and GLA a short convolution: they have little time.
+case $size in
+  tiny) words=128 validation=500 range=0.1 tokens_a_step=4096
+    dropout=0 gla=', "num_heads": 1, "expand_k": 1.0, "use_short_conv": true'
+    defaults=(64:4 32 1e-2 6 20000 cpu 2) ;;
+  full) words=8192 validation=3000 range=0.02 tokens_a_step=65536
+    dropout=0.1 gla=', "num_heads": 2'
+    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8) ;;
+  *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
+esac
+settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
+epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
+jobs=${jobs:-${defaults[6]}}
+mkdir -p "$out/models"
+
+# MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;
+# learned positions for attention alone, no MLP and RMSNorm for Mamba.
+describe() {
+  local fields
+  case $1 in
+    attention)
+      fields="\"model_type\": \"transformer\", \"num_heads\": 1, \"qkv_bias\": true, \"o_bias\": true,
+              \"use_rope\": false, \"learned_positions\": true, \"max_position_embeddings\": $3" ;;
+    gla) fields="\"model_type\": \"gla\"$gla" ;;
+    retnet) fields='"model_type": "retnet", "num_heads": 2' ;;
+    mamba) fields='"model_type": "mamba"' ;;
+    *) echo "error: the model is $1; expected attention, gla, retnet or mamba" >&2; exit 2 ;;
+  esac
+  local blocks='"identity_mlp": true, "norm_type": "layer_norm"'
+  [ "$1" != mamba ] || blocks='"use_mlp": false'
+  echo "{$fields, $blocks, \"hidden_size\": $2, \"num_hidden_layers\": $layers, \"norm_eps\": 1e-5,
+         \"tie_word_embeddings\": true, \"initializer_range\": $range}"
+}
+
+train() {  # MODEL SETTING WIDTH RATE
+  local length=${2%:*} name=$1-${2/:/-}-$3-$4
+  local run=$out/$name model=$out/models/$1-${2/:/-}-$3.json steps=$((sequences * length / tokens_a_step))
+  local fallout=$dropout
+  [ ! -f "$run/done" ] || return 0
+  [ "$1" != mamba ] || fallout=0
+  "$flashgla" train --data "$out/task-${2/:/-}" --model "$model" --out "$run" --resume --device "$device" --dtype f32 \
+    --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) --learning-rate "$4" \
+    --initial-learning-rate 0 --final-learning-rate 0 --warmup-tokens 0 --beta2 0.999 --weight-decay 0.1 \
+    --clip-norm 0 --dropout "$fallout" --attention-dropout 0 --evaluate-every "$steps" --evaluation-tokens 0 \
+    --checkpoint-every $((steps * 4)) --keep-checkpoints 1 --log-every "$steps" --stop-accuracy 0.99 --patience 8 \
+    --seed 123 --quiet >"$out/$name.log" 2>&1 ||
+    { echo "error: $name: $(tail -n 1 "$out/$name.log")" >&2; return 1; }
+  touch "$run/done"
+  echo "$name: $(grep -o '"accuracy":[0-9.e-]*' "$run/metrics.jsonl" | tail -n 1)"
+}
+
+for setting in ${settings//,/ }; do
+  task=$out/task-${setting/:/-}
+  if [ ! -f "$task/data.json" ]; then
+    "$flashgla" data mqar --vocabulary "$words" --length "${setting%:*}" --pairs "${setting#*:}" --train "$sequences" \
+      --validation "$validation" --out "$task" --quiet >/dev/null
+  fi
+  for width in ${widths//,/ }; do
+    for rate in ${rates//,/ }; do
+      for model in ${models//,/ }; do
+        describe "$model" "$width" "${setting%:*}" >"$out/models/$model-${setting/:/-}-$width.json"
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || exit 1; done
+        train "$model" "$setting" "$width" "$rate" &
+      done
+    done
+  done
+done
+while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
+
+cat >"$out/settings.json" <<END
+{"size": "$size", "layers": $layers, "epochs": $epochs, "sequences": $sequences, "words": $words, "device": "$device",
+ "date": "$(date -u +%F)"}
+END
+python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$rates" | tee "$out/figure4.txt"
