@@ -32,11 +32,10 @@ void cuda_run(Context& context, const Inputs& inputs, const Scores& scores, cons
     const TensorView x = inputs.x.slice(0, begin, end);
     matmul::run(context, x, inputs.weight.transpose(0, 1), logits);
     if (!context.planning()) {
-      cuda::take_losses(
-          context, logits,
-          {targets + begin, scores.losses.as<float>() + begin, scores.hits ? scores.hits.as<float>() + begin : nullptr,
-           static_cast<bool>(gradients.dx), static_cast<float>(gradients.scale),
-           static_cast<std::int32_t*>(inputs.bad_target.data), begin});
+      cuda::take_losses(context, logits, targets + begin, scores.losses.as<float>() + begin,
+                        static_cast<bool>(gradients.dx), gradients.scale,
+                        static_cast<std::int32_t*>(inputs.bad_target.data), begin);
+      if (scores.hits) cuda::take_hits(context, logits, targets + begin, scores.hits.as<float>() + begin);
     }
     if (!gradients.dx) continue;
     matmul::run(context, logits, inputs.weight, gradients.dx.slice(0, begin, end));

@@ -19,13 +19,19 @@ using flashgla::cuda::kWarp;
 using flashgla::cuda::Vector;
 
 constexpr int kMostThreads = 1024;
+constexpr int kHitThreads = 256;
 constexpr int kMostVectors = 8;  // of 16 bytes that a thread keeps
 
 template <class T>
 struct Logits {
   T* data;
   std::int64_t row_stride, words;
-  Rows rows;
+  const std::int32_t* targets;
+  float* losses;
+  bool gradient;
+  float scale;
+  std::int32_t* bad_target;
+  std::int64_t first_row;
 };
 
 template <class T>
@@ -70,19 +76,18 @@ __device__ __forceinline__ void store_gradient(T* row, const Vector<T, N>& z, st
 template <int kVectors, class T>
 __global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads) losses_kernel(const Logits<T> p) {
   constexpr int N = kVectorOf<T>;
-  __shared__ float shared[3][kWarp];
+  __shared__ float shared[2][kWarp];
   flashgla::cuda::wait_for_previous();
   const std::int64_t row_index = blockIdx.x, apart = std::int64_t{blockDim.x} * N,
                      begin = std::int64_t{threadIdx.x} * N;
   T* row = p.data + row_index * p.row_stride;
-  const std::int64_t target = p.rows.targets[row_index];
+  const std::int64_t target = p.targets[row_index];
   if (target < 0 || target >= p.words) {
     if (threadIdx.x == 0) {
-      p.rows.losses[row_index] = target == -1 ? 0.0f : __uint_as_float(0x7fc00000u);
-      if (p.rows.hits != nullptr) p.rows.hits[row_index] = 0.0f;
-      if (target != -1) flashgla::ops::cuda::note_bad(p.rows.bad_target, p.rows.first_row + row_index);
+      p.losses[row_index] = target == -1 ? 0.0f : __uint_as_float(0x7fc00000u);
+      if (target != -1) flashgla::ops::cuda::note_bad(p.bad_target, p.first_row + row_index);
     }
-    for (std::int64_t first = begin; p.rows.gradient && first < p.words; first += apart)
+    for (std::int64_t first = begin; p.gradient && first < p.words; first += apart)
       Vector<T, N>::zero().store(row + first);
     return;
   }
@@ -118,30 +123,42 @@ __global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads)
   }
   total = flashgla::cuda::block_sum(total, shared[1]);
   // The barrier in between lets nobody write before all have read their target.
-  if (threadIdx.x == 0) p.rows.losses[row_index] = (largest - z_target) + logf(total);
-  if (p.rows.hits != nullptr) {
-    float as_large = 0.0f;
-    for (std::int64_t first = begin; first < p.words; first += apart) {
-      for_each_word(Vector<T, N>::load(row + first), first, p.words,
-                    [&](float z, int) { as_large += z >= z_target ? 1.0f : 0.0f; });
-    }
-    as_large = flashgla::cuda::block_sum(as_large, shared[2]);
-    if (threadIdx.x == 0) p.rows.hits[row_index] = as_large == 1.0f ? 1.0f : 0.0f;
-  }
-  if (!p.rows.gradient) return;
-  const float factor = p.rows.scale / total;
+  if (threadIdx.x == 0) p.losses[row_index] = (largest - z_target) + logf(total);
+  if (!p.gradient) return;
+  const float factor = p.scale / total;
   if constexpr (kVectors > 0) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const std::int64_t first = begin + i * apart;
-      if (first < p.words) store_gradient<N>(row, kept[i], first, p.words, target, largest, factor, p.rows.scale);
+      if (first < p.words) store_gradient<N>(row, kept[i], first, p.words, target, largest, factor, p.scale);
     }
   } else {
     for (std::int64_t first = begin; first < p.words; first += apart) {
       const Vector<T, N> z = Vector<T, N>::load(row + first);
-      store_gradient<N>(row, z, first, p.words, target, largest, factor, p.rows.scale);
+      store_gradient<N>(row, z, first, p.words, target, largest, factor, p.scale);
     }
   }
+}
+
+// A block a row: how many logits are as large as the target's, which is one of them.
+template <class T>
+__global__ void __launch_bounds__(kHitThreads) hits_kernel(const T* logits, std::int64_t row_stride, std::int64_t words,
+                                                           const std::int32_t* targets, float* hits) {
+  constexpr int N = kVectorOf<T>;
+  __shared__ float shared[kWarp];
+  flashgla::cuda::wait_for_previous();
+  const T* row = logits + blockIdx.x * row_stride;
+  const std::int64_t target = targets[blockIdx.x];
+  float as_large = 0.0f;
+  if (target >= 0 && target < words) {
+    const float own = flashgla::cuda::to_float(row[target]);
+    for (std::int64_t first = std::int64_t{threadIdx.x} * N; first < words; first += kHitThreads * N) {
+      for_each_word(Vector<T, N>::load(row + first), first, words,
+                    [&](float z, int) { as_large += z >= own ? 1.0f : 0.0f; });
+    }
+  }
+  as_large = flashgla::cuda::block_sum(as_large, shared);
+  if (threadIdx.x == 0) hits[blockIdx.x] = as_large == 1.0f ? 1.0f : 0.0f;
 }
 
 template <class T>
@@ -162,10 +179,21 @@ void queue(Context& context, std::int64_t rows, const Logits<T>& p) {
 
 }  // namespace
 
-void take_losses(Context& context, const TensorView& logits, const Rows& rows) {
+void take_losses(Context& context, const TensorView& logits, const std::int32_t* targets, float* losses, bool gradient,
+                 double scale, std::int32_t* bad_target, std::int64_t first_row) {
   ops::cuda::with_element(logits.dtype, [&](auto zero) {
     using T = decltype(zero);
-    queue<T>(context, logits.size(0), {static_cast<T*>(logits.data), logits.stride[0], logits.size(1), rows});
+    queue<T>(context, logits.size(0),
+             {static_cast<T*>(logits.data), logits.stride[0], logits.size(1), targets, losses, gradient,
+              static_cast<float>(scale), bad_target, first_row});
+  });
+}
+
+void take_hits(Context& context, const TensorView& logits, const std::int32_t* targets, float* hits) {
+  ops::cuda::with_element(logits.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    ops::cuda::queue_kernel(context, "cross_entropy: hits", hits_kernel<T>, logits.size(0), kHitThreads, 0,
+                            static_cast<const T*>(logits.data), logits.stride[0], logits.size(1), targets, hits);
   });
 }
 
