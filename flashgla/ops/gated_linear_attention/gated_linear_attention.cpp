@@ -12,6 +12,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
+#include "flashgla/ops/gated_linear_attention/reference.h"
 #include "flashgla/ops/linear_step/linear_step.h"
 
 namespace flashgla::ops::gated_linear_attention {
@@ -268,12 +269,9 @@ void check_cu_seqlens(const Context& context, const Problem& p, const TensorView
 // Short sequences are better off without chunks; measured, see README.md.
 constexpr std::int64_t kShortSequence = 8;
 
-// As an implementation is asked: with log gates where it does not take logits. In f32 (f64 with f64); on CUDA those of
-// bf16 logits in bf16, which the fastest kernels take.
+// As an implementation is asked: without logits where it does not take them.
 Problem as_asked(const Implementation& row, const Problem& p) {
-  if (!p.has_logits() || row.takes_logits) return p;
-  const bool in_bf16 = row.device == Device::Kind::cuda && p.gate_dtype == DType::bf16;
-  return with_gates(p, in_bf16 ? DType::bf16 : state_dtype(p.dtype));
+  return p.has_logits() && !row.takes_logits ? with_gates(p) : p;
 }
 
 const Implementation& choose(const Context& context, const Problem& problem) {
@@ -364,7 +362,7 @@ void forward(Context& context, const Inputs& in, const Outputs& out, const Optio
   ArenaScope scope(context.scratch());
   if (!p.has_logits() || row.takes_logits) return row.forward(context, p, in, out);
   forward_with_gates(
-      context, p, as_asked(row, p), in, out,
+      context, p, with_gates(p), in, out,
       [&](const Problem& problem, const Inputs& i, const Outputs& o) { row.forward(context, problem, i, o); });
 }
 
@@ -411,7 +409,7 @@ void backward(Context& context, const Inputs& in, const Outputs& out, const Outp
   check_states(row, p, out.states, device);
   ArenaScope scope(context.scratch());
   if (!p.has_logits() || row.takes_logits) return row.backward(context, p, in, out, d_out, d_in);
-  backward_with_gates(context, p, as_asked(row, p), in, out, d_out, d_in,
+  backward_with_gates(context, p, with_gates(p), in, out, d_out, d_in,
                       [&](const Problem& problem, const Inputs& i, const Outputs& o, const OutputGradients& d,
                           const InputGradients& to) { row.backward(context, problem, i, o, d, to); });
 }
@@ -506,8 +504,8 @@ void step(Context& context, const StepInputs& in, const TensorView& h, const Ten
     gated.projection = {};
     return row.step(context, with_gates(p, p.dtype), gated, h, z, o);
   }
-  if (projects || !p.has_logits() || row.takes_logits) return row.step(context, p, in, h, z, o);
-  step_with_gates(context, p, as_asked(row, p), in,
+  if (projects || !p.has_logits() || row.step == reference::step) return row.step(context, p, in, h, z, o);
+  step_with_gates(context, p, with_gates(p), in,
                   [&](const Problem& problem, const StepInputs& i) { row.step(context, problem, i, h, z, o); });
 }
 

@@ -13,8 +13,8 @@ struct Implementation {
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
   std::size_t (*states_bytes)(const Problem&);
-  // Workspace comes from context.scratch(); arguments are validated already. takes_logits: else it is given log gates
-  // (logits.h).
+  // Workspace comes from context.scratch(); arguments are validated already. takes_logits: forward and backward do,
+  // else they are given log gates (logits.h), as all steps but the reference's are.
   bool takes_logits;
   void (*forward)(Context&, const Problem&, const Inputs&, const Outputs&);
   void (*backward)(Context&, const Problem&, const Inputs&, const Outputs&, const OutputGradients&,

@@ -41,6 +41,9 @@ Problem with_gates(const Problem& problem, DType dtype) {
   p.gate_dtype = dtype;
   return p;
 }
+Problem with_gates(const Problem& problem) {
+  return with_gates(problem, problem.dtype == DType::f64 ? DType::f64 : DType::f32);
+}
 
 void forward_with_gates(Context& context, const Problem& problem, const Problem& with_gates, const Inputs& inputs,
                         const Outputs& outputs, const RunForward& run) {

@@ -24,7 +24,8 @@ class Unforced {
   std::string forced_;
 };
 
-// The same problem with log gates of that dtype.
+// The same problem with log gates: in f32 (f64 with f64), or in `dtype`.
+Problem with_gates(const Problem& problem);
 Problem with_gates(const Problem& problem, DType dtype);
 
 // Calls run(problem, ...) with the gates that the problem of with_gates() has.

@@ -12,6 +12,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
+#include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -219,6 +220,9 @@ static void run_backward(Context& context, const Problem& problem, const Inputs&
   constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
   const auto again = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
                          const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); };
+  if (problem.has_logits() && !(hopper && turns_logits(problem) && has_aligned_rows(problem, inputs, d_out, d_in))) {
+    return backward_with_gates(context, problem, with_gates_on_cuda(problem), inputs, outputs, d_out, d_in, again);
+  }
   if (goes_through_features(problem)) {
     return backward_through_features(context, problem, inputs, outputs, d_out, d_in, again);
   }

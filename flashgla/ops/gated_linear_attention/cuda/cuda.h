@@ -29,6 +29,11 @@ bool backward_in_chunks(const Problem& problem);
 // about apart (gates_values_by_chunks).
 bool goes_by_chunks(const Problem& problem);
 
+// Whether kernels on Hopper turn gates given as logits into log gates themselves, forward and backward, as far as the
+// problem alone tells; rows have to be aligned besides. Others are given gates in workspace: beside bf16 in bf16.
+bool turns_logits(const Problem& problem);
+Problem with_gates_on_cuda(const Problem& problem);
+
 // Whether the one-pass forward can take the call: it alone needs no workspace to find the chunk states.
 bool forward_fits_one_pass(const Problem& problem, const Params& params);
 

@@ -10,6 +10,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
+#include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -69,6 +70,13 @@ bool goes_by_chunks(const Problem& p) {
          p.batch * p.length > kShortSequence * p.sequences;
 }
 
+bool turns_logits(const Problem& p) {
+  return p.gate == GateKind::key && p.gate_dtype == DType::bf16 && goes_by_chunks(p) && backward_in_chunks(p);
+}
+Problem with_gates_on_cuda(const Problem& p) {
+  return p.gate_dtype == DType::bf16 ? with_gates(p, DType::bf16) : with_gates(p);
+}
+
 bool forward_fits_one_pass(const Problem& problem, const Params& params) {
   return goes_by_chunks(problem) && problem.dtype == DType::bf16 && fits_one_pass(problem, params);
 }
@@ -114,6 +122,11 @@ void run(Context& context, const Problem& problem, const Params& params, bool ho
 }
 
 void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
+  if (problem.has_logits() && !(hopper && turns_logits(problem) && has_aligned_rows(problem, inputs, outputs))) {
+    return forward_with_gates(
+        context, problem, with_gates_on_cuda(problem), inputs, outputs,
+        [&](const Problem& p, const Inputs& in, const Outputs& out) { forward(context, p, in, out, hopper); });
+  }
   if (goes_through_features(problem)) {
     return forward_through_features(
         context, problem, inputs, outputs,

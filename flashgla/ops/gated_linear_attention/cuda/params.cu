@@ -74,6 +74,8 @@ Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& 
   p.gate_dtype = problem.gate_dtype;
   p.normalize = problem.normalize;
   p.scale = static_cast<float>(problem.scale);
+  p.logit_scale = problem.has_logits() ? static_cast<float>(1.0 / problem.gate_logit_normalizer) : 0.0f;
+  p.gate_min = static_cast<float>(problem.gate_clamp_min);
   return p;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "flashgla/ops/gated_linear_attention/problem.h"
 
@@ -59,6 +60,8 @@ struct Params {
   DType dtype = DType::f32, gate_dtype = DType::f32;
   bool normalize = false;
   float scale = 1.0f;
+  // Above 0: key gates of bf16 are logits x, whose log gates are log(sigmoid(x)) times this, no less than gate_min.
+  float logit_scale = 0.0f, gate_min = -std::numeric_limits<float>::infinity();
 
   // Chunks from one kept state to the next: a power of two, since kernels divide by it (space_states). The mask is one
   // less, an operand as it lies in constant memory; worked out in a kernel it takes registers that some do not have.

@@ -8,6 +8,7 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -275,6 +276,15 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
 #pragma unroll 1
   for (int index = last_chunk();; --index) {
     ptx::copy_async_wait<0>();
+    if (std::is_same_v<Core, TensorCore90> && p.logit_scale != 0.0f && first_group &&
+        index >= 0) {  // rows as copy_tile gives them to threads
+      // rows_in is not there before the barrier.
+      const int thread = fresh_thread(), rows = index == last ? rows_of_last : kChunk;
+#pragma unroll 1
+      for (int row = thread / 8; row < rows; row += kGroupThreads / 8) {
+        turn_logits(stage_of(index) + Layout::g + tile_piece(row, thread % 8), p.logit_scale, p.gate_min);
+      }
+    }
     Core::publish();
     __syncthreads();  // all tiles are there, and E of the chunk after
 
@@ -303,8 +313,17 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           Core::put_fragment(stage + Layout::g, r, t, thread);
         });
         __syncwarp();
-        store_tile_rows(stage + Layout::g, places.get<__nv_bfloat16>(after, Places::dg),
-                        static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_shuffled<Core>(fresh_thread()));
+        if (std::is_same_v<Core, TensorCore90> && p.logit_scale != 0.0f) {
+          const auto step = static_cast<std::int64_t>(Places::load(places.at(0, 2 * Places::count + Places::g)));
+          const auto stride = [](const Strided& s) { return static_cast<int>(s.token) * 2; };
+          store_tile_by_logits(Rows{places.get<char>(after, Places::dg), stride(f.gradients.dg), rows, p.key_dim},
+                               Rows{places.get<char>(after, Places::g) + step, stride(p.g), rows, p.key_dim},
+                               stage + Layout::g, p, fresh_thread());
+        } else {
+          store_tile_rows(stage + Layout::g, places.get<__nv_bfloat16>(after, Places::dg),
+                          static_cast<int>(f.gradients.dg.token), rows, p.key_dim,
+                          thread_shuffled<Core>(fresh_thread()));
+        }
       }
     }
     if (index < 0) break;
@@ -537,11 +556,11 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
 #pragma unroll
           for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
           if (first_group) {
-            add_halves<true>(d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x), sums, p.scale,
-                             fresh_thread());
+            add_halves<true, false>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x),
+                                    sums, p.scale, fresh_thread());
           } else {
-            add_halves<false>(d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x), sums, p.scale,
-                              fresh_thread());
+            add_halves<false, true>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x),
+                                    sums, p.scale, fresh_thread());
           }
           d_aside.get(d);
         }

@@ -49,7 +49,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   // What is the same in all threads, so that the compiler knows it of a warp's.
   const auto alike = [](bool x) { return __any_sync(0xffffffffu, x) != 0; };
   const auto meet = [] { ptx::barrier(3, kPairThreads); };
-  const auto meet_group = [] { sync_group(); };
+  const auto meet_group = [] { ptx::barrier(1 + fresh_group(), kGroupThreads); };
   const auto parts = [&](int which) -> ColumnParts& {
     return reinterpret_cast<ColumnParts*>(shared + Layout::parts)[which];
   };
@@ -304,15 +304,23 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const int rows = late ? at.rows_late : at.rows_early, channel = at.key_tile * kTile;
     const int query_head = at.kv_head * p.group + at.in_group;
     const bool both = alike(at.rows_late > 0), last = !kGrouped || alike(at.in_group + 1 == p.group);
+    const auto turn_gates = [&] {
+      if constexpr (kGate == GateTile::narrow) {
+        if (p.logit_scale != 0.0f)
+          turn_tile_of_logits(own_gates, late ? at.rows_late : at.rows_early, p, fresh_thread());
+      }
+    };
     if constexpr (kBulk) {
       Core::wait_at(inputs, unit & 1);
       ptx::copy_async_wait<0>();
+      if (first) turn_gates();
     } else {
       meet();
       load_gates(at);
       load_inputs(at);
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
+      turn_gates();
       meet();
     }
     // Tokens beyond the chunks' may be another sequence's. Where products go on right into across and within, these are
@@ -348,7 +356,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
                 *other_decays = floats(Layout::decays) + (1 - part) * kTile;
     float *beyond = floats(Layout::beyond), *run = floats(Layout::run) + part * kTile,
           *row_sums = floats(Layout::row_sums) + part * kTile, *crossings = floats(Layout::crossings) + part * 4;
-    ColumnParts &by_keys = parts(part), &by_other = parts(2 + part), &quarters = parts(4 + part);
+    ColumnParts &by_keys = parts(part), &quarters = parts(4 + part);
     const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
     const auto scale_columns = [&](Accumulator& a, const float* factors, bool wanted = true) {
 #pragma unroll
@@ -480,6 +488,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         ptx::copy_async_commit();
         if constexpr (kGate == GateTile::narrow) load_gates(at);  // another query head has had their place
         ptx::copy_async_wait<0>();
+        turn_gates();
         __syncwarp();  // a warp reads what it has loaded
         Accumulator dq, dk;
 #pragma unroll
@@ -571,13 +580,15 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     Accumulator e;
     if constexpr (kGated) {
       if (thread < kTile && (!late || first)) {
-        float sum = first ? beyond[thread] : run[thread], by_pairs = 0.0f;
+        const int own_part = again<Core>(part, fresh_group);
+        float* own_run = floats(Layout::run) + own_part * kTile;
+        float sum = first ? beyond[thread] : own_run[thread], by_pairs = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum += by_keys[i][thread];
-          if (both) by_pairs += by_other[i][thread];
+          sum += parts(own_part)[i][thread];
+          if (both) by_pairs += parts(2 + own_part)[i][thread];
         }
-        run[thread] = sum + decays[thread] * by_pairs;
+        own_run[thread] = sum + floats(Layout::decays)[own_part * kTile + thread] * by_pairs;
       }
       if (first) {
         clear(e);
@@ -613,7 +624,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const auto channel_again = [&] { return again<Core>(channel, [&] { return at.key_tile * kTile; }); };
     // Gradients leave through the tile that k~ was in, each warp's rows by themselves. Without a branch: products are
     // under way.
-    const auto store = [&](const Strided& to, int head, const Accumulator& a, auto factor) {
+    const auto store = [&](const Strided& to, int head, const Accumulator& a, auto factor, bool by_logits = false) {
       __syncwarp();
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
@@ -629,6 +640,12 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       __syncwarp();
       Rows to_rows = rows_at(at, to, 2, head, channel_again(), p.key_dim);
       if (to.data == nullptr) to_rows.rows = 0;
+      if constexpr (kGate == GateTile::narrow) {
+        if (by_logits) {
+          const Rows logits = rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
+          return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
+        }
+      }
       store_pieces(to_rows, own_k, thread);
     };
     const float of_dq = steep ? 1.0f : p.scale, of_dk = w.prepared.plain ? p.scale : 1.0f;
@@ -713,7 +730,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
             low -= rounded.x;
             high -= rounded.y;
           }
-          Core::put_fragment(tiles[part_of], r, k16, thread);
+          Core::put_fragment(tiles[part_of], r, k16, thread_shuffled<Core>(thread));
         }
       }
       std::uint32_t triangle[16];
@@ -739,7 +756,8 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         dg[4 * j + 3] = dg[4 * j + 3] * sign.y + more.y;
       }
       if constexpr (kGate == GateTile::narrow) {
-        store(d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); });
+        store(
+            d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); }, p.logit_scale != 0.0f);
       } else if (d.dg.data != nullptr) {
         const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
         const int own = thread_shuffled<Core>(thread);

@@ -413,6 +413,13 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
     Local<std::uint32_t, 16> steep_scores;
     if constexpr (key) {
+      if (p.logit_scale != 0.0f) {
+        const int mover = fresh_thread(), inside = rows_here() - moved_row(mover);
+#pragma unroll 1
+        for (int i = 0; i < kRowsEach && i < inside; ++i) {
+          turn_logits(moved_base + g_slot + moved_piece(mover, i), p.logit_scale, p.gate_min);
+        }
+      }
       Core::publish();
       sync_moved();  // g, q and k are there
       load_late();

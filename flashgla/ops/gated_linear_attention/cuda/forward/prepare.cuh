@@ -137,6 +137,9 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     load_tile(b.k_tile, k_rows, thread);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
+    if (p.logit_scale != 0.0f) {
+      turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+    }
     Gates g;
     bool one_anchor;
     {

@@ -88,13 +88,6 @@ struct WidePlan {
   static __device__ __forceinline__ int key_tile(int order) { return peers == 1 ? order : order ^ rank(); }
 };
 
-// own_group, as the compiler does not know it.
-__device__ __forceinline__ int fresh_group() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return static_cast<unsigned>(thread) / kGroupThreads;
-}
-
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
   const int lane = thread % 32, row = row_of_element(thread, 0);
@@ -203,7 +196,14 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       if (p.gate == GateKind::key) clear_rows(g_tile, rows);
       Core::publish();
     }
-    if (by_token || rows < kTile) sync_group();
+    if (p.logit_scale != 0.0f) {
+      if (rows < kTile) sync_group();
+      turn_tile_of_logits(g_tile, rows, p, fresh_thread());
+      Core::publish();
+      sync_group();
+    } else if (by_token || rows < kTile) {
+      sync_group();
+    }
   };
   Accumulator sums;        // of key gates as loaded
   bool by_blocks = false;  // one anchor has not reached in the group's step before, and so is not tried in this one

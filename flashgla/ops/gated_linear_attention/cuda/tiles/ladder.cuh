@@ -537,21 +537,29 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e,
   }
 }
 
-// The pairs inside a block that is not near, by halving, to d and, times sign, e; those of a token with itself, in
-// which no gate is, to d alone: of strong gates dg is far smaller. own: a of the block, rows as d's; of k-step k16
-// queries(x, k16) and keys(x, k16) give q and k as loaded.
-template <bool kQueries, class Floats, class Queries, class Keys>
-static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, float sign, const std::uint32_t (&own)[4],
-                                                  Queries queries, Keys keys, const Accumulator& sums, float scale,
-                                                  int thread) {
+// The pairs inside a block that is not near, by halving, to dq (kQueries) and dk (kKeys), and to e as q dq and, times
+// sign_of_keys, k dk; those of a token with itself, in which no gate is, not to e: of strong gates dg is far smaller.
+// block: a of the block, either way up; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded. A
+// level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does.
+template <bool kQueries, bool kKeys, class Floats, class Queries, class Keys>
+static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats& e, float sign_of_keys,
+                                                  const std::uint32_t (&block)[4], Queries queries, Keys keys,
+                                                  const Accumulator& sums, float scale, int thread) {
   const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
   std::uint32_t both[4];  // pairs of the block, mirrored
-  both[0] = own[0] | ptx::transpose_matrix(own[0]);
-  both[1] = own[1] | ptx::transpose_matrix(own[2]);
-  both[2] = own[2] | ptx::transpose_matrix(own[1]);
-  both[3] = own[3] | ptx::transpose_matrix(own[3]);
+  both[0] = block[0] | ptx::transpose_matrix(block[0]);
+  both[1] = block[1] | ptx::transpose_matrix(block[2]);
+  both[2] = block[2] | ptx::transpose_matrix(block[1]);
+  both[3] = block[3] | ptx::transpose_matrix(block[3]);
+  const auto multiply = [](float(&part)[8], const std::uint32_t(&a)[4], const std::uint32_t(&x)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t first = ptx::transpose_matrix(x[2 * half]), second = ptx::transpose_matrix(x[2 * half + 1]);
+      TensorCore80::multiply(part + 4 * half, a, first, second);
+    }
+  };
 #pragma unroll 1
-  for (int size = kBlockTokens / 2;; size /= 2) {
+  for (int size = kBlockTokens / 2; size > 0; size /= 2) {
     const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
                                (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
                         crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
@@ -562,34 +570,42 @@ static __device__ __forceinline__ void add_halves(Floats& d, Floats& e, float si
       float w[8], part[8] = {};
       queries(q, k16);
       keys(k, k16);
-      if (size > 0) {
-        level_of_block(x, w, size, k16, q, k, sums, lane);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = kQueries ? k[i] : q[i];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) w[i] = 1.0f;
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::uint32_t first = ptx::transpose_matrix(x[2 * half]), second = ptx::transpose_matrix(x[2 * half + 1]);
-        TensorCore80::multiply(part + 4 * half, a, first, second);
-      }
+      level_of_block(x, w, size, k16, q, k, sums, lane);
+      multiply(part, a, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool query = size == 8 ? i & 1 : (row & size) != 0;
-        if (size > 0 && query != kQueries) continue;
-        const float2 own_pair = ptx::unpack_bf16(x[i]);
+        if (query ? !kQueries : !kKeys) continue;
+        const float2 own = ptx::unpack_bf16(x[i]);
+        const float sign = query ? 1.0f : sign_of_keys;
 #pragma unroll
         for (int f = 0; f < 2; ++f) {
           const int at = 8 * k16 + 2 * i + f;
           const float scaled = scale * part[2 * i + f];
-          d[at] = d[at] + w[2 * i + f] * (kQueries ? part[2 * i + f] : scaled);
-          if (size > 0) e[at] = e[at] + sign * ((f == 0 ? own_pair.x : own_pair.y) * scaled);
+          if (query) {
+            dq[at] = dq[at] + w[2 * i + f] * part[2 * i + f];
+          } else {
+            dk[at] = dk[at] + w[2 * i + f] * scaled;
+          }
+          e[at] = e[at] + sign * ((f == 0 ? own.x : own.y) * scaled);
         }
       }
     }
-    if (size == 0) break;
+  }
+  const std::uint32_t mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
+  const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const auto add = [&](Floats& d, auto operand, float factor) {
+      std::uint32_t x[4];
+      float part[8] = {};
+      operand(x, k16);
+      multiply(part, diagonal, x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + factor * part[i];
+    };
+    if constexpr (kQueries) add(dq, keys, 1.0f);
+    if constexpr (kKeys) add(dk, queries, scale);
   }
 }
 template <class From>
@@ -634,19 +650,12 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   load_operand<Stored::k_inner>(pairs, k_tile, thread);
   k.put(pairs);
   put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
-  sync_group();
+  ptx::barrier(1 + fresh_group(), kGroupThreads);
   put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
   __syncwarp();
   load_operand<Stored::k_inner>(pairs, a_tile, thread);
   add_blocks<true>(dq, pairs, k_tile, x_tile, near, thread);
   finish_rows<true, false>(dq, e, 1.0f, operand_of(q.x), sums, x_tile, near, scale, thread);
-  if (!near) {
-    own_block(own, pairs, warp);
-    Local<float, 32> aside;
-    aside.put(dq);
-    add_halves<true>(aside.x, e.x, 1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale, thread);
-    aside.get(dq);
-  }
   __syncwarp();
   float2 to_end;
   {
@@ -660,17 +669,18 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   visit_keys(dk, to_end);
   __syncwarp();
   load_operand<Stored::k_outer>(pairs, a_tile, thread);
-  add_blocks<false>(dk, pairs, q_tile, x_tile, near, thread);
-  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
+  add_blocks<false>(dk, pairs, q_tile, x_tile, near, fresh_thread());
+  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, fresh_thread());
   if (!near) {
-    own_block(own, pairs, warp);
+    own_block(own, pairs, fresh_thread() / 32);
     Local<float, 32> aside;
     aside.put(dk);
-    add_halves<false>(aside.x, e.x, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale, thread);
+    add_halves<true, true>(other.x, aside.x, e.x, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
+                           fresh_thread());
     aside.get(dk);
   }
   other.get(dq);
-  sync_group();  // q', k' and a have been read
+  ptx::barrier(1 + fresh_group(), kGroupThreads);  // q', k' and a have been read
 }
 
 // What dg has of the chunk's keys and dk from beyond it, of the warp's block: sum_j k'_j d_j times the factor in

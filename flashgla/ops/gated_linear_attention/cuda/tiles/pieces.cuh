@@ -74,4 +74,56 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
                     ptx::pack_bf16(f[6], f[7]));
 }
 
+// ---- key gates given as logits (Params::logit_scale) ----
+// A kernel turns a tile of logits into log gates where it lies, as soon as it has come: worked out in f32, and rounded
+// to bf16 as gates in memory would be. dg, on its way to memory, is multiplied by the slope at the logits, read again.
+
+// log(1 + e^-|x|), and e^-|x|.
+__device__ __forceinline__ float2 log_of_one_and(float x) {
+  const float e = ptx::exp2(-fabsf(x) * kLog2E);
+  return make_float2(e < 0.0078125f ? e * (1.0f - 0.5f * e) : __logf(1.0f + e), e);
+}
+__device__ __forceinline__ float gate_of_logit(float x, float scale, float least) {
+  return ptx::larger_or_nan((fminf(x, 0.0f) - log_of_one_and(x).x) * scale, least);
+}
+__device__ __forceinline__ float slope_of_logit(float x, float scale, float least) {
+  const float2 log_and_e = log_of_one_and(x);
+  const float inverse = __fdividef(1.0f, 1.0f + log_and_e.y), sigmoid = x > 0.0f ? log_and_e.y * inverse : inverse;
+  return (fminf(x, 0.0f) - log_and_e.x) * scale < least ? 0.0f : sigmoid * scale;  // sigmoid: of -x
+}
+// One row's piece of a tile.
+__device__ __forceinline__ void turn_logits(std::uint32_t at, float scale, float least) {
+  float x[8];
+  unpack_8(load_shared_16(at), x);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) x[e] = gate_of_logit(x[e], scale, least);
+  store_shared_16(at, pack_8(x));
+}
+// The pieces that this thread has loaded.
+__device__ __forceinline__ void turn_tile_of_logits(std::uint32_t tile, int rows, const Params& p, int thread) {
+#pragma unroll 1
+  for (int i = 0; i < kRowsEach && kRowsEach * (thread / 8) + i < rows; ++i) {
+    turn_logits(tile + own_piece(thread, i), p.logit_scale, p.gate_min);
+  }
+}
+__device__ __forceinline__ uint4 times_slope(const uint4& gradients, const uint4& logits, const Params& p) {
+  float d[8], x[8];
+  unpack_8(gradients, d);
+  unpack_8(logits, x);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) d[e] *= slope_of_logit(x[e], p.logit_scale, p.gate_min);
+  return pack_8(d);
+}
+// dg to the rows of a tensor, from a tile; `logits` are rows of the same shape.
+__device__ __forceinline__ void store_tile_by_logits(const Rows& r, const Rows& logits, std::uint32_t tile,
+                                                     const Params& p, int thread) {
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+#pragma unroll 1
+  for (int i = 0; i < kRowsEach && i < left; ++i) {
+    const uint4 x = *reinterpret_cast<const uint4*>(logits.data + (row + i) * logits.stride + thread % 8 * 16);
+    *reinterpret_cast<uint4*>(const_cast<char*>(r.data) + (row + i) * r.stride + thread % 8 * 16) =
+        times_slope(load_shared_16(tile + own_piece(thread, i)), x, p);
+  }
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -53,6 +53,12 @@ __device__ __forceinline__ int fresh_thread() {
 __device__ __forceinline__ int own_group() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }
+// The same as the compiler does not know it.
+__device__ __forceinline__ int fresh_group() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<unsigned>(thread) / kGroupThreads;
+}
 __device__ __forceinline__ void sync_group() {
   ptx::barrier(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads);
 }
