@@ -16,7 +16,7 @@ namespace {
 // Three parameters, of which the one in the middle does not decay.
 struct Model {
   nn::Parameter first{"first", Shape({7, 33})};
-  nn::Parameter norm{"norm", Shape({33}), nn::Initialization::ones, 0.0, nullptr, false};
+  nn::Parameter norm{.name = "norm", .shape = Shape({33}), .initialization = nn::Initialization::ones, .decay = false};
   nn::Parameter last{"last", Shape({33, 5})};
   Context context;
   nn::ParameterStore store;
