@@ -1,171 +1,29 @@
-// Whole runs of a very small model, on the GPU where there is one (FLASHGLA_TEST_DEVICE=cpu: on the CPU): resume,
-// accumulation, carried states, non-finite gradients, the memory plan, and checkpoints that are damaged or cannot be
-// written.
+// Whole runs: resume, accumulation, carried states, non-finite gradients, graphs, odd sizes, the memory plan, refusals.
 #include "flashgla/train/trainer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 
-#include "flashgla/base/file.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/data/dataset.h"
-#include "flashgla/data/prepare.h"
-#include "flashgla/data/recall.h"
-#include "testing/compare.h"
+#include "flashgla/train/tests/trainer_runs.h"
 #include "testing/devices.h"
 
 namespace flashgla::train {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr const char* kModel = R"({"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 64,
-  "tie_word_embeddings": true, "use_short_conv": true})";
-
-class TrainerTest : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    root_ = fs::temp_directory_path() / ("flashgla_trainer_" + std::to_string(::getpid()));
-    fs::create_directories(root_);
-    prepare("one", "");
-    prepare("many", "\n\n");
-    data::RecallOptions task;
-    task.vocabulary = 80;
-    task.length = 32;
-    task.pairs = 4;
-    task.train = 300;
-    task.validation = 21;  // the last batch is not full
-    task.out = (root_ / "task").string();
-    data::write_recall(task);
-  }
-  static void TearDownTestSuite() { fs::remove_all(root_); }
-
-  // Text with something to learn: words of a small vocabulary, in paragraphs.
-  static void prepare(const std::string& name, const std::string& separator) {
-    const std::vector<std::string> words = {"the ",  "cat ", "sat ",  "on ", "a ",
-                                            "mat, ", "and ", "then ", "it ", "ran. "};
-    std::string text;
-    std::uint32_t random = 12345;
-    for (int i = 0; i < 6000; ++i) {
-      random = random * 1664525u + 1013904223u;
-      text += words[(random >> 16) % words.size()];
-      if ((random >> 8) % 17 == 0) text += "\n\n";
-    }
-    std::ofstream(root_ / (name + ".txt")) << text;
-    data::PrepareOptions options;
-    options.inputs = {(root_ / (name + ".txt")).string()};
-    options.out = (root_ / name).string();
-    options.separator = separator;
-    options.validation = 0.1;
-    data::prepare(options);
-  }
-
-  void TearDown() override {
-    for (const auto& entry : fs::directory_iterator(root_)) {
-      if (entry.path().filename().string().starts_with("run")) fs::remove_all(entry.path());
-    }
-  }
-
-  static TrainConfig config(const std::string& run, const std::string& order = "windows") {
-    TrainConfig result;
-    result.model = kModel;
-    result.data = (root_ / (order == "packed" ? "many" : "one")).string();
-    result.out = (root_ / ("run_" + run)).string();
-    result.device = name_of(device());
-    result.dtype = "f32";
-    result.threads = 1;  // small steps; and the machine may be busy
-    result.train_tokens = 12 * 256;
-    result.batch_tokens = 256;
-    result.sequence_length = 64;
-    result.order = order;
-    result.segments = order == "segments" ? 3 : 1;
-    result.learning_rate = 3e-3;
-    result.warmup_tokens = 512;
-    result.evaluate_every = 4;
-    result.evaluation_tokens = 1024;
-    result.checkpoint_every = 0;
-    return result;
-  }
-
-  static TrainConfig task_config(const std::string& run) {
-    TrainConfig result = config(run, "labelled");
-    result.data = (root_ / "task").string();
-    result.sequence_length = 32;
-    return result;
-  }
-
-  static Device device() { return testing::test_devices().back(); }
-
-  // An element of a tensor on any device.
-  static float element(const TensorView& tensor, std::int64_t i) {
-    float value = 0.0f;
-    copy_memory(&value, Device::cpu(), tensor.as<float>() + i, tensor.device, sizeof(value));
-    return value;
-  }
-  static void set_element(const TensorView& tensor, std::int64_t i, float value) {
-    copy_memory(tensor.as<float>() + i, tensor.device, &value, Device::cpu(), sizeof(value));
-  }
-  static std::string bytes_of(const TensorView& tensor) {
-    std::string bytes(tensor.bytes(), '\0');
-    copy_memory(bytes.data(), Device::cpu(), tensor.data, tensor.device, bytes.size());
-    return bytes;
-  }
-
-  static std::vector<MetricsRow> rows(const TrainConfig& config, const std::string& kind = "train") {
-    std::vector<MetricsRow> result;
-    for (const MetricsRow& row : read_metrics(config.out + "/metrics.jsonl")) {
-      if (row.kind == kind) result.push_back(row);
-    }
-    return result;
-  }
-
-  static std::string weights(const TrainConfig& config) {
-    return read_file(find_model_folder(config.out) + "/model.safetensors");
-  }
-
-  // Of a run before each step of which the arenas are filled with NaN.
-  static std::vector<MetricsRow> rows_from_poisoned_memory(const TrainConfig& config) {
-    Trainer trainer(config, {}, false);
-    std::vector<MetricsRow> seen;
-    while (trainer.steps_done() < trainer.total_steps()) {
-      for (Arena* arena : {&trainer.context().scratch(), &trainer.activations()}) {
-        const ArenaScope scope(*arena);
-        testing::fill_with_nan(arena->allocate(arena->peak()), arena->peak(), device());
-      }
-      seen.push_back(trainer.step());
-    }
-    return seen;
-  }
-
-  static void train(const TrainConfig& config) { EXPECT_EQ(Trainer(config, {}, false).run(), Outcome::finished); }
-
-  static inline fs::path root_;
-};
-
-void expect_same(const std::vector<MetricsRow>& a, const std::vector<MetricsRow>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_EQ(a[i].step, b[i].step);
-    EXPECT_EQ(a[i].loss, b[i].loss) << "step " << a[i].step;  // to the last bit
-    EXPECT_TRUE(a[i].gradient_norm == b[i].gradient_norm || (a[i].kind == "eval")) << "step " << a[i].step;
-    EXPECT_TRUE(a[i].learning_rate == b[i].learning_rate || (a[i].kind == "eval")) << "step " << a[i].step;
-  }
-}
+using TrainerTest = TrainerRuns;
 
 TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
   for (const char* order : {"windows", "segments", "packed"}) {
@@ -561,32 +419,6 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
               ThrowsMessage<Error>(HasSubstr("memory_limit: 'much' is not a number")));
 }
 
-// With memory for a copy, a checkpoint is written while training goes on: it is the one that would have been written
-// while training waits.
-TEST_F(TrainerTest, CheckpointsWrittenMeanwhileAreThoseOfTheirStep) {
-  TrainConfig waiting = config("waiting", "segments");
-  waiting.checkpoint_every = 3;
-  waiting.keep_checkpoints = 10;
-  waiting.memory_limit = "1GiB";
-  TrainConfig meanwhile = waiting;
-  meanwhile.out = config("meanwhile").out;
-  Trainer whole(waiting, {}, false);
-  while (whole.steps_done() < whole.total_steps()) {
-    whole.step();
-    if (whole.steps_done() % 3 == 0) whole.save();
-  }
-  train(meanwhile);
-  const auto a = RunFolder(waiting.out).checkpoints(), b = RunFolder(meanwhile.out).checkpoints();
-  ASSERT_EQ(a.size(), 4u);
-  ASSERT_EQ(b.size(), 4u);
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
-      EXPECT_TRUE(read_file(a[i].path + file) == read_file(b[i].path + file)) << a[i].path << file;
-    }
-    EXPECT_NO_THROW(verify_checkpoint(b[i].path));
-  }
-}
-
 // One token, one sequence, sizes that no tile divides.
 TEST_F(TrainerTest, OddSizesTrain) {
   for (const std::int64_t length : {1, 7, 61}) {
@@ -620,115 +452,6 @@ TEST_F(TrainerTest, RecomputeSavesActivations) {
   }
 }
 
-TEST_F(TrainerTest, RunsWithOtherRandomNumbersAreRefused) {
-  const TrainConfig run = config("older");
-  train(run);
-  const std::string newest = RunFolder(run.out).checkpoints().front().path;
-  // A run of the first version, which said nothing of its random numbers.
-  std::string progress = verify_checkpoint(newest);
-  const std::string version = "\"random_version\":2,";
-  ASSERT_THAT(progress, HasSubstr(version));
-  progress.erase(progress.find(version), version.size());
-  RunFolder(run.out).save(
-      12,
-      [&](const std::string& folder) {
-        for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
-          std::ofstream(folder + "/" + name, std::ios::binary) << read_file(newest + "/" + name);
-        }
-      },
-      progress);
-  EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(AllOf(HasSubstr("random numbers are of version 1"),
-                                                                          HasSubstr("--initial-weights"))));
-}
-
-TEST_F(TrainerTest, DamagedCheckpointsArePassedOverAloud) {
-  TrainConfig run = config("damaged");
-  run.checkpoint_every = 4;
-  run.keep_checkpoints = 10;
-  train(run);
-  const TrainConfig clean = run;
-  const auto uninterrupted = rows(run);
-  const auto names = {"model.safetensors", "optimizer.safetensors", "trainer.json", "config.json"};
-  for (const std::string name : names) {
-    for (const char* damage : {"truncated", "flipped", "missing"}) {
-      SCOPED_TRACE(name + " " + damage);
-      const auto checkpoints = RunFolder(run.out).checkpoints();
-      ASSERT_EQ(checkpoints.size(), 3u);
-      const std::string file = checkpoints.front().path + "/" + name;
-      const std::string content = read_file(file);
-      if (std::strcmp(damage, "truncated") == 0) {
-        fs::resize_file(file, content.size() * 2 / 3);
-      } else if (std::strcmp(damage, "flipped") == 0) {
-        std::string changed = content;
-        changed[changed.size() / 2] = static_cast<char>(changed[changed.size() / 2] ^ 4);
-        std::ofstream(file, std::ios::binary) << changed;
-      } else {
-        fs::remove(file);
-      }
-      std::vector<std::string> notices;
-      Events events;
-      events.notice = [&](const std::string& line) { notices.push_back(line); };
-      {
-        Trainer trainer(run, events, true);
-        EXPECT_EQ(trainer.steps_done(), 8);
-        ASSERT_EQ(notices.size(), 1u);
-        EXPECT_THAT(notices[0], HasSubstr(name));
-        EXPECT_EQ(trainer.run(), Outcome::finished);  // replaces the damaged one
-      }
-      expect_same(uninterrupted, rows(run));
-    }
-  }
-  for (const CheckpointInfo& checkpoint : RunFolder(run.out).checkpoints())
-    fs::remove(checkpoint.path + "/config.json");
-  EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(HasSubstr("none of its checkpoints is whole")));
-}
-
-TEST_F(TrainerTest, KeepsTheNewestAndTheBest) {
-  TrainConfig run = config("keep_best");
-  run.checkpoint_every = 2;
-  run.keep_checkpoints = 2;
-  train(run);
-  const auto kept = RunFolder(run.out).checkpoints();
-  ASSERT_GE(kept.size(), 2u);
-  EXPECT_LE(kept.size(), 3u);
-  EXPECT_EQ(kept[0].step, 12);
-  EXPECT_EQ(kept[1].step, 10);
-  EXPECT_EQ(find_model_folder(run.out), kept[0].path);
-  EXPECT_TRUE(fs::exists(find_model_folder(run.out, "best") + "/tokenizer.flashgla.json"));
-  EXPECT_THAT([&] { find_model_folder(run.out, "step-7"); }, ThrowsMessage<Error>(HasSubstr("no checkpoint 'step-7'")));
-}
-
-// A write that fails half-way, as on a full disk: files may not grow past a limit.
-TEST_F(TrainerTest, FullDiskLeavesThePreviousCheckpoint) {
-  TrainConfig run = config("full");
-  Trainer trainer(run, {}, false);
-  trainer.step();
-  const std::string good = trainer.save();
-  trainer.step();
-  ::signal(SIGXFSZ, SIG_IGN);
-  struct rlimit before {};
-  ::getrlimit(RLIMIT_FSIZE, &before);
-  struct rlimit small = before;
-  small.rlim_cur = 20000;
-  ::setrlimit(RLIMIT_FSIZE, &small);
-  std::string message;
-  try {
-    trainer.save();
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  EXPECT_THAT(message, HasSubstr("checkpoint of step 2 was not saved"));
-  EXPECT_THAT(message, HasSubstr("File too large"));
-  EXPECT_EQ(message.find('\n'), std::string::npos);
-  EXPECT_NO_THROW(verify_checkpoint(good));
-  std::vector<std::string> left;
-  for (const auto& entry : fs::directory_iterator(run.out + "/checkpoints")) left.push_back(entry.path().filename());
-  std::sort(left.begin(), left.end());
-  EXPECT_THAT(left, ::testing::ElementsAre("latest", "step-00000001"));
-  EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
-}
-
 TEST_F(TrainerTest, RefusalsNameTheThingAndTheRemedy) {
   TrainConfig run = config("refusals");
   train(run);
@@ -753,94 +476,6 @@ TEST_F(TrainerTest, RefusalsNameTheThingAndTheRemedy) {
   other = config("refusals4");
   other.data = (root_ / "nowhere").string();
   EXPECT_THAT([&] { Trainer(other, {}, false); }, ThrowsMessage<Error>(HasSubstr("nowhere")));
-}
-
-TEST(TrainConfigTest, BytesHaveUnits) {
-  EXPECT_EQ(parse_bytes("24GiB"), std::size_t{24} << 30);
-  EXPECT_EQ(parse_bytes("1.5 KB"), 1500u);
-  EXPECT_EQ(parse_bytes("77"), 77u);
-  for (const char* bad : {"", "GB", "3 apples", "-1GB"}) EXPECT_THROW(parse_bytes(bad), Error) << bad;
-}
-
-TEST(TrainConfigTest, FileAndFieldsRoundTrip) {
-  TrainConfig config;
-  parse_config(config, R"({"train_tokens": "1.6M", "learning_rate": 0.002, "model": {"hidden_size": 64}, "_": "note"})",
-               "file");
-  EXPECT_EQ(config.train_tokens, 1600000);
-  EXPECT_EQ(config.learning_rate, 0.002);
-  EXPECT_EQ(config.model, R"({"hidden_size":64})");
-  set_field(config, "batch-tokens", "0.5M");
-  EXPECT_EQ(config.batch_tokens, 500000);
-  TrainConfig again;
-  parse_config(again, to_json(config), "again");
-  EXPECT_EQ(to_json(again), to_json(config));
-}
-
-TEST(TrainConfigTest, BadFieldsAreNamed) {
-  const auto parse = [](const char* json) {
-    return [json] {
-      TrainConfig config;
-      parse_config(config, json, "run.json");
-    };
-  };
-  EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not JSON")));
-  EXPECT_THAT(parse("[]"), ThrowsMessage<Error>(HasSubstr("run.json: expected a JSON object")));
-  EXPECT_THAT(parse(R"({"model": "{"})"), ThrowsMessage<Error>(HasSubstr("model: not JSON")));
-  TrainConfig braced;
-  parse_config(braced, R"({"out": "{runs"})", "run.json");
-  EXPECT_THAT(to_json(braced), HasSubstr(R"("out": "{runs")"));
-  const std::string deep = "{\"seed\": " + std::string(50000, '[') + std::string(50000, ']') + "}";
-  EXPECT_THAT(parse(deep.c_str()), ThrowsMessage<Error>(HasSubstr("nested deeper than 100")));
-  EXPECT_THAT(parse(R"({"lr": 1})"), ThrowsMessage<Error>(HasSubstr("run.json: there is no training field 'lr'")));
-  EXPECT_THAT(parse(R"({"learning_rate": true})"),
-              ThrowsMessage<Error>(HasSubstr("learning_rate is true; expected a number")));
-  EXPECT_THAT(parse(R"({"batch_tokens": 1.5})"),
-              ThrowsMessage<Error>(HasSubstr("batch_tokens: '1.5' is not a whole number")));
-  EXPECT_THAT(parse(R"({"train_tokens": "many"})"),
-              ThrowsMessage<Error>(HasSubstr("train_tokens: 'many' is not a number")));
-  EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
-}
-
-TEST(TrainConfigTest, DropoutIsOneNumberUnlessTheProbabilitiesHaveTheirOwn) {
-  TrainConfig config;
-  config.data = config.out = "somewhere";
-  config.dropout = 0.2;
-  EXPECT_EQ(config.resolved_attention_dropout(), 0.2);
-  config.attention_dropout = 0.0;
-  EXPECT_EQ(config.resolved_attention_dropout(), 0.0);
-  EXPECT_NO_THROW(config.validate());
-  config.attention_dropout = -0.5;
-  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("attention_dropout is -0.5; expected")));
-  config.attention_dropout = -1.0;
-  config.dropout = 1.0;
-  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("dropout is 1; expected in [0, 1)")));
-}
-
-// Every recipe in configs/ names fields that there are and values that go together.
-TEST(TrainConfigTest, RecipesAreValid) {
-  int recipes = 0;
-  for (const auto& entry : fs::directory_iterator(FLASHGLA_CONFIGS)) {
-    SCOPED_TRACE(entry.path().string());
-    TrainConfig config;
-    config.data = "data";
-    config.out = "out";
-    load_config(config, entry.path().string());
-    EXPECT_NO_THROW(config.validate());
-    ++recipes;
-  }
-  EXPECT_GE(recipes, 4);
-}
-
-TEST(TrainConfigTest, ScheduleOfThePapersRecipe) {
-  TrainConfig config;
-  config.train_tokens = parse_count("15B");
-  config.batch_tokens = 524288;
-  config.sequence_length = 2048;
-  config.warmup_tokens = parse_count("0.5B");
-  const Schedule schedule = config.schedule();
-  EXPECT_EQ(schedule.total_steps, 28611);
-  EXPECT_EQ(schedule.warmup_steps, 954);
-  EXPECT_DOUBLE_EQ(schedule.learning_rate(954), 3e-4);
 }
 
 }  // namespace

@@ -1,0 +1,161 @@
+// Checkpoints: written meanwhile, damaged, of other random numbers, on a full disk, and which are kept.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "flashgla/base/file.h"
+#include "flashgla/base/memory.h"
+#include "flashgla/train/tests/trainer_runs.h"
+#include "flashgla/train/trainer.h"
+
+namespace flashgla::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+using CheckpointsTest = TrainerRuns;
+
+// With memory for a copy, a checkpoint is written while training goes on: it is the one that would have been written
+// while training waits.
+TEST_F(CheckpointsTest, CheckpointsWrittenMeanwhileAreThoseOfTheirStep) {
+  TrainConfig waiting = config("waiting", "segments");
+  waiting.checkpoint_every = 3;
+  waiting.keep_checkpoints = 10;
+  waiting.memory_limit = "1GiB";
+  TrainConfig meanwhile = waiting;
+  meanwhile.out = config("meanwhile").out;
+  Trainer whole(waiting, {}, false);
+  while (whole.steps_done() < whole.total_steps()) {
+    whole.step();
+    if (whole.steps_done() % 3 == 0) whole.save();
+  }
+  train(meanwhile);
+  const auto a = RunFolder(waiting.out).checkpoints(), b = RunFolder(meanwhile.out).checkpoints();
+  ASSERT_EQ(a.size(), 4u);
+  ASSERT_EQ(b.size(), 4u);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"}) {
+      EXPECT_TRUE(read_file(a[i].path + file) == read_file(b[i].path + file)) << a[i].path << file;
+    }
+    EXPECT_NO_THROW(verify_checkpoint(b[i].path));
+  }
+}
+
+TEST_F(CheckpointsTest, RunsWithOtherRandomNumbersAreRefused) {
+  const TrainConfig run = config("older");
+  train(run);
+  const std::string newest = RunFolder(run.out).checkpoints().front().path;
+  // A run of the first version, which said nothing of its random numbers.
+  std::string progress = verify_checkpoint(newest);
+  const std::string version = "\"random_version\":2,";
+  ASSERT_THAT(progress, HasSubstr(version));
+  progress.erase(progress.find(version), version.size());
+  RunFolder(run.out).save(
+      12,
+      [&](const std::string& folder) {
+        for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
+          std::ofstream(folder + "/" + name, std::ios::binary) << read_file(newest + "/" + name);
+        }
+      },
+      progress);
+  EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(AllOf(HasSubstr("random numbers are of version 1"),
+                                                                          HasSubstr("--initial-weights"))));
+}
+
+TEST_F(CheckpointsTest, DamagedCheckpointsArePassedOverAloud) {
+  TrainConfig run = config("damaged");
+  run.checkpoint_every = 4;
+  run.keep_checkpoints = 10;
+  train(run);
+  const TrainConfig clean = run;
+  const auto uninterrupted = rows(run);
+  const auto names = {"model.safetensors", "optimizer.safetensors", "trainer.json", "config.json"};
+  for (const std::string name : names) {
+    for (const char* damage : {"truncated", "flipped", "missing"}) {
+      SCOPED_TRACE(name + " " + damage);
+      const auto checkpoints = RunFolder(run.out).checkpoints();
+      ASSERT_EQ(checkpoints.size(), 3u);
+      const std::string file = checkpoints.front().path + "/" + name;
+      const std::string content = read_file(file);
+      if (std::strcmp(damage, "truncated") == 0) {
+        fs::resize_file(file, content.size() * 2 / 3);
+      } else if (std::strcmp(damage, "flipped") == 0) {
+        std::string changed = content;
+        changed[changed.size() / 2] = static_cast<char>(changed[changed.size() / 2] ^ 4);
+        std::ofstream(file, std::ios::binary) << changed;
+      } else {
+        fs::remove(file);
+      }
+      std::vector<std::string> notices;
+      Events events;
+      events.notice = [&](const std::string& line) { notices.push_back(line); };
+      {
+        Trainer trainer(run, events, true);
+        EXPECT_EQ(trainer.steps_done(), 8);
+        ASSERT_EQ(notices.size(), 1u);
+        EXPECT_THAT(notices[0], HasSubstr(name));
+        EXPECT_EQ(trainer.run(), Outcome::finished);  // replaces the damaged one
+      }
+      expect_same(uninterrupted, rows(run));
+    }
+  }
+  for (const CheckpointInfo& checkpoint : RunFolder(run.out).checkpoints())
+    fs::remove(checkpoint.path + "/config.json");
+  EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(HasSubstr("none of its checkpoints is whole")));
+}
+
+TEST_F(CheckpointsTest, KeepsTheNewestAndTheBest) {
+  TrainConfig run = config("keep_best");
+  run.checkpoint_every = 2;
+  run.keep_checkpoints = 2;
+  train(run);
+  const auto kept = RunFolder(run.out).checkpoints();
+  ASSERT_GE(kept.size(), 2u);
+  EXPECT_LE(kept.size(), 3u);
+  EXPECT_EQ(kept[0].step, 12);
+  EXPECT_EQ(kept[1].step, 10);
+  EXPECT_EQ(find_model_folder(run.out), kept[0].path);
+  EXPECT_TRUE(fs::exists(find_model_folder(run.out, "best") + "/tokenizer.flashgla.json"));
+  EXPECT_THAT([&] { find_model_folder(run.out, "step-7"); }, ThrowsMessage<Error>(HasSubstr("no checkpoint 'step-7'")));
+}
+
+// A write that fails half-way, as on a full disk: files may not grow past a limit.
+TEST_F(CheckpointsTest, FullDiskLeavesThePreviousCheckpoint) {
+  TrainConfig run = config("full");
+  Trainer trainer(run, {}, false);
+  trainer.step();
+  const std::string good = trainer.save();
+  trainer.step();
+  ::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit before {};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  struct rlimit small = before;
+  small.rlim_cur = 20000;
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  std::string message;
+  try {
+    trainer.save();
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_THAT(message, HasSubstr("checkpoint of step 2 was not saved"));
+  EXPECT_THAT(message, HasSubstr("File too large"));
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  EXPECT_NO_THROW(verify_checkpoint(good));
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(run.out + "/checkpoints")) left.push_back(entry.path().filename());
+  std::sort(left.begin(), left.end());
+  EXPECT_THAT(left, ::testing::ElementsAre("latest", "step-00000001"));
+  EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
+}
+
+}  // namespace
+}  // namespace flashgla::train

@@ -1,0 +1,107 @@
+// Training configs: files, fields, units, errors, and the recipes of configs/.
+#include "flashgla/train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "flashgla/base/memory.h"
+
+namespace flashgla::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(TrainConfigTest, BytesHaveUnits) {
+  EXPECT_EQ(parse_bytes("24GiB"), std::size_t{24} << 30);
+  EXPECT_EQ(parse_bytes("1.5 KB"), 1500u);
+  EXPECT_EQ(parse_bytes("77"), 77u);
+  for (const char* bad : {"", "GB", "3 apples", "-1GB"}) EXPECT_THROW(parse_bytes(bad), Error) << bad;
+}
+
+TEST(TrainConfigTest, FileAndFieldsRoundTrip) {
+  TrainConfig config;
+  parse_config(config, R"({"train_tokens": "1.6M", "learning_rate": 0.002, "model": {"hidden_size": 64}, "_": "note"})",
+               "file");
+  EXPECT_EQ(config.train_tokens, 1600000);
+  EXPECT_EQ(config.learning_rate, 0.002);
+  EXPECT_EQ(config.model, R"({"hidden_size":64})");
+  set_field(config, "batch-tokens", "0.5M");
+  EXPECT_EQ(config.batch_tokens, 500000);
+  TrainConfig again;
+  parse_config(again, to_json(config), "again");
+  EXPECT_EQ(to_json(again), to_json(config));
+}
+
+TEST(TrainConfigTest, BadFieldsAreNamed) {
+  const auto parse = [](const char* json) {
+    return [json] {
+      TrainConfig config;
+      parse_config(config, json, "run.json");
+    };
+  };
+  EXPECT_THAT(parse("{"), ThrowsMessage<Error>(HasSubstr("run.json: not JSON")));
+  EXPECT_THAT(parse("[]"), ThrowsMessage<Error>(HasSubstr("run.json: expected a JSON object")));
+  EXPECT_THAT(parse(R"({"model": "{"})"), ThrowsMessage<Error>(HasSubstr("model: not JSON")));
+  TrainConfig braced;
+  parse_config(braced, R"({"out": "{runs"})", "run.json");
+  EXPECT_THAT(to_json(braced), HasSubstr(R"("out": "{runs")"));
+  const std::string deep = "{\"seed\": " + std::string(50000, '[') + std::string(50000, ']') + "}";
+  EXPECT_THAT(parse(deep.c_str()), ThrowsMessage<Error>(HasSubstr("nested deeper than 100")));
+  EXPECT_THAT(parse(R"({"lr": 1})"), ThrowsMessage<Error>(HasSubstr("run.json: there is no training field 'lr'")));
+  EXPECT_THAT(parse(R"({"learning_rate": true})"),
+              ThrowsMessage<Error>(HasSubstr("learning_rate is true; expected a number")));
+  EXPECT_THAT(parse(R"({"batch_tokens": 1.5})"),
+              ThrowsMessage<Error>(HasSubstr("batch_tokens: '1.5' is not a whole number")));
+  EXPECT_THAT(parse(R"({"train_tokens": "many"})"),
+              ThrowsMessage<Error>(HasSubstr("train_tokens: 'many' is not a number")));
+  EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
+}
+
+TEST(TrainConfigTest, DropoutIsOneNumberUnlessTheProbabilitiesHaveTheirOwn) {
+  TrainConfig config;
+  config.data = config.out = "somewhere";
+  config.dropout = 0.2;
+  EXPECT_EQ(config.resolved_attention_dropout(), 0.2);
+  config.attention_dropout = 0.0;
+  EXPECT_EQ(config.resolved_attention_dropout(), 0.0);
+  EXPECT_NO_THROW(config.validate());
+  config.attention_dropout = -0.5;
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("attention_dropout is -0.5; expected")));
+  config.attention_dropout = -1.0;
+  config.dropout = 1.0;
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("dropout is 1; expected in [0, 1)")));
+}
+
+// Every recipe in configs/ names fields that there are and values that go together.
+TEST(TrainConfigTest, RecipesAreValid) {
+  int recipes = 0;
+  for (const auto& entry : fs::directory_iterator(FLASHGLA_CONFIGS)) {
+    SCOPED_TRACE(entry.path().string());
+    TrainConfig config;
+    config.data = "data";
+    config.out = "out";
+    load_config(config, entry.path().string());
+    EXPECT_NO_THROW(config.validate());
+    ++recipes;
+  }
+  EXPECT_GE(recipes, 4);
+}
+
+TEST(TrainConfigTest, ScheduleOfThePapersRecipe) {
+  TrainConfig config;
+  config.train_tokens = parse_count("15B");
+  config.batch_tokens = 524288;
+  config.sequence_length = 2048;
+  config.warmup_tokens = parse_count("0.5B");
+  const Schedule schedule = config.schedule();
+  EXPECT_EQ(schedule.total_steps, 28611);
+  EXPECT_EQ(schedule.warmup_steps, 954);
+  EXPECT_DOUBLE_EQ(schedule.learning_rate(954), 3e-4);
+}
+
+}  // namespace
+}  // namespace flashgla::train
