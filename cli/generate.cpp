@@ -183,6 +183,7 @@ void run_generate(GenerateArguments& arguments) {
   }
   for (const std::string& stop : arguments.stop) arguments.options.stop.push_back(unescaped(stop));
   arguments.options.stop_at_end = !arguments.ignore_end;
+  arguments.options.ends_session = arguments.save_state.empty() && !arguments.interactive;
   arguments.options.sampling.seed =
       arguments.seed >= 0 ? static_cast<std::uint64_t>(arguments.seed) : std::random_device{}();
   arguments.options.sampling.validate();

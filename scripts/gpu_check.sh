@@ -95,8 +95,13 @@ if command -v compute-sanitizer >/dev/null; then
   for ((i = 0; i < 2000; ++i)); do echo "line $((i * 7919 % 1000))"; done >"$out/small.txt"
   sanitize_steps memcheck bf16 --dtype bf16 --order windows --graphs off --steps 4 --evaluate-every 2
   sanitize_steps memcheck f32 --dtype f32 --order segments --segments 2 --steps 4 --evaluate-every 2
-  sanitize_steps initcheck bf16 --dtype bf16 --order windows --graphs off --steps 2 --evaluate-every 0
   sanitize_steps racecheck bf16 --dtype bf16 --order windows --graphs off --steps 1 --evaluate-every 0
+  # Of operators alone: initcheck does not see what cuBLASLt's kernels store by the copy engine, so that in a model each
+  # kernel behind a product is named. What a model reads before it is written is found by the tests of models and
+  # training that fill the arenas with NaN.
+  for operator in short_convolution rms_norm swiglu embedding; do
+    sanitize initcheck "$operator" "$bin/flashgla_${operator}_test" --gtest_filter='*EveryImplementation*'
+  done
 else
   echo "skipped: no compute-sanitizer on PATH"
 fi

@@ -181,8 +181,10 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
   session.state.reserve(session.longest() + options.max_tokens);
   Texts texts(tokenizer_, session, options, on_text);
   Decoding decoding(context_, model_, session, options.sampling);
-  // Where no token can end a text, the device goes on to the next one while the host looks at the last.
-  const bool ahead = !options.stop_at_end && options.stop.empty();
+  // Where no token can end a text, or none is needed after it, the device goes on to the next one while the host looks
+  // at the last. The CPU would do it first, and in vain where a text ends.
+  const bool ahead =
+      (!options.stop_at_end && options.stop.empty()) || (options.ends_session && context_.device() != Device::cpu());
   std::int64_t drawn = 0;
   for (std::int64_t t = 0; t < options.max_tokens && texts.running() > 0; ++t) {
     if (options.should_stop && options.should_stop()) {

@@ -22,6 +22,9 @@ struct GenerateOptions {
   std::vector<std::string> stop;      // text at which a sequence ends; never given out
   bool stop_at_end = true;            // end at the tokenizer's eos
   std::function<bool()> should_stop;  // asked between tokens; absent: never
+  // The session ends with the texts: a GPU may then be a token ahead of the host that looks whether one has ended, and
+  // the session's state is nothing to go on from.
+  bool ends_session = false;
 };
 
 enum class Finish : std::uint8_t { length, stop_string, end_of_text, interrupted };

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "flashgla/base/names.h"
 #include "flashgla/generate/decoding.h"
 #include "flashgla/generate/generator.h"
 #include "testing/compare.h"
@@ -95,9 +96,32 @@ TEST(GenerationDevices, StatesMoveBetweenDevices) {
         second.load(to->model, file);
         EXPECT_EQ(from->logits(first), to->logits(second));
         EXPECT_EQ(from->write(first, 30, kManners[0]), to->write(second, 30, kManners[0])) << tokens;
-        if (from == to) EXPECT_EQ(from->logits(first), to->logits(second)) << tokens;
+        if (from == to) {
+          EXPECT_EQ(from->logits(first), to->logits(second)) << tokens;
+        }
       }
     }
+  }
+}
+
+// A device that is a token ahead of the host writes the same.
+TEST(GenerationDevices, EndsWhereItWouldOneTokenAtATime) {
+  for (const Device device : testing::test_devices()) {
+    Writer writer(device);
+    const auto write = [&](bool ends_session) {
+      Session session = writer.begun("Once upon a time");
+      GenerateOptions options;
+      options.max_tokens = 200;
+      options.sampling = kManners[0];
+      options.stop = {"a", "\n"};
+      options.ends_session = ends_session;
+      std::string text;
+      const auto results =
+          writer.generator.generate(session, options, [&](std::size_t, std::string_view piece) { text += piece; });
+      return std::tuple{text, results[0].tokens, results[0].finish};
+    };
+    EXPECT_EQ(write(true), write(false)) << flashgla::name_of(device);
+    EXPECT_NE(std::get<2>(write(true)), Finish::length);
   }
 }
 
