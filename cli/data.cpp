@@ -166,7 +166,7 @@ void run_prepare(PrepareArguments& arguments) {
   fmt::print("next: flashgla train --data {} --out RUN\n", options.out);
 }
 
-struct InfoArguments {
+struct DataInfoArguments {
   std::string path;
   data::OpenOptions options;
   std::string format = "auto";
@@ -191,7 +191,7 @@ std::string visible(const std::string& text) {
   return shown;
 }
 
-void run_info(InfoArguments& arguments) {
+void run_info(DataInfoArguments& arguments) {
   arguments.options.format = data::token_format_from_name(arguments.format);
   const data::Dataset dataset = data::open_dataset(arguments.path, arguments.options);
   struct Part {
@@ -338,7 +338,7 @@ void add_prepare(CLI::App& data) {
 }
 
 void add_data_info(CLI::App& data) {
-  auto arguments = std::make_shared<InfoArguments>();
+  auto arguments = std::make_shared<DataInfoArguments>();
   CLI::App* verb = data.add_subcommand("info",
                                        "Says what is in prepared data or in a token file (Megatron, nanoGPT, llm.c).\n"
                                        "Example: flashgla data info runs/book");

@@ -16,6 +16,22 @@ endif()
 # For targets in which no loop is long: what their code takes is compile time.
 set(FLASHGLA_COMPILE_QUICKLY $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
+# For the program's own sources, which only read flags and call libraries.
+set(FLASHGLA_COMPILE_UNOPTIMIZED $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O0>)
+
+# Precompiled headers (cmake/precompiled/NAME.h, headers of the system alone): with GCC, in builds of joined sources, and
+# where there is no ccache, which keeps objects made with them for one folder alone.
+set(FLASHGLA_PRECOMPILE OFF)
+if(FLASHGLA_JOIN_SOURCES AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASHGLA_SANITIZE AND NOT CCACHE_PROGRAM)
+  set(FLASHGLA_PRECOMPILE ON)
+endif()
+function(flashgla_precompile target name)
+  if(FLASHGLA_PRECOMPILE)
+    target_precompile_headers(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:${PROJECT_SOURCE_DIR}/cmake/precompiled/${name}.h>)
+  endif()
+endfunction()
+
 # Compiles a target's sources in PARTS of about the same number (FLASHGLA_JOIN_SOURCES): headers are parsed and templates
 # made once a part. Sources with options of their own, those in cpu/ (Highway includes them once an instruction set) and
 # those in cuda/ stay alone, and so do operators that need oneDNN, for programs of other operators (the Python extension)
@@ -59,6 +75,16 @@ function(flashgla_library folder)
   set_property(GLOBAL APPEND PROPERTY FLASHGLA_LIBRARIES ${target})
 endfunction()
 
+# GoogleTest's headers, compiled once for all tests, as for a program.
+if(FLASHGLA_TESTS AND FLASHGLA_PRECOMPILE)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_headers.cpp CONTENT "")
+  add_library(flashgla_test_headers STATIC ${CMAKE_BINARY_DIR}/test_headers.cpp)
+  set_target_properties(flashgla_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(flashgla_test_headers PRIVATE -fPIE ${FLASHGLA_COMPILE_QUICKLY})
+  target_link_libraries(flashgla_test_headers PRIVATE flashgla_options OpenMP::OpenMP_CXX GTest::gtest GTest::gmock)
+  flashgla_precompile(flashgla_test_headers tests)
+endif()
+
 function(flashgla_test folder)
   if(NOT FLASHGLA_TESTS)
     return()
@@ -71,6 +97,9 @@ function(flashgla_test folder)
   flashgla_join(${target} ${parts})
   target_compile_options(${target} PRIVATE ${FLASHGLA_COMPILE_QUICKLY})
   target_link_libraries(${target} PRIVATE flashgla_options flashgla_testing ${ARG_DEPENDS} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(FLASHGLA_PRECOMPILE)
+    target_precompile_headers(${target} REUSE_FROM flashgla_test_headers)
+  endif()
   # Tests run beside each other on few cores: a thread that waits must not spin.
   gtest_discover_tests(${target} TEST_PREFIX ${folder}. DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)

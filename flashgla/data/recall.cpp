@@ -105,8 +105,8 @@ class Generator {
   std::vector<double> rates_;  // of slots
 };
 
-struct Part {
-  Part(const fs::path& folder, const char* stem, const RecallOptions& options)
+struct RecallPart {
+  RecallPart(const fs::path& folder, const char* stem, const RecallOptions& options)
       : tokens(folder / stem, options.vocabulary),
         labels(folder / (std::string(stem) + kLabelsEnding), std::max(options.vocabulary, options.length)) {}
   TokenFileWriter tokens, labels;
@@ -139,7 +139,7 @@ void write_recall(const RecallOptions& options) {
   const fs::path folder = options.out;
   Generator generator(options);
   const std::int64_t total = options.train + options.validation;
-  std::vector<std::unique_ptr<Part>> parts;
+  std::vector<std::unique_ptr<RecallPart>> parts;
   nlohmann::ordered_json json = {{"version", 1},
                                  {"task",
                                   {{"kind", "recall"},
@@ -153,7 +153,7 @@ void write_recall(const RecallOptions& options) {
     const std::int64_t count = validation ? options.validation : options.train;
     if (count == 0) continue;
     const char* stem = validation ? kValidationStem : kTrainStem;
-    Part& part = *parts.emplace_back(std::make_unique<Part>(folder, stem, options));
+    RecallPart& part = *parts.emplace_back(std::make_unique<RecallPart>(folder, stem, options));
     for (std::int64_t i = 0; i < count; ++i) {
       const Sequence sequence = generator.make(2 * static_cast<std::uint64_t>(i) + (validation ? 1 : 0));
       part.tokens.append(sequence.tokens);

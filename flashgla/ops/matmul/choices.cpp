@@ -34,11 +34,12 @@ std::string hexadecimal(std::uint64_t value) {
 std::string to_text(const Choices& choices) {
   std::string text = std::string(kFormat) + "\n" + choices.made_by + "\n";
   for (const auto& [product, choice] : choices.by_product) {
-    text += product + kSeparator;
-    for (const std::uint64_t word : choice.algorithm) text += hexadecimal(word) + " ";
-    text += hexadecimal(std::bit_cast<std::uint64_t>(choice.microseconds)) + "\n";
+    text += product;
+    text += kSeparator;
+    for (const std::uint64_t word : choice.algorithm) text.append(hexadecimal(word)).append(" ");
+    text.append(hexadecimal(std::bit_cast<std::uint64_t>(choice.microseconds))).append("\n");
   }
-  return text + hexadecimal(checksum_of(text)) + "\n";
+  return text.append(hexadecimal(checksum_of(text))).append("\n");
 }
 
 Choices choices_from_text(std::string_view text) {
