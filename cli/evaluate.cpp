@@ -71,6 +71,7 @@ Data open_data(const EvaluateArguments& arguments) {
   switch (data.kind) {
     case eval::DataKind::text:
       data.texts = {read_file(arguments.data)};
+      if (data.texts[0].empty()) throw Error(arguments.data + ": there is nothing in it");
       break;
     case eval::DataKind::documents:
       data.texts = eval::read_documents(arguments.data, arguments.text_field);
@@ -251,7 +252,7 @@ void print(const Json& row) {
                    bucket["end"].get<std::int64_t>(), bucket["loss"].get<double>(), bucket["perplexity"].get<double>());
       }
     } else if (value.is_number_float()) {
-      fmt::print("  {:<16} {:.4f}\n", key, value.get<double>());
+      fmt::print("  {:<16} {:.4f}{}\n", key, value.get<double>(), key == "loss" ? " nats a token" : "");
     } else {
       fmt::print("  {:<16} {}\n", key, value.dump());
     }
@@ -309,7 +310,8 @@ void run_evaluate(const EvaluateArguments& arguments) {
   const std::vector<Subject> subjects = subjects_of(arguments, data);
   eval::JobLog log(arguments.log, arguments.log.empty() ? "{}" : settings_of(arguments, data, subjects),
                    arguments.resume);
-  if (log.taken() > 0 && !arguments.quiet) fmt::print(stderr, "{}: {} results are there\n", arguments.log, log.taken());
+  if (log.taken() > 0 && !arguments.quiet)
+    fmt::print(stderr, "{}: {} jobs are done already\n", arguments.log, log.taken());
 
   const InterruptionScope signals;  // the job ends and its result is kept
 

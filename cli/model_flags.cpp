@@ -12,7 +12,11 @@ void ModelFlags::add_to(CLI::App& verb) {
   verb.add_option("--checkpoint", checkpoint, "Of a run: latest, best, or step-N as its folder is called")
       ->capture_default_str();
   verb.add_option("--dtype", dtype,
-                  "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too");
+                  "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too")
+      ->check([](const std::string& name) {
+        const DType dtype = dtype_from_name(name);
+        return dtype == DType::f32 || dtype == DType::bf16 ? std::string() : "is " + name + "; expected f32 or bf16";
+      });
   verb.add_flag("--mmap", map,
                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
                 "change meanwhile");

@@ -68,7 +68,7 @@ Progress::Progress(std::string label, std::int64_t total, bool quiet)
 
 Progress::~Progress() {
   if (quiet_ || first_ < 0) return;
-  draw();
+  if (terminal_ || logged_ != done_) draw();
   if (terminal_) fmt::print(stderr, "\n");
 }
 
@@ -117,6 +117,7 @@ void Progress::draw() {
     fmt::print(stderr, "\r\033[K{}", line);
     std::fflush(stderr);
   } else {
+    logged_ = done_;
     fmt::print(stderr, "{}\n", line);
   }
 }

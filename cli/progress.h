@@ -28,6 +28,7 @@ class Progress {
   bool terminal_;
   std::int64_t first_ = -1;  // done at the first update: a resumed run's ETA counts from there
   std::int64_t done_ = 0;
+  std::int64_t logged_ = -1;  // done at the last line of a log
   std::string figures_;
   std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point last_draw_;
