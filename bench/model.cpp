@@ -119,19 +119,52 @@ constexpr TrainingProblem kTrainingProblems[] = {
     {"transformer-1.3b 8x2048 bf16", "transformer-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"transformer-1.3b 1x16384 bf16", "transformer-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
 };
+// The paper's Figure 6: 16,384 tokens of 1.3B models, as sequences of 2K to 16K.
+constexpr const char* kFigure6Presets[] = {"gla-1.3b", "transformer-1.3b", "retnet-1.3b", "mamba2-1.3b"};
 
-// A model with its optimizer and everything that a step needs, all of it taken beforehand; a step is recorded as a
-// graph and its gradients write over the last one's, as in the trainer.
+struct TrainingCase {
+  std::string name, preset;
+  std::int64_t batch, length;
+  DType dtype;
+  Device::Kind device;
+  nn::Recompute recompute = nn::Recompute::nothing;
+};
+
+// Those of one preset lie together.
+std::vector<TrainingCase> training_cases(bool sweep) {
+  std::vector<TrainingCase> cases;
+  for (const TrainingProblem& p : kTrainingProblems) {
+    if (!sweep) cases.push_back({p.name, p.preset, p.batch, p.length, p.dtype, p.device});
+  }
+  for (const char* preset : kFigure6Presets) {
+    for (std::int64_t batch = 8; sweep && batch >= 1; batch /= 2) {
+      const std::int64_t length = 16384 / batch;
+      const std::string name =
+          std::string(preset) + " " + std::to_string(batch) + "x" + std::to_string(length) + " bf16";
+      const TrainingCase one{name, preset, batch, length, DType::bf16, Device::Kind::cuda};
+      cases.push_back(one);
+      if (std::string_view(preset) != "gla-1.3b") continue;
+      cases.push_back(one);
+      cases.back().name += " recomputed";
+      cases.back().recompute = nn::Recompute::activations;
+    }
+  }
+  return cases;
+}
+
+// A model's optimizer and everything that a step needs, all of it taken beforehand; a step is recorded as a graph and
+// its gradients write over the last one's, as in the trainer.
 class TrainingStep {
  public:
-  TrainingStep(const TrainingProblem& problem, const model::ModelConfig& config, const testing::BenchOptions& options)
-      : model_(config, problem.dtype, options.device, true),
+  TrainingStep(const TrainingCase& problem, LanguageModel& model, const testing::BenchOptions& options)
+      : model_(model),
+        recompute_(problem.recompute),
         context_(options.device, options.threads),
         saved_(options.device) {
-    model_.parameters().initialize(1);
     const Shape shape({problem.batch, problem.length});
-    tokens_ = testing::copied_to(random_tokens(shape, config.vocab_size, 1), options.device);
-    targets_ = testing::copied_to(random_tokens(shape, config.vocab_size, 2), options.device);
+    const std::int64_t words = model.config().vocab_size;
+    tokens_ = testing::copied_to(random_tokens(shape, words, 1), options.device);
+    targets_ = testing::copied_to(random_tokens(shape, words, 2), options.device);
     losses_ = Tensor::empty(Shape({shape.numel()}), DType::f32, options.device);
     train::OptimizerSettings settings;
     settings.clip_norm = 1.0;
@@ -160,13 +193,14 @@ class TrainingStep {
 
  private:
   void work() {
-    nn::Pass pass{context_, &saved_};
+    nn::Pass pass{context_, &saved_, recompute_};
     model_.parameters().renew_gradients(context_);
     model_.forward_backward(pass, tokens_, targets_, losses_, 1.0 / static_cast<double>(tokens_->numel()));
     optimizer_->queue_update();
   }
 
-  LanguageModel model_;
+  LanguageModel& model_;
+  nn::Recompute recompute_;
   Context context_;
   Arena saved_;
   Tensor tokens_, targets_, losses_;
@@ -176,9 +210,32 @@ class TrainingStep {
 
 }  // namespace
 
+namespace {
+
+// A preset's model and what its gradients are off by, for all of its cases.
+struct Checked {
+  std::string preset;
+  std::unique_ptr<LanguageModel> model;
+  double error = 0.0;
+};
+
+Checked checked_model(const TrainingCase& problem, Device device) {
+  model::ModelConfig config = model::preset(problem.preset);
+  if (config.model_type == "gla") config.set("use_short_conv", "false");  // the paper's layer
+  Checked checked{problem.preset, nullptr, 0.0};
+  checked.error =
+      device == Device::cpu() ? checked_error(config, problem.dtype) : checked_error(config, problem.dtype, device);
+  checked.model = std::make_unique<LanguageModel>(config, problem.dtype, device, true);
+  checked.model->parameters().initialize(1);
+  return checked;
+}
+
+}  // namespace
+
 // Steps of the optimizer: forward, backward, gradient norm, AdamW.
 void bench_training_step(const testing::BenchOptions& options) {
-  for (const TrainingProblem& problem : kTrainingProblems) {
+  Checked checked;
+  for (const TrainingCase& problem : training_cases(options.sweep)) {
     testing::BenchRow row;
     row.operation = "model_training_step";
     row.implementation = "all";
@@ -187,17 +244,18 @@ void bench_training_step(const testing::BenchOptions& options) {
         !options.wants_implementation(row.implementation)) {
       continue;
     }
-    model::ModelConfig config = model::preset(problem.preset);
-    if (config.model_type == "gla") config.set("use_short_conv", "false");  // the paper's layer
     try {
-      row.error = options.device == Device::cpu() ? checked_error(config, problem.dtype)
-                                                  : checked_error(config, problem.dtype, options.device);
-      TrainingStep step(problem, config, options);
+      if (checked.preset != problem.preset) {
+        checked = {};  // its memory
+        checked = checked_model(problem, options.device);
+      }
+      row.error = checked.error;
+      TrainingStep step(problem, *checked.model, options);
       row.milliseconds = testing::median_milliseconds(
           step.context(), [&] { step.run(); }, options.seconds);
       row.memory = step.memory();
-      row.flops =
-          static_cast<double>(problem.batch * problem.length) * model::cost(config, problem.length).training_flops;
+      row.flops = static_cast<double>(problem.batch * problem.length) *
+                  model::cost(checked.model->config(), problem.length).training_flops;
     } catch (const Error& error) {
       row.refused = error.what();
     }

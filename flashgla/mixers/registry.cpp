@@ -1,6 +1,7 @@
 #include "flashgla/mixers/registry.h"
 
 #include "flashgla/mixers/gla/gla.h"
+#include "flashgla/mixers/gsa/gsa.h"
 #include "flashgla/mixers/hgrn2/hgrn2.h"
 #include "flashgla/mixers/linear_attention/linear_attention.h"
 #include "flashgla/mixers/mamba/mamba.h"
@@ -11,8 +12,8 @@
 namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
-  static constexpr const Registration* rows[] = {&kGla,        &kSoftmaxAttention, &kRetention, &kLinearAttention,
-                                                 &kGlaVariant, &kMamba2,           &kHgrn2,     &kMamba};
+  static constexpr const Registration* rows[] = {
+      &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2, &kHgrn2, &kMamba, &kGsa};
   return rows;
 }
 

@@ -1,14 +1,21 @@
-"""Mean training loss of the last 200 steps (the paper's measure) of table2.sh's runs, over the seeds, and its spread.
+#!/usr/bin/env python3
+"""The losses of table2.sh's runs: mean training loss of the last 200 steps, the paper's measure, over the seeds.
 
-python3 table2.py OUT SEEDS NAME:GATE:HEADS:PAPER:FIRST_VERSION...    writes OUT/table2.json and prints a table
+    python3 table2.py gather OUT SEEDS NAME:GATE:HEADS:PAPER:FIRST_VERSION...    writes OUT/table2.json, prints a table
+    python3 table2.py document OUT...    writes one run, or several of a size with other normalizers, into docs/PAPER.md,
+                                         between `<!-- table2: SIZE -->` and `<!-- /table2 -->`, and their numbers into
+                                         docs/figures/paper
 """
 
 import json
 import math
 import pathlib
+import re
 import statistics
 import sys
+import textwrap
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAST = 200
 
 
@@ -21,25 +28,68 @@ def of_run(folder):
             "validation": validation[-1] if validation else None}
 
 
-def main():
-    out, seeds = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    rows = []
-    for text in sys.argv[3:]:
+def summary(row):
+    losses = [run["loss"] for run in row["runs"]]
+    validation = [run["validation"] for run in row["runs"] if run["validation"] is not None]
+    return (statistics.fmean(losses), statistics.stdev(losses) if len(losses) > 1 else math.nan,
+            statistics.fmean(validation) if validation else math.nan)
+
+
+def gather(out, seeds, rows):
+    table = []
+    for text in rows:
         name, gate, heads, paper, first = text.split(":")
         runs = [of_run(out / f"{name}-{seed}") for seed in range(1, seeds + 1)]
-        rows.append({"name": name, "gate": gate, "heads": int(heads), "paper": paper, "first_version": first,
-                     "runs": runs})
+        table.append({"name": name, "gate": gate, "heads": int(heads), "paper": paper, "first_version": first,
+                      "runs": runs})
     settings = json.loads((out / "settings.json").read_text())
-    (out / "table2.json").write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+    (out / "table2.json").write_text(json.dumps({"settings": settings, "rows": table}, indent=1) + "\n")
     print(f"{'gate':12} {'loss':>8} {'spread':>8} {'perplexity':>10} {'validation':>10}   paper  first version")
-    for row in rows:
-        losses = [run["loss"] for run in row["runs"]]
-        validation = [run["validation"] for run in row["runs"] if run["validation"] is not None]
-        spread = statistics.stdev(losses) if len(losses) > 1 else math.nan
-        after = math.exp(statistics.fmean(validation)) if validation else math.nan
-        mean = statistics.fmean(losses)
-        print(f"{row['name']:12} {mean:8.4f} {spread:8.4f} {math.exp(mean):10.4f} {after:10.4f}   {row['paper']:>5}  "
-              f"{row['first_version']:>5}")
+    for row in table:
+        mean, spread, validation = summary(row)
+        print(f"{row['name']:12} {mean:8.4f} {spread:8.4f} {math.exp(mean):10.4f} {math.exp(validation):10.4f}   "
+              f"{row['paper']:>5}  {row['first_version']:>5}")
+
+
+def section(runs):
+    settings, rows = runs[0]["settings"], runs[0]["rows"]
+    lines = [textwrap.fill(
+        f"{settings['text']} (bytes), on {settings['device']}, {settings['date']}; {rows[0]['runs'][0]['steps']} steps. "
+        "Loss in nats, mean over the last 200 steps and over seeds with its standard deviation between them; perplexities "
+        "of the paper are of words.", 120), "",
+        "| gate | normalizer | heads | seeds | training loss | validation | the paper's | its first version's |",
+        "|---|---|---|---|---|---|---|---|"]
+    for run in runs:
+        normalizer = run["settings"]["normalizer"]
+        for row in run["rows"]:
+            mean, spread, validation = summary(row)
+            between = "" if math.isnan(spread) else f" ± {spread:.3f}"
+            published = (row["paper"], row["first_version"]) if normalizer == 16 else ("", "")
+            lines.append(f"| {row['gate']} | {'' if row['gate'] in ('none', 'constant') else normalizer} | "
+                         f"{row['heads']} | {len(row['runs'])} | {mean:.3f}{between} | {validation:.3f} | "
+                         f"{published[0]} | {published[1]} |")
+    return "\n".join(lines)
+
+
+def document(folders):
+    runs = [json.loads((out / "table2.json").read_text()) for out in folders]
+    size = runs[0]["settings"]["size"]
+    (ROOT / "docs" / "figures" / "paper" / f"table2-{size}.json").write_text(json.dumps(runs, indent=1) + "\n")
+    path = ROOT / "docs" / "PAPER.md"
+    text = path.read_text()
+    pattern = re.compile(f"(<!-- table2: {re.escape(size)} -->\n).*?(<!-- /table2 -->)", re.DOTALL)
+    if not pattern.search(text):
+        sys.exit(f"error: {path} has no place <!-- table2: {size} -->")
+    path.write_text(pattern.sub(lambda match: match[1] + section(runs) + "\n" + match[2], text))
+
+
+def main():
+    if len(sys.argv) >= 4 and sys.argv[1] == "gather":
+        gather(pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    elif len(sys.argv) >= 3 and sys.argv[1] == "document":
+        document([pathlib.Path(out) for out in sys.argv[2:]])
+    else:
+        sys.exit(__doc__)
 
 
 main()

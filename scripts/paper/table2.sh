@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Table 2 of the paper and its first version's ablation: the gate, and the number of heads, by training loss.
 #   table2.sh OUT [--size small|medium] [--text FILE_OR_FOLDER] [--seeds N] [--steps N] [--device D] [--jobs N]
+#     [--normalizer N]
 # Trains GLA's layer without a gate, with a constant one, with one of a head, of the keys' channels (GLA), of the
 # values' channels and of both, and GLA with 1 and 8 heads. What is trained already is not trained again. OUT/table2.txt
-# has the result beside the paper's, OUT/table2.json its numbers; document.py writes them into docs/PAPER.md.
+# has the result beside the paper's, OUT/table2.json its numbers; table2.py writes them into docs/PAPER.md.
 #   small   configs/char-level.json's size, bytes of one text of about 1 MB: minutes a run on two cores
 #   medium  25M parameters, for a GPU: a TEXT of 100 MB and more
-# N jobs train side by side (1). Without a text stories of 1 MB are made.
+# N jobs train side by side (1). Gates' logarithms are divided by the normalizer (16, the paper's). Without a text
+# stories of 1 MB are made.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,10p' "$0" >&2; exit 2; }
+usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1
+out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1 normalizer=16
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -23,6 +25,7 @@ while [ $# -gt 0 ]; do
     --steps) steps=$2 ;;
     --device) device=$2 ;;
     --jobs) jobs=$2 ;;
+    --normalizer) normalizer=$2 ;;
     *) usage ;;
   esac
   shift 2
@@ -57,7 +60,7 @@ rows="none:none:4:23.21:23.21 constant:constant:4:16.55: scalar:scalar:4:15.56: 
 train() {  # NAME GATE HEADS SEED
   local run=$out/$1-$4
   [ ! -f "$run/done" ] || return 0
-  local model="{\"model_type\": \"gla_variant\", \"gate\": \"$2\", \"num_heads\": $3, $shape,
+  local model="{\"model_type\": \"gla_variant\", \"gate\": \"$2\", \"num_heads\": $3, $shape, \"gate_logit_normalizer\": $normalizer,
                 \"tie_word_embeddings\": true}"
   mkdir -p "$out/models"
   echo "$model" >"$out/models/$1.json"
@@ -77,7 +80,7 @@ done
 while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
 cat >"$out/settings.json" <<END
-{"size": "$size", "text": "$(basename "$text")", "device": "$device", "date": "$(date -u +%F)"}
+{"size": "$size", "text": "$(basename "$text")", "device": "$device", "normalizer": $normalizer, "date": "$(date -u +%F)"}
 END
 # shellcheck disable=SC2086
-python3 "$root/scripts/paper/table2.py" "$out" "$seeds" $rows | tee "$out/table2.txt"
+python3 "$root/scripts/paper/table2.py" gather "$out" "$seeds" $rows | tee "$out/table2.txt"

@@ -25,6 +25,7 @@ inline std::vector<Variant> variants() {
       {"gla_variant", "constant", {{"gate", "constant"}}},
       {"gla_variant", "none", {{"gate", "none"}}},
       {"linear_attn", "normalized", {{"feature_map", "elu"}, {"norm_feature_map", "true"}}},
+      {"gsa", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}, {"use_short_conv", "false"}, {"expand_k", "0.5"}}},
       {"hgrn2", "convolutions", {{"use_short_conv", "true"}, {"expand_ratio", "4"}}},
       {"hgrn2", "no_bound", {{"use_lower_bound", "false"}, {"use_short_conv", "false"}}},
       {"mamba", "biases", {{"use_bias", "true"}, {"dt_rank", "3"}, {"conv_kernel", "3"}}},

@@ -36,6 +36,7 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("hgrn2-1.3b")), 1'364'396'032);
   EXPECT_EQ(parameter_count(preset("mamba-1.3b")), 1'400'276'992);
   EXPECT_EQ(parameter_count(preset("mamba-350m")), 352'797'696);
+  EXPECT_EQ(parameter_count(preset("gsa-1.3b")), 1'376'929'792);
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);

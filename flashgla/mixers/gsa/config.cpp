@@ -1,0 +1,58 @@
+#include "flashgla/mixers/gsa/config.h"
+
+#include <cmath>
+
+#include "flashgla/mixers/gated_layer.h"
+#include "flashgla/mixers/gsa/gsa.h"
+#include "flashgla/mixers/mixer.h"
+
+namespace flashgla::mixers {
+
+std::vector<Field> GsaConfig::fields() {
+  return {{"num_heads", &num_heads},
+          {"num_kv_heads", &num_kv_heads},
+          {"num_slots", &num_slots},
+          {"expand_k", &expand_k},
+          {"use_short_conv", &use_short_conv},
+          {"conv_size", &conv_size},
+          {"gate_logit_normalizer", &gate_logit_normalizer}};
+}
+
+void GsaConfig::validate(const Common& common) const {
+  require_heads(common, num_heads, expand_k, 1.0);
+  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
+  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
+          "a divisor of num_heads " + std::to_string(num_heads));
+  require_size("num_slots", num_slots, 1 << 16);
+  require(!use_short_conv || (conv_size >= 2 && conv_size <= 4), "conv_size", std::to_string(conv_size), "2, 3 or 4");
+  require(std::isfinite(gate_logit_normalizer) && gate_logit_normalizer > 0.0, "gate_logit_normalizer",
+          std::to_string(gate_logit_normalizer), "a positive number");
+}
+
+namespace {
+
+// flash-linear-attention's config reads these keys, and writes expand_k and expand_v.
+constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"expand_k", "exapnd_k"}};
+// Its norm has hidden_size channels, whatever the values have.
+constexpr Refusal kRefused[] = {
+    {"expand_v", "1|1.0"}, {"exapnd_v", "1|1.0"}, {"feature_map", "\"swish\""},   {"clamp_min", ""},
+    {"clamp_max", ""},     {"use_norm", "true"},  {"elementwise_affine", "true"}, {"use_output_gate", "false"}};
+
+constexpr Layout kLayouts[] = {{.name = "fla",
+                                .model_type = "gsa",
+                                .architecture = "GSAForCausalLM",
+                                .older_keys = kOlderKeys,
+                                .refused = kRefused}};
+
+constexpr PresetRow kPresets[] = {
+    {"gsa-1.3b", "gated slot attention of the 1.3B size, 64 slots",
+     R"({"hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 4})"},
+};
+
+}  // namespace
+
+constinit const Registration kGsa{"gsa", "gated slot attention (Zhang et al. 2024)",
+                                  []() -> std::unique_ptr<Config> { return std::make_unique<GsaConfig>(); }, kLayouts,
+                                  kPresets};
+
+}  // namespace flashgla::mixers
