@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a run of figure6.sh into docs/PAPER.md, between `<!-- figure6 -->` and `<!-- /figure6 -->`, and its numbers and
-picture into docs/figures/paper. Needs gnuplot.
+"""Writes a run of figure6.sh into docs/PAPER.md, between `<!-- figure6 -->` and `<!-- /figure6 -->`, and its numbers
+and picture into docs/figures/paper. Needs gnuplot.
 
     python3 scripts/paper/figure6.py OUT       OUT: the folder that figure6.sh wrote
 """
@@ -51,11 +51,12 @@ def draw(models, png):
 
 
 def section(about, models):
-    lines = [textwrap.fill(
-        f"One {about['machine']}, commit {about['commit']}, {about['date']}; a step of {TOKENS} tokens in bf16 with f32 "
-        "master weights. Thousands of tokens a second, and GiB held (weights, gradients, optimizer, what backward "
-        "reads):", 120), "", "| model | " + " | ".join(f"{TOKENS // n} x {n // 1024}K" for n in LENGTHS) + " |",
-        "|---|" + "---|" * len(LENGTHS)]
+    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; a step of {TOKENS} tokens, bf16 with "
+             "f32 master weights. Thousands of tokens a second, and GiB held (weights, gradients, optimizer, what "
+             "backward reads).")
+    lines = [textwrap.fill(intro, 120), "",
+             "| model | " + " | ".join(f"{TOKENS // n} x {n // 1024}K" for n in LENGTHS) + " |",
+             "|---|" + "---|" * len(LENGTHS)]
     for name, rows in models.items():
         cells = [f"{TOKENS / rows[n][0]:.1f}, {rows[n][1] / 2 ** 30:.0f}" if n in rows else "" for n in LENGTHS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")

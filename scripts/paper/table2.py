@@ -2,9 +2,9 @@
 """The losses of table2.sh's runs: mean training loss of the last 200 steps, the paper's measure, over the seeds.
 
     python3 table2.py gather OUT SEEDS NAME:GATE:HEADS:PAPER:FIRST_VERSION...    writes OUT/table2.json, prints a table
-    python3 table2.py document OUT...    writes one run, or several of a size with other normalizers, into docs/PAPER.md,
-                                         between `<!-- table2: SIZE -->` and `<!-- /table2 -->`, and their numbers into
-                                         docs/figures/paper
+    python3 table2.py document OUT...    writes one run, or several of a size with other normalizers, into
+                                         docs/PAPER.md, between `<!-- table2: SIZE -->` and `<!-- /table2 -->`, and
+                                         their numbers into docs/figures/paper
 """
 
 import json
@@ -52,10 +52,10 @@ def gather(out, seeds, rows):
 
 
 def section(runs):
-    settings, rows = runs[0]["settings"], runs[0]["rows"]
+    settings, steps = runs[0]["settings"], runs[0]["rows"][0]["runs"][0]["steps"]
     lines = [textwrap.fill(
-        f"{settings['text']} (bytes), on {settings['device']}, {settings['date']}; {rows[0]['runs'][0]['steps']} steps. "
-        "Loss in nats, mean over the last 200 steps and over seeds with its standard deviation between them; perplexities "
+        f"{settings['text']} (bytes), on {settings['device']}, {settings['date']}; {steps} steps. Loss "
+        "in nats, mean over the last 200 steps and over seeds, with the standard deviation between them; perplexities "
         "of the paper are of words.", 120), "",
         "| gate | normalizer | heads | seeds | training loss | validation | the paper's | its first version's |",
         "|---|---|---|---|---|---|---|---|"]

@@ -122,16 +122,24 @@ namespace flashgla::ops::forget_gate {
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
 
+namespace {
+
+void simd_forward(Context& context, const TensorView& x, const TensorView& bound, const TensorView& g,
+                  const TensorView& k, double normalizer) {
+  HWY_DYNAMIC_DISPATCH(Forward)(context, x, bound, g, k, normalizer);
+}
+
+void simd_backward(Context& context, const TensorView& x, const TensorView& bound, const TensorView& dg,
+                   const TensorView& dk, const TensorView& dx, const TensorView& dbound, double normalizer) {
+  HWY_DYNAMIC_DISPATCH(Backward)(context, x, bound, dg, dk, dx, dbound, normalizer);
+}
+
+}  // namespace
+
 const Implementation kSimd{
     "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
-    [](Context& context, const TensorView& x, const TensorView& bound, const TensorView& g, const TensorView& k,
-       double normalizer) { HWY_DYNAMIC_DISPATCH(Forward)
-                            (context, x, bound, g, k, normalizer); },
-    [](Context& context, const TensorView& x, const TensorView& bound, const TensorView& dg, const TensorView& dk,
-       const TensorView& dx, const TensorView& dbound, double normalizer) {
-      HWY_DYNAMIC_DISPATCH(Backward)(context, x, bound, dg, dk, dx, dbound, normalizer);
-    }};
+    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); }, simd_forward,
+    simd_backward};
 
 }  // namespace flashgla::ops::forget_gate
 #endif

@@ -82,14 +82,22 @@ namespace flashgla::ops::softmax {
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
 
+namespace {
+
+void simd_forward(Context& context, const TensorView& x, const TensorView& y) {
+  HWY_DYNAMIC_DISPATCH(Forward)(context, x, y);
+}
+
+void simd_backward(Context& context, const TensorView& y, const TensorView& dy, const TensorView& dx) {
+  HWY_DYNAMIC_DISPATCH(Backward)(context, y, dy, dx);
+}
+
+}  // namespace
+
 const Implementation kSimd{
     "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
-    [](Context& context, const TensorView& x, const TensorView& y) { HWY_DYNAMIC_DISPATCH(Forward)
-                                                                     (context, x, y); },
-    [](Context& context, const TensorView& y, const TensorView& dy, const TensorView& dx) {
-      HWY_DYNAMIC_DISPATCH(Backward)(context, y, dy, dx);
-    }};
+    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); }, simd_forward,
+    simd_backward};
 
 }  // namespace flashgla::ops::softmax
 #endif
