@@ -123,8 +123,8 @@ time_rows() {  # NAME BENCH_ARGUMENT...
   report "${PIPESTATUS[0]}" "$1" "$out/$1.txt"
 }
 time_rows bench gated_linear_attention --seconds 0.05 "$@"
-time_rows operators matmul adamw cross_entropy elementwise embedding global_norm linear_step log_sigmoid_gate rms_norm \
-  rms_norm_swish_gate sampling short_convolution swiglu --seconds 0.05
+time_rows operators matmul adamw cross_entropy elementwise embedding forget_gate global_norm layer_norm linear_step \
+  log_sigmoid_gate rms_norm rms_norm_swish_gate sampling short_convolution swiglu --seconds 0.05
 time_rows model model_training_step model_prefill model_decoding --seconds 2
 if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
   time_rows sweep gated_linear_attention --seconds 0.005 --sweep --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}"

@@ -15,10 +15,10 @@ struct Bounded {
   float open, of_bound, share, log_gate;
 
   __device__ __forceinline__ Bounded(float x, float b) {
-    const float u = expf(-fabsf(x)), below = 1.0f / (x >= 0.0f ? fmaf(b, u, 1.0f) : b + u);
+    const float u = expf(-fabsf(x)), below = __fdividef(1.0f, x >= 0.0f ? fmaf(b, u, 1.0f) : b + u);
     of_bound = (x >= 0.0f ? u : 1.0f) * below;
     share = (1.0f - b) * (x >= 0.0f ? 1.0f : u) * below;
-    open = (x >= 0.0f ? u : 1.0f) / (1.0f + u);
+    open = __fdividef(x >= 0.0f ? u : 1.0f, 1.0f + u);
     log_gate = -log1pf((1.0f - b) * of_bound);
   }
 };
