@@ -19,6 +19,30 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
 using simd::VF32;
 
+// Of e^(x - largest). Blocks are summed apart in f32, then in f64: a long row costs no digits. (simd::sum takes zeros
+// behind the row's end, of which the exponentials are not 0.)
+template <class T>
+float sum_of_exponentials(const T* x, std::int64_t length, VF32 largest) {
+  constexpr std::int64_t kBlock = 64;  // vectors
+  const simd::F32 d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  double total = 0.0;
+  std::int64_t i = 0;
+  while (i + lanes <= length) {
+    VF32 sums = hn::Zero(d);
+    for (const std::int64_t end = std::min(length, i + kBlock * lanes); i + lanes <= end; i += lanes) {
+      sums = hn::Add(sums, simd::exp(d, hn::Sub(simd::load(d, x + i), largest)));
+    }
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sums)));
+  }
+  if (i < length) {
+    float rest[HWY_MAX_BYTES / sizeof(float)];
+    hn::StoreU(simd::exp(d, hn::Sub(simd::load_part(d, x + i, length - i), largest)), d, rest);
+    for (std::int64_t j = 0; j < length - i; ++j) total += static_cast<double>(rest[j]);
+  }
+  return static_cast<float>(total);
+}
+
 template <class T>
 void forward(Context& context, const TensorView& x_view, const TensorView& y_view) {
   const TypedRows<T> x(x_view), y(y_view);
@@ -30,21 +54,7 @@ void forward(Context& context, const TensorView& x_view, const TensorView& y_vie
       const VF32 largest = hn::Set(d, static_cast<float>(*std::max_element(from, last, [](T a, T b) {
                                      return static_cast<float>(a) < static_cast<float>(b);
                                    })));
-      // Exponentials of what sum() takes behind the row's end would not be 0: they are summed by hand.
-      float total = 0.0f;
-      const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-      VF32 sums = hn::Zero(d);
-      std::int64_t i = 0;
-      for (; i + lanes <= length; i += lanes) {
-        sums = hn::Add(sums, simd::exp(d, hn::Sub(simd::load(d, from + i), largest)));
-      }
-      total = hn::GetLane(hn::SumOfLanes(d, sums));
-      if (i < length) {
-        float rest[HWY_MAX_BYTES / sizeof(float)];
-        hn::StoreU(simd::exp(d, hn::Sub(simd::load_part(d, from + i, length - i), largest)), d, rest);
-        for (std::int64_t j = 0; j < length - i; ++j) total += rest[j];
-      }
-      const VF32 scale = hn::Set(d, 1.0f / total);
+      const VF32 scale = hn::Set(d, 1.0f / sum_of_exponentials(from, length, largest));
       simd::map([&](VF32 a) { return hn::Mul(simd::exp(d, hn::Sub(a, largest)), scale); }, length, y[row], from);
     }
   });
