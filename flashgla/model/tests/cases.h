@@ -66,9 +66,7 @@ inline std::vector<SmallModel> small_models() {
   parsed("mamba2_in_a_hybrid", R"("model_type": "gla", "hidden_size": 12, "num_hidden_layers": 6, "num_heads": 2,
       "layer_mixers": {"layers": [1], "model_type": "mamba2", "head_dim": 6, "state_size": 5, "n_groups": 2})");
   parsed("hgrn2", R"("model_type": "hgrn2", "hidden_size": 12, "num_hidden_layers": 3, "expand_ratio": 6)");
-  parsed(
-      "gsa",
-      R"("model_type": "gsa", "hidden_size": 12, "num_hidden_layers": 3, "num_heads": 2, "num_slots": 5)");
+  parsed("gsa", R"("model_type": "gsa", "hidden_size": 12, "num_hidden_layers": 3, "num_heads": 2, "num_slots": 5)");
   parsed("layer_norm", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "norm_type": "layer_norm",
                           "learned_positions": true, "max_position_embeddings": 300, "use_rope": false,
                           "o_bias": true, "identity_mlp": true)");
