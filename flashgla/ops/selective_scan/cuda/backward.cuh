@@ -19,31 +19,35 @@ struct Gradients {
 };
 
 struct BackwardShared {
+  // Of a token: each thread's states behind it, and when it has been walked over what Sums says.
   float4 states[kWarps][kStored][kSide][kWarp];
-  float last[kWarps][2 * kStates];  // the last token's sums; see sums_at
+  float4 last[kWarps][kWarp];  // the last token's sums
   float keys[kChunk][2][kStates];
-  float dt[kWarps][kChunk][kWarp];      // then the sums over the states of dh b
-  float driven[kWarps][kChunk][kWarp];  // dt x; then those of the rates' part of d(dt)
-  float dsum[kWarps][kChunk][kWarp];    // dy silu(z); then the states' part of y
+  float dt[kWarps][kChunk][kWarp];
+  float driven[kWarps][kChunk][kWarp];  // dt x
+  float dsum[kWarps][kChunk][kWarp];    // dy silu(z)
 };
-// What a warp's channels add to db and dc of token t, [2 kStates]: where its states lay, which have been read by then.
-__device__ __forceinline__ float* sums_at(BackwardShared& shared, int warp, int t) {
-  return t < kStored ? reinterpret_cast<float*>(shared.states[warp][t]) : shared.last[warp];
+
+// What walking over a token leaves to lane l: of its channel the sums over the states of dh b (x), of the rates' part
+// of d(dt) (y) and of c h (z); of the warp's channels what they add to db or dc of state place_of_sum(l) (w). It lies
+// in the lane's own first four states of that token, which nobody else reads.
+__device__ __forceinline__ float4& sums_at(BackwardShared& shared, int warp, int t, int lane) {
+  return t < kStored ? shared.states[warp][t][0][lane] : shared.last[warp][lane];
 }
 
-// A channel's own numbers at a token.
-template <class T>
-struct Token {
-  float x, s, z, dy;
+// A channel's own elements of a chunk's tokens.
+struct Own {
+  float x[kChunk], s[kChunk], z[kChunk], dy[kChunk];
 
-  __device__ __forceinline__ Token(const Call<T>& call, const Gradients<T>& gradients, const Place& place,
-                                   std::int64_t t, int channel, float bias, bool there) {
-    x = s = z = dy = 0.0f;
-    if (!there) return;
-    x = to_float(call.x.row(place.line, t)[channel]);
-    s = to_float(call.raw.row(place.line, t)[channel]) + bias;
-    z = to_float(call.z.row(place.line, t)[channel]);
-    dy = to_float(gradients.dy.row(place.line, t)[channel]);
+  template <class T>
+  __device__ __forceinline__ Own(const Call<T>& call, const Gradients<T>& gradients, const Place& place,
+                                 std::int64_t first, int channel, float bias, bool there) {
+    load_channel(call.x, place, first, channel, there, x);
+    load_channel(call.raw, place, first, channel, there, s);
+    load_channel(call.z, place, first, channel, there, z);
+    load_channel(gradients.dy, place, first, channel, there, dy);
+#pragma unroll
+    for (int t = 0; t < kChunk; ++t) s[t] += bias;
   }
 };
 
@@ -57,8 +61,8 @@ struct Walk {
   float (*driven)[kWarp];
   float (*dsum)[kWarp];
 
-  // Back over token t, behind which the states were h. Returns what place_of_sum says.
-  __device__ __forceinline__ float back(int t, const float (&h)[kSide][kSide]) const {
+  // Back over token t, behind which the states were h. Returns the sums of sums_at.
+  __device__ __forceinline__ float4 back(int t, const float (&h)[kSide][kSide]) const {
     float steps[kSide], inputs[kSide], gradients[kSide], b[kSide], c[kSide];
     load_four(&dt[t][where.group], steps);
     load_four(&driven[t][where.group], inputs);
@@ -86,15 +90,8 @@ struct Walk {
         dh[i][k] = d * decay;
       }
     }
-    const float own_driven = sum_of_own_channel(to_driven, where.lane);
-    const float own_dt = sum_of_own_channel(to_dt, where.lane);
-    const float own_output = sum_of_own_channel(outputs, where.lane);
-    const float own_state = sum_of_own_state(to_b, to_c, where.lane);
-    __syncwarp();
-    dt[t][where.lane] = own_driven;
-    driven[t][where.lane] = own_dt;
-    dsum[t][where.lane] = own_output;
-    return own_state;
+    return make_float4(sum_of_own_channel(to_driven, where.lane), sum_of_own_channel(to_dt, where.lane),
+                       sum_of_own_channel(outputs, where.lane), sum_of_own_state(to_b, to_c, where.lane));
   }
 };
 
@@ -112,20 +109,22 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   const Walk walk{
       where, rates, dh, da, shared.keys, shared.dt[where.warp], shared.driven[where.warp], shared.dsum[where.warp]};
   float4(*stored)[kSide][kWarp] = shared.states[where.warp];
-  const int place_of_mine = place_of_sum(where.lane);
 
   for (std::int64_t chunk = place.chunks() - 1; chunk >= 0; --chunk) {
     const std::int64_t first = chunk * kChunk, token = place.begin + first;
-    load_keys(call, place, first, shared.keys);
+    KeysAhead keys;
+    keys.load(call, place, first);
+    {
+      const Own own(call, gradients, place, first, where.channel, bias, there);
 #pragma unroll
-    for (int t = 0; t < kChunk; ++t) {
-      const bool real = there && first + t < place.length;
-      const Token<T> own(call, gradients, place, token + t, where.channel, bias, real);
-      const float step = real ? softplus(own.s) : 0.0f;
-      walk.dt[t][where.lane] = step;
-      walk.driven[t][where.lane] = step * own.x;
-      walk.dsum[t][where.lane] = own.dy * own.z * ops::cuda::sigmoid(own.z);
+      for (int t = 0; t < kChunk; ++t) {
+        const float step = there && first + t < place.length ? softplus(own.s[t]) : 0.0f;
+        shared.dt[where.warp][t][where.lane] = step;
+        shared.driven[where.warp][t][where.lane] = step * own.x[t];
+        shared.dsum[where.warp][t][where.lane] = own.dy[t] * own.z[t] * ops::cuda::sigmoid(own.z[t]);
+      }
     }
+    keys.store(shared.keys);
     float h[kSide][kSide];
     const float4* kept = kept_at(call, where, place, chunk);
 #pragma unroll
@@ -146,40 +145,37 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       for (int i = 0; i < kSide; ++i) stored[t][i][where.lane] = packed(h[i]);
     }
     forth(kStored);
-    sums_at(shared, where.warp, kStored)[place_of_mine] = walk.back(kStored, h);
+    sums_at(shared, where.warp, kStored, where.lane) = walk.back(kStored, h);
 #pragma unroll 2
     for (int t = kStored - 1; t >= 0; --t) {
 #pragma unroll
       for (int i = 0; i < kSide; ++i) unpack(stored[t][i][where.lane], h[i]);
-      const float own_state = walk.back(t, h);  // all lanes have read their states
-      sums_at(shared, where.warp, t)[place_of_mine] = own_state;
+      sums_at(shared, where.warp, t, where.lane) = walk.back(t, h);
     }
 
+    const Own own(call, gradients, place, first, where.channel, bias, there);  // again: there is no room to keep it
 #pragma unroll
     for (int t = 0; t < kChunk; ++t) {
       if (!there || first + t >= place.length) continue;
       const std::int64_t at = token + t;
-      const Token<T> own(call, gradients, place, at, where.channel, bias, true);
-      const float open = ops::cuda::sigmoid(own.z), dsum = own.dy * own.z * open, step = softplus(own.s);
-      const float to_driven = walk.dt[t][where.lane], to_dt = walk.driven[t][where.lane];
-      const float sum = fmaf(skip, own.x, walk.dsum[t][where.lane]);
-      gradients.dx.row(place.line, at)[where.channel] = from_float<T>(fmaf(to_driven, step, skip * dsum));
+      const float4 sums = sums_at(shared, where.warp, t, where.lane);
+      const float open = ops::cuda::sigmoid(own.z[t]), dsum = own.dy[t] * own.z[t] * open, step = softplus(own.s[t]);
+      gradients.dx.row(place.line, at)[where.channel] = from_float<T>(fmaf(sums.x, step, skip * dsum));
       gradients.draw.row(place.line, at)[where.channel] =
-          from_float<T>(fmaf(to_driven, own.x, kLn2 * to_dt) * ops::cuda::sigmoid(own.s));
+          from_float<T>(fmaf(sums.x, own.x[t], kLn2 * sums.y) * ops::cuda::sigmoid(own.s[t]));
       gradients.dz.row(place.line, at)[where.channel] =
-          from_float<T>(own.dy * sum * ops::cuda::silu_slope(own.z, open));
-      dskip = fmaf(dsum, own.x, dskip);
+          from_float<T>(own.dy[t] * fmaf(skip, own.x[t], sums.z) * ops::cuda::silu_slope(own.z[t], open));
+      dskip = fmaf(dsum, own.x[t], dskip);
     }
     __syncthreads();  // all warps' sums are there
     const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + token;
 #pragma unroll
-    for (int r = 0; r < kChunk * 2 * kStates / kThreads; ++r) {
-      const int item = r * kThreads + static_cast<int>(threadIdx.x), t = item / (2 * kStates);
+    for (int t = where.warp; t < kChunk; t += kWarps) {
       float total = 0.0f;
 #pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) total += sums_at(shared, warp, t)[item % (2 * kStates)];
+      for (int warp = 0; warp < kWarps; ++warp) total += sums_at(shared, warp, t, where.lane).w;
       if (first + t < place.length) {
-        gradients.partial[((where.tile * gradients.rows + row) * 2 * kStates) + item] = total;
+        gradients.partial[(where.tile * gradients.rows + row + t) * 2 * kStates + place_of_sum(where.lane)] = total;
       }
     }
   }

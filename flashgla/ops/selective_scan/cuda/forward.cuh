@@ -1,4 +1,5 @@
-// Forward: one pass over the tokens, the states of every chunk's beginning kept where backward wants them.
+// Forward: one pass over the tokens, the states of every chunk's beginning kept where backward wants them. A chunk's
+// inputs are asked for while the one before is walked through.
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/scan.cuh"
@@ -9,7 +10,7 @@ template <class T>
 struct ForwardShared {
   float keys[2][kChunk][2][kStates];  // of this chunk and the one before
   float dt[kWarps][kChunk][kWarp];
-  float driven[kWarps][kChunk][kWarp];  // dt x; then the sums over the states
+  float driven[kWarps][kChunk][kWarp];  // dt x
 };
 
 // y null: only ht and what is kept.
@@ -36,23 +37,28 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Call<T> call, Lines<T
   float(*dt)[kWarp] = shared.dt[where.warp];
   float(*driven)[kWarp] = shared.driven[where.warp];
 
+  float x_ahead[kChunk], raw_ahead[kChunk], z_ahead[kChunk];
+  KeysAhead keys_ahead;
+  const auto ask_for = [&](std::int64_t first) {
+    load_channel(call.x, place, first, where.channel, there, x_ahead);
+    load_channel(call.raw, place, first, where.channel, there, raw_ahead);
+    load_channel(call.z, place, first, where.channel, there, z_ahead);
+    keys_ahead.load(call, place, first);
+  };
+  ask_for(0);
   for (std::int64_t chunk = 0; chunk < place.chunks(); ++chunk) {
     const std::int64_t first = chunk * kChunk, token = place.begin + first;
     float(*keys)[2][kStates] = shared.keys[chunk % 2];
-    load_keys(call, place, first, keys);
-    float x[kChunk], step[kChunk];
-#pragma unroll
-    for (int t = 0; t < kChunk; ++t) {
-      const bool loaded = there && first + t < place.length;
-      x[t] = loaded ? to_float(call.x.row(place.line, token + t)[where.channel]) : 0.0f;
-      step[t] = loaded ? to_float(call.raw.row(place.line, token + t)[where.channel]) : 0.0f;
-    }
+    keys_ahead.store(keys);
+    float x[kChunk], z[kChunk];
 #pragma unroll
     for (int t = 0; t < kChunk; ++t) {
       const bool real = there && first + t < place.length;
-      step[t] = real ? softplus(step[t] + bias) : 0.0f;
-      dt[t][where.lane] = step[t];
-      driven[t][where.lane] = step[t] * x[t];
+      const float step = real ? softplus(raw_ahead[t] + bias) : 0.0f;
+      x[t] = x_ahead[t];
+      z[t] = z_ahead[t];
+      dt[t][where.lane] = step;
+      driven[t][where.lane] = step * x[t];
     }
     if (call.kept != nullptr) {
       float4* kept = kept_at(call, where, place, chunk);
@@ -60,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Call<T> call, Lines<T
       for (int i = 0; i < kSide; ++i) kept[i * kWarp] = packed(h[i]);
     }
     __syncthreads();
-#pragma unroll 4
+    ask_for(first + kChunk);
+#pragma unroll
     for (int t = 0; t < kChunk; ++t) {
       float steps[kSide], inputs[kSide], b[kSide], c[kSide], sums[kSide];
       load_four(&dt[t][where.group], steps);
@@ -74,21 +81,12 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Call<T> call, Lines<T
 #pragma unroll
         for (int k = 0; k < kSide; ++k) sums[i] = fmaf(c[k], h[i][k], sums[i]);
       }
-      const float sum = sum_of_own_channel(sums, where.lane);
-      __syncwarp();
-      driven[t][where.lane] = sum;
-    }
-    __syncwarp();
-    if (y.data != nullptr && there) {
-#pragma unroll
-      for (int t = 0; t < kChunk; ++t) {
-        if (first + t >= place.length) continue;
-        const float z = to_float(call.z.row(place.line, token + t)[where.channel]);
-        const float sum = fmaf(skip, x[t], driven[t][where.lane]);
-        y.row(place.line, token + t)[where.channel] = from_float<T>(sum * z * ops::cuda::sigmoid(z));
+      const float sum = fmaf(skip, x[t], sum_of_own_channel(sums, where.lane));
+      if (y.data != nullptr && there && first + t < place.length) {
+        y.row(place.line, token + t)[where.channel] = from_float<T>(sum * z[t] * ops::cuda::sigmoid(z[t]));
       }
     }
-    __syncwarp();
+    __syncwarp();  // all lanes have read dt and driven
   }
   if (ht == nullptr) return;
 #pragma unroll

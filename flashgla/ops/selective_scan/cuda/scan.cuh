@@ -105,20 +105,38 @@ __device__ __forceinline__ void load_rates(const Call<T>& call, const Where& whe
   }
 }
 
-// A chunk's b and c, by all of the block: [token][b, c][state].
-template <class T>
-__device__ __forceinline__ void load_keys(const Call<T>& call, const Place& place, std::int64_t first,
-                                          float (*keys)[2][kStates]) {
-  constexpr int kEach = kChunk * 2 * kStates / kThreads;
+// What a thread reads of a chunk's b and c, on its way to shared memory: [token][b, c][state], by all of the block.
+struct KeysAhead {
+  static constexpr int kEach = kChunk * 2 * kStates / kThreads;
+  float values[kEach];
+
+  template <class T>
+  __device__ __forceinline__ void load(const Call<T>& call, const Place& place, std::int64_t first) {
 #pragma unroll
-  for (int r = 0; r < kEach; ++r) {
-    const int item = r * kThreads + static_cast<int>(threadIdx.x), t = item / (2 * kStates);
-    const int which = item / kStates % 2, state = item % kStates;
-    float value = 0.0f;
-    if (state < call.states && first + t < place.length) {
-      value = to_float((which == 0 ? call.b : call.c).row(place.line, place.begin + first + t)[state]);
+    for (int r = 0; r < kEach; ++r) {
+      const int item = r * kThreads + static_cast<int>(threadIdx.x), t = item / (2 * kStates);
+      const int which = item / kStates % 2, state = item % kStates;
+      values[r] = 0.0f;
+      if (state < call.states && first + t < place.length) {
+        values[r] = to_float(__ldg((which == 0 ? call.b : call.c).row(place.line, place.begin + first + t) + state));
+      }
     }
-    keys[t][which][state] = value;
+  }
+  __device__ __forceinline__ void store(float (*keys)[2][kStates]) const {
+#pragma unroll
+    for (int r = 0; r < kEach; ++r) (&keys[0][0][0])[r * kThreads + static_cast<int>(threadIdx.x)] = values[r];
+  }
+};
+
+// A channel's elements of a chunk's tokens, all asked for at once; 0 where there are none.
+template <class T>
+__device__ __forceinline__ void load_channel(const Lines<T>& lines, const Place& place, std::int64_t first, int channel,
+                                             bool there, float (&values)[kChunk]) {
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) {
+    values[t] = there && first + t < place.length
+                    ? to_float(__ldg(lines.row(place.line, place.begin + first + t) + channel))
+                    : 0.0f;
   }
 }
 
