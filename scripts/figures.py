@@ -246,7 +246,8 @@ def small_models_sentences():
     return sentences(
         f"`quickstart.sh`'s model, {tokens['quickstart']:.1f}M bytes of training: {seeds('quickstart', 'bpb')} bits a",
         f"byte of stories whose true entropy is {saved['stories']['entropy_bits_per_byte']:.3f}. A text of 1.1 MB by",
-        f"characters, 0.80M parameters, {tokens['char-level']:.1f}M characters of training (`configs/char-level.json`):",
+        f"characters, 0.80M parameters, {tokens['char-level']:.1f}M characters of training",
+        "(`configs/char-level.json`):",
         f"{seeds('char-level', 'loss')} nats a character. Validation at the end, f32, `scripts/small_models.py`,",
         f"commit {saved['commit']}, {saved['date']}.")
 

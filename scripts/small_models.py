@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Trains the models of quickstart.sh and of configs/char-level.json on the CPU, over several seeds, and saves how good
-they became; scripts/figures.py takes the file for the documents. What the folder of runs has already is not trained again.
+they became; scripts/figures.py takes the file for the documents. What the folder of runs has is not trained again.
 
   scripts/small_models.py OUT.json --text TEXT.txt [--program build/bin/flashgla] [--seeds 1,2,3] [--jobs 1]
                           [--threads N,M] [--work FOLDER] [--commit NAME]
 
 TEXT.txt: some 1 MB of text for char-level, of which its last tenth is the validation part. --jobs: runs side by side;
---threads: CPU threads of a quickstart run and of a char-level run (default: all). The losses do not depend on either."""
+--threads: CPU threads of a quickstart run and of a char-level run (default: all). Losses do not depend on either."""
 
 import argparse
 import concurrent.futures

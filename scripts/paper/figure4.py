@@ -1,7 +1,7 @@
 """Accuracy of figure4.sh's runs: of each the best evaluation, and of these the best over the learning rates.
 
-python3 figure4.py OUT MODELS SETTINGS WIDTHS RATES    writes OUT/figure4.json and, with gnuplot, OUT/figure4-T-PAIRS.png;
-prints a table. Runs that are not there are left out.
+python3 figure4.py OUT MODELS SETTINGS WIDTHS RATES    writes OUT/figure4.json and, with gnuplot,
+OUT/figure4-T-PAIRS.png; prints a table. Runs that are not there are left out.
 """
 
 import json
