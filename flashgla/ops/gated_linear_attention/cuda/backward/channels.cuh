@@ -8,6 +8,7 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -51,8 +52,14 @@ struct ChannelsShared {
   static constexpr int places = beyond + 2 * kTile * 4;
   static constexpr int rows = places + 3 * Places::count * 8;   // [parity of the chunk]: its tokens
   static constexpr int index = rows + 2 * 4, last = index + 4;  // with mma.sync: of the chunk under way, of the last
-  static constexpr int total = last + 4;
+  static constexpr int anchors = last + 4;                      // of 256 bytes each
+  static constexpr int rung = anchors + Anchors::bytes;         // [the chunk's number % 4]
+  static constexpr int total = rung + 4 * 4;
 };
+
+// The rung that a chunk is tried on: that of the one after it, as that one's gates would have it.
+enum class Rung { one_anchor, anchors, blocks };
+constexpr float kLongest = 4096.0f;  // bits over a chunk, beyond which it goes by blocks
 
 // E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
 template <class Core>
@@ -94,7 +101,7 @@ __device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low
 }
 
 // Running sums over the tokens of the sum of the first kAdded tiles less the others, up to this warp's rows (kLater:
-// from the last token back to them). wgmma is under way from start to visit, which leaves `pending` later groups so.
+// from the last token back to them). wgmma is under way from start to wait.
 template <class Core, bool kLater, int kAdded, int kTiles>
 __device__ __forceinline__ void start_sums(Accumulator& sums, const std::uint32_t (&tiles)[kTiles],
                                            std::uint32_t triangles) {
@@ -108,12 +115,15 @@ __device__ __forceinline__ void start_sums(Accumulator& sums, const std::uint32_
     Core::commit();
   }
 }
+template <class Core>
+__device__ __forceinline__ void wait_for_sums(Accumulator& sums) {
+  if constexpr (std::is_same_v<Core, TensorCore90>) Core::template wait<0>(sums);
+}
 // 16 channels at a time: visit(t, sums) with those of elements 8 t .. 8 t + 7 of an accumulator.
-template <class Core, bool kLater, int kAdded, int pending, int kTiles, class Visit>
+template <class Core, bool kLater, int kAdded, int kTiles, class Visit>
 __device__ __forceinline__ void visit_sums(Accumulator& sums, const std::uint32_t (&tiles)[kTiles], int thread,
                                            Visit visit) {
   if constexpr (std::is_same_v<Core, TensorCore90>) {
-    Core::template wait<pending>(sums);
 #pragma unroll
     for (int t = 0; t < 4; ++t) visit(t, reinterpret_cast<const float(&)[8]>(sums[8 * t]));
   } else {
@@ -272,7 +282,23 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   };
   const auto negated = [&] { return p.scale < 0.0f && first_group; };
 
-  bool by_blocks = false;  // one anchor has not reached in the chunk after, and so is not tried in this one
+  const Anchors anchors{base + Layout::anchors};
+  constexpr bool kAnchors = std::is_same_v<Core, TensorCore90>;
+  if (kAnchors) anchors.put_ones();
+  // In shared memory, [the chunk's number % 4], where there is no register for it: chunks not said otherwise are tried
+  // on one anchor.
+  Rung only_rung = Rung::one_anchor;
+  const auto rung_place = [&](int index) { return base + Layout::rung + (index & 3) * 4; };
+  const auto rung = [&](int index) {
+    if constexpr (!kAnchors) return only_rung;
+    return static_cast<Rung>(__shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(rung_place(index))), 0));
+  };
+  const auto put_rung = [&](int index, Rung next) {
+    only_rung = next;
+    if (kAnchors && threadIdx.x == 0) store_shared_4(rung_place(index), static_cast<std::uint32_t>(next));
+    __syncwarp();
+  };
+  for (int i = 0; i < 4; ++i) put_rung(i, Rung::one_anchor);
 #pragma unroll 1
   for (int index = last_chunk();; --index) {
     ptx::copy_async_wait<0>();
@@ -301,7 +327,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         const std::uint32_t from_beyond = beyond + (after & 1) * kTile * 4;
         Accumulator later;
         start_sums<Core, true, 2>(later, parts, triangles);
-        visit_sums<Core, true, 2, 0>(later, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
+        wait_for_sums<Core>(later);
+        visit_sums<Core, true, 2>(later, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
           const int thread = fresh_thread();
           std::uint32_t r[4];
 #pragma unroll
@@ -328,21 +355,29 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     }
     if (index < 0) break;
 
-    // q~ and k~ in place, and dh^, as if one anchor served.
+    // q~ and k~ in place, and dh^, as if the rung served.
     bool in_range = false;
     float2 decay = make_float2(1.0f, 1.0f);  // of dh's rows
-    if (!by_blocks) {
+    if (rung(index) != Rung::blocks) {
       const std::uint32_t g[1] = {stage_of(index) + Layout::g};
-      Accumulator sums;
-      start_sums<Core, false, 1>(sums, g, triangles);
       const int thread = fresh_thread();
       const std::uint32_t own_tile = stage_of(index) + (first_group ? Layout::q : Layout::k);
+      const Exponent exponent = exponents();
+      Accumulator sums;
+      start_sums<Core, false, 1>(sums, g, triangles);
       const float2 totals = sum_rows_of_tile(g[0], thread);
       const float low = totals.x * kLog2E, high = totals.y * kLog2E;
       in_range = low >= -kSteep && high >= -kSteep;
       decay = make_float2(ptx::exp2(low), ptx::exp2(high));
-      const Exponent exponent = exponents();
-      visit_sums<Core, false, 1, 0>(sums, g, thread, [&](int t, const float(&b)[8]) {
+      wait_for_sums<Core>(sums);
+      if (kAnchors && rung(index) == Rung::anchors) {
+        // Where the running sums are long f32 would not hold what is left of them.
+        in_range = low >= -kLongest && high >= -kLongest;
+        sums_from_anchor(sums, 1.0f, thread);
+        in_range = in_range && anchors_reach(sums);
+        if (!first_group) decay = anchors.put_factors(g[0], thread);
+      }
+      visit_sums<Core, false, 1>(sums, g, thread, [&](int t, const float(&b)[8]) {
         std::uint32_t x[4];
         TensorCore80::load_a<k_inner>(x, own_tile, t, thread);
 #pragma unroll
@@ -408,6 +443,62 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
                                                                  thread_shuffled<Core>(thread));
           Core::template product<k_outer, false, kLoads>(d, pairs, first_group ? k : q, thread_shuffled<Core>(thread));
           if (!first_group) put_beyond(index_now() - 1, dot_rows(h, held, thread_shuffled<Core>(thread)));
+        } else if (rung(index) == Rung::anchors) {
+          if (!anchors.one_would_reach(kSteep, thread)) put_rung(index - 1, Rung::anchors);
+          if (first_group) {
+            std::uint32_t scores[16], keys[16];
+            {
+              Accumulator s;  // [key][query]
+              anchored_scores<Core>(s, keys, q, k, anchors, thread);
+              select_pairs<true>(scores, s, thread);
+            }
+            Core::begin(scores, keys);
+            Core::template product<k_outer, true>(held, keys, x_tile, thread);
+            Core::template product<k_outer>(held, scores, d_o, thread);
+            Core::finish(held);
+            {
+              Accumulator a;  // [query][key]
+              Core::begin();
+              Core::template product<k_inner, k_inner, true>(a, d_o, v, thread);
+              Core::finish(a);
+              select_pairs<false>(pairs, a, thread);
+            }
+            Core::begin();
+            Core::template product<k_inner, k_inner, true>(d, d_o, h, thread);
+            Core::finish(d);
+            add_anchored_keys<Core>(d, pairs, k, anchors, thread);
+          } else {
+            {
+              const float2 of_rows = anchors.of_rows(kBlocks, thread);
+              scale_rows(held, of_rows.x, of_rows.y);
+            }
+            {  // dg of this chunk from beyond it: h through it, and what its keys have of dh, which dg's sums take away
+              float2 sums = dot_rows(h, held, thread);
+#pragma unroll
+              for (int t = 0; t < kBlocks; ++t) {
+                const float2 of_rows = anchors.of_rows(t, thread);
+                sums = make_float2(sums.x * of_rows.x, sums.y * of_rows.y);
+              }
+              put_beyond(index, sums);
+            }
+            add_anchored_outer<Core>(held, q, d_o, anchors, thread);
+            put_beyond(index - 1, dot_rows(h, held, thread));
+            {
+              Accumulator a;  // [key][query]
+              Core::begin();
+              Core::template product<k_inner, k_inner, true>(a, v, d_o, thread);
+              Core::finish(a);
+              select_pairs<true>(pairs, a, thread);
+            }
+            Core::begin();
+            Core::template product<k_inner, k_inner, true>(d, v, x_tile, thread);
+            Core::finish(d);
+            anchors.put_partial(k, d, thread);
+            add_anchored_queries<Core>(d, pairs, q, anchors, thread);
+            sync_group();
+            if (thread < 32) anchors.add_partial(beyond + (index & 1) * kTile * 4, thread);
+            __syncwarp();
+          }
         } else {
           if (first_group) {
             std::uint32_t scores[16];
@@ -447,9 +538,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         }
       } else {
         // Operands as in tiles/ladder.cuh instead, and dh before its decay.
-        if (!by_blocks) {
-          reload(index_now());
-        } else if (!first_group) {
+        if (rung(index_now()) != Rung::blocks) reload(index_now());
+        if (rung(index_now()) != Rung::one_anchor && !first_group) {
           const float2 totals = sum_rows_of_tile(stage + Layout::g, thread);
           decay = make_float2(ptx::exp2(totals.x * kLog2E), ptx::exp2(totals.y * kLog2E));
         }
@@ -518,7 +608,14 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
             store_shared_float2(block_factor(room(), warp, kKeySums) + 8 * lane, factor_to_end(blocks, warp));
           }
           const float2 all = sum_of_blocks(blocks);
-          by_blocks = !__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep);
+          const auto each_near = [&] {
+            bool each = true;
+#pragma unroll
+            for (int t = 0; t < kBlocks; ++t) each = each && float_at(block_half(room(), t), 0) <= 0.0f;
+            return each;
+          };
+          const bool one = __all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep) != 0;
+          put_rung(index_now() - 1, one ? Rung::one_anchor : kAnchors && each_near() ? Rung::anchors : Rung::blocks);
         }
         __syncwarp();
         if (!first_group) {
@@ -618,11 +715,13 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
       const std::uint32_t tile = stage + Layout::q + group, room = first_group ? stage + Layout::h : x_tile;
       const std::uint32_t gates[1] = {stage + Layout::g};
+      const Exponent exponent = exponents();
       Accumulator again;
       start_sums<Core, false, 1>(again, gates, triangles);
       if (!steep) put_products<Core>(stage + Layout::d_o + group, tile, d, thread);
-      const Exponent exponent = exponents();
-      visit_sums<Core, false, 1, 0>(again, gates, thread, [&](int t, const float(&b)[8]) {
+      wait_for_sums<Core>(again);
+      if constexpr (kAnchors) sums_from_anchor(again, rung(index) == Rung::anchors ? 1.0f : 0.0f, thread);
+      visit_sums<Core, false, 1>(again, gates, thread, [&](int t, const float(&b)[8]) {
         if (steep) return;
 #pragma unroll
         for (int i = 0; i < 8; ++i) d[8 * t + i] *= ptx::exp2(exponent(b[i]));
@@ -637,6 +736,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         places.step_back(index, thread);
         if (thread == 0) {
           store_shared_4(rows_place(index - 1), kChunk);
+          store_shared_4(rung_place(index - 2), static_cast<std::uint32_t>(Rung::one_anchor));
           put_index(index - 1);
         }
       }

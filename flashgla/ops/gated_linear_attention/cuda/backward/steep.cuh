@@ -3,6 +3,7 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -20,30 +21,8 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
 
 // Columns' sums over the chunk of a tile times an accumulator, by warp.
 __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* tile, const Accumulator& a, int thread) {
-  const int warp = thread >> 5, lane = thread & 31;
-  std::uint32_t x[16];
-  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
-  float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 low = ptx::unpack_bf16(x[2 * j]), high = ptx::unpack_bf16(x[2 * j + 1]);
-    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
-    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
-  }
-  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
-  const auto halve = [&](auto of_half) {
-    constexpr int half = decltype(of_half)::value, distance = 2 * half;
-    const bool upper = (lane & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
-      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
-    }
-  };
-  halve(std::integral_constant<int, 8>{});
-  halve(std::integral_constant<int, 4>{});
-  halve(std::integral_constant<int, 2>{});
-  *reinterpret_cast<float2*>(&parts[warp][2 * lane]) = make_float2(sums[0], sums[1]);
+  *reinterpret_cast<float2*>(&parts[thread >> 5][2 * (thread & 31)]) =
+      sum_over_rows(ptx::shared_address(tile), a, thread);
 }
 
 // Half of the dot product of row thread / 2 of two tiles.

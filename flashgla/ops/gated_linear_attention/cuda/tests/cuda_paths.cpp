@@ -1,5 +1,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/tests/cuda_paths.h"
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -178,6 +179,31 @@ std::vector<Case> path_cases() {
       long_segments.value_dim = 72;
       const bool tried = kind == GateKind::key || kind == GateKind::none;
       if (tried && values == GateValues::trained) add("segments_long_" + name, long_segments);
+    }
+  }
+  // Every rung of the narrow kernels' ladder and chunks that go from one to another, with gates of both dtypes.
+  for (const GateValues values : gate_values()) {
+    if (values == GateValues::trained || values == GateValues::extreme) continue;
+    for (const DType gate_dtype : {DType::bf16, DType::f32}) {
+      Case rungs{.batch = 34,
+                 .length = 203,
+                 .query_heads = 4,
+                 .heads = 4,
+                 .key_dim = 64,
+                 .value_dim = 64,
+                 .gate = GateKind::key,
+                 .gate_values = values,
+                 .dtype = DType::bf16,
+                 .gate_dtype = gate_dtype};
+      std::string name = std::string(name_of(values)) + (gate_dtype == DType::f32 ? "_f32_gates" : "");
+      std::replace(name.begin(), name.end(), ' ', '_');
+      add("rungs_" + name, rungs);
+      rungs.strided = true;
+      rungs.key_dim = 40;
+      rungs.value_dim = 48;
+      rungs.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+      for (int i = 0; i < 27; ++i) rungs.lengths.push_back(17 + i);
+      add("rungs_packed_" + name, rungs);
     }
   }
   // Tiles of f32: one tile of channels and several, rows that are aligned and others, every kind of gate, segments.

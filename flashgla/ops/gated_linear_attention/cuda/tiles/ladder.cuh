@@ -650,7 +650,7 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   load_operand<Stored::k_inner>(pairs, k_tile, thread);
   k.put(pairs);
   put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
-  ptx::barrier(1 + fresh_group(), kGroupThreads);
+  sync_group();
   put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
   __syncwarp();
   load_operand<Stored::k_inner>(pairs, a_tile, thread);
@@ -669,10 +669,10 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   visit_keys(dk, to_end);
   __syncwarp();
   load_operand<Stored::k_outer>(pairs, a_tile, thread);
-  add_blocks<false>(dk, pairs, q_tile, x_tile, near, fresh_thread());
-  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, fresh_thread());
+  add_blocks<false>(dk, pairs, q_tile, x_tile, near, thread);
+  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
   if (!near) {
-    own_block(own, pairs, fresh_thread() / 32);
+    own_block(own, pairs, warp);
     Local<float, 32> aside;
     aside.put(dk);
     add_halves<true, true>(other.x, aside.x, e.x, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
@@ -680,7 +680,7 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
     aside.get(dk);
   }
   other.get(dq);
-  ptx::barrier(1 + fresh_group(), kGroupThreads);  // q', k' and a have been read
+  sync_group();  // q', k' and a have been read
 }
 
 // What dg has of the chunk's keys and dk from beyond it, of the warp's block: sum_j k'_j d_j times the factor in

@@ -392,10 +392,15 @@ struct TensorCore90 {
   // d += a b, or with kFresh d = a b.
   template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
+    steps<a_stored, b_stored, 0, 4, kFresh>(d, a_tile, b_tile);
+  }
+  // Of a product k-steps kFirst .. kFirst + kCount - 1 alone.
+  template <Stored a_stored, Stored b_stored, int kFirst, int kCount, bool kFresh = false>
+  static __device__ __forceinline__ void steps(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile) {
 #pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
+    for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
       const std::uint64_t a = descriptor(a_stored, a_tile, k16), b = descriptor(b_stored, b_tile, k16);
-      if (kFresh && k16 == 0) {
+      if (kFresh && k16 == kFirst) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
                      ", %32, %33, 0, 1, 1, %34, %35;"
                      : FLASHGLA_ACCUMULATOR("=f", d)
@@ -431,20 +436,49 @@ struct TensorCore90 {
   template <Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
                                                  int) {
+    steps<b_stored, 0, 4, kFresh>(d, a, b_tile);
+  }
+  // Of a product k-steps kFirst .. kFirst + kCount - 1 alone.
+  template <Stored b_stored, int kFirst, int kCount, bool kFresh = false>
+  static __device__ __forceinline__ void steps(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile) {
 #pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
+    for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
       const std::uint64_t b = descriptor(b_stored, b_tile, k16);
-      if (kFresh && k16 == 0) {
+      if (kFresh && k16 == kFirst) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
                      ", {%32,%33,%34,%35}, %36, 0, 1, 1, %37;"
                      : FLASHGLA_ACCUMULATOR("=f", d)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(b_stored == Stored::k_outer));
+                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
+                       "n"(b_stored == Stored::k_outer));
       } else {
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
                      ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
                      : FLASHGLA_ACCUMULATOR("+f", d)
                      : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
                        "n"(b_stored == Stored::k_outer));
+      }
+    }
+  }
+  // Columns 8 kFirst .. 8 kFirst + 15 of d = a b, from rows of b's tile, stored [n][k].
+  template <int kFirst>
+  static __device__ __forceinline__ void sixteen_columns(Accumulator& d, const std::uint32_t (&a)[16],
+                                                         std::uint32_t b_tile) {
+    float* c = d + 4 * kFirst;
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
+      if (k16 == 0) {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 0, "
+            "1, 1, 0;"
+            : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]), "=f"(c[7])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      } else {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, "
+            "1, 1, 0;"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+            : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b));
       }
     }
   }

@@ -1,0 +1,229 @@
+// The rung between one anchor a chunk and blocks on their own (README.md, "The ladder"), on wgmma: every block of 16
+// tokens has its middle as the anchor of its queries and keys, as near blocks of tiles/ladder.cuh have, but a block is
+// one k-step of a product, and between the products the accumulators go from one anchor to the next.
+//
+// m_t: the gates' sum (base 2) from the chunk's start to block t's anchor. In shared memory lie vectors of 64 factors,
+// a channel each: 2^(m_0), 2^(m_t - m_(t-1)) for t = 1, 2, 3, and 2^(the sum after m_3); all at most 1. After them a
+// vector of ones, for the rows that stay where they are: without branches ptxas keeps its products apart.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
+__device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
+  const int lane = thread & 31;
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, tile, thread);
+  float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 low = ptx::unpack_bf16(x[2 * j]), high = ptx::unpack_bf16(x[2 * j + 1]);
+    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
+    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
+  }
+  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
+  const auto halve = [&](auto of_half) {
+    constexpr int half = decltype(of_half)::value, distance = 2 * half;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
+      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
+    }
+  };
+  halve(std::integral_constant<int, 8>{});
+  halve(std::integral_constant<int, 4>{});
+  halve(std::integral_constant<int, 2>{});
+  return make_float2(sums[0], sums[1]);
+}
+
+struct Anchors {
+  static constexpr int kOnes = kBlocks + 1, kPartial = kOnes + 1;  // vectors of 256 bytes; the last are a warp's each
+  static constexpr int bytes = 256 * (kPartial + kBlocks);
+  std::uint32_t shared;
+
+  __device__ __forceinline__ std::uint32_t factor(int t) const { return shared + 256 * t; }
+  // For rows that take part in the step to factor t, or ones.
+  __device__ __forceinline__ std::uint32_t factor_if(bool takes_part, int t) const {
+    return factor(takes_part ? t : kOnes);
+  }
+  __device__ __forceinline__ std::uint32_t partial(int warp) const { return shared + 256 * (kPartial + warp); }
+  // The factor of this thread's accumulator rows, which are channels.
+  __device__ __forceinline__ float2 of_rows(int t, int thread) const {
+    const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
+    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+  }
+  __device__ __forceinline__ void put_ones() const {  // once, by a block of 64 threads or more
+    if (threadIdx.x < kTile) store_shared_4(factor(kOnes) + 4 * threadIdx.x, __float_as_uint(1.0f));
+  }
+
+  // From a tile of gates, natural logarithms, for this thread's rows: writes the factors and returns the last one's.
+  __device__ __forceinline__ float2 put_factors(std::uint32_t g_tile, int thread) const {
+    constexpr std::uint32_t ones = 0x3f803f80;
+    const bool odd = thread / 4 % 2 != 0;  // a column of the product: sums over the first or the last 8 tokens
+    const std::uint32_t b0 = odd ? 0 : ones, b1 = odd ? ones : 0;
+    const int row = row_of_element(thread, 0);
+    float2 after = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int t = 0; t < kBlocks; ++t) {
+      std::uint32_t a[4];
+      float sums[4] = {};
+      TensorCore80::load_a<Stored::k_outer>(a, g_tile, t, thread);
+      TensorCore80::multiply(sums, a, b0, b1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] *= kLog2E;
+      if (thread % 4 == 0) {
+        store_shared_4(factor(t) + 4 * row, __float_as_uint(ptx::exp2(after.x + sums[0])));
+        store_shared_4(factor(t) + 4 * row + 32, __float_as_uint(ptx::exp2(after.y + sums[2])));
+      }
+      after = make_float2(sums[1], sums[3]);
+    }
+    const float2 last = make_float2(ptx::exp2(after.x), ptx::exp2(after.y));
+    if (thread % 4 == 0) {
+      store_shared_4(factor(kBlocks) + 4 * row, __float_as_uint(last.x));
+      store_shared_4(factor(kBlocks) + 4 * row + 32, __float_as_uint(last.y));
+    }
+    return last;
+  }
+  // Whether no channel falls by more than so many bits over the chunk: alike in every warp.
+  __device__ __forceinline__ bool one_would_reach(float bits, int thread) const {
+    float2 all = make_float2(1.0f, 1.0f);
+#pragma unroll
+    for (int t = 0; t <= kBlocks; ++t) {
+      const float2 more = load_shared_float2(factor(t) + 8 * (thread % 32));
+      all = make_float2(all.x * more.x, all.y * more.y);
+    }
+    const float least = ptx::exp2(-bits);
+    return __all_sync(0xffffffffu, all.x >= least && all.y >= least) != 0;
+  }
+
+  // A tile of [token][channel], the warp's own rows, times an accumulator of the same shape in the last anchor's units:
+  // sums over the rows, in the chunk's end's or, times the factors, its blocks' own units; to the warp's vector.
+  __device__ __forceinline__ void put_partial(std::uint32_t tile, const Accumulator& d, int thread) const {
+    const int warp = thread / 32, lane = thread % 32;
+    float2 sum = sum_over_rows(tile, d, thread);
+#pragma unroll
+    for (int t = kBlocks - 1; t > 0; --t) {
+      const float2 more = load_shared_float2(factor_if(warp < t, t) + 8 * lane);
+      sum = make_float2(sum.x * more.x, sum.y * more.y);
+    }
+    store_shared_float2(partial(warp) + 8 * lane, sum);
+  }
+  // The warps' together, to a vector; by one warp.
+  __device__ __forceinline__ void add_partial(std::uint32_t to, int lane) const {
+    float2 sum = load_shared_float2(to + 8 * lane);
+#pragma unroll
+    for (int w = 0; w < kBlocks; ++w) sum = sum_of(sum, load_shared_float2(partial(w) + 8 * lane));
+    store_shared_float2(to + 8 * lane, sum);
+  }
+};
+
+// Running sums of gates over the chunk, where the warp's accumulator has them, become the sums from its block's anchor;
+// those of a weight of 0 stay.
+__device__ __forceinline__ void sums_from_anchor(Accumulator& sums, float weight, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {  // lanes 28 .. 31 have token 7 of the block
+    const float first = -weight * __shfl_sync(0xffffffffu, sums[4 * j], 28 + thread % 4),
+                second = -weight * __shfl_sync(0xffffffffu, sums[4 * j + 1], 28 + thread % 4);
+    sums[4 * j] += first;
+    sums[4 * j + 1] += second;
+    sums[4 * j + 2] += first;
+    sums[4 * j + 3] += second;
+  }
+}
+// Whether these, natural logarithms, are in reach, which NaN and -inf are not.
+__device__ __forceinline__ bool anchors_reach(const Accumulator& sums) {
+  constexpr float reach = kBlockReach / kLog2E;
+  bool reaches = true;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) reaches = reaches && fabsf(sums[i]) <= reach;
+  return reaches;
+}
+
+// Scores [key][query] of a chunk whose tiles hold k and scale q from their anchors, above the diagonal as it may be;
+// and `keys`: the warp's rows of k from the last anchor.
+template <class Core>
+__device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32_t (&keys)[16], std::uint32_t q_tile,
+                                                std::uint32_t k_tile, const Anchors& anchors, int thread) {
+  Accumulator k;
+  load_operand<Stored::k_inner>(keys, k_tile, thread);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = ptx::unpack_bf16(keys[i]);
+    k[2 * i] = pair.x;
+    k[2 * i + 1] = pair.y;
+  }
+  clear(scores);
+  const auto columns = [&](auto of_block) {
+    constexpr int t = decltype(of_block)::value;
+    Core::begin(keys, scores);
+    Core::template sixteen_columns<2 * t>(scores, keys, q_tile);
+    Core::finish(scores);
+    if constexpr (t + 1 < kBlocks) {
+      scale_columns_at(k, anchors.factor_if(thread / 32 <= t, t + 1) + 8 * (thread % 4));
+      to_operand(keys, k);
+    }
+  };
+  columns(std::integral_constant<int, 0>{});
+  columns(std::integral_constant<int, 1>{});
+  columns(std::integral_constant<int, 2>{});
+  columns(std::integral_constant<int, 3>{});
+}
+
+// d, rows queries: what they have from beyond the chunk, from the chunk's start, gets the pairs with keys and ends in
+// its rows' anchors' units. pairs: [query][key], zero above the diagonal; k_tile: k from its anchors.
+template <class Core>
+__device__ __forceinline__ void add_anchored_keys(Accumulator& d, std::uint32_t (&pairs)[16], std::uint32_t k_tile,
+                                                  const Anchors& anchors, int thread) {
+  const auto step = [&](auto of_block) {
+    constexpr int t = decltype(of_block)::value;
+    scale_columns_at(d, anchors.factor_if(thread / 32 >= t, t) + 8 * (thread % 4));
+    Core::begin(pairs, d);
+    Core::template steps<Stored::k_outer, t, 1>(d, pairs, k_tile);
+    Core::finish(d);
+  };
+  step(std::integral_constant<int, 0>{});
+  step(std::integral_constant<int, 1>{});
+  step(std::integral_constant<int, 2>{});
+  step(std::integral_constant<int, 3>{});
+}
+
+// d, rows keys: from the last anchor, likewise with queries.
+template <class Core>
+__device__ __forceinline__ void add_anchored_queries(Accumulator& d, std::uint32_t (&pairs)[16], std::uint32_t q_tile,
+                                                     const Anchors& anchors, int thread) {
+  const auto step = [&](auto of_block) {
+    constexpr int t = decltype(of_block)::value;
+    Core::begin(pairs, d);
+    Core::template steps<Stored::k_outer, t, 1>(d, pairs, q_tile);
+    Core::finish(d);
+    if constexpr (t > 0) scale_columns_at(d, anchors.factor_if(thread / 32 < t, t) + 8 * (thread % 4));
+  };
+  step(std::integral_constant<int, 3>{});
+  step(std::integral_constant<int, 2>{});
+  step(std::integral_constant<int, 1>{});
+  step(std::integral_constant<int, 0>{});
+}
+
+// h, rows channels: from the last anchor; the outer products of queries (q_tile, from their anchors) and the other
+// tile's rows come to it, and it ends at the chunk's start.
+template <class Core>
+__device__ __forceinline__ void add_anchored_outer(Accumulator& h, std::uint32_t q_tile, std::uint32_t other_tile,
+                                                   const Anchors& anchors, int thread) {
+  const auto step = [&](auto of_block) {
+    constexpr int t = decltype(of_block)::value;
+    Core::begin(h);
+    Core::template steps<Stored::k_outer, Stored::k_outer, t, 1>(h, q_tile, other_tile);
+    Core::finish(h);
+    const float2 of_rows = anchors.of_rows(t, thread);
+    scale_rows(h, of_rows.x, of_rows.y);
+  };
+  step(std::integral_constant<int, 3>{});
+  step(std::integral_constant<int, 2>{});
+  step(std::integral_constant<int, 1>{});
+  step(std::integral_constant<int, 0>{});
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
