@@ -109,12 +109,8 @@ RandomProblem draw_problem(std::uint64_t number) {
     c.query_heads -= c.query_heads / c.heads;
     --c.heads;
   }
-  // Where strong gates lose dg's digits (README.md, "Gates of other strengths"): in 16 bits over values, and of tokens
-  // in cuda_portable's backward of narrow heads in one kernel.
-  const bool of_narrow_tokens = c.gate == GateKind::scalar && c.key_dim <= 64 && c.value_dim <= 64;
-  if (size_of(c.dtype) == 2 && (c.gate == GateKind::key_value || of_narrow_tokens) && c.gate_values != extreme) {
-    c.gate_values = trained;
-  }
+  // Where strong gates lose dg's digits (README.md, "Gates of other strengths"): in 16 bits over values.
+  if (size_of(c.dtype) == 2 && c.gate == GateKind::key_value && c.gate_values != extreme) c.gate_values = trained;
   // Tokens enough for the roundings of 16 bits to average.
   if (size_of(c.dtype) == 2) c.batch = std::max(c.batch, 40 / (c.length * c.query_heads) + 1);
   if (draw.chance(0.3)) {  // the same tokens as sequences of other lengths, some of them empty

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -17,7 +18,7 @@ struct FusedShared {
                        gates = 5 * kTileBytes;
   static constexpr int x = gates + gate_bytes(GateTile::wide);  // dh^
   static constexpr int prefix = x + kTileBytes, suffix = prefix + kFusedWarps * kTile * 4;
-  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, places = beyond + 2 * kTile * 4;
+  static constexpr int beyond = suffix + kFusedWarps * kTile * 4, places = beyond + kTile * 4;
   static constexpr int rows = places + 3 * Places::count * 8, total = rows + 2 * 4;  // rows: as RowsShared has them
 };
 
@@ -37,6 +38,14 @@ struct FloatTile {
       *reinterpret_cast<float2*>(at(row + 8, 8 * j + 2 * (lane & 3))) = make_float2(a[4 * j + 2], a[4 * j + 3]);
     }
   }
+  __device__ __forceinline__ void put(const Local<float, 32>& a, int thread) const {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) *at(row_of_element(thread, i), column_of_element(thread, i)) = a.x[i];
+  }
+  __device__ __forceinline__ void subtract(const Local<float, 32>& a, int thread) const {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) *at(row_of_element(thread, i), column_of_element(thread, i)) -= a.x[i];
+  }
 };
 
 // Keeps queries at or after their key: of [query][key], and of [key][query].
@@ -52,9 +61,12 @@ __device__ __forceinline__ void mask_transposed(Accumulator& a, int thread) {
 // A steep chunk, one thread group's part of it; the groups meet at its barriers. d: dq or dk from beyond the chunk,
 // which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and [key][query] for dk.
 // The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
-template <GateTile kGate>
-static __device__ __forceinline__ void finish_steep_group(bool first_group, Local<float, 32>& d,
-                                                          Local<std::uint32_t, 16>& scores,
+// e: scale q dq or k dk, for dg. What both have in common is the same rounded numbers in both, and what a token has
+// with itself is in neither, for of strong gates their difference is far smaller than they are. The second group's e
+// from beyond the chunk is summed over the tokens into `from_keys`, by warp: dg's sum takes it away again.
+template <class Core, GateTile kGate>
+static __device__ __forceinline__ void finish_steep_group(bool first_group, Local<float, 32>& d, Local<float, 32>& e,
+                                                          float* from_keys, Local<std::uint32_t, 16>& scores,
                                                           const Local<std::uint32_t, 16>& pairs, std::uint32_t q,
                                                           std::uint32_t k, std::uint32_t x, FloatTile factors,
                                                           const char* gates, const float* prefix, float scale) {
@@ -69,11 +81,28 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
     *reinterpret_cast<float2*>(factors.at(row, 2 * (fresh_thread() % 32))) =
         make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
   };
+  // This thread's elements of a tile, two at a time: visit(i, of elements i and i + 1 of an accumulator).
+  const auto visit_tile = [&](std::uint32_t tile, auto visit) {
+    const int thread = thread_shuffled<Core>(fresh_thread());
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t r[4];
+      __syncwarp();
+      TensorCore80::load_a<Stored::k_inner>(r, tile, k16, thread);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) visit(8 * k16 + 2 * i, ptx::unpack_bf16(r[i]));
+    }
+  };
   const auto apply_factors = [&] {
     __syncwarp();
     const int thread = fresh_thread();
 #pragma unroll
     for (int i = 0; i < 32; ++i) d.x[i] = d.x[i] * factor(thread, i);
+    const float own_scale = first_group ? scale : 1.0f;
+    visit_tile(first_group ? q : k, [&](int i, float2 x) {
+      e.x[i] = own_scale * (x.x * d.x[i]);
+      e.x[i + 1] = own_scale * (x.y * d.x[i + 1]);
+    });
   };
   walk_up(own_columns(), kTile, own_warp(), put_power);
   __syncthreads();
@@ -81,7 +110,18 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
   __syncthreads();
   walk_down(own_columns(), kTile, own_warp(), put_power);
   __syncthreads();
-  if (!first_group) apply_factors();
+  if (!first_group) {
+    apply_factors();
+    const int thread = fresh_thread();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {  // of the lane's two rows
+      const int at = 4 * (i / 2) + i % 2;
+      float sum = e.x[at] + e.x[at + 2];
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      if (thread % 32 < 4) from_keys[thread / 32 * kTile + column_of_element(thread, at)] = sum;
+    }
+  }
   const float pair_scale = first_group ? 1.0f : scale;
 #pragma unroll 1
   for (int size = kTile / 2;; size /= 2) {
@@ -115,8 +155,15 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
                        });
     const int thread = fresh_thread();
 #pragma unroll
-    for (int i = 0; i < 32; ++i) d.x[i] = d.x[i] + pair_scale * (size > 0 ? factor(thread, i) : 1.0f) * s[i];
+    for (int i = 0; i < 32; ++i) {
+      if (i % 8 == 0) __syncwarp();
+      d.x[i] = d.x[i] + pair_scale * (size > 0 ? factor(thread, i) : 1.0f) * s[i];
+    }
     if (size == 0) break;
+    visit_tile(x, [&](int i, float2 own) {  // rows that are not of the group's side have no pairs
+      e.x[i] = e.x[i] + scale * (own.x * s[i]);
+      e.x[i + 1] = e.x[i + 1] + scale * (own.y * s[i + 1]);
+    });
   }
 }
 
@@ -135,7 +182,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   float* prefix = reinterpret_cast<float*>(shared + Layout::prefix);  // [8 warps][64]: sums of base-2 gates
   float* suffix = reinterpret_cast<float*>(shared + Layout::suffix);  // [8 warps][64]: sums of dg's parts
-  float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [parity of the chunk][64]: dh . h at its end
+  float* beyond = reinterpret_cast<float*>(shared + Layout::beyond);  // [64]: what dg has from beyond the chunk
   char* x = shared + Layout::x;
 
   const std::uint32_t base = ptx::shared_address(shared);
@@ -182,7 +229,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   };
   if (chunks > 0) load(chunks - 1);
 
-  // dh, held by the second group; and what dg of the last chunk gets from beyond it.
+  // dh, held by the second group.
   Accumulator dh;
   const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
   const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
@@ -203,10 +250,6 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
   if constexpr (kGroup == 1) {
     const int thread = fresh_thread();
     read_state(dh, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
-    Accumulator ht;
-    read_state(ht, f.d_ht == nullptr ? nullptr : state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0,
-               0, thread);
-    put_beyond(beyond + ((chunks - 1) & 1) * kTile, thread, [&](int i) { return make_float2(ht[i], ht[i + 1]); });
   }
 
 #pragma unroll 1
@@ -309,7 +352,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     Core::publish();
     __syncthreads();
 
-    Accumulator d;  // of the first group dq, of the second dk
+    const FloatTile e_sums{shared, Layout::q, Layout::q};  // of steep chunks, when q and k have been read: dg's parts
+    Accumulator d;                                         // of the first group dq, of the second dk
     int thread = fresh_thread();
     if constexpr (kGroup == 0) {
       Accumulator dv, pairs;  // pairs: [query][key]
@@ -352,7 +396,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::template product<k_inner, k_inner>(d, do_tile, h_tile, thread);
         Core::finish(d);
       } else {
-        Local<float, 32> sums, values;
+        Local<float, 32> sums, values, parts_of_dg;
         Local<std::uint32_t, 16> steep_pairs, steep_scores;
         Core::begin();
         Core::template product<k_inner, k_outer, true, kLoads>(dv, k_tile, x_tile, thread_shuffled<Core>(thread));
@@ -377,8 +421,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Local<int, 1> walk;
         int place[1] = {index};
         walk.put(place);
-        finish_steep_group<kGate>(true, sums, steep_scores, steep_pairs, q_tile, k_tile, x_tile,
-                                  FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
+        finish_steep_group<Core, kGate>(true, sums, parts_of_dg, suffix, steep_scores, steep_pairs, q_tile, k_tile,
+                                        x_tile, FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
         walk.get(place);
         index = place[0];
         values.get(dv);
@@ -387,27 +431,29 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         Core::template product<k_outer, false, kLoads>(dv, operand, do_tile, fresh_thread());
         Core::finish(dv);
         store_dv(dv);
+        __syncthreads();  // 3: q and k have been read
+        e_sums.put(parts_of_dg, thread_shuffled<Core>(fresh_thread()));
+        __syncthreads();  // 4
         sums.get(d);
       }
     } else {
-      auto put_next_beyond = [&] {
-        const char* h = shared + Layout::h;
-        put_beyond(beyond + ((index + 1) & 1) * kTile, thread, [&](int i) {
-          return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
-              h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
-        });
-      };
+      // dg from beyond the chunk: h through it; and, from the accumulators of dk, what its keys have of dh, which dg's
+      // sums over tokens take away again and which therefore is the same numbers.
+      put_beyond(beyond, thread, [&](int i) {
+        return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
+            shared + Layout::h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
+      });
       if (!steep && std::is_same_v<Core, TensorCore80>) {
+        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
+        sum_beyond(reinterpret_cast<ColumnParts&>(*suffix), k, d, thread_shuffled<Core>(thread));
         Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
-        put_next_beyond();
         std::uint32_t operand[16];
         {
           Accumulator pairs;  // [key][query]
           Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_shuffled<Core>(thread));
           select_pairs<true>(operand, pairs, thread_shuffled<Core>(thread));
         }
-        Core::template product<k_outer, true, kLoads>(d, operand, q_tile, thread_shuffled<Core>(thread));
-        Core::template product<k_inner, k_inner, false, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
+        Core::template product<k_outer, false, kLoads>(d, operand, q_tile, thread_shuffled<Core>(thread));
       } else if (!steep) {
         Accumulator pairs;  // [key][query]
         Core::begin();
@@ -416,20 +462,21 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         mask_transposed(pairs, thread);
         std::uint32_t operand[16];
         to_operand(operand, pairs);
-        Core::begin(operand, dh);
-        Core::template product<k_outer, true>(d, operand, q_tile, thread);
-        Core::template product<k_inner, k_inner>(d, v_tile, x_tile, thread);
+        Core::begin();
+        Core::template product<k_inner, k_inner, true>(d, v_tile, x_tile, thread);
+        Core::finish(d);
+        sum_beyond(reinterpret_cast<ColumnParts&>(*suffix), k, d, thread);
+        Core::begin(operand, d, dh);
+        Core::template product<k_outer>(d, operand, q_tile, thread);
         Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
         Core::finish(d, dh);
-        put_next_beyond();
       } else {
         Accumulator pairs;  // [key][query]
-        Local<float, 32> sums, gradient;
+        Local<float, 32> sums, gradient, parts_of_dg;
         Local<std::uint32_t, 16> steep_pairs, no_scores;
         Core::begin(dh);
         Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
         Core::finish(dh);
-        put_next_beyond();
         gradient.put(dh);
         Core::begin();
         Core::template product<k_inner, k_inner, true, kLoads>(pairs, v_tile, do_tile, thread_shuffled<Core>(thread));
@@ -444,13 +491,21 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         sums.put(d);
         __syncthreads();  // 1
         __syncthreads();  // 2
-        finish_steep_group<kGate>(false, sums, no_scores, steep_pairs, q_tile, k_tile, x_tile,
-                                  FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
+        finish_steep_group<Core, kGate>(false, sums, parts_of_dg, suffix, no_scores, steep_pairs, q_tile, k_tile,
+                                        x_tile, FloatTile{shared, Layout::v, Layout::v}, gates, prefix, p.scale);
+        __syncthreads();  // 3
+        __syncthreads();  // 4: the first group's part is there
+        e_sums.subtract(parts_of_dg, thread_shuffled<Core>(fresh_thread()));
         sums.get(d);
         gradient.get(dh);
       }
     }
     __syncthreads();
+    if (kGroup == 1 && fresh_thread() < kTile) {
+      float* sum = beyond + fresh_thread();
+#pragma unroll
+      for (int w = 0; w < 4; ++w) *sum += suffix[w * kTile + fresh_thread()];
+    }
     const FloatTile dq_sums{shared, Layout::d_o, Layout::d_o};
     const FloatTile dk_sums{shared, Layout::h, Layout::x - kTileBytes};
     (kGroup == 0 ? dq_sums : dk_sums).put(d, fresh_thread());
@@ -478,9 +533,13 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
           dq.y *= p.scale;
         }
         float2 dq_factor = make_float2(1.0f, 1.0f), dk_factor = dq_factor;
-        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-        const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-        part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
+        if (is_steep) {
+          part[i] = *reinterpret_cast<const float2*>(e_sums.at(r, 2 * lane));
+        } else {
+          const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+          const float2 z = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
+          part[i] = make_float2(y.x * dq.x - z.x * dk.x, y.y * dq.y - z.y * dk.y);
+        }
         sum.x += part[i].x;
         sum.y += part[i].y;
         if (!is_steep) {
@@ -504,7 +563,7 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     *reinterpret_cast<float2*>(suffix + own_warp() * kTile + 2 * lane) = sum;
     __syncthreads();
     const int warp = own_warp();
-    float2 run = *reinterpret_cast<const float2*>(beyond + (index & 1) * kTile + 2 * lane);
+    float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
 #pragma unroll
     for (int w = kFusedWarps - 1; w >= 0; --w) {
       const float2 other = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);

@@ -5,7 +5,7 @@
 // >= j:
 //     dq_i = h do~_i + sum_j a_ij k_j         dk_j = dh^ v~_j + sum_i a_ij q_i
 //     dv_j = (sum_i (q_i . k_j) do~_i + dh^^T k_j) / f_j      dh before the chunk = dh^ + sum_i q_i do~_i^T
-//     dg_t = sum_{i>=t} (q_i . dq_i - k_i . dk_i) + sum of dh h at the chunk's end
+//     dg_t = sum_{i>=t} (q_i . dq_i - k_i . dk_i) + sum of dh^ h + sum_j k_j . (dh^ v~_j)
 // q_i . dq_i and k_i . dk_i hold the same rounded a, so that what must cancel does so to f32. A chunk that falls by
 // more than kSteep keeps do, v and dh as they are and takes f_i / f_j pair by pair. Roles: backward/README.md.
 // What the two thread groups do alike is one piece of code for both, for the instruction cache's sake; which group it
@@ -22,8 +22,8 @@ struct RowsShared {
   static constexpr int x = 2 * stage, out = x + kTileBytes;  // dh^; a tile a group, through which gradients leave
   static constexpr int sums = out + 2 * kTileBytes;          // [parity of the chunk][b: 64, 1 / f: 64]
   static constexpr int dots = sums + 2 * 2 * kTile * 4;      // q . dq [64], k . dk [64]
-  static constexpr int beyond = dots + 2 * kTile * 4;        // [parity of the chunk][4 warps]: dh h at its end
-  static constexpr int places = beyond + 2 * 4 * 4;          // see Places
+  static constexpr int beyond = dots + 2 * kTile * 4;        // [4 warps]: what dg has from beyond the chunk
+  static constexpr int places = beyond + 4 * 4;              // see Places
   static constexpr int rows = places + 3 * 10 * 8;           // [parity of the chunk]: its tokens
   static constexpr int total = rows + 2 * 4;
 };
@@ -147,13 +147,12 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     put_float(sums, kTile + 2 * lane + 1, ptx::exp2(-b));
   };
 
-  // Of the first group dv, of the second dh, and what dg of the chunk before has from beyond it.
-  Accumulator held;
-  const auto put_beyond = [&](int index, float sum) {
+  Accumulator held;  // of the first group dv, of the second dh
+  const auto put_beyond = [&](float sum) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     const int thread = fresh_thread();
-    if (thread % 32 == 0) put_float(beyond, (index & 1) * 4 + thread / 32, sum);
+    if (thread % 32 == 0) put_float(beyond, thread / 32, sum);
   };
   if (chunks > 0) {
     load_from(last, rows_of_last, chunk_place(first_group ? p.q : p.k, span, last, head, 2),
@@ -164,16 +163,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   } else {
     const int thread = fresh_thread();
     read_state(held, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
-    if constexpr (kGated) {
-      float sum = 0.0f;
-      if (f.d_ht != nullptr) {
-        Accumulator ht;
-        read_state(ht, state_of(static_cast<const float*>(p.ht)), p.key_dim, p.value_dim, 0, 0, thread);
-#pragma unroll  // dh as dk of a steep chunk has it, for k dk is taken from this sum
-        for (int i = 0; i < 32; ++i) sum += as_bf16(held[i]) * ht[i];
-      }
-      put_beyond(last, sum);
-    }
   }
   if (sums_gates() && chunks > 0) {
     fetch_gates(rows_of_last, chunk_place(p.g, span, last, head, gate_bytes));
@@ -301,6 +290,11 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         __syncthreads();
       }
       Core::product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
+      {  // dg from beyond the chunk: h through it, and what its keys have of dh, which dg's sums take away again and
+         // which is therefore the same numbers
+        const float2 of_keys = dot_rows(k, d, fresh_thread()), of_h = dot_rows(h, held, fresh_thread());
+        put_beyond(of_keys.x + of_keys.y + of_h.x + of_h.y);
+      }
       Core::product<k_outer>(d, pairs, q, fresh_thread());
       Core::product<k_outer, k_outer>(held, q, d_o, fresh_thread());
     }
@@ -310,10 +304,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
         const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
         put_float(dots, row, dot.x);
         put_float(dots, row + 8, dot.y);
-      }
-      if (!first_group) {
-        const float2 with_h = dot_rows(h, held, thread);
-        put_beyond(index - 1, with_h.x + with_h.y);
       }
     }
     store(index, first_group ? Places::dq : Places::dk, first_group ? f.gradients.dq : f.gradients.dk, d, rows,
@@ -328,7 +318,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       const int lane = fresh_thread();
       float run = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) run += float_at(beyond, (index & 1) * 4 + w);
+      for (int w = 0; w < 4; ++w) run += float_at(beyond, w);
       const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
       const float2 sums_on = sum_from_here(difference(2 * lane), difference(2 * lane + 1), lane);
       const float low_dg = run + sums_on.x, high_dg = run + sums_on.y;
