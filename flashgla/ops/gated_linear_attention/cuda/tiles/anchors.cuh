@@ -125,12 +125,12 @@ struct Anchors {
 __device__ __forceinline__ void sums_from_anchor(Accumulator& sums, float weight, int thread) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {  // lanes 28 .. 31 have token 7 of the block
-    const float first = -weight * __shfl_sync(0xffffffffu, sums[4 * j], 28 + thread % 4),
-                second = -weight * __shfl_sync(0xffffffffu, sums[4 * j + 1], 28 + thread % 4);
-    sums[4 * j] += first;
-    sums[4 * j + 1] += second;
-    sums[4 * j + 2] += first;
-    sums[4 * j + 3] += second;
+    const float first = __shfl_sync(0xffffffffu, sums[4 * j], 28 + thread % 4),
+                second = __shfl_sync(0xffffffffu, sums[4 * j + 1], 28 + thread % 4);
+    sums[4 * j] = fmaf(-weight, first, sums[4 * j]);
+    sums[4 * j + 1] = fmaf(-weight, second, sums[4 * j + 1]);
+    sums[4 * j + 2] = fmaf(-weight, first, sums[4 * j + 2]);
+    sums[4 * j + 3] = fmaf(-weight, second, sums[4 * j + 3]);
   }
 }
 // Whether these, natural logarithms, are in reach, which NaN and -inf are not.
