@@ -2,11 +2,13 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
 
+#include "cli/checks.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -30,6 +32,9 @@ struct ConvertArguments {
   std::string layout = "current";
   std::string quantise;
   std::string only;
+  std::string calibrate;
+  std::string method = "search";
+  std::int64_t calibration_tokens = 65536;
   bool quiet = false;
 };
 
@@ -81,6 +86,7 @@ void run_convert(const ConvertArguments& arguments) {
     throw Error("convert: the output is the input, " + in + "; name another folder");
   }
   std::optional<model::QuantiseOptions> quantise;
+  std::optional<model::Calibration> calibration;
   if (!arguments.quantise.empty()) {
     quantise.emplace();
     quantise->preset = model::find_quantisation_preset(arguments.quantise);
@@ -88,6 +94,16 @@ void run_convert(const ConvertArguments& arguments) {
     save.metadata["quantisation"] = arguments.quantise + (arguments.only.empty() ? "" : " of " + arguments.only);
   }
   auto model = model::load_model(in, load);
+  if (quantise && !arguments.calibrate.empty()) {
+    const auto tokenizer = text::load_tokenizer(in);
+    text::TokenIds tokens = tokenizer->encode(read_file(arguments.calibrate));
+    tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(arguments.calibration_tokens)));
+    Context context;
+    quantise->gptq = arguments.method == "gptq";
+    calibration.emplace(context, *model, tokens, model->config().max_position_embeddings, quantise->gptq);
+    quantise->calibration = &*calibration;
+    save.metadata["quantisation"] += ", " + arguments.method + " on " + std::to_string(tokens.size()) + " tokens";
+  }
   if (quantise) {
     Progress bar("quantise", model->parameters().count(), arguments.quiet);
     quantise->monitor = [&](std::int64_t done, std::int64_t) { bar.update(done); };
@@ -123,10 +139,27 @@ void add_convert(CLI::App& app) {
   auto* quantise = verb->add_option(
       "--quantise", arguments->quantise,
       "Weights in 8 or 4 bits, for generation and evaluation on the CPU: q8 (all matrices 8 bits), q4 (mixers and MLP\n"
-      "4 bits, output projections and the head 8), q4-safe (MLP 4 bits, the rest 8). docs/QUANTISATION.md has what\n"
+      "4 bits, output projections and the head 8), q4-safe (MLP 4 bits, the rest 8), q4-all. docs/QUANTISATION.md has "
+      "what\n"
       "they cost");
   verb->add_option("--quantise-only", arguments->only, "Only matrices whose name contains this, such as o_proj")
       ->needs(quantise);
+  auto* calibrate =
+      verb->add_option("--calibrate", arguments->calibrate,
+                       "A text such as the model is for: errors are weighted by the inputs that it gives the matrices")
+          ->check(CLI::ExistingFile)
+          ->needs(quantise);
+  verb->add_option(
+          "--method", arguments->method,
+          "With --calibrate: search (the best scale of each group), or gptq (and columns of 4 bits make up for "
+          "the errors of others; minutes)")
+      ->check(CLI::IsMember({"search", "gptq"}))
+      ->capture_default_str()
+      ->needs(calibrate);
+  verb->add_option("--calibration-tokens", arguments->calibration_tokens, "So many of the text, at most")
+      ->check(positive_number())
+      ->capture_default_str()
+      ->needs(calibrate);
   verb->add_flag("--quiet", arguments->quiet, "No progress");
   verb->callback([arguments] { run_convert(*arguments); });
 }

@@ -21,6 +21,7 @@
 #include "flashgla/base/file.h"
 #include "flashgla/base/names.h"
 #include "flashgla/data/dataset.h"
+#include "flashgla/eval/divergence.h"
 #include "flashgla/eval/evaluation.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/text/fingerprint.h"
@@ -48,6 +49,7 @@ struct EvaluateArguments {
   bool no_reuse = false;
   std::string png, log;
   bool resume = false;
+  std::int64_t divergence = 0;
   bool json = false, quiet = false, samples = false;
 };
 
@@ -318,9 +320,10 @@ void run_evaluate(const EvaluateArguments& arguments) {
   const std::string state_file = arguments.log.empty() ? std::string() : arguments.log + ".state";
   Json rows = Json::array();
   std::int64_t jobs = 0;
+  std::shared_ptr<model::LanguageModel> first;
   for (const Subject& subject : subjects) {
     if (interrupted()) break;
-    const auto model = model::load_model(subject.folder, load);
+    const std::shared_ptr<model::LanguageModel> model = model::load_model(subject.folder, load);
     const std::int64_t window = arguments.window > 0 ? arguments.window : model->config().max_position_embeddings;
     std::unique_ptr<Progress> bar;
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
@@ -349,8 +352,12 @@ void run_evaluate(const EvaluateArguments& arguments) {
           eval::evaluate_loss(work, documents, {window, stride, arguments.carry, arguments.batch_tokens});
       row.update(loss_row(result));
       row["window"] = window;
+      if (first && !interrupted()) {
+        row["kl"] = eval::divergence(context, *first, *model, documents, window, arguments.divergence).mean;
+      }
       jobs += result.jobs, complete = result.complete;
     }
+    if (arguments.divergence > 0 && !first) first = model;
     bar.reset();
     if (!complete) row["complete"] = false;
     rows.push_back(row);
@@ -405,6 +412,11 @@ void add_evaluate(CLI::App& app) {
       ->capture_default_str()
       ->check(non_negative_number())
       ->group("Windows");
+  verb->add_option(
+          "--kl", arguments->divergence,
+          "Of several models: the mean KL divergence (nats) of each one's predictions from the first one's, on "
+          "so many tokens")
+      ->check(non_negative_number());
   verb->add_flag("--carry", arguments->carry, "Each document in one pass, the state carried from window to window")
       ->group("Windows");
   verb->add_option("--extrapolate", arguments->extrapolate, "Loss by position in sequences of this many tokens")

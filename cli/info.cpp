@@ -54,7 +54,7 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
     files.bytes += fs::file_size(file.path());
   }
   const model::StoredTensor* embeddings = weights.find("model.embeddings.weight");
-  files.dtype = embeddings != nullptr ? embeddings->dtype : "?";
+  files.dtype = embeddings == nullptr ? "?" : embeddings->dtype == "U8" ? "8 bits" : embeddings->dtype;
   std::map<std::string, std::pair<std::int64_t, std::uint64_t>> formats;
   bool packed = false;
   for (const model::SafetensorsReader& file : weights.files) {

@@ -28,6 +28,10 @@ succeeds '.' convert run some --quantise q4 --quantise-only mlp --quiet
 succeeds '.' convert q4 decoded --dtype bf16
 succeeds '.' generate decoded --prompt One --max-tokens 5 --mmap
 succeeds '.' generate q4 --prompt One --max-tokens 5 --save-state q4.state
+succeeds '.' convert run calibrated --quantise q4 --calibrate stories.jsonl --calibration-tokens 500 --quiet
+succeeds '.' convert run gptq --quantise q4 --calibrate stories.jsonl --method gptq --calibration-tokens 500 --quiet
+succeeds 'kl' evaluate run calibrated gptq --data tokens --limit 1 --kl 100 --quiet
+refuses 'calibrate' convert run out --quantise q4 --method gptq
 refuses 'another model' generate q8 --load-state q4.state
 refuses '8 or 4 bits' train --data tokens --initial-weights q4 --steps 1 --out again
 refuses '8 or 4 bits already' convert q4 out --quantise q8

@@ -5,6 +5,7 @@
 
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
+#include "flashgla/ops/quantised_linear/gptq.h"
 #include "flashgla/ops/quantised_linear/quantise.h"
 
 namespace flashgla::model {
@@ -26,7 +27,8 @@ std::optional<Format> QuantisationPreset::of(nn::Quantisation quantisation) cons
 const std::vector<QuantisationPreset>& quantisation_presets() {
   static const std::vector<QuantisationPreset> presets = {{"q8", Format::q8, Format::q8, Format::q8},
                                                           {"q4", Format::q4, Format::q4, Format::q8},
-                                                          {"q4-safe", Format::q4, Format::q8, Format::q8}};
+                                                          {"q4-safe", Format::q4, Format::q8, Format::q8},
+                                                          {"q4-all", Format::q4, Format::q4, Format::q4}};
   return presets;
 }
 
@@ -75,9 +77,14 @@ std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const Quanti
       const ArenaScope scope(context.scratch());
       const TensorView floats = context.scratch().tensor(value.shape, DType::f32);
       copy(value, floats);
+      const Calibration* const known = options.calibration;
+      const TensorView squares = known ? known->squares_of(*from[i]) : TensorView();
+      const TensorView products = known ? known->products_of(*from[i]) : TensorView();
       try {
-        ops::quantised_linear::quantise(context, floats,
-                                        options.importance ? options.importance(*from[i]) : TensorView(), packed);
+        ops::quantised_linear::quantise(context, floats, squares, packed);
+        if (options.gptq && products && ops::quantised_linear::format_of(packed) == Format::q4) {
+          ops::quantised_linear::compensate(context, floats, products, packed);
+        }
       } catch (const Error& error) {
         throw Error("quantise: " + from[i]->name + " " + error.what());
       }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "flashgla/model/calibration.h"
 #include "flashgla/model/language_model.h"
 
 namespace flashgla::model {
@@ -27,8 +28,9 @@ struct QuantiseOptions {
   QuantisationPreset preset;
   // Matrices whose name does not contain this stay as they are.
   std::string only;
-  // Mean squares of a matrix' inputs, f32 [columns], by which its errors are weighted; absent: all alike.
-  std::function<TensorView(const nn::Parameter&)> importance;
+  // Of the inputs of its matrices, whose errors are weighted accordingly; null: all alike.
+  const Calibration* calibration = nullptr;
+  bool gptq = false;  // columns of q4 make up for the errors of those before them (gptq.h); needs products
   // After each matrix: elements done, and of how many.
   std::function<void(std::int64_t done, std::int64_t total)> monitor;
 };

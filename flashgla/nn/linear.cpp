@@ -92,6 +92,7 @@ std::vector<ops::linear_step::Layer> Linear::step_layers(const TensorView& y) co
 }
 
 void Linear::forward(Context& context, const TensorView& x, const TensorView& y) const {
+  if (weights_.front().observe) weights_.front().observe(context, x.as_rows());
   for (const ops::linear_step::Layer& layer : step_layers(y.as_rows())) {
     ops::quantised_linear::multiply(context, x.as_rows(), layer.weight, layer.y, {false, layer.bias});
   }

@@ -37,6 +37,8 @@ struct Parameter {
   // looked up, matrices of element-wise factors, those shared by heads.
   bool multiplied = true;
   Quantisation quantisation = Quantisation::none;
+  // Hears the inputs of each forward of the linear layer whose first weight this is (model/calibration.h).
+  std::function<void(Context&, const TensorView& x)> observe{};
   TensorView value;     // bound by ParameterStore
   TensorView gradient;  // f32 (f64 with f64); absent without training
 

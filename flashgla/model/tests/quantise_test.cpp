@@ -99,6 +99,38 @@ TEST(Quantise, StepsAndPromptsAreThoseOfTheDecodedWeights) {
   }
 }
 
+TEST(Quantise, ACalibrationKnowsEveryLayersInputs) {
+  const auto model = make_small(wide().config, DType::f32, false);
+  std::vector<std::int32_t> tokens;
+  for (std::int32_t t = 0; t < 300; ++t) tokens.push_back(t * t % 50);
+  Context context;
+  const Calibration calibration(context, *model, tokens, 128, true);
+  const auto found = [&](const std::string& name) {
+    for (const nn::Parameter* parameter : model->parameters().parameters()) {
+      EXPECT_FALSE(parameter->observe) << parameter->name;
+      if (parameter->name == name) return calibration.squares_of(*parameter);
+    }
+    return TensorView();
+  };
+  const std::string layer = "model.layers.1.";
+  EXPECT_EQ(found(layer + "attn.q_proj.weight").data, found(layer + "attn.v_proj.weight").data);
+  EXPECT_EQ(found(layer + "mlp.gate_proj.weight").data, found(layer + "mlp.up_proj.weight").data);
+  EXPECT_TRUE(found(layer + "attn.o_proj.weight"));
+  EXPECT_NE(found(layer + "attn.o_proj.weight").data, found(layer + "attn.q_proj.weight").data);
+  EXPECT_EQ(found(layer + "mlp.down_proj.weight").size(0), 96);
+  EXPECT_FALSE(found("lm_head.weight"));
+  for (const bool gptq : {false, true}) {
+    const auto plain = quantised(*model, "q4");
+    QuantiseOptions options;
+    options.preset = find_quantisation_preset("q4");
+    options.calibration = &calibration;
+    options.gptq = gptq;
+    const auto small = quantise(*model, options);
+    EXPECT_NE(fingerprint(*small), fingerprint(*plain));
+    EXPECT_TRUE(testing::difference(logits_of(*small, true), logits_of(*plain, true)).finite);
+  }
+}
+
 class QuantisedFolder : public ::testing::Test {
  protected:
   testing::TemporaryFolder folder_;
@@ -145,7 +177,7 @@ TEST_F(QuantisedFolder, RefusesByName) {
   EXPECT_THAT(error_of([&] { load_model(folder_.path(), {.dtype = DType::f32, .training = true}); }),
               HasSubstr("its weights are of 8 or 4 bits; train the model in floats"));
   EXPECT_THAT(error_of([&] { quantised(*small, "q4"); }), HasSubstr("are of 8 or 4 bits already"));
-  EXPECT_THAT(error_of([&] { find_quantisation_preset("q5"); }), HasSubstr("known: q8, q4, q4-safe"));
+  EXPECT_THAT(error_of([&] { find_quantisation_preset("q5"); }), HasSubstr("known: q8, q4, q4-safe, q4-all"));
   EXPECT_THAT(error_of([&] { save_model(*small, folder_.path(), {.mlp_layout = MlpLayout::fused}); }),
               HasSubstr("fused-mlp"));
   EXPECT_THAT(error_of([&] { small->set_inference_dtype(DType::bf16); }), HasSubstr("inference dtype"));

@@ -6,6 +6,7 @@
 
 #include "flashgla/base/float16.h"
 #include "flashgla/ops/quantised_linear/blocks.h"
+#include "flashgla/ops/quantised_linear/gptq.h"
 #include "flashgla/ops/quantised_linear/implementations.h"
 #include "flashgla/ops/quantised_linear/tests/cases.h"
 #include "testing/compare.h"
@@ -134,6 +135,49 @@ TEST(QuantisedLinear, ImportanceMovesTheErrorToWhatMattersLess) {
     return error;
   };
   EXPECT_LT(weighted(packed_of(values, Format::q4, importance)), 0.9 * weighted(packed_of(values, Format::q4)));
+}
+
+// On inputs that go together, columns that come later make up for the errors of earlier ones.
+TEST(QuantisedLinear, GptqLowersTheErrorOfTheOutputs) {
+  constexpr std::int64_t kRows = 37, kColumns = 96, kInputs = 256, kSources = 12;
+  const Tensor values = testing::random_normal({kRows, kColumns}, DType::f32, 1, 0.02);
+  const Tensor sources = testing::random_normal({kInputs, kSources}, DType::f64, 2);
+  const Tensor mix = testing::random_normal({kSources, kColumns}, DType::f64, 3);
+  const Tensor x = testing::random_normal({kInputs, kColumns}, DType::f32, 4, 0.3);
+  const Tensor products = Tensor::zeros({kColumns, kColumns}, DType::f32);
+  for (std::int64_t i = 0; i < kInputs; ++i) {
+    float* row = x.as<float>() + i * kColumns;
+    for (std::int64_t k = 0; k < kColumns; ++k) {
+      for (std::int64_t s = 0; s < kSources; ++s) {
+        row[k] += static_cast<float>(sources.as<double>()[i * kSources + s] * mix.as<double>()[s * kColumns + k]);
+      }
+    }
+    for (std::int64_t k = 0; k < kColumns * kColumns; ++k) {
+      products.as<float>()[k] += row[k / kColumns] * row[k % kColumns] / static_cast<float>(kInputs);
+    }
+  }
+  Context context;
+  const auto error = [&](const TensorView& packed) {
+    const Tensor back = decoded(packed, values->shape);
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < kInputs; ++i) {
+      for (std::int64_t n = 0; n < kRows; ++n) {
+        double rest = 0.0;
+        for (std::int64_t k = 0; k < kColumns; ++k) {
+          rest += static_cast<double>(x.as<float>()[i * kColumns + k]) *
+                  (back.as<float>()[n * kColumns + k] - values.as<float>()[n * kColumns + k]);
+        }
+        sum += rest * rest;
+      }
+    }
+    return std::sqrt(sum);
+  };
+  for (const Format format : kFormats) {
+    const Tensor packed = packed_of(values, format);
+    const double before = error(packed);
+    compensate(context, values, products, packed);
+    EXPECT_LT(error(packed), 0.6 * before) << name_of(format);
+  }
 }
 
 TEST(QuantisedLinear, ExtremeScales) {
