@@ -1,6 +1,7 @@
 #include "flashgla/base/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -108,6 +109,19 @@ void AtomicFile::finish() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
   published_ = true;
 }
+
+FileLock::FileLock(const std::string& path) {
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail("cannot open", path);
+  while (::flock(descriptor_, LOCK_EX) != 0) {
+    if (errno != EINTR) {
+      ::close(descriptor_);
+      fail("cannot lock", path);
+    }
+  }
+}
+
+FileLock::~FileLock() { ::close(descriptor_); }
 
 std::string read_file(const std::string& path) {
   const MappedFile file(path);

@@ -51,6 +51,19 @@ class AtomicFile {
   bool published_ = false;
 };
 
+// While it lives, no other process or thread holds a lock of that path, a file that is made where it is absent and
+// stays: for what is read, changed and written again.
+class FileLock {
+ public:
+  explicit FileLock(const std::string& path);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, std::string_view content);  // through AtomicFile
 

@@ -3,9 +3,11 @@
 #include <bit>
 #include <cinttypes>
 #include <cstdio>
+#include <filesystem>
 #include <sstream>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/file.h"
 
 namespace flashgla::ops::matmul {
 
@@ -68,6 +70,22 @@ Choices choices_from_text(std::string_view text) {
     choices.by_product[line.substr(0, at)] = choice;
   }
   return choices;
+}
+
+Choices add_to_file(const std::string& path, const Choices& choices) {
+  const FileLock lock(path + ".lock");
+  Choices all;
+  try {
+    if (std::filesystem::exists(path)) all = choices_from_text(read_file(path));
+  } catch (const Error&) {
+    all = Choices{};
+  }
+  all.made_by = choices.made_by;
+  for (const auto& [product, choice] : choices.by_product) {
+    if (choice.microseconds > 0.0) all.by_product.emplace(product, choice);
+  }
+  write_file(path, to_text(all));
+  return all;
 }
 
 }  // namespace flashgla::ops::matmul

@@ -29,4 +29,9 @@ std::string to_text(const Choices& choices);
 // Throws Error that says what is wrong with the text.
 Choices choices_from_text(std::string_view text);
 
+// Adds to a file of choices those that were timed and that it lacks; returns what it then holds. What is there stays,
+// so that programs that time the same products at the same time end with the same choices. A damaged file is written
+// anew. Throws Error when it cannot be written.
+Choices add_to_file(const std::string& path, const Choices& choices);
+
 }  // namespace flashgla::ops::matmul

@@ -90,20 +90,19 @@ Notices load_plan_cache(Context& context, const std::string& folder) {
 
 Notices save_plan_cache(Context& context, const std::string& folder) {
   if (on_cpu(context) || folder.empty()) return {};
-  const std::string path = cache_file(context, folder);
-  Choices all;
-  try {
-    if (std::filesystem::exists(path)) all = choices_from_text(read_file(path));
-  } catch (const Error&) {
-    all = Choices{};  // load_plan_cache has told; it is written anew
-  }
-  all.made_by = products_of(context).choices().made_by;
-  for (const auto& [product, choice] : products_of(context).choices().by_product) {
-    if (choice.microseconds > 0.0) all.by_product[product] = choice;
-  }
+  cuda::Products& products = products_of(context);
   try {
     std::filesystem::create_directories(folder);
-    write_file(path, to_text(all));
+    const Choices all = add_to_file(cache_file(context, folder), products.choices());
+    Choices of_others;  // of what this context has timed, and another program before it
+    of_others.made_by = all.made_by;
+    for (const auto& [product, choice] : products.choices().by_product) {
+      const auto kept = all.by_product.find(product);
+      if (products.timed_here(product) && kept != all.by_product.end() && !(kept->second == choice)) {
+        of_others.by_product.insert(*kept);
+      }
+    }
+    products.adopt(of_others);
   } catch (const std::exception& error) {  // the system's or ours: a cache need not be there
     return {"matrix products' plans are not kept: " + std::string(error.what())};
   }

@@ -39,7 +39,8 @@ Notices import_plans(Context& context, std::string_view text);
 // The user's cache: $XDG_CACHE_HOME/flashgla, or ~/.cache/flashgla; empty where there is neither.
 std::string plan_cache_folder();
 // A file of the folder that is named by library and device. One that is damaged or cannot be read is ignored with a
-// notice. Saving keeps what others have put there since.
+// notice. Saving keeps what others have put there since, and takes it over for products that were timed here too: call
+// it before the first product whose bits matter.
 Notices load_plan_cache(Context& context, const std::string& folder);
 Notices save_plan_cache(Context& context, const std::string& folder);
 

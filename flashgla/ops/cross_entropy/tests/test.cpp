@@ -7,6 +7,7 @@
 #include "flashgla/ops/cross_entropy/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
+#include "testing/devices.h"
 #include "testing/random.h"
 
 namespace flashgla::ops::cross_entropy {
@@ -117,11 +118,11 @@ TEST(CrossEntropy, HitsAreTargetsAboveAllOthers) {
       const std::int32_t wanted[] = {words - 2, 4, -1, words - 2, 0};
       std::copy_n(wanted, 5, targets.as<std::int32_t>());
       const Tensor hits = Tensor::empty({5}, wide, device), losses = Tensor::empty({5}, wide, device);
-      testing::poison(hits);
-      forward(context,
-              {testing::copied_to(testing::converted(x, dtype), device),
-               testing::copied_to(testing::converted(weight, dtype), device), testing::copied_to(targets, device)},
-              losses, hits);
+      testing::fill_with_nan(hits->data, hits->bytes(), device);
+      const Tensor x_there = testing::copied_to(testing::converted(x, dtype), device),
+                   weight_there = testing::copied_to(testing::converted(weight, dtype), device),
+                   targets_there = testing::copied_to(targets, device);
+      forward(context, {x_there, weight_there, targets_there}, losses, hits);
       context.queue().synchronize();
       const Tensor found = testing::converted(testing::copied_to(hits, Device::cpu()), DType::f32);
       const float expected[] = {1.0f, 0.0f, 0.0f, 0.0f, 0.0f};

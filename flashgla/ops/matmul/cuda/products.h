@@ -67,6 +67,8 @@ class Products {
 
   // Of this library and device, for all products so far.
   const Choices& choices() const { return choices_; }
+  // Not taken over from others.
+  bool timed_here(const std::string& product) const { return !adopted_.contains(product); }
   // Takes algorithms over, also into plans that there are; their products are not timed any more.
   void adopt(const Choices& others);
 

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "flashgla/base/file.h"
 #include "flashgla/ops/matmul/choices.h"
@@ -199,6 +201,35 @@ TEST(Matmul, PlansAreTimedOnceAndTravel) {
     EXPECT_EQ(load_plan_cache(third, folder.path()).size(), 1u);
     EXPECT_EQ(save_plan_cache(third, folder.path()), Notices());
     EXPECT_EQ(load_plan_cache(third, folder.path()), Notices());
+  }
+}
+
+TEST(Matmul, ProgramsThatKeepChoicesAtOnceLoseNoneAndAgree) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path() + "/one.products";
+  constexpr int kPrograms = 8, kProducts = 20;
+  std::vector<std::vector<Choices>> seen(kPrograms);
+  std::vector<std::thread> programs;
+  for (int program = 0; program < kPrograms; ++program) {
+    programs.emplace_back([&, program] {
+      for (int i = 0; i < kProducts; ++i) {  // two of each product, which chose otherwise
+        Choices choices;
+        choices.made_by = "a library";
+        Choice& choice = choices.by_product["product " + std::to_string(program / 2 * kProducts + i)];
+        choice.algorithm[0] = static_cast<std::uint64_t>(program);
+        choice.microseconds = 1.0;
+        choices.by_product["never timed"] = Choice{};
+        seen[static_cast<std::size_t>(program)].push_back(add_to_file(path, choices));
+      }
+    });
+  }
+  for (std::thread& program : programs) program.join();
+  const Choices kept = choices_from_text(read_file(path));
+  EXPECT_EQ(kept.by_product.size(), static_cast<std::size_t>(kPrograms / 2 * kProducts));
+  for (const auto& of_program : seen) {
+    for (const Choices& all : of_program) {
+      for (const auto& [product, choice] : all.by_product) EXPECT_EQ(kept.by_product.at(product), choice) << product;
+    }
   }
 }
 
