@@ -1,7 +1,6 @@
 #include "operands.h"
 
 #include <nanobind/stl/string.h>
-#include <omp.h>
 
 #include <cmath>
 #include <functional>
@@ -63,8 +62,7 @@ class ContextPool {
 class Lease {
  public:
   Lease(Device device, const Place& place)
-      : key_{device.kind, device.index, place.stream, place.threads > 0 ? place.threads : omp_get_max_threads(),
-             !place.allocate.is_none()},
+      : key_{device.kind, device.index, place.stream, place.threads, !place.allocate.is_none()},
         context_(ContextPool::instance().take(key_)) {}
   ~Lease() { ContextPool::instance().give_back(key_, std::move(context_)); }
   Lease(const Lease&) = delete;

@@ -11,9 +11,9 @@ namespace flashgla::python {
 
 namespace gla = ops::gated_linear_attention;
 
-// Where a call runs. `stream`: cudaStream_t as an integer, 0 on CPU. `threads` 0: as OMP_NUM_THREADS says. `allocate`:
-// function of bytes that returns an Array of as many, on the call's device and stream; none: the library's own memory,
-// kept for the next call.
+// Where a call runs. `stream`: cudaStream_t as an integer, 0 on CPU. `threads` 0: as many as a process should use
+// (base/team.h). `allocate`: function of bytes that returns an Array of as many, on the call's device and stream; none:
+// the library's own memory, kept for the next call.
 struct Place {
   std::uintptr_t stream = 0;
   int threads = 0;
