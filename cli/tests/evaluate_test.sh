@@ -58,15 +58,20 @@ holds 'inside a document, too' sh -c "
   '$flashgla' evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --log carry.jsonl --resume --json --quiet >rest &&
   cmp whole rest && test ! -e carry.jsonl.state"
 refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
-again="evaluate MODEL --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --resume --json --quiet"
+again() { # MODEL COMMAND...: runs the command with the evaluation of that model, gone on with
+  model=$1
+  shift
+  "$@" evaluate "$model" --data few.jsonl --window 64 --batch-tokens 64 --log log.jsonl --resume --json --quiet
+}
 cp -r run moved && cp few.jsonl kept.jsonl
-holds 'a folder that was moved is the same model' sh -c "'$flashgla' $(echo "$again" | sed s/MODEL/moved/) | grep -v model >rest && grep -v model whole.few | cmp - rest"
+again moved "$flashgla" >whole.moved
+holds 'a folder that was moved is the same model' sh -c "grep -v model whole.moved >rest && grep -v model whole.few | cmp - rest"
 sed 's/a/e/' kept.jsonl >few.jsonl
-refuses 'log.jsonl: is of an evaluation with another data' $(echo "$again" | sed s/MODEL/run/)
+again run refuses 'log.jsonl: is of an evaluation with another data'
 mv kept.jsonl few.jsonl
 "$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --seed 2 --out trained >/dev/null 2>&1
 rm -r moved && mv trained moved
-refuses 'log.jsonl: is of an evaluation with another model' $(echo "$again" | sed s/MODEL/moved/)
+again moved refuses 'log.jsonl: is of an evaluation with another model'
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 
