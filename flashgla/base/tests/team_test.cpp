@@ -65,6 +65,7 @@ TEST(Team, TheFirstExceptionComesBackAndTheTeamGoesOn) {
 TEST(Team, EachCallingThreadHasItsOwn) {
   std::atomic<std::int64_t> total{0};
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int caller = 0; caller < 4; ++caller) {
     callers.emplace_back([&] {
       for (int region = 0; region < 500; ++region) {

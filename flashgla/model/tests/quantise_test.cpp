@@ -51,6 +51,7 @@ Tensor logits_of(LanguageModel& model, bool steps, int threads = 2) {
   DecodeState state = model.make_state(1, kTokens);
   Tensor logits = Tensor::empty({1, model.config().vocab_size}, DType::f32);
   std::vector<std::int32_t> tokens;
+  tokens.reserve(kTokens);
   for (std::int32_t t = 0; t < kTokens; ++t) {
     tokens.push_back(static_cast<std::int32_t>((t * 7 + 3) % model.config().vocab_size));
   }
@@ -102,6 +103,7 @@ TEST(Quantise, StepsAndPromptsAreThoseOfTheDecodedWeights) {
 TEST(Quantise, ACalibrationKnowsEveryLayersInputs) {
   const auto model = make_small(wide().config, DType::f32, false);
   std::vector<std::int32_t> tokens;
+  tokens.reserve(300);
   for (std::int32_t t = 0; t < 300; ++t) tokens.push_back(t * t % 50);
   Context context;
   const Calibration calibration(context, *model, tokens, 128, true);

@@ -72,7 +72,8 @@ void channel_backward(const Inputs& inputs, const Channel& in, std::int64_t n, c
   const Elements dx(gradients.dx), draw(gradients.draw), dz(gradients.dz), db(gradients.db), dc(gradients.dc);
   const Elements da_log(gradients.da_log), dskip(gradients.dskip);
   const std::int64_t K = in.states, e = in.e;
-  const auto [begin, end] = sequence_at(inputs, n);
+  const Sequence sequence = sequence_at(inputs, n);
+  const std::int64_t begin = sequence.begin, end = sequence.end;
   const auto at = [&](std::int64_t row, std::int64_t k) { return static_cast<std::size_t>((row - begin + 1) * K + k); };
   std::vector<double> h = state_of(inputs.h0, n, e, K), sums;  // rows one before begin to the last
   h.resize(static_cast<std::size_t>((end - begin + 1) * K));

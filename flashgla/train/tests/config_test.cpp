@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
 
 namespace flashgla::train {

@@ -254,8 +254,8 @@ TEST_F(TrainerTest, NonFiniteGradientsNeverReachTheWeights) {
 
   set_element(victim.value, 1, std::numeric_limits<float>::infinity());
   EXPECT_THAT([&] { trainer.run(); },
-              ThrowsMessage<Error>(::testing::AllOf(HasSubstr("3 updates in a row were not made"),
-                                                    HasSubstr("Try a lower learning_rate"), HasSubstr("of step 3"))));
+              ThrowsMessage<Error>(AllOf(HasSubstr("3 updates in a row were not made"),
+                                         HasSubstr("Try a lower learning_rate"), HasSubstr("of step 3"))));
   const auto reported = rows(run, "skipped");
   ASSERT_EQ(reported.size(), 3u);
   EXPECT_EQ(reported.front().step, 4);
@@ -413,7 +413,7 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
   }
   run.memory_limit = "100KB";
   EXPECT_THAT([&] { Trainer(run, {}, false); },
-              ThrowsMessage<Error>(::testing::AllOf(HasSubstr("are allowed; remedies:"), HasSubstr("smaller model"))));
+              ThrowsMessage<Error>(AllOf(HasSubstr("are allowed; remedies:"), HasSubstr("smaller model"))));
   run.memory_limit = "much";
   EXPECT_THAT([&] { Trainer(run, {}, false); },
               ThrowsMessage<Error>(HasSubstr("memory_limit: 'much' is not a number")));

@@ -220,10 +220,11 @@ TEST(Laws, StepWithABf16State) {
 // kernels take as vectors and of others, with few slices of channels and with many.
 TEST(Laws, StepWithAProjectedGate) {
   constexpr double kNormalizer = 16.0, kClamp = -0.3;
-  for (const auto& [dtype, weight_dtype] : {std::pair{DType::f64, DType::f64},
-                                            {DType::f32, DType::f32},
-                                            {DType::f32, DType::bf16},
-                                            {DType::bf16, DType::bf16}}) {
+  for (const auto& dtypes : {std::pair{DType::f64, DType::f64},
+                             {DType::f32, DType::f32},
+                             {DType::f32, DType::bf16},
+                             {DType::bf16, DType::bf16}}) {
+    const DType dtype = dtypes.first, weight_dtype = dtypes.second;
     for (const std::int64_t rank : {16, 32, 5, 40}) {
       for (const std::int64_t batch : {3, 70}) {
         Case c = law_cases(dtype)[6];

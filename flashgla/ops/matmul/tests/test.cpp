@@ -210,6 +210,7 @@ TEST(Matmul, ProgramsThatKeepChoicesAtOnceLoseNoneAndAgree) {
   constexpr int kPrograms = 8, kProducts = 20;
   std::vector<std::vector<Choices>> seen(kPrograms);
   std::vector<std::thread> programs;
+  programs.reserve(kPrograms);
   for (int program = 0; program < kPrograms; ++program) {
     programs.emplace_back([&, program] {
       for (int i = 0; i < kProducts; ++i) {  // two of each product, which chose otherwise

@@ -6,6 +6,8 @@
 // tiles, which the next kernels copy as they lie.
 #pragma once
 
+#include <type_traits>
+
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
@@ -137,8 +139,10 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     load_tile(b.k_tile, k_rows, thread);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
-    if (p.logit_scale != 0.0f) {
-      turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+    if constexpr (!std::is_same_v<Core, TensorCore80>) {  // which is given log gates (forward.cu)
+      if (p.logit_scale != 0.0f) {
+        turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+      }
     }
     Gates g;
     bool one_anchor;
