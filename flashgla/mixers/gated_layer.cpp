@@ -445,12 +445,20 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   }
   attention::StepInputs inputs;
   attention::Options options = options_;
-  if (gates_.size() == 1 && gates_.front().part > 0 && !gates_.front().values) {  // the step computes it itself
-    const ops::linear_step::Layer gate = gates_.front().projection.step_layer({});
+  inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
+  inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
+  inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
+  bool has_gates = false;
+  if (gates_.size() == 1 && gates_.front().part > 0 && !gates_.front().values) {  // the step may compute it itself
+    const linear_step::Layer gate = gates_.front().projection.step_layer({});
     inputs.projection = {input_.part(projected, gates_.front().part), gate.weight, gate.bias};
     options.gate_logit_normalizer = settings_.gate_logit_normalizer;
     options.gate_clamp_min = clamp();
-  } else {
+    has_gates = attention::step_projects(context, inputs, state[0], options);
+  }
+  if (!has_gates) {
+    inputs.projection = {};
+    options = options_;
     for (const GateSide& side : gates_) {
       const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
       const linear_step::Layer logits = side.projection.step_layer(g);
@@ -462,9 +470,6 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
     }
   }
   if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));
-  inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
-  inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
-  inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
   const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
   attention::step(context, inputs, state[0], settings_.normalize ? state.back() : TensorView(),
                   o.split_last(settings_.num_heads), options);

@@ -13,7 +13,6 @@
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 #include "flashgla/ops/gated_linear_attention/reference.h"
-#include "flashgla/ops/linear_step/linear_step.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -444,26 +443,42 @@ void check_projection(const Problem& p, const StepInputs& in) {
   if (gate.bias) check_parameter("projection.bias", gate.bias, Shape({p.heads * p.key_dim}), "G K");
 }
 
-// Log gates of a projection, in workspace.
-TensorView gates_of(Context& context, const Problem& p, const GateProjection& gate) {
-  const TensorView g =
-      context.scratch().tensor(Shape({p.batch, p.heads * p.key_dim}), p.dtype, "gates of a projection");
-  const linear_step::Layer layer{gate.weight, gate.bias, g};
-  const Unforced unforced(context);
-  linear_step::run(context, {gate.x}, {&layer, 1},
-                   {linear_step::Epilogue::log_sigmoid, p.gate_logit_normalizer, p.gate_clamp_min});
-  return g.split_last(p.heads);
+// Rows with a step, best first, and the one of them for a problem.
+const Implementation& choose_step(const Context& context, const Problem& p) {
+  static const std::vector<Implementation> rows = [] {
+    std::vector<Implementation> with_step;
+    for (const Implementation& row : implementations()) {
+      if (row.step != nullptr) with_step.push_back(row);
+    }
+    return with_step;
+  }();
+  return select(kOperation, std::span<const Implementation>(rows), p, context.architecture(),
+                context.forced_implementation());
+}
+
+Problem describe_step(const StepInputs& in, const Options& options) {
+  // A gate that is projected has k's shape and dtype.
+  Problem p = describe_tokens(in.q, in.k, in.v, in.projection.weight ? in.k : in.g, in.gv, options, false);
+  p.algorithm = Algorithm::automatic;  // one token has one algorithm
+  return p;
+}
+
+bool projects(const Context& context, const Implementation& row, const Problem& p, const StepInputs& in, DType state) {
+  return row.takes_projection != nullptr && row.takes_projection(context, p, in.projection, state);
 }
 
 }  // namespace
 
+bool step_projects(const Context& context, const StepInputs& in, const TensorView& h, const Options& options) {
+  const Problem p = describe_step(in, options);
+  check_projection(p, in);
+  return projects(context, choose_step(context, p), p, in, h.dtype);
+}
+
 void step(Context& context, const StepInputs& in, const TensorView& h, const TensorView& z, const TensorView& o,
           const Options& options) {
-  const bool projects = static_cast<bool>(in.projection.weight);
-  // A gate of that kind has k's shape and dtype.
-  Problem p = describe_tokens(in.q, in.k, in.v, projects ? in.k : in.g, in.gv, options, false);
-  if (projects) check_projection(p, in);
-  p.algorithm = Algorithm::automatic;  // one token has one algorithm
+  const Problem p = describe_step(in, options);
+  if (in.projection.weight) check_projection(p, in);
   const Device device = in.q.device;
   const Shapes shapes{p, false};
   check_context(context, in.q);
@@ -488,23 +503,14 @@ void step(Context& context, const StepInputs& in, const TensorView& h, const Ten
   } else {
     check_absent("z", z, "only with normalize");
   }
-  static const std::vector<Implementation> rows = [] {
-    std::vector<Implementation> with_step;
-    for (const Implementation& row : implementations()) {
-      if (row.step != nullptr) with_step.push_back(row);
-    }
-    return with_step;
-  }();
-  const Implementation& row = select(kOperation, std::span<const Implementation>(rows), p, context.architecture(),
-                                     context.forced_implementation());
-  ArenaScope scope(context.scratch());
-  if (projects && (row.takes_projection == nullptr || !row.takes_projection(context, p, in.projection, h.dtype))) {
-    StepInputs gated = in;
-    gated.g = gates_of(context, p, in.projection);
-    gated.projection = {};
-    return row.step(context, with_gates(p, p.dtype), gated, h, z, o);
+  const Implementation& row = choose_step(context, p);
+  if (in.projection.weight && !projects(context, row, p, in, h.dtype)) {
+    refuse("projection", std::string("is one that ") + row.name + " does not compute", "log gates (step_projects)");
   }
-  if (projects || !p.has_logits() || row.step == reference::step) return row.step(context, p, in, h, z, o);
+  ArenaScope scope(context.scratch());
+  if (in.projection.weight || !p.has_logits() || row.step == reference::step) {
+    return row.step(context, p, in, h, z, o);
+  }
   step_with_gates(context, p, with_gates(p), in,
                   [&](const Problem& problem, const StepInputs& i) { row.step(context, problem, i, h, z, o); });
 }

@@ -96,8 +96,6 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
 void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const OutputGradients& output_gradients,
               const InputGradients& input_gradients, const Options& options = {});
 
-// One token for each of B sequences: q [B,H,K], k [B,G,K], v [B,G,V], o [B,H,V]; g [G], [B,G] or [B,G,K]; gv [B,G,V].
-// h [B,G,K,V] (and z [B,G,K] with normalize) are updated in place; f32, or bf16 on request (f64 with f64).
 // Logits of a key gate as a product, where a step computes them itself: x [B,R] of q's dtype, weight [G K,R]
 // contiguous, bias [G K] or absent, both in parameters' dtypes (ops/arguments.h): logits = x weight^T + bias.
 struct GateProjection {
@@ -107,6 +105,10 @@ struct StepInputs {
   TensorView q, k, v, g, gv;
   GateProjection projection = {};  // weight absent: none. Else in g's place and with gate_logit_normalizer; no gv
 };
+// Whether step computes the gate of inputs.projection beside states like h; else it is to be given log gates instead.
+bool step_projects(const Context& context, const StepInputs& inputs, const TensorView& h, const Options& options);
+// One token for each of B sequences: q [B,H,K], k [B,G,K], v [B,G,V], o [B,H,V]; g [G], [B,G] or [B,G,K]; gv [B,G,V].
+// h [B,G,K,V] (and z [B,G,K] with normalize) are updated in place; f32, or bf16 on request (f64 with f64).
 void step(Context& context, const StepInputs& inputs, const TensorView& h, const TensorView& z, const TensorView& o,
           const Options& options = {});
 

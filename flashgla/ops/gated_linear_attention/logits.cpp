@@ -9,6 +9,21 @@ namespace flashgla::ops::gated_linear_attention {
 
 namespace {
 
+// While another operator runs no implementation of this one is forced.
+class Unforced {
+ public:
+  explicit Unforced(Context& context) : context_(context), forced_(context.forced_implementation()) {
+    context_.force_implementation("");
+  }
+  ~Unforced() { context_.force_implementation(forced_); }
+  Unforced(const Unforced&) = delete;
+  Unforced& operator=(const Unforced&) = delete;
+
+ private:
+  Context& context_;
+  std::string forced_;
+};
+
 // Gates of tokens and heads need not lie side by side; rows of channels do.
 TensorView as_rows(const TensorView& gate) {
   if (gate.stride[gate.rank() - 1] == 1 || gate.size(-1) == 1) return gate;

@@ -9,21 +9,6 @@
 
 namespace flashgla::ops::gated_linear_attention {
 
-// While another operator runs no implementation of this one is forced.
-class Unforced {
- public:
-  explicit Unforced(Context& context) : context_(context), forced_(context.forced_implementation()) {
-    context_.force_implementation("");
-  }
-  ~Unforced() { context_.force_implementation(forced_); }
-  Unforced(const Unforced&) = delete;
-  Unforced& operator=(const Unforced&) = delete;
-
- private:
-  Context& context_;
-  std::string forced_;
-};
-
 // The same problem with log gates: in f32 (f64 with f64), or in `dtype`.
 Problem with_gates(const Problem& problem);
 Problem with_gates(const Problem& problem, DType dtype);
