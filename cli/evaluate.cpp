@@ -307,7 +307,13 @@ void run_evaluate(const EvaluateArguments& arguments) {
   if (examples && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0)) {
     throw Error("evaluate: " + arguments.data + " has examples; --extrapolate, --carry and --stride are for text");
   }
+  if (arguments.divergence > 0 && (examples || arguments.extrapolate > 0 || arguments.models.size() < 2)) {
+    throw Error("evaluate: --kl compares models with the first one on text: name two or more, without --extrapolate");
+  }
   Context context(arguments.flags.chosen_device(), arguments.flags.threads);
+  if (arguments.divergence > 0 && context.device() != Device::cpu()) {
+    throw Error("evaluate: --kl compares on the CPU alone; --device cpu chooses it");
+  }
   const model::LoadOptions load = arguments.flags.load_options(context.device());
   const std::vector<Subject> subjects = subjects_of(arguments, data);
   eval::JobLog log(arguments.log, arguments.log.empty() ? "{}" : settings_of(arguments, data, subjects),
@@ -415,7 +421,7 @@ void add_evaluate(CLI::App& app) {
   verb->add_option(
           "--kl", arguments->divergence,
           "Of several models: the mean KL divergence (nats) of each one's predictions from the first one's, on "
-          "so many tokens")
+          "so many tokens; on the CPU")
       ->check(non_negative_number());
   verb->add_flag("--carry", arguments->carry, "Each document in one pass, the state carried from window to window")
       ->group("Windows");

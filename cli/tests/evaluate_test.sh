@@ -76,6 +76,9 @@ refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quie
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 
 # bad input
+refuses '--kl compares .* two or more' evaluate run --data text.txt --kl 10
+refuses '--kl compares .* two or more' evaluate run moved --data few.jsonl --kl 10 --extrapolate 64
+succeeds 'kl +0[.]0000' evaluate run run --data text.txt --kl 20 --quiet
 refuses 'models is required' evaluate --data text.txt
 refuses '--data is required' evaluate run
 refuses 'absent: no such file' evaluate run --data absent
