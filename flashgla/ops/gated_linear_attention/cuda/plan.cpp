@@ -1,0 +1,460 @@
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "flashgla/ops/gated_linear_attention/logits.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+constexpr std::int64_t kPieceBytes = 16;
+// Below, a tile is mostly padding and bf16 operands have nothing to average over.
+constexpr std::int64_t kFewChannels = 8;
+constexpr std::int64_t kShortSequence = 16;  // mean tokens a sequence up to which a chunk is mostly empty
+// Shared memory of a block that the backward in one kernel and that of f32 tiles need.
+constexpr std::int64_t kOneKernelBytes = 113 * 1024;
+constexpr std::int64_t f32_tiles_backward_bytes(int parts, bool grouped) {
+  return parts * 3 * kImageBytes + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
+}
+
+std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+std::int64_t rounded_up(std::int64_t width, std::int64_t step) { return (width + step - 1) / step * step; }
+std::int64_t key_tiles(const Problem& p) { return tiles_of(static_cast<int>(p.key_dim)); }
+std::int64_t value_tiles(const Problem& p) { return tiles_of(static_cast<int>(p.value_dim)); }
+
+// Upper bound of the number of chunks, all sequences together.
+std::int64_t most_chunks(const Problem& p) {
+  // Each packed sequence but the first may waste part of one chunk.
+  return p.packed ? p.length / kChunk + p.sequences : p.batch * ((p.length + kChunk - 1) / kChunk);
+}
+
+// ---- what a problem alone tells ----
+
+// Whether chunks can serve the call, or the recurrence token by token must; for gates over values beside bf16 see
+// below.
+bool goes_by_chunks(const Problem& p) {
+  const bool has_its_own = p.gate == GateKind::key_value && p.dtype == DType::bf16;
+  return !has_its_own && p.feature_map == FeatureMap::identity && !p.normalize && p.key_dim >= kFewChannels &&
+         p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
+         p.batch * p.length > kShortSequence * p.sequences;
+}
+bool gates_values_by_chunks(const Problem& p) {
+  if (p.dtype != DType::bf16 || p.gate != GateKind::key_value) return false;
+  Problem other = p;
+  other.gate = GateKind::key;
+  return goes_by_chunks(other);
+}
+// The bf16 backward goes by chunks of states, however short the sequences are.
+bool backward_in_chunks(const Problem& p) {
+  return p.dtype == DType::bf16 && p.gate != GateKind::key_value && p.algorithm != Algorithm::recurrent &&
+         p.feature_map == FeatureMap::identity && !p.normalize && p.key_dim % 8 == 0 && p.value_dim % 8 == 0;
+}
+bool moves_pieces(const Problem& p) { return goes_by_chunks(p) || gates_values_by_chunks(p) || backward_in_chunks(p); }
+bool turns_logits(const Problem& p) {
+  return p.gate == GateKind::key && p.gate_dtype == DType::bf16 && goes_by_chunks(p) && backward_in_chunks(p);
+}
+bool in_f32(const Problem& p) { return p.normalize && p.dtype == DType::f16; }
+Problem without_features(const Problem& problem) {
+  Problem plain = problem;
+  if (in_f32(problem)) plain.dtype = plain.gate_dtype = DType::f32;
+  plain.feature_map = FeatureMap::identity;
+  plain.normalize = false;
+  if (problem.normalize) plain.scale = 1.0;
+  return plain;
+}
+bool goes_through_features(const Problem& p) {
+  if (!p.normalize && p.feature_map == FeatureMap::identity) return false;
+  const Problem plain = without_features(p);
+  return goes_by_chunks(plain) || gates_values_by_chunks(plain);
+}
+
+// Gates that lie in rows; others are read one a token.
+bool has_gate_rows(const Problem& p) { return p.gate == GateKind::key || p.gate == GateKind::key_value; }
+
+// The problem that is left once rows are aligned: widths rounded up. States are kept for it.
+Problem with_aligned_rows(const Problem& p) {
+  const std::int64_t narrowest =
+      has_gate_rows(p) ? std::min(bytes_of(p.dtype), bytes_of(p.gate_dtype)) : bytes_of(p.dtype);
+  Problem aligned = p;
+  aligned.key_dim = rounded_up(p.key_dim, kPieceBytes / narrowest);
+  aligned.value_dim = rounded_up(p.value_dim, kPieceBytes / narrowest);
+  return aligned;
+}
+
+// How many bf16 numbers a number of f32 tiles is: f32's own precision, unless the caller allows tf32's.
+int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
+
+// Heads that one pass may take, and one kernel; for others than the first what is kept goes on with what preparation
+// leaves.
+bool fits_one_pass(const Problem& p) { return p.key_dim <= kTile && p.value_dim <= 2 * kTile; }
+bool is_narrow(const Problem& p) { return p.key_dim <= kTile && p.value_dim <= kTile; }
+bool gates_of_tokens(const Problem& p) { return p.gate == GateKind::constant || p.gate == GateKind::scalar; }
+
+// Whether the one kernel of token gates on Hopper finds states between kept ones.
+bool finds_between(const Problem& p, bool hopper) {
+  return hopper && backward_in_chunks(p) && (p.gate == GateKind::none || gates_of_tokens(p)) && is_narrow(p) &&
+         p.group() == 1;
+}
+
+// Two passes without gates need no preparation of q and k, since TMA brings their rows as they are, where it fills up a
+// sequence's last chunk with zeros (not packed) and the scale can be left to the ends: within these bounds neither a
+// gradient of a state over the scale nor a score without it leaves the range of f32.
+bool is_plain(const Problem& p, bool hopper) {
+  const float scale = std::fabs(static_cast<float>(p.scale)), most = 0x1p30f;
+  return hopper && p.gate == GateKind::none && !p.packed && scale >= 1.0f / most && scale <= most;
+}
+
+// ---- what tensors' strides and addresses tell ----
+
+Rows side_by_side(const Problem& p, std::int64_t heads, std::int64_t channels) {
+  return {.given = true, .batch = p.length * heads * channels, .token = heads * channels, .head = channels};
+}
+Rows gate_side_by_side(const Problem& p) {
+  switch (p.gate) {
+    case GateKind::none:
+      return {};
+    case GateKind::constant:
+      return {.given = true, .head = 1};
+    case GateKind::scalar:
+      return side_by_side(p, p.heads, 1);
+    default:
+      return side_by_side(p, p.heads, p.key_dim);
+  }
+}
+
+// As TMA takes them: no negative steps, tokens apart from each other, and 64 of them less than 2^31 bytes.
+bool is_aligned(const Problem& p, const Rows& rows, std::int64_t channels, DType dtype) {
+  if (!rows.given) return true;
+  const std::int64_t bytes = bytes_of(dtype);
+  bool ok = rows.on_piece && channels * bytes % kPieceBytes == 0 && (rows.token != 0 || p.length == 1) &&
+            rows.token * bytes * kChunk < std::int64_t{1} << 31;
+  for (const std::int64_t step : {rows.batch, rows.token, rows.head}) {
+    ok = ok && step >= 0 && step * bytes % kPieceBytes == 0;
+  }
+  return ok;
+}
+bool are_inputs_aligned(const Problem& p, const Layout& l) {
+  return is_aligned(p, l.q, p.key_dim, p.dtype) && is_aligned(p, l.k, p.key_dim, p.dtype) &&
+         is_aligned(p, l.v, p.value_dim, p.dtype) && is_aligned(p, l.gv, p.value_dim, p.gate_dtype) &&
+         (!has_gate_rows(p) || is_aligned(p, l.g, p.key_dim, p.gate_dtype));
+}
+// After copies: those that are aligned and as wide as they are to be stay.
+Layout with_aligned_rows(const Layout& layout, const Problem& p, const Problem& aligned) {
+  Layout l = layout;
+  const auto align = [&](Rows& rows, std::int64_t heads, std::int64_t channels, std::int64_t width, DType dtype) {
+    if (rows.given && !(is_aligned(p, rows, channels, dtype) && width == channels))
+      rows = side_by_side(aligned, heads, width);
+  };
+  align(l.q, p.query_heads, p.key_dim, aligned.key_dim, p.dtype);
+  align(l.k, p.heads, p.key_dim, aligned.key_dim, p.dtype);
+  align(l.v, p.heads, p.value_dim, aligned.value_dim, p.dtype);
+  align(l.o, p.query_heads, p.value_dim, aligned.value_dim, p.dtype);
+  align(l.gv, p.heads, p.value_dim, aligned.value_dim, p.gate_dtype);
+  if (has_gate_rows(p)) align(l.g, p.heads, p.key_dim, aligned.key_dim, p.gate_dtype);
+  return l;
+}
+
+// Whether 31 bits count what lies between a tensor's first element and its last, in units of so many elements.
+bool fits_31_bits(const Problem& p, const Rows& rows, std::int64_t heads, std::int64_t elements) {
+  const std::int64_t extent = ((p.packed ? 1 : p.sequences) - 1) * std::abs(rows.batch) +
+                              (p.length + kChunk) * std::abs(rows.token) + (heads - 1) * std::abs(rows.head);
+  return extent < elements * (std::int64_t{1} << 31);
+}
+
+// ---- states ----
+
+States states_of(const Problem& p, bool hopper, bool one_kernel) {
+  States s;
+  if (p.algorithm == Algorithm::chunk_recomputed) return s;
+  const std::int64_t chunks = most_chunks(p), tiles = p.heads * key_tiles(p) * value_tiles(p);
+  if (gates_values_by_chunks(p)) {
+    s.kind = StatesKind::gated;
+    s.bytes = static_cast<std::size_t>(chunks * tiles * kImageBytes);
+  } else if (goes_by_chunks(p) && p.dtype != DType::bf16) {
+    s.kind = StatesKind::split;
+    s.bytes = static_cast<std::size_t>(chunks * tiles * parts_of(p) * kImageBytes);
+  } else if (backward_in_chunks(p)) {
+    const bool plain = is_plain(p, hopper);
+    s.kind = fits_one_pass(p) ? StatesKind::images : plain ? StatesKind::scores : StatesKind::prepared;
+    // Of heads wider than a tile every second, since there states are most of the bytes that move, and pairs of chunks
+    // are what their backward goes by. Of others every one, but where one kernel finds those between: every fourth for
+    // that, every second where the backward goes by pairs too.
+    s.every_log2 = !is_narrow(p) ? 1 : !finds_between(p, hopper) ? 0 : one_kernel ? kFoundEveryLog2 : 1;
+    Params sizes = sizes_of(p);
+    sizes.states_every_log2 = s.every_log2;
+    std::int64_t bytes = sizes.states_bytes();
+    if (s.kind == StatesKind::scores) bytes += chunks * p.query_heads * kImageBytes;
+    if (s.kind == StatesKind::prepared) {
+      bytes += chunks * (((p.query_heads + p.heads) * key_tiles(p) + p.query_heads) * kImageBytes +
+                         p.heads * key_tiles(p) * kTile * 4);
+    }
+    s.bytes = static_cast<std::size_t>(bytes);
+  }
+  return s;
+}
+
+// ---- kernels ----
+
+// Offsets of one pass are counted in 31 bits: in pieces of 8 elements, gates of tokens one by one.
+bool offsets_fit(const Problem& p, const Layout& l, const Params& sizes) {
+  return fits_31_bits(p, l.q, p.query_heads, 8) && fits_31_bits(p, l.k, p.heads, 8) &&
+         fits_31_bits(p, l.v, p.heads, 8) && fits_31_bits(p, l.o, p.query_heads, 8) &&
+         fits_31_bits(p, l.g, p.heads, p.gate == GateKind::key ? 8 : 1) && sizes.states_bytes() < std::int64_t{1} << 35;
+}
+
+// Two warpgroups a block where each sequence has an even number of them and no multiprocessor gets more for it; they
+// have neighbouring heads where rows of these lie side by side in every tensor that is moved by tiles, and no two share
+// a state.
+void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
+  constexpr std::int64_t kTilesOfAGroup = 7;
+  const Problem& p = plan.problem;
+  const std::int64_t of_sequence = p.query_heads * value_tiles(p), all = p.sequences * of_sequence;
+  const auto most = [&](std::int64_t together) {
+    return (all / together + device.multiprocessors - 1) / device.multiprocessors * together;
+  };
+  const bool fits = device.shared_memory >= 2 * kTilesOfAGroup * kImageBytes;
+  plan.groups = fits && of_sequence % 2 == 0 && most(2) <= most(1) ? 2 : 1;
+  const auto beside = [](const Rows& rows) { return rows.head == kTile; };
+  plan.pairs = plan.hopper && plan.groups == 2 && p.key_dim == kTile && p.value_dim == kTile && p.group() == 1 &&
+               beside(l.q) && beside(l.k) && beside(l.v) && beside(l.o) && (p.gate != GateKind::key || beside(l.g));
+}
+
+ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes, bool hopper, int multiprocessors) {
+  const bool gates_fit = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
+  // The wide one keeps no states: what the backward wants beside them is not made on the way.
+  const bool wide = hopper && !l.states && p.key_dim <= 2 * kTile && gates_fit;
+  switch (fastest_form(sizes, fits_one_pass(p) && gates_fit && offsets_fit(p, l, sizes), wide, multiprocessors)) {
+    case Form::one_pass:
+      return ForwardForm::one_pass;
+    case Form::one_wide_pass:
+      return ForwardForm::one_wide_pass;
+    default:
+      return ForwardForm::two_passes;
+  }
+}
+
+BackwardForm one_kernel_of(const Problem& p) {
+  if (p.gate != GateKind::key) return BackwardForm::token_gates;
+  return p.gate_dtype == DType::f32 ? BackwardForm::f32_key_gates : BackwardForm::key_gates;
+}
+
+// bf16 by chunks, and short sequences whose backward goes by chunks.
+void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
+  const Problem& p = plan.problem;
+  const int multiprocessors = device.multiprocessors;
+  const bool chunks = goes_by_chunks(p), may_be_one_kernel = is_narrow(p) && p.group() == 1;
+  Params sizes = sizes_of(p);
+  const bool faster = may_be_one_kernel && one_kernel_is_faster(sizes, multiprocessors);
+  plan.states = states_of(p, plan.hopper, faster);
+  sizes.states_every_log2 = plan.states.every_log2;
+  plan.plain = is_plain(p, plan.hopper);
+  if (chunks) plan.forward = form_of_bf16(p, l, sizes, plan.hopper, multiprocessors);
+  if (plan.forward == ForwardForm::one_pass) plan_one_pass(plan, l, device);
+  if (plan.forward == ForwardForm::two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  // States are there, or one pass finds them without workspace.
+  Layout inputs = l;
+  inputs.o = {};
+  const bool gates_fit = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
+  const bool one_kernel = faster && (l.states || (chunks && gates_fit && offsets_fit(p, inputs, sizes))) &&
+                          l.end_state && device.shared_memory >= kOneKernelBytes;
+  plan.finds_states = !l.states;
+  if (one_kernel) {
+    plan.backward = one_kernel_of(p);
+    return;
+  }
+  plan.backward = BackwardForm::chunks;
+  plan.backward_cut = cut_time(sizes, p.heads, multiprocessors);
+  // Kept for the one kernel, too few for these.
+  if (faster && finds_between(p, plan.hopper)) plan.finds_states = true;
+}
+
+// Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
+// a multiprocessor.
+void plan_f32_tiles(Plan& plan, const Layout& l, const Architecture& device) {
+  const Problem& p = plan.problem;
+  plan.forward = ForwardForm::f32_tiles;
+  plan.states = states_of(p, plan.hopper, false);
+  const bool fits = device.shared_memory >= f32_tiles_backward_bytes(parts_of(p), p.group() > 1);
+  plan.backward = fits ? BackwardForm::f32_tiles : BackwardForm::tokens;
+  plan.finds_states = fits && !l.states;
+  const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
+  const std::int64_t room = 2 * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
+  const auto segments = static_cast<int>(std::min<std::int64_t>({room, chunks / 8, 16}));
+  plan.forward_cut.segments = segments <= 2 ? 1 : segments;
+  if (fits) plan.backward_cut = plan.forward_cut;
+}
+
+// Two warpgroups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
+// cutting time into segments.
+void plan_value_gates(Plan& plan, const Layout& l, const Architecture& device) {
+  const Problem& p = plan.problem;
+  plan.forward = ForwardForm::value_gates;
+  plan.backward = BackwardForm::value_gates;
+  plan.states = states_of(p, plan.hopper, false);
+  plan.finds_states = !l.states;
+  const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
+  plan.groups = value_tiles(p) > 1 && tiles >= 4 * device.multiprocessors ? 2 : 1;
+  const std::int64_t room = 4 * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
+  const auto segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
+  plan.forward_cut.segments = plan.backward_cut.segments = segments;
+}
+
+std::string wrappers(const Plan& plan) {
+  std::string text;
+  const auto add = [&](bool has, const char* name) {
+    if (has) text += std::string(text.empty() ? "" : ", ") + name;
+  };
+  add(plan.gates, "gates");
+  add(plan.in_f32, "in f32");
+  add(plan.features, "features");
+  add(plan.rows, "rows");
+  return text.empty() ? text : text + ": ";
+}
+std::string in_segments(const TimeCut& cut) { return cut.segments > 1 ? " in " + std::to_string(cut.segments) : ""; }
+
+}  // namespace
+
+Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+  const auto rows = [](const TensorView& view) {
+    if (!view) return Rows();
+    return Rows{.given = true,
+                .on_piece = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0,
+                .batch = view.stride[0],
+                .token = view.stride[1],
+                .head = view.stride[2]};
+  };
+  Layout l{.q = rows(inputs.q),
+           .k = rows(inputs.k),
+           .v = rows(inputs.v),
+           .g = rows(inputs.g),
+           .gv = rows(inputs.gv),
+           .o = rows(outputs.o)};
+  if (problem.gate == GateKind::constant) l.g = {.given = true, .head = inputs.g.stride[0]};
+  l.states = static_cast<bool>(outputs.states);
+  return l;
+}
+
+Layout contiguous_layout(const Problem& p) {
+  return {.q = side_by_side(p, p.query_heads, p.key_dim),
+          .k = side_by_side(p, p.heads, p.key_dim),
+          .v = side_by_side(p, p.heads, p.value_dim),
+          .g = gate_side_by_side(p),
+          .gv = p.gate == GateKind::key_value ? side_by_side(p, p.heads, p.value_dim) : Rows(),
+          .o = side_by_side(p, p.query_heads, p.value_dim)};
+}
+
+Params sizes_of(const Problem& problem) {
+  Params p;
+  p.sequences.count = problem.sequences;
+  p.sequences.length = problem.length;
+  p.sequences.packed = problem.packed;
+  p.sequences.longest = problem.packed ? problem.max_seqlen : problem.length;
+  p.sequences.most_chunks = most_chunks(problem);
+  p.heads = static_cast<int>(problem.heads);
+  p.group = static_cast<int>(problem.group());
+  p.key_dim = static_cast<int>(problem.key_dim);
+  p.value_dim = static_cast<int>(problem.value_dim);
+  p.gate = problem.gate;
+  p.feature_map = problem.feature_map;
+  p.dtype = problem.dtype;
+  p.gate_dtype = problem.gate_dtype;
+  p.normalize = problem.normalize;
+  p.scale = static_cast<float>(problem.scale);
+  p.logit_scale = problem.has_logits() ? static_cast<float>(1.0 / problem.gate_logit_normalizer) : 0.0f;
+  p.gate_min = static_cast<float>(problem.gate_clamp_min);
+  return p;
+}
+
+Plan make_plan(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper) {
+  Plan plan;
+  Problem p = problem;
+  Layout l = layout;
+  plan.hopper = hopper;
+  plan.gates = p.has_logits() && !(hopper && turns_logits(p) && are_inputs_aligned(p, l));
+  if (plan.gates) {  // in bf16 of bf16 logits, else in f32
+    p = p.gate_dtype == DType::bf16 ? with_gates(p, DType::bf16) : with_gates(p);
+    const Layout made = contiguous_layout(p);
+    if (l.g.given) l.g = made.g;
+    if (l.gv.given) l.gv = made.gv;
+  }
+  plan.features = goes_through_features(p);
+  if (plan.features) {
+    const Layout made = contiguous_layout(p);
+    plan.in_f32 = in_f32(p);
+    l.q = made.q;
+    if (p.feature_map != FeatureMap::identity || plan.in_f32) l.k = made.k;
+    if (plan.in_f32) {
+      l.v = made.v;
+      l.o = made.o;
+    }
+    p = without_features(p);
+  }
+  plan.pieces = moves_pieces(p);
+  if (plan.pieces) {
+    plan.rows = !are_inputs_aligned(p, l);
+    const Problem aligned = with_aligned_rows(p);
+    l = with_aligned_rows(l, p, aligned);
+    p = aligned;
+  }
+  plan.problem = p;
+  if (gates_values_by_chunks(p)) {
+    plan_value_gates(plan, l, architecture);
+  } else if (goes_by_chunks(p) && p.dtype != DType::bf16) {
+    plan_f32_tiles(plan, l, architecture);
+  } else if (backward_in_chunks(p)) {
+    plan_bf16(plan, l, architecture);
+  }
+  return plan;
+}
+
+std::size_t states_bytes(const Problem& problem, bool hopper) {
+  const Problem p = goes_through_features(problem) ? without_features(problem) : problem;
+  return states_of(moves_pieces(p) ? with_aligned_rows(p) : p, hopper, false).bytes;  // one kernel takes less
+}
+
+std::uint64_t States::tag() const {
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const std::uint64_t word :
+       {static_cast<std::uint64_t>(kind), static_cast<std::uint64_t>(every_log2), static_cast<std::uint64_t>(bytes)}) {
+    hash = (hash ^ word) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+const char* name_of(ForwardForm form) {
+  constexpr const char* kNames[] = {"tokens", "one_pass", "one_wide_pass", "two_passes", "f32_tiles", "value_gates"};
+  return kNames[static_cast<std::size_t>(form)];
+}
+const char* name_of(BackwardForm form) {
+  constexpr const char* kNames[] = {"tokens", "token_gates", "key_gates",  "f32_key_gates",
+                                    "chunks", "f32_tiles",   "value_gates"};
+  return kNames[static_cast<std::size_t>(form)];
+}
+const char* name_of(StatesKind kind) {
+  constexpr const char* kNames[] = {"none", "images", "prepared", "scores", "split", "gated"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::string forward_name(const Plan& plan) {
+  const char* groups = plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
+  const bool plain = plan.plain && plan.forward == ForwardForm::two_passes;
+  return wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups + in_segments(plan.forward_cut);
+}
+std::string backward_name(const Plan& plan) {
+  const bool plain = plan.plain && plan.backward == BackwardForm::chunks;
+  const bool rows = plan.backward != BackwardForm::tokens;  // which reads tensors as they lie
+  Plan around = plan;
+  around.rows = plan.rows && rows;
+  return wrappers(around) + (plain ? "plain " : "") + name_of(plan.backward) + in_segments(plan.backward_cut) +
+         (plan.finds_states ? ", states found" : "");
+}
+std::string to_string(const Plan& plan) {
+  std::string states = name_of(plan.states.kind);
+  if (plan.states.every_log2 > 0) states += " every " + std::to_string(1 << plan.states.every_log2);
+  return forward_name(plan) + "; " + backward_name(plan) + "; " + states;
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,111 @@
+// Which kernels a call runs on CUDA, as one printable value: made by a pure function of the problem, of how its tensors
+// lie and of the device, in plain C++ that is tested without a GPU. Forward and backward of a call make it each for
+// themselves and agree on how states lie. What decides what: PLAN.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "flashgla/base/context.h"
+#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
+#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// How the rows of a tensor [B,T,heads,channels] lie: strides in elements. A constant gate is the same for all tokens.
+struct Rows {
+  bool given = false;
+  bool on_piece = true;  // the address is a multiple of 16 bytes
+  std::int64_t batch = 0, token = 0, head = 0;
+};
+
+// What of a call's memory tells kernels apart. What the forward alone knows, o, tells forward forms apart and nothing
+// else.
+struct Layout {
+  Rows q, k, v, g, gv, o;
+  bool states = true;     // Outputs.states is given
+  bool end_state = true;  // of a backward: ht is given, or there is no gradient of it
+};
+Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
+// Every tensor's elements side by side.
+Layout contiguous_layout(const Problem& problem);
+
+enum class ForwardForm : std::uint8_t {
+  tokens,         // recurrent/
+  one_pass,       // forward/fused.cuh
+  one_wide_pass,  // forward/wide.cuh
+  two_passes,     // forward/prepare.cuh, plain.cu; recurrence.cuh
+  f32_tiles,      // f32_tiles/
+  value_gates,    // value_gates/
+};
+enum class BackwardForm : std::uint8_t {
+  tokens,
+  token_gates,    // one kernel without gates or with one a token: backward/by_role.cuh, on mma.sync rows.cuh
+  key_gates,      // one kernel: backward/channels.cuh
+  f32_key_gates,  // one kernel: backward/fused.cuh
+  chunks,         // the recurrence backwards, backward/keys.cuh
+  f32_tiles,
+  value_gates,
+};
+const char* name_of(ForwardForm form);
+const char* name_of(BackwardForm form);
+
+// How Outputs.states lies.
+enum class StatesKind : std::uint8_t {
+  none,
+  images,    // of bf16 states, Params::states
+  prepared,  // behind them what preparation leaves (forward/two_pass.h)
+  scores,    // behind them transposed scores alone: plain
+  split,     // images of states as sums of bf16 numbers
+  gated,     // images of states beside gates over values
+};
+const char* name_of(StatesKind kind);
+
+struct States {
+  StatesKind kind = StatesKind::none;
+  int every_log2 = 0;  // of images: chunks from one to the next
+  std::size_t bytes = 0;
+
+  // Equal for calls whose states lie alike: a debug build writes it behind them, and the backward looks for it.
+  std::uint64_t tag() const;
+};
+
+struct Plan {
+  bool hopper = false;  // wgmma and TMA; else mma.sync
+
+  // Before and after the kernels, outermost first (PLAN.md); `problem` is what they leave.
+  bool gates = false;     // log gates of logits are made in workspace
+  bool in_f32 = false;    // f16 becomes f32
+  bool features = false;  // feature maps, the normaliser
+  bool pieces = false;    // kernels move rows in pieces of 16 bytes: tensors that lie otherwise are copied
+  bool rows = false;      // such are among the inputs
+  Problem problem;
+
+  ForwardForm forward = ForwardForm::tokens;
+  BackwardForm backward = BackwardForm::tokens;
+  States states;
+  bool finds_states = false;          // the backward finds states again: none are kept, or not those that it reads
+  bool plain = false;                 // two passes and chunks: q and k need no preparation
+  TimeCut forward_cut, backward_cut;  // segments of time; one: uncut
+  int groups = 1;                     // one pass; states beside gates over values: warpgroups of a block
+  bool pairs = false;                 // one pass: they have neighbouring heads, moved together
+};
+
+// `hopper`: of the row cuda_sm90; else cuda_portable's, which runs there too.
+Plan make_plan(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper);
+
+// Bytes of Outputs.states, whatever the device and the longest sequence are: no less than plan.states.bytes.
+std::size_t states_bytes(const Problem& problem, bool hopper);
+
+// "features, rows: two_passes in 8", "chunks in 4, states found".
+std::string forward_name(const Plan& plan);
+std::string backward_name(const Plan& plan);
+// Both, and how states lie: "two_passes in 8; chunks in 4; prepared every 2".
+std::string to_string(const Plan& plan);
+
+// Sizes of a problem without its tensors.
+Params sizes_of(const Problem& problem);
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,538 @@
+#include "flashgla/ops/gated_linear_attention/cuda/tests/path_plans.h"
+
+#include <array>
+#include <numeric>
+#include <sstream>
+#include <vector>
+
+namespace flashgla::ops::gated_linear_attention {
+
+namespace {
+
+// Four plans, as forward; backward; states: cuda_sm90 with states kept and without, cuda_portable likewise. Then, each
+// line indented, the cases that take them.
+constexpr const char* kText = R"(
+f32_tiles in 8; f32_tiles in 8; split
+f32_tiles in 8; f32_tiles in 8, states found; split
+f32_tiles in 8; f32_tiles in 8; split
+f32_tiles in 8; f32_tiles in 8, states found; split
+  f32_tiles_f16_segments_extreme f32_tiles_f16_segments_trained f32_tiles_f32_segments_extreme
+  f32_tiles_f32_segments_trained values_f16_segments_extreme values_f16_segments_trained values_f32_segments_extreme
+  values_f32_segments_trained
+f32_tiles; f32_tiles; split
+f32_tiles; f32_tiles, states found; split
+f32_tiles; f32_tiles; split
+f32_tiles; f32_tiles, states found; split
+  f32_tiles_f16_272_extreme f32_tiles_f16_272_trained f32_tiles_f16_64_extreme f32_tiles_f16_64_trained
+  f32_tiles_f16_96_extreme f32_tiles_f16_96_trained f32_tiles_f16_constant_extreme
+  f32_tiles_f16_constant_packed_extreme f32_tiles_f16_constant_packed_trained f32_tiles_f16_constant_trained
+  f32_tiles_f16_key_extreme f32_tiles_f16_key_packed_extreme f32_tiles_f16_key_packed_trained
+  f32_tiles_f16_key_trained f32_tiles_f16_none_packed_trained f32_tiles_f16_none_trained f32_tiles_f16_scalar_extreme
+  f32_tiles_f16_scalar_packed_extreme f32_tiles_f16_scalar_packed_trained f32_tiles_f16_scalar_trained
+  f32_tiles_f32_272_extreme f32_tiles_f32_272_trained f32_tiles_f32_64_extreme f32_tiles_f32_64_trained
+  f32_tiles_f32_96_extreme f32_tiles_f32_96_trained f32_tiles_f32_constant_extreme
+  f32_tiles_f32_constant_packed_extreme f32_tiles_f32_constant_packed_trained f32_tiles_f32_constant_trained
+  f32_tiles_f32_key_extreme f32_tiles_f32_key_packed_extreme f32_tiles_f32_key_packed_trained
+  f32_tiles_f32_key_trained f32_tiles_f32_none_packed_trained f32_tiles_f32_none_trained f32_tiles_f32_scalar_extreme
+  f32_tiles_f32_scalar_packed_extreme f32_tiles_f32_scalar_packed_trained f32_tiles_f32_scalar_trained
+  values_f16_alone_extreme values_f16_alone_trained values_f16_extreme values_f16_grouped_f32_gates_extreme
+  values_f16_grouped_f32_gates_trained values_f16_packed_extreme values_f16_packed_trained values_f16_strided_extreme
+  values_f16_strided_trained values_f16_trained values_f16_whole_chunks_extreme values_f16_whole_chunks_trained
+  values_f16_wide_192_64_extreme values_f16_wide_192_64_trained values_f16_wide_256_512_extreme
+  values_f16_wide_256_512_trained values_f32_alone_extreme values_f32_alone_trained values_f32_extreme
+  values_f32_grouped_f32_gates_extreme values_f32_grouped_f32_gates_trained values_f32_packed_extreme
+  values_f32_packed_trained values_f32_strided_extreme values_f32_strided_trained values_f32_trained
+  values_f32_whole_chunks_extreme values_f32_whole_chunks_trained values_f32_wide_192_64_extreme
+  values_f32_wide_192_64_trained values_f32_wide_256_512_extreme values_f32_wide_256_512_trained
+  values_f32_wide_300_200_extreme values_f32_wide_300_200_trained
+features, rows: f32_tiles; features, rows: f32_tiles; split
+features, rows: f32_tiles; features, rows: f32_tiles, states found; split
+features, rows: f32_tiles; features, rows: f32_tiles; split
+features, rows: f32_tiles; features, rows: f32_tiles, states found; split
+  normalized_unaligned_elu_plus_one_f32 normalized_unaligned_relu_f32
+features, rows: plain two_passes; features, rows: plain chunks; scores every 2
+features, rows: plain two_passes; features, rows: plain chunks, states found; scores every 2
+features, rows: two_passes; features, rows: chunks; prepared every 2
+features, rows: two_passes; features, rows: chunks, states found; prepared every 2
+  normalized_unaligned_elu_plus_one_bf16 normalized_unaligned_relu_bf16
+features: f32_tiles in 8; features: f32_tiles in 8; split
+features: f32_tiles in 8; features: f32_tiles in 8, states found; split
+features: f32_tiles in 8; features: f32_tiles in 8; split
+features: f32_tiles in 8; features: f32_tiles in 8, states found; split
+  normalized_segments_elu_plus_one_f32 normalized_segments_relu_f32
+features: f32_tiles; features: f32_tiles; split
+features: f32_tiles; features: f32_tiles, states found; split
+features: f32_tiles; features: f32_tiles; split
+features: f32_tiles; features: f32_tiles, states found; split
+  features_elu_plus_one_f16 features_elu_plus_one_f32 features_gated_strided_elu_plus_one_f16
+  features_gated_strided_elu_plus_one_f32 features_gated_strided_relu_f16 features_gated_strided_relu_f32
+  features_gates_over_values_elu_plus_one_f16 features_gates_over_values_elu_plus_one_f32
+  features_gates_over_values_relu_f16 features_gates_over_values_relu_f32 features_relu_f16 features_relu_f32
+  normalized_elu_plus_one_f32 normalized_packed_strided_elu_plus_one_f32 normalized_packed_strided_relu_f32
+  normalized_relu_f32
+features: one_pass of pairs; features: token_gates; images every 4
+features: one_pass of pairs; features: token_gates, states found; images every 4
+features: one_pass of two; features: token_gates; images
+features: one_pass of two; features: token_gates, states found; images
+  normalized_narrow_elu_plus_one_bf16 normalized_narrow_relu_bf16
+features: one_pass; features: chunks; images every 2
+features: one_pass; features: chunks, states found; images every 2
+features: one_pass; features: chunks; images every 2
+features: one_pass; features: chunks, states found; images every 2
+  normalized_packed_strided_elu_plus_one_bf16 normalized_packed_strided_relu_bf16
+features: one_pass; features: plain chunks; images every 2
+features: one_pass; features: plain chunks, states found; images every 2
+features: one_pass; features: chunks; images every 2
+features: one_pass; features: chunks, states found; images every 2
+  features_elu_plus_one_bf16 features_relu_bf16 normalized_elu_plus_one_bf16 normalized_relu_bf16
+features: plain two_passes in 22; features: plain chunks in 22; scores every 2
+features: plain two_passes in 22; features: plain chunks in 22, states found; scores every 2
+features: two_passes in 22; features: chunks in 22; prepared every 2
+features: two_passes in 22; features: chunks in 22, states found; prepared every 2
+  normalized_segments_elu_plus_one_bf16 normalized_segments_relu_bf16
+features: plain two_passes; features: plain chunks; scores every 2
+features: plain two_passes; features: plain chunks, states found; scores every 2
+features: two_passes; features: chunks; prepared every 2
+features: two_passes; features: chunks, states found; prepared every 2
+  normalized_without_states_elu_plus_one normalized_without_states_relu
+features: two_passes; features: chunks; images every 2
+features: two_passes; features: chunks, states found; images every 2
+features: two_passes; features: chunks; images every 2
+features: two_passes; features: chunks, states found; images every 2
+  features_gated_strided_elu_plus_one_bf16 features_gated_strided_relu_bf16
+features: value_gates; features: value_gates; gated
+features: value_gates; features: value_gates, states found; gated
+features: value_gates; features: value_gates; gated
+features: value_gates; features: value_gates, states found; gated
+  features_gates_over_values_elu_plus_one_bf16 features_gates_over_values_relu_bf16
+gates, rows: one_pass of two; gates, rows: key_gates; images
+gates, rows: one_pass of two; gates, rows: key_gates, states found; images
+gates, rows: one_pass of two; gates, rows: key_gates; images
+gates, rows: one_pass of two; gates, rows: key_gates, states found; images
+  logits_packed_unaligned
+gates, rows: one_pass; gates, rows: key_gates; images
+gates, rows: one_wide_pass; gates, rows: key_gates, states found; images
+gates, rows: one_pass; gates, rows: key_gates; images
+gates, rows: one_pass; gates, rows: key_gates, states found; images
+  logits_unaligned logits_without_states_unaligned
+gates, rows: two_passes; gates, rows: f32_key_gates; images
+gates, rows: two_passes; gates, rows: chunks, states found; images
+gates, rows: two_passes; gates, rows: f32_key_gates; images
+gates, rows: two_passes; gates, rows: chunks, states found; images
+  logits_in_f32_unaligned
+gates: two_passes in 12; gates: chunks in 12; images
+gates: two_passes in 12; gates: chunks in 12, states found; images
+gates: two_passes in 12; gates: chunks in 12; images
+gates: two_passes in 12; gates: chunks in 12, states found; images
+  logits_in_f32_narrow_few
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+  logits_in_f32_brief logits_in_f32_wide logits_in_f32_wider
+gates: two_passes; gates: f32_key_gates; images
+gates: two_passes; gates: chunks, states found; images
+gates: two_passes; gates: f32_key_gates; images
+gates: two_passes; gates: chunks, states found; images
+  logits_in_f32_narrow logits_in_f32_narrow_strided
+in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
+in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles, states found; split
+in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
+in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles, states found; split
+  normalized_unaligned_elu_plus_one_f16 normalized_unaligned_relu_f16
+in f32, features: f32_tiles in 8; in f32, features: f32_tiles in 8; split
+in f32, features: f32_tiles in 8; in f32, features: f32_tiles in 8, states found; split
+in f32, features: f32_tiles in 8; in f32, features: f32_tiles in 8; split
+in f32, features: f32_tiles in 8; in f32, features: f32_tiles in 8, states found; split
+  normalized_segments_elu_plus_one_f16 normalized_segments_relu_f16
+in f32, features: f32_tiles; in f32, features: f32_tiles; split
+in f32, features: f32_tiles; in f32, features: f32_tiles, states found; split
+in f32, features: f32_tiles; in f32, features: f32_tiles; split
+in f32, features: f32_tiles; in f32, features: f32_tiles, states found; split
+  normalized_elu_plus_one_f16 normalized_packed_strided_elu_plus_one_f16 normalized_packed_strided_relu_f16
+  normalized_relu_f16
+one_pass of pairs; key_gates; images
+one_pass of pairs; key_gates, states found; images
+gates: one_pass of two; gates: key_gates; images
+gates: one_pass of two; gates: key_gates, states found; images
+  logits_narrow logits_packed_narrow logits_without_states_narrow
+one_pass of pairs; key_gates; images
+one_pass of pairs; key_gates, states found; images
+one_pass of two; key_gates; images
+one_pass of two; key_gates, states found; images
+  narrow_crowded_key_extreme narrow_crowded_key_trained narrow_key_extreme narrow_key_trained
+  narrow_packed_key_extreme narrow_packed_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
+  rungs_fast_channels rungs_mixed rungs_resets rungs_x1 rungs_x16 rungs_x2 rungs_x4 rungs_x64
+one_pass of pairs; token_gates; images every 4
+one_pass of pairs; token_gates, states found; images every 4
+one_pass of two; token_gates; images
+one_pass of two; token_gates, states found; images
+  narrow_constant_extreme narrow_constant_trained narrow_crowded_constant_extreme narrow_crowded_constant_trained
+  narrow_crowded_none_trained narrow_crowded_scalar_extreme narrow_crowded_scalar_trained
+  narrow_f32_gates_constant_extreme narrow_f32_gates_constant_trained narrow_f32_gates_none_trained
+  narrow_f32_gates_scalar_extreme narrow_f32_gates_scalar_trained narrow_none_trained narrow_packed_constant_extreme
+  narrow_packed_constant_trained narrow_packed_none_trained narrow_packed_scalar_extreme narrow_packed_scalar_trained
+  narrow_scalar_extreme narrow_scalar_trained narrow_two_chunks_constant_extreme narrow_two_chunks_constant_trained
+  narrow_two_chunks_none_trained narrow_two_chunks_scalar_extreme narrow_two_chunks_scalar_trained
+one_pass of two; key_gates; images
+one_pass of two; key_gates, states found; images
+gates: one_pass of two; gates: key_gates; images
+gates: one_pass of two; gates: key_gates, states found; images
+  logits_narrow_strided logits_packed_narrow_strided logits_without_states_narrow_strided
+one_pass of two; key_gates; images
+one_pass of two; key_gates, states found; images
+one_pass of two; key_gates; images
+one_pass of two; key_gates, states found; images
+  narrow_strided_key_extreme narrow_strided_key_trained rungs_packed_fast_channels rungs_packed_mixed
+  rungs_packed_resets rungs_packed_x1 rungs_packed_x16 rungs_packed_x2 rungs_packed_x4 rungs_packed_x64
+one_pass of two; token_gates; images every 4
+one_pass of two; token_gates, states found; images every 4
+one_pass of two; token_gates; images
+one_pass of two; token_gates, states found; images
+  narrow_strided_constant_extreme narrow_strided_constant_trained narrow_strided_none_trained
+  narrow_strided_scalar_extreme narrow_strided_scalar_trained
+one_pass; chunks in 24; images every 2
+one_pass; chunks in 24, states found; images every 2
+one_pass; chunks in 24; images
+one_pass; chunks in 24, states found; images
+  few_packed_none_trained
+one_pass; chunks; images
+one_wide_pass; chunks, states found; images
+one_pass; chunks; images
+one_pass; chunks, states found; images
+  brief_64_64_key_extreme brief_64_64_key_trained
+one_pass; chunks; images every 2
+one_pass; chunks, states found; images every 2
+one_pass; chunks; images every 2
+one_pass; chunks, states found; images every 2
+  narrow_grouped_constant_extreme narrow_grouped_constant_trained narrow_grouped_key_extreme
+  narrow_grouped_key_trained narrow_grouped_scalar_extreme narrow_grouped_scalar_trained
+one_pass; key_gates; images
+one_pass; key_gates, states found; images
+gates: one_pass; gates: key_gates; images
+gates: one_pass; gates: key_gates, states found; images
+  logits_packed_narrow_few
+one_pass; plain chunks; images every 2
+one_pass; plain chunks, states found; images every 2
+one_pass; chunks; images every 2
+one_pass; chunks, states found; images every 2
+  narrow_grouped_none_trained
+one_pass; token_gates; images every 4
+one_pass; token_gates, states found; images every 4
+one_pass; token_gates; images
+one_pass; token_gates, states found; images
+  narrow_segments_constant_extreme narrow_segments_constant_trained narrow_segments_none_trained
+  narrow_segments_scalar_extreme narrow_segments_scalar_trained
+plain two_passes in 12; plain chunks in 12; images every 2
+plain two_passes in 12; plain chunks in 12, states found; images every 2
+two_passes in 12; chunks in 12; images
+two_passes in 12; chunks in 12, states found; images
+  few_f32_gates_none_trained few_none_trained few_strided_none_trained
+plain two_passes in 12; plain chunks in 12; scores every 2
+plain two_passes in 12; plain chunks in 12, states found; scores every 2
+two_passes in 12; chunks in 12; prepared every 2
+two_passes in 12; chunks in 12, states found; prepared every 2
+  segments_192_64_none_trained segments_256_512_none_trained segments_96_200_none_trained
+  segments_grouped_none_trained
+plain two_passes in 22; plain chunks in 22; images every 2
+plain two_passes in 22; plain chunks in 22, states found; images every 2
+two_passes in 22; chunks in 22; images every 2
+two_passes in 22; chunks in 22, states found; images every 2
+  segments_none_trained
+plain two_passes in 25; plain chunks in 25; scores every 2
+plain two_passes in 25; plain chunks in 25, states found; scores every 2
+two_passes in 25; chunks in 25; prepared every 2
+two_passes in 25; chunks in 25, states found; prepared every 2
+  segments_long_none_trained
+plain two_passes; plain chunks; scores every 2
+one_wide_pass; plain chunks, states found; scores every 2
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+  brief_128_256_none_trained brief_128_384_none_trained brief_128_512_none_trained brief_72_192_none_trained
+  many_128_256_none_trained many_40_136_none_trained many_72_64_none_trained many_grouped_none_trained
+  wide_128_256_none_trained wide_96_200_none_trained
+plain two_passes; plain chunks; scores every 2
+plain two_passes; plain chunks, states found; scores every 2
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+  key_blocks_bf16_none_trained wide_192_64_none_trained wide_256_512_none_trained wide_grouped_none_trained
+rows: f32_tiles; rows: f32_tiles; split
+rows: f32_tiles; rows: f32_tiles, states found; split
+rows: f32_tiles; rows: f32_tiles; split
+rows: f32_tiles; rows: f32_tiles, states found; split
+  f32_tiles_f16_500_extreme f32_tiles_f16_500_trained f32_tiles_f32_500_extreme f32_tiles_f32_500_trained
+  values_f16_unaligned_extreme values_f16_unaligned_trained values_f16_wide_300_200_extreme
+  values_f16_wide_300_200_trained values_f32_unaligned_extreme values_f32_unaligned_trained
+rows: one_pass of two; rows: key_gates; images
+rows: one_pass of two; rows: key_gates, states found; images
+rows: one_pass of two; rows: key_gates; images
+rows: one_pass of two; rows: key_gates, states found; images
+  narrow_unaligned_key_extreme narrow_unaligned_key_trained
+rows: one_pass of two; rows: token_gates; images every 4
+rows: one_pass of two; rows: token_gates, states found; images every 4
+rows: one_pass of two; rows: token_gates; images
+rows: one_pass of two; rows: token_gates, states found; images
+  narrow_unaligned_constant_extreme narrow_unaligned_constant_trained narrow_unaligned_none_trained
+  narrow_unaligned_scalar_extreme narrow_unaligned_scalar_trained
+rows: two_passes in 2; rows: chunks in 2; prepared every 2
+rows: two_passes in 2; rows: chunks in 2, states found; prepared every 2
+rows: two_passes in 2; rows: chunks in 2; prepared every 2
+rows: two_passes in 2; rows: chunks in 2, states found; prepared every 2
+  key_blocks_bf16_500_extreme key_blocks_bf16_500_trained
+rows: value_gates; rows: value_gates; gated
+rows: value_gates; rows: value_gates, states found; gated
+rows: value_gates; rows: value_gates; gated
+rows: value_gates; rows: value_gates, states found; gated
+  values_unaligned_extreme values_unaligned_trained values_wide_300_200_extreme values_wide_300_200_trained
+tokens; tokens; none
+tokens; tokens; none
+tokens; tokens; none
+tokens; tokens; none
+  tokens_f32
+two_passes in 12; chunks in 12; images
+two_passes in 12; chunks in 12, states found; images
+gates: two_passes in 12; gates: chunks in 12; images
+gates: two_passes in 12; gates: chunks in 12, states found; images
+  logits_narrow_few logits_without_states_narrow_few
+two_passes in 12; chunks in 12; images
+two_passes in 12; chunks in 12, states found; images
+two_passes in 12; chunks in 12; images
+two_passes in 12; chunks in 12, states found; images
+  few_f32_gates_key_extreme few_f32_gates_key_trained few_key_extreme few_key_trained few_strided_key_extreme
+  few_strided_key_trained
+two_passes in 12; chunks in 12; images every 2
+two_passes in 12; chunks in 12, states found; images every 2
+two_passes in 12; chunks in 12; images
+two_passes in 12; chunks in 12, states found; images
+  few_constant_extreme few_constant_trained few_f32_gates_constant_extreme few_f32_gates_constant_trained
+  few_f32_gates_scalar_extreme few_f32_gates_scalar_trained few_scalar_extreme few_scalar_trained
+  few_strided_constant_extreme few_strided_constant_trained few_strided_scalar_extreme few_strided_scalar_trained
+two_passes in 12; chunks in 12; prepared every 2
+two_passes in 12; chunks in 12, states found; prepared every 2
+two_passes in 12; chunks in 12; prepared every 2
+two_passes in 12; chunks in 12, states found; prepared every 2
+  segments_192_64_constant_extreme segments_192_64_constant_trained segments_192_64_key_extreme
+  segments_192_64_key_trained segments_192_64_scalar_extreme segments_192_64_scalar_trained
+  segments_256_512_constant_extreme segments_256_512_constant_trained segments_256_512_key_extreme
+  segments_256_512_key_trained segments_256_512_scalar_extreme segments_256_512_scalar_trained
+  segments_96_200_constant_extreme segments_96_200_constant_trained segments_96_200_key_extreme
+  segments_96_200_key_trained segments_96_200_scalar_extreme segments_96_200_scalar_trained
+  segments_grouped_constant_extreme segments_grouped_constant_trained segments_grouped_key_extreme
+  segments_grouped_key_trained segments_grouped_scalar_extreme segments_grouped_scalar_trained
+two_passes in 17; chunks in 17; prepared every 2
+two_passes in 17; chunks in 17, states found; prepared every 2
+two_passes in 17; chunks in 17; prepared every 2
+two_passes in 17; chunks in 17, states found; prepared every 2
+  segments_skewed_constant_extreme segments_skewed_constant_trained segments_skewed_grouped_constant_extreme
+  segments_skewed_grouped_constant_trained segments_skewed_grouped_key_extreme segments_skewed_grouped_key_trained
+  segments_skewed_grouped_none_trained segments_skewed_grouped_scalar_extreme segments_skewed_grouped_scalar_trained
+  segments_skewed_key_extreme segments_skewed_key_trained segments_skewed_none_trained segments_skewed_scalar_extreme
+  segments_skewed_scalar_trained
+two_passes in 22; chunks in 22; images every 2
+two_passes in 22; chunks in 22, states found; images every 2
+two_passes in 22; chunks in 22; images every 2
+two_passes in 22; chunks in 22, states found; images every 2
+  segments_constant_extreme segments_constant_trained segments_key_extreme segments_key_trained
+  segments_scalar_extreme segments_scalar_trained
+two_passes in 24; chunks in 24; images
+two_passes in 24; chunks in 24, states found; images
+two_passes in 24; chunks in 24; images
+two_passes in 24; chunks in 24, states found; images
+  few_packed_key_extreme few_packed_key_trained
+two_passes in 24; chunks in 24; images every 2
+two_passes in 24; chunks in 24, states found; images every 2
+two_passes in 24; chunks in 24; images
+two_passes in 24; chunks in 24, states found; images
+  few_packed_constant_extreme few_packed_constant_trained few_packed_scalar_extreme few_packed_scalar_trained
+two_passes in 24; chunks in 24; prepared every 2
+two_passes in 24; chunks in 24, states found; prepared every 2
+two_passes in 24; chunks in 24; prepared every 2
+two_passes in 24; chunks in 24, states found; prepared every 2
+  segments_packed_constant_extreme segments_packed_constant_trained segments_packed_key_extreme
+  segments_packed_key_trained segments_packed_none_trained segments_packed_scalar_extreme
+  segments_packed_scalar_trained
+two_passes in 25; chunks in 25; prepared every 2
+two_passes in 25; chunks in 25, states found; prepared every 2
+two_passes in 25; chunks in 25; prepared every 2
+two_passes in 25; chunks in 25, states found; prepared every 2
+  segments_long_key_trained
+two_passes; chunks; prepared every 2
+one_wide_pass; chunks, states found; prepared every 2
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+  logits_packed_brief logits_packed_wide logits_wide logits_without_states_wide
+two_passes; chunks; prepared every 2
+one_wide_pass; chunks, states found; prepared every 2
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+  brief_128_256_constant_extreme brief_128_256_constant_trained brief_128_256_key_extreme brief_128_256_key_trained
+  brief_128_256_scalar_extreme brief_128_256_scalar_trained brief_128_384_constant_extreme
+  brief_128_384_constant_trained brief_128_384_key_extreme brief_128_384_key_trained brief_128_384_scalar_extreme
+  brief_128_384_scalar_trained brief_128_512_constant_extreme brief_128_512_constant_trained brief_128_512_key_extreme
+  brief_128_512_key_trained brief_128_512_scalar_extreme brief_128_512_scalar_trained brief_72_192_constant_extreme
+  brief_72_192_constant_trained brief_72_192_key_extreme brief_72_192_key_trained brief_72_192_scalar_extreme
+  brief_72_192_scalar_trained many_128_256_constant_extreme many_128_256_constant_trained many_128_256_key_extreme
+  many_128_256_key_trained many_128_256_scalar_extreme many_128_256_scalar_trained many_40_136_constant_extreme
+  many_40_136_constant_trained many_40_136_key_extreme many_40_136_key_trained many_40_136_scalar_extreme
+  many_40_136_scalar_trained many_72_64_constant_extreme many_72_64_constant_trained many_72_64_key_extreme
+  many_72_64_key_trained many_72_64_scalar_extreme many_72_64_scalar_trained many_grouped_constant_extreme
+  many_grouped_constant_trained many_grouped_key_extreme many_grouped_key_trained many_grouped_scalar_extreme
+  many_grouped_scalar_trained many_packed_constant_extreme many_packed_constant_trained many_packed_key_extreme
+  many_packed_key_trained many_packed_none_trained many_packed_scalar_extreme many_packed_scalar_trained
+  pairs_packed_constant_extreme pairs_packed_constant_trained pairs_packed_key_extreme pairs_packed_key_trained
+  pairs_packed_none_trained pairs_packed_scalar_extreme pairs_packed_scalar_trained wide_128_256_key_extreme
+  wide_128_256_key_trained wide_96_200_key_extreme wide_96_200_key_trained
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+  logits_brief logits_packed_wider logits_wider logits_without_states_brief logits_without_states_wider
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+two_passes; chunks; prepared every 2
+two_passes; chunks, states found; prepared every 2
+  key_blocks_bf16_272_extreme key_blocks_bf16_272_trained wide_128_256_constant_extreme wide_128_256_constant_trained
+  wide_128_256_scalar_extreme wide_128_256_scalar_trained wide_192_64_constant_extreme wide_192_64_constant_trained
+  wide_192_64_key_extreme wide_192_64_key_trained wide_192_64_scalar_extreme wide_192_64_scalar_trained
+  wide_256_512_constant_extreme wide_256_512_constant_trained wide_256_512_key_extreme wide_256_512_key_trained
+  wide_256_512_scalar_extreme wide_256_512_scalar_trained wide_96_200_constant_extreme wide_96_200_constant_trained
+  wide_96_200_scalar_extreme wide_96_200_scalar_trained wide_grouped_constant_extreme wide_grouped_constant_trained
+  wide_grouped_key_extreme wide_grouped_key_trained wide_grouped_scalar_extreme wide_grouped_scalar_trained
+  wide_packed_192_constant_extreme wide_packed_192_constant_trained wide_packed_192_key_extreme
+  wide_packed_192_key_trained wide_packed_192_none_trained wide_packed_192_scalar_extreme
+  wide_packed_192_scalar_trained wide_packed_256_constant_extreme wide_packed_256_constant_trained
+  wide_packed_256_key_extreme wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
+  wide_packed_256_scalar_trained
+two_passes; f32_key_gates; images
+two_passes; chunks, states found; images
+two_passes; f32_key_gates; images
+two_passes; chunks, states found; images
+  narrow_f32_gates_key_extreme narrow_f32_gates_key_trained rungs_fast_channels_f32_gates rungs_mixed_f32_gates
+  rungs_packed_fast_channels_f32_gates rungs_packed_mixed_f32_gates rungs_packed_resets_f32_gates
+  rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2_f32_gates rungs_packed_x4_f32_gates
+  rungs_packed_x64_f32_gates rungs_resets_f32_gates rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2_f32_gates
+  rungs_x4_f32_gates rungs_x64_f32_gates
+two_passes; token_gates; images every 4
+one_wide_pass; token_gates, states found; images every 4
+two_passes; token_gates; images
+two_passes; token_gates, states found; images
+  brief_64_64_scalar_extreme brief_64_64_scalar_trained
+value_gates in 8; value_gates in 8; gated
+value_gates in 8; value_gates in 8, states found; gated
+value_gates in 8; value_gates in 8; gated
+value_gates in 8; value_gates in 8, states found; gated
+  values_segments_extreme values_segments_trained
+value_gates of two; value_gates; gated
+value_gates of two; value_gates, states found; gated
+value_gates of two; value_gates; gated
+value_gates of two; value_gates, states found; gated
+  values_two_groups_extreme values_two_groups_trained
+value_gates; value_gates; gated
+value_gates; value_gates, states found; gated
+value_gates; value_gates; gated
+value_gates; value_gates, states found; gated
+  values_alone_extreme values_alone_trained values_extreme values_grouped_f32_gates_extreme
+  values_grouped_f32_gates_trained values_packed_extreme values_packed_trained values_strided_extreme
+  values_strided_trained values_trained values_whole_chunks_extreme values_whole_chunks_trained
+  values_wide_192_64_extreme values_wide_192_64_trained values_wide_256_512_extreme values_wide_256_512_trained
+)";
+
+TensorView without_memory(const Shape& shape, DType dtype) {
+  return TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 20), dtype, shape, Device::cuda(0));
+}
+
+}  // namespace
+
+std::map<std::string, PathPlans> path_plans() {
+  std::map<std::string, PathPlans> plans;
+  std::istringstream text(kText);
+  std::array<std::string, 4> four;
+  std::size_t count = 0;
+  for (std::string line; std::getline(text, line);) {
+    if (line.empty()) continue;
+    if (line.front() != ' ') {
+      four[count++ % 4] = line;
+      continue;
+    }
+    std::istringstream names(line);
+    for (std::string name; names >> name;) plans[name] = {four[0], four[1], four[2], four[3]};
+  }
+  return plans;
+}
+
+std::string written(const std::map<std::string, PathPlans>& plans) {
+  std::map<std::string, std::vector<std::string>> cases;
+  for (const auto& [name, p] : plans) {
+    cases[p.hopper + "\n" + p.hopper_without_states + "\n" + p.portable + "\n" + p.portable_without_states].push_back(
+        name);
+  }
+  std::string text;
+  for (const auto& [four, names] : cases) {
+    text += four + "\n";
+    std::string line = " ";
+    for (const std::string& name : names) {
+      if (line.size() + 1 + name.size() > 118) {
+        text += line + "\n";
+        line = " ";
+      }
+      line += " " + name;
+    }
+    text += line + "\n";
+  }
+  return text;
+}
+
+Described described(const Case& c) {
+  const bool packed = !c.lengths.empty();
+  const std::int64_t B = packed ? 1 : c.batch,
+                     T = packed ? std::accumulate(c.lengths.begin(), c.lengths.end(), std::int64_t{0}) : c.length;
+  const std::int64_t H = c.query_heads, G = c.heads, K = c.key_dim, V = c.value_dim;
+  const auto tokens = [&](std::int64_t heads, std::int64_t channels, DType dtype) {
+    return without_memory({B, T, heads, channels}, dtype);
+  };
+  Inputs in{.q = tokens(H, K, c.dtype), .k = tokens(G, K, c.dtype), .v = tokens(G, V, c.dtype)};
+  Outputs out{.o = tokens(H, V, c.dtype)};
+  // As make_data lays them out: q | k | v as slices of one tensor, gaps in the others.
+  const auto spread = [&](TensorView& view, std::int64_t step) {
+    view.stride[0] = T * step;
+    view.stride[1] = step;
+  };
+  const auto with_gap = [&](TensorView& view) {
+    const std::int64_t channels = view.rank() == 4 ? view.size(3) : 1;
+    if (c.strided) spread(view, view.size(2) * channels + (channels % 8 == 0 ? 8 : 3));
+  };
+  if (c.strided) {
+    for (TensorView* view : {&in.q, &in.k, &in.v}) spread(*view, H * K + G * (K + V));
+    const auto bytes = static_cast<std::int64_t>(size_of(c.dtype));
+    in.k.data = static_cast<char*>(in.q.data) + H * K * bytes;
+    in.v.data = static_cast<char*>(in.k.data) + G * K * bytes;
+    with_gap(out.o);
+  }
+  switch (c.gate) {
+    case GateKind::none:
+      break;
+    case GateKind::constant:
+      in.g = without_memory({G}, c.gate_dtype);
+      break;
+    case GateKind::scalar:
+      in.g = without_memory({B, T, G}, c.gate_dtype);
+      with_gap(in.g);
+      break;
+    case GateKind::key:
+    case GateKind::key_value:
+      if (c.gate == GateKind::key || c.gates_over_keys) in.g = tokens(G, K, c.gate_dtype);
+      if (c.gate == GateKind::key_value) in.gv = tokens(G, V, c.gate_dtype);
+      for (TensorView* view : {&in.g, &in.gv}) {
+        if (*view) with_gap(*view);
+      }
+  }
+  if (packed) in.cu_seqlens = without_memory({static_cast<std::int64_t>(c.lengths.size()) + 1}, DType::i32);
+  Options options{.feature_map = c.feature_map, .normalize = c.normalize};
+  if (c.logits) options.gate_logit_normalizer = 16.0;
+  Described d;
+  d.problem = describe(in, options);
+  d.layout = cuda::layout_of(d.problem, in, out);
+  return d;
+}
+
+}  // namespace flashgla::ops::gated_linear_attention

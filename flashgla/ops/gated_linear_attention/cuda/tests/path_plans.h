@@ -1,0 +1,31 @@
+// The plans of path_cases() on a device of 132 multiprocessors, as they are meant to be.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
+#include "flashgla/ops/gated_linear_attention/tests/cases.h"
+
+namespace flashgla::ops::gated_linear_attention {
+
+// Of cuda_sm90 and cuda_portable, each with states kept and without.
+struct PathPlans {
+  std::string hopper, hopper_without_states, portable, portable_without_states;
+  const std::string& of(bool on_hopper, bool states) const {
+    return on_hopper ? (states ? hopper : hopper_without_states) : (states ? portable : portable_without_states);
+  }
+};
+
+// By case; the text that it is read from has the cases of each four plans together.
+std::map<std::string, PathPlans> path_plans();
+std::string written(const std::map<std::string, PathPlans>& plans);
+
+// A case's problem, and how its tensors lie, without their memory.
+struct Described {
+  Problem problem;
+  cuda::Layout layout;
+};
+Described described(const Case& c);
+
+}  // namespace flashgla::ops::gated_linear_attention
