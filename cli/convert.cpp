@@ -132,9 +132,11 @@ void add_convert(CLI::App& app) {
   verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)");
   verb->add_option("--shard-size", arguments->shard_size,
                    "Cut the weights into files of at most this size, such as 2GB");
-  verb->add_option("--layout", arguments->layout,
-                   "Names of tensors and keys: fla (flash-linear-attention) or hf (transformers), for models that have "
-                   "both; current: as they are; fused-mlp: gate and up projections in one matrix, as before 2025-02")
+  verb->add_option(
+          "--layout", arguments->layout,
+          "Names of tensors and keys: fla (flash-linear-attention), hf (transformers), own or authors, for models "
+          "that have several; current: as they are; fused-mlp: gate and up projections in one matrix, as before "
+          "2025-02")
       ->capture_default_str();
   auto* quantise = verb->add_option(
       "--quantise", arguments->quantise,

@@ -15,7 +15,8 @@ def fill(parameters):
         for j in range(parameter.numel()):
             x = math.sin((j + 1) * 12.9898 + (k + 1) * 78.233) * 43758.5453
             values.append(x - math.floor(x) - 0.5)
-        scale, shift = (0.4, 1.0) if "norm" in name else (0.8, 0.0)
+        norm = "norm" in name or ".ln" in name or "pre_ln" in name
+        scale, shift = (0.4, 1.0) if norm else (0.8, 0.0)
         with torch.no_grad():
             parameter.copy_(torch.tensor(values, dtype=torch.float64).reshape(parameter.shape) * scale + shift)
 
@@ -42,8 +43,28 @@ def mamba_in_order(model):
     return [(name, named[name]) for name in order]
 
 
+def rwkv_in_order(model):
+    named = dict(model.named_parameters())
+    mixes = [f"time_mix_{part}" for part in ("key", "value", "receptance")]
+    order = ["rwkv.embeddings.weight", "rwkv.blocks.0.pre_ln.weight", "rwkv.blocks.0.pre_ln.bias"]
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"rwkv.blocks.{layer}."
+        order += [prefix + "ln1.weight", prefix + "ln1.bias"]
+        order += [prefix + "attention." + name for name in ["time_decay", "time_first"] + mixes]
+        order += [prefix + f"attention.{name}.weight" for name in ("key", "value", "receptance", "output")]
+        order += [prefix + "ln2.weight", prefix + "ln2.bias"]
+        order += [prefix + "feed_forward." + name for name in (mixes[0], mixes[2])]
+        order += [prefix + f"feed_forward.{name}.weight" for name in ("key", "receptance", "value")]
+    order += ["rwkv.ln_out.weight", "rwkv.ln_out.bias", "head.weight"]
+    order = [name for name in order if name in named]
+    assert sorted(order) == sorted(named), set(named) ^ set(order)
+    return [(name, named[name]) for name in order]
+
+
 def in_order(model):
     """HF's parameters in the order in which flashgla visits them."""
+    if model.config.model_type == "rwkv":
+        return rwkv_in_order(model)
     if model.config.model_type in MIXERS:
         return mamba_in_order(model)
     named = dict(model.named_parameters())
@@ -67,7 +88,7 @@ def show(name, model, tokens):
     fill(in_order(model))
     model.eval()
     with torch.no_grad():
-        logits = model(torch.tensor([tokens])).logits[0]
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
     print(name)
     for t in (0, len(tokens) // 2, len(tokens) - 1):
         print(f"  {{{t}, {{" + ", ".join(f"{x:.8g}" for x in logits[t, :6].tolist()) + "}},")
@@ -104,6 +125,10 @@ def main():
         **mamba, state_size=16, tie_word_embeddings=False)), TOKENS)
     show("mamba, biases, tied", transformers.MambaForCausalLM(transformers.MambaConfig(
         **mamba, state_size=5, time_step_rank=3, use_bias=True, tie_word_embeddings=True)), TOKENS)
+    rwkv = {"vocab_size": 29, "hidden_size": 24, "bos_token_id": 0, "eos_token_id": 2}
+    show("rwkv", transformers.RwkvForCausalLM(transformers.RwkvConfig(**rwkv, num_hidden_layers=2)), TOKENS)
+    show("rwkv, rescaled, other widths", transformers.RwkvForCausalLM(transformers.RwkvConfig(
+        **rwkv, num_hidden_layers=3, rescale_every=2, attention_hidden_size=20, intermediate_size=40)), TOKENS)
 
 
 main()

@@ -48,6 +48,12 @@ class Config {
 
   // The mixer of one layer; its parameters are named "model.layers.<layer>.attn.<...>". The config must be valid.
   virtual std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const = 0;
+
+  // A mixer that brings what stands in the MLP's place behind it (RWKV's channel mix): its width where the model's
+  // configuration says none, and the part itself, with parameters named "model.layers.<layer>.mlp.<...>". 0: the MLP is
+  // the model's.
+  virtual std::int64_t own_mlp_width(const Common&) const { return 0; }
+  virtual std::unique_ptr<Mixer> create_mlp(const Common& common, std::int64_t layer, std::int64_t width) const;
 };
 
 template <class Derived>

@@ -2,6 +2,8 @@
 
 namespace flashgla::mixers {
 
+std::unique_ptr<Mixer> Config::create_mlp(const Common&, std::int64_t, std::int64_t) const { return nullptr; }
+
 nn::Parameter& SharedParameters::get(const nn::Parameter& described) {
   for (const auto& parameter : parameters_) {
     if (parameter->name == described.name) return *parameter;

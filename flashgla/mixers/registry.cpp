@@ -7,13 +7,15 @@
 #include "flashgla/mixers/mamba/mamba.h"
 #include "flashgla/mixers/mamba2/mamba2.h"
 #include "flashgla/mixers/retention/retention.h"
+#include "flashgla/mixers/rwkv/rwkv.h"
 #include "flashgla/mixers/softmax_attention/softmax_attention.h"
 
 namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
   static constexpr const Registration* rows[] = {
-      &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2, &kHgrn2, &kMamba, &kGsa};
+      &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2, &kHgrn2, &kMamba, &kGsa,
+      &kRwkv};
   return rows;
 }
 

@@ -68,6 +68,9 @@ Block::Block(const ModelConfig& config, std::int64_t layer) : layer_(layer) {
   if (!config.use_mlp) return;
   if (config.identity_mlp) {
     add_part(norm(".mlp_norm"), std::make_unique<Identity>());
+  } else if (const std::int64_t own = config.mixer_of(layer)->own_mlp_width(config); own > 0) {
+    add_part(norm(".mlp_norm"),
+             config.mixer_of(layer)->create_mlp(config, layer, config.intermediate_size.value_or(own)));
   } else {
     add_part(norm(".mlp_norm"), std::make_unique<Feedforward>(nn::GatedMLP(
                                     name + ".mlp", config.hidden_size, config.mlp_dim(), config.initializer_range)));

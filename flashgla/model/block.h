@@ -12,7 +12,8 @@ namespace flashgla::model {
 
 class Block {
  public:
-  // A mixer and, where the config says so, an MLP. Parameters are named "model.layers.<layer>.<...>".
+  // A mixer and, where the config says so, an MLP or what the mixer brings in its place. Parameters are named
+  // "model.layers.<layer>.<...>".
   Block(const ModelConfig& config, std::int64_t layer);
 
   void for_each_parameter(const nn::ParameterVisitor& visit);

@@ -33,6 +33,7 @@ std::vector<Field> common_fields(ModelConfig& config) {
           {"use_mlp", &config.use_mlp},
           {"identity_mlp", &config.identity_mlp},
           {"norm_type", &config.norm_type},
+          {"embedding_norm", &config.embedding_norm},
           {"learned_positions", &config.learned_positions},
           {"norm_eps", &config.norm_eps},
           {"tie_word_embeddings", &config.tie_word_embeddings},
@@ -271,6 +272,7 @@ ModelConfig::ModelConfig(const std::string& type) : model_type(type), mixer(mixe
 
 std::int64_t ModelConfig::mlp_dim() const {
   if (intermediate_size) return *intermediate_size;
+  if (const std::int64_t own = mixer->own_mlp_width(*this); own > 0) return own;
   const auto width = static_cast<std::int64_t>(static_cast<double>(hidden_size * hidden_ratio) * 2.0 / 3.0);
   return (width + 255) / 256 * 256;
 }

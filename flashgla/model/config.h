@@ -27,6 +27,7 @@ struct ModelConfig : mixers::Common {
   bool use_mlp = true;                 // blocks have an MLP behind the mixer
   bool identity_mlp = false;           // what the MLP's norm gives is added in its place, as in zoology's blocks
   std::string norm_type = "rms_norm";  // of the residual stream: "rms_norm" or "layer_norm"
+  bool embedding_norm = false;         // the embeddings are normalised before the first layer
   bool learned_positions = false;      // a vector of each of max_position_embeddings positions joins the embedding
   bool tie_word_embeddings = false;
   std::int64_t vocab_size = 32000;

@@ -16,6 +16,8 @@ Layers::Layers(const ModelConfig& config)
   embedding.name = "model.embeddings.weight";
   embedding.shape = Shape({config.vocab_size, config.hidden_size});
   embedding.deviation = config.initializer_range;
+  // As in RWKV-LM: a normalised row's direction then changes at once.
+  if (config.embedding_norm && !config.tie_word_embeddings) embedding.deviation = 1e-4;
   embedding.multiplied = config.tie_word_embeddings;
   if (config.tie_word_embeddings) embedding.quantisation = nn::Quantisation::sensitive;
   if (config.learned_positions) {
@@ -25,6 +27,10 @@ Layers::Layers(const ModelConfig& config)
     positions.front().multiplied = false;
     positions.front().quantisation = nn::Quantisation::none;
   }
+  if (config.embedding_norm) {
+    embedding_norm.emplace_back("model.embedding_norm", config.hidden_size, config.norm_eps,
+                                nn::norm_kind_from_name(config.norm_type));
+  }
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     blocks.push_back(std::make_unique<Block>(config, layer));
     blocks.back()->share(shared);
@@ -32,6 +38,7 @@ Layers::Layers(const ModelConfig& config)
   if (!config.tie_word_embeddings) {
     head.push_back(embedding);
     head.front().name = "lm_head.weight";
+    head.front().deviation = config.initializer_range;
     head.front().multiplied = true;
     head.front().quantisation = nn::Quantisation::sensitive;
   }
@@ -42,6 +49,7 @@ Layers::~Layers() = default;
 void Layers::for_each_parameter(const nn::ParameterVisitor& visit) {
   visit(embedding);
   for (nn::Parameter& table : positions) visit(table);
+  for (nn::Norm& norm : embedding_norm) norm.for_each_parameter(visit);
   shared.for_each_parameter(visit);
   for (const auto& block : blocks) block->for_each_parameter(visit);
   final_norm.for_each_parameter(visit);
@@ -224,6 +232,11 @@ TensorView LanguageModel::positions_of(const nn::Pass& pass, const TensorView& t
 }
 
 void LanguageModel::embed(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const {
+  look_up(pass, tokens, x);
+  for (const nn::Norm& norm : layers_.embedding_norm) norm.forward(pass.context, x, {}, x, {}, {});
+}
+
+void LanguageModel::look_up(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const {
   Context& context = pass.context;
   const nn::Parameter& words = layers_.embedding;
   if (ops::quantised_linear::is_packed(words.value)) {
@@ -297,7 +310,14 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   std::vector<TensorView> inputs;  // of each block, then of the final norm
   std::vector<Arena::Mark> marks;
   inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
-  embed(pass, tokens, inputs.back());
+  look_up(pass, tokens, inputs.back());
+  TensorView embedded, embedded_statistics;  // what is normalised
+  for (const nn::Norm& norm : layers_.embedding_norm) {
+    embedded = inputs.back();
+    embedded_statistics = pass.saved->tensor(norm.statistics_shape(tokens.numel()), losses.dtype, "norms: statistics");
+    inputs.back() = pass.saved->tensor(shape, dtype_, "blocks: residual");
+    norm.forward(context, embedded, {}, inputs.back(), {}, embedded_statistics);
+  }
   if (pass.dropout) ops::dropout::run(context, inputs.back(), {}, inputs.back(), pass.dropout.mask(0));
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
     inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
@@ -325,6 +345,9 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     pass.saved->release(marks[i]);
   }
   if (pass.dropout) ops::dropout::run(context, d, {}, d, pass.dropout.mask(0));
+  for (const nn::Norm& norm : layers_.embedding_norm) {
+    norm.backward(context, embedded, embedded_statistics, d, d, false);
+  }
   ops::embedding::backward(context, tokens, d, layers_.embedding.gradient);
   for (const nn::Parameter& table : layers_.positions) {
     ops::embedding::backward(context, positions_of(pass, tokens), d, table.gradient);

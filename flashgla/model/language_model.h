@@ -24,6 +24,7 @@ struct Layers {
 
   nn::Parameter embedding;
   std::vector<nn::Parameter> positions;  // none, or the table of learned positions
+  std::vector<nn::Norm> embedding_norm;  // none, or one
   mixers::SharedParameters shared;       // by the blocks
   std::vector<std::unique_ptr<Block>> blocks;
   nn::Norm final_norm;
@@ -107,7 +108,9 @@ class LanguageModel {
   // packed sequences, behind the histories.
   void check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
                       std::int64_t length) const;
-  // x [B,T,D] (or [N,D], a token a sequence): the rows of tokens, and of their positions.
+  // x [B,T,D] (or [N,D], a token a sequence): the rows of tokens, and of their positions; embed normalises them where
+  // the model does.
+  void look_up(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const;
   void embed(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const;
   // The positions of tokens [B,T] in scratch, i32.
   TensorView positions_of(const nn::Pass& pass, const TensorView& tokens) const;

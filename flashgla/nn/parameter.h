@@ -29,10 +29,10 @@ struct Parameter {
   std::string name;  // as in the checkpoint: "model.layers.0.attn.q_proj.weight"
   Shape shape;
   Initialization initialization = Initialization::normal;
-  double deviation = 0.02;                          // of a normal initialisation
-  double (*transform)(double uniform) = nullptr;    // of a transformed one: an element from one of (0, 1)
-  double (*column)(std::int64_t column) = nullptr;  // by_column: an element from its last index
-  bool decay = true;                                // weight decay applies: matrices only
+  double deviation = 0.02;                              // of a normal initialisation
+  double (*transform)(double uniform) = nullptr;        // of a transformed one: an element from one of (0, 1)
+  std::function<double(std::int64_t column)> column{};  // by_column: an element from its last index
+  bool decay = true;                                    // weight decay applies: matrices only
   // A matrix whose every element each token is multiplied with once: what FLOPs are counted by. Not: tables that are
   // looked up, matrices of element-wise factors, those shared by heads.
   bool multiplied = true;

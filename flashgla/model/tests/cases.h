@@ -67,6 +67,14 @@ inline std::vector<SmallModel> small_models() {
       "layer_mixers": {"layers": [1], "model_type": "mamba2", "head_dim": 6, "state_size": 5, "n_groups": 2})");
   parsed("hgrn2", R"("model_type": "hgrn2", "hidden_size": 12, "num_hidden_layers": 3, "expand_ratio": 6)");
   parsed("gsa", R"("model_type": "gsa", "hidden_size": 12, "num_hidden_layers": 3, "num_heads": 2, "num_slots": 5)");
+  parsed("rwkv", R"("model_type": "rwkv", "hidden_size": 12, "num_hidden_layers": 6)");
+  parsed("rwkv_in_a_hybrid", R"("model_type": "rwkv", "hidden_size": 12, "intermediate_size": null,
+      "num_hidden_layers": 3, "tie_word_embeddings": true, "zero_init": false,
+      "layer_mixers": {"layers": [1], "model_type": "gla", "num_heads": 2})");
+  parsed(
+      "rwkv_of_zoology",
+      R"("model_type": "rwkv", "hidden_size": 12, "identity_mlp": true, "embedding_norm": false, "num_hidden_layers": 6,
+                               "zero_init": false)");
   parsed("layer_norm", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "norm_type": "layer_norm",
                           "learned_positions": true, "max_position_embeddings": 300, "use_rope": false,
                           "o_bias": true, "identity_mlp": true)");

@@ -37,6 +37,8 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("mamba-1.3b")), 1'400'276'992);
   EXPECT_EQ(parameter_count(preset("mamba-350m")), 352'797'696);
   EXPECT_EQ(parameter_count(preset("gsa-1.3b")), 1'376'929'792);
+  EXPECT_EQ(parameter_count(preset("rwkv-169m")), 169'342'464);
+  EXPECT_EQ(parameter_count(preset("rwkv-1b5")), 1'515'106'304);
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);
@@ -153,6 +155,41 @@ TEST(Config, BothLayoutsOfMamba2AreReadAndWritten) {
               HasSubstr("num_heads is 3; expected expand * hidden_size / head_dim (64)"));
   EXPECT_THAT(error_of(R"({"model_type": "mamba2", "dt_limit": [0.0, 0.1]})"), HasSubstr("dt_limit is [0.0,0.1]"));
   EXPECT_THAT(error_of(R"({"model_type": "mamba2", "norm_before_gate": true})"), HasSubstr("norm_before_gate"));
+}
+
+TEST(Config, LayoutsOfRwkvAreReadAndWritten) {
+  // As transformers writes rwkv-4-169m-pile.
+  const ModelConfig hf = parse_config(R"({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv",
+      "attention_hidden_size": 768, "context_length": 1024, "hidden_size": 768, "intermediate_size": 3072,
+      "layer_norm_epsilon": 1e-05, "num_hidden_layers": 12, "rescale_every": 6, "tie_word_embeddings": false,
+      "use_cache": true, "vocab_size": 50277, "bos_token_id": 0, "eos_token_id": 0})",
+                                      "config.json");
+  EXPECT_EQ(hf.layout, "hf");
+  EXPECT_EQ(hf.norm_type, "layer_norm");
+  EXPECT_TRUE(hf.embedding_norm);
+  EXPECT_EQ(parameter_count(hf), 169'342'464);
+  const std::string written = to_json(hf);
+  EXPECT_THAT(written, HasSubstr("\"context_length\": 1024"));
+  EXPECT_THAT(written, HasSubstr("\"layer_norm_epsilon\": 1e-05"));
+  EXPECT_EQ(to_json(parse_config(written, "again")), written);
+  const ModelConfig authors =
+      parse_config(R"({"model_type": "rwkv", "n_embd": 768, "n_layer": 12, "vocab_size": 50277})", "config.json");
+  EXPECT_EQ(authors.layout, "authors");
+  EXPECT_EQ(parameter_count(authors), 169'342'464);
+  EXPECT_EQ(to_json(parse_config(to_json(authors), "again")), to_json(authors));
+  ModelConfig own = hf;
+  own.layout = "own";
+  EXPECT_THAT(to_json(own), HasSubstr("\"norm_eps\": 1e-05"));
+  EXPECT_EQ(parse_config(to_json(own), "again").layout, "own");
+  EXPECT_EQ(parameter_count(parse_config(to_json(own), "again")), 169'342'464);
+  ModelConfig without_a_place = hf;
+  without_a_place.identity_mlp = true;
+  EXPECT_THROW(to_json(without_a_place), Error);
+  EXPECT_THAT(error_of(R"({"model_type": "rwkv", "n_embd": 768, "tiny_att_dim": 64})"),
+              HasSubstr("tiny_att_dim is 64"));
+  EXPECT_THAT(error_of(R"({"model_type": "rwkv", "n_embd": 768, "head_qk": 256})"), HasSubstr("head_qk is 256"));
+  EXPECT_THAT(error_of(R"({"model_type": "rwkv", "attention_hidden_size": 0})"),
+              HasSubstr("attention_hidden_size is 0"));
 }
 
 TEST(Config, LayoutsOfTransformersAreReadAndWritten) {

@@ -115,6 +115,20 @@ TEST(PeerLogits, MambaOfTransformers) {
                  {15, {-0.64275604, 0.092988402, 2.2165546, -0.65943551, 3.2284701, -1.9205679}}});
 }
 
+TEST(PeerLogits, RwkvOfTransformers) {
+  expect_logits(R"({"model_type": "rwkv", "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 29,
+                    "layer_norm_epsilon": 1e-5})",
+                {{0, {-0.57100827, 2.1277642, -1.619462, 1.1627828, -1.4800814, 0.25017568}},
+                 {8, {-0.15792264, -0.64385825, 0.011141127, -0.69380039, -0.096697599, 1.538069}},
+                 {15, {-0.32099339, -0.17020915, 0.2023427, -0.47815144, 0.48821691, 0.95219815}}});
+  expect_logits(R"({"model_type": "rwkv", "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 29,
+                    "attention_hidden_size": 20, "intermediate_size": 40, "rescale_every": 2,
+                    "layer_norm_epsilon": 1e-5})",
+                {{0, {-2.2604413, -1.0080827, 1.8948693, -1.5654877, -0.87500483, 1.8438052}},
+                 {8, {-2.3987386, -0.26557893, 1.5019796, -0.23052244, -3.2053661, 0.36309668}},
+                 {15, {-2.435329, 0.6124115, 0.3310014, 0.10768222, -2.8378475, 1.2814045}}});
+}
+
 TEST(PeerLogits, GsaByItsFormulas) {
   const std::string common = R"({"model_type": "gsa", "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 4,
                                  "num_kv_heads": 2, "num_slots": 5, "intermediate_size": 40, "vocab_size": 29,

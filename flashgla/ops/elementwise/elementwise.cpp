@@ -105,4 +105,42 @@ void silu_backward(Context& context, const TensorView& x, const TensorView& dy, 
   if (!context.planning()) implementation.silu_backward(context, x, dy, dx);
 }
 
+void squared_relu_forward(Context& context, const TensorView& x, const TensorView& y) {
+  const Arguments arguments("squared_relu", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("y", y, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("squared_relu", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.squared_relu_forward(context, x, y);
+}
+
+void squared_relu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  const Arguments arguments("squared_relu", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("dy", dy, x.dtype, x.shape, "x");
+  arguments.check("dx", dx, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("squared_relu", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.squared_relu_backward(context, x, dy, dx);
+}
+
+void sigmoid_gate_forward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
+  const Arguments arguments("sigmoid_gate", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("gate", gate, x.dtype, x.shape, "x");
+  arguments.check("y", y, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("sigmoid_gate", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.sigmoid_gate_forward(context, gate, x, y);
+}
+
+void sigmoid_gate_backward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                           const TensorView& dgate, const TensorView& dx) {
+  const Arguments arguments("sigmoid_gate", context);
+  arguments.check("x", x, kFloating);
+  arguments.check("gate", gate, x.dtype, x.shape, "x");
+  arguments.check("dy", dy, x.dtype, x.shape, "x");
+  arguments.check("dgate", dgate, x.dtype, x.shape, "x");
+  arguments.check("dx", dx, x.dtype, x.shape, "x");
+  const Implementation& implementation = selected("sigmoid_gate", context, x.dtype, x.dtype);
+  if (!context.planning()) implementation.sigmoid_gate_backward(context, gate, x, dy, dgate, dx);
+}
+
 }  // namespace flashgla::ops::elementwise

@@ -34,4 +34,17 @@ void silu_forward(Context& context, const TensorView& x, const TensorView& y);
 // dx = dy (sigmoid(x) + x sigmoid(x) (1 - sigmoid(x))); dx may be dy.
 void silu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx);
 
+// y = max(x, 0)^2; y may be x.
+void squared_relu_forward(Context& context, const TensorView& x, const TensorView& y);
+
+// dx = 2 max(x, 0) dy; dx may be x or dy.
+void squared_relu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx);
+
+// y = sigmoid(gate) x; y may be gate or x.
+void sigmoid_gate_forward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& y);
+
+// With s = sigmoid(gate): dgate = dy x s (1 - s), dx = dy s. Each may be what it stands beside: gate, x or dy.
+void sigmoid_gate_backward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                           const TensorView& dgate, const TensorView& dx);
+
 }  // namespace flashgla::ops::elementwise

@@ -24,6 +24,11 @@ struct Implementation {
   void (*column_sum)(Context&, const TensorView& dy, const TensorView& db, bool accumulate);
   void (*silu_forward)(Context&, const TensorView& x, const TensorView& y);
   void (*silu_backward)(Context&, const TensorView& x, const TensorView& dy, const TensorView& dx);
+  void (*squared_relu_forward)(Context&, const TensorView& x, const TensorView& y);
+  void (*squared_relu_backward)(Context&, const TensorView& x, const TensorView& dy, const TensorView& dx);
+  void (*sigmoid_gate_forward)(Context&, const TensorView& gate, const TensorView& x, const TensorView& y);
+  void (*sigmoid_gate_backward)(Context&, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                                const TensorView& dgate, const TensorView& dx);
 };
 
 // Best first, reference last.

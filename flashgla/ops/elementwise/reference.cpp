@@ -1,4 +1,5 @@
 // The definitions, in f64.
+#include <algorithm>
 #include <cmath>
 
 #include "flashgla/ops/elements.h"
@@ -58,11 +59,51 @@ void reference_silu_backward(Context& context, const TensorView& x_view, const T
   });
 }
 
+void reference_squared_relu_forward(Context& context, const TensorView& x_view, const TensorView& y) {
+  const Elements x(x_view);
+  write_each(context, y, [&](std::int64_t row, std::int64_t d) {
+    const double value = std::max(x(row, d), 0.0);
+    return value * value;
+  });
+}
+
+void reference_squared_relu_backward(Context& context, const TensorView& x_view, const TensorView& dy_view,
+                                     const TensorView& dx) {
+  const Elements x(x_view), dy(dy_view);
+  write_each(context, dx,
+             [&](std::int64_t row, std::int64_t d) { return 2.0 * std::max(x(row, d), 0.0) * dy(row, d); });
+}
+
+void reference_sigmoid_gate_forward(Context& context, const TensorView& gate_view, const TensorView& x_view,
+                                    const TensorView& y) {
+  const Elements gate(gate_view), x(x_view);
+  write_each(context, y, [&](std::int64_t row, std::int64_t d) { return sigmoid(gate(row, d)) * x(row, d); });
+}
+
+void reference_sigmoid_gate_backward(Context& context, const TensorView& gate_view, const TensorView& x_view,
+                                     const TensorView& dy_view, const TensorView& dgate_view, const TensorView& dx) {
+  const Elements gate(gate_view), x(x_view), dy(dy_view), dgate(dgate_view);
+  write_each(context, dx, [&](std::int64_t row, std::int64_t d) {
+    const double s = sigmoid(gate(row, d)), gradient = dy(row, d);
+    dgate.set(row, d, gradient * x(row, d) * s * (1.0 - s));
+    return gradient * s;
+  });
+}
+
 }  // namespace
 
-const Implementation kReference{
-    "reference",          Device::Kind::cpu,      [](const Problem&, const Architecture&) { return Support::yes(); },
-    reference_add_to,     reference_scale,        reference_convert,
-    reference_column_sum, reference_silu_forward, reference_silu_backward};
+const Implementation kReference{"reference",
+                                Device::Kind::cpu,
+                                [](const Problem&, const Architecture&) { return Support::yes(); },
+                                reference_add_to,
+                                reference_scale,
+                                reference_convert,
+                                reference_column_sum,
+                                reference_silu_forward,
+                                reference_silu_backward,
+                                reference_squared_relu_forward,
+                                reference_squared_relu_backward,
+                                reference_sigmoid_gate_forward,
+                                reference_sigmoid_gate_backward};
 
 }  // namespace flashgla::ops::elementwise

@@ -82,6 +82,53 @@ void SiluBackward(Context& context, const TensorView& x, const TensorView& dy, c
   map_rows(context, slope, R<BFloat16>(dx), R<BFloat16>(x), R<BFloat16>(dy));
 }
 
+void SquaredReluForward(Context& context, const TensorView& x, const TensorView& y) {
+  auto square = [](VF32 value) {
+    const VF32 positive = hn::Max(value, hn::Zero(simd::F32()));
+    return hn::Mul(positive, positive);
+  };
+  if (x.dtype == DType::f32) return map_rows(context, square, R<float>(y), R<float>(x));
+  map_rows(context, square, R<BFloat16>(y), R<BFloat16>(x));
+}
+
+void SquaredReluBackward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+  auto slope = [](VF32 value, VF32 gradient) {
+    const VF32 positive = hn::Max(value, hn::Zero(simd::F32()));
+    return hn::Mul(hn::Add(positive, positive), gradient);
+  };
+  if (x.dtype == DType::f32) return map_rows(context, slope, R<float>(dx), R<float>(x), R<float>(dy));
+  map_rows(context, slope, R<BFloat16>(dx), R<BFloat16>(x), R<BFloat16>(dy));
+}
+
+void SigmoidGateForward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
+  auto gated = [](VF32 open, VF32 value) { return hn::Mul(simd::sigmoid(simd::F32(), open), value); };
+  if (x.dtype == DType::f32) return map_rows(context, gated, R<float>(y), R<float>(gate), R<float>(x));
+  map_rows(context, gated, R<BFloat16>(y), R<BFloat16>(gate), R<BFloat16>(x));
+}
+
+template <class T>
+void sigmoid_gate_backward_of(Context& context, const R<T>& gate, const R<T>& x, const R<T>& dy, const R<T>& dgate,
+                              const R<T>& dx) {
+  auto slopes = [](VF32& to_gate, VF32& to_x, VF32 open, VF32 value, VF32 gradient) {
+    const VF32 s = simd::sigmoid(simd::F32(), open);
+    to_x = hn::Mul(gradient, s);
+    to_gate = hn::Mul(hn::Mul(to_x, value), hn::Sub(hn::Set(simd::F32(), 1.0f), s));
+  };
+  for_each_piece(context, {&gate, &x, &dy, &dgate, &dx}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
+    simd::map2(slopes, count, dgate[row] + begin, dx[row] + begin, gate[row] + begin, x[row] + begin, dy[row] + begin);
+  });
+}
+
+void SigmoidGateBackward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                         const TensorView& dgate, const TensorView& dx) {
+  if (x.dtype == DType::f32) {
+    return sigmoid_gate_backward_of<float>(context, R<float>(gate), R<float>(x), R<float>(dy), R<float>(dgate),
+                                           R<float>(dx));
+  }
+  sigmoid_gate_backward_of<BFloat16>(context, R<BFloat16>(gate), R<BFloat16>(x), R<BFloat16>(dy), R<BFloat16>(dgate),
+                                     R<BFloat16>(dx));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace flashgla::ops::elementwise
 HWY_AFTER_NAMESPACE();
@@ -95,6 +142,10 @@ HWY_EXPORT(Convert);
 HWY_EXPORT(ColumnSums);
 HWY_EXPORT(SiluForward);
 HWY_EXPORT(SiluBackward);
+HWY_EXPORT(SquaredReluForward);
+HWY_EXPORT(SquaredReluBackward);
+HWY_EXPORT(SigmoidGateForward);
+HWY_EXPORT(SigmoidGateBackward);
 
 namespace {
 
@@ -108,27 +159,39 @@ void simd_column_sum(Context& context, const TensorView& dy, const TensorView& d
 
 }  // namespace
 
-const Implementation kSimd{"simd",
-                           Device::Kind::cpu,
-                           [](const Problem& problem, const Architecture&) {
-                             return supports_f32_and_bf16({problem.in, problem.out});
-                           },
-                           [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
-                             HWY_DYNAMIC_DISPATCH(AddTo)(context, a, b, out);
-                           },
-                           [](Context& context, const TensorView& x, double factor) {
-                             HWY_DYNAMIC_DISPATCH(Scale)(context, x, factor);
-                           },
-                           [](Context& context, const TensorView& src, const TensorView& dst) {
-                             HWY_DYNAMIC_DISPATCH(Convert)(context, src, dst);
-                           },
-                           simd_column_sum,
-                           [](Context& context, const TensorView& x, const TensorView& y) {
-                             HWY_DYNAMIC_DISPATCH(SiluForward)(context, x, y);
-                           },
-                           [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
-                             HWY_DYNAMIC_DISPATCH(SiluBackward)(context, x, dy, dx);
-                           }};
+const Implementation kSimd{
+    "simd",
+    Device::Kind::cpu,
+    [](const Problem& problem, const Architecture&) {
+      return supports_f32_and_bf16({problem.in, problem.out});
+    },
+    [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+      HWY_DYNAMIC_DISPATCH(AddTo)(context, a, b, out);
+    },
+    [](Context& context, const TensorView& x, double factor) { HWY_DYNAMIC_DISPATCH(Scale)
+                                                               (context, x, factor); },
+    [](Context& context, const TensorView& src, const TensorView& dst) {
+      HWY_DYNAMIC_DISPATCH(Convert)(context, src, dst);
+    },
+    simd_column_sum,
+    [](Context& context, const TensorView& x, const TensorView& y) {
+      HWY_DYNAMIC_DISPATCH(SiluForward)(context, x, y);
+    },
+    [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+      HWY_DYNAMIC_DISPATCH(SiluBackward)(context, x, dy, dx);
+    },
+    [](Context& context, const TensorView& x, const TensorView& y) {
+      HWY_DYNAMIC_DISPATCH(SquaredReluForward)(context, x, y);
+    },
+    [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+      HWY_DYNAMIC_DISPATCH(SquaredReluBackward)(context, x, dy, dx);
+    },
+    [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
+      HWY_DYNAMIC_DISPATCH(SigmoidGateForward)(context, gate, x, y);
+    },
+    [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy, const TensorView& dgate,
+       const TensorView& dx) { HWY_DYNAMIC_DISPATCH(SigmoidGateBackward)
+                               (context, gate, x, dy, dgate, dx); }};
 
 }  // namespace flashgla::ops::elementwise
 #endif

@@ -31,6 +31,18 @@ struct SiLUGradient {
     return dy * ops::cuda::silu_slope(x, ops::cuda::sigmoid(x));
   }
 };
+struct SquaredRelu {
+  __device__ __forceinline__ float operator()(float x) const {
+    const float positive = fmaxf(x, 0.0f);
+    return positive * positive;
+  }
+};
+struct SquaredReluGradient {
+  __device__ __forceinline__ float operator()(float x, float dy) const { return 2.0f * fmaxf(x, 0.0f) * dy; }
+};
+struct SigmoidGate {
+  __device__ __forceinline__ float operator()(float gate, float x) const { return ops::cuda::sigmoid(gate) * x; }
+};
 
 // out = 0
 template <class Out>
@@ -99,6 +111,33 @@ struct Map2 {
   }
 };
 
+// Gradients of sigmoid(gate) x.
+template <class T>
+struct SigmoidGateGradients {
+  Operand<T> gate, x, dy, dgate, dx;
+
+  template <int N>
+  struct Read {
+    Vector<T, N> gate, x, dy;
+  };
+  template <int N>
+  __device__ __forceinline__ Read<N> read(std::int64_t row, std::int64_t column) const {
+    return {gate.template load<N>(row, column), x.template load<N>(row, column), dy.template load<N>(row, column)};
+  }
+  template <int N>
+  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
+    float to_gate[N], to_x[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float s = ops::cuda::sigmoid(in.gate[i]);
+      to_x[i] = in.dy[i] * s;
+      to_gate[i] = to_x[i] * in.x[i] * (1.0f - s);
+    }
+    dgate.template store<N>(row, column, to_gate);
+    dx.template store<N>(row, column, to_x);
+  }
+};
+
 template <class A, class Out, class F>
 void map(Context& context, const char* name, const F& f, const TensorView& a, const TensorView& out) {
   ops::cuda::for_each_element(context, name, Map<F, A, Out>{f, Operand<A>(a), Operand<Out>(out)}, {&a, &out});
@@ -138,6 +177,39 @@ void silu_forward_on_device(Context& context, const TensorView& x, const TensorV
 void silu_backward_on_device(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
   if (x.dtype == DType::f32) return map<float, float, float>(context, "silu", SiLUGradient{}, x, dy, dx);
   map<bf16, bf16, bf16>(context, "silu", SiLUGradient{}, x, dy, dx);
+}
+
+void squared_relu_forward_on_device(Context& context, const TensorView& x, const TensorView& y) {
+  if (x.dtype == DType::f32) return map<float, float>(context, "squared_relu", SquaredRelu{}, x, y);
+  map<bf16, bf16>(context, "squared_relu", SquaredRelu{}, x, y);
+}
+
+void squared_relu_backward_on_device(Context& context, const TensorView& x, const TensorView& dy,
+                                     const TensorView& dx) {
+  if (x.dtype == DType::f32) {
+    return map<float, float, float>(context, "squared_relu", SquaredReluGradient{}, x, dy, dx);
+  }
+  map<bf16, bf16, bf16>(context, "squared_relu", SquaredReluGradient{}, x, dy, dx);
+}
+
+void sigmoid_gate_forward_on_device(Context& context, const TensorView& gate, const TensorView& x,
+                                    const TensorView& y) {
+  if (x.dtype == DType::f32) return map<float, float, float>(context, "sigmoid_gate", SigmoidGate{}, gate, x, y);
+  map<bf16, bf16, bf16>(context, "sigmoid_gate", SigmoidGate{}, gate, x, y);
+}
+
+template <class T>
+void sigmoid_gate_gradients(Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                            const TensorView& dgate, const TensorView& dx) {
+  const SigmoidGateGradients<T> body{Operand<T>(gate), Operand<T>(x), Operand<T>(dy), Operand<T>(dgate),
+                                     Operand<T>(dx)};
+  ops::cuda::for_each_element(context, "sigmoid_gate", body, {&gate, &x, &dy, &dgate, &dx});
+}
+
+void sigmoid_gate_backward_on_device(Context& context, const TensorView& gate, const TensorView& x,
+                                     const TensorView& dy, const TensorView& dgate, const TensorView& dx) {
+  (x.dtype == DType::f32 ? sigmoid_gate_gradients<float> : sigmoid_gate_gradients<bf16>)(context, gate, x, dy, dgate,
+                                                                                         dx);
 }
 
 // A block sums rows of `across` * N columns; threads that have the same columns take every `down`th row.
@@ -237,6 +309,10 @@ const Implementation kCuda{"cuda",
                            convert_on_device,
                            column_sum_on_device,
                            silu_forward_on_device,
-                           silu_backward_on_device};
+                           silu_backward_on_device,
+                           squared_relu_forward_on_device,
+                           squared_relu_backward_on_device,
+                           sigmoid_gate_forward_on_device,
+                           sigmoid_gate_backward_on_device};
 
 }  // namespace flashgla::ops::elementwise

@@ -40,6 +40,18 @@ inline std::vector<testing::OperatorCase> cases_of(const Shape& shape, bool narr
   add_case("silu backward",
            {{"x", shape, Role::input, Kind::activation, 4.0}, {"dy", shape}, {"dx", shape, Role::output}},
            [](Context& context, const NamedTensors& t) { silu_backward(context, t["x"], t["dy"], t["dx"]); });
+  add_case("squared_relu", {{"x", shape}, {"y", shape, Role::output}},
+           [](Context& context, const NamedTensors& t) { squared_relu_forward(context, t["x"], t["y"]); });
+  add_case("squared_relu backward", {{"x", shape}, {"dy", shape}, {"dx", shape, Role::output}},
+           [](Context& context, const NamedTensors& t) { squared_relu_backward(context, t["x"], t["dy"], t["dx"]); });
+  const testing::Argument gate{"gate", shape, Role::input, Kind::activation, 4.0};
+  add_case("sigmoid_gate", {gate, {"x", shape}, {"y", shape, Role::output}},
+           [](Context& context, const NamedTensors& t) { sigmoid_gate_forward(context, t["gate"], t["x"], t["y"]); });
+  add_case("sigmoid_gate backward",
+           {gate, {"x", shape}, {"dy", shape}, {"dgate", shape, Role::output}, {"dx", shape, Role::output}},
+           [](Context& context, const NamedTensors& t) {
+             sigmoid_gate_backward(context, t["gate"], t["x"], t["dy"], t["dgate"], t["dx"]);
+           });
   return cases;
 }
 

@@ -43,6 +43,29 @@ TEST(Elementwise, SiluGradientAgreesWithFiniteDifferences) {
   EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
 }
 
+TEST(Elementwise, GradientsOfSquaredReluAndSigmoidGateAgreeWithFiniteDifferences) {
+  Context context;
+  const Shape shape({3, 8});
+  const Tensor x = testing::random_normal(shape, DType::f64, 1), dy = testing::random_normal(shape, DType::f64, 2),
+               gate = testing::random_normal(shape, DType::f64, 3, 2.0);
+  const Tensor y = Tensor::empty(shape, DType::f64), dx = Tensor::empty(shape, DType::f64),
+               dgate = Tensor::empty(shape, DType::f64);
+  squared_relu_backward(context, x, dy, dx);
+  EXPECT_EQ(testing::check_gradient("dx", x, dx,
+                                    [&] {
+                                      squared_relu_forward(context, x, y);
+                                      return testing::dot(y, dy);
+                                    }),
+            "");
+  sigmoid_gate_backward(context, gate, x, dy, dgate, dx);
+  const auto gated = [&] {
+    sigmoid_gate_forward(context, gate, x, y);
+    return testing::dot(y, dy);
+  };
+  EXPECT_EQ(testing::check_gradient("dx", x, dx, gated), "");
+  EXPECT_EQ(testing::check_gradient("dgate", gate, dgate, gated), "");
+}
+
 TEST(Elementwise, RefusesBadArgumentsByName) {
   Context context;
   const Tensor a = Tensor::zeros({4, 6}, DType::f32), b = Tensor::zeros({4, 5}, DType::f32);

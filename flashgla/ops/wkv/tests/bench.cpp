@@ -1,0 +1,42 @@
+#include "flashgla/ops/wkv/implementations.h"
+#include "flashgla/ops/wkv/tests/cases.h"
+#include "testing/operator_bench.h"
+
+namespace flashgla::ops::wkv {
+
+namespace {
+
+// Of a channel and token (README).
+double flops_of(const Form& form, double each) {
+  return each * static_cast<double>(form.batch * form.length * form.channels);
+}
+
+}  // namespace
+
+void bench(const testing::BenchOptions& options) {
+  std::vector<testing::OperatorBench> benches;
+  const bool gpu = options.device.kind == Device::Kind::cuda;
+  const std::vector<Form> forms = gpu ? std::vector<Form>{{8, 2048, 2048, {}, false}, {1, 32768, 2048, {}, false}}
+                                      : std::vector<Form>{{1, 2048, 1024, {}, false}};
+  for (const Form& form : forms) {
+    for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+      const Form small{2, 33, 136, {}, false};
+      const std::string problem = name_of_form("B T E", form) + " " + name_of(dtypes.activation);
+      testing::OperatorBench forward =
+          testing::bytes_bound("wkv forward", problem, dtypes, forward_case(form), forward_case(small));
+      forward.flops = flops_of(form, 18.0);
+      testing::OperatorBench both =
+          testing::bytes_bound("wkv forward and backward", problem, dtypes, backward_case(form), backward_case(small));
+      both.flops = flops_of(form, 70.0);
+      benches.push_back(forward);
+      benches.push_back(both);
+    }
+  }
+  for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+    benches.push_back(testing::bytes_bound("wkv step", "N1 E2048 " + std::string(name_of(dtypes.activation)), dtypes,
+                                           step_case(1, 2048), step_case(2, 40)));
+  }
+  testing::run_benches(benches, testing::names_of(implementations()), options);
+}
+
+}  // namespace flashgla::ops::wkv

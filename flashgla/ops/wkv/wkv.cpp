@@ -1,0 +1,115 @@
+#include "flashgla/ops/wkv/wkv.h"
+
+#include "flashgla/ops/wkv/implementations.h"
+
+namespace flashgla::ops::wkv {
+
+std::span<const Implementation> implementations() {
+  static const Implementation table[] = {kSimd, kReference};
+  return table;
+}
+
+namespace {
+
+constexpr const char* kName = "wkv";
+
+const Implementation& selected(const Context& context, const Inputs& in) {
+  return select(kName, implementations(), Problem{in.k.dtype}, context.architecture(), context.forced_implementation());
+}
+
+void check_bounds(const Arguments& arguments, const Context& context, const TensorView& bounds, std::int64_t length) {
+  arguments.check("cu_seqlens", bounds, DType::i32, Layout::contiguous);
+  arguments.check_rank("cu_seqlens", bounds, 1);
+  if (bounds.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
+  if (context.planning() || context.device().kind != Device::Kind::cpu) return;
+  const auto* bound = bounds.as<std::int32_t>();
+  const std::int64_t last = bounds.size(0) - 1;
+  for (std::int64_t n = 0; n <= last; ++n) {
+    const bool ok = n == 0 ? bound[n] == 0 : bound[n] >= bound[n - 1];
+    if (ok && (n < last || bound[n] == length)) continue;
+    arguments.fail("cu_seqlens", "holds " + std::to_string(bound[n]) + " at position " + std::to_string(n),
+                   n == 0      ? "0"
+                   : n == last ? std::to_string(length) + " (k's length)"
+                               : "no less than the one before");
+  }
+}
+
+// rank: of k, 3, or 2 in a step.
+void check_inputs(const Arguments& arguments, const Context& context, const Inputs& in, int rank) {
+  arguments.check("k", in.k, kFloating);
+  arguments.check_rank("k", in.k, rank);
+  arguments.check("v", in.v, in.k.dtype, in.k.shape, "k");
+  arguments.check("r", in.r, in.k.dtype, in.k.shape, "k");
+  const Shape channels({in.k.size(-1)});
+  const DTypes parameters = parameters_of(in.k.dtype);
+  arguments.check("time_decay", in.time_decay, parameters, channels, "k's channels", Layout::contiguous);
+  arguments.check("time_first", in.time_first, parameters, channels, "k's channels", Layout::contiguous);
+  if (rank == 2) {
+    arguments.check_absent("h0", in.h0, "in a step");
+    arguments.check_absent("cu_seqlens", in.cu_seqlens, "in a step");
+    return;
+  }
+  if (in.cu_seqlens) {
+    if (in.k.size(0) != 1) arguments.fail("k", "has shape " + to_string(in.k.shape), "a batch of 1 with cu_seqlens");
+    check_bounds(arguments, context, in.cu_seqlens, in.k.size(1));
+  }
+}
+
+void check_state(const Arguments& arguments, const char* name, const TensorView& state, const Inputs& in,
+                 std::int64_t sequences) {
+  arguments.check(name, state, accumulator_of(in.k.dtype), Shape({sequences, 3, in.k.size(-1)}), "sequences, channels",
+                  Layout::contiguous);
+}
+
+void check_kept(const Arguments& arguments, const TensorView& kept, const Implementation& implementation,
+                const Inputs& in) {
+  if (!kept) return;
+  arguments.check("kept", kept, DType::u8, Shape({static_cast<std::int64_t>(implementation.kept_bytes(in))}),
+                  "kept_bytes", Layout::contiguous);
+}
+
+}  // namespace
+
+std::size_t kept_bytes(const Context& context, const Inputs& inputs) {
+  return selected(context, inputs).kept_bytes(inputs);
+}
+
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, context, inputs, 3);
+  const std::int64_t sequences = Sizes(inputs).sequences;
+  if (inputs.h0) check_state(arguments, "h0", inputs.h0, inputs, sequences);
+  if (outputs.ht) check_state(arguments, "ht", outputs.ht, inputs, sequences);
+  if (outputs.y) arguments.check("y", outputs.y, inputs.k.dtype, inputs.k.shape, "k");
+  const Implementation& implementation = selected(context, inputs);
+  check_kept(arguments, outputs.kept, implementation, inputs);
+  implementation.forward(context, inputs, outputs);
+}
+
+void backward(Context& context, const Inputs& inputs, const TensorView& kept, const TensorView& dy,
+              const InputGradients& gradients) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, context, inputs, 3);
+  if (inputs.h0) check_state(arguments, "h0", inputs.h0, inputs, Sizes(inputs).sequences);
+  const DType dtype = inputs.k.dtype, sum = accumulator_of(dtype);
+  const Shape channels({inputs.k.size(-1)});
+  arguments.check("dy", dy, dtype, inputs.k.shape, "k");
+  arguments.check("dk", gradients.dk, dtype, inputs.k.shape, "k");
+  arguments.check("dv", gradients.dv, dtype, inputs.k.shape, "k");
+  arguments.check("dr", gradients.dr, dtype, inputs.k.shape, "k");
+  arguments.check("dtime_decay", gradients.dtime_decay, sum, channels, "k's channels", Layout::contiguous);
+  arguments.check("dtime_first", gradients.dtime_first, sum, channels, "k's channels", Layout::contiguous);
+  const Implementation& implementation = selected(context, inputs);
+  check_kept(arguments, kept, implementation, inputs);
+  implementation.backward(context, inputs, kept, dy, gradients);
+}
+
+void step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, context, inputs, 2);
+  check_state(arguments, "state", state, inputs, inputs.k.size(0));
+  arguments.check("y", y, inputs.k.dtype, inputs.k.shape, "k");
+  selected(context, inputs).step(context, inputs, state, y);
+}
+
+}  // namespace flashgla::ops::wkv
