@@ -90,7 +90,7 @@ class Strings:
         if kind == 10:
             return choose.choice(["def f(x):\n    return x[0] != 'y'\n", "a->b && c || !d;", "{\"key\": [1, 2]}", "\r\n",
                                   "https://example.org/?q=a+b", "x\u0301\u0327", "\U0001F468\u200D\U0001F469", "'S 'Ll",
-                                  "\u2581", "\u2581a", "<0x41>", "I'm 'tis", "ÅÅ ﬁ ①", "\0", "\x7f"])
+                                  "\u2581", "\u2581a", "<0x41>", "I'm 'tis", "ÅÅ ﬁ ①", "\uc950\u11a7\u11a8", "\0", "\x7f"])
         if kind == 11 and self.specials:
             return choose.choice(["", " ", "x", "\u00e9"]) + choose.choice(self.specials) + choose.choice(["", "  ", "y"])
         return choose.choice([" ", ".", ", ", "\n", "\n\n", "? ", " - ", "("]) + choose.choice(WORDS)

@@ -2,6 +2,7 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <memory>
@@ -35,6 +36,10 @@ const ByteTable& byte_table() {
   static const ByteTable table;
   return table;
 }
+
+// U+11A7, which composes with nothing: utf8proc (its issue 317) takes it for a trailing consonant and drops it behind a
+// syllable, so that it must begin a piece of its own.
+constexpr std::string_view kNotTrailing = "\xE1\x86\xA7";
 
 void append_normalized(std::string& out, std::string_view text, Form form) {
   int options = UTF8PROC_STABLE;
@@ -137,8 +142,11 @@ std::string normalized(std::string_view text, Form form) {
     i = end;
     if (ascii(end)) ++end;
     while (end < text.size() && !ascii(end)) ++end;
-    append_normalized(out, text.substr(i, end - i), form);
-    i = end;
+    while (i < end) {
+      const std::size_t cut = std::min(text.substr(0, end).find(kNotTrailing, i + 1), end);
+      append_normalized(out, text.substr(i, cut - i), form);
+      i = cut;
+    }
   }
   return out;
 }

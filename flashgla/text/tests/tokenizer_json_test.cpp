@@ -10,6 +10,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
 #include "flashgla/text/huggingface/regex.h"
+#include "flashgla/text/huggingface/unicode.h"
 #include "flashgla/text/tokenizer.h"
 #include "flashgla/text/utf8.h"
 #include "testing/random.h"
@@ -279,6 +280,17 @@ TEST_F(TokenizerJson, ThreadsShareOne) {
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { equal += tokenizer->encode(text) == expected; });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(equal, 4);
+}
+
+TEST(Unicode, SyllablesTakeTrailingConsonantsAlone) {
+  using huggingface::Form;
+  using huggingface::normalized;
+  EXPECT_EQ(normalized("x\uC950\u11A8", Form::nfc), "x\uC951");
+  for (const char* text : {"\uC950\u11A7", "\uC950\u11A7\u11A8\uC950\u11A7x", "\u11A7", "a\u11A7\u11A7 \u11A7"}) {
+    EXPECT_EQ(normalized(text, Form::nfc), text);
+    EXPECT_EQ(normalized(text, Form::nfkc), text);
+    EXPECT_EQ(normalized(normalized(text, Form::nfd), Form::nfc), text);
+  }
 }
 
 TEST(Regex, SaysWhatOnigurumaMeans) {
