@@ -37,6 +37,21 @@ struct Source {
   }
 };
 
+// What a head of a sequence sees: its keys and values from position `begin` on.
+struct Sight {
+  std::int64_t begin, key_dim, value_dim;
+  std::vector<double> keys, values;
+
+  const double* key(std::int64_t j) const { return keys.data() + (j - begin) * key_dim; }
+  const double* value(std::int64_t j) const { return values.data() + (j - begin) * value_dim; }
+};
+
+double dot(const double* a, const double* b, std::int64_t count) {
+  double sum = 0.0;
+  for (std::int64_t c = 0; c < count; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
 struct Call {
   const Inputs& in;
   Heads q;
@@ -62,22 +77,35 @@ struct Call {
     k.rows = v.rows = rows;
   }
 
-  // Scores of token t of the sequence with all keys that it sees, the first of which is `first`; their ln of the sum of
-  // exponentials.
-  double scores(const Sequence& s, std::int64_t n, std::int64_t t, std::int64_t head, std::int64_t& first,
-                std::vector<double>& all) const {
+  // Of head `g` of k and v.
+  Sight sight(const Sequence& s, std::int64_t n, std::int64_t g) const {
+    Sight seen{first_key(s.position, s.position, rows, window), key_dim, value_dim, {}, {}};
+    for (std::int64_t j = seen.begin; j < s.position + s.length; ++j) {
+      for (std::int64_t c = 0; c < key_dim; ++c) seen.keys.push_back(k.at(s, n, j, g, c));
+      for (std::int64_t c = 0; c < value_dim; ++c) seen.values.push_back(v.at(s, n, j, g, c));
+    }
+    return seen;
+  }
+
+  // Channels of token t of the sequence in q, or in d_o.
+  static std::vector<double> row(const Heads& of, const Sequence& s, std::int64_t t, std::int64_t head,
+                                 std::int64_t channels) {
+    std::vector<double> all;
+    for (std::int64_t c = 0; c < channels; ++c) all.push_back(of(s.batch, s.begin + t, head, c));
+    return all;
+  }
+
+  // Scores of token t of the sequence, whose query is `query`, with all keys that it sees, the first of which is
+  // `first`; their ln of the sum of exponentials.
+  double scores(const Sequence& s, std::int64_t t, const std::vector<double>& query, const Sight& seen,
+                std::int64_t& first, std::vector<double>& all) const {
     const std::int64_t i = s.position + t;
     first = first_key(i, s.position, rows, window);
-    all.assign(static_cast<std::size_t>(i - first + 1), 0.0);
+    all.clear();
     double largest = -std::numeric_limits<double>::infinity();
     for (std::int64_t j = first; j <= i; ++j) {
-      double score = 0.0;
-      for (std::int64_t c = 0; c < key_dim; ++c) {
-        score += q(s.batch, s.begin + t, head, c) * k.at(s, n, j, head / group, c);
-      }
-      score *= scale;
-      all[static_cast<std::size_t>(j - first)] = score;
-      largest = std::max(largest, score);
+      all.push_back(scale * dot(query.data(), seen.key(j), key_dim));
+      largest = std::max(largest, all.back());
     }
     double sum = 0.0;
     for (const double score : all) sum += std::exp(score - largest);
@@ -102,18 +130,20 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
   parallel_for(context, sequences_of(inputs.q, inputs.cu_seqlens) * call.heads, [&](std::int64_t task) {
     const std::int64_t n = task / call.heads, head = task % call.heads;
     const Sequence s = sequence_at(inputs, n);
+    const Sight seen = call.sight(s, n, head / call.group);
     std::vector<double> scores;
     for (std::int64_t t = 0; t < s.length; ++t) {
       std::int64_t first = 0;
-      const double lse = call.scores(s, n, t, head, first, scores);
+      const double lse = call.scores(s, t, Call::row(call.q, s, t, head, call.key_dim), seen, first, scores);
       const std::vector<double> factors = call.factors(s, t, head, first, scores.size());
+      std::vector<double> sums(static_cast<std::size_t>(call.value_dim));
+      for (std::size_t j = 0; j < scores.size(); ++j) {
+        const double p = factors[j] * std::exp(scores[j] - lse);
+        const double* value = seen.value(first + static_cast<std::int64_t>(j));
+        for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += p * value[c];
+      }
       for (std::int64_t c = 0; c < call.value_dim; ++c) {
-        double sum = 0.0;
-        for (std::size_t j = 0; j < scores.size(); ++j) {
-          sum += factors[j] * std::exp(scores[j] - lse) *
-                 call.v.at(s, n, first + static_cast<std::int64_t>(j), head / call.group, c);
-        }
-        o.set(s.batch, s.begin + t, head, c, sum);
+        o.set(s.batch, s.begin + t, head, c, sums[static_cast<std::size_t>(c)]);
       }
       if (outputs.lse) {
         Elements(outputs.lse).set(s.batch * inputs.q.size(1) + s.begin + t, head, lse);
@@ -131,23 +161,22 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
   parallel_for(context, sequences_of(inputs.q, inputs.cu_seqlens) * groups, [&](std::int64_t task) {
     const std::int64_t n = task / groups, g = task % groups;
     const Sequence s = sequence_at(inputs, n);
+    const Sight seen = call.sight(s, n, g);
     std::vector<double> sum_k(static_cast<std::size_t>(s.length * call.key_dim));
     std::vector<double> sum_v(static_cast<std::size_t>(s.length * call.value_dim));
     std::vector<double> scores;
     for (std::int64_t head = g * call.group; head < (g + 1) * call.group; ++head) {
       for (std::int64_t t = 0; t < s.length; ++t) {
         std::int64_t first = 0;
-        const double lse = call.scores(s, n, t, head, first, scores);
+        const std::vector<double> query = Call::row(call.q, s, t, head, call.key_dim);
+        const std::vector<double> d_out = Call::row(gradient, s, t, head, call.value_dim);
+        const double lse = call.scores(s, t, query, seen, first, scores);
         // dp_ij = f_ij do_i . v_j; ds_ij = p_ij (dp_ij - sum over j of p_ij dp_ij), f dropout's factors
         const std::vector<double> factors = call.factors(s, t, head, first, scores.size());
         std::vector<double> dp(scores.size());
         double mean = 0.0;
         for (std::size_t j = 0; j < scores.size(); ++j) {
-          for (std::int64_t c = 0; c < call.value_dim; ++c) {
-            dp[j] +=
-                gradient(s.batch, s.begin + t, head, c) * call.v.at(s, n, first + static_cast<std::int64_t>(j), g, c);
-          }
-          dp[j] *= factors[j];
+          dp[j] = factors[j] * dot(d_out.data(), seen.value(first + static_cast<std::int64_t>(j)), call.value_dim);
           mean += std::exp(scores[j] - lse) * dp[j];
         }
         std::vector<double> row(static_cast<std::size_t>(call.key_dim));
@@ -155,17 +184,12 @@ void reference_backward(Context& context, const Inputs& inputs, const Outputs&, 
           const std::int64_t key = first + static_cast<std::int64_t>(j);
           const double p = std::exp(scores[j] - lse);
           const double ds = call.scale * p * (dp[j] - mean);
-          for (std::int64_t c = 0; c < call.key_dim; ++c)
-            row[static_cast<std::size_t>(c)] += ds * call.k.at(s, n, key, g, c);
+          for (std::size_t c = 0; c < row.size(); ++c) row[c] += ds * seen.key(key)[c];
           if (key < s.position) continue;
-          for (std::int64_t c = 0; c < call.key_dim; ++c) {
-            sum_k[static_cast<std::size_t>((key - s.position) * call.key_dim + c)] +=
-                ds * call.q(s.batch, s.begin + t, head, c);
-          }
-          for (std::int64_t c = 0; c < call.value_dim; ++c) {
-            sum_v[static_cast<std::size_t>((key - s.position) * call.value_dim + c)] +=
-                factors[j] * p * gradient(s.batch, s.begin + t, head, c);
-          }
+          double* own_k = sum_k.data() + (key - s.position) * call.key_dim;
+          double* own_v = sum_v.data() + (key - s.position) * call.value_dim;
+          for (std::size_t c = 0; c < query.size(); ++c) own_k[c] += ds * query[c];
+          for (std::size_t c = 0; c < d_out.size(); ++c) own_v[c] += factors[j] * p * d_out[c];
         }
         for (std::int64_t c = 0; c < call.key_dim; ++c) {
           dq.set(s.batch, s.begin + t, head, c, row[static_cast<std::size_t>(c)]);
