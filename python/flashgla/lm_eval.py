@@ -4,7 +4,8 @@
 
 The harness (0.4.13) has no entry points for models: in a program of one's own `import flashgla.lm_eval` makes
 `model="flashgla"` known. model_args: pretrained (a folder), device, dtype, threads, checkpoint, max_length,
-batch_tokens (in one call of the model; batch_size is not looked at), add_bos_token, reuse_prefixes.
+batch_tokens (in one call of the model; batch_size is not looked at), add_bos_token, reuse_prefixes. Without device
+among them the harness's --device holds, whose default is cuda:0; where there is no GPU that is the CPU, as for `hf`.
 
 Token rules are those of the harness's own `hf` model in 0.4.13: texts begin with bos where the tokenizer adds it
 (add_bos_token=True or False overrules it) and unless they spell it; an empty context is bos (eos without one);
@@ -13,6 +14,7 @@ loglikelihood_rolling goes by windows of max_length (max_position_embeddings of 
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from typing import Any
 
@@ -24,15 +26,27 @@ from tqdm import tqdm
 
 from .models import LanguageModel
 
+eval_logger = logging.getLogger(__name__)
+
 # Requests handed over at once: enough to pack, few enough for a bar that moves.
 REQUESTS_AT_ONCE = 512
 
 
-def _truth(value: Any) -> bool | None:
+def _truth(name: str, value: Any) -> bool | None:
     """Of a value of --model_args."""
     if value is None or isinstance(value, bool):
         return value
-    return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if str(value).lower() not in known:
+        raise ValueError(f"flashgla: model_args: {name} is {value}; expected True or False")
+    return known[str(value).lower()]
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"flashgla: model_args: {name} is {value}; expected a number") from None
 
 
 @register_model("flashgla")
@@ -41,21 +55,23 @@ class FlashGLA(TemplateLM):
 
     backend = "causal"
 
-    def __init__(self, pretrained: str, device: str = "cpu", dtype: str | None = None, threads: int = 0,
+    def __init__(self, pretrained: str = "", device: str = "cpu", dtype: str | None = None, threads: int = 0,
                  checkpoint: str = "latest", max_length: int | None = None, batch_tokens: int = 8192,
                  add_bos_token: bool | str | None = None, reuse_prefixes: bool | str = True, max_gen_toks: int = 256,
                  batch_size: Any = None, max_batch_size: Any = None, **unknown: Any):
         super().__init__()
         if unknown:
             raise ValueError(f"flashgla: model_args has {', '.join(unknown)}, which is not known")
+        if not pretrained:
+            raise ValueError("flashgla: model_args has no pretrained=FOLDER, the model's")
         self.model = LanguageModel.load(pretrained, "cuda:0" if device == "cuda" else device, dtype,
-                                        threads=int(threads), checkpoint=checkpoint)
+                                        threads=_count("threads", threads), checkpoint=checkpoint)
         tokenizer = self.model.tokenizer
-        self.max_length = int(max_length) if max_length else self.model.max_length
-        self.max_gen_toks = int(max_gen_toks)
-        self.batch_tokens = int(batch_tokens)
-        self.reuse_prefixes = _truth(reuse_prefixes)
-        self.add_bos_token = _truth(add_bos_token)
+        self.max_length = _count("max_length", max_length or 0) or self.model.max_length
+        self.max_gen_toks = _count("max_gen_toks", max_gen_toks)
+        self.batch_tokens = _count("batch_tokens", batch_tokens)
+        self.reuse_prefixes = _truth("reuse_prefixes", reuse_prefixes)
+        self.add_bos_token = _truth("add_bos_token", add_bos_token)
         self.prefix = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
         if self.prefix is None:
             raise ValueError(f"flashgla: the tokenizer in {pretrained} has neither a begin- nor an end-of-text token")
@@ -65,6 +81,22 @@ class FlashGLA(TemplateLM):
         self.drops_space = tokenizer.decode(both[len(before):]) == "b"
         #: Tokens that the model read.
         self.tokens_read = 0
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> FlashGLA:
+        """What the harness's command line calls. It has a device even where nobody gave one."""
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        device = given.pop("device", None)
+        if device is not None and "device" not in arg_dict:
+            given["device"] = "auto" if device in ("cuda", "cuda:0") else device
+        model = cls(**arg_dict, **given)
+        if given.get("device") == "auto" and model.model.device == "cpu":
+            eval_logger.warning("flashgla: there is no GPU, or this build has no CUDA: the CPU is used")
+        return model
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> FlashGLA:
+        return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
 
     @property
     def eot_token_id(self) -> int:

@@ -1,4 +1,5 @@
-"""flashgla.LanguageModel on a small model that `flashgla train` makes (FLASHGLA_PROGRAM names the program)."""
+"""flashgla.LanguageModel on a small model that `flashgla train` makes (FLASHGLA_PROGRAM names the program), on the CPU
+or on FLASHGLA_TEST_DEVICE."""
 
 import json
 import math
@@ -15,6 +16,7 @@ import pytest
 import flashgla
 
 PROGRAM = os.environ.get("FLASHGLA_PROGRAM", "")
+DEVICE = os.environ.get("FLASHGLA_TEST_DEVICE", "cpu")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="FLASHGLA_PROGRAM names no program")
 
 
@@ -25,13 +27,13 @@ def folder(tmp_path_factory):
     run("data", "stories", "--seed", "7", "--megabytes", "0.1", "--out", "stories.jsonl", "--quiet")
     run("data", "prepare", "stories.jsonl", "--out", "tokens", "--quiet")
     run("train", "--data", "tokens", "--preset", "gla-tiny", "--batch", "2", "--length", "64", "--steps", "20",
-        "--out", "run")
+        "--device", "cpu", "--out", "run")
     return work / "run"
 
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return flashgla.LanguageModel.load(folder)
+    return flashgla.LanguageModel.load(folder, device=DEVICE)
 
 
 def test_operators_load_no_models():
@@ -42,7 +44,7 @@ def test_operators_load_no_models():
 def test_what_is_said_of_it(model):
     assert model.config["model_type"] == "gla"
     assert model.vocab_size == model.tokenizer.vocab_size == 258
-    assert (model.device, model.dtype) == ("cpu", "f32")
+    assert (model.device.partition(":")[0], model.dtype) == (DEVICE.partition(":")[0], "f32")
     assert model.tokenizer.decode(model.tokenizer.encode("lamp é")) == "lamp é"
 
 
@@ -126,6 +128,18 @@ def test_states(model, tmp_path):
         model.load_state(tmp_path / "absent")
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="FLASHGLA_TEST_DEVICE names no GPU")
+def test_the_device_agrees_with_the_cpu(model, folder):
+    cpu = flashgla.LanguageModel.load(folder)
+    text = "Once there was a fox. It lived in a wood."
+    np.testing.assert_allclose(model.logits(text), cpu.logits(text), rtol=1e-4, atol=1e-4)
+    ours, theirs = (each.loglikelihood([("Once", " there was"), ("It", " lived in")]) for each in (model, cpu))
+    assert [one.is_greedy for one in ours] == [one.is_greedy for one in theirs]
+    assert all(math.isclose(a[0], b[0], rel_tol=1e-4) for a, b in zip(ours, theirs))
+    ours, theirs = (each.generate("Once there", max_tokens=40, temperature=0) for each in (model, cpu))
+    assert ours == theirs
+
+
 def test_errors_name_what_is_wrong(model, folder, tmp_path):
     with pytest.raises(ValueError, match="absent"):
         flashgla.LanguageModel.load(tmp_path / "absent")
@@ -165,7 +179,7 @@ def test_the_gil_is_released(model):
 def test_ctrl_c_ends_a_long_call(folder):
     code = f"""
 import flashgla, sys
-model = flashgla.LanguageModel.load({str(folder)!r})
+model = flashgla.LanguageModel.load({str(folder)!r}, device={DEVICE!r})
 print("ready", flush=True)
 try:
     model.loglikelihood([(list(range(250)), [i % 250]) for i in range(200000)], reuse_prefixes=False, batch_tokens=256)

@@ -6,14 +6,15 @@ MODEL: a folder with weights and a tokenizer that both sides read: for `hf` (nee
 a checkpoint that transformers knows, in f32 on the CPU; `logits` is a model of one request at a time on
 LanguageModel.logits, to try the packing, the shared contexts and the token rules without PyTorch. The tasks are made
 here, over small JSONL files; a third of the continuations are what the model itself writes, so that greedy ones and
-exact matches occur. Ends with exit code 1 when a score (an accuracy, a match) differs at all, a perplexity by more than
-1e-4 of it, or a log-likelihood by more than 1e-4 of it or 1e-4 nats a token.
+exact matches occur. One task is run by the command line, too. Ends with exit code 1 when a score (an accuracy, a match)
+differs at all, a perplexity by more than 1e-4 of it, or a log-likelihood by more than 1e-4 of it or 1e-4 nats a token.
 """
 
 import argparse
 import json
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 
@@ -159,6 +160,23 @@ def compare_samples(ours, theirs, model) -> int:
     return failed
 
 
+def command_line_fails(model: str, device: str, folder: pathlib.Path, ours) -> int:
+    """Runs the four-choice task by `python -m flashgla.lm_eval`; 1 when its accuracies are not those of `ours`."""
+    command = [sys.executable, "-m", "flashgla.lm_eval", "--model", "flashgla",
+               "--model_args", f"pretrained={model},device={device}", "--tasks", "flashgla_choices",
+               "--include_path", str(folder), "--output_path", str(folder / "out.json")]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    written = sorted(folder.glob("out*.json"))
+    if ran.returncode != 0 or not written:
+        print(f"the command line failed: {ran.stderr.strip().splitlines()[-1]}")
+        return 1
+    found = json.loads(written[-1].read_text())["results"]["flashgla_choices"]
+    known = ours["results"]["flashgla_choices"]
+    equal = all(found[metric] == known[metric] for metric in ("acc,none", "acc_norm,none"))
+    print(f"the command line: {'equal' if equal else 'DIFFERENT'}")
+    return 0 if equal else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -187,6 +205,7 @@ def main() -> int:
                 failed += not close
                 print(f"{task:24} {metric:24} {mine:.6f} {value:.6f}{'' if close else '  DIFFERENT'}")
         failed += compare_samples(ours, theirs, ours_model)
+        failed += command_line_fails(arguments.model, arguments.device, folder, ours)
     print("equal" if not failed else f"{failed} differences")
     return 1 if failed else 0
 
