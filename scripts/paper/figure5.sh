@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Figure 5 of the paper: perplexity by position, to 14 times the length that models were trained with.
-#   figure5.sh OUT [--size small|medium|full] [--text FILE_OR_FOLDER] [--models LIST] [--steps N] [--device D]
+#   figure5.sh OUT [--size small|medium|full] [--text FILE_OR_FOLDER] [--models LIST] [--steps N] [--batch N]
+#              [--device D]
 # Trains models on the text at length T, evaluates them on sequences of 14 T tokens of its validation part and draws
 # OUT/figure5.png; the numbers are in OUT/figure5.json. What is trained already is not trained again. document.py writes
 # them into docs/PAPER.md.
 #   small   T = 128, 0.8M parameters, bytes: a few minutes a model on two cores
 #   medium  T = 512, 25M parameters, bytes: for a GPU
 #   full    T = 2048, the paper's 340M models, 32,000 words: 10,000 steps of 131,072 tokens
-# LIST, of these, with commas: gla, retnet, transformer (trained at length T), gla-4t (at 4 T directly), gla-12xt (12
-# segments of T with truncated back-propagation through time). A model that cannot be trained here is named and left out.
+# LIST, of these, with commas: gla, retnet, transformer, mamba (trained at length T), gla-4t (at 4 T directly), gla-12xt
+# (12 segments of T with truncated back-propagation through time). A step has N sequences of T tokens (N / 4 of 4 T). A
+# model that cannot be trained here is named and left out.
 # Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,13p' "$0" >&2; exit 2; }
+usage() { sed -n '2,15p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' models=gla,retnet,transformer,gla-4t,gla-12xt steps='' device=auto
+out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' device=auto
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -24,20 +26,21 @@ while [ $# -gt 0 ]; do
     --text) text=$2 ;;
     --models) models=$2 ;;
     --steps) steps=$2 ;;
+    --batch) asked_batch=$2 ;;
     --device) device=$2 ;;
     *) usage ;;
   esac
   shift 2
 done
 case $size in
-  small) length=128 batch=16 rate=3e-3 tokenizer=byte sequences=64 config='"hidden_size": 128, "num_hidden_layers": 4'
+  small) length=128 batch=16 rate=3e-3 tokenizer=byte sequences=64 width=128 layers=4
     mlp=320 narrow_mlp=192 heads=2 default_steps=500 ;;
-  medium) length=512 batch=64 rate=1e-3 tokenizer=byte sequences=64 config='"hidden_size": 512, "num_hidden_layers": 8'
+  medium) length=512 batch=64 rate=1e-3 tokenizer=byte sequences=64 width=512 layers=8
     mlp=1408 narrow_mlp=768 heads=4 default_steps=1500 ;;
   full) length=2048 batch=64 rate=3e-4 tokenizer=train:32000 sequences=0 default_steps=10000 ;;
   *) echo "error: the size is $size; expected small, medium or full" >&2; exit 2 ;;
 esac
-steps=${steps:-$default_steps}
+steps=${steps:-$default_steps} batch=${asked_batch:-$batch}
 mkdir -p "$out"
 
 if [ -z "$text" ]; then
@@ -48,24 +51,28 @@ if [ ! -f "$out/tokens/data.json" ]; then
   "$flashgla" data prepare "$text" --out "$out/tokens" --tokenizer "$tokenizer" --validation 0.1 --quiet
 fi
 
-# The paper's models at this size: MODEL MLP_CHANNELS FIELDS
-describe() {
-  local model=$1
-  [ "$size" = full ] && { echo "${model/%/-340m}"; return; }
-  local fields="\"num_heads\": $heads, \"intermediate_size\": $mlp"
-  [ "$model" != retnet ] || fields="\"num_heads\": $heads, \"intermediate_size\": $narrow_mlp"  # its values are twice as wide
-  echo "{\"model_type\": \"$model\", $config, $fields, \"tie_word_embeddings\": true, \"initializer_range\": 0.05}" \
-    >"$out/$model.json"
-  echo "$out/$model.json"
+# The paper's models at this size
+describe() {  # MODEL
+  local fields blocks=$layers
+  case $1 in
+    mamba) fields='"use_mlp": false' blocks=$((2 * layers)) ;;  # twice as many blocks without MLPs
+    retnet) fields="\"num_heads\": $heads, \"intermediate_size\": $narrow_mlp" ;;  # its values are twice as wide
+    *) fields="\"num_heads\": $heads, \"intermediate_size\": $mlp" ;;
+  esac
+  echo "{\"model_type\": \"$1\", \"hidden_size\": $width, \"num_hidden_layers\": $blocks, $fields,
+    \"tie_word_embeddings\": true, \"initializer_range\": 0.05}" >"$out/$1.json"
+  echo "$out/$1.json"
 }
+full_size() { if [ "$1" = mamba ]; then echo mamba-350m; else echo "$1-340m"; fi; }
 
 trained=()
 train() {  # NAME MODEL LENGTH SEQUENCES [FLAG...]
-  local name=$1 run=$out/$1
+  local name=$1 run=$out/$1 model
   if [ ! -f "$run/checkpoints/latest" ]; then
     echo "training $name"
     rm -rf "$run"
-    if ! "$flashgla" train --data "$out/tokens" --model "$(describe "$2")" --out "$run" --steps "$steps" --length "$3" \
+    if [ "$size" = full ]; then model=$(full_size "$2"); else model=$(describe "$2"); fi
+    if ! "$flashgla" train --data "$out/tokens" --model "$model" --out "$run" --steps "$steps" --length "$3" \
       --batch "$4" --learning-rate "$rate" --warmup-tokens $((length * batch * steps / 20)) --device "$device" \
       --evaluate-every 0 --checkpoint-every 0 --keep-checkpoints 1 --log-every 50 --quiet "${@:5}" >"$out/$name.log" 2>&1
     then
@@ -78,7 +85,7 @@ train() {  # NAME MODEL LENGTH SEQUENCES [FLAG...]
 }
 for model in ${models//,/ }; do
   case $model in
-    gla | retnet | transformer) train "$model-$length" "$model" "$length" "$batch" --order windows ;;
+    gla | retnet | transformer | mamba) train "$model-$length" "$model" "$length" "$batch" --order windows ;;
     gla-4t) train "gla-$((4 * length))" gla $((4 * length)) $((batch / 4)) --order windows ;;
     gla-12xt) train "gla-12x$length" gla "$length" "$batch" --order segments --segments 12 ;;
     *) echo "error: there is no model '$model'" >&2; usage ;;
