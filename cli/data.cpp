@@ -49,7 +49,7 @@ class ByteProgress {
  private:
   std::string label_;
   bool quiet_;
-  InterruptionScope signals_;
+  InterruptionScope signals_{{.restart = false}};  // a wait for standard input ends, too
   std::optional<Progress> progress_;
   std::chrono::steady_clock::time_point start_;
 };

@@ -79,7 +79,7 @@ holds 'and leaves nothing half-written' sh -c '! ls full* 2>/dev/null | grep -q 
 
 # An interruption.
 holds 'an interrupted run leaves nothing half-written' sh -c "
-  mkfifo pipe; (cat a.jsonl a.jsonl a.jsonl; sleep 20) >pipe &
+  mkfifo pipe; (cat a.jsonl a.jsonl a.jsonl; exec sleep 20) >pipe &
   writer=\$!
   '$flashgla' data prepare - --json-lines --out stopped --quiet <pipe 2>message &
   program=\$!

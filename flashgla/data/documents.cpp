@@ -144,6 +144,7 @@ bool DocumentReader::fill() {
   done_ += static_cast<std::int64_t>(count);
   source_->taken += static_cast<std::int64_t>(count);
   if (count < wanted) {
+    if (std::ferror(source_->file) && errno == EINTR) throw Error("interrupted while reading " + source_->path);
     if (std::ferror(source_->file)) throw Error("cannot read " + source_->path + ": " + std::strerror(errno));
     ended_ = true;
   }
