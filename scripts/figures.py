@@ -2,12 +2,13 @@
 """Writes the tables of figures in the documents from saved runs of `flashgla bench` and `scripts/fuzz.sh`.
 
   scripts/figures.py              writes every table anew from docs/figures/
-  scripts/figures.py RUN.json     the same, after taking RUN.json (bench --save) into docs/figures/
+  scripts/figures.py RUN.json...  the same, after taking runs (bench --save) into docs/figures/
   scripts/figures.py --check      says which tables are not what the saved runs say; exit code 1 when there is one
 
 A table stands in a document between `<!-- figures: NAME -->` and `<!-- /figures -->`. TABLES below says what is in it.
 One whose run nobody has saved yet is left as it is."""
 
+import functools
 import json
 import pathlib
 import re
@@ -33,6 +34,7 @@ class Run:
             raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
         self.__dict__.update(json.loads(path.read_text(encoding="utf-8")))
         self.path = path
+        self.used = []  # rows that tables were made of
 
     def row(self, operation, problem, implementation=None):
         """The first row of an operation and problem; without implementation: of the fastest that is not a peer."""
@@ -41,7 +43,15 @@ class Run:
                  and (implementation or not row["implementation"].startswith(("softmax_", "fla_")))]
         if not found:
             raise Missing(f"{self.path.relative_to(ROOT)} has no row '{operation}' of '{problem}'")
-        return min(found, key=lambda row: row["milliseconds"])
+        self.used.append(min(found, key=lambda row: row["milliseconds"]))
+        return self.used[-1]
+
+    def timed(self):
+        """All rows but ceilings and reference implementations."""
+        found = [row for row in self.rows if "milliseconds" in row and not row["operation"].startswith("ceiling")
+                 and row["implementation"] != "reference"]
+        self.used += found
+        return found
 
     def rate(self, ceiling, quantity):
         """FLOPs or bytes per second of a ceiling."""
@@ -50,8 +60,17 @@ class Run:
             raise Missing(f"{self.path.relative_to(ROOT)} has no ceiling '{ceiling}'")
         return row[quantity] / row["milliseconds"] * 1e3
 
-    def origin(self):
-        return f"`{self.command}`, commit {self.commit}, {self.date}, {self.machine}"
+    def origin(self, rows=()):
+        """Where rows are from: of a file made in several calls each row says so itself (take)."""
+        said = {name: list(dict.fromkeys(row.get(name, getattr(self, name)) for row in rows)) or [getattr(self, name)]
+                for name in ("command", "commit", "date")}
+        calls = f"`{said['command'][0]}`"
+        if len(said["command"]) > 1:
+            words = [command.split() for command in said["command"]]
+            common = [word for word in words[0] if all(word in each for each in words)]
+            calls = f"`{' '.join(common)}` in {len(words)} calls"
+        commits = ("commit " if len(said["commit"]) == 1 else "commits ") + ", ".join(said["commit"])
+        return f"{calls}, {commits}, {', '.join(said['date'])}, {self.machine}"
 
 
 def milliseconds(row):
@@ -150,26 +169,99 @@ GPU_HEAD = ["case", "forward ms", "of the floor", "forward + backward ms", "of t
 
 def gpu_table():
     run = Run(FIGURES / "gpu.json")
-    return sentences(run.origin() + ".") + "\n\n" + table(GPU_HEAD, gpu_rows(run, GPU_CASES, more=False))
+    rows = gpu_rows(run, GPU_CASES, more=False)
+    return sentences(run.origin(run.used) + ".") + "\n\n" + table(GPU_HEAD, rows)
 
 
 def gpu_operator_table():
     run = Run(FIGURES / "gpu.json")
     rows = gpu_rows(run, GPU_CASES + GPU_MORE_CASES, more=True)
     for states in ("", ", bf16 states"):
-        step = run.row(STEP, "B64 T1 H4 K256 V512 bf16 key gate" + states)
+        try:
+            step = run.row(STEP, "B64 T1 H4 K256 V512 bf16 key gate" + states)
+        except Missing:  # of a run whose --implementation has no step
+            continue
         rows.append([f"step, B64 H4 K256 V512{states or ', f32 states'}", milliseconds(step), of_floor(step), "", "",
                      "", f"{step['error']:.1e}"])
     copy, product = run.rate("memory copy", "bytes"), run.rate("bf16 matrix product", "flops")
-    origin = sentences(run.origin() + ".", f"Ceilings of that run: copy {copy / 1e12:.2f} TB/s (read + written), bf16",
+    origin = sentences(run.origin(run.used) + f". Ceilings there: copy {copy / 1e12:.2f} TB/s (read + written), bf16",
                        f"products with operands on chip {product / 1e12:.0f} TFLOP/s.")
     return origin + "\n\n" + table([*GPU_HEAD, "MiB", "error"], rows)
+
+
+GATES = [  # name, what bench calls them
+    ("logsigmoid(normal) / 16", ""), ("times 1", " x1"), ("times 2", " x2"),
+    ("one channel in 16 at -3", " fast channels"), ("times 4", " x4"), ("times 16", " x16"),
+    ("one token in a thousand of a head at -inf", " resets"), ("/ 16, as logits", " as logits"),
+    ("/ 16, in f32", " in f32"),
+]
+
+
+def gpu_gates_table():
+    """Milliseconds of every strength of gates, and over those of gates / 16."""
+    run = Run(FIGURES / "gpu.json")
+    rows = [[name] for name, _ in GATES]
+    for problem in ("B32 T2048 H16 K64 V64", "B16 T2048 H4 K128 V256", "B8 T4096 H4 K256 V512"):
+        for operation in (FORWARD, BOTH):
+            plain = run.row(operation, f"{problem} bf16 key gate")
+            for cells, (_, gates) in zip(rows, GATES):
+                try:
+                    row = run.row(operation, f"{problem} bf16 key gate{gates}")
+                except Missing:  # of a run that was cut short
+                    cells.append("")
+                    continue
+                ratio = row["milliseconds"] / plain["milliseconds"]
+                cells.append(milliseconds(row) + (f" ({ratio:.2f})" if gates else ""))
+    return sentences(run.origin(run.used) + ".") + "\n\n" + table(
+        ["gates", "64x64, B32 T2048 H16: forward", "forward + backward", "128x256, B16 T2048 H4: forward",
+         "forward + backward", "256x512, B8 T4096 H4: forward", "forward + backward"], rows)
+
+
+def gpu_training_table():
+    run = Run(FIGURES / "gpu-training.json")
+    rows = []
+    for row in run.timed():
+        sequences, length = (int(number) for number in re.search(r" (\d+)x(\d+) ", row["problem"]).groups())
+        tokens = sequences * length * 1e3 / row["milliseconds"]
+        name = re.sub(r"(\d)x(\d)", r"\1 x \2", row["problem"])
+        rows.append([name, milliseconds(row), f"{tokens:,.0f}", of_floor(row)])
+    return (sentences(run.origin(run.used) + ". A step of the optimizer, everything included; the floor is that of its",
+                      "matrix products' FLOPs.") + "\n\n" +
+            table(["model, sequences x tokens", "ms a step", "tokens a second", "of the floor"], rows))
+
+
+# Operators in gpu-operators.json whose rows have other names than theirs.
+OPERATIONS = {"elementwise": ("add", "add_to", "convert", "scale", "zero", "column_sum", "silu", "squared_relu",
+                              "sigmoid_gate"),
+              "global_norm": ("sum", "non-finite")}
+OPERATORS = ("adamw", "elementwise", "embedding", "global_norm", "layer_norm", "log_sigmoid_gate", "rms_norm",
+             "rms_norm_swish_gate", "short_convolution", "swiglu")
+
+
+def gpu_operator_rows(name):
+    """An operator that is bound by memory: its share of the rate at which the GPU copies."""
+    run = Run(FIGURES / "gpu-operators.json")
+    copy = run.rate("memory copy", "bytes")
+    used = {}
+    for row in run.timed():
+        what = row["operation"], row["problem"]
+        if what[0].split()[0] in OPERATIONS.get(name, (name,)):
+            used[what] = min(used.get(what, row), row, key=lambda each: each["milliseconds"])
+    if not used:
+        raise Missing(f"{run.path.relative_to(ROOT)} has no row of {name}")
+    rows = []
+    for (operation, problem), row in used.items():
+        rate = row["bytes"] / row["milliseconds"] * 1e3
+        rows.append([operation.removeprefix(name + " "), problem, milliseconds(row), f"{rate / 1e12:.2f}",
+                     f"{rate / copy:.2f}"])
+    origin = sentences(run.origin(used.values()) + f"; a copy of 1 GiB: {copy / 1e12:.2f} TB/s (read and written).")
+    return origin + "\n\n" + table(["what", "of", "ms", "TB/s", "of the copy"], rows)
 
 
 def gpu_decoding_table():
     run = Run(FIGURES / "gpu-decoding.json")
     rows = []
-    for row in run.rows:
+    for row in run.timed():
         if row["operation"] == "model_decoding":
             sequences = int(re.search(r"batch (\d+)", row["problem"])[1])
             tokens = sequences * 1e3 / row["milliseconds"]  # a second
@@ -180,7 +272,8 @@ def gpu_decoding_table():
         elif row["operation"] == "model_load":
             rows.append(["reading the checkpoint of " + row["problem"], milliseconds(row), "",
                          f"{row['bytes'] / row['milliseconds'] / 1e6:.1f} GB/s"])
-    return sentences(run.origin() + ".") + "\n\n" + table(["what", "ms", "of the floor", ""], rows)
+    shown = [row for row in run.used if row["operation"].startswith("model_")]
+    return sentences(run.origin(shown) + ".") + "\n\n" + table(["what", "ms", "of the floor", ""], rows)
 
 
 def gpu_attention_table():
@@ -253,12 +346,39 @@ def small_models_sentences():
 
 
 TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
-          "gpu-attention": gpu_attention_table, "small-models": small_models_sentences, "fuzz": fuzz_table,
-          "fuzz-total": fuzz_sentence}
+          "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
+          "small-models": small_models_sentences, "fuzz": fuzz_table,
+          "fuzz-total": fuzz_sentence,
+          **{f"gpu-{name}": functools.partial(gpu_operator_rows, name) for name in OPERATORS}}
+
+# Which file a row of a GPU goes to, by the first word of its operation; the others go to gpu-operators.json.
+KINDS = {"gated_linear_attention": "gpu", "model_decoding": "gpu-decoding", "model_prefill": "gpu-decoding",
+         "model_load": "gpu-decoding", "linear_step": "gpu-decoding", "sampling": "gpu-decoding",
+         "softmax_attention": "gpu-attention", "rotary": "gpu-attention", "model_training_step": "gpu-training"}
+
+
+def take_rows(run, kind):
+    """Puts a GPU run's rows of a kind into its file, in place of those of the same name; each says its call."""
+    path = FIGURES / f"{kind}.json"
+    said = {"commit": run["commit"], "date": run["date"], "command": run["command"]}
+    rows = [{**row, **said} for row in run["rows"] if row["operation"].startswith("ceiling")
+            or KINDS.get(row["operation"].split()[0], "gpu-operators") == kind]
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**run, "rows": []}
+    if kept["machine"] != run["machine"]:
+        raise SystemExit(f"{path.relative_to(ROOT)} is of {kept['machine']}, the run of {run['machine']}")
+
+    def name(row):
+        return row["operation"], row["problem"], row["implementation"]
+
+    new = {name(row): row for row in rows}
+    old = [{**{key: kept[key] for key in said}, **row} for row in kept["rows"]]
+    merged = [new.pop(name(row), row) for row in old]
+    path.write_text(json.dumps({**kept, **said, "rows": [*merged, *new.values()]}, indent=1) + "\n", encoding="utf-8")
+    print(f"docs/figures/{path.name}: {len(rows)} rows")
 
 
 def take(path):
-    """Copies a run to docs/figures/, under the kind of its device; one of scripts/fuzz.sh is added to those there."""
+    """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of scripts/fuzz.sh to those there."""
     # scripts/small_models.py has "runs", scripts/fuzz.sh "targets".
     FIGURES.mkdir(parents=True, exist_ok=True)
     taken = json.loads(path.read_text(encoding="utf-8"))
@@ -273,18 +393,20 @@ def take(path):
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
-    operations = {row["operation"] for row in run.rows}
-    kind = ("gpu-attention" if "softmax_attention forward" in operations else
-            "gpu-decoding" if "model_decoding" in operations else "gpu")
-    name = "cpu.json" if run.device == "cpu" else kind + ".json"
-    (FIGURES / name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"docs/figures/{name}: {run.origin()}")
+    if run.device == "cpu":
+        (FIGURES / "cpu.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        print(f"docs/figures/cpu.json: {run.origin()}")
+        return
+    operations = {row["operation"].split()[0] for row in run.rows if not row["operation"].startswith("ceiling")}
+    for kind in sorted({KINDS.get(operation, "gpu-operators") for operation in operations}):
+        take_rows(taken, kind)
 
 
 def main():
     check = sys.argv[1:] == ["--check"]
     if sys.argv[1:] and not check:
-        take(pathlib.Path(sys.argv[1]))
+        for path in sys.argv[1:]:
+            take(pathlib.Path(path))
     stale = 0
     found = set()
     for document in sorted(ROOT.glob("**/*.md")):

@@ -1,5 +1,6 @@
 """Checks the documents against the tree: links and paths that lead nowhere, environment variables that the sources read
-and docs/environment.md does not name (or the other way round), and a changelog without the project's version.
+and docs/environment.md does not name (or the other way round), speeds typed by hand into tables of READMEs, and a
+changelog without the project's version.
 Prints each offence; exit code 1 when there is one."""
 
 import pathlib
@@ -84,6 +85,22 @@ def check_lines(document, offences):
         offences.append(f"{name}: {len(lines)} lines beside its tables (150 at most); what is history goes to LOG.md")
 
 
+# Kernels' designs, whose tables hold what was predicted and why.
+DESIGNS = "flashgla/ops/gated_linear_attention/cuda/"
+MEASURED = r"\d ?(?:ms|us|tok/s|tokens/s|[KMGT]B/s|[GT]FLOP/s|TFLOPS)\b"
+
+
+def check_figures(document, offences):
+    """Speeds in a README's tables are written by scripts/figures.py from saved runs; others belong into a LOG.md."""
+    name = document.relative_to(ROOT)
+    if document.name != "README.md" or name.as_posix().startswith(DESIGNS):
+        return
+    text = re.sub(r"<!-- figures: .*?<!-- /figures -->", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for line in text.splitlines():
+        if line.lstrip().startswith("|") and re.search(MEASURED, line):
+            offences.append(f"{name}: a speed typed by hand (docs/figures/README.md, or LOG.md): {line[:60]}...")
+
+
 def check_environment(files, offences):
     read = {}
     for file in files:
@@ -116,6 +133,7 @@ def main():
         check_links(document, offences)
         check_paths(document, files, offences)
         check_lines(document, offences)
+        check_figures(document, offences)
     check_environment(files, offences)
     check_version(offences)
     for offence in offences:
