@@ -8,6 +8,8 @@ what it must be is a ValueError that names it.
 from __future__ import annotations
 
 import json
+import numbers
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +26,29 @@ __all__ = ["Generation", "LanguageModel", "LogLikelihood", "State", "Tokenizer"]
 
 #: A text, which the model's tokenizer encodes, or token ids as they are.
 Text = str | Sequence[int]
+
+
+def _whole(name: str, value: Any, least: int = 0) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected a whole number") from None
+    if number < least:
+        raise ValueError(f"{name} is {number}; expected {least} or more")
+    return number
+
+
+def _real(name: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}; expected a number")
+    return float(value)
+
+
+def _several(name: str, value: Any) -> list[Any]:
+    """Of an argument that is a sequence of texts: one text is none, though Python would take its characters."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{name} is {value!r:.60}; expected a list")
+    return list(value)
 
 
 class LogLikelihood(NamedTuple):
@@ -58,7 +83,7 @@ class State:
 
     def feed(self, text: Text) -> None:
         """Takes a text in."""
-        ids = self._model._prompt(text, begins=self.tokens == 0)
+        ids = self._model._prompt("text", text, begins=self.tokens == 0)
         if ids:
             self._state.feed(ids)
 
@@ -92,9 +117,17 @@ class LanguageModel:
             threads: of the CPU; 0: all.
             checkpoint: of a run: latest, best, or step-00000500 as its folder is called.
         """
+        for name, value in (("device", device), ("dtype", dtype or ""), ("checkpoint", checkpoint)):
+            if not isinstance(value, str):
+                raise TypeError(f"load: {name} is {value!r}; expected a str")
+        if not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(f"load: folder is {folder!r}; expected a path")
         if device.startswith("cuda") or device == "auto":
             load_cublaslt()
-        return cls(_models.Model.load(os.fspath(folder), device, dtype, threads, checkpoint))
+        return cls(_models.Model.load(os.fspath(folder), device, dtype, _whole("load: threads", threads), checkpoint))
+
+    def __repr__(self) -> str:
+        return f"<flashgla.LanguageModel of {self._model.folder!r}, {self.dtype} on {self.device}>"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -133,7 +166,7 @@ class LanguageModel:
 
     def logits(self, text: Text) -> numpy.ndarray:
         """Logits of the next token after every token of a text: float32 [T, vocab_size]."""
-        return self._model.logits(self._prompt(text))
+        return self._model.logits(self._prompt("text", text))
 
     def loglikelihood(self, requests: Sequence[tuple[Text, Text]], *, batch_tokens: int = 8192,
                       reuse_prefixes: bool = True, max_length: int | None = None) -> list[LogLikelihood]:
@@ -149,14 +182,17 @@ class LanguageModel:
             max_length: of contexts of text that are longer (with the continuation) only the end is read; None: all.
         """
         pairs = []
-        for number, request in enumerate(requests):
+        for number, request in enumerate(_several("loglikelihood: requests", requests)):
+            if isinstance(request, str) or len(request) != 2:
+                raise TypeError(f"loglikelihood: request {number} is {request!r:.60}; expected (context, continuation)")
             context, continuation = request
             if isinstance(context, str) != isinstance(continuation, str):
                 raise TypeError(f"loglikelihood: request {number} is of a str and of ids; expected both alike")
             if isinstance(context, str):
                 pairs.append(self._model.encode_pair(context, continuation, max_length or 0))
             else:
-                pairs.append((list(context), list(continuation)))
+                pairs.append((_ids(f"loglikelihood: request {number}", context),
+                              _ids(f"loglikelihood: request {number}", continuation)))
         scores, self.tokens_read = self._model.loglikelihood(pairs, batch_tokens, reuse_prefixes)
         return [LogLikelihood(*score) for score in scores]
 
@@ -169,8 +205,9 @@ class LanguageModel:
             max_length: tokens of a window; None: the model's.
             stride: tokens by which windows advance; None: max_length, with one token of context before each.
         """
-        documents = [[self._model.prefix_token(), *self.tokenizer.encode(text)] if isinstance(text, str) else list(text)
-                     for text in texts]
+        documents = [[self._model.prefix_token(), *self.tokenizer.encode(text)] if isinstance(text, str)
+                     else _ids(f"loglikelihood_rolling: text {number}", text)
+                     for number, text in enumerate(_several("loglikelihood_rolling: texts", texts))]
         length = max_length or self.max_length
         return self._model.rolling(documents, length, stride or length, batch_tokens)
 
@@ -204,7 +241,8 @@ class LanguageModel:
         """As generate, of several texts side by side."""
         options = self._options(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop,
                                 stop_at_end)
-        generated = self._model.generate([self._prompt(each) for each in prompts], options)
+        ids = [self._prompt(f"prompt {i}", each) for i, each in enumerate(_several("generate_batch: prompts", prompts))]
+        generated = self._model.generate(ids, options)
         return [Generation(each.text, each.tokens, each.finish) for each in generated]
 
     def stream(self, prompt: Text = "", *, max_tokens: int = 256, temperature: float = 1.0, top_k: int = 0,
@@ -228,23 +266,45 @@ class LanguageModel:
         state.load(os.fspath(path))
         return State(self, state)
 
-    def _prompt(self, text: Text, begins: bool = True) -> list[int]:
-        return self._model.encode_prompt(text, begins) if isinstance(text, str) else list(text)
+    def _prompt(self, name: str, text: Text, begins: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            return _ids(name, text)
+        try:
+            return self._model.encode_prompt(text, begins)
+        except TypeError:  # what is no text in UTF-8 never gets there
+            raise ValueError(f"{name} has a lone surrogate, which is no character") from None
 
     @staticmethod
     def _options(max_tokens: int, temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float,
                  seed: int, stop: str | Sequence[str], stop_at_end: bool) -> _models.GenerateOptions:
-        return _models.GenerateOptions(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed,
-                                       [stop] if isinstance(stop, str) else list(stop), stop_at_end)
+        stops = [stop] if isinstance(stop, str) else _several("stop", stop)
+        for each in stops:
+            if not isinstance(each, str):
+                raise TypeError(f"stop has {each!r}; expected texts")
+        return _models.GenerateOptions(_whole("max_tokens", max_tokens), _real("temperature", temperature),
+                                       _whole("top_k", top_k), _real("top_p", top_p), _real("min_p", min_p),
+                                       _real("repetition_penalty", repetition_penalty), _whole("seed", seed), stops,
+                                       bool(stop_at_end))
+
+
+def _ids(name: str, ids: Any) -> list[int]:
+    try:
+        return [operator.index(each) for each in ids]
+    except TypeError:
+        raise TypeError(f"{name} is {ids!r:.60}; expected a text or token ids") from None
 
 
 class Stream(Iterator[str]):
     """Text as a model writes it. `finish` and `tokens` are known when it has ended."""
 
     def __init__(self, model: LanguageModel, prompt: Text, options: _models.GenerateOptions, state: State | None):
+        if state is not None and not isinstance(state, State):
+            raise TypeError(f"state is {state!r:.60}; expected what LanguageModel.state gives")
+        if state is not None and state._model is not model and state._model.fingerprint != model.fingerprint:
+            raise ValueError("state is of another model")
         begins = state is None or state.tokens == 0
         state = state if state is not None else State(model, _models.State(model._model))
-        ids = model._prompt(prompt, begins)
+        ids = model._prompt("prompt", prompt, begins)
         if begins or ids:
             state._state.feed(ids)
         self._stream = _models.Stream(state._state, options)

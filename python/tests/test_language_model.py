@@ -126,6 +126,16 @@ def test_states(model, tmp_path):
     assert model.generate(" a", state=model.load_state(tmp_path / "fox.state"), max_tokens=8, temperature=0) == first
     with pytest.raises(ValueError, match="absent"):
         model.load_state(tmp_path / "absent")
+    with pytest.raises(TypeError, match="state is 3"):
+        model.generate("a", state=3)
+
+
+def test_long_prompts_are_fed_in_pieces(model):
+    ids = [i % 256 for i in range(40000)]
+    pieces = model.state(ids[:16384])
+    pieces.feed(ids[16384:])
+    assert model.generate([1], state=pieces, max_tokens=3, temperature=0) == \
+        model.generate([1], state=model.state(ids), max_tokens=3, temperature=0)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="FLASHGLA_TEST_DEVICE names no GPU")
@@ -153,6 +163,20 @@ def test_errors_name_what_is_wrong(model, folder, tmp_path):
         model.loglikelihood([([1], [999])])
     with pytest.raises(TypeError, match="request 0"):
         model.loglikelihood([("a", [2])])
+    with pytest.raises(TypeError, match="requests is 'ab'"):
+        model.loglikelihood("ab")
+    with pytest.raises(TypeError, match="texts is 'ab'"):
+        model.loglikelihood_rolling("ab")
+    with pytest.raises(TypeError, match="text is 3"):
+        model.logits(3)
+    with pytest.raises(TypeError, match="temperature is 'hot'"):
+        model.generate("a", temperature="hot")
+    with pytest.raises(TypeError, match="stop has 3"):
+        model.generate("a", stop=[3])
+    with pytest.raises(ValueError, match="prompt has a lone surrogate"):
+        model.generate("\ud800")
+    with pytest.raises(ValueError, match="threads is -1"):
+        flashgla.LanguageModel.load(folder, threads=-1)
     with pytest.raises(ValueError, match="no tokens"):
         model.logits([])
 

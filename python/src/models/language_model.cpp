@@ -8,6 +8,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -218,6 +219,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(LoadedModel& self, const Ids& 
     eval::Scorer scorer(self.context, *self.model);
     *result = scorer.logits(ids);
   }
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
   return {result->as<float>(),
           {static_cast<std::size_t>((*result)->size(0)), static_cast<std::size_t>((*result)->size(1))},
           owner};
@@ -307,11 +309,20 @@ std::vector<Generated> generate_texts(LoadedModel& self, const std::vector<Ids>&
   return generated;
 }
 
+// In pieces, between which Ctrl-C may end it; the state then has seen those before.
 void feed(State& self, const Ids& ids) {
-  const nb::gil_scoped_release released;
-  const std::lock_guard<std::mutex> busy(self.owner->mutex);
-  const generate::Generator generator(self.owner->context, *self.owner->model, self.owner->needed_tokenizer());
-  generator.feed(self.session, {ids});
+  constexpr std::size_t kPiece = 16384;
+  Interruption interruption;
+  interruption.run([&] {
+    const std::lock_guard<std::mutex> busy(self.owner->mutex);
+    const generate::Generator generator(self.owner->context, *self.owner->model, self.owner->needed_tokenizer());
+    for (std::size_t begin = 0; begin == 0 || begin < ids.size(); begin += kPiece) {
+      if (begin > 0 && !interruption.keep_going()) throw Error("feed: stopped");
+      const auto from = ids.begin() + static_cast<std::ptrdiff_t>(begin);
+      generator.feed(self.session,
+                     {Ids(from, from + static_cast<std::ptrdiff_t>(std::min(kPiece, ids.size() - begin)))});
+    }
+  });
 }
 
 }  // namespace
