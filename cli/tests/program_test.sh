@@ -30,29 +30,29 @@ refuses 'frobnicate.*known: ' bench frobnicate
 refuses 'tpu' bench --device tpu
 refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
-refuses "nothing.*--only 'K7'" bench swiglu --seconds 0.01 --only K7
-refuses "nothing.*--implementation 'fastest'" bench swiglu --seconds 0.01 --implementation fastest
-succeeds '"operation": ?"swiglu' bench swiglu --seconds 0.01 --json
+refuses "nothing.*--only 'K7'" bench rotary --seconds 0.01 --only K7
+refuses "nothing.*--implementation 'fastest'" bench rotary --seconds 0.01 --implementation fastest
+succeeds '"operation": ?"rotary' bench rotary --seconds 0.01 --json
 cp stdout stdout.json
 holds 'the JSON of bench is JSON' python3 -c 'import json; assert all("operation" in row for row in json.load(open("stdout.json")))'
 
 # Files of bench: what --save writes, --compare reads.
-succeeds 'swiglu' bench swiglu --seconds 0.01 --save saved.json
+succeeds 'rotary' bench rotary --seconds 0.01 --save saved.json
 holds 'a saved run says where it was made' python3 -c '
 import json
 run = json.load(open("saved.json"))
 assert run["device"] == "cpu" and run["machine"] and run["threads"] > 0 and run["commit"] and run["date"] > "2026", run
-assert run["command"] == "flashgla bench swiglu --seconds 0.01" and run["rows"], run'
-succeeds '[1-9][0-9]* rows compared, 0 slower' bench swiglu --seconds 0.01 --compare saved.json --compare-share 1000
+assert run["command"] == "flashgla bench rotary --seconds 0.01" and run["rows"], run'
+succeeds '[1-9][0-9]* rows compared, 0 slower' bench rotary --seconds 0.01 --compare saved.json --compare-share 1000
 python3 -c '
 import json
 run = json.load(open("saved.json"))
 for row in run["rows"]:
     if not row["operation"].startswith("ceiling"): row["milliseconds"] /= 1000
 json.dump(run, open("faster.json", "w"))'
-holds 'what became slower is said' sh -c "! \"$flashgla\" bench swiglu --seconds 0.01 --compare faster.json >said 2>failed &&
-  grep -q '^slower: swiglu' said && grep -q 'became slower by more than 10%' failed"
+holds 'what became slower is said' sh -c "! \"$flashgla\" bench rotary --seconds 0.01 --compare faster.json >said 2>failed &&
+  grep -q '^slower: rotary' said && grep -q 'became slower by more than 10%' failed"
 printf '[]' >old.json
-refuses 'old.json is no file of' bench swiglu --seconds 0.01 --compare old.json
-refuses '--compare' bench swiglu --compare-share 0.2
+refuses 'old.json is no file of' bench rotary --seconds 0.01 --compare old.json
+refuses '--compare' bench rotary --compare-share 0.2
 finish
