@@ -1,7 +1,7 @@
-"""Logits of small HGRN2 and GSA models from their published formulas, token by token in float64 NumPy, for the golden
-numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights are the formula of
+"""Logits of small HGRN2, GSA and Hyena models from their published formulas, token by token in float64 NumPy, for the
+golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights are the formula of
 transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py), whose kernels
-need a GPU."""
+need a GPU, and of zoology's hyena.py."""
 
 import math
 
@@ -112,6 +112,31 @@ class Gsa:
         return rms(swish(numpy.array(rows)), self.norm) @ self.out.T
 
 
+class Hyena:
+    order, emb, length, shift = 6, 5, 20, 0.1
+
+    def __init__(self, take, *_):
+        self.input, self.input_bias = take(3 * HIDDEN, HIDDEN), take(3 * HIDDEN)
+        self.short, self.short_bias = take(3 * HIDDEN, 1, 3), take(3 * HIDDEN)
+        self.skip, self.positions = take(HIDDEN), take(self.length, self.emb)
+        self.inner = [(take(self.order, width), take(self.order)) for width in (self.emb, self.order, self.order)]
+        self.last, self.frequency = take(HIDDEN, self.order), take(self.order)
+        self.out, self.out_bias = take(HIDDEN, HIDDEN), take(HIDDEN)
+
+    def __call__(self, x, _):
+        hidden = self.positions
+        for weight, bias in self.inner:
+            hidden = numpy.sin(self.frequency * (hidden @ weight.T + bias))
+        deltas = numpy.linspace(-math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3, HIDDEN)
+        t = numpy.linspace(0.0, 1.0, self.length)[:, None]
+        kernel = (hidden @ self.last.T) * (numpy.exp(-t * deltas) + self.shift)
+        mixed = convolution(x @ self.input.T + self.input_bias, self.short) + self.short_bias
+        first, second, v = (mixed[:, i * HIDDEN:(i + 1) * HIDDEN] for i in range(3))
+        c = first * v
+        s = numpy.array([sum(kernel[t - j] * c[j] for j in range(t + 1)) for t in range(len(c))]) + self.skip * c
+        return (second * s) @ self.out.T + self.out_bias
+
+
 def show(name, mixer, bounded, convolutions):
     take = Weights()
     words = take(WORDS, HIDDEN)
@@ -138,3 +163,4 @@ show("hgrn2", Hgrn2, True, False)
 show("hgrn2, convolutions", Hgrn2, True, True)
 show("gsa", Gsa, False, False)
 show("gsa, convolutions", Gsa, False, True)
+show("hyena", Hyena, False, False)

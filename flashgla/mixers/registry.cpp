@@ -3,6 +3,7 @@
 #include "flashgla/mixers/gla/gla.h"
 #include "flashgla/mixers/gsa/gsa.h"
 #include "flashgla/mixers/hgrn2/hgrn2.h"
+#include "flashgla/mixers/hyena/hyena.h"
 #include "flashgla/mixers/linear_attention/linear_attention.h"
 #include "flashgla/mixers/mamba/mamba.h"
 #include "flashgla/mixers/mamba2/mamba2.h"
@@ -15,7 +16,7 @@ namespace flashgla::mixers {
 std::span<const Registration* const> registry() {
   static constexpr const Registration* rows[] = {
       &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2, &kHgrn2, &kMamba, &kGsa,
-      &kRwkv};
+      &kRwkv, &kHyena};
   return rows;
 }
 

@@ -145,6 +145,13 @@ LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device devi
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f64) {
     throw Error("model", "dtype", std::string("is ") + name_of(dtype), "f32, bf16 or f64");
   }
+  const auto check_device = [&](const mixers::Registration& row) {
+    if (device == Device::cpu() || *row.cpu_only == '\0') return;
+    throw Error("model", "device", "is " + name_of(device),
+                std::string("the CPU for ") + row.name + " (" + row.cpu_only + ")");
+  };
+  check_device(mixers::find_mixer(config.model_type));
+  for (const OtherLayers& other : config.others) check_device(*other.row);
   store_ = std::make_unique<nn::ParameterStore>(
       [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training,
       placements);

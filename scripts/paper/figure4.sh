@@ -7,15 +7,16 @@
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
 #   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: a model takes some two minutes on two cores
 #   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
-# LIST, with commas, of models: attention, gla, retnet, mamba. N jobs train side by side. A run ends at 99% accuracy, or
-# when eight evaluations (one an epoch) in a row were not better than the best.
+# LIST, with commas, of models: attention, gla, retnet, mamba; on a CPU also rwkv (its time mix) and hyena. N jobs train
+# side by side. A run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the
+# best.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
 usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=tiny settings='' widths='' models=attention,gla,retnet,mamba rates='' layers=2 epochs='' sequences='' device=''
-jobs=''
+out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
+sequences='' device='' jobs=''
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -30,15 +31,15 @@ done
 case $size in
   tiny) words=128 validation=500 range=0.1 tokens_a_step=4096
     dropout=0 gla=', "num_heads": 1, "expand_k": 1.0, "use_short_conv": true'
-    defaults=(64:4 32 1e-2 10 20000 cpu 2) ;;
+    defaults=(64:4 32 1e-2 10 20000 cpu 2 attention,gla,retnet,mamba,rwkv,hyena) ;;
   full) words=8192 validation=3000 range=0.02 tokens_a_step=65536
     dropout=0.1 gla=', "num_heads": 2'
-    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8) ;;
+    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 attention,gla,retnet,mamba) ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
-jobs=${jobs:-${defaults[6]}}
+jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}}
 mkdir -p "$out/models"
 
 # MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;
@@ -52,7 +53,9 @@ describe() {
     gla) fields="\"model_type\": \"gla\"$gla" ;;
     retnet) fields='"model_type": "retnet", "num_heads": 2' ;;
     mamba) fields='"model_type": "mamba"' ;;
-    *) echo "error: the model is $1; expected attention, gla, retnet or mamba" >&2; exit 2 ;;
+    rwkv) fields='"model_type": "rwkv", "embedding_norm": false, "zero_init": false' ;;
+    hyena) fields="\"model_type\": \"hyena\", \"l_max\": $3" ;;
+    *) echo "error: the model is $1; expected attention, gla, retnet, mamba, rwkv or hyena" >&2; exit 2 ;;
   esac
   local blocks='"identity_mlp": true, "norm_type": "layer_norm"'
   [ "$1" != mamba ] || blocks='"use_mlp": false'

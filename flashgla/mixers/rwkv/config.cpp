@@ -42,6 +42,7 @@ nn::Parameter rwkv_mix(const std::string& name, std::int64_t hidden, double powe
 
 TensorView rwkv_mixes(const std::vector<const nn::Parameter*>& vectors, bool gradients) {
   std::vector<TensorView> rows;
+  rows.reserve(vectors.size());
   for (const nn::Parameter* vector : vectors) {
     rows.push_back((gradients ? vector->gradient : vector->value).reshape(Shape({1, vector->shape[-1]})));
   }
@@ -124,8 +125,12 @@ constexpr PresetRow kPresets[] = {
 
 }  // namespace
 
-constinit const Registration kRwkv{"rwkv", "RWKV-4 (Peng et al. 2023): time mix and channel mix",
-                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); }, kLayouts,
-                                   kPresets};
+constinit const Registration kRwkv{"rwkv",
+                                   "RWKV-4 (Peng et al. 2023): time mix and channel mix",
+                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); },
+                                   kLayouts,
+                                   kPresets,
+                                   "",
+                                   "wkv and token_shift have no kernels yet"};
 
 }  // namespace flashgla::mixers

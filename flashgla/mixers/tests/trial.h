@@ -72,7 +72,7 @@ struct Trial {
   static void make_small(const Field& field) {
     const std::map<std::string, std::int64_t> sizes = {{"num_heads", 2}, {"conv_size", 3},  {"gate_low_rank_dim", 5},
                                                        {"head_dim", 8},  {"state_size", 6}, {"expand_ratio", 8},
-                                                       {"num_slots", 5}};
+                                                       {"num_slots", 5}, {"l_max", 96},     {"filter_order", 6}};
     const auto row = sizes.find(field.name);
     auto* const* size = std::get_if<std::int64_t*>(&field.value);
     if (row != sizes.end() && size != nullptr) **size = row->second;

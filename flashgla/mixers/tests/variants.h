@@ -32,6 +32,7 @@ inline std::vector<Variant> variants() {
       {"mamba", "no_conv_bias", {{"use_conv_bias", "false"}, {"expand", "1"}}},
       {"mamba2", "groups", {{"n_groups", "2"}, {"use_bias", "true"}}},
       {"mamba2", "a_group_a_head", {{"n_groups", "4"}, {"use_conv_bias", "false"}, {"conv_kernel", "2"}}},
+      {"hyena", "positions", {{"emb_dim", "7"}, {"shift", "0.1"}}},
       {"rwkv", "narrower", {{"attention_hidden_size", "10"}}},
       {"transformer", "grouped", {{"num_heads", "4"}, {"num_kv_heads", "2"}}},
       {"transformer", "biases_and_norms", {{"qkv_bias", "true"}, {"o_bias", "true"}, {"qk_norm", "true"}}},

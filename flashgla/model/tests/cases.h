@@ -75,6 +75,8 @@ inline std::vector<SmallModel> small_models() {
       "rwkv_of_zoology",
       R"("model_type": "rwkv", "hidden_size": 12, "identity_mlp": true, "embedding_norm": false, "num_hidden_layers": 6,
                                "zero_init": false)");
+  parsed("hyena", R"("model_type": "hyena", "hidden_size": 12, "num_hidden_layers": 3, "l_max": 80,
+                     "filter_order": 5)");
   parsed("layer_norm", R"("model_type": "transformer", "hidden_size": 12, "num_heads": 2, "norm_type": "layer_norm",
                           "learned_positions": true, "max_position_embeddings": 300, "use_rope": false,
                           "o_bias": true, "identity_mlp": true)");

@@ -192,6 +192,15 @@ TEST(Config, LayoutsOfRwkvAreReadAndWritten) {
               HasSubstr("attention_hidden_size is 0"));
 }
 
+TEST(Config, WhatHyenaLacksIsRefusedByName) {
+  const ModelConfig config = parse_config(R"({"model_type": "hyena", "l_max": 512, "num_inner_mlps": 2})", "hyena");
+  EXPECT_EQ(to_json(parse_config(to_json(config), "again")), to_json(config));
+  EXPECT_THAT(to_json(config), HasSubstr("\"l_max\": 512"));
+  EXPECT_THAT(error_of(R"({"model_type": "hyena", "order": 3})"), HasSubstr("order is 3; expected 2"));
+  EXPECT_THAT(error_of(R"({"model_type": "hyena", "num_blocks": 4})"), HasSubstr("num_blocks is 4"));
+  EXPECT_THAT(error_of(R"({"model_type": "hyena", "emb_dim": 4})"), HasSubstr("emb_dim is 4; expected an odd number"));
+}
+
 TEST(Config, LayoutsOfTransformersAreReadAndWritten) {
   const ModelConfig llama = parse_config(kLlama, "config.json");
   EXPECT_EQ(llama.model_type, "transformer");
@@ -259,7 +268,7 @@ TEST(Config, MistakesAreNamed) {
   EXPECT_THAT(error_of(R"({"hidden_size": 9223372036854775807})"), HasSubstr("hidden_size is 9223372036854775807"));
   EXPECT_THAT(error_of(R"({"hidden_size": 18446744073709551615})"), HasSubstr("expected an integer"));
   EXPECT_THAT(error_of(R"({"hidden_act": "gelu"})"), HasSubstr("hidden_act is 'gelu'; expected 'swish' or 'silu'"));
-  EXPECT_THAT(error_of(R"({"model_type": "hyena"})"), HasSubstr("unknown 'hyena'; known: gla"));
+  EXPECT_THAT(error_of(R"({"model_type": "h3"})"), HasSubstr("unknown 'h3'; known: gla"));
   EXPECT_THAT(error_of(R"({"feature_map": "tanh"})"), HasSubstr("tanh"));
   EXPECT_THAT(error_of(R"({"use_gv": true})"), HasSubstr("use_gv is true; expected false"));
   EXPECT_THAT(error_of("[1]"), HasSubstr("not a JSON object"));

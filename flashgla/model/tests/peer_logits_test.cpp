@@ -142,5 +142,13 @@ TEST(PeerLogits, GsaByItsFormulas) {
                  {15, {-0.10732648, 1.2720706, -1.5172995, 1.6717707, 0.42297157, 0.90472605}}});
 }
 
+TEST(PeerLogits, HyenaByItsFormulas) {
+  expect_logits(R"({"model_type": "hyena", "hidden_size": 24, "num_hidden_layers": 3, "l_max": 20, "filter_order": 6,
+                    "emb_dim": 5, "shift": 0.1, "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6})",
+                {{0, {-0.93659343, 0.86041269, -0.58777825, -0.030209531, -1.0327834, 1.2958778}},
+                 {8, {1.4920149, 1.6192446, -0.4071929, -1.4250744, 1.785977, -0.48344234}},
+                 {15, {1.6198345, 1.3413194, 0.022078452, 0.1950545, 1.7653226, -0.25550478}}});
+}
+
 }  // namespace
 }  // namespace flashgla::model

@@ -41,6 +41,18 @@ void add_to(Context& context, const TensorView& a, const TensorView& b, const Te
   if (!context.planning()) implementation.add_to(context, a, b, out);
 }
 
+void multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  const Arguments arguments("multiply", context);
+  arguments.check("a", a, kFloating);
+  arguments.check("b", b, a.dtype, a.shape, "a");
+  arguments.check("out", out, a.dtype, a.shape, "a");
+  const Implementation& implementation = selected("multiply", context, a.dtype, a.dtype);
+  if (implementation.multiply == nullptr) {
+    throw Error("multiply: no implementation fits (" + std::string(implementation.name) + ": has no kernel for it)");
+  }
+  if (!context.planning()) implementation.multiply(context, a, b, out);
+}
+
 void scale(Context& context, const TensorView& x, double factor) {
   Arguments("scale", context).check("x", x, kFloating);
   const Implementation& implementation = selected("scale", context, x.dtype, x.dtype);

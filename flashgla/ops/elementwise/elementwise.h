@@ -15,6 +15,9 @@ void add(Context& context, const TensorView& x, const TensorView& y);
 // out = a + b, all of one dtype; out may be a or b.
 void add_to(Context& context, const TensorView& a, const TensorView& b, const TensorView& out);
 
+// out = a b, all of one dtype; out may be a or b.
+void multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& out);
+
 // x *= factor.
 void scale(Context& context, const TensorView& x, double factor);
 

@@ -25,6 +25,11 @@ void reference_add_to(Context& context, const TensorView& a_view, const TensorVi
   write_each(context, out, [&](std::int64_t row, std::int64_t d) { return a(row, d) + b(row, d); });
 }
 
+void reference_multiply(Context& context, const TensorView& a_view, const TensorView& b_view, const TensorView& out) {
+  const Elements a(a_view), b(b_view);
+  write_each(context, out, [&](std::int64_t row, std::int64_t d) { return a(row, d) * b(row, d); });
+}
+
 void reference_scale(Context& context, const TensorView& x_view, double factor) {
   const Elements x(x_view);
   write_each(context, x_view, [&](std::int64_t row, std::int64_t d) { return x(row, d) * factor; });
@@ -104,6 +109,7 @@ const Implementation kReference{"reference",
                                 reference_squared_relu_forward,
                                 reference_squared_relu_backward,
                                 reference_sigmoid_gate_forward,
-                                reference_sigmoid_gate_backward};
+                                reference_sigmoid_gate_backward,
+                                reference_multiply};
 
 }  // namespace flashgla::ops::elementwise

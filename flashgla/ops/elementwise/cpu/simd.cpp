@@ -36,6 +36,12 @@ void AddTo(Context& context, const TensorView& a, const TensorView& b, const Ten
   map_rows(context, add, R<BFloat16>(out), R<BFloat16>(a), R<BFloat16>(b));
 }
 
+void Multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  auto multiply = [](VF32 x, VF32 y) { return hn::Mul(x, y); };
+  if (a.dtype == DType::f32) return map_rows(context, multiply, R<float>(out), R<float>(a), R<float>(b));
+  map_rows(context, multiply, R<BFloat16>(out), R<BFloat16>(a), R<BFloat16>(b));
+}
+
 void Scale(Context& context, const TensorView& x, double factor) {
   auto scale = [=](VF32 value) { return hn::Mul(value, hn::Set(simd::F32(), static_cast<float>(factor))); };
   if (x.dtype == DType::f32) return map_rows(context, scale, R<float>(x), R<float>(x));
@@ -137,6 +143,7 @@ HWY_AFTER_NAMESPACE();
 namespace flashgla::ops::elementwise {
 
 HWY_EXPORT(AddTo);
+HWY_EXPORT(Multiply);
 HWY_EXPORT(Scale);
 HWY_EXPORT(Convert);
 HWY_EXPORT(ColumnSums);
@@ -159,39 +166,45 @@ void simd_column_sum(Context& context, const TensorView& dy, const TensorView& d
 
 }  // namespace
 
-const Implementation kSimd{
-    "simd",
-    Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) {
-      return supports_f32_and_bf16({problem.in, problem.out});
-    },
-    [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
-      HWY_DYNAMIC_DISPATCH(AddTo)(context, a, b, out);
-    },
-    [](Context& context, const TensorView& x, double factor) { HWY_DYNAMIC_DISPATCH(Scale)
-                                                               (context, x, factor); },
-    [](Context& context, const TensorView& src, const TensorView& dst) {
-      HWY_DYNAMIC_DISPATCH(Convert)(context, src, dst);
-    },
-    simd_column_sum,
-    [](Context& context, const TensorView& x, const TensorView& y) {
-      HWY_DYNAMIC_DISPATCH(SiluForward)(context, x, y);
-    },
-    [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
-      HWY_DYNAMIC_DISPATCH(SiluBackward)(context, x, dy, dx);
-    },
-    [](Context& context, const TensorView& x, const TensorView& y) {
-      HWY_DYNAMIC_DISPATCH(SquaredReluForward)(context, x, y);
-    },
-    [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
-      HWY_DYNAMIC_DISPATCH(SquaredReluBackward)(context, x, dy, dx);
-    },
-    [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
-      HWY_DYNAMIC_DISPATCH(SigmoidGateForward)(context, gate, x, y);
-    },
-    [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy, const TensorView& dgate,
-       const TensorView& dx) { HWY_DYNAMIC_DISPATCH(SigmoidGateBackward)
-                               (context, gate, x, dy, dgate, dx); }};
+const Implementation kSimd{"simd",
+                           Device::Kind::cpu,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.in, problem.out});
+                           },
+                           [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+                             HWY_DYNAMIC_DISPATCH(AddTo)(context, a, b, out);
+                           },
+                           [](Context& context, const TensorView& x, double factor) {
+                             HWY_DYNAMIC_DISPATCH(Scale)
+                             (context, x, factor);
+                           },
+                           [](Context& context, const TensorView& src, const TensorView& dst) {
+                             HWY_DYNAMIC_DISPATCH(Convert)(context, src, dst);
+                           },
+                           simd_column_sum,
+                           [](Context& context, const TensorView& x, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(SiluForward)(context, x, y);
+                           },
+                           [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+                             HWY_DYNAMIC_DISPATCH(SiluBackward)(context, x, dy, dx);
+                           },
+                           [](Context& context, const TensorView& x, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(SquaredReluForward)(context, x, y);
+                           },
+                           [](Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
+                             HWY_DYNAMIC_DISPATCH(SquaredReluBackward)(context, x, dy, dx);
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(SigmoidGateForward)(context, gate, x, y);
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
+                              const TensorView& dgate, const TensorView& dx) {
+                             HWY_DYNAMIC_DISPATCH(SigmoidGateBackward)
+                             (context, gate, x, dy, dgate, dx);
+                           },
+                           [](Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+                             HWY_DYNAMIC_DISPATCH(Multiply)(context, a, b, out);
+                           }};
 
 }  // namespace flashgla::ops::elementwise
 #endif

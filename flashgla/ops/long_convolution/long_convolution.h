@@ -1,0 +1,41 @@
+// Causal convolution of each channel with a filter as long as the sequence, and a skip (Poli et al. 2023, "Hyena
+// Hierarchy", section 3; the FFT convolution of its authors' code).
+//
+//     y[t,d] = sum_{j=0}^{p+t} filter[j,d] x[t-j,d] + skip[d] x[t,d]
+//
+// p is how many tokens a sequence has had before, which lie in `past`; x of negative index are those.
+// Shapes: x, y, dy, dx [B,T,D] (last dimension contiguous, any strides before it); filter, dfilter [L,D] contiguous, of
+// which a sequence uses p + T rows; skip [D]; past [N,C,D] contiguous, positions i32 [N], N = B, or the sequences of
+// cu_seqlens (then B = 1). dtypes: x and all of its shape one of f64, f32, bf16, f16; filter, dfilter, dskip f32 (f64
+// with f64); skip and past x's, f32 or bf16 (f64 with f64). Throw Error naming the argument.
+#pragma once
+
+#include "flashgla/base/context.h"
+#include "flashgla/base/tensor.h"
+
+namespace flashgla::ops::long_convolution {
+
+struct Inputs {
+  TensorView x;
+  TensorView filter;
+  TensorView skip;
+  TensorView past, positions;  // absent, both: no token before
+  TensorView cu_seqlens;       // absent, or i32 [N+1]: 0 = c_0 <= c_1 <= ... <= c_N = T (empty sequences allowed)
+};
+
+struct InputGradients {
+  TensorView dx;       // overwritten
+  TensorView dfilter;  // overwritten
+  TensorView dskip;    // accumulated
+};
+
+// y must not overlap an input.
+void forward(Context& context, const Inputs& inputs, const TensorView& y);
+
+// No gradient flows into the past. dx must not overlap an input or dy.
+void backward(Context& context, const Inputs& inputs, const TensorView& dy, const InputGradients& gradients);
+
+// One token for each of N sequences: x, y [N,D]; `past` holds it already, at row positions[n] behind the tokens before.
+void step(Context& context, const Inputs& inputs, const TensorView& y);
+
+}  // namespace flashgla::ops::long_convolution

@@ -1,0 +1,20 @@
+#include "flashgla/ops/long_convolution/implementations.h"
+#include "flashgla/ops/long_convolution/tests/cases.h"
+#include "testing/operator_bench.h"
+
+namespace flashgla::ops::long_convolution {
+
+void bench(const testing::BenchOptions& options) {
+  std::vector<testing::OperatorBench> benches;
+  for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+    const Form form{1, 2048, 256}, small{2, 512, 40};
+    const std::string problem = name_of_form("B T D", form) + " " + name_of(dtypes.activation);
+    benches.push_back(
+        testing::bytes_bound("long_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
+    benches.push_back(
+        testing::bytes_bound("long_convolution backward", problem, dtypes, backward_case(form), backward_case(small)));
+  }
+  testing::run_benches(benches, testing::names_of(implementations()), options);
+}
+
+}  // namespace flashgla::ops::long_convolution

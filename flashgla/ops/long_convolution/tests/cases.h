@@ -1,0 +1,103 @@
+// The operator as cases that test and bench share.
+#pragma once
+
+#include <algorithm>
+
+#include "flashgla/ops/long_convolution/long_convolution.h"
+#include "testing/conformance.h"
+
+namespace flashgla::ops::long_convolution {
+
+using testing::Kind;
+using testing::NamedTensors;
+using testing::Role;
+
+// B sequences of T tokens, D channels, behind the tokens that `past` says of each; with `ends`, packed sequences that
+// end there (B = 1).
+struct Form {
+  std::int64_t batch, length, channels;
+  std::vector<std::int32_t> past{}, ends{};
+
+  Shape wide() const { return Shape({batch, length, channels}); }
+  std::int64_t sequences() const { return ends.empty() ? batch : static_cast<std::int64_t>(ends.size()); }
+  std::int64_t longest_past() const { return past.empty() ? 0 : *std::max_element(past.begin(), past.end()); }
+  Shape filter() const { return Shape({longest_past() + length + 1, channels}); }
+};
+
+inline testing::Argument integers(const char* name, const std::vector<std::int32_t>& values) {
+  testing::Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
+  argument.fill = [=](const TensorView& view) { std::copy(values.begin(), values.end(), view.as<std::int32_t>()); };
+  return argument;
+}
+
+// The filter decays as Hyena's do, so that sums stay of the size of what they are of. A step's past holds its token.
+inline std::vector<testing::Argument> inputs_of(const Form& form) {
+  std::vector<testing::Argument> arguments{
+      {"x", form.wide()},
+      {.name = "filter", .shape = form.filter(), .kind = Kind::accumulator, .deviation = 0.2, .strided = false},
+      {.name = "skip", .shape = Shape({form.channels}), .kind = Kind::parameter, .strided = false}};
+  if (!form.past.empty()) {
+    arguments.push_back({.name = "past",
+                         .shape = Shape({form.sequences(), form.longest_past() + 2, form.channels}),
+                         .kind = Kind::parameter,
+                         .strided = false});
+    arguments.push_back(integers("positions", form.past));
+  }
+  if (!form.ends.empty()) {
+    std::vector<std::int32_t> bounds{0};
+    bounds.insert(bounds.end(), form.ends.begin(), form.ends.end());
+    arguments.push_back(integers("cu_seqlens", bounds));
+  }
+  return arguments;
+}
+
+inline Inputs inputs_in(const NamedTensors& t) {
+  return {t["x"], t["filter"], t["skip"], t["past"], t["positions"], t["cu_seqlens"]};
+}
+
+inline std::string name_of_form(const char* what, const Form& form) {
+  return std::string(what) + " " + to_string(form.wide()) + (form.ends.empty() ? "" : " packed") +
+         (form.past.empty() ? "" : " carried");
+}
+
+inline testing::OperatorCase forward_case(const Form& form) {
+  testing::OperatorCase result;
+  result.name = name_of_form("forward", form);
+  result.arguments = inputs_of(form);
+  result.arguments.push_back({"y", form.wide(), Role::output});
+  result.run = [](Context& context, const NamedTensors& t) { forward(context, inputs_in(t), t["y"]); };
+  return result;
+}
+
+inline testing::OperatorCase backward_case(const Form& form) {
+  testing::OperatorCase result;
+  result.name = name_of_form("backward", form);
+  result.arguments = inputs_of(form);
+  result.arguments.push_back({"dy", form.wide()});
+  result.arguments.push_back({"dx", form.wide(), Role::output});
+  result.arguments.push_back(
+      {.name = "dfilter", .shape = form.filter(), .role = Role::output, .kind = Kind::accumulator, .strided = false});
+  result.arguments.push_back({.name = "dskip",
+                              .shape = Shape({form.channels}),
+                              .role = Role::accumulated,
+                              .kind = Kind::accumulator,
+                              .strided = false});
+  result.run = [](Context& context, const NamedTensors& t) {
+    backward(context, inputs_in(t), t["dy"], {t["dx"], t["dfilter"], t["dskip"]});
+  };
+  return result;
+}
+
+inline testing::OperatorCase step_case(std::int64_t channels, const std::vector<std::int32_t>& past) {
+  const Form form{static_cast<std::int64_t>(past.size()), 1, channels, past};
+  testing::OperatorCase result;
+  result.name = "step " + to_string(Shape({form.batch, channels}));
+  result.arguments = inputs_of(form);
+  const Shape wide({form.batch, channels});
+  result.arguments[0].shape = wide;
+  result.arguments.push_back({"y", wide, Role::output});
+  result.run = [](Context& context, const NamedTensors& t) { step(context, inputs_in(t), t["y"]); };
+  return result;
+}
+
+}  // namespace flashgla::ops::long_convolution

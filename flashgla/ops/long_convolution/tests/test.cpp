@@ -1,0 +1,73 @@
+#include <gtest/gtest.h>
+
+#include "flashgla/ops/long_convolution/implementations.h"
+#include "flashgla/ops/long_convolution/tests/cases.h"
+#include "testing/compare.h"
+#include "testing/random.h"
+
+namespace flashgla::ops::long_convolution {
+namespace {
+
+TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  const std::vector<Form> forms = {
+      {1, 1, 1},
+      {2, 7, 3},
+      {3, 50, 40},
+      {2, 400, 17},  // by transforms from here on
+      {1, 700, 5},
+      {2, 300, 9, {500, 0}},
+      {1, 800, 10, {}, {0, 350, 367, 367, 800}},
+      {1, 600, 18, {5, 300, 0, 8}, {300, 300, 310, 600}},
+      {2, 9, 21, {200, 3}},
+  };
+  for (const Form& form : forms) {
+    EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
+    EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
+  }
+  EXPECT_EQ(testing::check_conformance(step_case(1, {0}), coverage), "");
+  EXPECT_EQ(testing::check_conformance(step_case(37, {30, 0, 1000}), coverage), "");
+  EXPECT_EQ(coverage.missing(), "");
+}
+
+TEST(LongConvolution, GradientsAgreeWithFiniteDifferences) {
+  Context context;
+  const Form form{1, 6, 3, {4, 0, 1}, {2, 2, 6}};
+  const auto random = [](const Shape& shape, std::uint64_t seed) {
+    return testing::random_normal(shape, DType::f64, seed);
+  };
+  const Tensor x = random(form.wide(), 1), filter = random(form.filter(), 2), skip = random(Shape({3}), 3),
+               past = random(Shape({3, 6, 3}), 4), dy = random(form.wide(), 5);
+  const Tensor bounds = Tensor::zeros({4}, DType::i32), positions = Tensor::zeros({3}, DType::i32);
+  std::copy(form.ends.begin(), form.ends.end(), bounds.as<std::int32_t>() + 1);
+  std::copy(form.past.begin(), form.past.end(), positions.as<std::int32_t>());
+  const Tensor y = Tensor::empty(form.wide(), DType::f64);
+  const Inputs inputs{x, filter, skip, past, positions, bounds};
+  const auto loss = [&] {
+    forward(context, inputs, y);
+    return testing::dot(y, dy);
+  };
+  const Tensor dx = Tensor::zeros(form.wide(), DType::f64), dfilter = Tensor::zeros(form.filter(), DType::f64),
+               dskip = Tensor::zeros({3}, DType::f64);
+  backward(context, inputs, dy, {dx, dfilter, dskip});
+  EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
+  EXPECT_EQ(testing::check_gradient("dfilter", filter, dfilter, loss), "");
+  EXPECT_EQ(testing::check_gradient("dskip", skip, dskip, loss), "");
+}
+
+TEST(LongConvolution, RefusesBadArgumentsByName) {
+  Context context;
+  const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::f32); };
+  const Tensor x = zeros({2, 3, 8}), filter = zeros({3, 8}), skip = zeros({8}), y = zeros({2, 3, 8});
+  const auto error = [&](const Inputs& inputs) { return testing::error_of([&] { forward(context, inputs, y); }); };
+  EXPECT_EQ(error({x, filter, skip, {}, {}, {}}), "no error");
+  EXPECT_EQ(error({x, zeros({2, 8}), skip, {}, {}, {}}),
+            "long_convolution: filter has 2 rows; expected at least the 3 tokens of sequence 0");
+  EXPECT_EQ(error({x, skip, skip, {}, {}, {}}), "long_convolution: filter has shape [8]; expected [L,8]");
+  EXPECT_EQ(error({x, filter, filter, {}, {}, {}}),
+            "long_convolution: skip has shape [3,8]; expected [8] (as x's channels)");
+  EXPECT_EQ(error({x, filter, skip, y, {}, {}}).substr(0, 32), "long_convolution: positions is a");
+}
+
+}  // namespace
+}  // namespace flashgla::ops::long_convolution
