@@ -1,13 +1,11 @@
-// Backward: the chunks from the last to the first. Each chunk's states are computed again from the one kept at its
-// beginning and wait in shared memory, but for the last, which the threads have. Then the tokens are walked back, the
-// gradient of the state in registers.
+// Backward: the chunks from the last to the first. Each chunk's states are computed again from those kept before it and
+// wait in shared memory, but for the last, which the lanes have. Then the tokens are walked back, the gradient of the
+// state in registers. What db and dc are sums of over the channels is added up by matrix products with ones.
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/scan.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
-
-constexpr int kStored = kChunk - 1;  // tokens whose states wait in shared memory
 
 template <class T>
 struct Gradients {
@@ -19,79 +17,176 @@ struct Gradients {
 };
 
 struct BackwardShared {
-  // Of a token: each thread's states behind it, and when it has been walked over what Sums says.
-  float4 states[kWarps][kStored][kSide][kWarp];
-  float4 last[kWarps][kWarp];  // the last token's sums
-  float keys[kChunk][2][kStates];
-  float dt[kWarps][kChunk][kWarp];
-  float driven[kWarps][kChunk][kWarp];  // dt x
-  float dsum[kWarps][kChunk][kWarp];    // dy silu(z)
+  struct OfWarp {
+    float4 states[kChunk][4][kWarp];  // of each lane, before each token
+    float keys[kChunk][2][kStates];
+    float dt[kChunk][kRow];
+    float driven[kChunk][kRow];     // dt x
+    float dsum[kChunk][kRow];       // dy silu(z)
+    float to_driven[kChunk][kRow];  // sums over the states: dh b,
+    float to_dt[kChunk][kRow];      // the rates' part of d(dt),
+    float outputs[kChunk][kRow];    // and c h
+    float bias[kWarp], skip[kWarp];
+  } warps[kWarps];
+  float keys[2][kWarps][kChunk][2][kStates];  // db and dc of each warp's channels, of this chunk and the one before
 };
 
-// What walking over a token leaves to lane l: of its channel the sums over the states of dh b (x), of the rates' part
-// of d(dt) (y) and of c h (z); of the warp's channels what they add to db or dc of state place_of_sum(l) (w). It lies
-// in the lane's own first four states of that token, which nobody else reads.
-__device__ __forceinline__ float4& sums_at(BackwardShared& shared, int warp, int t, int lane) {
-  return t < kStored ? shared.states[warp][t][0][lane] : shared.last[warp][lane];
+// d += a b in the matrix units: a [16,8], b [8,8], d [16,8]; the low 13 bits of the operands are not looked at.
+__device__ __forceinline__ void multiply_tf32(const float (&a)[4], float b0, float b1, float (&d)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
+// What the matrix units see of a number, so that the rest can be added by a second product.
+__device__ __forceinline__ float seen(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// A channel's own elements of a chunk's tokens.
-struct Own {
-  float x[kChunk], s[kChunk], z[kChunk], dy[kChunk];
+// Sums over a warp's channels of eight values a lane, one for each of its states, for four tokens of two kinds (b, c).
+// kExact: to 2^-22 instead of 2^-10 of the addends.
+//
+// First product: lane l's value of state s goes to row 8 (l % 2) + s of the sums and column l / 4, which adds up the
+// two lanes l and l ^ 2: of b's fragment lane l has rows l % 4 and l % 4 + 4 of column l / 4, so a[row, l % 4 (+ 4)] is
+// one where the row is that of the first (second) value. Second product: the sums over columns go to column `slot`.
+template <bool kExact>
+struct SumOverChannels {
+  float ones[kHalf / 2][4];  // of the first products
+  float sums[4];             // [state, slot]: lane l has states l / 4, l / 4 + 8 of slots 2 (l % 4), 2 (l % 4) + 1
 
-  template <class T>
-  __device__ __forceinline__ Own(const Call<T>& call, const Gradients<T>& gradients, const Place& place,
-                                 std::int64_t first, int channel, float bias, bool there) {
-    load_channel(call.x, place, first, channel, there, x);
-    load_channel(call.raw, place, first, channel, there, s);
-    load_channel(call.z, place, first, channel, there, z);
-    load_channel(gradients.dy, place, first, channel, there, dy);
+  __device__ __forceinline__ explicit SumOverChannels(int lane) {
 #pragma unroll
-    for (int t = 0; t < kChunk; ++t) s[t] += bias;
+    for (int j = 0; j < kHalf / 2; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ones[j][i] = lane / 4 == 2 * j + i / 2 && lane % 2 == i % 2 ? 1.0f : 0.0f;
+      }
+    }
+  }
+  __device__ __forceinline__ void clear() { sums[0] = sums[1] = sums[2] = sums[3] = 0.0f; }
+
+  __device__ __forceinline__ void add(const float (&values)[kHalf], int slot, int lane) {
+    float columns[4] = {};
+#pragma unroll
+    for (int j = 0; j < kHalf / 2; ++j) {
+      const float first = values[2 * j], second = values[2 * j + 1];
+      if constexpr (kExact) {
+        multiply_tf32(ones[j], first - seen(first), second - seen(second), columns);
+        multiply_tf32(ones[j], seen(first), seen(second), columns);
+      } else {
+        multiply_tf32(ones[j], first, second, columns);
+      }
+    }
+    const float here = lane / 4 == slot ? 1.0f : 0.0f;
+    const float rows[4] = {columns[0], columns[2], columns[1], columns[3]};
+    if constexpr (kExact) {
+      const float rest[4] = {rows[0] - seen(rows[0]), rows[1] - seen(rows[1]), rows[2] - seen(rows[2]),
+                             rows[3] - seen(rows[3])};
+      multiply_tf32(rest, here, here, sums);
+      const float front[4] = {seen(rows[0]), seen(rows[1]), seen(rows[2]), seen(rows[3])};
+      multiply_tf32(front, here, here, sums);
+    } else {
+      multiply_tf32(rows, here, here, sums);
+    }
+  }
+
+  // Slots 0 to 3 are b's of tokens `first` on, 4 to 7 c's.
+  __device__ __forceinline__ void store(float (*to)[2][kStates], int first, int lane) const {
+    const int kind = lane % 4 / 2, token = first + lane % 2 * 2, state = lane / 4;
+    to[token][kind][state] = sums[0];
+    to[token + 1][kind][state] = sums[1];
+    to[token][kind][state + 8] = sums[2];
+    to[token + 1][kind][state + 8] = sums[3];
   }
 };
 
-struct Walk {
-  const Where& where;
-  const float (&rates)[kSide][kSide];
-  float (&dh)[kSide][kSide];
-  float (&da)[kSide][kSide];
-  float (*keys)[2][kStates];
-  float (*dt)[kWarp];
-  float (*driven)[kWarp];
-  float (*dsum)[kWarp];
-
-  // Back over token t, behind which the states were h. Returns the sums of sums_at.
-  __device__ __forceinline__ float4 back(int t, const float (&h)[kSide][kSide]) const {
-    float steps[kSide], inputs[kSide], gradients[kSide], b[kSide], c[kSide];
-    load_four(&dt[t][where.group], steps);
-    load_four(&driven[t][where.group], inputs);
-    load_four(&dsum[t][where.group], gradients);
-    load_four(&keys[t][0][where.states], b);
-    load_four(&keys[t][1][where.states], c);
-    float to_driven[kSide], to_dt[kSide], outputs[kSide], to_b[kSide], to_c[kSide];
+// Back over token t, the `slot`th of its four, behind which the states were h and before which they were old.
+template <bool kExact>
+__device__ __forceinline__ void back(BackwardShared::OfWarp& shared, const Where& where, int t, int slot,
+                                     const float (&rates)[kPair][kHalf], const float (&h)[kPair][kHalf],
+                                     const float (&old)[kPair][kHalf], float (&dh)[kPair][kHalf],
+                                     float (&da)[kPair][kHalf], SumOverChannels<kExact>& sum) {
+  float dt[kPair], driven[kPair], dsum[kPair], b[kHalf], c[kHalf];
+  load_floats(&shared.dt[t][where.pair], dt);
+  load_floats(&shared.driven[t][where.pair], driven);
+  load_floats(&shared.dsum[t][where.pair], dsum);
+  load_floats(&shared.keys[t][0][where.states], b);
+  load_floats(&shared.keys[t][1][where.states], c);
+  float to_driven[kPair], to_dt[kPair], outputs[kPair], to_b[kHalf], to_c[kHalf];
 #pragma unroll
-    for (int k = 0; k < kSide; ++k) to_b[k] = to_c[k] = 0.0f;
+  for (int i = 0; i < kPair; ++i) {
+    to_driven[i] = to_dt[i] = outputs[i] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kSide; ++i) {
-      to_driven[i] = to_dt[i] = outputs[i] = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kSide; ++k) {
-        const float decay = ops::cuda::power_of_two(steps[i] * rates[i][k]);
-        const float decayed = fmaf(-inputs[i], b[k], h[i][k]);  // the old state's part of h
-        const float d = fmaf(c[k], gradients[i], dh[i][k]);
-        outputs[i] = fmaf(c[k], h[i][k], outputs[i]);
-        to_driven[i] = fmaf(d, b[k], to_driven[i]);
-        const float through = d * decayed;
-        to_dt[i] = fmaf(rates[i][k], through, to_dt[i]);
-        da[i][k] = fmaf(steps[i], through, da[i][k]);
-        to_b[k] = fmaf(d, inputs[i], to_b[k]);
-        to_c[k] = fmaf(gradients[i], h[i][k], to_c[k]);
-        dh[i][k] = d * decay;
-      }
+    for (int k = 0; k < kHalf; ++k) {
+      const float decay = ops::cuda::power_of_two(dt[i] * rates[i][k]);
+      const float d = fmaf(c[k], dsum[i], dh[i][k]);
+      outputs[i] = fmaf(c[k], h[i][k], outputs[i]);
+      to_driven[i] = fmaf(d, b[k], to_driven[i]);
+      to_b[k] = i == 0 ? d * driven[i] : fmaf(d, driven[i], to_b[k]);
+      to_c[k] = i == 0 ? h[i][k] * dsum[i] : fmaf(h[i][k], dsum[i], to_c[k]);
+      dh[i][k] = d * decay;
+      const float through = dh[i][k] * old[i][k];
+      to_dt[i] = fmaf(rates[i][k], through, to_dt[i]);
+      da[i][k] = fmaf(dt[i], through, da[i][k]);
     }
-    return make_float4(sum_of_own_channel(to_driven, where.lane), sum_of_own_channel(to_dt, where.lane),
-                       sum_of_own_channel(outputs, where.lane), sum_of_own_state(to_b, to_c, where.lane));
+  }
+  shared.to_driven[t][where.lane] = sum_of_own_channel(to_driven, where.lane);
+  shared.to_dt[t][where.lane] = sum_of_own_channel(to_dt, where.lane);
+  shared.outputs[t][where.lane] = sum_of_own_channel(outputs, where.lane);
+  sum.add(to_b, slot, where.lane);
+  sum.add(to_c, slot + 4, where.lane);
+}
+
+// A lane's channels of its token of a chunk.
+template <class T>
+struct Own {
+  Vector<T, kWide> x, raw, z, dy;
+
+  __device__ __forceinline__ Own(const Call<T>& call, const Gradients<T>& gradients, const Where& where,
+                                 const Place& place, int chunk)
+      : x(load_wide(call, call.x, where, place, chunk)),
+        raw(load_wide(call, call.raw, where, place, chunk)),
+        z(load_wide(call, call.z, where, place, chunk)),
+        dy(load_wide(call, gradients.dy, where, place, chunk)) {}
+
+  // What the walk needs of them, to shared memory.
+  __device__ __forceinline__ void prepare(BackwardShared::OfWarp& shared, const Where& where, bool real) const {
+    float bias[kWide], dt[kWide], driven[kWide], dsum[kWide];
+    load_floats(&shared.bias[where.wide], bias);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      dt[i] = real ? softplus(raw[i] + bias[i]) : 0.0f;
+      driven[i] = dt[i] * x[i];
+      dsum[i] = dy[i] * z[i] * ops::cuda::sigmoid(z[i]);
+    }
+    store_floats(dt, &shared.dt[where.token][where.wide]);
+    store_floats(driven, &shared.driven[where.token][where.wide]);
+    store_floats(dsum, &shared.dsum[where.token][where.wide]);
+  }
+
+  // Their gradients, from what the walk has left there.
+  __device__ __forceinline__ void finish(const Call<T>& call, const Gradients<T>& gradients,
+                                         const BackwardShared::OfWarp& shared, const Where& where, const Place& place,
+                                         int t, float (&dskip)[kWide]) const {
+    float dt[kWide], dsum[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide], outputs[kWide];
+    load_floats(&shared.dt[where.token][where.wide], dt);
+    load_floats(&shared.dsum[where.token][where.wide], dsum);
+    load_floats(&shared.to_driven[where.token][where.wide], to_driven);
+    load_floats(&shared.to_dt[where.token][where.wide], to_dt);
+    load_floats(&shared.outputs[where.token][where.wide], outputs);
+    load_floats(&shared.skip[where.wide], skip);
+    load_floats(&shared.bias[where.wide], bias);
+    float dx[kWide], draw[kWide], dz[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      dx[i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
+      draw[i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * ops::cuda::sigmoid(raw[i] + bias[i]);
+      dz[i] = dy[i] * fmaf(skip[i], x[i], outputs[i]) * ops::cuda::silu_slope(z[i], ops::cuda::sigmoid(z[i]));
+      dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
+    }
+    const int channel = where.first + where.wide, count = call.channels - channel;
+    const std::int64_t row = place.begin + t;
+    store_eight(dx, gradients.dx.row(place.line, row) + channel, count, call.vectors);
+    store_eight(draw, gradients.draw.row(place.line, row) + channel, count, call.vectors);
+    store_eight(dz, gradients.dz.row(place.line, row) + channel, count, call.vectors);
   }
 };
 
@@ -99,97 +194,81 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gradients<T> gradients) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char memory[];
-  BackwardShared& shared = *reinterpret_cast<BackwardShared*>(memory);
+  BackwardShared& block = *reinterpret_cast<BackwardShared*>(memory);
   const Where where(blockIdx.x % call.tiles);
   const Place place(call, blockIdx.x / call.tiles);
-  const bool there = where.channel < call.channels;
-  float rates[kSide][kSide], dh[kSide][kSide] = {}, da[kSide][kSide] = {}, dskip = 0.0f;
+  BackwardShared::OfWarp& shared = block.warps[where.warp];
+  float rates[kPair][kHalf], dh[kPair][kHalf] = {}, da[kPair][kHalf] = {}, dskip[kWide] = {};
   load_rates(call, where, rates);
-  const float bias = there ? call.dt_bias[where.channel] : 0.0f, skip = there ? call.skip[where.channel] : 0.0f;
-  const Walk walk{
-      where, rates, dh, da, shared.keys, shared.dt[where.warp], shared.driven[where.warp], shared.dsum[where.warp]};
-  float4(*stored)[kSide][kWarp] = shared.states[where.warp];
+  load_parameter(call, where, call.dt_bias, shared.bias);
+  load_parameter(call, where, call.skip, shared.skip);
+  SumOverChannels<sizeof(T) == 4> sum(where.lane);
+  float4(*stored)[4][kWarp] = shared.states;
+  const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
+  __syncwarp();
 
-  for (std::int64_t chunk = place.chunks() - 1; chunk >= 0; --chunk) {
-    const std::int64_t first = chunk * kChunk, token = place.begin + first;
-    KeysAhead keys;
-    keys.load(call, place, first);
-    {
-      const Own own(call, gradients, place, first, where.channel, bias, there);
-#pragma unroll
-      for (int t = 0; t < kChunk; ++t) {
-        const float step = there && first + t < place.length ? softplus(own.s[t]) : 0.0f;
-        shared.dt[where.warp][t][where.lane] = step;
-        shared.driven[where.warp][t][where.lane] = step * own.x[t];
-        shared.dsum[where.warp][t][where.lane] = own.dy[t] * own.z[t] * ops::cuda::sigmoid(own.z[t]);
-      }
-    }
-    keys.store(shared.keys);
-    float h[kSide][kSide];
-    const float4* kept = kept_at(call, where, place, chunk);
-#pragma unroll
-    for (int i = 0; i < kSide; ++i) unpack(kept[i * kWarp], h[i]);
-    __syncthreads();  // the keys are there, and nobody adds up the last chunk's sums any more
-
-    const auto forth = [&](int t) {
-      float steps[kSide], inputs[kSide], b[kSide];
-      load_four(&walk.dt[t][where.group], steps);
-      load_four(&walk.driven[t][where.group], inputs);
-      load_four(&shared.keys[t][0][where.states], b);
-      advance(rates, steps, inputs, b, h);
-    };
+  for (int chunk = place.chunks() - 1; chunk >= 0; --chunk) {
+    const int first = chunk * kChunk;
+    const Own<T> own(call, gradients, where, place, chunk);
+    const Vector<T, kHalf> keys = load_keys(call, where, place, chunk);
+    float h[kPair][kHalf];
+    load_square(kept_at(call, where, place, chunk), kWarp, h);
+    own.prepare(shared, where, first + where.token < place.length);
+    store_keys(keys, where, shared.keys);
+    __syncwarp();
 #pragma unroll 2
-    for (int t = 0; t < kStored; ++t) {
-      forth(t);
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) stored[t][i][where.lane] = packed(h[i]);
-    }
-    forth(kStored);
-    sums_at(shared, where.warp, kStored, where.lane) = walk.back(kStored, h);
-#pragma unroll 2
-    for (int t = kStored - 1; t >= 0; --t) {
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) unpack(stored[t][i][where.lane], h[i]);
-      sums_at(shared, where.warp, t, where.lane) = walk.back(t, h);
-    }
-
-    const Own own(call, gradients, place, first, where.channel, bias, there);  // again: there is no room to keep it
-#pragma unroll
     for (int t = 0; t < kChunk; ++t) {
-      if (!there || first + t >= place.length) continue;
-      const std::int64_t at = token + t;
-      const float4 sums = sums_at(shared, where.warp, t, where.lane);
-      const float open = ops::cuda::sigmoid(own.z[t]), dsum = own.dy[t] * own.z[t] * open, step = softplus(own.s[t]);
-      gradients.dx.row(place.line, at)[where.channel] = from_float<T>(fmaf(sums.x, step, skip * dsum));
-      gradients.draw.row(place.line, at)[where.channel] =
-          from_float<T>(fmaf(sums.x, own.x[t], kLn2 * sums.y) * ops::cuda::sigmoid(own.s[t]));
-      gradients.dz.row(place.line, at)[where.channel] =
-          from_float<T>(own.dy[t] * fmaf(skip, own.x[t], sums.z) * ops::cuda::silu_slope(own.z[t], open));
-      dskip = fmaf(dsum, own.x[t], dskip);
+      float dt[kPair], driven[kPair], b[kHalf];
+      load_floats(&shared.dt[t][where.pair], dt);
+      load_floats(&shared.driven[t][where.pair], driven);
+      load_floats(&shared.keys[t][0][where.states], b);
+      store_square(h, &stored[t][0][where.lane], kWarp);
+      advance(rates, dt, driven, b, h);
     }
-    __syncthreads();  // all warps' sums are there
-    const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + token;
+    float(*sums)[2][kStates] = block.keys[chunk % 2][where.warp];
+#pragma unroll 1
+    for (int four = kChunk - 4; four >= 0; four -= 4) {
+      sum.clear();
 #pragma unroll
-    for (int t = where.warp; t < kChunk; t += kWarps) {
-      float total = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) total += sums_at(shared, warp, t, where.lane).w;
-      if (first + t < place.length) {
-        gradients.partial[(where.tile * gradients.rows + row + t) * 2 * kStates + place_of_sum(where.lane)] = total;
+      for (int t = 3; t >= 0; t -= 2) {
+        float old[kPair][kHalf];
+        load_square(&stored[four + t][0][where.lane], kWarp, old);
+        back(shared, where, four + t, t, rates, h, old, dh, da, sum);
+        load_square(&stored[four + t - 1][0][where.lane], kWarp, h);
+        back(shared, where, four + t - 1, t - 1, rates, old, h, dh, da, sum);
       }
+      sum.store(sums, four, where.lane);
+    }
+    __syncwarp();
+    if (first + where.token < place.length) {
+      own.finish(call, gradients, shared, where, place, first + where.token, dskip);
+    }
+    __syncthreads();  // the warps' sums over their channels are there; those of the chunk before have been read
+    const int item = static_cast<int>(threadIdx.x) * 2, t = item / (2 * kStates);
+    float2 total = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float2 more = *reinterpret_cast<const float2*>(&block.keys[chunk % 2][warp][0][0][0] + item);
+      total.x += more.x;
+      total.y += more.y;
+    }
+    if (first + t < place.length) {
+      float* to = gradients.partial + (where.tile * gradients.rows + row + first) * (2 * kStates) + item;
+      *reinterpret_cast<float2*>(to) = total;
     }
   }
-  if (there) gradients.dskip[place.n * call.channels + where.channel] = dskip;
 #pragma unroll
-  for (int i = 0; i < kSide; ++i) {
-#pragma unroll
-    for (int k = 0; k < kSide; ++k) {
-      const int channel = where.channel_of(i), state = where.states + k;
-      if (channel < call.channels && state < call.states) {
-        gradients.da_log[(place.n * call.channels + channel) * call.states + state] = kLn2 * rates[i][k] * da[i][k];
-      }
-    }
+  for (int i = 0; i < kWide; ++i) {
+    for (int distance = 4; distance < kWarp; distance *= 2) dskip[i] += __shfl_xor_sync(kAll, dskip[i], distance);
+    const int channel = where.first + where.wide + i;
+    if (where.token == 0 && channel < call.channels) gradients.dskip[place.n * call.channels + channel] = dskip[i];
   }
+#pragma unroll
+  for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) da[i][k] *= kLn2 * rates[i][k];
+  }
+  store_states(call, where, da, gradients.da_log + place.n * call.channels * call.states);
 }
 
 // db and dc of a token and state: the blocks' sums, one after the other.
@@ -201,9 +280,9 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const float* partial, std
   const int which = static_cast<int>(item / kStates % 2), state = static_cast<int>(item % kStates);
   if (row >= rows || state >= states) return;
   float total = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
   for (std::int64_t tile = 0; tile < tiles; ++tile) total += partial[tile * rows * 2 * kStates + item];
-  (which == 0 ? db : dc).row(row / length, row % length)[state] = from_float<T>(total);
+  (which == 0 ? db : dc).row(row / length, row % length)[state] = flashgla::cuda::from_float<T>(total);
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

@@ -1,104 +1,94 @@
-// Forward: one pass over the tokens, the states of every chunk's beginning kept where backward wants them. A chunk's
-// inputs are asked for while the one before is walked through.
+// Forward: one pass over the tokens, the states before every chunk kept where backward wants them. A chunk's inputs are
+// asked for while the one before is walked through. A warp needs no other.
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/scan.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
 
-template <class T>
+// Of a warp.
 struct ForwardShared {
-  float keys[2][kChunk][2][kStates];  // of this chunk and the one before
-  float dt[kWarps][kChunk][kWarp];
-  float driven[kWarps][kChunk][kWarp];  // dt x
+  float keys[kChunk][2][kStates];
+  float dt[kChunk][kRow];
+  float driven[kChunk][kRow];  // dt x
+  float sums[kChunk][kRow];    // over the states, of c h
+  float bias[kWarp], skip[kWarp];
 };
 
 // y null: only ht and what is kept.
 template <class T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Call<T> call, Lines<T> y, float* ht) {
+__global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Lines<T> y, float* ht) {
   flashgla::cuda::wait_for_previous();
-  __shared__ ForwardShared<T> shared;
+  __shared__ __align__(16) ForwardShared of_warps[kWarps];
   const Where where(blockIdx.x % call.tiles);
   const Place place(call, blockIdx.x / call.tiles);
-  const bool there = where.channel < call.channels;
-  const std::int64_t channels = call.channels;
-  float rates[kSide][kSide], h[kSide][kSide];
+  ForwardShared& shared = of_warps[where.warp];
+  const std::int64_t state = place.n * call.channels * call.states;
+  float rates[kPair][kHalf], h[kPair][kHalf];
   load_rates(call, where, rates);
-#pragma unroll
-  for (int i = 0; i < kSide; ++i) {
-#pragma unroll
-    for (int k = 0; k < kSide; ++k) {
-      const int channel = where.channel_of(i), state = where.states + k;
-      const bool given = call.h0 != nullptr && channel < call.channels && state < call.states;
-      h[i][k] = given ? call.h0[(place.n * channels + channel) * call.states + state] : 0.0f;
-    }
-  }
-  const float bias = there ? call.dt_bias[where.channel] : 0.0f, skip = there ? call.skip[where.channel] : 0.0f;
-  float(*dt)[kWarp] = shared.dt[where.warp];
-  float(*driven)[kWarp] = shared.driven[where.warp];
+  load_states(call, where, call.h0 == nullptr ? nullptr : call.h0 + state, h);
+  load_parameter(call, where, call.dt_bias, shared.bias);
+  load_parameter(call, where, call.skip, shared.skip);
+  __syncwarp();
 
-  float x_ahead[kChunk], raw_ahead[kChunk], z_ahead[kChunk];
-  KeysAhead keys_ahead;
-  const auto ask_for = [&](std::int64_t first) {
-    load_channel(call.x, place, first, where.channel, there, x_ahead);
-    load_channel(call.raw, place, first, where.channel, there, raw_ahead);
-    load_channel(call.z, place, first, where.channel, there, z_ahead);
-    keys_ahead.load(call, place, first);
-  };
-  ask_for(0);
-  for (std::int64_t chunk = 0; chunk < place.chunks(); ++chunk) {
-    const std::int64_t first = chunk * kChunk, token = place.begin + first;
-    float(*keys)[2][kStates] = shared.keys[chunk % 2];
-    keys_ahead.store(keys);
-    float x[kChunk], z[kChunk];
+  Vector<T, kWide> x = load_wide(call, call.x, where, place, 0), raw = load_wide(call, call.raw, where, place, 0);
+  Vector<T, kWide> z = load_wide(call, call.z, where, place, 0);
+  Vector<T, kHalf> keys = load_keys(call, where, place, 0);
+  for (int chunk = 0; chunk < place.chunks(); ++chunk) {
+    {
+      float bias[kWide], dt[kWide], driven[kWide];
+      load_floats(&shared.bias[where.wide], bias);
+      const bool real = chunk * kChunk + where.token < place.length;
 #pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+        dt[i] = real ? softplus(raw[i] + bias[i]) : 0.0f;
+        driven[i] = dt[i] * x[i];
+      }
+      store_floats(dt, &shared.dt[where.token][where.wide]);
+      store_floats(driven, &shared.driven[where.token][where.wide]);
+    }
+    store_keys(keys, where, shared.keys);
+    if (call.kept != nullptr) store_square(h, kept_at(call, where, place, chunk), kWarp);
+    const Vector<T, kWide> own_x = x, own_z = z;
+    x = load_wide(call, call.x, where, place, chunk + 1);
+    raw = load_wide(call, call.raw, where, place, chunk + 1);
+    z = load_wide(call, call.z, where, place, chunk + 1);
+    keys = load_keys(call, where, place, chunk + 1);
+    __syncwarp();
+#pragma unroll 4
     for (int t = 0; t < kChunk; ++t) {
-      const bool real = there && first + t < place.length;
-      const float step = real ? softplus(raw_ahead[t] + bias) : 0.0f;
-      x[t] = x_ahead[t];
-      z[t] = z_ahead[t];
-      dt[t][where.lane] = step;
-      driven[t][where.lane] = step * x[t];
-    }
-    if (call.kept != nullptr) {
-      float4* kept = kept_at(call, where, place, chunk);
+      float dt[kPair], driven[kPair], b[kHalf], c[kHalf], sums[kPair];
+      load_floats(&shared.dt[t][where.pair], dt);
+      load_floats(&shared.driven[t][where.pair], driven);
+      load_floats(&shared.keys[t][0][where.states], b);
+      load_floats(&shared.keys[t][1][where.states], c);
+      advance(rates, dt, driven, b, h);
 #pragma unroll
-      for (int i = 0; i < kSide; ++i) kept[i * kWarp] = packed(h[i]);
-    }
-    __syncthreads();
-    ask_for(first + kChunk);
+      for (int i = 0; i < kPair; ++i) {
+        float odd = c[1] * h[i][1];
+        sums[i] = c[0] * h[i][0];
 #pragma unroll
-    for (int t = 0; t < kChunk; ++t) {
-      float steps[kSide], inputs[kSide], b[kSide], c[kSide], sums[kSide];
-      load_four(&dt[t][where.group], steps);
-      load_four(&driven[t][where.group], inputs);
-      load_four(&keys[t][0][where.states], b);
-      load_four(&keys[t][1][where.states], c);
-      advance(rates, steps, inputs, b, h);
-#pragma unroll
-      for (int i = 0; i < kSide; ++i) {
-        sums[i] = 0.0f;
-#pragma unroll
-        for (int k = 0; k < kSide; ++k) sums[i] = fmaf(c[k], h[i][k], sums[i]);
+        for (int k = 2; k < kHalf; k += 2) {
+          sums[i] = fmaf(c[k], h[i][k], sums[i]);
+          odd = fmaf(c[k + 1], h[i][k + 1], odd);
+        }
+        sums[i] += odd;
       }
-      const float sum = fmaf(skip, x[t], sum_of_own_channel(sums, where.lane));
-      if (y.data != nullptr && there && first + t < place.length) {
-        y.row(place.line, token + t)[where.channel] = from_float<T>(sum * z[t] * ops::cuda::sigmoid(z[t]));
-      }
+      shared.sums[t][where.lane] = sum_of_own_channel(sums, where.lane);
     }
-    __syncwarp();  // all lanes have read dt and driven
+    __syncwarp();
+    const int t = chunk * kChunk + where.token, channel = where.first + where.wide;
+    if (y.data == nullptr || t >= place.length) continue;
+    float sums[kWide], skip[kWide];
+    load_floats(&shared.sums[where.token][where.wide], sums);
+    load_floats(&shared.skip[where.wide], skip);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      sums[i] = fmaf(skip[i], own_x[i], sums[i]) * own_z[i] * ops::cuda::sigmoid(own_z[i]);
+    }
+    store_eight(sums, y.row(place.line, place.begin + t) + channel, call.channels - channel, call.vectors);
   }
-  if (ht == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < kSide; ++i) {
-#pragma unroll
-    for (int k = 0; k < kSide; ++k) {
-      const int channel = where.channel_of(i), state = where.states + k;
-      if (channel < call.channels && state < call.states) {
-        ht[(place.n * channels + channel) * call.states + state] = h[i][k];
-      }
-    }
-  }
+  if (ht != nullptr) store_states(call, where, h, ht + state);
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

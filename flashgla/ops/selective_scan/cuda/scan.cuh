@@ -1,7 +1,7 @@
-// What the scan's kernels share. A block has 128 channels of one sequence, a warp 32 of them, and goes through the
-// sequence in chunks of tokens. In the scan itself a thread has 4 channels x 4 states: lane l those of channels
-// 4 (l / 4) ... and states 4 (l % 4) ...; everything that a channel has one of belongs to the lane of that number. The
-// two meet in shared memory and in exchanges that leave each lane with its own channel's sum.
+// What the scan's kernels share. A warp has 32 channels of one sequence and goes through the
+// tokens in chunks of eight. In the scan itself lane l has 2 channels x 8 states: channels 2 (l / 2) and the next,
+// states 8 (l % 2) and the next seven. Outside it, where a channel has one of everything, lane l has token l / 4 of the
+// chunk and channels 8 (l % 4) to 8 (l % 4) + 7: 16 bytes of bf16. The two meet in the warp's own shared memory.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,18 @@
 
 namespace flashgla::ops::selective_scan::cuda {
 
-using flashgla::cuda::from_float;
-using flashgla::cuda::to_float;
+using flashgla::cuda::Vector;
 
 constexpr int kWarp = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarp * kWarps;
 constexpr int kBlockChannels = kThreads;
-constexpr int kStates = 16;  // that a kernel has room for; fewer are filled up with zeros
-constexpr int kChunk = 12;   // tokens between states that are kept: what two blocks' shared memory has room for
-constexpr int kSide = 4;     // of a thread's square of channels and states
+constexpr int kStates = 16;      // that a kernel has room for; fewer are filled up with zeros
+constexpr int kChunk = 8;        // tokens between states that are kept
+constexpr int kPair = 2;         // channels of a lane in the scan
+constexpr int kHalf = 8;         // states of a lane in the scan
+constexpr int kWide = 8;         // channels of a lane outside the scan
+constexpr int kRow = kWarp + 4;  // floats of a token's row of the warp's channels: rows begin in other banks
 constexpr unsigned kAll = 0xffffffffu;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
@@ -37,6 +39,12 @@ struct Lines {
   __device__ __forceinline__ T* row(std::int64_t line, std::int64_t t) const {
     return data + line * line_stride + t * token_stride;
   }
+  // Whether eight elements at a multiple of eight of each row lie at a multiple of 16 bytes.
+  bool aligned() const {
+    const std::int64_t bytes = sizeof(T);
+    return data == nullptr || (reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && line_stride * bytes % 16 == 0 &&
+                               token_stride * bytes % 16 == 0);
+  }
 };
 
 // What every kernel of a call knows.
@@ -49,137 +57,210 @@ struct Call {
   std::int64_t length;             // of a line
   int channels, states;
   std::int64_t tiles;  // blocks of channels
-  float4* kept;        // [slots,tiles,kWarps,kSide,kWarp]; null: not wanted
+  float4* kept;        // [slots,tiles,kWarps,4,kWarp]; null: not wanted
+  bool vectors;        // every row of what has channels may be read and written 16 bytes at a time
+  bool key_vectors;    // the same of b and c
 };
 
 // A sequence: tokens [begin, begin + length) of its line.
 struct Place {
-  std::int64_t n, line, begin, length;
+  std::int64_t n, line, begin;
+  int length;
 
   template <class T>
   __device__ __forceinline__ Place(const Call<T>& call, std::int64_t sequence) : n(sequence), line(n), begin(0) {
-    length = call.length;
+    length = static_cast<int>(call.length);
     if (call.cu_seqlens == nullptr) return;
     line = 0;
     begin = call.cu_seqlens[n];
-    length = call.cu_seqlens[n + 1] - begin;
+    length = call.cu_seqlens[n + 1] - call.cu_seqlens[n];
   }
-  __device__ __forceinline__ std::int64_t chunks() const { return (length + kChunk - 1) / kChunk; }
+  __device__ __forceinline__ int chunks() const { return (length + kChunk - 1) / kChunk; }
 };
 
-// Where a thread stands.
+// Where a lane stands.
 struct Where {
-  int lane, warp, states, group;  // first of its states; first of its channels in the warp
+  int lane, warp;
+  int states, pair;  // in the scan: first of its states; first of its channels in the warp
+  int token, wide;   // outside: its token of the chunk; first of its channels in the warp
   std::int64_t tile;
-  int channel;  // its own
+  int first;  // channel of the warp
 
   __device__ __forceinline__ explicit Where(std::int64_t block_tile)
-      : lane(threadIdx.x % kWarp),
-        warp(threadIdx.x / kWarp),
-        states(lane % kSide * kSide),
-        group(lane / kSide * kSide),
+      : lane(static_cast<int>(threadIdx.x) % kWarp),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        states(lane % 2 * kHalf),
+        pair(lane / 2 * kPair),
+        token(lane / 4),
+        wide(lane % 4 * kWide),
         tile(block_tile),
-        channel(static_cast<int>(block_tile) * kBlockChannels + static_cast<int>(threadIdx.x)) {}
-  __device__ __forceinline__ int channel_of(int i) const { return channel - lane + group + i; }
+        first(static_cast<int>(block_tile) * kBlockChannels + warp * kWarp) {}
 };
 
+// Of the states before a chunk: four float4 of a lane, kWarp apart.
 template <class T>
-__device__ __forceinline__ float4* kept_at(const Call<T>& call, const Where& where, const Place& place,
-                                           std::int64_t chunk) {
+__device__ __forceinline__ float4* kept_at(const Call<T>& call, const Where& where, const Place& place, int chunk) {
   const std::int64_t first = call.cu_seqlens == nullptr ? place.line * call.length : place.begin;
   const std::int64_t slot = first / kChunk + place.n + chunk;
-  return call.kept + (((slot * call.tiles + where.tile) * kWarps + where.warp) * kSide) * kWarp + where.lane;
+  return call.kept + (((slot * call.tiles + where.tile) * kWarps + where.warp) * 4) * kWarp + where.lane;
 }
 
-// -exp(a_log) log2(e) of a thread's states; 0 where there are none.
+// A lane's channels and states of an f32 tensor [E,K], 0 where there are none.
 template <class T>
-__device__ __forceinline__ void load_rates(const Call<T>& call, const Where& where, float (&rates)[kSide][kSide]) {
+__device__ __forceinline__ void load_states(const Call<T>& call, const Where& where, const float* from,
+                                            float (&to)[kPair][kHalf]) {
 #pragma unroll
-  for (int i = 0; i < kSide; ++i) {
+  for (int i = 0; i < kPair; ++i) {
 #pragma unroll
-    for (int k = 0; k < kSide; ++k) {
-      const int channel = where.channel_of(i), state = where.states + k;
-      const bool there = channel < call.channels && state < call.states;
-      rates[i][k] = there ? -expf(call.a_log[static_cast<std::int64_t>(channel) * call.states + state]) * kLog2E : 0.0f;
+    for (int k = 0; k < kHalf; ++k) {
+      const int channel = where.first + where.pair + i, state = where.states + k;
+      const bool there = from != nullptr && channel < call.channels && state < call.states;
+      to[i][k] = there ? from[static_cast<std::int64_t>(channel) * call.states + state] : 0.0f;
     }
   }
 }
-
-// What a thread reads of a chunk's b and c, on its way to shared memory: [token][b, c][state], by all of the block.
-struct KeysAhead {
-  static constexpr int kEach = kChunk * 2 * kStates / kThreads;
-  float values[kEach];
-
-  template <class T>
-  __device__ __forceinline__ void load(const Call<T>& call, const Place& place, std::int64_t first) {
+template <class T>
+__device__ __forceinline__ void store_states(const Call<T>& call, const Where& where, const float (&from)[kPair][kHalf],
+                                             float* to) {
 #pragma unroll
-    for (int r = 0; r < kEach; ++r) {
-      const int item = r * kThreads + static_cast<int>(threadIdx.x), t = item / (2 * kStates);
-      const int which = item / kStates % 2, state = item % kStates;
-      values[r] = 0.0f;
-      if (state < call.states && first + t < place.length) {
-        values[r] = to_float(__ldg((which == 0 ? call.b : call.c).row(place.line, place.begin + first + t) + state));
+  for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      const int channel = where.first + where.pair + i, state = where.states + k;
+      if (channel < call.channels && state < call.states) {
+        to[static_cast<std::int64_t>(channel) * call.states + state] = from[i][k];
       }
     }
   }
-  __device__ __forceinline__ void store(float (*keys)[2][kStates]) const {
-#pragma unroll
-    for (int r = 0; r < kEach; ++r) (&keys[0][0][0])[r * kThreads + static_cast<int>(threadIdx.x)] = values[r];
-  }
-};
+}
 
-// A channel's elements of a chunk's tokens, all asked for at once; 0 where there are none.
+// -exp(a_log) log2(e): decays are powers of two. 0 where there is no such state.
 template <class T>
-__device__ __forceinline__ void load_channel(const Lines<T>& lines, const Place& place, std::int64_t first, int channel,
-                                             bool there, float (&values)[kChunk]) {
+__device__ __forceinline__ void load_rates(const Call<T>& call, const Where& where, float (&rates)[kPair][kHalf]) {
+  load_states(call, where, call.a_log, rates);
 #pragma unroll
-  for (int t = 0; t < kChunk; ++t) {
-    values[t] = there && first + t < place.length
-                    ? to_float(__ldg(lines.row(place.line, place.begin + first + t) + channel))
-                    : 0.0f;
+  for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      const bool there = where.first + where.pair + i < call.channels && where.states + k < call.states;
+      rates[i][k] = there ? -expf(rates[i][k]) * kLog2E : 0.0f;
+    }
   }
 }
 
-__device__ __forceinline__ void unpack(const float4& from, float (&to)[kSide]) {
-  to[0] = from.x;
-  to[1] = from.y;
-  to[2] = from.z;
-  to[3] = from.w;
-}
-__device__ __forceinline__ float4 packed(const float (&from)[kSide]) {
-  return make_float4(from[0], from[1], from[2], from[3]);
-}
-__device__ __forceinline__ void load_four(const float* from, float (&to)[kSide]) {
-  unpack(*reinterpret_cast<const float4*>(from), to);
+// A parameter [E] of the warp's channels, into shared memory; 0 where there are none.
+template <class T>
+__device__ __forceinline__ void load_parameter(const Call<T>& call, const Where& where, const float* from, float* to) {
+  const int channel = where.first + where.lane;
+  to[where.lane] = channel < call.channels ? from[channel] : 0.0f;
 }
 
-// Of partial sums over a thread's states, for its channels: the whole sum of the lane's own channel.
-__device__ __forceinline__ float sum_of_own_channel(const float (&part)[kSide], int lane) {
-  const bool high = lane & 2, odd = lane & 1;
-  const float first = (high ? part[2] : part[0]) + __shfl_xor_sync(kAll, high ? part[0] : part[2], 2);
-  const float second = (high ? part[3] : part[1]) + __shfl_xor_sync(kAll, high ? part[1] : part[3], 2);
-  return (odd ? second : first) + __shfl_xor_sync(kAll, odd ? first : second, 1);
-}
-
-// Of partial sums over a thread's channels, for its states of b and of c: the warp's sum of b (lanes below 16) or c,
-// state `state_of_sum(lane)`.
-__device__ __forceinline__ float sum_of_own_state(const float (&b)[kSide], const float (&c)[kSide], int lane) {
-  const bool of_c = lane & 16, high = lane & 8, odd = lane & 4;
-  float four[kSide];
+// Eight neighbouring elements from a row on, of which `count` (perhaps none, or less than none) are there; 0 for the
+// others. `vector`: the row allows 16 bytes at a time.
+template <class T>
+__device__ __forceinline__ Vector<T, kWide> load_eight(const T* from, int count, bool vector) {
+  if (vector && count >= kWide) return Vector<T, kWide>::load(from);
+  float values[kWide];
 #pragma unroll
-  for (int k = 0; k < kSide; ++k) four[k] = (of_c ? c[k] : b[k]) + __shfl_xor_sync(kAll, of_c ? b[k] : c[k], 16);
-  const float first = (high ? four[2] : four[0]) + __shfl_xor_sync(kAll, high ? four[0] : four[2], 8);
-  const float second = (high ? four[3] : four[1]) + __shfl_xor_sync(kAll, high ? four[1] : four[3], 8);
-  return (odd ? second : first) + __shfl_xor_sync(kAll, odd ? first : second, 4);
+  for (int i = 0; i < kWide; ++i) values[i] = i < count ? flashgla::cuda::to_float(from[i]) : 0.0f;
+  return Vector<T, kWide>::of(values);
 }
-// Index into [b, c][state].
-__device__ __forceinline__ int place_of_sum(int lane) {
-  return (lane / 16) * kStates + lane % kSide * kSide + (lane / 8 % 2) * 2 + lane / 4 % 2;
+template <class T>
+__device__ __forceinline__ void store_eight(const float (&values)[kWide], T* to, int count, bool vector) {
+  if (vector && count >= kWide) {
+    Vector<T, kWide>::of(values).store(to);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+    if (i < count) to[i] = flashgla::cuda::from_float<T>(values[i]);
+  }
+}
+
+// A lane's eight channels of its token of a chunk.
+template <class T>
+__device__ __forceinline__ Vector<T, kWide> load_wide(const Call<T>& call, const Lines<T>& lines, const Where& where,
+                                                      const Place& place, int chunk) {
+  const int t = chunk * kChunk + where.token;
+  if (t >= place.length) return Vector<T, kWide>::zero();
+  const int channel = where.first + where.wide;
+  return load_eight<T>(lines.row(place.line, place.begin + t) + channel, call.channels - channel, call.vectors);
+}
+
+// Of a chunk's b and c what a lane brings to shared memory, [token][b, c][state]: eight states of one of the two.
+template <class T>
+__device__ __forceinline__ Vector<T, kHalf> load_keys(const Call<T>& call, const Where& where, const Place& place,
+                                                      int chunk) {
+  const int t = chunk * kChunk + where.lane / 4, state = where.lane % 2 * kHalf;
+  if (t >= place.length) return Vector<T, kHalf>::zero();
+  const Lines<T>& lines = where.lane / 2 % 2 == 0 ? call.b : call.c;
+  return load_eight<T>(lines.row(place.line, place.begin + t) + state, call.states - state, call.key_vectors);
+}
+
+__device__ __forceinline__ void store_floats(const float (&from)[8], float* to) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(from[0], from[1], from[2], from[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(from[4], from[5], from[6], from[7]);
+}
+__device__ __forceinline__ void load_floats(const float* from, float (&to)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x;
+  to[1] = low.y;
+  to[2] = low.z;
+  to[3] = low.w;
+  to[4] = high.x;
+  to[5] = high.y;
+  to[6] = high.z;
+  to[7] = high.w;
+}
+__device__ __forceinline__ void load_floats(const float* from, float (&to)[2]) {
+  const float2 both = *reinterpret_cast<const float2*>(from);
+  to[0] = both.x;
+  to[1] = both.y;
+}
+template <class T>
+__device__ __forceinline__ void store_keys(const Vector<T, kHalf>& from, const Where& where,
+                                           float (&to)[kChunk][2][kStates]) {
+  float values[kHalf];
+#pragma unroll
+  for (int k = 0; k < kHalf; ++k) values[k] = from[k];
+  store_floats(values, &to[0][0][0] + where.lane * kHalf);
+}
+
+// A lane's states, four float4 that lie `stride` apart.
+__device__ __forceinline__ void load_square(const float4* from, int stride, float (&h)[kPair][kHalf]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = from[i * stride];
+    float* to = &h[i / 2][i % 2 * 4];
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  }
+}
+__device__ __forceinline__ void store_square(const float (&h)[kPair][kHalf], float4* to, int stride) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* from = &h[i / 2][i % 2 * 4];
+    to[i * stride] = make_float4(from[0], from[1], from[2], from[3]);
+  }
+}
+
+// Of partial sums over a lane's states, for its two channels: the whole sum of channel `lane` of the warp.
+__device__ __forceinline__ float sum_of_own_channel(const float (&part)[kPair], int lane) {
+  const bool odd = lane & 1;
+  return (odd ? part[1] : part[0]) + __shfl_xor_sync(kAll, odd ? part[0] : part[1], 1);
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // ln(1 + u), u in [0, 1]: 2 artanh(s), s = u / (2 + u) <= 1/3, by the polynomial of base/cpu/simd_math.h.
 __device__ __forceinline__ float log1p_unit(float u) {
-  const float s = __fdividef(u, u + 2.0f), square = s * s;
+  const float s = u * reciprocal(u + 2.0f), square = s * s;
   float p = 0.12212455f;
   p = fmaf(p, square, 0.10694981f);
   p = fmaf(p, square, 0.14310521f);
@@ -191,14 +272,14 @@ __device__ __forceinline__ float softplus(float x) {
   return fmaxf(x, 0.0f) + log1p_unit(ops::cuda::power_of_two(-kLog2E * fabsf(x)));
 }
 
-// h = decay h + driven b, for a thread's square.
-__device__ __forceinline__ void advance(const float (&rates)[kSide][kSide], const float (&dt)[kSide],
-                                        const float (&driven)[kSide], const float (&b)[kSide],
-                                        float (&h)[kSide][kSide]) {
+// h = decay h + driven b, for a lane's channels and states.
+__device__ __forceinline__ void advance(const float (&rates)[kPair][kHalf], const float (&dt)[kPair],
+                                        const float (&driven)[kPair], const float (&b)[kHalf],
+                                        float (&h)[kPair][kHalf]) {
 #pragma unroll
-  for (int i = 0; i < kSide; ++i) {
+  for (int i = 0; i < kPair; ++i) {
 #pragma unroll
-    for (int k = 0; k < kSide; ++k) {
+    for (int k = 0; k < kHalf; ++k) {
       h[i][k] = fmaf(ops::cuda::power_of_two(dt[i] * rates[i][k]), h[i][k], driven[i] * b[k]);
     }
   }

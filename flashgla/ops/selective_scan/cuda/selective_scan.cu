@@ -1,4 +1,6 @@
 // The row of the table that runs on CUDA.
+#include <initializer_list>
+
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/cuda/backward.cuh"
@@ -12,25 +14,68 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-// One token of each sequence: a thread a channel.
+// A step's tensors as rows of sequences.
+template <class T, class P>
+struct StepCall {
+  cuda::Lines<T> x, raw, z, b, c, y;
+  const P *dt_bias, *a_log, *skip;
+  float* h;
+  std::int64_t sequences, channels;
+  int states;
+  bool vectors;  // four states at a time
+};
+
+// Up to four neighbouring elements, 0 for those that are not there.
 template <class T>
-__global__ void __launch_bounds__(cuda::kThreads)
-    step_kernel(cuda::Call<T> call, std::int64_t sequences, float* h, cuda::Lines<T> y) {
-  flashgla::cuda::wait_for_previous();
-  const std::int64_t item = std::int64_t{blockIdx.x} * cuda::kThreads + threadIdx.x;
-  if (item >= sequences * call.channels) return;
-  const std::int64_t n = item / call.channels, e = item % call.channels;
-  const float x = cuda::to_float(call.x.row(n, 0)[e]), z = cuda::to_float(call.z.row(n, 0)[e]);
-  const float dt = cuda::softplus(cuda::to_float(call.raw.row(n, 0)[e]) + call.dt_bias[e]);
-  float* state = h + item * call.states;
-  float sum = call.skip[e] * x;
-  for (int k = 0; k < call.states; ++k) {
-    const float decay = ops::cuda::power_of_two(-expf(call.a_log[e * call.states + k]) * cuda::kLog2E * dt);
-    const float next = fmaf(decay, state[k], dt * x * cuda::to_float(call.b.row(n, 0)[k]));
-    sum = fmaf(cuda::to_float(call.c.row(n, 0)[k]), next, sum);
-    state[k] = next;
+__device__ __forceinline__ void load_four(const T* from, int count, bool vector, float (&to)[4]) {
+  if (vector) {
+    const auto four = flashgla::cuda::Vector<T, 4>::load(from);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) to[k] = four[k];
+    return;
   }
-  y.row(n, 0)[e] = cuda::from_float<T>(sum * z * ops::cuda::sigmoid(z));
+#pragma unroll
+  for (int k = 0; k < 4; ++k) to[k] = k < count ? flashgla::cuda::to_float(from[k]) : 0.0f;
+}
+
+// One token of each sequence: four lanes a channel, each with four of its states.
+template <class T, class P>
+__global__ void __launch_bounds__(cuda::kThreads) step_kernel(StepCall<T, P> call) {
+  using flashgla::cuda::to_float;
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t item = (std::int64_t{blockIdx.x} * cuda::kThreads + threadIdx.x) / 4;
+  const bool there = item < call.sequences * call.channels;
+  const std::int64_t n = there ? item / call.channels : 0, e = there ? item % call.channels : 0;
+  const int state = static_cast<int>(threadIdx.x) % 4 * 4, count = call.states - state;
+  float* own = call.h + (there ? item : 0) * call.states + state;
+  float h[4], a_log[4], b[4], c[4];
+  load_four(own, count, call.vectors, h);
+  load_four(call.a_log + e * call.states + state, count, call.vectors, a_log);
+  load_four(call.b.row(n, 0) + state, count, call.vectors, b);
+  load_four(call.c.row(n, 0) + state, count, call.vectors, c);
+  const float x = to_float(call.x.row(n, 0)[e]), z = to_float(call.z.row(n, 0)[e]);
+  const float dt = cuda::softplus(to_float(call.raw.row(n, 0)[e]) + to_float(call.dt_bias[e]));
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    h[k] = fmaf(ops::cuda::power_of_two(-expf(a_log[k]) * cuda::kLog2E * dt), h[k], dt * x * b[k]);
+    sum = fmaf(c[k], h[k], sum);
+  }
+  sum += __shfl_xor_sync(cuda::kAll, sum, 1);
+  sum += __shfl_xor_sync(cuda::kAll, sum, 2);
+  if (!there) return;
+  if (call.vectors) {
+    *reinterpret_cast<float4*>(own) = make_float4(h[0], h[1], h[2], h[3]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k < count) own[k] = h[k];
+    }
+  }
+  if (state == 0) {
+    sum = fmaf(to_float(call.skip[e]), x, sum);
+    call.y.row(n, 0)[e] = flashgla::cuda::from_float<T>(sum * z * ops::cuda::sigmoid(z));
+  }
 }
 
 std::int64_t tiles_of(const Sizes& sizes) { return (sizes.channels + cuda::kBlockChannels - 1) / cuda::kBlockChannels; }
@@ -53,8 +98,13 @@ Parameters parameters_of(Context& context, const Inputs& in) {
   return {wide(in.dt_bias), wide(in.a_log), wide(in.skip)};
 }
 
+// beside: further tensors that have channels.
 template <class T>
-cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& parameters, const TensorView& kept) {
+cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& parameters, const TensorView& kept,
+                      std::initializer_list<TensorView> beside) {
+  using Lines = cuda::Lines<T>;
+  bool vectors = Lines(in.x).aligned() && Lines(in.raw).aligned() && Lines(in.z).aligned();
+  for (const TensorView& view : beside) vectors = vectors && (!view || Lines(view).aligned());
   return {cuda::Lines<T>(in.x),
           cuda::Lines<T>(in.raw),
           cuda::Lines<T>(in.z),
@@ -69,7 +119,9 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           static_cast<int>(sizes.channels),
           static_cast<int>(sizes.states),
           tiles_of(sizes),
-          static_cast<float4*>(kept.data)};
+          static_cast<float4*>(kept.data),
+          vectors,
+          Lines(in.b).aligned() && Lines(in.c).aligned()};
 }
 
 // Calls run(T()) with the kernels' type for the inputs'.
@@ -86,7 +138,7 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
     ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T>, sizes.sequences * tiles_of(sizes),
-                            cuda::kThreads, 0, call_of<T>(in, sizes, parameters, out.kept),
+                            cuda::kThreads, 0, call_of<T>(in, sizes, parameters, out.kept, {out.y}),
                             out.y ? cuda::Lines<T>(out.y) : cuda::Lines<T>(), static_cast<float*>(out.ht.data));
   });
 }
@@ -120,7 +172,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
                                          sizes.rows};
       ops::cuda::queue_kernel(context, "selective_scan", cuda::backward_kernel<T>, sizes.sequences * tiles,
                               cuda::kThreads, static_cast<int>(sizeof(cuda::BackwardShared)),
-                              call_of<T>(in, sizes, parameters, kept), gradients);
+                              call_of<T>(in, sizes, parameters, kept, {dy, to.dx, to.draw, to.dz}), gradients);
       const std::int64_t sums = sizes.rows * 2 * cuda::kStates;
       ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
                               (sums + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0,
@@ -132,24 +184,57 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
   elementwise::column_sum(context, dskip, to.dskip, true);
 }
 
+// Four elements of T at a multiple of four of each row may be read at once.
+template <class T>
+bool in_fours(const TensorView& rows) {
+  const std::int64_t four = 4 * static_cast<std::int64_t>(sizeof(T));
+  return reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::uintptr_t>(four) == 0 &&
+         rows.stride[0] * static_cast<std::int64_t>(sizeof(T)) % four == 0;
+}
+
+template <class T, class P>
+void queue_step(const Context& context, const Inputs& in, const P* dt_bias, const P* a_log, const P* skip,
+                const TensorView& state, const TensorView& y) {
+  const auto lines = [](const TensorView& view) {
+    cuda::Lines<T> result;
+    result.data = static_cast<T*>(view.data);
+    result.line_stride = view.stride[0];
+    return result;
+  };
+  const std::int64_t sequences = in.x.size(0), channels = in.x.size(1), states = in.b.size(1);
+  const bool parameter = reinterpret_cast<std::uintptr_t>(a_log) % (4 * sizeof(P)) == 0;
+  const StepCall<T, P> call{lines(in.x),
+                            lines(in.raw),
+                            lines(in.z),
+                            lines(in.b),
+                            lines(in.c),
+                            lines(y),
+                            dt_bias,
+                            a_log,
+                            skip,
+                            static_cast<float*>(state.data),
+                            sequences,
+                            channels,
+                            static_cast<int>(states),
+                            states == cuda::kStates && parameter && in_fours<T>(in.b) && in_fours<T>(in.c) &&
+                                reinterpret_cast<std::uintptr_t>(state.data) % 16 == 0};
+  ops::cuda::queue_kernel(context, "selective_scan", step_kernel<T, P>,
+                          (sequences * channels * 4 + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, call);
+}
+
 void cuda_step(Context& context, const Inputs& in, const TensorView& state, const TensorView& y) {
   const ArenaScope scope(context.scratch());
-  const Parameters parameters = parameters_of(context, in);
+  const bool narrow = in.dt_bias.dtype == DType::bf16 && in.a_log.dtype == DType::bf16 && in.skip.dtype == DType::bf16;
+  const Parameters wide = narrow ? Parameters{} : parameters_of(context, in);
   if (context.planning()) return;
-  const auto as_batch = [](const TensorView& view) {  // [N,...] as [N,1,...]
-    TensorView batch(view.data, view.dtype, Shape({view.size(0), 1, view.size(1)}), view.device);
-    batch.stride = {view.stride[0], view.stride[0], view.stride[1]};
-    return batch;
-  };
-  Inputs batch = in;
-  for (TensorView* view : {&batch.x, &batch.raw, &batch.z, &batch.b, &batch.c}) *view = as_batch(*view);
-  const Sizes sizes(batch);
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
-    const std::int64_t items = sizes.sequences * sizes.channels;
-    ops::cuda::queue_kernel(context, "selective_scan", step_kernel<T>, (items + cuda::kThreads - 1) / cuda::kThreads,
-                            cuda::kThreads, 0, call_of<T>(batch, sizes, parameters, {}), sizes.sequences,
-                            static_cast<float*>(state.data), cuda::Lines<T>(as_batch(y)));
+    if (narrow) {
+      queue_step<T, bf16>(context, in, static_cast<const bf16*>(in.dt_bias.data),
+                          static_cast<const bf16*>(in.a_log.data), static_cast<const bf16*>(in.skip.data), state, y);
+    } else {
+      queue_step<T, float>(context, in, wide.dt_bias, wide.a_log, wide.skip, state, y);
+    }
   });
 }
 
