@@ -45,6 +45,7 @@ std::vector<Case> cases(Device device) {
   } else {
     for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
+    all.push_back({"mamba-1.3b", 1, DType::bf16});
   }
   return all;
 }
@@ -54,12 +55,19 @@ DType activations_of(const Context& context, DType parameters) {
   return context.architecture().matrix_units && parameters == DType::bf16 ? DType::bf16 : DType::f32;
 }
 
+// Of the same kind as a preset, byte level.
+model::ModelConfig small_model_like(std::string_view preset) {
+  if (preset.starts_with("gla")) return model::preset("gla-tiny");
+  if (preset.starts_with("transformer")) return model::preset("transformer-tiny");
+  return model::parse_config(
+      R"({"model_type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 256})",
+      "bench: small model");
+}
+
 // Logits of a few tokens of a small model of the same kind.
 Tensor logits_of_small_model(const Case& of, Device device, DType activations, const char* implementation) {
-  const bool gla = std::string_view(of.preset).starts_with("gla");
   const std::int64_t sequences = of.sequences;
-  auto made =
-      std::make_unique<LanguageModel>(model::preset(gla ? "gla-tiny" : "transformer-tiny"), of.dtype, device, false);
+  auto made = std::make_unique<LanguageModel>(small_model_like(of.preset), of.dtype, device, false);
   made->parameters().initialize(1);
   if (*of.quantised != '\0') made = model::quantise(*made, {model::find_quantisation_preset(of.quantised)});
   LanguageModel& model = *made;
