@@ -71,8 +71,9 @@ train() {  # MODEL SETTING WIDTH RATE
   local fallout=$dropout
   [ ! -f "$run/done" ] || return 0
   [ "$1" != mamba ] || fallout=0
-  "$flashgla" train --data "$out/task-${2/:/-}" --model "$model" --out "$run" --resume --device "$device" --dtype "$dtype" \
-    --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) --learning-rate "$4" \
+  "$flashgla" train --data "$out/task-${2/:/-}" --model "$model" --out "$run" --resume --device "$device" \
+    --dtype "$dtype" --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) \
+    --learning-rate "$4" \
     --initial-learning-rate 0 --final-learning-rate 0 --warmup-tokens 0 --beta2 0.999 --weight-decay 0.1 \
     --clip-norm 0 --dropout "$fallout" --attention-dropout 0 --evaluate-every "$steps" --evaluation-tokens 0 \
     --checkpoint-every $((steps * 4)) --keep-checkpoints 1 --log-every "$steps" --stop-accuracy 0.99 --patience 8 \
