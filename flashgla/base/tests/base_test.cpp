@@ -202,6 +202,28 @@ TEST(Device, NamesRoundTrip) {
   EXPECT_THROW(device_from_name("gpu"), Error);
 }
 
+// More than is free is refused as on a full device, without taking what others need.
+TEST(Device, WithoutRoomForATensorSaysSoInOneLineWithTheRemedy) {
+  for (const Device device : testing::test_devices()) {
+    if (device.kind == Device::Kind::cpu) continue;
+    const auto refused = [&]() -> std::string {
+      try {
+        allocate_memory(std::size_t{1} << 42, device);
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    const std::string message = refused();
+    EXPECT_NE(message.find("not enough memory on " + name_of(device) + " for 4398046511104 bytes: "), std::string::npos)
+        << message;
+    EXPECT_NE(message.find("nvidia-smi shows who holds the rest"), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+    EXPECT_EQ(refused().substr(0, 20), message.substr(0, 20));  // the device is as before
+    EXPECT_TRUE(allocate_memory(1 << 20, device));
+  }
+}
+
 TEST(Compare, SeesWhatIsWrong) {
   const Tensor reference = testing::random_normal({100}, DType::f64, 1);
   Tensor x = testing::converted(reference, DType::f32);

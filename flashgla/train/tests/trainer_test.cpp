@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <thread>
 
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
@@ -145,6 +147,20 @@ TEST_F(TrainerTest, RecomputeDoesNotChangeTheBits) {
     }
     TearDown();
   }
+}
+
+// Programs that start at once, with no products chosen yet, time them beside each other and keep them in one file. What
+// one has chosen must stay its choice: else its next run, which looks there, has other bits.
+TEST_F(TrainerTest, ProgramsBesideEachOtherKeepTheirBits) {
+  if (device().kind == Device::Kind::cpu) GTEST_SKIP() << "products are chosen by timing on GPUs alone";
+  const std::string program = fs::read_symlink("/proc/self/exe").string();
+  const std::string command = "XDG_CACHE_HOME='" + (root_ / "run_cache").string() + "' '" + program +
+                              "' --gtest_brief=1 --gtest_filter=TrainerTest.RecomputeDoesNotChangeTheBits >&2";
+  std::vector<int> status(4, -1);
+  std::vector<std::thread> programs;
+  for (int& each : status) programs.emplace_back([&each, &command] { each = std::system(command.c_str()); });
+  for (std::thread& each : programs) each.join();
+  EXPECT_EQ(status, std::vector<int>(4, 0));
 }
 
 TEST_F(TrainerTest, DropoutIsOfTrainingAlone) {
