@@ -437,11 +437,11 @@ value_gates; value_gates, states found; gated
   values_wide_192_64_extreme values_wide_192_64_trained values_wide_256_512_extreme values_wide_256_512_trained
 )";
 
+}  // namespace
+
 TensorView without_memory(const Shape& shape, DType dtype) {
   return TensorView(reinterpret_cast<void*>(std::uintptr_t{1} << 20), dtype, shape, Device::cuda(0));
 }
-
-}  // namespace
 
 std::map<std::string, PathPlans> path_plans() {
   std::map<std::string, PathPlans> plans;
@@ -529,7 +529,7 @@ Described described(const Case& c) {
   if (packed) in.cu_seqlens = without_memory({static_cast<std::int64_t>(c.lengths.size()) + 1}, DType::i32);
   Options options{.feature_map = c.feature_map, .normalize = c.normalize};
   if (c.logits) options.gate_logit_normalizer = 16.0;
-  Described d;
+  Described d{.inputs = in, .outputs = out, .options = options};
   d.problem = describe(in, options);
   d.layout = cuda::layout_of(d.problem, in, out);
   return d;

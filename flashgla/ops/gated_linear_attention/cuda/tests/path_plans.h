@@ -21,11 +21,15 @@ struct PathPlans {
 std::map<std::string, PathPlans> path_plans();
 std::string written(const std::map<std::string, PathPlans>& plans);
 
-// A case's problem, and how its tensors lie, without their memory.
+// A case's problem and tensors as they lie, without their memory.
 struct Described {
+  Inputs inputs;
+  Outputs outputs;
+  Options options;
   Problem problem;
   cuda::Layout layout;
 };
+TensorView without_memory(const Shape& shape, DType dtype);
 Described described(const Case& c);
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -1,0 +1,19 @@
+// A CUDA runtime without a device, for programs that link it in place of the real one: it gives out addresses that
+// nothing may touch, and writes down which kernels are launched. So tests see what host code would run on any device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace flashgla::testing {
+
+// What the device is said to be.
+struct RecordedDevice {
+  int capability = 90, shared_memory = 227 * 1024, multiprocessors = 132;
+};
+void set_recorded_device(const RecordedDevice& device);
+
+// Names of the kernels launched since the last call, without parameters.
+std::vector<std::string> take_recorded_kernels();
+
+}  // namespace flashgla::testing
