@@ -67,6 +67,8 @@ struct CaseData {
 };
 CaseData make_data(const Case& c, std::uint64_t seed = 1);
 
+// All views in one list, so that each is walked in one place.
+std::vector<TensorView*> views_of(CaseData& data);
 // The same values on another device, strides kept.
 CaseData on_device(const CaseData& data, Device device);
 // The same values in float64, contiguous, on the CPU: what the reference is asked.
@@ -88,6 +90,7 @@ struct Results {
   InputGradients d_in;
   std::vector<Tensor> storage;
 };
+std::vector<TensorView*> views_of(Results& results);
 Results make_results(const CaseData& data, bool final_state, std::size_t states_bytes);
 Results on_cpu(const Results& results);
 Results one_head(const Results& results, const TokenRange& tokens, std::int64_t n, std::int64_t head,
