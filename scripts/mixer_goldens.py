@@ -1,7 +1,7 @@
 """Logits of small HGRN2, GSA and Hyena models from their published formulas, token by token in float64 NumPy, for the
 golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights are the formula of
 transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py), whose kernels
-need a GPU, and of zoology's hyena.py."""
+need a GPU, and of zoology's hyena.py. fla_logits.py runs flash-linear-attention's code beside them."""
 
 import math
 
@@ -9,22 +9,23 @@ import numpy
 
 TOKENS = [3, 14, 15, 9, 26, 5, 0, 28, 8, 17, 9, 3, 2, 3, 8, 4]
 HIDDEN, LAYERS, MLP, WORDS, EPSILON = 24, 3, 40, 29, 1e-6
+INNER_EPSILON = 1e-5  # of the norm behind the recurrence, whatever the config says: their fused function's own
 
 
 class Weights:
     """Parameters in flashgla's order, each asked for once."""
 
     def __init__(self):
-        self.count = 0
+        self.taken = []
 
     def __call__(self, *shape, norm=False):
-        self.count += 1
-        values = []
+        count, values = len(self.taken) + 1, []
         for j in range(math.prod(shape)):
-            x = math.sin((j + 1) * 12.9898 + self.count * 78.233) * 43758.5453
+            x = math.sin((j + 1) * 12.9898 + count * 78.233) * 43758.5453
             values.append(x - math.floor(x) - 0.5)
         values = numpy.array(values).reshape(shape) * (0.4 if norm else 0.8) + (1.0 if norm else 0.0)
-        return values.astype(numpy.float32).astype(numpy.float64)
+        self.taken.append(values.astype(numpy.float32).astype(numpy.float64))
+        return self.taken[-1]
 
 
 def sigmoid(x):
@@ -40,8 +41,8 @@ def softmax(x):
     return power / power.sum(axis=-1, keepdims=True)
 
 
-def rms(x, weight):
-    return x / numpy.sqrt((x * x).mean(axis=-1, keepdims=True) + EPSILON) * weight
+def rms(x, weight, epsilon=None):
+    return x / numpy.sqrt((x * x).mean(axis=-1, keepdims=True) + (epsilon or EPSILON)) * weight
 
 
 def convolution(x, weight):
@@ -78,7 +79,7 @@ class Hgrn2:
         for t in range(len(x)):
             state = gate[t][:, :, None] * state + k[t][:, :, None] * v[t][:, None, :]
             rows.append(numpy.einsum("hk,hkv->hv", q[t] * self.ratio ** -0.5, state).reshape(-1))
-        return rms(numpy.array(rows), self.norm) @ self.out.T
+        return rms(numpy.array(rows), self.norm, INNER_EPSILON) @ self.out.T
 
 
 class Gsa:
@@ -109,7 +110,7 @@ class Gsa:
             values = gate[t][:, :, None] * values + s[t][:, :, None] * v[t][:, None, :]
             read = softmax(numpy.einsum("hk,hmk->hm", q[t], keys))
             rows.append(numpy.einsum("hm,hmv->hv", read, values).reshape(-1))
-        return rms(swish(numpy.array(rows)), self.norm) @ self.out.T
+        return rms(swish(numpy.array(rows)), self.norm, INNER_EPSILON) @ self.out.T
 
 
 class Hyena:
@@ -137,7 +138,8 @@ class Hyena:
         return (second * s) @ self.out.T + self.out_bias
 
 
-def show(name, mixer, bounded, convolutions):
+def model(mixer, bounded, convolutions, tokens):
+    """Logits [T,WORDS], and the parameters in flashgla's order."""
     take = Weights()
     words = take(WORDS, HIDDEN)
     bounds = take(LAYERS, HIDDEN) if bounded else None
@@ -148,19 +150,24 @@ def show(name, mixer, bounded, convolutions):
         layers.append((norm, attention, take(HIDDEN, norm=True), take(MLP, HIDDEN), take(MLP, HIDDEN),
                        take(HIDDEN, MLP)))
     final, head = take(HIDDEN, norm=True), take(WORDS, HIDDEN)
-    x = words[TOKENS]
+    x = words[tokens]
     for norm, attention, mlp_norm, gate, up, down in layers:
         x = x + attention(rms(x, norm), bounds)
         y = rms(x, mlp_norm)
         x = x + (swish(y @ gate.T) * (y @ up.T)) @ down.T
-    logits = rms(x, final) @ head.T
+    return rms(x, final) @ head.T, take.taken
+
+
+def show(name, mixer, bounded, convolutions):
+    logits, _ = model(mixer, bounded, convolutions, TOKENS)
     print(name)
     for t in (0, len(TOKENS) // 2, len(TOKENS) - 1):
         print(f"  {{{t}, {{" + ", ".join(f"{value:.8g}" for value in logits[t, :6]) + "}},")
 
 
-show("hgrn2", Hgrn2, True, False)
-show("hgrn2, convolutions", Hgrn2, True, True)
-show("gsa", Gsa, False, False)
-show("gsa, convolutions", Gsa, False, True)
-show("hyena", Hyena, False, False)
+if __name__ == "__main__":
+    show("hgrn2", Hgrn2, True, False)
+    show("hgrn2, convolutions", Hgrn2, True, True)
+    show("gsa", Gsa, False, False)
+    show("gsa, convolutions", Gsa, False, True)
+    show("hyena", Hyena, False, False)
