@@ -46,6 +46,7 @@ std::vector<Case> cases(Device device) {
     for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
     all.push_back({"mamba-1.3b", 1, DType::bf16});
+    all.push_back({"retnet-1.3b", 1, DType::bf16});
   }
   return all;
 }

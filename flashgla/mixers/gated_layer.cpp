@@ -199,10 +199,15 @@ Cost GatedLayer::cost(std::int64_t) const {
 
 void GatedLayer::rotate(const nn::Pass& pass, const Channels& of, ops::rotary::Direction direction) const {
   if (settings_.rope_base == 0.0) return;
-  for (const std::size_t part : {kQ, kK}) {
-    const TensorView heads = of[part].split_last(heads_of(part));
+  const auto turn = [&](const TensorView& heads) {
     ops::rotary::run(pass.context, heads, pass.positions, pass.sequences.bounds, settings_.rope_base, direction, heads);
+  };
+  if (convolutions_.empty()) {  // q and k lie side by side: one call turns all their heads
+    TensorView both = of[kQ];
+    both.shape[-1] += of[kK].size(-1);
+    return turn(both.split_last(settings_.num_heads + settings_.kv_heads));
   }
+  for (const std::size_t part : {kQ, kK}) turn(of[part].split_last(heads_of(part)));
 }
 
 void GatedLayer::prepare(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after) {
