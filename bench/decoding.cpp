@@ -60,6 +60,11 @@ DType activations_of(const Context& context, DType parameters) {
 model::ModelConfig small_model_like(std::string_view preset) {
   if (preset.starts_with("gla")) return model::preset("gla-tiny");
   if (preset.starts_with("transformer")) return model::preset("transformer-tiny");
+  if (preset.starts_with("retnet")) {
+    return model::parse_config(
+        R"({"model_type": "retnet", "hidden_size": 128, "num_hidden_layers": 4, "num_heads": 2, "vocab_size": 256})",
+        "bench: small model");
+  }
   return model::parse_config(
       R"({"model_type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 256})",
       "bench: small model");
