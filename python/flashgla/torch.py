@@ -8,6 +8,7 @@ module registers the operators. The second derivative is not implemented and say
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -226,18 +227,40 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
     sequences = _sequences(q, cu_seqlens)
     if not any(isinstance(size, torch.SymInt) for size in (batch, length, sequences)):
         return ask(batch, length, sequences)
+    return _states_size(ask, batch, length, sequences, cu_seqlens is not None)
+
+
+def _states_size(ask: Callable[[int, int, int], int], batch: Any, length: Any, sequences: Any, packed: bool) -> Any:
+    """What ask(batch, length, sequences) answers, as an expression in them."""
     # One state for every `tokens` tokens that a sequence has or begins; packing counts one more a sequence.
-    packed = cu_seqlens is not None
     base = ask(1, 1024, 1)
     of_1024_tokens = ask(1, 2048, 1) - base
     of_one = ask(1, 1024, 2) - base if packed else ask(1, 1025, 1) - base
     if of_1024_tokens == 0 and base == 0:
         return 0
-    if base != of_1024_tokens + packed * of_one or of_1024_tokens % of_one != 0:
-        raise NotImplementedError("flashgla: states whose size is not known for symbolic lengths")
-    tokens = 1024 * of_one // of_1024_tokens
-    states = length // tokens + sequences if packed else batch * ((length + tokens - 1) // tokens)
-    return states * of_one
+
+    def chunks(tokens: int, batch: Any, length: Any, sequences: Any) -> Any:
+        return length // tokens + sequences if packed else batch * ((length + tokens - 1) // tokens)
+
+    if base == of_1024_tokens + packed * of_one and of_1024_tokens % of_one == 0:
+        tokens = 1024 * of_one // of_1024_tokens
+        return chunks(tokens, batch, length, sequences) * of_one
+
+    # Or a state for every second chunk of 64 tokens, and something for each chunk.
+    one, two, three = (ask(1, tokens, 1) for tokens in ((63, 64, 128) if packed else (64, 128, 192)))
+    of_chunk = two - one
+    of_state = three - two - of_chunk
+    rest = one - of_chunk - 2 * of_state
+
+    def size(batch: Any, length: Any, sequences: Any) -> Any:
+        count = chunks(64, batch, length, sequences)
+        states = (count + (sequences if packed else batch)) // 2 + 1
+        return states * of_state + count * of_chunk + rest
+
+    for known in ((1, 1000, 5), (1, 4099, 2)) if packed else ((3, 1000, 3), (2, 4099, 2)):
+        if size(*known) != ask(*known):
+            raise NotImplementedError("flashgla: states whose size is not known for symbolic lengths")
+    return size(batch, length, sequences)
 
 
 @torch.library.register_fake("flashgla::forward", lib=_library)
