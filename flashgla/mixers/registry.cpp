@@ -14,9 +14,12 @@
 namespace flashgla::mixers {
 
 std::span<const Registration* const> registry() {
-  static constexpr const Registration* rows[] = {
-      &kGla, &kSoftmaxAttention, &kRetention, &kLinearAttention, &kGlaVariant, &kMamba2, &kHgrn2, &kMamba, &kGsa,
-      &kRwkv, &kHyena};
+  static constexpr const Registration* rows[] = {&kGla,        &kSoftmaxAttention,
+                                                 &kRetention,  &kLinearAttention,
+                                                 &kGlaVariant, &kMamba2,
+                                                 &kHgrn2,      &kMamba,
+                                                 &kGsa,        &kRwkv,
+                                                 &kHyena};
   return rows;
 }
 
