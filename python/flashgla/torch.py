@@ -232,7 +232,8 @@ def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor 
 
 def _states_size(ask: Callable[[int, int, int], int], batch: Any, length: Any, sequences: Any, packed: bool) -> Any:
     """What ask(batch, length, sequences) answers, as an expression in them."""
-    # One state for every `tokens` tokens that a sequence has or begins; packing counts one more a sequence.
+    # One state for every `tokens` tokens that a sequence has or begins; packing counts one more a sequence. A debug
+    # build has a tag behind all of them.
     base = ask(1, 1024, 1)
     of_1024_tokens = ask(1, 2048, 1) - base
     of_one = ask(1, 1024, 2) - base if packed else ask(1, 1025, 1) - base
@@ -242,9 +243,10 @@ def _states_size(ask: Callable[[int, int, int], int], batch: Any, length: Any, s
     def chunks(tokens: int, batch: Any, length: Any, sequences: Any) -> Any:
         return length // tokens + sequences if packed else batch * ((length + tokens - 1) // tokens)
 
-    if base == of_1024_tokens + packed * of_one and of_1024_tokens % of_one == 0:
+    tag = base - of_1024_tokens - packed * of_one
+    if tag in (0, 16) and of_1024_tokens % of_one == 0:
         tokens = 1024 * of_one // of_1024_tokens
-        return chunks(tokens, batch, length, sequences) * of_one
+        return chunks(tokens, batch, length, sequences) * of_one + tag
 
     # Or a state for every second chunk of 64 tokens, and something for each chunk.
     one, two, three = (ask(1, tokens, 1) for tokens in ((63, 64, 128) if packed else (64, 128, 192)))
