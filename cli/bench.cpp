@@ -60,13 +60,14 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
   const std::string milliseconds = cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2);
   const std::string error = row.error > 0.0 ? fmt::format("{:>9.1e}", row.error) : fmt::format("{:>9}", "-");
   if (ceilings.cuda) {
-    fmt::print("{} {} {} {} {} {}\n", milliseconds, cell(flops * 1e-12, 8, 1), cell(bytes * 1e-12, 7, 2),
+    fmt::print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-12, 8, 1), cell(bytes * 1e-12, 7, 2),
                cell(share_of_floor(row, ceilings), 7, 2), cell(row.memory / 1048576.0, 8, 0), error);
   } else {
-    fmt::print("{} {} {} {} {} {}\n", milliseconds, cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
+    fmt::print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
                cell(ceilings.flops > 0 ? flops / ceilings.flops : 0.0, 7, 2),
                cell(ceilings.bandwidth > 0 ? bytes / ceilings.bandwidth : 0.0, 7, 2), error);
   }
+  fmt::print("{}{}\n", row.plan.empty() ? "" : "  ", row.plan);
 }
 
 // Runs the peer's command: our rows as JSON on its standard input, its rows as JSON from its standard output.

@@ -33,6 +33,7 @@ ordered_json row_to_json(const testing::BenchRow& row, const Ceilings& ceilings)
   if (const double floor = floor_milliseconds(row, ceilings); floor > 0) object["floor_milliseconds"] = floor;
   if (row.memory > 0) object["memory_bytes"] = row.memory;
   object["error"] = row.error;
+  if (!row.plan.empty()) object["plan"] = row.plan;
   return object;
 }
 
@@ -62,6 +63,7 @@ testing::BenchRow row_from_json(const ordered_json& object, const std::vector<te
   row.bytes = object.value("bytes", row.bytes);
   row.memory = object.value("memory_bytes", 0.0);
   row.error = object.value("error", 0.0);
+  row.plan = object.value("plan", std::string());
   return row;
 }
 

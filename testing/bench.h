@@ -21,6 +21,7 @@ struct BenchRow {
   double memory = 0.0;        // bytes held beyond the inputs: outputs, gradients, workspace; 0: not counted
   double error = 0.0;         // largest relative error against the float64 reference
   std::string refused;        // why no time is given
+  std::string plan;           // the kernels that were chosen, where there are several ways
 };
 
 struct BenchOptions {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "flashgla/ops/dispatch.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -24,6 +25,8 @@ struct Implementation {
                const TensorView& o);
   // Whether step computes such a gate itself, beside states of that dtype; null: never, it is given the log gates.
   bool (*takes_projection)(const Context&, const Problem&, const GateProjection&, DType state) = nullptr;
+  // Names the kernels of "forward; backward; kept states" for tensors that lie like these; null: there is one way.
+  std::string (*plan)(const Problem&, const Inputs&, const Outputs&, const Architecture&) = nullptr;
 };
 
 // Best first, reference last.

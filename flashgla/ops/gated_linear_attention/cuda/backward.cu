@@ -1,5 +1,4 @@
-// The backward as the operator's table calls it: what goes to which kernels, workspace, order of launches.
-#include <algorithm>
+// The backward as its plan has it: workspace, order of launches.
 #include <type_traits>
 
 #include "flashgla/base/cuda/check.h"
@@ -7,7 +6,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
@@ -77,38 +75,22 @@ void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, c
   }
 }
 template <class Core>
-void run_fused(GateTile gate, const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream) {
-  switch (gate) {
-    case GateTile::none:
-    case GateTile::token:
-      return std::is_same_v<Core, TensorCore90> ? launch_backward_by_role(p, f, multiprocessors, stream)
-                                                : launch_backward_rows(p, f, gate != GateTile::none, stream);
-    case GateTile::narrow:
+void run_fused(BackwardForm form, const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream) {
+  switch (form) {
+    case BackwardForm::key_gates:
       return launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
-    case GateTile::wide:
+    case BackwardForm::f32_key_gates:
       return launch_backward_fused<Core, GateTile::wide>(p, f, stream);
+    default:
+      return std::is_same_v<Core, TensorCore90> ? launch_backward_by_role(p, f, multiprocessors, stream)
+                                                : launch_backward_rows(p, f, p.gate != GateKind::none, stream);
   }
 }
 
-// One kernel, where each sequence and head is small enough for a block and there are enough of them.
-bool fits_one_kernel(const Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                     const OutputGradients& d_out) {
-  const Params p = make_params(problem, inputs, outputs);
-  return problem.key_dim <= kTile && problem.value_dim <= kTile && problem.group() == 1 &&
-         (outputs.states || forward_fits_one_pass(problem, p)) && (!d_out.d_ht || outputs.ht) &&
-         context.architecture().shared_memory >= kFusedSharedBytes &&
-         one_kernel_is_faster(p, context.architecture().multiprocessors);
-}
-
 template <class Core>
-void backward_in_one_kernel(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                            const OutputGradients& d_out, const InputGradients& d_in) {
-  const ArenaScope scope(context.scratch());
-  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
-  Params p = make_params(problem, inputs, outputs);
-  const int multiprocessors = context.architecture().multiprocessors;
-  space_states(p, problem, hopper, true);
-  plan_chunks(context, p);
+void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
+                            const InputGradients& d_in) {
+  const Problem& problem = plan.problem;
   FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
                   static_cast<float*>(d_in.dh0.data), nullptr};
   if (problem.gate == GateKind::constant) {
@@ -116,7 +98,7 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
     f.gate_parts = static_cast<float*>(context.scratch().allocate(parts * sizeof(float), "gla backward: gate parts"));
   }
   Params states_only = p;
-  if (!outputs.states) {
+  if (plan.finds_states) {
     const auto bytes = static_cast<std::size_t>(p.states_bytes());
     p.states = states_only.states = context.scratch().allocate(bytes, "gla backward: states");
     // o is not wanted again: all sequences and heads write it to one place that nothing reads.
@@ -128,26 +110,22 @@ void backward_in_one_kernel(Context& context, const Problem& problem, const Inpu
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (!outputs.states) launch_fused(context, states_only, hopper);
-  run_fused<Core>(gate_tile(problem), p, f, multiprocessors, stream);
+  if (plan.finds_states) launch_fused(context, states_only, plan.hopper, plan.groups, false);
+  run_fused<Core>(plan.backward, p, f, context.architecture().multiprocessors, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
 }
 
 template <class Core>
-void backward_by_chunks(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        const OutputGradients& d_out, const InputGradients& d_in) {
+void backward_by_chunks(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
+                        const InputGradients& d_in) {
   Arena& scratch = context.scratch();
-  const ArenaScope scope(scratch);
-  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
-  Params p = make_params(problem, inputs, outputs);
-  space_states(p, problem, hopper, false);
-  plan_chunks(context, p);
+  const Problem& problem = plan.problem;
   const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, key_tiles = tiles_of(p.key_dim);
   auto take = [&](std::int64_t bytes, const char* label) {
     return scratch.allocate(static_cast<std::size_t>(bytes), label);
   };
-  const TwoPasses passes(context, p, true, hopper);
+  const TwoPasses passes(context, p, plan, true);
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
@@ -158,15 +136,14 @@ void backward_by_chunks(Context& context, const Problem& problem, const Inputs& 
   if (gate_tile(problem) == GateTile::token) {
     w.gate_parts = static_cast<float*>(take(gate_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
   }
-  const bool recompute = !outputs.states;
-  if (recompute) p.states = take(state_bytes, "gla backward: states");
+  if (plan.finds_states) p.states = take(state_bytes, "gla backward: states");
   if (context.planning()) return;
 
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
 
   if (!passes.is_prepared) launch_preparation<Core>(context, p, passes.prepared);
-  if (recompute) {
+  if (plan.finds_states) {
     Recurrence run = run_of(p, passes, false);
     run.x = p.v;
     run.start = static_cast<const float*>(p.h0);
@@ -195,12 +172,6 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
           strided_gate(problem.gate, d_in.dg)};
 }
 
-bool backward_in_chunks(const Problem& problem) {
-  return problem.dtype == DType::bf16 && problem.gate != GateKind::key_value &&
-         problem.algorithm != Algorithm::recurrent && problem.feature_map == FeatureMap::identity &&
-         !problem.normalize && problem.key_dim % 8 == 0 && problem.value_dim % 8 == 0;
-}
-
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
                       cudaStream_t stream) {
   if (p.gate == GateKind::scalar) {
@@ -214,48 +185,66 @@ void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, in
   flashgla::cuda::check_launch("gated_linear_attention gate sums");
 }
 
-template <class Core>
-static void run_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                         const OutputGradients& d_out, const InputGradients& d_in) {
-  constexpr bool hopper = std::is_same_v<Core, TensorCore90>;
-  const auto again = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
-                         const InputGradients& to) { run_backward<Core>(context, p, in, out, d, to); };
-  if (problem.has_logits() && !(hopper && turns_logits(problem) && has_aligned_rows(problem, inputs, d_out, d_in))) {
-    return backward_with_gates(context, problem, with_gates_on_cuda(problem), inputs, outputs, d_out, d_in, again);
-  }
-  if (goes_through_features(problem)) {
-    return backward_through_features(context, problem, inputs, outputs, d_out, d_in, again);
-  }
-  const Problem aligned = with_aligned_rows(problem);
-  const bool in_f32_tiles = backward_fits_f32_tiles(problem, context.architecture());
-  if (!in_f32_tiles && !backward_in_chunks(aligned) && !gates_values_by_chunks(aligned)) {
-    recurrent_backward(context, problem, inputs, outputs, d_out, d_in);
-  } else if (!has_aligned_rows(problem, inputs, d_out, d_in)) {
-    backward_with_aligned_rows(context, problem, inputs, outputs, d_out, d_in, again);
-  } else if (in_f32_tiles) {
-    backward_in_f32_tiles(context, problem, inputs, outputs, d_out, d_in, hopper);
-  } else if (gates_values_by_chunks(problem)) {
-    backward_with_value_gates(context, problem, inputs, outputs, d_out, d_in, hopper);
-  } else if (fits_one_kernel(context, problem, inputs, outputs, d_out)) {
-    backward_in_one_kernel<Core>(context, problem, inputs, outputs, d_out, d_in);
-  } else {
-    Outputs found = outputs;
-    // Kept for the one kernel, too few for these: found again.
-    if (finds_states(problem, hopper) &&
-        one_kernel_is_faster(make_params(problem, inputs, outputs), context.architecture().multiprocessors)) {
-      found.states = {};
-    }
-    backward_by_chunks<Core>(context, problem, inputs, found, d_out, d_in);
+namespace {
+
+void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  Params params = make_params(plan, inputs, outputs);
+  set_spacing(params, plan.backward_every_log2);
+  plan_chunks(context, params);
+  switch (plan.backward) {
+    case BackwardForm::tokens:  // not given to kernels that read what the plan leaves
+      return;
+    case BackwardForm::token_gates:
+    case BackwardForm::key_gates:
+    case BackwardForm::f32_key_gates:
+      return plan.hopper ? backward_in_one_kernel<TensorCore90>(context, plan, params, d_out, d_in)
+                         : backward_in_one_kernel<TensorCore80>(context, plan, params, d_out, d_in);
+    case BackwardForm::chunks:
+      return plan.hopper ? backward_by_chunks<TensorCore90>(context, plan, params, d_out, d_in)
+                         : backward_by_chunks<TensorCore80>(context, plan, params, d_out, d_in);
+    case BackwardForm::f32_tiles:
+      return backward_in_f32_tiles(context, plan, params, d_out, d_in);
+    case BackwardForm::value_gates:
+      return backward_with_value_gates(context, plan, params, d_out, d_in);
   }
 }
 
+void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
+  Layout layout = layout_of(problem, inputs, {.states = outputs.states});
+  layout.end_state = !d_out.d_ht || outputs.ht;
+  const Plan plan = make_plan(problem, layout, context.architecture(), hopper);
+  check_states_tag(context, plan, outputs.states);
+  const auto kernels = [&](const Inputs& in, const Outputs& out, const OutputGradients& d, const InputGradients& to) {
+    run_kernels(context, plan, in, out, d, to);
+  };
+  const auto rows = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
+                        const InputGradients& to) {
+    if (plan.backward == BackwardForm::tokens) return recurrent_backward(context, p, in, out, d, to);
+    plan.pieces ? backward_with_aligned_rows(context, p, in, out, d, to, kernels) : kernels(in, out, d, to);
+  };
+  const auto features = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
+                            const InputGradients& to) {
+    if (!plan.features) return rows(p, in, out, d, to);
+    backward_through_features(context, p, in, out, d, to,
+                              [&](const Inputs& i, const Outputs& o, const OutputGradients& g,
+                                  const InputGradients& t) { rows(without_features(p), i, o, g, t); });
+  };
+  plan.gates ? backward_with_gates(context, problem, without_logits(problem), inputs, outputs, d_out, d_in, features)
+             : features(problem, inputs, outputs, d_out, d_in);
+}
+
+}  // namespace
+
 void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                        const OutputGradients& d_out, const InputGradients& d_in) {
-  run_backward<TensorCore80>(context, problem, inputs, outputs, d_out, d_in);
+  backward(context, problem, inputs, outputs, d_out, d_in, false);
 }
 void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                      const OutputGradients& d_out, const InputGradients& d_in) {
-  run_backward<TensorCore90>(context, problem, inputs, outputs, d_out, d_in);
+  backward(context, problem, inputs, outputs, d_out, d_in, true);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

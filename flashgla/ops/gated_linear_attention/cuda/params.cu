@@ -1,4 +1,6 @@
-// Views to Params, and the numbering of chunks of packed sequences.
+// Views to Params, the numbering of chunks of packed sequences, and the tag of states.
+#include <cstdio>
+
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -34,6 +36,19 @@ __global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
   if (threadIdx.x == 0) begin[s.count] = before;
 }
 
+__global__ void write_tag(std::uint64_t* to, std::uint64_t tag) { *to = tag; }
+__global__ void check_tag(const std::uint64_t* at, std::uint64_t tag) {
+  if (*at == tag) return;
+  std::printf("gated_linear_attention: states of another call, or of one with other options\n");
+  __trap();
+}
+
+// The last bytes; null where the build has no tags or there are no states.
+std::uint64_t* tag_of(const Context& context, const TensorView& states) {
+  if (states_tag_bytes() == 0 || context.planning() || !states || states.bytes() == 0) return nullptr;
+  return reinterpret_cast<std::uint64_t*>(static_cast<char*>(states.data) + states.bytes() - states_tag_bytes());
+}
+
 }  // namespace
 
 Strided strided(const TensorView& view) {
@@ -45,7 +60,7 @@ Strided strided_gate(GateKind gate, const TensorView& view) {
 }
 
 Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  Params p;
+  Params p = sizes_of(problem);
   p.q = strided(inputs.q);
   p.k = strided(inputs.k);
   p.v = strided(inputs.v);
@@ -57,43 +72,15 @@ Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& 
   p.ht = outputs.ht.data;
   p.zt = outputs.zt.data;
   p.states = outputs.states.data;
-  p.sequences.count = problem.sequences;
-  p.sequences.length = problem.length;
-  p.sequences.packed = problem.packed;
-  p.sequences.longest = problem.packed ? problem.max_seqlen : problem.length;
   p.sequences.cu_seqlens = inputs.cu_seqlens.data;
   p.sequences.wide = inputs.cu_seqlens && inputs.cu_seqlens.dtype == DType::i64;
-  p.sequences.most_chunks = most_chunks(problem);
-  p.heads = static_cast<int>(problem.heads);
-  p.group = static_cast<int>(problem.group());
-  p.key_dim = static_cast<int>(problem.key_dim);
-  p.value_dim = static_cast<int>(problem.value_dim);
-  p.gate = problem.gate;
-  p.feature_map = problem.feature_map;
-  p.dtype = problem.dtype;
-  p.gate_dtype = problem.gate_dtype;
-  p.normalize = problem.normalize;
-  p.scale = static_cast<float>(problem.scale);
-  p.logit_scale = problem.has_logits() ? static_cast<float>(1.0 / problem.gate_logit_normalizer) : 0.0f;
-  p.gate_min = static_cast<float>(problem.gate_clamp_min);
   return p;
 }
-
-bool finds_states(const Problem& p, bool hopper) {
-  const bool gate_fits = p.gate == GateKind::none || p.gate == GateKind::constant || p.gate == GateKind::scalar;
-  return hopper && backward_in_chunks(p) && gate_fits && p.key_dim <= kTile && p.value_dim <= kTile && p.group() == 1;
-}
-
-void space_states(Params& params, const Problem& problem, bool hopper, bool one_kernel) {
-  const bool narrow = params.key_dim <= kTile && params.value_dim <= kTile;
-  params.states_every_log2 = !narrow ? 1 : !finds_states(problem, hopper) ? 0 : one_kernel ? kFoundEveryLog2 : 1;
-  params.states_mask = params.states_every() - 1;
-}
-
-std::int64_t most_chunks(const Problem& problem) {
-  const std::int64_t each = (problem.length + kChunk - 1) / kChunk;
-  // Each packed sequence but the first may waste part of one chunk.
-  return problem.packed ? problem.length / kChunk + problem.sequences : problem.batch * each;
+Params make_params(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
+  Params p = make_params(plan.problem, inputs, outputs);
+  if (plan.states.kind == StatesKind::none) p.states = nullptr;
+  set_spacing(p, plan.states.every_log2);
+  return p;
 }
 
 void plan_chunks(Context& context, Params& params) {
@@ -104,6 +91,19 @@ void plan_chunks(Context& context, Params& params) {
   if (context.planning()) return;
   plan_chunks_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(params.sequences, begin);
   flashgla::cuda::check_launch("plan_chunks");
+}
+
+void write_states_tag(const Context& context, const Plan& plan, const TensorView& states) {
+  std::uint64_t* const tag = tag_of(context, states);
+  if (tag == nullptr) return;
+  write_tag<<<1, 1, 0, static_cast<cudaStream_t>(context.stream())>>>(tag, plan.states.tag());
+  flashgla::cuda::check_launch("write_tag");
+}
+void check_states_tag(const Context& context, const Plan& plan, const TensorView& states) {
+  std::uint64_t* const tag = tag_of(context, states);
+  if (tag == nullptr) return;
+  check_tag<<<1, 1, 0, static_cast<cudaStream_t>(context.stream())>>>(tag, plan.states.tag());
+  flashgla::cuda::check_launch("check_tag");
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

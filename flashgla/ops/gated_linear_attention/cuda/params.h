@@ -1,5 +1,5 @@
 // What kernels are told of a call: pointers, strides in elements, sizes. Plain values, passed by value to kernels.
-// Built by params.cu from the validated views.
+// Built by params.cu from the plan and the validated views.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kChunk = 64;  // tokens of a chunk; chunks start anew with each sequence
-constexpr int kFoundEveryLog2 = 2, kFoundEvery = 1 << kFoundEveryLog2;  // see space_states
+constexpr int kFoundEveryLog2 = 2, kFoundEvery = 1 << kFoundEveryLog2;  // PLAN.md, "states"
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Matrices of bf16 between kernels are cut into tiles of 64x64, each an image of its place in shared memory.
@@ -63,7 +63,7 @@ struct Params {
   // Above 0: key gates of bf16 are logits x, whose log gates are log(sigmoid(x)) times this, no less than gate_min.
   float logit_scale = 0.0f, gate_min = -std::numeric_limits<float>::infinity();
 
-  // Chunks from one kept state to the next: a power of two, since kernels divide by it (space_states). The mask is one
+  // Chunks from one kept state to the next: a power of two, since kernels divide by it (States). The mask is one
   // less, an operand as it lies in constant memory; worked out in a kernel it takes registers that some do not have.
   int states_every_log2 = 0, states_mask = 0;
   constexpr int states_every() const { return 1 << states_every_log2; }
@@ -77,10 +77,6 @@ struct Params {
   constexpr std::int64_t state_slots() const {
     return state_slot(sequences.most_chunks, sequences.count, 0) + (states_every() == 1 ? 0 : 1);
   }
-  // Heads that a forward may take in one pass; for others what is kept for the backward goes on with what preparation
-  // leaves (forward/two_pass.h).
-  constexpr bool fit_one_pass() const { return key_dim <= kTile && value_dim <= 2 * kTile; }
-  constexpr bool keeps_prepared() const { return !fit_one_pass(); }
   // Bytes of one state and of all, and where a tile begins.
   constexpr std::int64_t state_bytes() const { return kImageBytes * tiles_of(key_dim) * tiles_of(value_dim); }
   constexpr std::int64_t states_bytes() const { return state_slots() * heads * state_bytes(); }

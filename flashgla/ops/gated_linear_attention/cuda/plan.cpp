@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -14,12 +15,6 @@ constexpr std::int64_t kPieceBytes = 16;
 // Below, a tile is mostly padding and bf16 operands have nothing to average over.
 constexpr std::int64_t kFewChannels = 8;
 constexpr std::int64_t kShortSequence = 16;  // mean tokens a sequence up to which a chunk is mostly empty
-// Shared memory of a block that the backward in one kernel and that of f32 tiles need.
-constexpr std::int64_t kOneKernelBytes = 113 * 1024;
-constexpr std::int64_t f32_tiles_backward_bytes(int parts, bool grouped) {
-  return parts * 3 * kImageBytes + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
-}
-
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
 std::int64_t rounded_up(std::int64_t width, std::int64_t step) { return (width + step - 1) / step * step; }
 std::int64_t key_tiles(const Problem& p) { return tiles_of(static_cast<int>(p.key_dim)); }
@@ -56,15 +51,7 @@ bool moves_pieces(const Problem& p) { return goes_by_chunks(p) || gates_values_b
 bool turns_logits(const Problem& p) {
   return p.gate == GateKind::key && p.gate_dtype == DType::bf16 && goes_by_chunks(p) && backward_in_chunks(p);
 }
-bool in_f32(const Problem& p) { return p.normalize && p.dtype == DType::f16; }
-Problem without_features(const Problem& problem) {
-  Problem plain = problem;
-  if (in_f32(problem)) plain.dtype = plain.gate_dtype = DType::f32;
-  plain.feature_map = FeatureMap::identity;
-  plain.normalize = false;
-  if (problem.normalize) plain.scale = 1.0;
-  return plain;
-}
+// Where what is left goes by chunks.
 bool goes_through_features(const Problem& p) {
   if (!p.normalize && p.feature_map == FeatureMap::identity) return false;
   const Problem plain = without_features(p);
@@ -73,19 +60,6 @@ bool goes_through_features(const Problem& p) {
 
 // Gates that lie in rows; others are read one a token.
 bool has_gate_rows(const Problem& p) { return p.gate == GateKind::key || p.gate == GateKind::key_value; }
-
-// The problem that is left once rows are aligned: widths rounded up. States are kept for it.
-Problem with_aligned_rows(const Problem& p) {
-  const std::int64_t narrowest =
-      has_gate_rows(p) ? std::min(bytes_of(p.dtype), bytes_of(p.gate_dtype)) : bytes_of(p.dtype);
-  Problem aligned = p;
-  aligned.key_dim = rounded_up(p.key_dim, kPieceBytes / narrowest);
-  aligned.value_dim = rounded_up(p.value_dim, kPieceBytes / narrowest);
-  return aligned;
-}
-
-// How many bf16 numbers a number of f32 tiles is: f32's own precision, unless the caller allows tf32's.
-int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
 
 // Heads that one pass may take, and one kernel; for others than the first what is kept goes on with what preparation
 // leaves.
@@ -109,10 +83,10 @@ bool is_plain(const Problem& p, bool hopper) {
 
 // ---- what tensors' strides and addresses tell ----
 
-Rows side_by_side(const Problem& p, std::int64_t heads, std::int64_t channels) {
+RowStrides side_by_side(const Problem& p, std::int64_t heads, std::int64_t channels) {
   return {.given = true, .batch = p.length * heads * channels, .token = heads * channels, .head = channels};
 }
-Rows gate_side_by_side(const Problem& p) {
+RowStrides gate_side_by_side(const Problem& p) {
   switch (p.gate) {
     case GateKind::none:
       return {};
@@ -126,7 +100,7 @@ Rows gate_side_by_side(const Problem& p) {
 }
 
 // As TMA takes them: no negative steps, tokens apart from each other, and 64 of them less than 2^31 bytes.
-bool is_aligned(const Problem& p, const Rows& rows, std::int64_t channels, DType dtype) {
+bool is_aligned(const Problem& p, const RowStrides& rows, std::int64_t channels, DType dtype) {
   if (!rows.given) return true;
   const std::int64_t bytes = bytes_of(dtype);
   bool ok = rows.on_piece && channels * bytes % kPieceBytes == 0 && (rows.token != 0 || p.length == 1) &&
@@ -142,9 +116,9 @@ bool are_inputs_aligned(const Problem& p, const Layout& l) {
          (!has_gate_rows(p) || is_aligned(p, l.g, p.key_dim, p.gate_dtype));
 }
 // After copies: those that are aligned and as wide as they are to be stay.
-Layout with_aligned_rows(const Layout& layout, const Problem& p, const Problem& aligned) {
+Layout after_copies(const Layout& layout, const Problem& p, const Problem& aligned) {
   Layout l = layout;
-  const auto align = [&](Rows& rows, std::int64_t heads, std::int64_t channels, std::int64_t width, DType dtype) {
+  const auto align = [&](RowStrides& rows, std::int64_t heads, std::int64_t channels, std::int64_t width, DType dtype) {
     if (rows.given && !(is_aligned(p, rows, channels, dtype) && width == channels))
       rows = side_by_side(aligned, heads, width);
   };
@@ -158,13 +132,22 @@ Layout with_aligned_rows(const Layout& layout, const Problem& p, const Problem& 
 }
 
 // Whether 31 bits count what lies between a tensor's first element and its last, in units of so many elements.
-bool fits_31_bits(const Problem& p, const Rows& rows, std::int64_t heads, std::int64_t elements) {
+bool fits_31_bits(const Problem& p, const RowStrides& rows, std::int64_t heads, std::int64_t elements) {
   const std::int64_t extent = ((p.packed ? 1 : p.sequences) - 1) * std::abs(rows.batch) +
                               (p.length + kChunk) * std::abs(rows.token) + (heads - 1) * std::abs(rows.head);
   return extent < elements * (std::int64_t{1} << 31);
 }
 
 // ---- states ----
+
+// Chunks from one bf16 state to the next. Of heads wider than a tile every second, since there states are most of the
+// bytes that move, and pairs of chunks are what their backward goes by. Of others every one, but where one kernel finds
+// those between: every fourth for that, every second where the backward goes by pairs too.
+int spacing_of(const Problem& p, bool hopper, bool one_kernel) {
+  if (!is_narrow(p)) return 1;
+  if (!finds_between(p, hopper)) return 0;
+  return one_kernel ? kFoundEveryLog2 : 1;
+}
 
 States states_of(const Problem& p, bool hopper, bool one_kernel) {
   States s;
@@ -179,12 +162,9 @@ States states_of(const Problem& p, bool hopper, bool one_kernel) {
   } else if (backward_in_chunks(p)) {
     const bool plain = is_plain(p, hopper);
     s.kind = fits_one_pass(p) ? StatesKind::images : plain ? StatesKind::scores : StatesKind::prepared;
-    // Of heads wider than a tile every second, since there states are most of the bytes that move, and pairs of chunks
-    // are what their backward goes by. Of others every one, but where one kernel finds those between: every fourth for
-    // that, every second where the backward goes by pairs too.
-    s.every_log2 = !is_narrow(p) ? 1 : !finds_between(p, hopper) ? 0 : one_kernel ? kFoundEveryLog2 : 1;
+    s.every_log2 = spacing_of(p, hopper, one_kernel);
     Params sizes = sizes_of(p);
-    sizes.states_every_log2 = s.every_log2;
+    set_spacing(sizes, s.every_log2);
     std::int64_t bytes = sizes.states_bytes();
     if (s.kind == StatesKind::scores) bytes += chunks * p.query_heads * kImageBytes;
     if (s.kind == StatesKind::prepared) {
@@ -209,15 +189,14 @@ bool offsets_fit(const Problem& p, const Layout& l, const Params& sizes) {
 // have neighbouring heads where rows of these lie side by side in every tensor that is moved by tiles, and no two share
 // a state.
 void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
-  constexpr std::int64_t kTilesOfAGroup = 7;
   const Problem& p = plan.problem;
   const std::int64_t of_sequence = p.query_heads * value_tiles(p), all = p.sequences * of_sequence;
   const auto most = [&](std::int64_t together) {
     return (all / together + device.multiprocessors - 1) / device.multiprocessors * together;
   };
-  const bool fits = device.shared_memory >= 2 * kTilesOfAGroup * kImageBytes;
+  const bool fits = device.shared_memory >= 2 * kOnePassSharedBytes;
   plan.groups = fits && of_sequence % 2 == 0 && most(2) <= most(1) ? 2 : 1;
-  const auto beside = [](const Rows& rows) { return rows.head == kTile; };
+  const auto beside = [](const RowStrides& rows) { return rows.head == kTile; };
   plan.pairs = plan.hopper && plan.groups == 2 && p.key_dim == kTile && p.value_dim == kTile && p.group() == 1 &&
                beside(l.q) && beside(l.k) && beside(l.v) && beside(l.o) && (p.gate != GateKind::key || beside(l.g));
 }
@@ -249,26 +228,29 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   Params sizes = sizes_of(p);
   const bool faster = may_be_one_kernel && one_kernel_is_faster(sizes, multiprocessors);
   plan.states = states_of(p, plan.hopper, faster);
-  sizes.states_every_log2 = plan.states.every_log2;
+  plan.backward_every_log2 = spacing_of(p, plan.hopper, faster);
+  set_spacing(sizes, plan.backward_every_log2);
   plan.plain = is_plain(p, plan.hopper);
   if (chunks) plan.forward = form_of_bf16(p, l, sizes, plan.hopper, multiprocessors);
-  if (plan.forward == ForwardForm::one_pass) plan_one_pass(plan, l, device);
   if (plan.forward == ForwardForm::two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
   // States are there, or one pass finds them without workspace.
   Layout inputs = l;
   inputs.o = {};
   const bool gates_fit = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
   const bool one_kernel = faster && (l.states || (chunks && gates_fit && offsets_fit(p, inputs, sizes))) &&
-                          l.end_state && device.shared_memory >= kOneKernelBytes;
+                          l.end_state && device.shared_memory >= kFusedSharedBytes;
   plan.finds_states = !l.states;
+  if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
   if (one_kernel) {
     plan.backward = one_kernel_of(p);
     return;
   }
   plan.backward = BackwardForm::chunks;
   plan.backward_cut = cut_time(sizes, p.heads, multiprocessors);
-  // Kept for the one kernel, too few for these.
-  if (faster && finds_between(p, plan.hopper)) plan.finds_states = true;
+  if (faster && finds_between(p, plan.hopper)) {  // kept for the one kernel, too few for these
+    plan.finds_states = true;
+    plan.backward_every_log2 = spacing_of(p, plan.hopper, false);
+  }
 }
 
 // Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
@@ -277,7 +259,7 @@ void plan_f32_tiles(Plan& plan, const Layout& l, const Architecture& device) {
   const Problem& p = plan.problem;
   plan.forward = ForwardForm::f32_tiles;
   plan.states = states_of(p, plan.hopper, false);
-  const bool fits = device.shared_memory >= f32_tiles_backward_bytes(parts_of(p), p.group() > 1);
+  const bool fits = device.shared_memory >= split_gradients_shared(parts_of(p), p.group() > 1);
   plan.backward = fits ? BackwardForm::f32_tiles : BackwardForm::tokens;
   plan.finds_states = fits && !l.states;
   const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
@@ -317,14 +299,40 @@ std::string in_segments(const TimeCut& cut) { return cut.segments > 1 ? " in " +
 
 }  // namespace
 
+Problem without_logits(const Problem& p) {
+  return p.gate_dtype == DType::bf16 ? with_gates(p, DType::bf16) : with_gates(p);
+}
+
+bool goes_through_f32(const Problem& p) { return p.normalize && p.dtype == DType::f16; }
+
+Problem without_features(const Problem& problem) {
+  Problem plain = problem;
+  if (goes_through_f32(problem)) plain.dtype = plain.gate_dtype = DType::f32;
+  plain.feature_map = FeatureMap::identity;
+  plain.normalize = false;
+  if (problem.normalize) plain.scale = 1.0;
+  return plain;
+}
+
+Problem with_aligned_rows(const Problem& p) {
+  const std::int64_t narrowest =
+      has_gate_rows(p) ? std::min(bytes_of(p.dtype), bytes_of(p.gate_dtype)) : bytes_of(p.dtype);
+  Problem aligned = p;
+  aligned.key_dim = rounded_up(p.key_dim, kPieceBytes / narrowest);
+  aligned.value_dim = rounded_up(p.value_dim, kPieceBytes / narrowest);
+  return aligned;
+}
+
+int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
+
 Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   const auto rows = [](const TensorView& view) {
-    if (!view) return Rows();
-    return Rows{.given = true,
-                .on_piece = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0,
-                .batch = view.stride[0],
-                .token = view.stride[1],
-                .head = view.stride[2]};
+    if (!view) return RowStrides();
+    return RowStrides{.given = true,
+                      .on_piece = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0,
+                      .batch = view.stride[0],
+                      .token = view.stride[1],
+                      .head = view.stride[2]};
   };
   Layout l{.q = rows(inputs.q),
            .k = rows(inputs.k),
@@ -342,7 +350,7 @@ Layout contiguous_layout(const Problem& p) {
           .k = side_by_side(p, p.heads, p.key_dim),
           .v = side_by_side(p, p.heads, p.value_dim),
           .g = gate_side_by_side(p),
-          .gv = p.gate == GateKind::key_value ? side_by_side(p, p.heads, p.value_dim) : Rows(),
+          .gv = p.gate == GateKind::key_value ? side_by_side(p, p.heads, p.value_dim) : RowStrides(),
           .o = side_by_side(p, p.query_heads, p.value_dim)};
 }
 
@@ -368,14 +376,20 @@ Params sizes_of(const Problem& problem) {
   return p;
 }
 
+void set_spacing(Params& params, int every_log2) {
+  params.states_every_log2 = every_log2;
+  params.states_mask = params.states_every() - 1;
+}
+
 Plan make_plan(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper) {
   Plan plan;
   Problem p = problem;
   Layout l = layout;
+  if (p.algorithm == Algorithm::chunk_recomputed) l.states = false;
   plan.hopper = hopper;
   plan.gates = p.has_logits() && !(hopper && turns_logits(p) && are_inputs_aligned(p, l));
-  if (plan.gates) {  // in bf16 of bf16 logits, else in f32
-    p = p.gate_dtype == DType::bf16 ? with_gates(p, DType::bf16) : with_gates(p);
+  if (plan.gates) {
+    p = without_logits(p);
     const Layout made = contiguous_layout(p);
     if (l.g.given) l.g = made.g;
     if (l.gv.given) l.gv = made.gv;
@@ -383,7 +397,7 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
   plan.features = goes_through_features(p);
   if (plan.features) {
     const Layout made = contiguous_layout(p);
-    plan.in_f32 = in_f32(p);
+    plan.in_f32 = goes_through_f32(p);
     l.q = made.q;
     if (p.feature_map != FeatureMap::identity || plan.in_f32) l.k = made.k;
     if (plan.in_f32) {
@@ -396,7 +410,7 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
   if (plan.pieces) {
     plan.rows = !are_inputs_aligned(p, l);
     const Problem aligned = with_aligned_rows(p);
-    l = with_aligned_rows(l, p, aligned);
+    l = after_copies(l, p, aligned);
     p = aligned;
   }
   plan.problem = p;
@@ -412,7 +426,16 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
 
 std::size_t states_bytes(const Problem& problem, bool hopper) {
   const Problem p = goes_through_features(problem) ? without_features(problem) : problem;
-  return states_of(moves_pieces(p) ? with_aligned_rows(p) : p, hopper, false).bytes;  // one kernel takes less
+  const States states = states_of(moves_pieces(p) ? with_aligned_rows(p) : p, hopper, false);  // one kernel takes less
+  return states.bytes == 0 ? 0 : states.bytes + states_tag_bytes();
+}
+
+std::size_t states_tag_bytes() {
+#ifdef NDEBUG
+  return 0;
+#else
+  return 16;
+#endif
 }
 
 std::uint64_t States::tag() const {
@@ -439,7 +462,8 @@ const char* name_of(StatesKind kind) {
 }
 
 std::string forward_name(const Plan& plan) {
-  const char* groups = plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
+  const bool in_groups = plan.forward == ForwardForm::one_pass || plan.forward == ForwardForm::value_gates;
+  const char* groups = !in_groups ? "" : plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
   const bool plain = plan.plain && plan.forward == ForwardForm::two_passes;
   return wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups + in_segments(plan.forward_cut);
 }

@@ -15,7 +15,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // How the rows of a tensor [B,T,heads,channels] lie: strides in elements. A constant gate is the same for all tokens.
-struct Rows {
+struct RowStrides {
   bool given = false;
   bool on_piece = true;  // the address is a multiple of 16 bytes
   std::int64_t batch = 0, token = 0, head = 0;
@@ -24,7 +24,7 @@ struct Rows {
 // What of a call's memory tells kernels apart. What the forward alone knows, o, tells forward forms apart and nothing
 // else.
 struct Layout {
-  Rows q, k, v, g, gv, o;
+  RowStrides q, k, v, g, gv, o;
   bool states = true;     // Outputs.states is given
   bool end_state = true;  // of a backward: ht is given, or there is no gradient of it
 };
@@ -88,6 +88,7 @@ struct Plan {
   States states;
   bool finds_states = false;          // the backward finds states again: none are kept, or not those that it reads
   bool plain = false;                 // two passes and chunks: q and k need no preparation
+  int backward_every_log2 = 0;        // of states that the backward reads, kept or found
   TimeCut forward_cut, backward_cut;  // segments of time; one: uncut
   int groups = 1;                     // one pass; states beside gates over values: warpgroups of a block
   bool pairs = false;                 // one pass: they have neighbouring heads, moved together
@@ -105,7 +106,21 @@ std::string backward_name(const Plan& plan);
 // Both, and how states lie: "two_passes in 8; chunks in 4; prepared every 2".
 std::string to_string(const Plan& plan);
 
-// Sizes of a problem without its tensors.
+// Behind states: in a debug build a tag, else nothing.
+std::size_t states_tag_bytes();
+
+// The problem that a wrapper leaves: with log gates; identity features without a normaliser; widths of whole pieces.
+Problem without_logits(const Problem& problem);
+Problem without_features(const Problem& problem);
+Problem with_aligned_rows(const Problem& problem);
+// Whether f16 becomes f32 on the way through features.
+bool goes_through_f32(const Problem& problem);
+
+// How many bf16 numbers a number of f32 tiles is: f32's own precision, unless the caller allows tf32's.
+int parts_of(const Problem& problem);
+
+// Sizes of a problem without its tensors; chunks from one kept state to the next.
 Params sizes_of(const Problem& problem);
+void set_spacing(Params& params, int every_log2);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

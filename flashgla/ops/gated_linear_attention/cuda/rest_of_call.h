@@ -7,8 +7,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-using RestOfForward = std::function<void(const Problem&, const Inputs&, const Outputs&)>;
+using RestOfForward = std::function<void(const Inputs&, const Outputs&)>;
 using RestOfBackward =
-    std::function<void(const Problem&, const Inputs&, const Outputs&, const OutputGradients&, const InputGradients&)>;
+    std::function<void(const Inputs&, const Outputs&, const OutputGradients&, const InputGradients&)>;
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

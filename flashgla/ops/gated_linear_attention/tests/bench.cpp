@@ -84,15 +84,22 @@ struct Bench {
       Outputs without_states = results.out;
       without_states.states = {};
       BenchRow row{.implementation = implementation.name, .problem = describe_case(c)};
+      const auto plan = [&](const Outputs& out) {
+        return implementation.plan ? implementation.plan(p, data.in, out, context.architecture()) : std::string();
+      };
       const double in = input_bytes(data.in);
       const auto o = static_cast<double>(results.out.o.bytes());
       row.flops = flops_of(p, forward_flops);
       row.bytes = in + o;
+      row.plan = plan(without_states);
+      row.plan = row.plan.substr(0, row.plan.find(';'));
       add("gated_linear_attention forward", row, data, check, results, without_states, false);
       row.flops = flops_of(p, training_flops);
       row.bytes = 3.0 * in + 2.0 * o;
+      row.plan = plan(results.out);
       add("gated_linear_attention fwd+bwd", row, data, check, results, results.out, true);
       if (kept > 0 && !options.sweep) {
+        row.plan = plan(without_states);
         add("gated_linear_attention fwd+bwd, states recomputed", row, data, check, results, without_states, true);
       }
     }

@@ -1,11 +1,9 @@
 // Rows copied to aligned ones and back: the kernel, and which tensors of a call.
 #include <algorithm>
-#include <initializer_list>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -87,8 +85,6 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(const __grid_consta
 
 // ---- host ----
 
-std::int64_t rounded_up(std::int64_t width, std::int64_t step) { return (width + step - 1) / step * step; }
-
 // Of [B, T, heads, channels].
 bool is_aligned(const TensorView& view) {
   if (!view) return true;
@@ -96,9 +92,6 @@ bool is_aligned(const TensorView& view) {
   bool ok = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0 && view.size(3) * bytes % kPieceBytes == 0;
   for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] >= 0 && view.stride[i] * bytes % kPieceBytes == 0;
   return ok && (view.stride[1] != 0 || view.size(1) == 1) && view.stride[1] * bytes * kChunk < std::int64_t{1} << 31;
-}
-bool are_aligned(std::initializer_list<TensorView> views) {
-  return std::all_of(views.begin(), views.end(), [](const TensorView& view) { return is_aligned(view); });
 }
 // Gates that lie in rows; others are read one a token.
 bool has_gate_rows(const Problem& problem) {
@@ -109,8 +102,6 @@ bool has_gate_rows(const Problem& problem) {
 class Copies {
  public:
   Copies(Context& context, const Problem& problem) : context_(context), aligned_(with_aligned_rows(problem)) {}
-
-  const Problem& aligned() const { return aligned_; }
 
   // The tensor itself where it is aligned and as wide, else room for a copy, which copy_in fills.
   TensorView keys(const TensorView& view) { return rows(in_, view, aligned_.key_dim); }
@@ -202,32 +193,6 @@ Inputs aligned_inputs(Copies& copies, const Problem& problem, const Inputs& inpu
 
 }  // namespace
 
-bool moves_pieces(const Problem& problem) {
-  return goes_by_chunks(problem) || gates_values_by_chunks(problem) || backward_in_chunks(problem);
-}
-
-bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  return !moves_pieces(problem) || (are_aligned({inputs.q, inputs.k, inputs.v, inputs.gv, outputs.o}) &&
-                                    (!has_gate_rows(problem) || is_aligned(inputs.g)));
-}
-bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
-                      const InputGradients& d_in) {
-  return has_aligned_rows(problem, inputs, {}) &&
-         (!moves_pieces(problem) || (are_aligned({d_out.d_o, d_in.dq, d_in.dk, d_in.dv, d_in.dgv}) &&
-                                     (!has_gate_rows(problem) || is_aligned(d_in.dg))));
-}
-
-Problem with_aligned_rows(const Problem& problem) {
-  if (!moves_pieces(problem)) return problem;
-  const std::size_t narrowest =
-      has_gate_rows(problem) ? std::min(size_of(problem.dtype), size_of(problem.gate_dtype)) : size_of(problem.dtype);
-  const std::int64_t step = kPieceBytes / static_cast<std::int64_t>(narrowest);
-  Problem aligned = problem;
-  aligned.key_dim = rounded_up(problem.key_dim, step);
-  aligned.value_dim = rounded_up(problem.value_dim, step);
-  return aligned;
-}
-
 void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                const RestOfForward& rest) {
   const ArenaScope scope(context.scratch());
@@ -237,7 +202,7 @@ void forward_with_aligned_rows(Context& context, const Problem& problem, const I
   to.o = copies.written_values(outputs.o);
   to.ht = copies.written_state(outputs.ht);
   copies.copy_in();
-  rest(copies.aligned(), aligned, to);
+  rest(aligned, to);
   copies.copy_out();
 }
 
@@ -260,7 +225,7 @@ void backward_with_aligned_rows(Context& context, const Problem& problem, const 
   to.dgv = copies.written_values(d_in.dgv);
   to.dh0 = copies.written_state(d_in.dh0);
   copies.copy_in();
-  rest(copies.aligned(), aligned, found, d_aligned, to);
+  rest(aligned, found, d_aligned, to);
   copies.copy_out();
 }
 

@@ -5,20 +5,10 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Whether the problem's kernels move rows in pieces of 16 bytes: all but those that go token by token.
-bool moves_pieces(const Problem& problem);
-
-// Whether the rows of the call, where its kernels move pieces of them, can be moved as they are: widths, strides and
-// addresses are multiples of 16 bytes, tokens apart from each other, and 64 of them less than 2^31 bytes.
-bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
-// The same of the backward, which does not read outputs.o then.
-bool has_aligned_rows(const Problem& problem, const Inputs& inputs, const OutputGradients& d_out,
-                      const InputGradients& d_in);
-
-// The problem that is left once rows are aligned: widths rounded up. States are kept for it.
-Problem with_aligned_rows(const Problem& problem);
-
-// `rest` is called once with what is left of the call, in planning mode too. Workspace from context.scratch().
+// Around calls whose plan moves pieces. Tensors that can be moved as they are stay: widths, strides and addresses are
+// multiples of 16 bytes, tokens apart from each other, and 64 of them less than 2^31 bytes. `rest` is called once with
+// tensors as wide as with_aligned_rows(problem) has them (plan.h), in planning mode too; the backward's has no o.
+// Workspace from context.scratch().
 void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                const RestOfForward& rest);
 void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
+#include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -20,8 +21,7 @@ struct BackwardWorkspace {
   float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
 };
 
-// The backward in one kernel. Shared memory a block needs at most; devices with less go by chunks.
-constexpr int kFusedSharedBytes = 113 * 1024;
+// The backward in one kernel.
 struct FusedBackward {
   Gradients gradients;
   const float* d_ht;  // [N,G,K,V] or null: zero

@@ -1,7 +1,5 @@
-// Forward and backward in f32 tiles: workspace, segments, order of launches.
+// Forward and backward in f32 tiles: workspace, order of launches.
 #include <cuda_fp16.h>
-
-#include <algorithm>
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -19,24 +17,19 @@ T* take(Context& context, std::int64_t bytes, const char* label) {
   return static_cast<T*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
 }
 
-std::int64_t tiles_of_a_state(const Problem& problem) {
-  return tiles_of(static_cast<int>(problem.key_dim)) * tiles_of(static_cast<int>(problem.value_dim));
+std::int64_t tiles_of_a_state(const Params& p) { return tiles_of(p.key_dim) * tiles_of(p.value_dim); }
+
+std::int64_t states_bytes(const Plan& plan, const Params& p) {
+  return p.sequences.most_chunks * p.heads * tiles_of_a_state(p) * parts_of(plan.problem) * kImageBytes;
 }
 
-// Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
-// a multiprocessor.
-void plan_segments(Context& context, const Problem& problem, const Params& p, SplitPass& pass) {
-  const std::int64_t tiles = problem.sequences * problem.heads * tiles_of_a_state(problem);
-  const std::int64_t room = 2 * context.architecture().multiprocessors / tiles;
-  const std::int64_t chunks = p.sequences.most_chunks / p.sequences.count;
-  pass.segments = static_cast<int>(std::min<std::int64_t>({room, chunks / 8, 16}));
-  if (pass.segments <= 2) {
-    pass.segments = 1;
-    return;
-  }
-  const std::int64_t ends = (pass.segments - 1) * tiles;
+// Workspace of segments of time, where the plan has several.
+void take_segments(Context& context, const Plan& plan, const Params& p, SplitPass& pass) {
+  pass.segments = plan.forward_cut.segments;
+  if (pass.segments == 1) return;
+  const std::int64_t ends = (pass.segments - 1) * p.sequences.count * p.heads * tiles_of_a_state(p);
   pass.segment_ends = take<float>(context, ends * kTile * kTile * 4, "gla f32 tiles: segments");
-  const int sides = problem.gate == GateKind::key_value ? 2 : 1;
+  const int sides = plan.problem.gate == GateKind::key_value ? 2 : 1;
   pass.segment_decays = take<float>(context, ends * sides * kTile * 4, "gla f32 tiles: segments");
 }
 
@@ -49,8 +42,8 @@ SplitImages take_images(Context& context, const Params& p, std::int64_t image_by
           .decay = take<float>(context, chunks * p.heads * key_tiles * kTile * 4, "gla f32 tiles: decay")};
 }
 // With gates over keys alone only where a head has several tiles or a state several query heads.
-SplitImages plan_images(Context& context, const Problem& problem, const Params& p, std::int64_t image_bytes) {
-  if (tiles_of_a_state(problem) == 1 && p.group == 1) return {};
+SplitImages take_images_of_several(Context& context, const Params& p, std::int64_t image_bytes) {
+  if (tiles_of_a_state(p) == 1 && p.group == 1) return {};
   return take_images(context, p, image_bytes);
 }
 
@@ -78,15 +71,14 @@ SplitPass states_pass(const Params& p, char* images) {
 }
 
 template <class Kernel>
-void forward(Context& context, const Problem& problem, const Params& p) {
+void forward(Context& context, const Plan& plan, const Params& p) {
   const ArenaScope scope(context.scratch());
   char* images = p.states != nullptr ? static_cast<char*>(p.states)
-                                     : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
-                                                  "gla f32 tiles: states");
+                                     : take<char>(context, states_bytes(plan, p), "gla f32 tiles: states");
   SplitPass pass = states_pass(p, images);
   pass.end = static_cast<float*>(p.ht);
-  pass.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
-  plan_segments(context, problem, p, pass);
+  pass.prepared = take_images_of_several(context, p, Kernel::parts * kImageBytes);
+  take_segments(context, plan, p, pass);
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (pass.prepared.q != nullptr) launch_split_prepare<Kernel>(p, pass.prepared, stream);
@@ -95,13 +87,13 @@ void forward(Context& context, const Problem& problem, const Params& p) {
 }
 
 template <class Kernel>
-void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-              const OutputGradients& d_out, const InputGradients& d_in) {
+void backward(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
+              const InputGradients& d_in) {
   const ArenaScope scope(context.scratch());
-  Params p = make_params(problem, inputs, outputs);
-  plan_chunks(context, p);
-  const auto bytes = static_cast<std::int64_t>(split_states_bytes(problem));
-  char* states = outputs.states ? static_cast<char*>(p.states) : take<char>(context, bytes, "gla f32 tiles: states");
+  const Problem& problem = plan.problem;
+  const std::int64_t bytes = states_bytes(plan, p);
+  char* states =
+      !plan.finds_states ? static_cast<char*>(p.states) : take<char>(context, bytes, "gla f32 tiles: states");
   char* state_gradients = take<char>(context, bytes, "gla f32 tiles: state gradients");
   const bool constant = problem.gate == GateKind::constant;
   const std::int64_t tokens = problem.packed ? problem.length : problem.batch * problem.length;
@@ -113,8 +105,8 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   if (sums_gates)
     gradients.gate_parts = take<float>(context, key_tiles * gate_rows * problem.heads * 4, "gla f32 tiles: gate parts");
   SplitPass forwards = states_pass(p, states);
-  forwards.prepared = plan_images(context, problem, p, Kernel::parts * kImageBytes);
-  plan_segments(context, problem, p, forwards);
+  forwards.prepared = take_images_of_several(context, p, Kernel::parts * kImageBytes);
+  take_segments(context, plan, p, forwards);
   SplitPass backwards = forwards;
   backwards.b = d.d_o;
   backwards.start = static_cast<const float*>(d_out.d_ht.data);
@@ -123,7 +115,7 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (forwards.prepared.q != nullptr) launch_split_prepare<Kernel>(p, forwards.prepared, stream);
-  if (!outputs.states) pass_states<Kernel, false>(p, forwards, stream);
+  if (plan.finds_states) pass_states<Kernel, false>(p, forwards, stream);
   pass_states<Kernel, true>(p, backwards, stream);
   if (d_in.dv) launch_split_outputs<Kernel, true>(p, {d.d_o, d.dv, state_gradients, forwards.prepared}, stream);
   if (d_in.dq || d_in.dk || d_in.dg) launch_split_gradients<Kernel>(p, gradients, stream);
@@ -138,20 +130,19 @@ Params unscaled_values_of(const Params& p, const Strided& d_o) {
 }
 
 template <class Kernel>
-void forward_with_gated_values(Context& context, const Problem& problem, const Params& p) {
+void forward_with_gated_values(Context& context, const Plan& plan, const Params& p) {
   const ArenaScope scope(context.scratch());
   constexpr std::int64_t kBytes = Kernel::parts * kImageBytes;
   const Params keys = keys_of(p), values = unscaled_values_of(p, {});
   char* states = p.states != nullptr ? static_cast<char*>(p.states)
-                                     : take<char>(context, static_cast<std::int64_t>(split_states_bytes(problem)),
-                                                  "gla f32 tiles: states");
+                                     : take<char>(context, states_bytes(plan, p), "gla f32 tiles: states");
   SplitPass pass = states_pass(p, states);
   pass.end = static_cast<float*>(p.ht);
   pass.prepared = take_images(context, keys, kBytes);
   const std::int64_t value_tiles = p.sequences.most_chunks * p.heads * tiles_of(p.value_dim);
   pass.values.k = take<char>(context, value_tiles * kBytes, "gla f32 tiles: gated v");
   pass.values.decay = take<float>(context, value_tiles * kTile * 4, "gla f32 tiles: decay");
-  plan_segments(context, problem, p, pass);
+  take_segments(context, plan, p, pass);
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_split_prepare<Kernel>(keys, pass.prepared, stream);
@@ -161,21 +152,20 @@ void forward_with_gated_values(Context& context, const Problem& problem, const P
 }
 
 template <class Kernel>
-void backward_with_gated_values(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                                const OutputGradients& d_out, const InputGradients& d_in) {
+void backward_with_gated_values(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
+                                const InputGradients& d_in) {
   const ArenaScope scope(context.scratch());
-  Params p = make_params(problem, inputs, outputs);
-  plan_chunks(context, p);
+  const Problem& problem = plan.problem;
   constexpr std::int64_t kBytes = Kernel::parts * kImageBytes;
   const Params keys = keys_of(p), values = unscaled_values_of(p, strided(d_out.d_o));
-  const auto state_bytes = static_cast<std::int64_t>(split_states_bytes(problem));
+  const std::int64_t state_bytes = states_bytes(plan, p);
   char* states =
-      outputs.states ? static_cast<char*>(p.states) : take<char>(context, state_bytes, "gla f32 tiles: states");
+      !plan.finds_states ? static_cast<char*>(p.states) : take<char>(context, state_bytes, "gla f32 tiles: states");
   char* state_gradients = take<char>(context, state_bytes, "gla f32 tiles: state gradients");
   SplitPass forwards = states_pass(p, states);
   forwards.prepared = take_images(context, keys, kBytes);
   forwards.values = take_images(context, values, kBytes);
-  plan_segments(context, problem, p, forwards);
+  take_segments(context, plan, p, forwards);
   SplitPass backwards = forwards;
   backwards.start = static_cast<const float*>(d_out.d_ht.data);
   backwards.end = static_cast<float*>(d_in.dh0.data);
@@ -184,7 +174,7 @@ void backward_with_gated_values(Context& context, const Problem& problem, const 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_split_prepare<Kernel>(keys, forwards.prepared, stream);
   launch_split_prepare<Kernel>(values, forwards.values, stream);
-  if (!outputs.states) pass_gated_states<Kernel, false>(p, forwards, stream);
+  if (plan.finds_states) pass_gated_states<Kernel, false>(p, forwards, stream);
   pass_gated_states<Kernel, true>(p, backwards, stream);
   SplitGradients gradients{.d_o = {},
                            .dq = strided(d_in.dq),
@@ -202,11 +192,6 @@ void backward_with_gated_values(Context& context, const Problem& problem, const 
   if (d_in.dv || d_in.dgv) launch_gated_gradients<Kernel, true>(values, gradients, stream);
 }
 
-// How many bf16 numbers a number is: f32's own precision, unless the caller allows tf32's.
-int parts_of(const Problem& problem) {
-  return problem.dtype == DType::f32 && problem.float32_math == Float32Math::ieee ? 3 : 2;
-}
-
 // call(kernel): a SplitKernel.
 template <class Core, class Call>
 void with_kernel_of(const Problem& problem, Call call) {
@@ -220,31 +205,20 @@ void with_kernel(const Problem& problem, bool hopper, Call call) {
 
 }  // namespace
 
-std::size_t split_states_bytes(const Problem& problem) {
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles_of_a_state(problem) * parts_of(problem) *
-                                  kImageBytes);
-}
-
-bool backward_fits_f32_tiles(const Problem& problem, const Architecture& architecture) {
-  return problem.dtype != DType::bf16 && goes_by_chunks(problem) &&
-         architecture.shared_memory >= split_gradients_shared(parts_of(problem), problem.group() > 1);
-}
-
-void forward_in_f32_tiles(Context& context, const Problem& problem, const Params& params, bool hopper) {
-  with_kernel(problem, hopper, [&](auto kernel) {
+void forward_in_f32_tiles(Context& context, const Plan& plan, const Params& params) {
+  with_kernel(plan.problem, plan.hopper, [&](auto kernel) {
     using Kernel = decltype(kernel);
-    problem.gate == GateKind::key_value ? forward_with_gated_values<Kernel>(context, problem, params)
-                                        : forward<Kernel>(context, problem, params);
+    plan.problem.gate == GateKind::key_value ? forward_with_gated_values<Kernel>(context, plan, params)
+                                             : forward<Kernel>(context, plan, params);
   });
 }
 
-void backward_in_f32_tiles(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                           const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
-  with_kernel(problem, hopper, [&](auto kernel) {
+void backward_in_f32_tiles(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
+                           const InputGradients& d_in) {
+  with_kernel(plan.problem, plan.hopper, [&](auto kernel) {
     using Kernel = decltype(kernel);
-    problem.gate == GateKind::key_value
-        ? backward_with_gated_values<Kernel>(context, problem, inputs, outputs, d_out, d_in)
-        : backward<Kernel>(context, problem, inputs, outputs, d_out, d_in);
+    plan.problem.gate == GateKind::key_value ? backward_with_gated_values<Kernel>(context, plan, params, d_out, d_in)
+                                             : backward<Kernel>(context, plan, params, d_out, d_in);
   });
 }
 

@@ -4,14 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-// The backward's blocks need this much shared memory; devices with less go token by token.
-constexpr int split_gradients_shared(int parts, bool grouped) {
-  return parts * 3 * static_cast<int>(kImageBytes) + (grouped ? 3 : 2) * kTile * kTile * 4 + 15 * kTile * 4;
-}
 
 // What a kernel is compiled for: q, k, v, o and their gradients are of type T, __half or float. Gates are of type T or
 // f32.

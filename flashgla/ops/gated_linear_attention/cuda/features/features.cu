@@ -11,7 +11,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -590,7 +589,6 @@ struct Call {
 };
 
 // f16 has not the range of phi(q) / d: with a normaliser such calls go through f32.
-bool through_f32(const Problem& problem) { return problem.normalize && problem.dtype == DType::f16; }
 Problem in_f32(const Problem& problem) {
   Problem wide = problem;
   wide.dtype = wide.gate_dtype = DType::f32;
@@ -631,24 +629,10 @@ Inputs widened(Context& context, Inputs inputs) {
 
 }  // namespace
 
-Problem without_features(const Problem& problem) {
-  Problem plain = through_f32(problem) ? in_f32(problem) : problem;
-  plain.feature_map = FeatureMap::identity;
-  plain.normalize = false;
-  if (problem.normalize) plain.scale = 1.0;
-  return plain;
-}
-
-bool goes_through_features(const Problem& problem) {
-  if (!problem.normalize && problem.feature_map == FeatureMap::identity) return false;
-  const Problem plain = without_features(problem);
-  return goes_by_chunks(plain) || gates_values_by_chunks(plain);
-}
-
 void forward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                               const RestOfForward& rest) {
   const ArenaScope scope(context.scratch());
-  if (through_f32(problem)) {
+  if (goes_through_f32(problem)) {
     Outputs wide = outputs;
     wide.o = wide_like(context, outputs.o);
     forward_through_features(context, in_f32(problem), widened(context, inputs), wide, rest);
@@ -658,13 +642,13 @@ void forward_through_features(Context& context, const Problem& problem, const In
   if (!context.planning()) call.prepare(inputs, outputs.zt, {}, {});
   Outputs plain = outputs;
   plain.zt = {};
-  rest(without_features(problem), call.plain, plain);
+  rest(call.plain, plain);
 }
 
 void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest) {
   const ArenaScope scope(context.scratch());
-  if (through_f32(problem)) {
+  if (goes_through_f32(problem)) {
     Outputs wide = outputs;
     wide.o = widened(context, outputs.o);
     OutputGradients d_wide = d_out;
@@ -696,7 +680,7 @@ void backward_through_features(Context& context, const Problem& problem, const I
   d_plain_out.d_zt = {};
   InputGradients d_plain = d_in;
   d_plain.dz0 = {};
-  rest(without_features(problem), call.plain, plain, d_plain_out, d_plain);
+  rest(call.plain, plain, d_plain_out, d_plain);
   if (context.planning()) return;
 
   const Map map = map_of(problem.feature_map);

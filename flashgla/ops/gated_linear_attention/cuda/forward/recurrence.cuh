@@ -58,7 +58,7 @@ struct RecurrencePlan {
 };
 
 // grouped: backwards, with several query heads a key-value head. plain: q and k come from their rows (two_pass.h,
-// reads_rows), with the copy engine; nothing decays.
+// Plan::plain), with the copy engine; nothing decays.
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {

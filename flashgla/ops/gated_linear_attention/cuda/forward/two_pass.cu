@@ -1,6 +1,5 @@
 // Preparation, segments, recurrence: workspace, plan, launches, and the forward made of them.
 #include <algorithm>
-#include <cmath>
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
@@ -8,6 +7,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -30,18 +30,12 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
 template void launch_forward_prepare<TensorCore80>(Context&, const Params&, const Prepared&);
 template void launch_forward_prepare<TensorCore90>(Context&, const Params&, const Prepared&);
 
-bool reads_rows(const Params& p, bool hopper) {
-  // Within these bounds neither a gradient of a state over the scale nor a score without it leaves the range of f32.
-  const float scale = std::fabs(p.scale), most = 0x1p30f;
-  return hopper && p.gate == GateKind::none && !p.sequences.packed && scale >= 1.0f / most && scale <= most;
-}
-
-Prepared kept_prepared(const Params& p, bool hopper) {
+Prepared kept_prepared(const Params& p, const Plan& plan) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
   char* const at = static_cast<char*>(p.states) + p.states_bytes();
   Prepared kept;
   kept.blocks = tiles_of(p.key_dim);
-  kept.plain = reads_rows(p, hopper);
+  kept.plain = plan.plain;
   if (kept.plain) {
     kept.transposed_scores = at;
     return kept;
@@ -53,26 +47,20 @@ Prepared kept_prepared(const Params& p, bool hopper) {
   kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kTileBytes);
   return kept;
 }
-std::int64_t kept_prepared_bytes(const Params& p, bool hopper) {
-  if (!p.keeps_prepared()) return 0;
-  const std::int64_t heads = p.heads, query_heads = heads * p.group, blocks = tiles_of(p.key_dim);
-  if (reads_rows(p, hopper)) return p.sequences.most_chunks * query_heads * kTileBytes;
-  return p.sequences.most_chunks *
-         (((query_heads + heads) * blocks + query_heads) * kTileBytes + heads * blocks * kTile * 4);
-}
 
-TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hopper)
+TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool backwards)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const auto take = [&](std::int64_t bytes, const char* label) {
     return static_cast<char*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
   };
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
   const std::int64_t blocks = tiles_of(p.key_dim);
-  if (p.states != nullptr && p.keeps_prepared()) {
-    prepared = kept_prepared(p, hopper);
+  const bool keeps = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
+  if (p.states != nullptr && keeps) {
+    prepared = kept_prepared(p, plan);
     is_prepared = backwards;
   } else {
-    prepared.plain = reads_rows(p, hopper);
+    prepared.plain = plan.plain;
     prepared.blocks = static_cast<int>(blocks);
     if (!prepared.plain) {
       prepared.scale = p.scale;
@@ -92,7 +80,7 @@ TwoPasses::TwoPasses(Context& context, const Params& p, bool backwards, bool hop
     const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
     parts = reinterpret_cast<float*>(take(tiles * kTile * kTile * 4, "gla: parts of outputs"));
   }
-  const TimeCut cut = cut_time(p, out_heads, context.architecture().multiprocessors);
+  const TimeCut& cut = backwards ? plan.backward_cut : plan.forward_cut;
   segments.count = cut.segments;
   segments.chunks = cut.chunks;
   if (segments.count > 1) {
@@ -160,11 +148,11 @@ void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
 
 }  // namespace
 
-void forward_in_two_passes(Context& context, const Params& params, bool hopper) {
+void forward_in_two_passes(Context& context, const Params& params, const Plan& plan) {
   const ArenaScope scope(context.scratch());
-  const TwoPasses passes(context, params, false, hopper);
+  const TwoPasses passes(context, params, plan, false);
   if (context.planning()) return;
-  hopper ? run_forward<TensorCore90>(context, params, passes) : run_forward<TensorCore80>(context, params, passes);
+  plan.hopper ? run_forward<TensorCore90>(context, params, passes) : run_forward<TensorCore80>(context, params, passes);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

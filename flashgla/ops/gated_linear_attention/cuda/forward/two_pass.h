@@ -13,13 +13,14 @@ class Context;
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+struct Plan;          // plan.h
 struct TensorCore80;  // mma.sync
 struct TensorCore90;  // wgmma
 
 // What preparation leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
 // [chunks, G, 64 * blocks] floats.
 struct Prepared {
-  bool plain = false;  // reads_rows(): there are scores alone
+  bool plain = false;  // Plan::plain: there are scores alone
   char* q = nullptr;
   char* k = nullptr;
   char* scores = nullptr;             // P: [query][key]; null: not wanted
@@ -29,15 +30,10 @@ struct Prepared {
   float scale = 1.0f;  // of q~ and P
 };
 
-// What the backward wants of it, behind the kept states where params.keeps_prepared(); and its bytes.
-Prepared kept_prepared(const Params& params, bool hopper);
-std::int64_t kept_prepared_bytes(const Params& params, bool hopper);
+// What the backward wants of it, behind kept states of kind prepared or scores.
+Prepared kept_prepared(const Params& params, const Plan& plan);
 
-// Whether q and k need no preparation, since the copy engine brings their rows as they are: without gates, where it
-// fills up a sequence's last chunk with zeros (not packed) and the scale can be left to the ends.
-bool reads_rows(const Params& params, bool hopper);
-
-// q and k as the copy engine takes them then.
+// q and k as the copy engine takes them where the plan is plain.
 RowMap q_map(const Params& params);
 RowMap k_map(const Params& params);
 
@@ -85,7 +81,7 @@ struct Recurrence {
   bool adds_parts = false, ends_parts = true;  // there are parts before; this launch is the last
 };
 
-// Workspace and plan of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
+// Workspace of a call. Takes the workspace from context.scratch(): a scope around it ends its life.
 struct TwoPasses {
   Prepared prepared;
   bool is_prepared;  // by the forward, beside the states it kept
@@ -94,12 +90,12 @@ struct TwoPasses {
   float* parts;       // null where one launch does
   int shared_memory;  // of a block of the device
 
-  TwoPasses(Context& context, const Params& params, bool backwards, bool hopper);
+  TwoPasses(Context& context, const Params& params, const Plan& plan, bool backwards);
 };
 
 template <class Core>
 void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
-// Where reads_rows(): the scores.
+// Where the plan is plain: the scores.
 void launch_plain_preparation(cudaStream_t stream, const Params& params, const Prepared& prepared);
 // The one or the other.
 template <class Core>

@@ -2,13 +2,17 @@
 // 32-bit offsets, a million tokens. The shared cases and laws of test.cpp run on CUDA too.
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "flashgla/base/memory.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tests/cuda_paths.h"
+#include "flashgla/ops/gated_linear_attention/cuda/tests/path_plans.h"
 #include "flashgla/ops/gated_linear_attention/tests/spot_check.h"
 #include "flashgla/ops/gated_linear_attention/tests/test_support.h"
 #include "testing/compare.h"
@@ -37,6 +41,19 @@ class CudaPaths : public ::testing::TestWithParam<Case> {
   }
 };
 
+// The kernels that a case takes are those that it is for, on the device that they were written down for. On others it
+// takes what there is.
+void expect_plan(const Case& c, const CaseData& host, const Implementation& row, bool keep) {
+  static const std::map<std::string, PathPlans> plans = path_plans();
+  const Architecture& architecture = Context(kCuda).architecture();
+  if (architecture.cuda_capability != 90 || architecture.multiprocessors != 132) return;
+  const CaseData data = on_device(host, kCuda);
+  const Problem problem = describe(data.in, data.options);
+  const Results results = make_results(data, c.states, keep ? row.states_bytes(problem) : 0);
+  EXPECT_EQ(row.plan(problem, data.in, results.out, architecture),
+            plans.at(c.name).of(row.name == std::string("cuda_sm90"), keep));
+}
+
 // Right, the same bits in a second run, and with states kept and recomputed.
 TEST_P(CudaPaths, RightAndRepeatable) {
   const Case& c = GetParam();
@@ -47,6 +64,7 @@ TEST_P(CudaPaths, RightAndRepeatable) {
     if (device.kind != Device::Kind::cuda) return;
     for (const bool keep : {true, false}) {
       SCOPED_TRACE(keep ? "states kept" : "no states");
+      expect_plan(c, data, row, keep);
       const Results actual = run(device, row.name, data, c.states, keep, true);
       expected.expect_close(actual);
       const Results again = run(device, row.name, data, c.states, keep, true);
@@ -74,6 +92,27 @@ TEST_P(CudaPaths, EveryElementIsFinite) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaPaths, ::testing::ValuesIn(path_cases()),
                          [](const auto& parameter) { return parameter.param.name; });
+
+// A debug build looks for the tag of the plan behind states: these are of no forward.
+TEST(CudaDeathTest, StatesOfNoForwardStopTheDevice) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  if (cuda::states_tag_bytes() == 0) GTEST_SKIP() << "states have no tag in this build";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto go = [] {
+    const CaseData data = on_device(make_data({.dtype = DType::bf16, .gate_dtype = DType::bf16}), kCuda);
+    Context context(kCuda);
+    const Results results = make_results(data, false, states_bytes(context, describe(data.in, data.options)));
+    try {
+      backward(context, data.in, results.out, data.d_out, results.d_in, data.options);
+      context.queue().synchronize();
+    } catch (const Error& error) {
+      std::fputs(error.what(), stderr);
+      std::exit(1);
+    }
+    std::exit(0);
+  };
+  EXPECT_EXIT(go(), ::testing::ExitedWithCode(1), "");
+}
 
 // Kernels take the scale's logarithm into the gates' exponents, and its sign apart.
 TEST(Cuda, NegativeScale) {
@@ -304,14 +343,14 @@ TEST(Cuda, Float32MathIsHonoured) {
 // A stream, and a graph of what `call` queues on it. Capture in global mode refuses allocation and synchronisation.
 class Capture {
  public:
-  Capture() { cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  Capture() { flashgla::cuda::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
   ~Capture() {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
     cudaStreamDestroy(stream_);
   }
   void* stream() const { return stream_; }
   void record(const std::function<void()>& call) {
-    cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    flashgla::cuda::check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
       call();
@@ -319,14 +358,15 @@ class Capture {
       cudaStreamEndCapture(stream_, &graph);
       throw;
     }
-    cuda::check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    cuda::check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    flashgla::cuda::check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    flashgla::cuda::check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
     cudaGraphDestroy(graph);
   }
   void replay() {
-    cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // this stream waits for no copy on another
-    cuda::check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
-    cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    flashgla::cuda::check(cudaDeviceSynchronize(),
+                          "cudaDeviceSynchronize");  // this stream waits for no copy on another
+    flashgla::cuda::check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+    flashgla::cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 
  private:
@@ -407,7 +447,7 @@ TEST(Cuda, GraphOfAStepReplaysTheSameBits) {
               call();
             }
           }
-          cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+          flashgla::cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
           Results host_results = on_cpu(results);
           host_results.out.ht = mirrored(h, Device::cpu(), host_results.storage);
           host_results.out.zt = mirrored(z, Device::cpu(), host_results.storage);

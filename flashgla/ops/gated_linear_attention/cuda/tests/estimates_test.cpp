@@ -34,7 +34,10 @@ Params packed(std::int64_t count, std::int64_t length, int heads, int key_dim, i
   return p;
 }
 
-Form fastest(const Params& p) { return fastest_form(p, p.fit_one_pass(), p.key_dim <= 2 * kTile, kMultiprocessors); }
+Form fastest(const Params& p) {
+  const bool one_pass_fits = p.key_dim <= kTile && p.value_dim <= 2 * kTile;
+  return fastest_form(p, one_pass_fits, p.key_dim <= 2 * kTile, kMultiprocessors);
+}
 
 bool in_one_kernel(const Params& p) { return one_kernel_is_faster(p, kMultiprocessors); }
 

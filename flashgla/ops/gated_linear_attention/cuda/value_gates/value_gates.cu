@@ -1,5 +1,4 @@
-// Launchers of the gates over values: workspace, segments of time, order of kernels.
-#include <algorithm>
+// Launchers of the gates over values: workspace, order of kernels.
 #include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
@@ -37,21 +36,17 @@ std::int64_t tiles_of_states(const Params& p) {
   return static_cast<std::int64_t>(p.heads) * tiles_of(p.key_dim) * tiles_of(p.value_dim);
 }
 
-// Two thread groups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
-// cutting time into segments.
-struct PassPlan {
+// Workspace of segments of time, where the plan has several.
+struct PassSegments {
   int groups, segments;
-  std::int64_t tiles;  // of all states
   float *ends = nullptr, *decays = nullptr;
 
-  PassPlan(const Workspace& workspace, const Params& p, int multiprocessors)
-      : tiles(p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim)) {
-    groups = tiles_of(p.value_dim) > 1 && tiles >= 4 * multiprocessors ? 2 : 1;
-    const std::int64_t room = 4 * multiprocessors / tiles, chunks = p.sequences.most_chunks / p.sequences.count;
-    segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
+  PassSegments(const Workspace& workspace, const Plan& plan, const Params& p)
+      : groups(plan.groups), segments(plan.forward_cut.segments) {
     if (segments == 1) return;
-    ends = workspace.take<float>((segments - 1) * tiles * kTile * kTile * 4, "gla: segments");
-    decays = workspace.take<float>((segments - 1) * tiles * 2 * kTile * 4, "gla: segments");
+    const std::int64_t tiles = (segments - 1) * p.sequences.count * tiles_of_states(p);
+    ends = workspace.take<float>(tiles * kTile * kTile * 4, "gla: segments");
+    decays = workspace.take<float>(tiles * 2 * kTile * 4, "gla: segments");
   }
 };
 
@@ -65,14 +60,14 @@ void launch_pass(const Params& p, const GatedPass& pass, cudaStream_t stream) {
 }
 
 template <class Core>
-void pass_states(const Params& p, GatedPass pass, const PassPlan& plan, cudaStream_t stream) {
+void pass_states(const Params& p, GatedPass pass, const PassSegments& time, cudaStream_t stream) {
   const auto run = [&] {
-    plan.groups == 2 ? launch_pass<Core, 2>(p, pass, stream) : launch_pass<Core, 1>(p, pass, stream);
+    time.groups == 2 ? launch_pass<Core, 2>(p, pass, stream) : launch_pass<Core, 1>(p, pass, stream);
   };
-  pass.segments = plan.segments;
-  pass.segment_ends = plan.ends;
-  pass.segment_decays = plan.decays;
-  if (plan.segments > 1) {
+  pass.segments = time.segments;
+  pass.segment_ends = time.ends;
+  pass.segment_decays = time.decays;
+  if (time.segments > 1) {
     pass.ends_only = true;
     run();
     pass.ends_only = false;
@@ -88,7 +83,7 @@ void launch_side(const Params& p, const Side& side, cudaStream_t stream) {
 }
 
 template <class Core>
-void forward(Context& context, const Params& p) {
+void forward(Context& context, const Plan& plan, const Params& p) {
   const Workspace workspace{context.scratch()};
   const Params keys = keys_of(p), values = values_of(p, {});
   const Prepared prepared = take_prepared(workspace, keys);
@@ -98,7 +93,7 @@ void forward(Context& context, const Params& p) {
   auto* states = static_cast<char*>(p.states);
   if (states == nullptr)
     states = workspace.take(p.sequences.most_chunks * tiles_of_states(p) * kImageBytes, "gla: states");
-  const PassPlan plan(workspace, p, context.architecture().multiprocessors);
+  const PassSegments time(workspace, plan, p);
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
@@ -107,7 +102,7 @@ void forward(Context& context, const Params& p) {
          kGroupThreads, kGateLaterBytes, stream, kNext<Core>, values, later, decays);
   GatedPass pass{
       prepared.k, later, prepared.decay, decays, states, static_cast<const float*>(p.h0), static_cast<float*>(p.ht)};
-  pass_states<Core>(p, pass, plan, stream);
+  pass_states<Core>(p, pass, time, stream);
   const Side output{.key = p.v,
                     .gate = p.gv,
                     .own_later = later,
@@ -121,25 +116,25 @@ void forward(Context& context, const Params& p) {
 }
 
 template <class Core>
-void backward(Context& context, const Params& p, const OutputGradients& d_out, const InputGradients& d_in) {
+void backward(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
+              const InputGradients& d_in) {
   const Workspace workspace{context.scratch()};
   const Strided d_o = strided(d_out.d_o);
   const Params keys = keys_of(p), values = values_of(p, d_o);
   const Prepared of_keys = take_prepared(workspace, keys), of_values = take_prepared(workspace, values);
   const std::int64_t state_bytes = p.sequences.most_chunks * tiles_of_states(p) * kImageBytes;
-  const bool recompute = p.states == nullptr;
-  char* states = recompute ? workspace.take(state_bytes, "gla: states") : static_cast<char*>(p.states);
+  char* states = plan.finds_states ? workspace.take(state_bytes, "gla: states") : static_cast<char*>(p.states);
   char* gradients = workspace.take(state_bytes, "gla: state gradients");
-  const PassPlan plan(workspace, p, context.architecture().multiprocessors);
+  const PassSegments time(workspace, plan, p);
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, of_keys);
   launch_forward_prepare<Core>(context, values, of_values);
-  if (recompute) {
+  if (plan.finds_states) {
     pass_states<Core>(
         p, {of_keys.k, of_values.k, of_keys.decay, of_values.decay, states, static_cast<const float*>(p.h0), nullptr},
-        plan, stream);
+        time, stream);
   }
   GatedPass back{of_keys.q,
                  of_values.q,
@@ -152,7 +147,7 @@ void backward(Context& context, const Params& p, const OutputGradients& d_out, c
   back.end_factor = p.scale;
   back.backwards = true;
   back.heads_each = p.group;
-  pass_states<Core>(p, back, plan, stream);
+  pass_states<Core>(p, back, time, stream);
   const auto side = [&](const Params& own, const Prepared& of_own, const Prepared& of_other, int other) {
     return Side{.query = own.q,
                 .key = own.k,
@@ -200,30 +195,14 @@ Params values_of(const Params& params, const Strided& d_o) {
   return p;
 }
 
-bool gates_values_by_chunks(const Problem& problem) {
-  if (problem.dtype != DType::bf16 || problem.gate != GateKind::key_value) return false;
-  Problem other = problem;
-  other.gate = GateKind::key;
-  return goes_by_chunks(other);
+void forward_with_value_gates(Context& context, const Plan& plan, const Params& params) {
+  plan.hopper ? forward<TensorCore90>(context, plan, params) : forward<TensorCore80>(context, plan, params);
 }
 
-std::size_t value_gates_states_bytes(const Problem& problem) {
-  return static_cast<std::size_t>(most_chunks(problem) * problem.heads * tiles_of(static_cast<int>(problem.key_dim)) *
-                                  tiles_of(static_cast<int>(problem.value_dim)) * kImageBytes);
-}
-
-void forward_with_value_gates(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                              bool hopper) {
-  Params p = make_params(problem, inputs, outputs);
-  plan_chunks(context, p);
-  hopper ? forward<TensorCore90>(context, p) : forward<TensorCore80>(context, p);
-}
-
-void backward_with_value_gates(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                               const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
-  Params p = make_params(problem, inputs, outputs);
-  plan_chunks(context, p);
-  hopper ? backward<TensorCore90>(context, p, d_out, d_in) : backward<TensorCore80>(context, p, d_out, d_in);
+void backward_with_value_gates(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
+                               const InputGradients& d_in) {
+  plan.hopper ? backward<TensorCore90>(context, plan, params, d_out, d_in)
+              : backward<TensorCore80>(context, plan, params, d_out, d_in);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
