@@ -110,7 +110,7 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (plan.finds_states) launch_fused(context, states_only, plan.hopper, plan.groups, false);
+  if (plan.finds_states) launch_fused<Core>(context, states_only, plan.groups, false);
   run_fused<Core>(plan.backward, p, f, context.architecture().multiprocessors, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
@@ -207,7 +207,8 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case BackwardForm::f32_tiles:
       return backward_in_f32_tiles(context, plan, params, d_out, d_in);
     case BackwardForm::value_gates:
-      return backward_with_value_gates(context, plan, params, d_out, d_in);
+      return plan.hopper ? backward_with_value_gates<TensorCore90>(context, plan, params, d_out, d_in)
+                         : backward_with_value_gates<TensorCore80>(context, plan, params, d_out, d_in);
   }
 }
 

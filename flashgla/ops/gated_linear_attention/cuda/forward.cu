@@ -53,8 +53,9 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case ForwardForm::tokens:
       return forward_by_tokens(context, plan, params);
     case ForwardForm::one_pass:
-      if (!context.planning()) launch_fused(context, params, plan.hopper, plan.groups, plan.pairs);
-      return;
+      if (context.planning()) return;
+      return plan.hopper ? launch_fused<TensorCore90>(context, params, plan.groups, plan.pairs)
+                         : launch_fused<TensorCore80>(context, params, plan.groups, plan.pairs);
     case ForwardForm::one_wide_pass:
       if (!context.planning()) launch_wide_forward(context.stream(), params);
       return;
@@ -63,7 +64,8 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case ForwardForm::f32_tiles:
       return forward_in_f32_tiles(context, plan, params);
     case ForwardForm::value_gates:
-      return forward_with_value_gates(context, plan, params);
+      return plan.hopper ? forward_with_value_gates<TensorCore90>(context, plan, params)
+                         : forward_with_value_gates<TensorCore80>(context, plan, params);
   }
 }
 

@@ -9,14 +9,16 @@ class Context;
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-struct Plan;  // plan.h
+struct Plan;          // plan.h
+struct TensorCore80;  // mma.sync
+struct TensorCore90;  // wgmma
 
 // K <= 512. o, states and ht as far as params names them.
 void launch_recurrent(void* stream, const Params& params);
 
-// Forms of the plan. One pass: on wgmma (`hopper`) or mma.sync, warpgroups a block, which have neighbouring heads
-// (`pairs`, on Hopper).
-void launch_fused(Context& context, const Params& params, bool hopper, int groups, bool pairs);
+// Forms of the plan. One pass: warpgroups of a block, which have neighbouring heads (`pairs`, on Hopper).
+template <class Core>
+void launch_fused(Context& context, const Params& params, int groups, bool pairs);
 // On Hopper: one wide pass.
 void launch_wide_forward(void* stream, const Params& params);
 // Takes its workspace from context.scratch().

@@ -11,25 +11,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class Core>
-void launch_forward_prepare(Context& context, const Params& p, const Prepared& prepared) {
-  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
-  if (blocks == 0) return;
-  // Key tiles at once where there are few blocks. Where a multiprocessor has several, those of one tile after the other
-  // are faster: they do not wait for one another.
-  const Architecture& device = context.architecture();
-  const std::int64_t fit = device.shared_memory / kPrepareBytes,
-                     room = kPrepareGroups * device.multiprocessors / blocks;
-  const int groups =
-      static_cast<int>(std::min<std::int64_t>({prepared.blocks, kPrepareGroups, fit, std::max<std::int64_t>(room, 1)}));
-  flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
-                         dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kPrepareBytes,
-                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
-                         prepared);
-}
-template void launch_forward_prepare<TensorCore80>(Context&, const Params&, const Prepared&);
-template void launch_forward_prepare<TensorCore90>(Context&, const Params&, const Prepared&);
-
 Prepared kept_prepared(const Params& p, const Plan& plan) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
   char* const at = static_cast<char*>(p.states) + p.states_bytes();
@@ -127,8 +108,6 @@ void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& pa
   passes.prepared.plain ? launch_walk<TensorCore90, true>(stream, p, passes, run, outputs)
                         : launch_walk<Core, false>(stream, p, passes, run, outputs);
 }
-template void launch_walk<TensorCore80, false>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
-template void launch_walk<TensorCore90, false>(cudaStream_t, const Params&, const TwoPasses&, Recurrence, bool);
 template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
 template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
 

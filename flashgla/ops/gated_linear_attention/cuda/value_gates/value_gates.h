@@ -11,7 +11,9 @@ Params keys_of(const Params& params);
 Params values_of(const Params& params, const Strided& d_o);
 
 // params as plan_chunks leaves them.
+template <class Core>
 void forward_with_value_gates(Context& context, const Plan& plan, const Params& params);
+template <class Core>
 void backward_with_value_gates(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
                                const InputGradients& d_in);
 

@@ -1,9 +1,11 @@
-// Segments of time: launches.
+// Launchers of segments of time; instantiations/ has one source a core.
+#pragma once
+
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/segments.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-namespace {
+namespace segment_ends {
 
 template <class Core, int groups, int VT>
 void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
@@ -31,17 +33,15 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
   }
 }
 
-}  // namespace
+}  // namespace segment_ends
 
 template <class Core>
 void launch_segments(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
-  launch_ends<Core>(stream, p, run, segments);
+  segment_ends::launch_ends<Core>(stream, p, run, segments);
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads),
                   static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks));
   flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
                          kNext<Core>, p, run.start, run.start_scale, run.blocks, segments);
 }
-template void launch_segments<TensorCore80>(cudaStream_t, const Params&, const Recurrence&, const Segments&);
-template void launch_segments<TensorCore90>(cudaStream_t, const Params&, const Recurrence&, const Segments&);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,4 +1,6 @@
-// Launcher of the one-pass forward.
+// Launcher of the one-pass forward; instantiations/ has one source a core.
+#pragma once
+
 #include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/fused.cuh"
@@ -7,7 +9,7 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-namespace {
+namespace one_pass {
 
 // Rows are asked for early where a multiprocessor has one block: two have enough under way, and asking in step is
 // faster then.
@@ -42,11 +44,12 @@ void launch(Context& context, const Params& p, int groups, bool pairs) {
   }
 }
 
-}  // namespace
+}  // namespace one_pass
 
-void launch_fused(Context& context, const Params& p, bool hopper, int groups, bool pairs) {
+template <class Core>
+void launch_fused(Context& context, const Params& p, int groups, bool pairs) {
   static_assert(kFusedTiles * kTileBytes == kOnePassSharedBytes);
-  hopper ? launch<TensorCore90>(context, p, groups, pairs) : launch<TensorCore80>(context, p, groups, pairs);
+  one_pass::launch<Core>(context, p, groups, pairs);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
