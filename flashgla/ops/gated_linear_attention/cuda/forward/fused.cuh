@@ -7,7 +7,7 @@
 //
 // and beyond its range with k 2^(G_last - G), plain v and the decay before the product.
 //
-// A block has one such group, or two (fused.cu says when). Two share one barrier a chunk and nothing else: neighbouring
+// A block has one such group, or two (the plan says when). Two share one barrier a chunk and nothing else: neighbouring
 // heads then ask for neighbouring rows of 128 bytes at about the same time, which the memory answers 4 to 7% faster.
 // Or, where these lie side by side, each group moves half of the rows of both heads, 256 bytes of a row by one
 // instruction. Shared memory is what lets four groups, 512 sequence-heads on the card, live at once: seven tiles, 56

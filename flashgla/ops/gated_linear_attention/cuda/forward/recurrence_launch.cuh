@@ -1,5 +1,5 @@
-// Launches of the recurrence, with start states of segments where there are several. Compiled in parts: two_pass.cu,
-// plain.cu.
+// Launches of the recurrence, with start states of segments where there are several. Compiled in parts:
+// core80_two_passes.cu, core90_two_passes.cu, core90_plain.cu.
 #pragma once
 
 #include <algorithm>

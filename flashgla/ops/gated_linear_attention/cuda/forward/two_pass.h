@@ -1,4 +1,4 @@
-// Preparation and recurrence (prepare.cuh, plain.cu, recurrence.cuh), forwards and backwards: workspace, plan,
+// Preparation and recurrence (prepare.cuh, core90_plain.cu, recurrence.cuh), forwards and backwards: workspace,
 // launches.
 #pragma once
 
