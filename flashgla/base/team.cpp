@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -60,27 +61,42 @@ bool watch(const F& arrived) {
   return false;
 }
 
+// The tasks that a thread begins with. What it has not taken when others have ended theirs, they take.
+struct alignas(64) Share {
+  std::atomic<std::int64_t> next{0};
+  std::int64_t end = 0;
+
+  // The owner takes most of many tasks at once, so that it walks through memory without a jump and has something left
+  // to give away where it is slower than others; who helps takes little.
+  static std::int64_t piece(std::int64_t left, bool own) {
+    constexpr std::int64_t kMany = 8;
+    if (!own) return std::max<std::int64_t>(1, left / 4);
+    return left >= kMany ? left - left / 4 : std::max<std::int64_t>(1, left / 2);
+  }
+
+  // Takes tasks [begin, end); false: none are left.
+  bool take(bool own, std::int64_t& begin, std::int64_t& taken_end) {
+    begin = next.load(std::memory_order_relaxed);
+    do {
+      if (begin >= end) return false;
+      taken_end = begin + piece(end - begin, own);
+    } while (!next.compare_exchange_weak(begin, taken_end, std::memory_order_relaxed));
+    return true;
+  }
+};
+
 struct Region {
   std::int64_t tasks;
   int threads;
   const std::function<void(std::int64_t, std::int64_t)>& body;
-  alignas(64) std::atomic<std::int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr failure{};
 
-  void work() {
-    for (;;) {
-      std::int64_t begin = next.load(std::memory_order_relaxed), end = 0;
-      do {
-        if (begin >= tasks) return;
-        end = begin + std::max<std::int64_t>(1, (tasks - begin) / (2 * threads));
-      } while (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
-      if (failed.load(std::memory_order_relaxed)) return;
-      try {
-        body(begin, end);
-      } catch (...) {
-        if (!failed.exchange(true)) failure = std::current_exception();
-      }
+  void run(std::int64_t begin, std::int64_t end) {
+    try {
+      body(begin, end);
+    } catch (...) {
+      if (!failed.exchange(true)) failure = std::current_exception();
     }
   }
 };
@@ -109,11 +125,16 @@ class Team {
       helpers_.emplace_back([this, index] { help(index); });
     }
     region_ = &region;
+    shares_in_use_ = std::min(region.threads, kMostShares);
+    for (int i = 0; i < shares_in_use_; ++i) {
+      shares_[i].next.store(region.tasks * i / shares_in_use_, std::memory_order_relaxed);
+      shares_[i].end = region.tasks * (i + 1) / shares_in_use_;
+    }
     ++number_;
     open_.store(number_ << kCountBits, std::memory_order_release);
     call(static_cast<std::uint64_t>(region.threads));
     within_task = true;
-    region.work();
+    work(0);
     within_task = false;
     // Closed; those who came are waited for.
     std::uint64_t inside = open_.fetch_and(kCountMask, std::memory_order_acq_rel) & kCountMask;
@@ -151,17 +172,31 @@ class Team {
       }
       seen = called_.load(std::memory_order_acquire);
       if ((seen & kCountMask) == kStop) return;
-      if (index < (seen & kCountMask)) join(seen >> kCountBits);
+      if (index < (seen & kCountMask)) join(seen >> kCountBits, index);
+    }
+  }
+
+  // The thread's own share, then what is left of the others'.
+  void work(std::uint64_t index) {
+    Region& region = *region_;
+    const int first = static_cast<int>(index) % shares_in_use_;
+    for (int i = 0; i < shares_in_use_; ++i) {
+      Share& share = shares_[(first + i) % shares_in_use_];
+      std::int64_t begin = 0, end = 0;
+      while (share.take(i == 0, begin, end)) {
+        if (region.failed.load(std::memory_order_relaxed)) return;
+        region.run(begin, end);
+      }
     }
   }
 
   // Works on the region of that number, if it is open still.
-  void join(std::uint64_t number) {
+  void join(std::uint64_t number, std::uint64_t index) {
     std::uint64_t inside = open_.load(std::memory_order_acquire);
     do {
       if (inside >> kCountBits != number) return;
     } while (!open_.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel));
-    region_->work();
+    work(index);
     // The last one out wakes the caller, who may be gone already: nothing of the region is touched from here on.
     if (open_.fetch_sub(1, std::memory_order_seq_cst) == 1 && waiting_.load(std::memory_order_seq_cst) != 0) {
       waiting_.store(0, std::memory_order_seq_cst);
@@ -169,9 +204,14 @@ class Team {
     }
   }
 
+  static constexpr int kMostShares = 64;
+
   std::vector<std::thread> helpers_;
-  std::uint64_t number_ = 0;                          // of regions so far
-  Region* region_ = nullptr;                          // read by who is counted in open_
+  std::uint64_t number_ = 0;  // of regions so far
+  // Read by who is counted in open_:
+  Region* region_ = nullptr;
+  int shares_in_use_ = 0;
+  std::array<Share, kMostShares> shares_;
   alignas(64) std::atomic<std::uint64_t> called_{0};  // number and threads of the last region
   alignas(64) std::atomic<std::uint64_t> open_{0};    // its number while it is open, and how many helpers are inside
   alignas(64) std::atomic<std::uint32_t> wake_{0};

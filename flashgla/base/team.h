@@ -13,8 +13,9 @@
 namespace flashgla {
 
 // Runs body(begin, end) on ranges that together are [0, tasks), on at most `threads` threads, of which the calling one
-// is the first. Ranges are taken in order, long ones while many tasks are left. The first exception that one throws is
-// rethrown; what nobody has begun by then is left out. Within a body: all on the calling thread.
+// is the first. Each begins with a share of its own, the same tasks whenever so many run on so many threads, and then
+// takes what others have left. The first exception that one throws is rethrown; what nobody has begun by then is left
+// out. Within a body: all on the calling thread.
 void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body);
 
 // How many threads a process should use, and why: as many as it may use cores, which are processors that share none of

@@ -21,7 +21,7 @@ std::span<const Implementation> implementations() {
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, false, chunk::forward, chunk::backward,
        nullptr},
       {"cpu_recurrent", Device::Kind::cpu, recurrent::supports, recurrent::states_bytes, false, recurrent::forward,
-       recurrent::backward, recurrent::step},
+       recurrent::backward, recurrent::step, recurrent::takes_projection},
       {"cpu_parallel", Device::Kind::cpu, parallel::supports, parallel::states_bytes, false, parallel::forward,
        parallel::backward, nullptr},
       {"reference", Device::Kind::cpu, reference::supports, reference::states_bytes, true, reference::forward,

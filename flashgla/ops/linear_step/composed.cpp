@@ -9,8 +9,6 @@
 
 namespace flashgla::ops::linear_step {
 
-namespace {
-
 TensorView run_prologue(Context& context, const Inputs& inputs) {
   const TensorView& x = inputs.x;
   if (inputs.prologue == Prologue::none) return x;
@@ -29,6 +27,8 @@ TensorView run_prologue(Context& context, const Inputs& inputs) {
   }
   return u;
 }
+
+namespace {
 
 void composed(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
   const ArenaScope scope(context.scratch());

@@ -14,7 +14,8 @@ struct Problem {
   DType dtype;                   // of x and y
   DType weight_dtype;            // of all weights; u8: of some that are packed
   std::size_t layers;
-  bool aligned;  // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
+  bool aligned;       // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
+  bool whole_panels;  // of packed weights with swiglu: rows of up begin with a panel
 };
 
 struct Implementation {
@@ -28,7 +29,10 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kComposed, kReference;
+// u, in scratch memory where it is not x.
+TensorView run_prologue(Context& context, const Inputs& inputs);
+
+extern const Implementation kStream, kComposed, kReference;
 #ifdef FLASHGLA_CUDA
 extern const Implementation kStreamCuda, kComposedCuda;
 #endif

@@ -10,9 +10,9 @@ namespace flashgla::ops::linear_step {
 
 std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
-  static const Implementation table[] = {kStreamCuda, kComposedCuda, kComposed, kReference};
+  static const Implementation table[] = {kStreamCuda, kComposedCuda, kStream, kComposed, kReference};
 #else
-  static const Implementation table[] = {kComposed, kReference};
+  static const Implementation table[] = {kStream, kComposed, kReference};
 #endif
   return table;
 }
@@ -60,7 +60,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
   arguments.check("x", x, {DType::f64, DType::f32, DType::bf16});
   arguments.check_rank("x", x, 2);
   check_prologue(arguments, inputs);
-  if (layers.empty() || layers.size() > 8) {
+  if (layers.empty() || layers.size() > kMostLayers) {
     arguments.fail("layers", "are " + std::to_string(layers.size()), "one to eight");
   }
   if (options.epilogue == Epilogue::log_sigmoid && !(options.normalizer > 0.0)) {
@@ -74,7 +74,8 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
                   x.dtype,
                   layers[0].weight.dtype,
                   layers.size(),
-                  rows_are_aligned(x)};
+                  rows_are_aligned(x),
+                  true};
   if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
   for (const Layer& layer : layers) {
     const bool wider = x.dtype == DType::bf16 && options.epilogue == Epilogue::store;
@@ -91,6 +92,8 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
           quantised_linear::packed_shape(quantised_linear::format_of(layer.weight), shape[0], shape[1]);
       arguments.check("weight", layer.weight, DType::u8, packed, as, Layout::contiguous);
       problem.weight_dtype = DType::u8;
+      problem.whole_panels =
+          problem.whole_panels && (halves == 1 || layer.y.size(1) % quantised_linear::kPanelRows == 0);
     } else {
       arguments.check("weight", layer.weight, parameters, shape, as, Layout::contiguous);
     }

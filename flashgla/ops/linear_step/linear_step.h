@@ -55,7 +55,9 @@ struct Options {
   double clamp_min = -std::numeric_limits<double>::infinity();  // of log_sigmoid
 };
 
-// layers: one to eight.
+constexpr std::size_t kMostLayers = 8;
+
+// layers: one to kMostLayers.
 void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options = {});
 
 }  // namespace flashgla::ops::linear_step

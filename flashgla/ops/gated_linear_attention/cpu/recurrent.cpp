@@ -8,15 +8,17 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // After highway.h:
+#include "flashgla/base/cpu/simd_math.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tokens-inl.h"
 
 #ifndef FLASHGLA_GLA_RECURRENT_TASKS
 #define FLASHGLA_GLA_RECURRENT_TASKS
 namespace flashgla::ops::gated_linear_attention::recurrent {
 
-constexpr std::int64_t kColumns = 32;       // value channels of a slice in forward: K = 128 of them take 16 KiB
-constexpr std::int64_t kBlock = 4;          // tokens that are converted at a time
-constexpr std::int64_t kStepColumns = 128;  // of a slice in step, where memory wants longer rows
+constexpr std::int64_t kColumns = 32;  // value channels of a slice in forward: K = 128 of them take 16 KiB
+constexpr std::int64_t kBlock = 4;     // tokens that are converted at a time
+// Of a slice in step, where memory wants longer rows, but not where threads would be left without a slice.
+constexpr std::int64_t kMostStepColumns = 128, kLeastStepColumns = 32;
 
 // A slice of value channels [first, first + count) of one sequence and head.
 struct Slice {
@@ -47,8 +49,32 @@ struct ForwardMemory {
   }
 };
 
+// A gate that the step computes: rows of the projection that belong to one head.
+struct GateRows {
+  Rows x, weight, bias;  // weight: a row for each key channel
+  std::int64_t rank = 0;
+
+  GateRows() = default;
+  GateRows(const Problem& p, const GateProjection& gate, std::int64_t batch, std::int64_t head) {
+    if (!gate.weight) return;
+    rank = gate.x.size(1);
+    const auto at = [](const TensorView& view, std::int64_t element, std::int64_t row) {
+      const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+      Rows rows;
+      rows.dtype = view.dtype;
+      rows.data = static_cast<std::byte*>(view.data) + element * size;
+      rows.token = row * size;
+      return rows;
+    };
+    x = at(gate.x, batch * gate.x.stride[0], 0);
+    weight = at(gate.weight, head * p.key_dim * rank, rank);
+    if (gate.bias) bias = at(gate.bias, head * p.key_dim, 0);
+  }
+};
+
 struct StepSlice {
   TaskInputs in;
+  GateRows gate;  // with rank 0: none, the gate is in.g
   Rows o;
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -58,11 +84,13 @@ struct StepSlice {
 };
 
 struct StepMemory {
-  float *alpha, *k, *q, *v, *beta, *o;
+  float *alpha, *k, *q, *v, *beta, *o, *gate_x, *gate_row;
 
-  StepMemory(const Problem& p, std::int64_t columns, Carver& carver) {
+  StepMemory(const Problem& p, std::int64_t columns, std::int64_t rank, Carver& carver) {
     const std::int64_t K = padded(p.key_dim);
     const std::int64_t C = padded(columns);
+    gate_x = carver.take<float>(padded(rank));
+    gate_row = carver.take<float>(padded(rank));
     alpha = carver.take<float>(K);
     k = carver.take<float>(K);
     q = carver.take<float>(p.group() * K);
@@ -78,6 +106,7 @@ struct StepMemory {
 HWY_BEFORE_NAMESPACE();
 namespace flashgla::ops::gated_linear_attention::recurrent::HWY_NAMESPACE {
 using namespace gated_linear_attention::HWY_NAMESPACE;
+namespace simd = flashgla::simd::HWY_NAMESPACE;
 
 // alpha * beta * h + k v
 template <bool kGate, bool kGateValues, class V>
@@ -276,12 +305,36 @@ void StepNormalizer(const Problem& p, State* z, const StepMemory& m, float* divi
   }
 }
 
+// alpha = exp(max(log sigmoid(weight x + bias) / normalizer, clamp)), padded; uses m.k.
+void ProjectGate(const Problem& p, const GateRows& gate, const StepMemory& m) {
+  const D d;
+  const std::int64_t K = p.key_dim, ldk = padded(K), ldr = padded(gate.rank);
+  LoadRow(gate.x.dtype, gate.x.row(0), gate.rank, ldr, m.gate_x);
+  for (std::int64_t i = 0; i < K; ++i) {
+    LoadRow(gate.weight.dtype, gate.weight.row(i), gate.rank, ldr, m.gate_row);
+    m.alpha[i] = Dot(ldr, m.gate_row, m.gate_x);
+  }
+  std::fill(m.alpha + K, m.alpha + ldk, 0.0f);
+  std::fill(m.k, m.k + ldk, 0.0f);
+  if (gate.bias) LoadRow(gate.bias.dtype, gate.bias.row(0), K, ldk, m.k);
+  const Vec scale = hn::Set(d, static_cast<float>(1.0 / p.gate_logit_normalizer));
+  const Vec least = hn::Set(d, static_cast<float>(p.gate_clamp_min));
+  for (std::int64_t i = 0; i < ldk; i += Lanes()) {
+    const Vec logit = hn::Add(hn::LoadU(d, m.alpha + i), hn::LoadU(d, m.k + i));
+    hn::StoreU(Exp(hn::Max(hn::Mul(simd::log_sigmoid(d, logit), scale), least)), d, m.alpha + i);
+  }
+}
+
 void Step(const Problem& p, const StepSlice& s, const StepMemory& m, float* divisors) {
   const std::int64_t K = p.key_dim;
   const std::int64_t ldk = padded(K);
   const std::int64_t ldo = padded(s.count);
   const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
-  LoadGate(s.in.g, 0, per_channel, K, ldk, m.alpha);
+  if (s.gate.rank > 0) {
+    ProjectGate(p, s.gate, m);
+  } else {
+    LoadGate(s.in.g, 0, per_channel, K, ldk, m.alpha);
+  }
   LoadFeatures(p.feature_map, s.in.k, 0, 0, K, ldk, m.k);
   LoadChannels(s.in.v, 0, 0, s.first, s.count, ldo, m.v);
   if (s.in.gv) {
@@ -359,13 +412,20 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
   });
 }
 
+bool takes_projection(const Context&, const Problem&, const GateProjection&, DType) { return true; }
+
 void step(Context& context, const Problem& p, const StepInputs& in, const TensorView& h, const TensorView& z,
           const TensorView& o) {
   // The normaliser's state belongs to all channels: then there is one slice.
-  const std::int64_t columns = p.normalize ? p.value_dim : std::min(p.value_dim, kStepColumns);
-  const std::int64_t slices = (p.value_dim + columns - 1) / columns;
+  std::int64_t columns = p.normalize ? p.value_dim : std::min(p.value_dim, kMostStepColumns);
+  const auto slices_of = [&] { return (p.value_dim + columns - 1) / columns; };
+  while (!p.normalize && columns > kLeastStepColumns && p.batch * p.heads * slices_of() < 2 * context.threads()) {
+    columns = std::max(kLeastStepColumns, padded(columns / 2));
+  }
+  const std::int64_t slices = slices_of();
+  const std::int64_t rank = in.projection.weight ? in.projection.x.size(1) : 0;
   Carver counter(nullptr);
-  StepMemory(p, columns, counter);
+  StepMemory(p, columns, rank, counter);
   counter.take<float>(p.group());
   const Workers workers(context, p.batch * p.heads * slices, counter.used());
   if (context.planning()) return;
@@ -374,6 +434,7 @@ void step(Context& context, const Problem& p, const StepInputs& in, const Tensor
     const std::int64_t batch = item / slices / p.heads;
     StepSlice s;
     s.in = TaskInputs(p, in, batch, head);
+    s.gate = GateRows(p, in.projection, batch, head);
     s.o = Rows(o, false, batch, 0, head * p.group());
     s.first = item % slices * columns;
     s.count = std::min(columns, p.value_dim - s.first);
@@ -382,7 +443,7 @@ void step(Context& context, const Problem& p, const StepInputs& in, const Tensor
     s.h = state_of<std::byte>(h, p, batch, head, p.key_dim * p.value_dim * size);
     s.z = state_of<std::byte>(z, p, batch, head, p.key_dim * size);
     Carver carver(memory);
-    const StepMemory m(p, columns, carver);
+    const StepMemory m(p, columns, rank, carver);
     HWY_DYNAMIC_DISPATCH(Step)(p, s, m, carver.take<float>(p.group()));
   });
 }

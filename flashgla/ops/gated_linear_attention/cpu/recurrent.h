@@ -12,6 +12,8 @@ std::size_t states_bytes(const Problem& problem);
 void forward(Context& context, const Problem& problem, const Inputs& in, const Outputs& out);
 void backward(Context& context, const Problem& problem, const Inputs& in, const Outputs& out,
               const OutputGradients& d_out, const InputGradients& d_in);
+// A key gate of any rank.
+bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state);
 void step(Context& context, const Problem& problem, const StepInputs& in, const TensorView& h, const TensorView& z,
           const TensorView& o);
 

@@ -273,8 +273,8 @@ TEST_F(Refusals, Steps) {
     return StepInputs{.q = q, .k = k, .v = v, .projection = {from, by, with}};
   };
   const Options logits{.gate_logit_normalizer = 16.0};
-  EXPECT_FALSE(step_projects(context, projected(x, weight, bias), h, logits));  // no step on a CPU does
-  EXPECT_FALSE(step_projects(context, projected(x, weight, {}), h, logits));
+  EXPECT_TRUE(step_projects(context, projected(x, weight, bias), h, logits));
+  EXPECT_TRUE(step_projects(context, projected(x, weight, {}), h, logits));
   const auto expect_projection = [&](const char* argument, const StepInputs& in, const Options& options) {
     SCOPED_TRACE(argument);
     try {
@@ -285,7 +285,10 @@ TEST_F(Refusals, Steps) {
     }
   };
   expect_projection("projection", projected(x, weight, bias), {});
+  context.force_implementation("reference");  // which is given log gates
+  EXPECT_FALSE(step_projects(context, projected(x, weight, bias), h, logits));
   expect_projection("projection", projected(x, weight, bias), logits);
+  context.force_implementation("");
   expect_projection("projection.x", projected({}, weight, bias), logits);
   expect_projection("projection.x", projected(other(Shape({3, 4})), weight, bias), logits);
   expect_projection("projection.x", projected(other(Shape({2, 4}), DType::f64), weight, bias), logits);

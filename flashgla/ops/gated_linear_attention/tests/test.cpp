@@ -221,7 +221,7 @@ TEST(Laws, StepWithABf16State) {
 // kernels take as vectors and of others, with few slices of channels and with many.
 TEST(Laws, StepWithAProjectedGate) {
   constexpr double kNormalizer = 16.0, kClamp = -0.3;
-  bool computed = false;
+  int computed = 0;
   for (const auto& dtypes : {std::pair{DType::f64, DType::f64},
                              {DType::f32, DType::f32},
                              {DType::f32, DType::bf16},
@@ -276,7 +276,7 @@ TEST(Laws, StepWithAProjectedGate) {
                         ::testing::ThrowsMessage<Error>(::testing::HasSubstr("projection is one that")));
             return;
           }
-          computed = true;
+          ++computed;
           run_planned(device, row.name,
                       [&](Context& context) { step(context, token.in, actual.out.ht, {}, token.o, options); });
           expect_all_close(outputs_of(on_cpu(actual)), outputs_of(expected), dtype);
@@ -284,7 +284,7 @@ TEST(Laws, StepWithAProjectedGate) {
       }
     }
   }
-  if (!computed) GTEST_SKIP() << "no implementation here computes a gate from its projection";
+  EXPECT_GT(computed, 0);
 }
 
 TEST(Laws, SameBitsForAnyNumberOfThreadsAndEveryRun) {

@@ -1,11 +1,12 @@
 // Products with few rows, M <= 16, by a row-major weight [N,K]: decoding. Bound by the bytes of the weight, so each of
 // its elements is read from memory once, widened in registers, and used for all M rows from the first-level cache.
+#include "flashgla/ops/matmul/cpu/stream.h"
+
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
 
 #include "flashgla/ops/matmul/implementations.h"
-#include "flashgla/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/matmul/cpu/stream.cpp"
@@ -173,24 +174,20 @@ void stream_columns(const float* a, std::int64_t a_stride, const TensorView& b, 
   for (std::int64_t n = begin + quarter * kColumns; n < end; ++n) take(n, 1, false);
 }
 
-template <class A, class W, class C>
-void stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options,
-            const TensorView& arranged) {
-  constexpr std::int64_t kBytesPerTask = 32 * 1024;
-  arrange<W, A>(a, arranged.as<float>(), arranged.size(1));
-  const std::int64_t row_bytes = std::max<std::int64_t>(1, a.size(1) * static_cast<std::int64_t>(sizeof(W)));
-  const std::int64_t grain = std::max<std::int64_t>(1, kBytesPerTask / (row_bytes * kColumns)) * kColumns;
-  parallel_for_ranges(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
-    stream_columns<W, C>(arranged.as<float>(), arranged.size(1), b, c, options, begin, end);
-  });
+void Arrange(const TensorView& a, DType weight, const TensorView& arranged) {
+  auto* to = arranged.as<float>();
+  if (weight == DType::f32) return arrange<float, float>(a, to, arranged.size(1));
+  if (a.dtype == DType::f32) return arrange<BFloat16, float>(a, to, arranged.size(1));
+  arrange<BFloat16, BFloat16>(a, to, arranged.size(1));
 }
 
-void Stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options,
-            const TensorView& arranged) {
-  if (b.dtype == DType::f32) return stream<float, float, float>(context, a, b, c, options, arranged);
-  if (a.dtype == DType::f32) return stream<float, BFloat16, float>(context, a, b, c, options, arranged);
-  if (c.dtype == DType::f32) return stream<BFloat16, BFloat16, float>(context, a, b, c, options, arranged);
-  stream<BFloat16, BFloat16, BFloat16>(context, a, b, c, options, arranged);
+void StreamColumns(const TensorView& arranged, const TensorView& b, const TensorView& c, const Options& options,
+                   std::int64_t begin, std::int64_t end) {
+  const auto* a = arranged.as<float>();
+  const std::int64_t stride = arranged.size(1);
+  if (b.dtype == DType::f32) return stream_columns<float, float>(a, stride, b, c, options, begin, end);
+  if (c.dtype == DType::f32) return stream_columns<BFloat16, float>(a, stride, b, c, options, begin, end);
+  stream_columns<BFloat16, BFloat16>(a, stride, b, c, options, begin, end);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -200,26 +197,47 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace flashgla::ops::matmul {
 
-HWY_EXPORT(Stream);
+HWY_EXPORT(Arrange);
+HWY_EXPORT(StreamColumns);
+
+Shape arranged_shape(const TensorView& a) {
+  constexpr std::int64_t kMultiple = 64;  // twice the lanes of any vector
+  return Shape({a.size(0), (a.size(1) + kMultiple - 1) / kMultiple * kMultiple});
+}
+
+void arrange(const TensorView& a, DType weight, const TensorView& arranged) {
+  HWY_DYNAMIC_DISPATCH(Arrange)(a, weight, arranged);
+}
+
+void stream_columns(const TensorView& arranged, const TensorView& b, const TensorView& c, const Options& options,
+                    std::int64_t begin, std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(StreamColumns)(arranged, b, c, options, begin, end);
+}
+
+std::int64_t streamed_columns_a_task(std::int64_t row_bytes) {
+  constexpr std::int64_t kBytes = 32 * 1024, kAtOnce = 4;
+  return std::max<std::int64_t>(1, kBytes / (std::max<std::int64_t>(1, row_bytes) * kAtOnce)) * kAtOnce;
+}
 
 namespace {
 
-constexpr std::int64_t kMostRows = 16;
-
 void run_stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
                 const Options& options) {
-  constexpr std::int64_t kMultiple = 64;  // twice the lanes of any vector
-  const std::int64_t padded = (a.size(1) + kMultiple - 1) / kMultiple * kMultiple;
   ArenaScope scope(context.scratch());
-  const TensorView arranged = context.scratch().tensor({a.size(0), padded}, DType::f32, "matmul: rows in f32");
-  if (!context.planning()) HWY_DYNAMIC_DISPATCH(Stream)(context, a, b, c, options, arranged);
+  const TensorView arranged = context.scratch().tensor(arranged_shape(a), DType::f32, "matmul: rows in f32");
+  if (context.planning()) return;
+  arrange(a, b.dtype, arranged);
+  const std::int64_t grain = streamed_columns_a_task(a.size(1) * static_cast<std::int64_t>(size_of(b.dtype)));
+  parallel_for_ranges(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
+    stream_columns(arranged, b, c, options, begin, end);
+  });
 }
 
 }  // namespace
 
 const Implementation kStream{"stream", Device::Kind::cpu,
                              [](const Problem& problem, const Architecture&) {
-                               if (problem.m > kMostRows) return Support::no("M is more than 16");
+                               if (problem.m > kMostStreamedRows) return Support::no("M is more than 16");
                                if (!problem.b_columns_contiguous) {
                                  return Support::no("b is not the transpose of a row-major matrix");
                                }

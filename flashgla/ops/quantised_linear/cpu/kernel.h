@@ -39,6 +39,13 @@ struct Kernel {
 extern const Kernel kVnniKernel, kAvx512Kernel, kAvx2Kernel;  // on x86-64
 extern const Kernel kPortableKernel;
 
+// Of the implementation that is taken for few rows.
+const Kernel& kernel_of_few_rows(const Context& context);
+
+// Room for the integers of x [M,K], and these.
+Activations take_activations(Arena& scratch, std::int64_t rows, std::int64_t groups);
+void encode(Context& context, const TensorView& x, std::int64_t groups, const Kernel& kernel, const Activations& to);
+
 // x times the weight by a kernel, on all threads.
 void run_packed(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
                 const Options& options, const Kernel& kernel);

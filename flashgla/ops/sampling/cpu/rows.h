@@ -17,8 +17,10 @@ struct Row {
 };
 Row row_of(const TensorView& logits, const TensorView& seen, std::int64_t sequence);
 
-// Weights of all tokens by the options' penalty and temperature; with temperature 0 the first of the largest has 1 and
-// the others 0. Returns 0, or why none can be drawn (kNotANumber, kNoneFinite).
+// The token of temperature 0, or why there is none (kNotANumber, kNoneFinite).
+std::int32_t first_of_largest(const Row& row, double repetition_penalty);
+
+// Weights of all tokens by the options' penalty and temperature, which is not 0. Returns 0, or why none can be drawn.
 std::int32_t fill_weights(const Row& row, const Options& options, std::vector<std::uint64_t>& weights);
 
 // Sums that a cut by top_p asks for: of the kept's weights `total`.
@@ -29,7 +31,7 @@ std::uint64_t least_of_min_p(double min_p);
 // Sets the weights outside the cut to 0.
 void drop_outside(const Cut& cut, std::vector<std::uint64_t>& weights);
 
-// For every sequence: weights, cut, draw.
+// For every sequence: weights, cut, draw; or the largest.
 void run_rows(Context& context, const TensorView& logits, const TensorView& seen, const TensorView& positions,
               const TensorView& tokens, const Options& options, std::int64_t first_sequence,
               Cut (*cut_of)(const std::vector<std::uint64_t>& weights, const Options& options));

@@ -60,8 +60,15 @@ bool distribution(const TensorView& logits, const TensorView& seen, const Tensor
   options.validate();
   std::vector<std::uint64_t> values;
   const Row row{logits.as<float>(), seen ? seen.as<std::uint8_t>() : nullptr, logits.numel()};
-  if (fill_weights(row, options, values) != 0) return false;
-  if (options.temperature > 0.0) drop_outside(cut_by_selection(values, options), values);
+  if (options.temperature == 0.0) {
+    const std::int32_t first = first_of_largest(row, options.repetition_penalty);
+    if (first < 0) return false;
+    values.resize(static_cast<std::size_t>(row.vocabulary));
+    values[static_cast<std::size_t>(first)] = 1;
+  } else {
+    if (fill_weights(row, options, values) != 0) return false;
+    drop_outside(cut_by_selection(values, options), values);
+  }
   std::copy(values.begin(), values.end(), weights.as<std::int64_t>());
   return true;
 }

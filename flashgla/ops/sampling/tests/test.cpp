@@ -238,6 +238,39 @@ TEST(Sampling, GreedyTakesTheFirstOfTheMostLikely) {
   }
 }
 
+TEST(Sampling, GreedyIsTheFirstLargestLogitAfterThePenalty) {
+  constexpr std::int64_t kVocabulary = 300;
+  const Tensor seen = Tensor::zeros({1, kVocabulary}, DType::u8);
+  for (int i = 0; i < kVocabulary; i += 3) seen.as<std::uint8_t>()[i] = 1;
+  for (int shape = 0; shape < 4; ++shape) {
+    Tensor logits = make_logits(1, kVocabulary, 5);
+    auto* values = logits.as<float>();
+    for (int i = 0; i < kVocabulary; ++i) {
+      if (shape == 1) values[i] = -std::abs(values[i]) - 1.0f;
+      if (shape == 2) values[i] = i % 7 == 3 ? -0.0f : i % 7 == 5 ? 0.0f : -1.0f;  // equal, in this order
+      if (shape == 3) values[i] = i == 200 ? -1.0f : -std::numeric_limits<float>::infinity();
+    }
+    for (const double penalty : {1.0, 1.5}) {
+      std::int64_t first = 0;
+      const auto logit = [&](std::int64_t i) {
+        const double l = static_cast<double>(values[i]);
+        return i % 3 != 0 || penalty == 1.0 ? l : l > 0.0 ? l / penalty : l * penalty;
+      };
+      for (std::int64_t i = 1; i < kVocabulary; ++i) {
+        if (logit(i) > logit(first)) first = i;
+      }
+      for (const Device device : testing::test_devices()) {
+        for (const Implementation& row : implementations()) {
+          if (row.device != device.kind) continue;
+          const auto tokens =
+              draw(device, row.name, logits, seen, 0, {.temperature = 0.0, .repetition_penalty = penalty});
+          EXPECT_EQ(tokens[0], first) << row.name << " shape " << shape << " penalty " << penalty;
+        }
+      }
+    }
+  }
+}
+
 TEST(Sampling, TopK) {
   const auto two = probabilities({.top_k = 2}, kLogits);
   EXPECT_EQ(two.size(), 2u);
