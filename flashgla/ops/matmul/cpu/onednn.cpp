@@ -12,6 +12,7 @@
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
 #include "flashgla/ops/matmul/implementations.h"
+#include "flashgla/ops/rows.h"
 
 namespace flashgla::ops::matmul {
 
@@ -196,27 +197,54 @@ void run_primitive(const TensorView& a, const TensorView& b, const TensorView& c
   }
 }
 
+// c += the sums of the other parts of K, in their order.
+void add_parts(Context& context, const TensorView& parts, const TensorView& c) {
+  parallel_for_blocks(context, c.size(0), rows_per_task(c.size(1) * (parts.size(0) + 1)),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t row = begin; row < end; ++row) {
+                          auto* out = static_cast<float*>(element(c, row, 0));
+                          for (std::int64_t part = 0; part < parts.size(0); ++part) {
+                            const auto* from = static_cast<const float*>(element(parts.select(0, part), row, 0));
+                            for (std::int64_t col = 0; col < c.size(1); ++col) out[col] += from[col];
+                          }
+                        }
+                      });
+}
+
 void run_tiles(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
                const Options& options) {
   constexpr std::int64_t kFewColumns = 32;
   const bool sgemm = a.dtype == DType::f32 && (strides(b)[1] == 1 || b.size(1) <= kFewColumns);
   const TensorView bias_in_product = c.dtype == DType::bf16 ? options.bias : TensorView();  // before it is rounded
   const Tiles tiles = tiles_of(c.size(0), c.size(1));
-  parallel_for(context, tiles.count(), [&](std::int64_t index) {
-    const OneDnnScope scope;
-    const Tile tile = tile_at(tiles, index);
+  const std::int64_t k_size = a.size(1);
+  const std::int64_t parts = c.dtype == DType::f32 ? parts_of_k(tiles, k_size) : 1;
+  const std::int64_t k_piece = even_piece(k_size, parts, 64);
+  const ArenaScope scope(context.scratch());
+  TensorView others;  // what the parts of K but the first come to
+  if (parts > 1) {
+    others = context.scratch().tensor({parts - 1, c.size(0), c.size(1)}, DType::f32, "matmul: parts of a long sum");
+  }
+  if (context.planning()) return;
+  parallel_for(context, parts * tiles.count(), [&](std::int64_t index) {
+    const OneDnnScope within_onednn;
+    const Tile tile = tile_at(tiles, index % tiles.count());
+    const std::int64_t part = index / tiles.count(), begin = part * k_piece, end = std::min(k_size, begin + k_piece);
+    const TensorView a_part = a.slice(1, begin, end), b_part = b.slice(0, begin, end);
+    const TensorView to = part == 0 ? c : others.select(0, part - 1);
+    const bool accumulate = part == 0 && options.accumulate;
     if (sgemm) {
-      run_sgemm(a, b, c, tile, options.accumulate);
+      run_sgemm(a_part, b_part, to, tile, accumulate);
     } else {
-      run_primitive(a, b, c, tile, options.accumulate, bias_in_product);
+      run_primitive(a_part, b_part, to, tile, accumulate, bias_in_product);
     }
-    if (options.bias && !bias_in_product) add_bias(options.bias, c, tile);
+    if (part == 0 && options.bias && !bias_in_product) add_bias(options.bias, c, tile);
   });
+  if (parts > 1) add_parts(context, others, c);
 }
 
 void run_onednn(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
                 const Options& options) {
-  if (context.planning()) return;
   if (c.stride[1] != 1 && c.size(1) > 1) {
     run_tiles(context, b.transpose(0, 1), a.transpose(0, 1), c.transpose(0, 1), options);
   } else {
@@ -257,7 +285,7 @@ void run_converted(Context& context, const TensorView& a, const TensorView& b, c
     }
     Options panel_options = options;
     if (options.bias) panel_options.bias = options.bias.slice(0, begin, end);
-    if (!context.planning()) run_tiles(context, a32, b32, c32, panel_options);
+    run_tiles(context, a32, b32, c32, panel_options);
     if (c.dtype != DType::f32) elementwise::convert(context, c32, c_panel);
     if (context.planning()) return;  // the first panel is the largest
   }

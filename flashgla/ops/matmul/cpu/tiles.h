@@ -1,5 +1,5 @@
-// Cuts the M x N plane of a product into tiles: a function of the shape alone, so that the bits of a result do not
-// depend on the number of threads. K is never cut.
+// Cuts the M x N plane of a product into tiles, and a long K beside a small plane into parts: functions of the shape
+// alone, so that the bits of a result do not depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -26,19 +26,32 @@ inline std::int64_t even_piece(std::int64_t size, std::int64_t pieces, std::int6
   return std::min(size, (piece + multiple - 1) / multiple * multiple);
 }
 
-// Tiles of up to 512 x 512, where oneDNN packs its operands at no visible cost; smaller ones where there would be
-// fewer than four, down to 64.
+// Pieces of work that a product should have: many threads are left idle with fewer.
+constexpr std::int64_t kWantedPieces = 16;
+
+// Tiles of up to 512 x 512, where oneDNN packs its operands at no visible cost. Smaller ones where there would be fewer
+// than wanted: down to 64 to have four, which two threads need; for more, down to 256.
 inline Tiles tiles_of(std::int64_t m, std::int64_t n) {
-  constexpr std::int64_t kLargest = 512, kSmallest = 64, kWanted = 4;
+  constexpr std::int64_t kLargest = 512, kSmallest = 64, kSmallestOfMany = 256, kFew = 4;
   std::int64_t down = (m + kLargest - 1) / kLargest;
   std::int64_t across = (n + kLargest - 1) / kLargest;
   auto tiles = [&] { return Tiles{m, n, even_piece(m, down, 16), even_piece(n, across, 64)}; };
-  while (tiles().count() < kWanted) {
+  while (tiles().count() < kWantedPieces) {
     const bool taller = tiles().rows >= tiles().cols;
-    if (std::max(tiles().rows, tiles().cols) < 2 * kSmallest) break;
+    const std::int64_t least = tiles().count() < kFew ? kSmallest : kSmallestOfMany;
+    if (std::max(tiles().rows, tiles().cols) < 2 * least) break;
     (taller ? down : across) *= 2;
   }
   return tiles();
+}
+
+// Into how many parts K is cut, whose sums are added in their order: gradients of weights are small planes of long
+// sums.
+inline std::int64_t parts_of_k(const Tiles& tiles, std::int64_t k) {
+  constexpr std::int64_t kShortest = 1024;
+  std::int64_t parts = 1;
+  while (tiles.count() * parts < kWantedPieces && k >= 2 * parts * kShortest) parts *= 2;
+  return parts;
 }
 
 // Neighbouring tasks share columns of b, which the caches then hold.

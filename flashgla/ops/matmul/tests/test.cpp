@@ -112,6 +112,36 @@ TEST(Matmul, TilesCoverThePlaneOnceWhateverItsShape) {
   }
 }
 
+TEST(Matmul, SmallPlanesOfLongSumsAreCutIntoPartsOfThem) {
+  EXPECT_EQ(parts_of_k(tiles_of(256, 256), 4096), 4);
+  EXPECT_EQ(parts_of_k(tiles_of(256, 256), 2047), 1);
+  EXPECT_EQ(parts_of_k(tiles_of(256, 256), 1 << 20), 4);
+  EXPECT_EQ(parts_of_k(tiles_of(4096, 256), 4096), 1);
+  EXPECT_EQ(tiles_of(4096, 256).count(), 16);
+  EXPECT_EQ(tiles_of(1024, 1024).count(), 16);
+}
+
+TEST(Matmul, LongSumsHaveTheSameBitsForAnyNumberOfThreads) {
+  for (const std::int64_t length : {2048, 2500}) {
+    const Tensor a = testing::random_normal({length, 96}, DType::f32, 1);
+    const Tensor b = testing::random_normal({length, 130}, DType::f32, 2);
+    const Tensor first = testing::random_normal({96, 130}, DType::f32, 3);
+    Tensor expected;
+    for (const int threads : {1, 2, 5}) {
+      Context context(Device::cpu(), threads);
+      const Tensor c = testing::copied_to(first, Device::cpu());
+      run(context, a->transpose(0, 1), b, c, {true});
+      if (!expected) expected = c;
+      EXPECT_TRUE(testing::same_bits(c, expected)) << threads << " threads";
+    }
+    const Tensor defined = testing::copied_to(first, Device::cpu());
+    Context context;
+    context.force_implementation("reference");
+    run(context, a->transpose(0, 1), b, defined, {true});
+    EXPECT_EQ(testing::check_close("c", expected, defined, 1e-5), "");
+  }
+}
+
 TEST(Matmul, SelectionTakesTheFastPathForItsShapes) {
   auto selected = [](std::int64_t m, DType a, DType b, DType c, bool b_transposed) {
     const Problem problem{m, 64, 64, a, b, c, true, b_transposed, true, false};
