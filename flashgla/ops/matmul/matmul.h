@@ -2,8 +2,8 @@
 //
 //     c[m,n] = (accumulate ? c[m,n] : 0) + sum_k a[m,k] b[k,n] + bias[n]
 //
-// The sum over k is in f32 (f64 with f64), whatever the inputs' dtype, and never split between threads: the result is
-// the same bits for any number of threads.
+// The sum over k is in f32 (f64 with f64), whatever the inputs' dtype, in an order that the shape alone decides: the
+// result is the same bits for any number of threads.
 #pragma once
 
 #include "flashgla/base/context.h"
