@@ -15,11 +15,11 @@ import sys
 
 os.environ["TRITON_F32_DEFAULT"] = "ieee"  # before Triton is imported: else products of f32 are tf32
 
-import mixer_goldens  # noqa: E402
-import numpy  # noqa: E402
-import torch  # noqa: E402
-import triton  # noqa: E402
-from fla.models import GSAConfig, GSAForCausalLM, HGRN2Config, HGRN2ForCausalLM  # noqa: E402
+import mixer_goldens
+import numpy
+import torch
+import triton
+from fla.models import GSAConfig, GSAForCausalLM, HGRN2Config, HGRN2ForCausalLM
 
 ERROR = 1e-4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

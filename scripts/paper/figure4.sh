@@ -33,10 +33,10 @@ done
 case $size in
   tiny) words=128 validation=500 range=0.1 tokens_a_step=4096
     usual_dropout=0 gla=', "num_heads": 1, "expand_k": 1.0, "use_short_conv": true'
-    defaults=(64:4 32 1e-2 10 20000 cpu 2 attention,gla,retnet,mamba,rwkv,hyena) ;;
+    defaults=(64:4 32 1e-2 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   full) words=8192 validation=3000 range=0.02 tokens_a_step=65536
     usual_dropout=0.1 gla=', "num_heads": 2'
-    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 attention,gla,retnet,mamba) ;;
+    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 'attention,gla,retnet,mamba') ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
