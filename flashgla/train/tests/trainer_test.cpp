@@ -158,6 +158,7 @@ TEST_F(TrainerTest, ProgramsBesideEachOtherKeepTheirBits) {
                               "' --gtest_brief=1 --gtest_filter=TrainerTest.RecomputeDoesNotChangeTheBits >&2";
   std::vector<int> status(4, -1);
   std::vector<std::thread> programs;
+  programs.reserve(status.size());
   for (int& each : status) programs.emplace_back([&each, &command] { each = std::system(command.c_str()); });
   for (std::thread& each : programs) each.join();
   EXPECT_EQ(status, std::vector<int>(4, 0));
