@@ -10,6 +10,7 @@ One whose run nobody has saved yet is left as it is."""
 
 import functools
 import json
+import math
 import pathlib
 import re
 import sys
@@ -345,9 +346,49 @@ def small_models_sentences():
         f"commit {saved['commit']}, {saved['date']}.")
 
 
+def quantisation():
+    path = FIGURES / "quantisation.json"
+    if not path.exists():
+        raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def quantisation_tables():
+    """What few bits cost: scripts/quantisation_report.py."""
+    saved = quantisation()
+    floats = saved["quantised"][0]
+
+    def cells(row):
+        size, perplexity = f"{row['bytes'] / 1e6:.1f}", f"{math.exp(row['loss']):.4f}"
+        if row is floats:
+            return row["name"], size, perplexity, "", ""
+        return row["name"], size, perplexity, f"{100 * math.expm1(row['loss'] - floats['loss']):+.2f} %", f"{row['kl']:.5f}"
+
+    head = ("weights", "MB", "perplexity", "more", "KL, nats")
+    said = sentences(saved["about"], f"Perplexity over {saved['tokens']:,} tokens in windows of {saved['window']:,}, KL over",
+                     f"{saved['kl_tokens']:,} of them. `scripts/quantisation_report.py`, commit {saved['commit']},",
+                     f"{saved['date']}.")
+    return "\n\n".join([said, table(head, [cells(row) for row in saved["quantised"] if row["preset"]]),
+                        table(("only these, in q4", *head[1:]),
+                              [(name.removesuffix(" in q4"), *rest) for name, *rest in
+                               (cells(row) for row in saved["quantised"] if not row["preset"])])])
+
+
+def quantisation_length_table():
+    saved = quantisation()
+    floats = saved["quarters"]["floats"]
+    rows = []
+    for name, losses in saved["quarters"].items():
+        more = [100 * math.expm1(loss - reference) for loss, reference in zip(losses, floats)]
+        rows.append((name, *(f"{math.exp(loss):.3f}" + ("" if name == "floats" else f" ({part:+.2f} %)")
+                             for loss, part in zip(losses, more))))
+    return table(("weights", "first quarter of 65,536 tokens", "second", "third", "last"), rows)
+
+
 TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
           "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
           "small-models": small_models_sentences, "fuzz": fuzz_table,
+          "quantisation": quantisation_tables, "quantisation-length": quantisation_length_table,
           "fuzz-total": fuzz_sentence,
           **{f"gpu-{name}": functools.partial(gpu_operator_rows, name) for name in OPERATORS}}
 
@@ -379,7 +420,7 @@ def take_rows(run, kind):
 
 def take(path):
     """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of scripts/fuzz.sh to those there."""
-    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets".
+    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised".
     FIGURES.mkdir(parents=True, exist_ok=True)
     taken = json.loads(path.read_text(encoding="utf-8"))
     if "targets" in taken:
@@ -389,6 +430,9 @@ def take(path):
         return
     if "runs" in taken:
         (FIGURES / "small-models.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        return
+    if "quantised" in taken:
+        (FIGURES / "quantisation.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         return
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
