@@ -19,7 +19,7 @@
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
-#include "flashgla/base/team.h"
+#include "flashgla/base/threads.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/matmul/plans.h"
 #include "testing/compare.h"

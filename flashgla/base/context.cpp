@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "flashgla/base/team.h"
+#include "flashgla/base/threads.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/base/cuda/device.h"
 #endif

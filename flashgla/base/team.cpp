@@ -1,18 +1,11 @@
 #include "flashgla/base/team.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
-#include <memory>
-#include <set>
-#include <sstream>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -229,71 +222,6 @@ void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::
   Region region{tasks, threads, body};
   Team::of_this_thread().run(region);
   if (region.failure) std::rethrow_exception(region.failure);
-}
-
-namespace {
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// Processors' worth of time that the control group allows; 0: no limit.
-double time_quota() {
-  std::string group;
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("0::")) group = line.substr(3);
-  }
-  double least = 0.0;
-  const auto note = [&](double quota, double period) {
-    if (quota > 0.0 && period > 0.0) least = least == 0.0 ? quota / period : std::min(least, quota / period);
-  };
-  for (;; group.erase(group.find_last_of('/'))) {  // the group and those around it
-    std::istringstream limit(first_line("/sys/fs/cgroup" + group + "/cpu.max"));
-    double quota = 0.0, period = 0.0;
-    if (limit >> quota >> period) note(quota, period);  // "max 100000" is no number
-    if (group.find('/') == std::string::npos) break;
-  }
-  const std::string old = "/sys/fs/cgroup/cpu/cpu.cfs_";
-  note(std::atof(first_line(old + "quota_us").c_str()), std::atof(first_line(old + "period_us").c_str()));
-  return least;
-}
-
-}  // namespace
-
-ThreadChoice choose_threads() {
-  if (const char* wanted = std::getenv("OMP_NUM_THREADS"); wanted != nullptr && std::atoi(wanted) > 0) {
-    return {std::atoi(wanted), "OMP_NUM_THREADS"};
-  }
-  const auto plural = [](int count, const char* what) {
-    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-  };
-  int processors = 0;
-  std::set<std::string> cores;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
-    for (int i = 0; i < CPU_SETSIZE; ++i) {
-      if (!CPU_ISSET(i, &allowed)) continue;
-      ++processors;
-      const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(i) + "/topology/";
-      const std::string siblings = first_line(folder + "thread_siblings_list");
-      cores.insert(siblings.empty() ? std::to_string(i) : siblings);
-    }
-  }
-  if (processors == 0) processors = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  ThreadChoice choice{cores.empty() ? processors : static_cast<int>(cores.size()), ""};
-  choice.why = plural(choice.threads, "core");
-  if (choice.threads < processors) choice.why += " of " + plural(processors, "processor");
-  if (const double quota = time_quota(); quota > 0.0 && quota < choice.threads) {
-    choice.threads = std::max(1, static_cast<int>(std::ceil(quota)));
-    char text[64];
-    std::snprintf(text, sizeof(text), "; the control group allows the time of %.3g", quota);
-    choice.why += text;
-  }
-  return choice;
 }
 
 }  // namespace flashgla

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 
 namespace flashgla {
 
@@ -17,13 +16,5 @@ namespace flashgla {
 // takes what others have left. The first exception that one throws is rethrown; what nobody has begun by then is left
 // out. Within a body: all on the calling thread.
 void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body);
-
-// How many threads a process should use, and why: as many as it may use cores, which are processors that share none of
-// their units, and no more than its share of processor time; OMP_NUM_THREADS says otherwise.
-struct ThreadChoice {
-  int threads = 1;
-  std::string why;  // "4 cores"
-};
-ThreadChoice choose_threads();
 
 }  // namespace flashgla

@@ -88,10 +88,24 @@ TEST(Team, AHelperThatHoldsATaskIsWaitedFor) {
   }
 }
 
-TEST(Team, SomeThreadsAreChosenAndItSaysWhy) {
-  const ThreadChoice choice = choose_threads();
-  EXPECT_GE(choice.threads, 1);
-  EXPECT_FALSE(choice.why.empty());
+// As on a processor with fast and slow cores.
+TEST(Team, WhatASlowThreadHasNotBegunOthersTake) {
+  constexpr int kTasks = 64, kFirstPiece = 24;  // of the helper's share of 32: what it takes at once
+  for (int again = 0; again < 20; ++again) {
+    const auto caller = std::this_thread::get_id();
+    std::atomic<int> by_caller{0}, by_helper{0};
+    run_on_team(2, kTasks, [&](std::int64_t) {
+      if (std::this_thread::get_id() == caller) {
+        ++by_caller;
+        return;
+      }
+      ++by_helper;
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (by_caller < kTasks - kFirstPiece && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    });
+    EXPECT_GE(by_caller, kTasks - kFirstPiece);
+    EXPECT_EQ(by_caller + by_helper, kTasks);
+  }
 }
 
 }  // namespace
