@@ -27,7 +27,7 @@ inline void encode_group(const float* x, std::uint8_t* codes, std::int32_t& offs
   std::int32_t sum = 0;
   for (std::int64_t i = 0; i < kGroup; ++i) sum += values[i];
   offset = -128 * sum;
-  for (std::int64_t quad = 0; quad < kGroup / 4; ++quad) Isa::place(values + 4 * quad, codes + 8 * quad);
+  Isa::place(values, codes);
 }
 
 inline void encode(const float* x, std::int64_t count, std::int64_t groups, const Activations& to) {

@@ -24,11 +24,14 @@ struct Isa : Avx512 {
     __m512i high, low;
   };
 
+  // Of each four columns the high bytes, rounded for what the signed low bytes are, and then these.
   static void place(const std::int32_t* values, std::uint8_t* to) {
-    for (int j = 0; j < 4; ++j) {
-      const auto low = static_cast<std::int8_t>(values[j]);
-      to[j] = static_cast<std::uint8_t>((values[j] - low) >> 8);
-      to[4 + j] = static_cast<std::uint8_t>(low);
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const __m512i four = _mm512_loadu_si512(values + i);
+      const __m512i rounded = _mm512_add_epi32(four, _mm512_set1_epi32(128));
+      const __m128i low = _mm512_cvtepi32_epi8(four), high = _mm512_cvtepi32_epi8(_mm512_srai_epi32(rounded, 8));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i), _mm_unpacklo_epi32(high, low));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 2 * i + kLanes), _mm_unpackhi_epi32(high, low));
     }
   }
   static Sum begin(std::int32_t offset) { return {_mm512_setzero_si512(), _mm512_set1_epi32(offset)}; }
