@@ -362,11 +362,12 @@ def quantisation_tables():
         size, perplexity = f"{row['bytes'] / 1e6:.1f}", f"{math.exp(row['loss']):.4f}"
         if row is floats:
             return row["name"], size, perplexity, "", ""
-        return row["name"], size, perplexity, f"{100 * math.expm1(row['loss'] - floats['loss']):+.2f} %", f"{row['kl']:.5f}"
+        more = f"{100 * math.expm1(row['loss'] - floats['loss']):+.2f} %"
+        return row["name"], size, perplexity, more, f"{row['kl']:.5f}"
 
     head = ("weights", "MB", "perplexity", "more", "KL, nats")
-    said = sentences(saved["about"], f"Perplexity over {saved['tokens']:,} tokens in windows of {saved['window']:,}, KL over",
-                     f"{saved['kl_tokens']:,} of them. `scripts/quantisation_report.py`, commit {saved['commit']},",
+    said = sentences(saved["about"], f"Perplexity over {saved['tokens']:,} tokens in windows of {saved['window']:,},",
+                     f"KL over {saved['kl_tokens']:,} of them. `scripts/quantisation_report.py`, commit {saved['commit']},",
                      f"{saved['date']}.")
     return "\n\n".join([said, table(head, [cells(row) for row in saved["quantised"] if row["preset"]]),
                         table(("only these, in q4", *head[1:]),
