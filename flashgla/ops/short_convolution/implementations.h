@@ -20,8 +20,8 @@ struct Implementation {
   // Both take their workspace before they look whether the context is planning.
   void (*forward)(Context&, const Inputs&, const Outputs&, Activation);
   void (*backward)(Context&, const Inputs&, const OutputGradients&, const InputGradients&, Activation);
-  void (*step)(Context&, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
-               Activation);
+  void (*step)(Context&, const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& state,
+               const TensorView& y, Activation);
 };
 
 // Best first, reference last.

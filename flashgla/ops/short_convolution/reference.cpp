@@ -101,8 +101,9 @@ void reference_backward(Context& context, const Inputs& inputs, const OutputGrad
 }
 
 void reference_step(Context& context, const TensorView& x_view, const TensorView& weight_view,
-                    const TensorView& state_view, const TensorView& y_view, Activation activation) {
-  const Elements x(x_view), weight(weight_view), state(state_view), y(y_view);
+                    const TensorView& bias_view, const TensorView& state_view, const TensorView& y_view,
+                    Activation activation) {
+  const Elements x(x_view), weight(weight_view), bias(bias_view), state(state_view), y(y_view);
   const std::int64_t width = weight.length();
   parallel_for(context, x.rows(), [&](std::int64_t row) {
     for (std::int64_t d = 0; d < x.length(); ++d) {
@@ -110,6 +111,7 @@ void reference_step(Context& context, const TensorView& x_view, const TensorView
       const double value = x(row, d);
       double z = weight(d, width - 1) * value;
       for (std::int64_t j = 0; j < width - 1; ++j) z += weight(d, j) * state(state_row, j);
+      if (bias_view) z += bias(d);
       for (std::int64_t j = 0; j < width - 2; ++j) state.set(state_row, j, state(state_row, j + 1));
       state.set(state_row, width - 2, value);
       y.set(row, d, activation == Activation::silu ? silu(z) : z);

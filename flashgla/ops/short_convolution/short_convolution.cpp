@@ -97,15 +97,16 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
 }
 
 void step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
-          Activation activation) {
+          Activation activation, const TensorView& bias) {
   const Arguments arguments("short_convolution", context);
   arguments.check("x", x, kFloating);
   arguments.check_rank("x", x, 2);
   check_weight(arguments, x, weight);
+  if (bias) arguments.check("bias", bias, weight.dtype, Shape({x.size(1)}), "x's channels", Layout::contiguous);
   check_state(arguments, "state", state, x, weight, x.size(0));
   arguments.check("y", y, x.dtype, x.shape, "x");
   const Implementation& implementation = selected(context, x, weight);
-  if (!context.planning()) implementation.step(context, x, weight, state, y, activation);
+  if (!context.planning()) implementation.step(context, x, weight, bias, state, y, activation);
 }
 
 }  // namespace flashgla::ops::short_convolution

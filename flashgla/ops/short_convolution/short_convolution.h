@@ -50,8 +50,9 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Act
 void backward(Context& context, const Inputs& inputs, const OutputGradients& output_gradients,
               const InputGradients& input_gradients, Activation activation);
 
-// One token for each of B sequences: x, y [B,D]; state [B,D,W-1] updated in place. y may be x.
+// One token for each of B sequences: x, y [B,D]; state [B,D,W-1] updated in place. y may be x. bias [D], of weight's
+// dtype, is added to z; absent: none.
 void step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
-          Activation activation);
+          Activation activation, const TensorView& bias = {});
 
 }  // namespace flashgla::ops::short_convolution

@@ -219,14 +219,15 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
 }
 
 template <class T>
-void step(Context& context, const TensorView& x_view, const TensorView& weight_view, const TensorView& states,
-          const TensorView& y_view, Activation activation) {
+void step(Context& context, const TensorView& x_view, const TensorView& weight_view, const TensorView& bias,
+          const TensorView& states, const TensorView& y_view, Activation activation) {
   const TypedRows<T> x(x_view), y(y_view);
   const std::int64_t channels = x.length(), kept = states.size(2);
   const bool half = weight_view.dtype == DType::bf16;
-  auto weight = [&](std::int64_t i) {
-    return half ? static_cast<float>(weight_view.as<BFloat16>()[i]) : weight_view.as<float>()[i];
+  const auto parameter = [half](const TensorView& from, std::int64_t i) {
+    return half ? static_cast<float>(from.as<BFloat16>()[i]) : from.as<float>()[i];
   };
+  const auto weight = [&](std::int64_t i) { return parameter(weight_view, i); };
   parallel_for_blocks(context, x.count() * channels, kElementsPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t item = begin; item < end; ++item) {
       const std::int64_t row = item / channels, d = item % channels;
@@ -234,6 +235,7 @@ void step(Context& context, const TensorView& x_view, const TensorView& weight_v
       const auto value = static_cast<float>(x[row][d]);
       float z = weight(d * (kept + 1) + kept) * value;
       for (std::int64_t j = 0; j < kept; ++j) z += weight(d * (kept + 1) + j) * state[j];
+      if (bias) z += parameter(bias, d);
       std::copy(state + 1, state + kept, state);
       state[kept - 1] = value;
       y[row][d] = static_cast<T>(activation == Activation::silu ? z / (1.0f + std::exp(-z)) : z);
@@ -280,10 +282,10 @@ void Backward(Context& context, const Inputs& inputs, const OutputGradients& fro
                                                                   dweights);
 }
 
-void Step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state, const TensorView& y,
-          Activation activation) {
-  if (x.dtype == DType::f32) return step<float>(context, x, weight, state, y, activation);
-  step<BFloat16>(context, x, weight, state, y, activation);
+void Step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& bias,
+          const TensorView& state, const TensorView& y, Activation activation) {
+  if (x.dtype == DType::f32) return step<float>(context, x, weight, bias, state, y, activation);
+  step<BFloat16>(context, x, weight, bias, state, y, activation);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -341,9 +343,9 @@ const Implementation kSimd{"simd",
                            },
                            simd_forward,
                            simd_backward,
-                           [](Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
-                              const TensorView& y, Activation activation) {
-                             HWY_DYNAMIC_DISPATCH(Step)(context, x, weight, state, y, activation);
+                           [](Context& context, const TensorView& x, const TensorView& weight, const TensorView& bias,
+                              const TensorView& state, const TensorView& y, Activation activation) {
+                             HWY_DYNAMIC_DISPATCH(Step)(context, x, weight, bias, state, y, activation);
                            }};
 
 }  // namespace flashgla::ops::short_convolution

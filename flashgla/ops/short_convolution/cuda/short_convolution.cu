@@ -441,21 +441,22 @@ __global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
 
 template <class T>
 __global__ void __launch_bounds__(256)
-    step_kernel(Operand<T> x, Operand<T> y, const void* weight, bool wide_weight, float* states, std::int64_t batch,
-                std::int64_t channels, int width, bool silu) {
+    step_kernel(Operand<T> x, Operand<T> y, const void* weight, const void* bias, bool wide_weight, float* states,
+                std::int64_t batch, std::int64_t channels, int width, bool silu) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (item >= batch * channels) return;
   const std::int64_t row = item / channels, d = item % channels;
-  auto weight_at = [&](int j) {
-    const std::int64_t i = d * width + j;
-    return wide_weight ? static_cast<const float*>(weight)[i]
-                       : flashgla::cuda::to_float(static_cast<const bf16*>(weight)[i]);
+  const auto parameter = [wide_weight](const void* from, std::int64_t i) {
+    return wide_weight ? static_cast<const float*>(from)[i]
+                       : flashgla::cuda::to_float(static_cast<const bf16*>(from)[i]);
   };
+  const auto weight_at = [&](int j) { return parameter(weight, d * width + j); };
   float* state = states + item * (width - 1);
   const float arriving = flashgla::cuda::to_float(*x.at(row, d));
   float z = weight_at(width - 1) * arriving;
   for (int j = 0; j < width - 1; ++j) z = fmaf(weight_at(j), state[j], z);
+  if (bias != nullptr) z += parameter(bias, d);
   for (int j = 0; j + 1 < width - 1; ++j) state[j] = state[j + 1];
   state[width - 2] = arriving;
   *y.at(row, d) = flashgla::cuda::from_float<T>(silu ? z * ops::cuda::sigmoid(z) : z);
@@ -548,18 +549,18 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
 }
 
 template <class T>
-void step_of(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
-             const TensorView& y, bool silu) {
+void step_of(Context& context, const TensorView& x, const TensorView& weight, const TensorView& bias,
+             const TensorView& state, const TensorView& y, bool silu) {
   const std::int64_t batch = x.size(0), channels = x.size(1);
   ops::cuda::queue_kernel(context, "short_convolution", step_kernel<T>, (batch * channels + 255) / 256, 256, 0,
                           Operand<T>(x), Operand<T>(y), static_cast<const void*>(weight.data),
-                          weight.dtype == DType::f32, state.as<float>(), batch, channels,
-                          static_cast<int>(weight.size(1)), silu);
+                          static_cast<const void*>(bias.data), weight.dtype == DType::f32, state.as<float>(), batch,
+                          channels, static_cast<int>(weight.size(1)), silu);
 }
 
-void cuda_step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& state,
-               const TensorView& y, Activation activation) {
-  (x.dtype == DType::f32 ? step_of<float> : step_of<bf16>)(context, x, weight, state, y,
+void cuda_step(Context& context, const TensorView& x, const TensorView& weight, const TensorView& bias,
+               const TensorView& state, const TensorView& y, Activation activation) {
+  (x.dtype == DType::f32 ? step_of<float> : step_of<bf16>)(context, x, weight, bias, state, y,
                                                            activation == Activation::silu);
 }
 

@@ -78,15 +78,16 @@ inline testing::OperatorCase backward_case(const Form& form) {
 }
 
 inline testing::OperatorCase step_case(std::int64_t batch, std::int64_t channels, std::int64_t width,
-                                       Activation activation) {
+                                       Activation activation, bool biased) {
   testing::OperatorCase result;
-  result.name = "step " + to_string(Shape({batch, channels}));
+  result.name = "step " + to_string(Shape({batch, channels})) + (biased ? " with a bias" : "");
   testing::Argument weight{"weight", Shape({channels, width}), Role::input, Kind::parameter};
   testing::Argument state{"state", Shape({batch, channels, width - 1}), Role::accumulated, Kind::accumulator};
   weight.strided = state.strided = false;
   result.arguments = {{"x", Shape({batch, channels})}, weight, state, {"y", Shape({batch, channels}), Role::output}};
+  if (biased) result.arguments.push_back({"bias", Shape({channels}), Role::input, Kind::parameter});
   result.run = [=](Context& context, const NamedTensors& t) {
-    step(context, t["x"], t["weight"], t["state"], t["y"], activation);
+    step(context, t["x"], t["weight"], t["state"], t["y"], activation, t["bias"]);
   };
   return result;
 }
