@@ -30,6 +30,7 @@ constexpr const char* kGemmCeiling = "ceiling: fp32 matrix product";
 constexpr const char* kReadCeiling = "ceiling: memory read";
 constexpr const char* kCopyCeiling = "ceiling: memory copy";
 constexpr const char* kTensorCeiling = "ceiling: bf16 matrix product";
+constexpr const char* kExponentialCeiling = "ceiling: f32 exponentials";
 constexpr const char* kLaunchCeiling = "ceiling: launch";
 std::vector<testing::BenchRow> measure_ceilings(const testing::BenchOptions& options);
 

@@ -30,6 +30,7 @@ ordered_json row_to_json(const testing::BenchRow& row, const Ceilings& ceilings)
   object["milliseconds"] = row.milliseconds;
   object["flops"] = row.flops;
   object["bytes"] = row.bytes;
+  if (row.exponentials > 0) object["exponentials"] = row.exponentials;
   if (const double floor = floor_milliseconds(row, ceilings); floor > 0) object["floor_milliseconds"] = floor;
   if (row.memory > 0) object["memory_bytes"] = row.memory;
   object["error"] = row.error;
@@ -57,10 +58,12 @@ testing::BenchRow row_from_json(const ordered_json& object, const std::vector<te
     if (own.operation == row.operation && own.problem == row.problem) {
       row.flops = own.flops;
       row.bytes = own.bytes;
+      row.exponentials = own.exponentials;
     }
   }
   row.flops = object.value("flops", row.flops);
   row.bytes = object.value("bytes", row.bytes);
+  row.exponentials = object.value("exponentials", row.exponentials);
   row.memory = object.value("memory_bytes", 0.0);
   row.error = object.value("error", 0.0);
   row.plan = object.value("plan", std::string());
@@ -86,13 +89,15 @@ void Ceilings::note(const testing::BenchRow& row) {
   if (seconds <= 0.0) return;
   if (row.operation == bench::kGemmCeiling || row.operation == bench::kTensorCeiling) flops = row.flops / seconds;
   if (row.operation == bench::kReadCeiling || row.operation == bench::kCopyCeiling) bandwidth = row.bytes / seconds;
+  if (row.operation == bench::kExponentialCeiling) exponentials = row.exponentials / seconds;
   if (row.operation == bench::kLaunchCeiling) launch = seconds;
 }
 
 double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings) {
   if (ceilings.flops <= 0.0 || ceilings.bandwidth <= 0.0) return 0.0;
   if (row.flops <= 0.0 && row.bytes <= 0.0) return 0.0;
-  return 1e3 * std::max({row.flops / ceilings.flops, row.bytes / ceilings.bandwidth, ceilings.launch});
+  const double exponentials = ceilings.exponentials > 0.0 ? row.exponentials / ceilings.exponentials : 0.0;
+  return 1e3 * std::max({row.flops / ceilings.flops, row.bytes / ceilings.bandwidth, exponentials, ceilings.launch});
 }
 
 double share_of_floor(const testing::BenchRow& row, const Ceilings& ceilings) {

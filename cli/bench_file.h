@@ -12,15 +12,17 @@ namespace flashgla::cli {
 // The rows that other rows of the same run are compared with.
 struct Ceilings {
   bool cuda = false;
-  double flops = 0.0;      // FLOP/s: of the vendor's fp32 product of 1024^3 on the CPU, of bf16 products on CUDA
-  double bandwidth = 0.0;  // bytes/s: read on the CPU, copied on CUDA (read + written)
-  double launch = 0.0;     // seconds of an empty kernel; 0 on the CPU
+  double flops = 0.0;         // FLOP/s: of the vendor's fp32 product of 1024^3 on the CPU, of bf16 products on CUDA
+  double bandwidth = 0.0;     // bytes/s: read on the CPU, copied on CUDA (read + written)
+  double exponentials = 0.0;  // a second; 0: not measured
+  double launch = 0.0;        // seconds of an empty kernel; 0 on the CPU
 
   // Takes the figure when the row is one of the ceilings.
   void note(const testing::BenchRow& row);
 };
 
-// The least time that a row can take: the longest of its FLOPs, its bytes and one launch at the ceilings; 0: unknown.
+// The least time that a row can take: the longest of its FLOPs, its bytes, its exponentials and one launch at the
+// ceilings; 0: unknown.
 // On the CPU, where the ceiling of FLOPs is of f32, bf16 may take less.
 double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings);
 // The floor over the measured time; 0: unknown.

@@ -18,6 +18,7 @@ struct BenchRow {
   double milliseconds = 0.0;  // median
   double flops = 0.0;         // model FLOPs of one run, by the formula in the operator's README
   double bytes = 0.0;         // bytes that must move, each tensor once
+  double exponentials = 0.0;  // that must be computed, where they may bound it
   double memory = 0.0;        // bytes held beyond the inputs: outputs, gradients, workspace; 0: not counted
   double error = 0.0;         // largest relative error against the float64 reference
   std::string refused;        // why no time is given

@@ -30,6 +30,7 @@ void run_bench(const OperatorBench& bench, const std::vector<std::string>& imple
     row.problem = bench.problem;
     row.flops = bench.flops;
     row.bytes = bench.bytes;
+    row.exponentials = bench.exponentials;
     Context context(options.device, options.threads);
     context.force_implementation(name);
     try {

@@ -16,7 +16,8 @@ struct OperatorBench {
   OperatorCase timed;     // one pair of dtypes
   OperatorCase checked;   // the same in small, so that the reference takes no time
   double flops = 0.0;
-  double bytes = 0.0;  // that must move, each tensor once
+  double bytes = 0.0;         // that must move, each tensor once
+  double exponentials = 0.0;  // that must be computed
   // Copies of all tensors, used in turn, so that inputs come from memory and not from a cache that the last run filled.
   int copies = 1;
   // After a dry run and before the runs that are timed: what a program does once before its steps.

@@ -1,4 +1,5 @@
-// The device's ceilings: a copy of memory, products of bf16 matrices that never leave the chip, an empty kernel.
+// The device's ceilings: a copy of memory, products of bf16 matrices that never leave the chip, powers of two, an empty
+// kernel.
 #include <string>
 
 #include "bench/benches.h"
@@ -6,6 +7,7 @@
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/tensor.h"
+#include "flashgla/ops/cuda/math.cuh"
 
 namespace flashgla::bench {
 
@@ -94,6 +96,19 @@ __global__ void __launch_bounds__(kThreads) multiply_kernel(float* sums) {
   sums[blockIdx.x * kThreads + threadIdx.x] = multiply_all(a, ptx::shared_address(tiles));
 }
 
+constexpr int kPowerThreads = 1024, kPowers = 8 * (1 << 12);  // of a thread
+
+__global__ void __launch_bounds__(kPowerThreads) power_kernel(float* sums) {
+  float x[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(threadIdx.x + 32 * i) * 0x1p-10f;
+  for (int n = 0; n < kPowers / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = ops::cuda::power_of_two(-x[i]);
+  }
+  sums[blockIdx.x * kPowerThreads + threadIdx.x] = x[0] + x[1] + x[2] + x[3] + x[4] + x[5] + x[6] + x[7];
+}
+
 __global__ void empty_kernel() {}
 
 testing::BenchRow row(const char* operation, const char* implementation, std::string problem) {
@@ -147,6 +162,17 @@ std::vector<testing::BenchRow> measure_cuda_ceilings(const testing::BenchOptions
       [&] {
         multiply_kernel<<<blocks, kThreads, 0, stream>>>(sums.as<float>());
         cuda::check_launch("multiply_kernel");
+      },
+      options.seconds);
+
+  const Tensor powers = Tensor::empty(Shape({std::int64_t{blocks} * kPowerThreads}), DType::f32, options.device);
+  rows.push_back(row(kExponentialCeiling, "ex2.approx", "f32, operands on chip"));
+  rows.back().exponentials = static_cast<double>(kPowers) * blocks * kPowerThreads;
+  rows.back().milliseconds = testing::median_milliseconds(
+      context,
+      [&] {
+        power_kernel<<<blocks, kPowerThreads, 0, stream>>>(powers.as<float>());
+        cuda::check_launch("power_kernel");
       },
       options.seconds);
 

@@ -14,7 +14,7 @@ struct Card {
 };
 Card describe_card(Device device);
 
-// Rows kCopyCeiling, kTensorCeiling and kLaunchCeiling.
+// Rows kCopyCeiling, kTensorCeiling, kExponentialCeiling and kLaunchCeiling.
 std::vector<testing::BenchRow> measure_cuda_ceilings(const testing::BenchOptions& options);
 
 }  // namespace flashgla::bench
