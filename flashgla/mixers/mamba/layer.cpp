@@ -248,14 +248,19 @@ void Mamba::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   };
   const TensorView projected = sized(input_.out(), "mamba: projections"), u = sized(inner_, "mamba: convolutions");
   run(input_, norm.before_step(context, x), projected);
+  const TensorView bias = convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value;
   ops::short_convolution::step(context, channels_of(projected), filter(), state[1], u,
-                               ops::short_convolution::Activation::none);
-  add_bias(context, u);
-  ops::elementwise::silu_forward(context, u, u);
-  const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C"), raw = sized(inner_, "mamba: steps, B, C");
+                               ops::short_convolution::Activation::silu, bias);
+  const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C");
   run(narrow_, {u}, narrow);
-  run(steps_, {ranks_of(narrow)}, raw);
-  scan::step(context, scan_inputs(u, raw, projected, narrow), state[0], u);
+  scan::Inputs inputs = scan_inputs(u, {}, projected, narrow);
+  scan::StepProjection projection{ranks_of(narrow), steps_.step_layer({}).weight};
+  if (!scan::step_projects(context, inputs, projection)) {
+    projection = {};
+    inputs.raw = sized(inner_, "mamba: steps, B, C");
+    run(steps_, {ranks_of(narrow)}, inputs.raw);
+  }
+  scan::step(context, inputs, state[0], u, projection);
   run(output_, {u}, x, linear_step::Epilogue::add);
 }
 

@@ -21,7 +21,8 @@ struct Implementation {
   // All take their workspace before they look whether the context is planning.
   void (*forward)(Context&, const Inputs&, const Outputs&);
   void (*backward)(Context&, const Inputs&, const TensorView& kept, const TensorView& dy, const InputGradients&);
-  void (*step)(Context&, const Inputs&, const TensorView& state, const TensorView& y);
+  void (*step)(Context&, const Inputs&, const TensorView& state, const TensorView& y, const StepProjection&);
+  bool (*projects)(const Inputs&, const StepProjection&);
 };
 
 // Best first, reference last.

@@ -130,7 +130,8 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
   }
 }
 
-void reference_step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y_view) {
+void reference_step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y_view,
+                    const StepProjection&) {
   if (context.planning()) return;
   const Elements y(y_view), to(state);
   const std::int64_t channels = inputs.x.size(1), states = inputs.b.size(1);
@@ -152,6 +153,7 @@ const Implementation kReference{"reference",
                                 [](const Inputs&) { return std::size_t{0}; },
                                 reference_forward,
                                 reference_backward,
-                                reference_step};
+                                reference_step,
+                                [](const Inputs&, const StepProjection&) { return false; }};
 
 }  // namespace flashgla::ops::selective_scan

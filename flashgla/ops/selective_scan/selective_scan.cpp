@@ -39,11 +39,12 @@ void check_bounds(const Arguments& arguments, const Context& context, const Tens
   }
 }
 
-// rank: of x, 3, or 2 in a step.
-void check_inputs(const Arguments& arguments, const Context& context, const Inputs& in, int rank) {
+// rank: of x, 3, or 2 in a step. projected: raw is computed.
+void check_inputs(const Arguments& arguments, const Context& context, const Inputs& in, int rank,
+                  bool projected = false) {
   arguments.check("x", in.x, kFloating);
   arguments.check_rank("x", in.x, rank);
-  arguments.check("raw", in.raw, in.x.dtype, in.x.shape, "x");
+  if (!projected) arguments.check("raw", in.raw, in.x.dtype, in.x.shape, "x");
   arguments.check("z", in.z, in.x.dtype, in.x.shape, "x");
   const std::int64_t channels = in.x.size(-1);
   const DTypes parameters = parameters_of(in.x.dtype);
@@ -118,12 +119,33 @@ void backward(Context& context, const Inputs& inputs, const TensorView& kept, co
   implementation.backward(context, inputs, kept, dy, gradients);
 }
 
-void step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y) {
+bool step_projects(const Context& context, const Inputs& inputs, const StepProjection& projection) {
+  return selected(context, inputs).projects(inputs, projection);
+}
+
+void step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y,
+          const StepProjection& projection) {
   const Arguments arguments(kName, context);
-  check_inputs(arguments, context, inputs, 2);
+  const bool projected = static_cast<bool>(projection.weight);
+  check_inputs(arguments, context, inputs, 2, projected);
   check_state(arguments, "state", state, inputs, inputs.x.size(0));
   arguments.check("y", y, inputs.x.dtype, inputs.x.shape, "x");
-  selected(context, inputs).step(context, inputs, state, y);
+  const Implementation& implementation = selected(context, inputs);
+  if (projected) {
+    arguments.check_absent("raw", inputs.raw, "with a projection");
+    arguments.check("projection's weight", projection.weight, parameters_of(inputs.x.dtype), Layout::contiguous);
+    arguments.check_rank("projection's weight", projection.weight, 2);
+    const std::int64_t ranks = projection.weight.size(1);
+    arguments.check("projection's weight", projection.weight, projection.weight.dtype, Shape({inputs.x.size(1), ranks}),
+                    "x's channels");
+    arguments.check("projection's ranks", projection.ranks, inputs.x.dtype, Shape({inputs.x.size(0), ranks}),
+                    "x's sequences and the weight's columns");
+    if (!implementation.projects(inputs, projection)) {
+      arguments.fail("projection", std::string("is one that ") + implementation.name + " does not compute",
+                     "raw (step_projects)");
+    }
+  }
+  implementation.step(context, inputs, state, y, projection);
 }
 
 }  // namespace flashgla::ops::selective_scan

@@ -48,8 +48,17 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
 void backward(Context& context, const Inputs& inputs, const TensorView& kept, const TensorView& dy,
               const InputGradients& gradients);
 
+// What a step's raw is the product of: raw = ranks weight^T, ranks [N,R] of x's dtype, weight [E,R] contiguous.
+struct StepProjection {
+  TensorView ranks, weight;
+};
+
+// Whether a step of such inputs computes raw itself.
+bool step_projects(const Context& context, const Inputs& inputs, const StepProjection& projection);
+
 // One token for each of N sequences: x, raw, z, y [N,E], b, c [N,K]; state [N,E,K] updated in place. y may be x. h0 and
-// cu_seqlens are absent.
-void step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y);
+// cu_seqlens are absent, and so is raw with a projection, which only a step that projects takes.
+void step(Context& context, const Inputs& inputs, const TensorView& state, const TensorView& y,
+          const StepProjection& projection = {});
 
 }  // namespace flashgla::ops::selective_scan

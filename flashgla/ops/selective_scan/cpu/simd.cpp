@@ -400,7 +400,8 @@ void simd_backward(Context& context, const Inputs& inputs, const TensorView& kep
   elementwise::column_sum(context, dskip, to.dskip, true);
 }
 
-void simd_step(Context& context, const Inputs& in, const TensorView& state, const TensorView& y) {
+void simd_step(Context& context, const Inputs& in, const TensorView& state, const TensorView& y,
+               const StepProjection&) {
   const ArenaScope scope(context.scratch());
   const auto as_batch = [](const TensorView& view) {  // [N,...] as [N,1,...]
     TensorView batch(view.data, view.dtype, Shape({view.size(0), 1, view.size(1)}), view.device);
@@ -426,7 +427,8 @@ const Implementation kSimd{"simd",
                            simd_kept_bytes,
                            simd_forward,
                            simd_backward,
-                           simd_step};
+                           simd_step,
+                           [](const Inputs&, const StepProjection&) { return false; }};
 
 }  // namespace flashgla::ops::selective_scan
 #endif

@@ -11,8 +11,8 @@ template <class T>
 struct Gradients {
   Lines<T> dy, dx, draw, dz;
   float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels
-  float* da_log;   // [N,E,K]
-  float* dskip;    // [N,E]
+  float* da_log;   // [N,segments,E,K]
+  float* dskip;    // [N,segments,E]
   std::int64_t rows;
 };
 
@@ -22,10 +22,11 @@ struct BackwardShared {
     float keys[kChunk][2][kStates];
     float dt[kChunk][kRow];
     float driven[kChunk][kRow];     // dt x
+    float open[kChunk][kRow];       // sigmoid(z)
     float dsum[kChunk][kRow];       // dy silu(z)
-    float to_driven[kChunk][kRow];  // sums over the states: dh b,
-    float to_dt[kChunk][kRow];      // the rates' part of d(dt),
-    float outputs[kChunk][kRow];    // and c h
+    float to_driven[kChunk][kRow];  // what OwnSums says
+    float to_dt[kChunk][kRow];
+    float outputs[kChunk][kRow];
     float bias[kWarp], skip[kWarp];
   } warps[kWarps];
   float keys[2][kWarps][kChunk][2][kStates];  // db and dc of each warp's channels, of this chunk and the one before
@@ -98,12 +99,17 @@ struct SumOverChannels {
   }
 };
 
+// A token's sums over the states for channel `lane` of the warp: dh b, the rates' part of d(dt), c h.
+struct OwnSums {
+  float to_driven, to_dt, outputs;
+};
+
 // Back over token t, the `slot`th of its four, behind which the states were h and before which they were old.
 template <bool kExact>
-__device__ __forceinline__ void back(BackwardShared::OfWarp& shared, const Where& where, int t, int slot,
-                                     const float (&rates)[kPair][kHalf], const float (&h)[kPair][kHalf],
-                                     const float (&old)[kPair][kHalf], float (&dh)[kPair][kHalf],
-                                     float (&da)[kPair][kHalf], SumOverChannels<kExact>& sum) {
+__device__ __forceinline__ OwnSums back(const BackwardShared::OfWarp& shared, const Where& where, int t, int slot,
+                                        const float (&rates)[kPair][kHalf], const float (&h)[kPair][kHalf],
+                                        const float (&old)[kPair][kHalf], float (&dh)[kPair][kHalf],
+                                        float (&da)[kPair][kHalf], SumOverChannels<kExact>& sum) {
   float dt[kPair], driven[kPair], dsum[kPair], b[kHalf], c[kHalf];
   load_floats(&shared.dt[t][where.pair], dt);
   load_floats(&shared.driven[t][where.pair], driven);
@@ -128,11 +134,10 @@ __device__ __forceinline__ void back(BackwardShared::OfWarp& shared, const Where
       da[i][k] = fmaf(dt[i], through, da[i][k]);
     }
   }
-  shared.to_driven[t][where.lane] = sum_of_own_channel(to_driven, where.lane);
-  shared.to_dt[t][where.lane] = sum_of_own_channel(to_dt, where.lane);
-  shared.outputs[t][where.lane] = sum_of_own_channel(outputs, where.lane);
   sum.add(to_b, slot, where.lane);
   sum.add(to_c, slot + 4, where.lane);
+  return {sum_of_own_channel(to_driven, where.lane), sum_of_own_channel(to_dt, where.lane),
+          sum_of_own_channel(outputs, where.lane)};
 }
 
 // A lane's channels of its token of a chunk.
@@ -149,16 +154,18 @@ struct Own {
 
   // What the walk needs of them, to shared memory.
   __device__ __forceinline__ void prepare(BackwardShared::OfWarp& shared, const Where& where, bool real) const {
-    float bias[kWide], dt[kWide], driven[kWide], dsum[kWide];
+    float bias[kWide], dt[kWide], driven[kWide], open[kWide], dsum[kWide];
     load_floats(&shared.bias[where.wide], bias);
+    steps_of(raw, bias, real, dt);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) {
-      dt[i] = real ? softplus(raw[i] + bias[i]) : 0.0f;
       driven[i] = dt[i] * x[i];
-      dsum[i] = dy[i] * z[i] * ops::cuda::sigmoid(z[i]);
+      open[i] = ops::cuda::sigmoid(z[i]);
+      dsum[i] = dy[i] * z[i] * open[i];
     }
     store_floats(dt, &shared.dt[where.token][where.wide]);
     store_floats(driven, &shared.driven[where.token][where.wide]);
+    store_floats(open, &shared.open[where.token][where.wide]);
     store_floats(dsum, &shared.dsum[where.token][where.wide]);
   }
 
@@ -166,7 +173,9 @@ struct Own {
   __device__ __forceinline__ void finish(const Call<T>& call, const Gradients<T>& gradients,
                                          const BackwardShared::OfWarp& shared, const Where& where, const Place& place,
                                          int t, float (&dskip)[kWide]) const {
-    float dt[kWide], dsum[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide], outputs[kWide];
+    float dt[kWide], open[kWide], dsum[kWide], skip[kWide], bias[kWide];
+    float to_driven[kWide], to_dt[kWide], outputs[kWide];
+    load_floats(&shared.open[where.token][where.wide], open);
     load_floats(&shared.dt[where.token][where.wide], dt);
     load_floats(&shared.dsum[where.token][where.wide], dsum);
     load_floats(&shared.to_driven[where.token][where.wide], to_driven);
@@ -179,7 +188,7 @@ struct Own {
     for (int i = 0; i < kWide; ++i) {
       dx[i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
       draw[i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * ops::cuda::sigmoid(raw[i] + bias[i]);
-      dz[i] = dy[i] * fmaf(skip[i], x[i], outputs[i]) * ops::cuda::silu_slope(z[i], ops::cuda::sigmoid(z[i]));
+      dz[i] = dy[i] * fmaf(skip[i], x[i], outputs[i]) * ops::cuda::silu_slope(z[i], open[i]);
       dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
     }
     const int channel = where.first + where.wide, count = call.channels - channel;
@@ -190,16 +199,74 @@ struct Own {
   }
 };
 
+// What each segment but the first carries back of the state's gradient when nothing comes from behind it.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, Lines<T> dy) {
+  struct Shared {
+    float keys[kChunk][2][kStates];
+    float dt[kChunk][kRow], dsum[kChunk][kRow];
+    float bias[kWarp];
+  };
+  flashgla::cuda::wait_for_previous();
+  __shared__ __align__(16) Shared of_warps[kWarps];
+  const Where where(call.tiles, call.segments - 1);
+  const int segment = where.segment + 1;
+  const Place place(call, where.sequence);
+  const Chunks chunks(place, segment, call.segments);
+  Shared& shared = of_warps[where.warp];
+  float rates[kPair][kHalf], dh[kPair][kHalf] = {}, steps[kWide] = {};
+  load_rates(call, where, rates);
+  load_parameter(call, where, call.dt_bias, shared.bias);
+  __syncwarp();
+  for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
+    const Vector<T, kWide> raw = load_wide(call, call.raw, where, place, chunk);
+    const Vector<T, kWide> z = load_wide(call, call.z, where, place, chunk),
+                           d = load_wide(call, dy, where, place, chunk);
+    store_keys(load_keys(call, where, place, chunk), where, shared.keys);
+    float bias[kWide], dt[kWide], dsum[kWide];
+    load_floats(&shared.bias[where.wide], bias);
+    steps_of(raw, bias, chunk * kChunk + where.token < place.length, dt);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      dsum[i] = d[i] * z[i] * ops::cuda::sigmoid(z[i]);
+      steps[i] += dt[i];
+    }
+    store_floats(dt, &shared.dt[where.token][where.wide]);
+    store_floats(dsum, &shared.dsum[where.token][where.wide]);
+    __syncwarp();
+#pragma unroll 4
+    for (int t = kChunk - 1; t >= 0; --t) {
+      float step[kPair], by[kPair], c[kHalf];
+      load_floats(&shared.dt[t][where.pair], step);
+      load_floats(&shared.dsum[t][where.pair], by);
+      load_floats(&shared.keys[t][1][where.states], c);
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+        for (int k = 0; k < kHalf; ++k) {
+          dh[i][k] = fmaf(c[k], by[i], dh[i][k]) * ops::cuda::power_of_two(step[i] * rates[i][k]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+  store_carried(call, where, segment, dh, steps);
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gradients<T> gradients) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   BackwardShared& block = *reinterpret_cast<BackwardShared*>(memory);
-  const Where where(blockIdx.x % call.tiles);
-  const Place place(call, blockIdx.x / call.tiles);
+  const Where where(call.tiles, call.segments);
+  const Place place(call, where.sequence);
+  const Chunks chunks(place, where.segment, call.segments);
   BackwardShared::OfWarp& shared = block.warps[where.warp];
   float rates[kPair][kHalf], dh[kPair][kHalf] = {}, da[kPair][kHalf] = {}, dskip[kWide] = {};
   load_rates(call, where, rates);
+  for (int segment = call.segments - 1; segment > where.segment; --segment) {
+    through_segment(call, where, segment, rates, dh);
+  }
   load_parameter(call, where, call.dt_bias, shared.bias);
   load_parameter(call, where, call.skip, shared.skip);
   SumOverChannels<sizeof(T) == 4> sum(where.lane);
@@ -207,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
   __syncwarp();
 
-  for (int chunk = place.chunks() - 1; chunk >= 0; --chunk) {
+  for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
     const int first = chunk * kChunk;
     const Own<T> own(call, gradients, where, place, chunk);
     const Vector<T, kHalf> keys = load_keys(call, where, place, chunk);
@@ -216,32 +283,59 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     own.prepare(shared, where, first + where.token < place.length);
     store_keys(keys, where, shared.keys);
     __syncwarp();
-#pragma unroll 2
-    for (int t = 0; t < kChunk; ++t) {
-      float dt[kPair], driven[kPair], b[kHalf];
-      load_floats(&shared.dt[t][where.pair], dt);
-      load_floats(&shared.driven[t][where.pair], driven);
-      load_floats(&shared.keys[t][0][where.states], b);
-      store_square(h, &stored[t][0][where.lane], kWarp);
-      advance(rates, dt, driven, b, h);
+#pragma unroll 1
+    for (int four = 0; four < kChunk; four += 4) {
+      float dt[4][kPair], driven[4][kPair], b[4][kHalf];  // in front of the stores, which loads do not pass
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        load_floats(&shared.dt[four + t][where.pair], dt[t]);
+        load_floats(&shared.driven[four + t][where.pair], driven[t]);
+        load_floats(&shared.keys[four + t][0][where.states], b[t]);
+      }
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        store_square(h, &stored[four + t][0][where.lane], kWarp);
+        advance(rates, dt[t], driven[t], b[t], h);
+      }
     }
     float(*sums)[2][kStates] = block.keys[chunk % 2][where.warp];
 #pragma unroll 1
     for (int four = kChunk - 4; four >= 0; four -= 4) {
       sum.clear();
+      OwnSums tokens[4];
+      const auto store = [&](int t) {
+        shared.to_driven[four + t][where.lane] = tokens[t].to_driven;
+        shared.to_dt[four + t][where.lane] = tokens[t].to_dt;
+        shared.outputs[four + t][where.lane] = tokens[t].outputs;
+      };
+      // Stored behind all four, so that no load of the next token waits for a store; f32 has no registers for that.
+      constexpr bool kAtOnce = sizeof(T) == 4;
 #pragma unroll
       for (int t = 3; t >= 0; t -= 2) {
         float old[kPair][kHalf];
         load_square(&stored[four + t][0][where.lane], kWarp, old);
-        back(shared, where, four + t, t, rates, h, old, dh, da, sum);
+        tokens[t] = back(shared, where, four + t, t, rates, h, old, dh, da, sum);
         load_square(&stored[four + t - 1][0][where.lane], kWarp, h);
-        back(shared, where, four + t - 1, t - 1, rates, old, h, dh, da, sum);
+        if constexpr (kAtOnce) store(t);
+        tokens[t - 1] = back(shared, where, four + t - 1, t - 1, rates, old, h, dh, da, sum);
+        if constexpr (kAtOnce) store(t - 1);
+      }
+      if constexpr (!kAtOnce) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) store(t);
       }
       sum.store(sums, four, where.lane);
     }
     __syncwarp();
     if (first + where.token < place.length) {
-      own.finish(call, gradients, shared, where, place, first + where.token, dskip);
+      const auto finish = [&](const Own<T>& of) {
+        of.finish(call, gradients, shared, where, place, first + where.token, dskip);
+      };
+      if constexpr (sizeof(T) == 4) {
+        finish(Own<T>(call, gradients, where, place, chunk));  // again: registers have no room for it meanwhile
+      } else {
+        finish(own);
+      }
     }
     __syncthreads();  // the warps' sums over their channels are there; those of the chunk before have been read
     const int item = static_cast<int>(threadIdx.x) * 2, t = item / (2 * kStates);
@@ -257,18 +351,19 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       *reinterpret_cast<float2*>(to) = total;
     }
   }
+  const std::int64_t slot = where.sequence * call.segments + where.segment;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
     for (int distance = 4; distance < kWarp; distance *= 2) dskip[i] += __shfl_xor_sync(kAll, dskip[i], distance);
     const int channel = where.first + where.wide + i;
-    if (where.token == 0 && channel < call.channels) gradients.dskip[place.n * call.channels + channel] = dskip[i];
+    if (where.token == 0 && channel < call.channels) gradients.dskip[slot * call.channels + channel] = dskip[i];
   }
 #pragma unroll
   for (int i = 0; i < kPair; ++i) {
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) da[i][k] *= kLn2 * rates[i][k];
   }
-  store_states(call, where, da, gradients.da_log + place.n * call.channels * call.states);
+  store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
 }
 
 // db and dc of a token and state: the blocks' sums, one after the other.

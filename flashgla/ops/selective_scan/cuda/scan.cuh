@@ -1,4 +1,4 @@
-// What the scan's kernels share. A warp has 32 channels of one sequence and goes through the
+// What the scan's kernels share. A warp has 32 channels of one sequence, or of a segment of it, and goes through the
 // tokens in chunks of eight. In the scan itself lane l has 2 channels x 8 states: channels 2 (l / 2) and the next,
 // states 8 (l % 2) and the next seven. Outside it, where a channel has one of everything, lane l has token l / 4 of the
 // chunk and channels 8 (l % 4) to 8 (l % 4) + 7: 16 bytes of bf16. The two meet in the warp's own shared memory.
@@ -58,6 +58,9 @@ struct Call {
   int channels, states;
   std::int64_t tiles;  // blocks of channels
   float4* kept;        // [slots,tiles,kWarps,4,kWarp]; null: not wanted
+  int segments;        // that each sequence is cut into
+  float4* carried;     // [N,segments,tiles,kWarps,4,kWarp]: what a segment makes of nothing (the first: of h0)
+  float* steps;        // [N,segments,tiles,kBlockChannels]: sums of dt over a segment
   bool vectors;        // every row of what has channels may be read and written 16 bytes at a time
   bool key_vectors;    // the same of b and c
 };
@@ -78,23 +81,37 @@ struct Place {
   __device__ __forceinline__ int chunks() const { return (length + kChunk - 1) / kChunk; }
 };
 
-// Where a lane stands.
+// Where a lane stands. Blocks are tiles, of segments, of sequences; `segments` of each sequence have blocks.
 struct Where {
   int lane, warp;
   int states, pair;  // in the scan: first of its states; first of its channels in the warp
   int token, wide;   // outside: its token of the chunk; first of its channels in the warp
-  std::int64_t tile;
-  int first;  // channel of the warp
+  std::int64_t tile, sequence;
+  int segment;  // counted from the first that has blocks
+  int first;    // channel of the warp
 
-  __device__ __forceinline__ explicit Where(std::int64_t block_tile)
+  __device__ __forceinline__ Where(std::int64_t tiles, int segments)
       : lane(static_cast<int>(threadIdx.x) % kWarp),
         warp(static_cast<int>(threadIdx.x) / kWarp),
         states(lane % 2 * kHalf),
         pair(lane / 2 * kPair),
         token(lane / 4),
         wide(lane % 4 * kWide),
-        tile(block_tile),
-        first(static_cast<int>(block_tile) * kBlockChannels + warp * kWarp) {}
+        tile(blockIdx.x % tiles),
+        sequence(blockIdx.x / tiles / segments),
+        segment(static_cast<int>(blockIdx.x / tiles % segments)),
+        first(static_cast<int>(tile) * kBlockChannels + warp * kWarp) {}
+};
+
+// Chunks of a segment.
+struct Chunks {
+  int begin, end;
+
+  __device__ __forceinline__ Chunks(const Place& place, int segment, int segments) {
+    const int each = (place.chunks() + segments - 1) / segments;
+    begin = segment * each;
+    end = min(begin + each, place.chunks());
+  }
 };
 
 // Of the states before a chunk: four float4 of a lane, kWarp apart.
@@ -197,6 +214,36 @@ __device__ __forceinline__ Vector<T, kHalf> load_keys(const Call<T>& call, const
   return load_eight<T>(lines.row(place.line, place.begin + t) + state, call.states - state, call.key_vectors);
 }
 
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ln(1 + u), u in [0, 1]: 2 artanh(s), s = u / (2 + u) <= 1/3, by the polynomial of base/cpu/simd_math.h.
+__device__ __forceinline__ float log1p_unit(float u) {
+  const float s = u * reciprocal(u + 2.0f), square = s * s;
+  float p = 0.12212455f;
+  p = fmaf(p, square, 0.10694981f);
+  p = fmaf(p, square, 0.14310521f);
+  p = fmaf(p, square, 0.19999339f);
+  p = fmaf(p, square, 0.33333340f);
+  return fmaf(s + s, p * square, s + s);
+}
+__device__ __forceinline__ float softplus(float x) {
+  return fmaxf(x, 0.0f) + log1p_unit(ops::cuda::power_of_two(-kLog2E * fabsf(x)));
+}
+
+// The steps of a lane's channels; 0 behind a sequence's end, where a state stays what it is. Without a branch, so that
+// the channels' chains of instructions fill each other's gaps.
+template <class T>
+__device__ __forceinline__ void steps_of(const Vector<T, kWide>& raw, const float (&bias)[kWide], bool real,
+                                         float (&dt)[kWide]) {
+  const float mask = real ? 1.0f : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) dt[i] = softplus(raw[i] + bias[i]) * mask;
+}
+
 __device__ __forceinline__ void store_floats(const float (&from)[8], float* to) {
   reinterpret_cast<float4*>(to)[0] = make_float4(from[0], from[1], from[2], from[3]);
   reinterpret_cast<float4*>(to)[1] = make_float4(from[4], from[5], from[6], from[7]);
@@ -252,24 +299,44 @@ __device__ __forceinline__ float sum_of_own_channel(const float (&part)[kPair], 
   return (odd ? part[1] : part[0]) + __shfl_xor_sync(kAll, odd ? part[0] : part[1], 1);
 }
 
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+template <class T>
+__device__ __forceinline__ float4* carried_at(const Call<T>& call, const Where& where, int segment) {
+  const std::int64_t slot = where.sequence * call.segments + segment;
+  return call.carried + (((slot * call.tiles + where.tile) * kWarps + where.warp) * 4) * kWarp + where.lane;
+}
+template <class T>
+__device__ __forceinline__ float* steps_at(const Call<T>& call, const Where& where, int segment) {
+  const std::int64_t slot = where.sequence * call.segments + segment;
+  return call.steps + (slot * call.tiles + where.tile) * kBlockChannels + where.warp * kWarp;
 }
 
-// ln(1 + u), u in [0, 1]: 2 artanh(s), s = u / (2 + u) <= 1/3, by the polynomial of base/cpu/simd_math.h.
-__device__ __forceinline__ float log1p_unit(float u) {
-  const float s = u * reciprocal(u + 2.0f), square = s * s;
-  float p = 0.12212455f;
-  p = fmaf(p, square, 0.10694981f);
-  p = fmaf(p, square, 0.14310521f);
-  p = fmaf(p, square, 0.19999339f);
-  p = fmaf(p, square, 0.33333340f);
-  return fmaf(s + s, p * square, s + s);
+// What a segment carries on, and its steps' sums from those that each lane has of its channels and token.
+template <class T>
+__device__ __forceinline__ void store_carried(const Call<T>& call, const Where& where, int segment,
+                                              const float (&h)[kPair][kHalf], float (&steps)[kWide]) {
+  store_square(h, carried_at(call, where, segment), kWarp);
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+#pragma unroll
+    for (int distance = 4; distance < kWarp; distance *= 2) steps[i] += __shfl_xor_sync(kAll, steps[i], distance);
+  }
+  if (where.token == 0) store_floats(steps, steps_at(call, where, segment) + where.wide);
 }
-__device__ __forceinline__ float softplus(float x) {
-  return fmaxf(x, 0.0f) + log1p_unit(ops::cuda::power_of_two(-kLog2E * fabsf(x)));
+
+// carried = what `segment` makes of it: its decays are those of the sum of its steps.
+template <class T>
+__device__ __forceinline__ void through_segment(const Call<T>& call, const Where& where, int segment,
+                                                const float (&rates)[kPair][kHalf], float (&carried)[kPair][kHalf]) {
+  float own[kPair][kHalf], steps[kPair];
+  load_square(carried_at(call, where, segment), kWarp, own);
+  load_floats(steps_at(call, where, segment) + where.pair, steps);
+#pragma unroll
+  for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+    for (int k = 0; k < kHalf; ++k) {
+      carried[i][k] = fmaf(ops::cuda::power_of_two(steps[i] * rates[i][k]), carried[i][k], own[i][k]);
+    }
+  }
 }
 
 // h = decay h + driven b, for a lane's channels and states.

@@ -1,4 +1,5 @@
 // The row of the table that runs on CUDA.
+#include <algorithm>
 #include <initializer_list>
 
 #include "flashgla/ops/cuda/queue_kernel.cuh"
@@ -22,7 +23,10 @@ struct StepCall {
   float* h;
   std::int64_t sequences, channels;
   int states;
-  bool vectors;  // four states at a time
+  bool vectors;          // four states at a time
+  cuda::Lines<T> ranks;  // raw is the product of these
+  const P* weight;       // and [E,rank]; null: raw is given
+  int rank;              // a multiple of 8
 };
 
 // Up to four neighbouring elements, 0 for those that are not there.
@@ -38,9 +42,35 @@ __device__ __forceinline__ void load_four(const T* from, int count, bool vector,
   for (int k = 0; k < 4; ++k) to[k] = k < count ? flashgla::cuda::to_float(from[k]) : 0.0f;
 }
 
+// A lane's part of what four lanes compute: the product of ranks and of channel e's row of the weight.
+template <class T, class P>
+__device__ __forceinline__ float projected(const StepCall<T, P>& call, std::int64_t n, std::int64_t e) {
+  using flashgla::cuda::Vector;
+  const T* ranks = call.ranks.row(n, 0);
+  const P* weight = call.weight + e * call.rank;
+  float even = 0.0f, odd = 0.0f;
+#pragma unroll 4
+  for (int r = static_cast<int>(threadIdx.x) % 4 * 8; r < call.rank; r += 32) {
+    const auto of_x = Vector<T, 8>::load(ranks + r);
+    const auto of_weight = Vector<P, 8>::load(weight + r);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      even = fmaf(of_x[i], of_weight[i], even);
+      odd = fmaf(of_x[i + 1], of_weight[i + 1], odd);
+    }
+  }
+  return even + odd;
+}
+
+// Over four neighbouring lanes.
+__device__ __forceinline__ float sum_of_four(float x) {
+  x += __shfl_xor_sync(cuda::kAll, x, 1);
+  return x + __shfl_xor_sync(cuda::kAll, x, 2);
+}
+
 // One token of each sequence: four lanes a channel, each with four of its states.
 template <class T, class P>
-__global__ void __launch_bounds__(cuda::kThreads) step_kernel(StepCall<T, P> call) {
+__global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> call) {
   using flashgla::cuda::to_float;
   flashgla::cuda::wait_for_previous();
   const std::int64_t item = (std::int64_t{blockIdx.x} * cuda::kThreads + threadIdx.x) / 4;
@@ -54,15 +84,15 @@ __global__ void __launch_bounds__(cuda::kThreads) step_kernel(StepCall<T, P> cal
   load_four(call.b.row(n, 0) + state, count, call.vectors, b);
   load_four(call.c.row(n, 0) + state, count, call.vectors, c);
   const float x = to_float(call.x.row(n, 0)[e]), z = to_float(call.z.row(n, 0)[e]);
-  const float dt = cuda::softplus(to_float(call.raw.row(n, 0)[e]) + to_float(call.dt_bias[e]));
+  const float raw = call.weight != nullptr ? sum_of_four(projected(call, n, e)) : to_float(call.raw.row(n, 0)[e]);
+  const float dt = cuda::softplus(raw + to_float(call.dt_bias[e]));
   float sum = 0.0f;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     h[k] = fmaf(ops::cuda::power_of_two(-expf(a_log[k]) * cuda::kLog2E * dt), h[k], dt * x * b[k]);
     sum = fmaf(c[k], h[k], sum);
   }
-  sum += __shfl_xor_sync(cuda::kAll, sum, 1);
-  sum += __shfl_xor_sync(cuda::kAll, sum, 2);
+  sum = sum_of_four(sum);
   if (!there) return;
   if (call.vectors) {
     *reinterpret_cast<float4*>(own) = make_float4(h[0], h[1], h[2], h[3]);
@@ -98,10 +128,35 @@ Parameters parameters_of(Context& context, const Inputs& in) {
   return {wide(in.dt_bias), wide(in.a_log), wide(in.skip)};
 }
 
+// Sequences are cut where a warp for each 32 channels of each would leave half of the GPU's places empty, into pieces
+// long enough that what is done twice pays.
+int segments_of(const Context& context, const Sizes& sizes) {
+  constexpr std::int64_t kWarpsAtOnce = 8, kLeast = 8 * cuda::kChunk;  // of a multiprocessor; tokens of a segment
+  const std::int64_t warps = sizes.sequences * tiles_of(sizes) * cuda::kWarps;
+  if (warps == 0) return 1;
+  const std::int64_t room = kWarpsAtOnce * context.architecture().multiprocessors / warps;
+  return static_cast<int>(
+      std::clamp<std::int64_t>(sizes.rows / sizes.sequences / kLeast, 1, std::max<std::int64_t>(room, 1)));
+}
+
+// What passes over segments leave to each other.
+struct Carried {
+  int segments;
+  TensorView states, steps;
+
+  Carried(Context& context, const Sizes& sizes) : segments(segments_of(context, sizes)) {
+    if (segments == 1) return;
+    const Shape steps_shape({sizes.sequences * segments, tiles_of(sizes) * cuda::kBlockChannels});
+    states = context.scratch().tensor(Shape({steps_shape[0], steps_shape[1] * cuda::kStates}), DType::f32,
+                                      "selective_scan: segments");
+    steps = context.scratch().tensor(steps_shape, DType::f32, "selective_scan: segments");
+  }
+};
+
 // beside: further tensors that have channels.
 template <class T>
 cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& parameters, const TensorView& kept,
-                      std::initializer_list<TensorView> beside) {
+                      const Carried& carried, std::initializer_list<TensorView> beside) {
   using Lines = cuda::Lines<T>;
   bool vectors = Lines(in.x).aligned() && Lines(in.raw).aligned() && Lines(in.z).aligned();
   for (const TensorView& view : beside) vectors = vectors && (!view || Lines(view).aligned());
@@ -120,6 +175,9 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           static_cast<int>(sizes.states),
           tiles_of(sizes),
           static_cast<float4*>(kept.data),
+          carried.segments,
+          static_cast<float4*>(carried.states.data),
+          static_cast<float*>(carried.steps.data),
           vectors,
           Lines(in.b).aligned() && Lines(in.c).aligned()};
 }
@@ -132,14 +190,20 @@ void with_type(const Inputs& in, const Run& run) {
 
 void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
-  const Parameters parameters = parameters_of(context, in);
-  if (context.planning()) return;
   const Sizes sizes(in);
+  const Parameters parameters = parameters_of(context, in);
+  const Carried carried(context, sizes);
+  if (context.planning()) return;
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
-    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T>, sizes.sequences * tiles_of(sizes),
-                            cuda::kThreads, 0, call_of<T>(in, sizes, parameters, out.kept, {out.y}),
-                            out.y ? cuda::Lines<T>(out.y) : cuda::Lines<T>(), static_cast<float*>(out.ht.data));
+    const auto call = call_of<T>(in, sizes, parameters, out.kept, carried, {out.y});
+    const cuda::Lines<T> y = out.y ? cuda::Lines<T>(out.y) : cuda::Lines<T>();
+    auto* ht = static_cast<float*>(out.ht.data);
+    const std::int64_t blocks = sizes.sequences * tiles_of(sizes);
+    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, true>, blocks * (carried.segments - 1),
+                            cuda::kThreads, 0, call, y, ht);
+    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, false>, blocks * carried.segments,
+                            cuda::kThreads, 0, call, y, ht);
   });
 }
 
@@ -156,9 +220,10 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
   const std::int64_t tiles = tiles_of(sizes);
   const Parameters parameters = parameters_of(context, in);
   const TensorView partial = scratch.tensor({tiles, sizes.rows, 2 * cuda::kStates}, DType::f32, "selective_scan: sums");
-  const TensorView da_log =
-      scratch.tensor({sizes.sequences, sizes.channels * sizes.states}, DType::f32, "selective_scan: sums");
-  const TensorView dskip = scratch.tensor({sizes.sequences, sizes.channels}, DType::f32, "selective_scan: sums");
+  const Carried carried(context, sizes);
+  const std::int64_t pieces = sizes.sequences * carried.segments;
+  const TensorView da_log = scratch.tensor({pieces, sizes.channels * sizes.states}, DType::f32, "selective_scan: sums");
+  const TensorView dskip = scratch.tensor({pieces, sizes.channels}, DType::f32, "selective_scan: sums");
   if (!context.planning()) {
     with_type(in, [&](auto zero) {
       using T = decltype(zero);
@@ -170,9 +235,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
                                          static_cast<float*>(da_log.data),
                                          static_cast<float*>(dskip.data),
                                          sizes.rows};
-      ops::cuda::queue_kernel(context, "selective_scan", cuda::backward_kernel<T>, sizes.sequences * tiles,
-                              cuda::kThreads, static_cast<int>(sizeof(cuda::BackwardShared)),
-                              call_of<T>(in, sizes, parameters, kept, {dy, to.dx, to.draw, to.dz}), gradients);
+      const auto call = call_of<T>(in, sizes, parameters, kept, carried, {dy, to.dx, to.draw, to.dz});
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::carry_back_kernel<T>, (pieces - sizes.sequences) * tiles,
+                              cuda::kThreads, 0, call, gradients.dy);
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::backward_kernel<T>, pieces * tiles, cuda::kThreads,
+                              static_cast<int>(sizeof(cuda::BackwardShared)), call, gradients);
       const std::int64_t sums = sizes.rows * 2 * cuda::kStates;
       ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
                               (sums + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0,
@@ -194,9 +261,10 @@ bool in_fours(const TensorView& rows) {
 
 template <class T, class P>
 void queue_step(const Context& context, const Inputs& in, const P* dt_bias, const P* a_log, const P* skip,
-                const TensorView& state, const TensorView& y) {
+                const TensorView& state, const TensorView& y, const StepProjection& projection) {
   const auto lines = [](const TensorView& view) {
     cuda::Lines<T> result;
+    if (!view) return result;
     result.data = static_cast<T*>(view.data);
     result.line_stride = view.stride[0];
     return result;
@@ -217,23 +285,42 @@ void queue_step(const Context& context, const Inputs& in, const P* dt_bias, cons
                             channels,
                             static_cast<int>(states),
                             states == cuda::kStates && parameter && in_fours<T>(in.b) && in_fours<T>(in.c) &&
-                                reinterpret_cast<std::uintptr_t>(state.data) % 16 == 0};
+                                reinterpret_cast<std::uintptr_t>(state.data) % 16 == 0,
+                            lines(projection.ranks),
+                            static_cast<const P*>(projection.weight.data),
+                            projection.weight ? static_cast<int>(projection.weight.size(1)) : 0};
   ops::cuda::queue_kernel(context, "selective_scan", step_kernel<T, P>,
                           (sequences * channels * 4 + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, call);
 }
 
-void cuda_step(Context& context, const Inputs& in, const TensorView& state, const TensorView& y) {
+bool has_narrow_parameters(const Inputs& in) {
+  return in.dt_bias.dtype == DType::bf16 && in.a_log.dtype == DType::bf16 && in.skip.dtype == DType::bf16;
+}
+
+// With a weight as wide as the parameters, of rows and ranks that are read 16 bytes at a time.
+bool cuda_projects(const Inputs& in, const StepProjection& projection) {
+  const auto aligned = [](const TensorView& view) {
+    return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+           view.stride[0] * static_cast<std::int64_t>(size_of(view.dtype)) % 16 == 0;
+  };
+  return projection.weight.dtype == (has_narrow_parameters(in) ? DType::bf16 : DType::f32) &&
+         projection.weight.size(1) % 8 == 0 && aligned(projection.weight) && aligned(projection.ranks);
+}
+
+void cuda_step(Context& context, const Inputs& in, const TensorView& state, const TensorView& y,
+               const StepProjection& projection) {
   const ArenaScope scope(context.scratch());
-  const bool narrow = in.dt_bias.dtype == DType::bf16 && in.a_log.dtype == DType::bf16 && in.skip.dtype == DType::bf16;
+  const bool narrow = has_narrow_parameters(in);
   const Parameters wide = narrow ? Parameters{} : parameters_of(context, in);
   if (context.planning()) return;
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
     if (narrow) {
       queue_step<T, bf16>(context, in, static_cast<const bf16*>(in.dt_bias.data),
-                          static_cast<const bf16*>(in.a_log.data), static_cast<const bf16*>(in.skip.data), state, y);
+                          static_cast<const bf16*>(in.a_log.data), static_cast<const bf16*>(in.skip.data), state, y,
+                          projection);
     } else {
-      queue_step<T, float>(context, in, wide.dt_bias, wide.a_log, wide.skip, state, y);
+      queue_step<T, float>(context, in, wide.dt_bias, wide.a_log, wide.skip, state, y, projection);
     }
   });
 }
@@ -251,6 +338,7 @@ const Implementation kCuda{"cuda",
                            cuda_kept_bytes,
                            cuda_forward,
                            cuda_backward,
-                           cuda_step};
+                           cuda_step,
+                           cuda_projects};
 
 }  // namespace flashgla::ops::selective_scan

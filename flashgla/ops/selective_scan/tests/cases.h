@@ -1,6 +1,8 @@
 // The operator as cases that test and bench share.
 #pragma once
 
+#include "flashgla/ops/elements.h"
+#include "flashgla/ops/matmul/matmul.h"
 #include "flashgla/ops/selective_scan/selective_scan.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
@@ -122,6 +124,41 @@ inline testing::OperatorCase step_case(std::int64_t sequences, std::int64_t chan
   result.arguments.push_back(state_of("state", form, Role::accumulated));
   result.arguments.push_back({"y", wide, Role::output});
   result.run = [](Context& context, const NamedTensors& t) { step(context, inputs_in(t), t["state"], t["y"]); };
+  return result;
+}
+
+// Element i of a dense matrix: value_of(i).
+template <class ValueOf>
+void fill_rows(const TensorView& view, const ValueOf& value_of) {
+  const Elements elements(view);
+  for (std::int64_t i = 0; i < view.numel(); ++i) elements.set(i / view.size(1), i % view.size(1), value_of(i));
+}
+
+// The same with raw as a product of `rank` columns where the implementation computes it, with the product beforehand
+// elsewhere. Sums of a few ones and 32nds, which bf16 holds exactly: rounding the product to x's dtype changes nothing.
+inline testing::OperatorCase projected_step_case(std::int64_t sequences, std::int64_t channels, std::int64_t states,
+                                                 std::int64_t rank) {
+  testing::OperatorCase result = step_case(sequences, channels, states);
+  result.name += " with a projection";
+  result.arguments[1] = {"ranks", Shape({sequences, rank})};
+  result.arguments[1].fill = [](const TensorView& view) {
+    fill_rows(view, [](std::int64_t i) { return i % 11 == 3 ? 1.0 : 0.0; });
+  };
+  result.arguments.push_back(parameter("weight", Shape({channels, rank}), 0.0, 0.0));
+  result.arguments.back().fill = [](const TensorView& view) {
+    fill_rows(view, [](std::int64_t i) { return static_cast<double>(i * 7 % 53 - 26) / 32.0; });
+  };
+  result.run = [=](Context& context, const NamedTensors& t) {
+    const ArenaScope scope(context.scratch());
+    Inputs inputs = inputs_in(t);
+    StepProjection projection{t["ranks"], t["weight"]};
+    if (!step_projects(context, inputs, projection)) {
+      projection = {};
+      inputs.raw = context.scratch().tensor(inputs.x.shape, inputs.x.dtype, "selective_scan: raw");
+      matmul::run(context, t["ranks"], t["weight"].transpose(0, 1), inputs.raw);
+    }
+    step(context, inputs, t["state"], t["y"], projection);
+  };
   return result;
 }
 

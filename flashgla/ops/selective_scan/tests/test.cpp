@@ -20,6 +20,7 @@ TEST(SelectiveScan, EveryImplementationAgreesWithTheReference) {
       {2, 16, 128, 16, {}, false, false},
       {1, 129, 264, 16, {}, true, false},
       {1, 70, 136, 16, {0, 1, 17, 33, 33, 70}},
+      {1, 600, 40, 16, {0, 3, 430, 600}},  // in segments, where a device cuts sequences
       {1, 45, 31, 7, {16, 45}, false},
       {2, 5, 300, 1},
   };
@@ -29,6 +30,7 @@ TEST(SelectiveScan, EveryImplementationAgreesWithTheReference) {
   }
   for (const auto& [sequences, channels, states] : {std::array{1, 1, 1}, {3, 70, 16}, {2, 200, 5}}) {
     EXPECT_EQ(testing::check_conformance(step_case(sequences, channels, states), coverage), "");
+    EXPECT_EQ(testing::check_conformance(projected_step_case(sequences, channels, states, 40), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
 }
