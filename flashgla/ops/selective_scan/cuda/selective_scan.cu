@@ -42,25 +42,49 @@ __device__ __forceinline__ void load_four(const T* from, int count, bool vector,
   for (int k = 0; k < 4; ++k) to[k] = k < count ? flashgla::cuda::to_float(from[k]) : 0.0f;
 }
 
-// A lane's part of what four lanes compute: the product of ranks and of channel e's row of the weight.
+// A lane's part of what four lanes compute: the product of ranks and of channel e's row of the weight, which no kernel
+// of a step writes, so that its first vectors are asked for before the kernel ahead has ended.
 template <class T, class P>
-__device__ __forceinline__ float projected(const StepCall<T, P>& call, std::int64_t n, std::int64_t e) {
-  using flashgla::cuda::Vector;
-  const T* ranks = call.ranks.row(n, 0);
-  const P* weight = call.weight + e * call.rank;
-  float even = 0.0f, odd = 0.0f;
-#pragma unroll 4
-  for (int r = static_cast<int>(threadIdx.x) % 4 * 8; r < call.rank; r += 32) {
-    const auto of_x = Vector<T, 8>::load(ranks + r);
-    const auto of_weight = Vector<P, 8>::load(weight + r);
+class Projection {
+ public:
+  __device__ __forceinline__ Projection(const StepCall<T, P>& call, std::int64_t e)
+      : rank_(call.rank), weight_(call.weight + e * call.rank) {
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      even = fmaf(of_x[i], of_weight[i], even);
-      odd = fmaf(of_x[i + 1], of_weight[i + 1], odd);
+    for (int i = 0; i < kAhead; ++i) {
+      if (first() + i * kApart < rank_) ahead_[i] = Weights::load(weight_ + first() + i * kApart);
     }
   }
-  return even + odd;
-}
+
+  __device__ __forceinline__ float of(const T* ranks) const {
+    float even = 0.0f, odd = 0.0f;
+    const auto add = [&](const Weights& weights, const flashgla::cuda::Vector<T, 8>& x) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) {
+        even = fmaf(x[i], weights[i], even);
+        odd = fmaf(x[i + 1], weights[i + 1], odd);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int r = first() + i * kApart;
+      if (r < rank_) add(ahead_[i], flashgla::cuda::Vector<T, 8>::load(ranks + r));
+    }
+    for (int r = first() + kAhead * kApart; r < rank_; r += kApart) {
+      add(Weights::load(weight_ + r), flashgla::cuda::Vector<T, 8>::load(ranks + r));
+    }
+    return even + odd;
+  }
+
+ private:
+  using Weights = flashgla::cuda::Vector<P, 8>;
+  static constexpr int kAhead = 4, kApart = 32;  // vectors; elements between those of a lane
+
+  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) % 4 * 8; }
+
+  int rank_;
+  const P* weight_;
+  Weights ahead_[kAhead];
+};
 
 // Over four neighbouring lanes.
 __device__ __forceinline__ float sum_of_four(float x) {
@@ -72,10 +96,12 @@ __device__ __forceinline__ float sum_of_four(float x) {
 template <class T, class P>
 __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> call) {
   using flashgla::cuda::to_float;
-  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();  // a layer's last projection comes next: it asks for its weights meanwhile
   const std::int64_t item = (std::int64_t{blockIdx.x} * cuda::kThreads + threadIdx.x) / 4;
   const bool there = item < call.sequences * call.channels;
   const std::int64_t n = there ? item / call.channels : 0, e = there ? item % call.channels : 0;
+  const Projection<T, P> projection(call, e);  // rank 0: of nothing
+  flashgla::cuda::wait_for_previous();
   const int state = static_cast<int>(threadIdx.x) % 4 * 4, count = call.states - state;
   float* own = call.h + (there ? item : 0) * call.states + state;
   float h[4], a_log[4], b[4], c[4];
@@ -84,7 +110,8 @@ __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> 
   load_four(call.b.row(n, 0) + state, count, call.vectors, b);
   load_four(call.c.row(n, 0) + state, count, call.vectors, c);
   const float x = to_float(call.x.row(n, 0)[e]), z = to_float(call.z.row(n, 0)[e]);
-  const float raw = call.weight != nullptr ? sum_of_four(projected(call, n, e)) : to_float(call.raw.row(n, 0)[e]);
+  const float raw =
+      call.weight != nullptr ? sum_of_four(projection.of(call.ranks.row(n, 0))) : to_float(call.raw.row(n, 0)[e]);
   const float dt = cuda::softplus(raw + to_float(call.dt_bias[e]));
   float sum = 0.0f;
 #pragma unroll

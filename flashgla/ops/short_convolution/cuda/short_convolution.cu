@@ -16,6 +16,7 @@ using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128;
 constexpr std::int64_t kChunk = 64;  // tokens
+constexpr int kMostPast = 3;         // tokens that the widest filter looks back
 constexpr int kTogether = 4;         // tokens that are copied as one group
 // Groups that a thread has room for: no more than leave room for all blocks of a large problem at once.
 template <class T>
@@ -443,22 +444,35 @@ template <class T>
 __global__ void __launch_bounds__(256)
     step_kernel(Operand<T> x, Operand<T> y, const void* weight, const void* bias, bool wide_weight, float* states,
                 std::int64_t batch, std::int64_t channels, int width, bool silu) {
-  flashgla::cuda::wait_for_previous();
+  // A projection of the same token comes next, which asks for its weights meanwhile, as this kernel does.
+  flashgla::cuda::release_next();
   const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (item >= batch * channels) return;
+  const bool there = item < batch * channels;
   const std::int64_t row = item / channels, d = item % channels;
-  const auto parameter = [wide_weight](const void* from, std::int64_t i) {
+  const auto parameter = [there, wide_weight](const void* from, std::int64_t i) {
+    if (!there || from == nullptr) return 0.0f;
     return wide_weight ? static_cast<const float*>(from)[i]
                        : flashgla::cuda::to_float(static_cast<const bf16*>(from)[i]);
   };
-  const auto weight_at = [&](int j) { return parameter(weight, d * width + j); };
+  const float last = parameter(weight, d * width + width - 1), offset = parameter(bias, d);
+  float weights[kMostPast], past[kMostPast];
+#pragma unroll
+  for (int j = 0; j < kMostPast; ++j) weights[j] = j < width - 1 ? parameter(weight, d * width + j) : 0.0f;
+  flashgla::cuda::wait_for_previous();
+  if (!there) return;
   float* state = states + item * (width - 1);
   const float arriving = flashgla::cuda::to_float(*x.at(row, d));
-  float z = weight_at(width - 1) * arriving;
-  for (int j = 0; j < width - 1; ++j) z = fmaf(weight_at(j), state[j], z);
-  if (bias != nullptr) z += parameter(bias, d);
-  for (int j = 0; j + 1 < width - 1; ++j) state[j] = state[j + 1];
+#pragma unroll
+  for (int j = 0; j < kMostPast; ++j) past[j] = j < width - 1 ? state[j] : 0.0f;
+  float z = last * arriving;
+#pragma unroll
+  for (int j = 0; j < kMostPast; ++j) {
+    if (j >= width - 1) break;
+    z = fmaf(weights[j], past[j], z);
+    if (j > 0) state[j - 1] = past[j];
+  }
   state[width - 2] = arriving;
+  z += offset;
   *y.at(row, d) = flashgla::cuda::from_float<T>(silu ? z * ops::cuda::sigmoid(z) : z);
 }
 
