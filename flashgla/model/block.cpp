@@ -58,6 +58,8 @@ mixers::LayerState take(const mixers::LayerState& state, std::size_t begin, std:
   return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
+bool drops(const nn::Pass& pass) { return pass.dropout.branches > 0.0; }
+
 }  // namespace
 
 Block::Block(const ModelConfig& config, std::int64_t layer) : layer_(layer) {
@@ -150,7 +152,7 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     // The sum of the stream and the part before goes into what this norm reads.
-    if (i == 0 || pass.dropout) {
+    if (i == 0 || drops(pass)) {
       if (i > 0) ops::dropout::run(context, branch, parts_[i - 1].saved.in, part.saved.in, mask_of(pass, i - 1));
       part.norm.forward(context, part.saved.in, {}, part.saved.normalized, {}, part.saved.statistics);
     } else {
@@ -163,7 +165,7 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
     states += part.states;
   }
   if (!y) return;
-  if (pass.dropout)
+  if (drops(pass))
     return ops::dropout::run(context, branch, parts_.back().saved.in, y, mask_of(pass, parts_.size() - 1));
   ops::elementwise::add_to(context, branch, parts_.back().saved.in, y);
 }
@@ -173,7 +175,7 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const TensorView branch = scratch.tensor(d.shape, d.dtype, "blocks: branch");
-  const TensorView dropped = pass.dropout ? scratch.tensor(d.shape, d.dtype, "blocks: dropout") : TensorView();
+  const TensorView dropped = drops(pass) ? scratch.tensor(d.shape, d.dtype, "blocks: dropout") : TensorView();
   const bool recompute = pass.recompute == nn::Recompute::activations;
   const TensorView normalized = recompute ? scratch.tensor(d.shape, d.dtype, "norms: outputs") : TensorView();
   for (std::size_t i = parts_.size(); i-- > 0;) {

@@ -54,7 +54,7 @@ class Block {
 
   // Of the sum of the residual stream and part i's branch.
   ops::dropout::Mask mask_of(const nn::Pass& pass, std::size_t i) const {
-    return pass.dropout.mask(nn::Dropout::places_of(layer_) + static_cast<std::int64_t>(i));
+    return pass.dropout.branch_mask(nn::Dropout::places_of(layer_) + static_cast<std::int64_t>(i));
   }
 
   std::int64_t layer_;

@@ -127,6 +127,11 @@ void spread_rows(Context& context, const TensorView& rows, const TensorView& pla
   if (x.dtype != wide) ops::elementwise::convert(context, sum, x);
 }
 
+// x, what enters the first block or its gradient, with what falls out of it.
+void drop_embeddings(const nn::Pass& pass, const TensorView& x) {
+  if (pass.dropout.embeddings > 0.0) ops::dropout::run(pass.context, x, {}, x, pass.dropout.embedding_mask());
+}
+
 const ModelConfig& validated(const ModelConfig& config) {
   config.validate();
   return config;
@@ -325,7 +330,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     inputs.back() = pass.saved->tensor(shape, dtype_, "blocks: residual");
     norm.forward(context, embedded, {}, inputs.back(), {}, embedded_statistics);
   }
-  if (pass.dropout) ops::dropout::run(context, inputs.back(), {}, inputs.back(), pass.dropout.mask(0));
+  drop_embeddings(pass, inputs.back());
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
     inputs.push_back(pass.saved->tensor(shape, dtype_, "blocks: residual"));
     marks.push_back(pass.saved->mark());
@@ -351,7 +356,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     layers_.blocks[i]->backward(pass, inputs[i], d);
     pass.saved->release(marks[i]);
   }
-  if (pass.dropout) ops::dropout::run(context, d, {}, d, pass.dropout.mask(0));
+  drop_embeddings(pass, d);
   for (const nn::Norm& norm : layers_.embedding_norm) {
     norm.backward(context, embedded, embedded_statistics, d, d, false);
   }

@@ -33,14 +33,15 @@ struct Sequences {
 // What falls out while training; nothing by default. Masks are a function of all of this and of the place, so that a
 // forward that runs again has the same ones.
 struct Dropout {
-  double probability = 0.0;  // of the embeddings, and of what each part of a block adds to the residual stream
-  double attention = 0.0;    // of the probabilities of softmax attention
+  double branches = 0.0;    // of what each part of a block adds to the residual stream
+  double embeddings = 0.0;  // of what enters the first block
+  double attention = 0.0;   // of the probabilities of softmax attention
   std::uint64_t seed = 0;
   TensorView step, micro_batch;  // ops::dropout::Mask's
 
-  explicit operator bool() const { return probability > 0.0; }
-  // Of the embeddings: place 0. Of the parts of layers: places_of(layer) and the ones behind it.
-  ops::dropout::Mask mask(std::int64_t place) const { return {probability, seed, place, step, micro_batch}; }
+  // Of the parts of layers: places_of(layer) and the ones behind it.
+  ops::dropout::Mask branch_mask(std::int64_t place) const { return {branches, seed, place, step, micro_batch}; }
+  ops::dropout::Mask embedding_mask() const { return {embeddings, seed, 0, step, micro_batch}; }
   static constexpr std::int64_t kPlacesALayer = 4;
   static std::int64_t places_of(std::int64_t layer) { return 1 + kPlacesALayer * layer; }
   // Of a layer's probabilities: the last of its places.

@@ -57,9 +57,11 @@ void Trainer::start_saving() {
     progress["best_step"] = best ? steps_ : best_step_;
     progress["best_loss"] = best ? last_evaluation_->loss : best_loss_;
   }
-  if (std::isfinite(progress_.best_score)) {
-    progress["early_end"] = {
-        {"accuracy", progress_.accuracy}, {"best_score", progress_.best_score}, {"since_best", progress_.since_best}};
+  if (std::isfinite(progress_.lowest_loss)) {
+    progress["early_end"] = {{"accuracy", progress_.accuracy},
+                             {"lowest_loss", progress_.lowest_loss},
+                             {"highest_accuracy", progress_.highest_accuracy},
+                             {"since_best", progress_.since_best}};
   }
   progress["loader"] = loader_->save_state();
   progress["config"] = Json::parse(to_json(config_));
@@ -148,8 +150,8 @@ void Trainer::restore(const Found& found) {
     }
     if (json.contains("early_end")) {
       const Json& early = json.at("early_end");
-      progress_ = {early.at("accuracy").get<double>(), early.at("best_score").get<double>(),
-                   early.at("since_best").get<std::int64_t>()};
+      progress_ = {early.at("accuracy").get<double>(), early.at("lowest_loss").get<double>(),
+                   early.at("highest_accuracy").get<double>(), early.at("since_best").get<std::int64_t>()};
     }
     loader_->restore(json.at("loader").get<std::string>());
     feed_->forget();

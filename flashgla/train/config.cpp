@@ -99,9 +99,9 @@ std::vector<Field> fields(TrainConfig& c) {
       {"weight_decay", "optimizer", "decoupled decay of matrices", &c.weight_decay},
       {"clip_norm", "optimizer", "gradients are scaled down to this global norm; 0: never", &c.clip_norm},
       {"dropout", "optimizer",
-       "probability that an element of the embeddings, or of what a mixer or an MLP adds to the residual stream, is 0 "
-       "while training",
+       "probability that an element of what a mixer or an MLP adds to the residual stream is 0 while training",
        &c.dropout},
+      {"embedding_dropout", "optimizer", "the same of the embeddings; -1: as dropout", &c.embedding_dropout},
       {"attention_dropout", "optimizer",
        "the same of softmax attention's probabilities (on the CPU alone); -1: as dropout", &c.attention_dropout},
       {"optimizer_state", "optimizer",
@@ -134,7 +134,7 @@ std::vector<Field> fields(TrainConfig& c) {
       {"stop_accuracy", "length",
        "of a task: the run ends when validation reaches this share of right answers; 0: never", &c.stop_accuracy},
       {"patience", "length",
-       "the run ends after so many evaluations in a row without a better validation loss (of a task: a higher "
+       "the run ends after so many evaluations in a row without a lower validation loss (nor, of a task, a higher "
        "accuracy); 0: never",
        &c.patience},
   };
@@ -291,10 +291,13 @@ void TrainConfig::validate() const {
   require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
   require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
   require(dropout >= 0.0 && dropout < 1.0, "dropout", text_of(dropout), "in [0, 1)");
-  require(attention_dropout == -1.0 || (attention_dropout >= 0.0 && attention_dropout < 1.0), "attention_dropout",
-          text_of(attention_dropout), "in [0, 1), or -1 (as dropout)");
-  require((dropout == 0.0 && attention_dropout <= 0.0) || accumulation() <= 1 << 16, "micro_batch", number(micro_batch),
-          "at most 65536 micro-batches a step with dropout");
+  const auto require_own = [](double own, const char* name) {
+    require(own == -1.0 || (own >= 0.0 && own < 1.0), name, text_of(own), "in [0, 1), or -1 (as dropout)");
+  };
+  require_own(embedding_dropout, "embedding_dropout");
+  require_own(attention_dropout, "attention_dropout");
+  require((dropout == 0.0 && embedding_dropout <= 0.0 && attention_dropout <= 0.0) || accumulation() <= 1 << 16,
+          "micro_batch", number(micro_batch), "at most 65536 micro-batches a step with dropout");
   optimizer_state_from_name(optimizer_state);
   if (device != "auto") device_from_name(device);
   require(dtype == "automatic" || dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'",

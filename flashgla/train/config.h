@@ -36,6 +36,7 @@ struct TrainConfig {
   double weight_decay = 0.01;
   double clip_norm = 1.0;
   double dropout = 0.0;
+  double embedding_dropout = -1.0;
   double attention_dropout = -1.0;
   std::string optimizer_state = "full";
   // Where and in what precision. "automatic" is settled by the trainer, by the device and its memory.
@@ -65,6 +66,7 @@ struct TrainConfig {
   std::int64_t sequences_per_micro_batch() const { return micro_batch > 0 ? micro_batch : sequences_per_batch(); }
   std::int64_t accumulation() const { return sequences_per_batch() / sequences_per_micro_batch(); }
   std::int64_t total_steps() const { return (train_tokens + batch_tokens - 1) / batch_tokens; }
+  double resolved_embedding_dropout() const { return embedding_dropout < 0.0 ? dropout : embedding_dropout; }
   double resolved_attention_dropout() const { return attention_dropout < 0.0 ? dropout : attention_dropout; }
   Schedule schedule() const;
   Device resolved_device() const;          // "auto": the first CUDA device, or the CPU where there is none

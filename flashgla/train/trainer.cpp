@@ -111,8 +111,7 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
       folder_(config.out),
       saved_(context_.device()),
       graphs_(context_.queue(), config_.graphs == "on"),
-      best_loss_(std::numeric_limits<double>::infinity()),
-      progress_{.best_score = -std::numeric_limits<double>::infinity()} {
+      best_loss_(std::numeric_limits<double>::infinity()) {
   const auto existing = folder_.checkpoints();
   if (!resume && !existing.empty()) {
     throw Error(config_.out + ": holds a run already (step " + std::to_string(existing.front().step) +
@@ -325,8 +324,12 @@ void Trainer::do_micro_batch(const StepGraphs::Key& key) {
   nn::ParameterStore& parameters = model_->parameters();
   if (key.first) parameters.renew_gradients(context_);
   nn::Pass pass{context_, &saved_, nn::recompute_from_name(config_.recompute), batch.sequences, {}, {}};
-  pass.dropout = {config_.dropout, config_.resolved_attention_dropout(), static_cast<std::uint64_t>(config_.seed),
-                  optimizer_->counter(), batch.number};
+  pass.dropout = {config_.dropout,
+                  config_.resolved_embedding_dropout(),
+                  config_.resolved_attention_dropout(),
+                  static_cast<std::uint64_t>(config_.seed),
+                  optimizer_->counter(),
+                  batch.number};
   model_->forward_backward(pass, batch.tokens, batch.targets, losses_, 1.0 / static_cast<double>(config_.batch_tokens),
                            states_.empty() ? nullptr : &states_[static_cast<std::size_t>(key.state)],
                            {batch.places, {}});
@@ -481,9 +484,10 @@ void Trainer::evaluate_and_record() {
   metrics_->write(row);
   last_evaluation_ = row;
   progress_.accuracy = hits_ ? row.accuracy : 0.0;
-  const double score = hits_ ? row.accuracy : -row.loss;
-  progress_.since_best = score > progress_.best_score ? 0 : progress_.since_best + 1;
-  progress_.best_score = std::max(progress_.best_score, score);
+  const bool better = row.loss < progress_.lowest_loss || progress_.accuracy > progress_.highest_accuracy;
+  progress_.since_best = better ? 0 : progress_.since_best + 1;
+  progress_.lowest_loss = std::min(progress_.lowest_loss, row.loss);
+  progress_.highest_accuracy = std::max(progress_.highest_accuracy, progress_.accuracy);
   if (events_.evaluation) events_.evaluation(row);
 }
 

@@ -186,9 +186,10 @@ class Trainer {
   std::optional<MetricsRow> last_evaluation_;
   // What decides whether the run ends early.
   struct Progress {
-    double accuracy = 0.0;        // of the last evaluation
-    double best_score;            // the highest so far: accuracy, or the loss' negative
-    std::int64_t since_best = 0;  // evaluations
+    double accuracy = 0.0;  // of the last evaluation of a task
+    double lowest_loss = std::numeric_limits<double>::infinity();
+    double highest_accuracy = 0.0;
+    std::int64_t since_best = 0;  // evaluations that were better in neither
   } progress_;
 };
 

@@ -285,7 +285,7 @@ TEST_P(EverySmallModel, BitsAreTheSameInEveryRecomputeClassAndForAnyThreads) {
 // A dropout whose numbers lie in memory of its own.
 struct SmallDropout {
   Tensor step = Tensor::zeros({1}, DType::f64), micro_batch = Tensor::zeros({1}, DType::i32);
-  nn::Dropout of(double probability) const { return {probability, probability, 5, step, micro_batch}; }
+  nn::Dropout of(double probability) const { return {probability, probability, probability, 5, step, micro_batch}; }
 };
 
 TEST_P(EverySmallModel, GradientsWithDropoutAgreeWithFiniteDifferences) {

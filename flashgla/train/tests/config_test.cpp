@@ -62,14 +62,20 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
   EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
 }
 
-TEST(TrainConfigTest, DropoutIsOneNumberUnlessTheProbabilitiesHaveTheirOwn) {
+TEST(TrainConfigTest, DropoutIsOneNumberUnlessPartsHaveTheirOwn) {
   TrainConfig config;
   config.data = config.out = "somewhere";
   config.dropout = 0.2;
   EXPECT_EQ(config.resolved_attention_dropout(), 0.2);
+  EXPECT_EQ(config.resolved_embedding_dropout(), 0.2);
   config.attention_dropout = 0.0;
+  config.embedding_dropout = 0.1;
   EXPECT_EQ(config.resolved_attention_dropout(), 0.0);
+  EXPECT_EQ(config.resolved_embedding_dropout(), 0.1);
   EXPECT_NO_THROW(config.validate());
+  config.embedding_dropout = 1.5;
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("embedding_dropout is 1.5; expected")));
+  config.embedding_dropout = 0.0;
   config.attention_dropout = -0.5;
   EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("attention_dropout is -0.5; expected")));
   config.attention_dropout = -1.0;
