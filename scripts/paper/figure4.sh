@@ -2,7 +2,7 @@
 # Figure 4 of the paper: accuracy in multi-query associative recall by model width.
 #   figure4.sh OUT [--size tiny|full] [--settings T:PAIRS,...] [--widths LIST] [--models LIST] [--rates LIST]
 #              [--layers N] [--epochs N] [--sequences N] [--device D] [--dtype f32|bf16]
-#              [--dropout P] [--jobs N]
+#              [--dropout P] [--range R] [--jobs N]
 # Trains every model of the grid on the task and takes the best accuracy over the learning rates. What has been trained
 # is not trained again, and what was cut off goes on. OUT/figure4.txt has the table, OUT/figure4.json its numbers and
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
@@ -17,13 +17,13 @@ flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
 usage() { sed -n '2,13p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
-sequences='' device='' jobs='' dtype=f32 dropout=''
+sequences='' device='' jobs='' dtype=f32 dropout='' range=''
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
   case $1 in
     --size | --settings | --widths | --models | --rates | --layers | --epochs | --sequences | --device | --dtype | \
-      --dropout | --jobs)
+      --dropout | --range | --jobs)
       declare "${1#--}=$2" ;;
     *) usage ;;
   esac
@@ -31,17 +31,17 @@ while [ $# -gt 0 ]; do
 done
 # The tiny ones start from larger weights, have no dropout, and GLA a short convolution: they have little time.
 case $size in
-  tiny) words=128 validation=500 range=0.1 tokens_a_step=4096
+  tiny) words=128 validation=500 usual_range=0.1 most_tokens=4096
     usual_dropout=0 gla=', "num_heads": 1, "expand_k": 1.0, "use_short_conv": true'
     defaults=(64:4 32 1e-2 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
-  full) words=8192 validation=3000 range=0.02 tokens_a_step=65536
+  full) words=8192 validation=3000 usual_range=0.02 most_tokens=65536
     usual_dropout=0.1 gla=', "num_heads": 2'
     defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 'attention,gla,retnet,mamba') ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
-jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout}
+jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout} range=${range:-$usual_range}
 mkdir -p "$out/models"
 
 # MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;
@@ -67,6 +67,7 @@ describe() {
 
 train() {  # MODEL SETTING WIDTH RATE
   local length=${2%:*} name=$1-${2/:/-}-$3-$4
+  local tokens_a_step=$((length * 512 < most_tokens ? length * 512 : most_tokens))
   local run=$out/$name model=$out/models/$1-${2/:/-}-$3.json steps=$((sequences * length / tokens_a_step))
   local fallout=$dropout
   [ ! -f "$run/done" ] || return 0
@@ -75,7 +76,7 @@ train() {  # MODEL SETTING WIDTH RATE
     --dtype "$dtype" --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) \
     --learning-rate "$4" \
     --initial-learning-rate 0 --final-learning-rate 0 --warmup-tokens 0 --beta2 0.999 --weight-decay 0.1 \
-    --clip-norm 0 --dropout "$fallout" --attention-dropout 0 --evaluate-every "$steps" --evaluation-tokens 0 \
+    --clip-norm 0 --embedding-dropout "$fallout" --attention-dropout 0 --evaluate-every "$steps" --evaluation-tokens 0 \
     --checkpoint-every $((steps * 4)) --keep-checkpoints 1 --log-every "$steps" --stop-accuracy 0.99 --patience 8 \
     --seed 123 --quiet >"$out/$name.log" 2>&1 ||
     { echo "error: $name: $(tail -n 1 "$out/$name.log")" >&2; return 1; }
@@ -103,6 +104,6 @@ while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
 cat >"$out/settings.json" <<END
 {"size": "$size", "layers": $layers, "epochs": $epochs, "sequences": $sequences, "words": $words, "device": "$device",
- "dtype": "$dtype", "dropout": $dropout, "date": "$(date -u +%F)"}
+ "dtype": "$dtype", "dropout": $dropout, "range": $range, "date": "$(date -u +%F)"}
 END
 python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$rates" | tee "$out/figure4.txt"
