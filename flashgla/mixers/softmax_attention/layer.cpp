@@ -197,10 +197,9 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
     if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});
   }
   rotate(pass, heads_to_turn(projected), Direction::forward);
-  const attention::Appended appended[] = {{heads(projected, kK), {}, state[0]}, {heads(projected, kV), {}, state[1]}};
-  attention::append(context, appended, pass.positions, {});
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
-  attention::step(context, heads(projected, kQ).select(1, 0), state[0], state[1], pass.positions,
+  const auto token = [&](std::size_t part) { return heads(projected, part).select(1, 0); };
+  attention::step(context, token(kQ), {token(kK), token(kV)}, state[0], state[1], pass.positions,
                   o.split_last(config_.num_heads), options_of(pass));
   const linear_step::Layer output = output_.step_layer(x);
   linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});

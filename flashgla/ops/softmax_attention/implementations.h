@@ -15,6 +15,7 @@ struct Problem {
   std::int64_t key_dim, value_dim;
   // Every row begins at a multiple of 16 bytes and the scale is positive: what kernels for matrix units ask for.
   bool regular = false;
+  bool dropout = false;
 };
 
 struct Implementation {
@@ -26,8 +27,9 @@ struct Implementation {
   void (*backward)(Context&, const Inputs&, const Outputs&, const TensorView& d_o, const InputGradients&,
                    const Options&);
   void (*append)(Context&, std::span<const Appended>, const TensorView& positions, const TensorView& cu_seqlens);
-  void (*step)(Context&, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+  void (*step)(Context&, const TensorView& q, const Token&, const TensorView& k_cache, const TensorView& v_cache,
                const TensorView& positions, const TensorView& o, const Options&);
+  bool step_appends = false;  // else step is given no token: append has put it into the caches
 };
 
 // Best first, reference last.

@@ -237,8 +237,9 @@ void reference_append(Context& context, std::span<const Appended> tensors, const
   for (const Appended& one : tensors) append_one(context, positions, cu_seqlens, one);
 }
 
-void reference_step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-                    const TensorView& positions, const TensorView& o, const Options& options) {
+void reference_step(Context& context, const TensorView& q, const Token&, const TensorView& k_cache,
+                    const TensorView& v_cache, const TensorView& positions, const TensorView& o,
+                    const Options& options) {
   if (context.planning()) return;
   const Elements queries(q), outputs(o);
   const Heads k(k_cache), v(v_cache);

@@ -1,5 +1,6 @@
 #include "flashgla/ops/softmax_attention/softmax_attention.h"
 
+#include <array>
 #include <cmath>
 
 #include "flashgla/ops/dropout/mask.h"
@@ -36,6 +37,7 @@ bool has_regular_rows(const TensorView& view) {
 
 Problem describe(const Inputs& in, const Options& options, std::initializer_list<const TensorView*> others) {
   Problem problem{in.q.dtype, in.past_k ? in.past_k.dtype : in.q.dtype, in.q.size(3), in.v.size(3)};
+  problem.dropout = options.dropout.probability > 0.0;
   problem.regular = options.scale > 0.0 && has_regular_rows(in.q) && has_regular_rows(in.k) && has_regular_rows(in.v) &&
                     has_regular_rows(in.past_k) && has_regular_rows(in.past_v) &&
                     std::all_of(others.begin(), others.end(), [](const auto* view) { return has_regular_rows(*view); });
@@ -48,12 +50,8 @@ Options completed(Options options, std::int64_t key_dim) {
   return options;
 }
 
-void check_dropout(const Arguments& arguments, const Context& context, const dropout::Mask& mask) {
-  if (mask.probability == 0.0) return;
-  dropout::check(arguments, mask);
-  if (context.device() != Device::cpu()) {
-    arguments.fail("dropout", "is " + std::to_string(mask.probability), "0: probabilities fall out on the CPU alone");
-  }
+void check_dropout(const Arguments& arguments, const dropout::Mask& mask) {
+  if (mask.probability != 0.0) dropout::check(arguments, mask);
 }
 
 void check_positions(const Arguments& arguments, const TensorView& positions, std::int64_t sequences) {
@@ -106,7 +104,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
   const Arguments arguments(kName, context);
   check_inputs(arguments, inputs);
   check_outputs(arguments, inputs, outputs, false);
-  check_dropout(arguments, context, options.dropout);
+  check_dropout(arguments, options.dropout);
   const Options complete = completed(options, inputs.q.size(3));
   selected(context, describe(inputs, complete, {&outputs.o})).forward(context, inputs, outputs, complete);
 }
@@ -116,7 +114,7 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
   const Arguments arguments(kName, context);
   check_inputs(arguments, inputs);
   check_outputs(arguments, inputs, outputs, true);
-  check_dropout(arguments, context, options.dropout);
+  check_dropout(arguments, options.dropout);
   arguments.check("d_o", d_o, inputs.q.dtype, outputs.o.shape, "o");
   arguments.check("dq", gradients.dq, inputs.q.dtype, inputs.q.shape, "q");
   arguments.check("dk", gradients.dk, inputs.q.dtype, inputs.k.shape, "k");
@@ -148,8 +146,8 @@ void append(Context& context, std::span<const Appended> tensors, const TensorVie
   selected(context, {x.dtype, cache.dtype, x.size(3), x.size(3)}).append(context, tensors, positions, cu_seqlens);
 }
 
-void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-          const TensorView& positions, const TensorView& o, const Options& options) {
+void step(Context& context, const TensorView& q, const Token& token, const TensorView& k_cache,
+          const TensorView& v_cache, const TensorView& positions, const TensorView& o, const Options& options) {
   const Arguments arguments(kName, context);
   arguments.check("q", q, kFloating);
   arguments.check_rank("q", q, 3);
@@ -167,8 +165,23 @@ void step(Context& context, const TensorView& q, const TensorView& k_cache, cons
                   Layout::contiguous);
   check_positions(arguments, positions, sequences);
   arguments.check("o", o, q.dtype, Shape({sequences, q.size(1), v_cache.size(3)}), "q and v_cache");
-  selected(context, {q.dtype, k_cache.dtype, q.size(2), v_cache.size(3)})
-      .step(context, q, k_cache, v_cache, positions, o, completed(options, q.size(2)));
+  if (token.k || token.v) {
+    arguments.check("k", token.k, q.dtype, Shape({sequences, groups, q.size(2)}), "k_cache");
+    arguments.check("v", token.v, q.dtype, Shape({sequences, groups, v_cache.size(3)}), "v_cache");
+  }
+  const Implementation& row = selected(context, {q.dtype, k_cache.dtype, q.size(2), v_cache.size(3)});
+  const Options complete = completed(options, q.size(2));
+  if (!token.k || row.step_appends) return row.step(context, q, token, k_cache, v_cache, positions, o, complete);
+  const auto of_call = [](const TensorView& x) {  // [N,1,heads,channels]
+    TensorView view = x;
+    view.shape = Shape({x.size(0), 1, x.size(1), x.size(2)});
+    for (int dim = 3; dim > 0; --dim) view.stride[static_cast<std::size_t>(dim)] = x.stride[dim - 1];
+    return view;
+  };
+  const std::array<Appended, 2> both = {Appended{of_call(token.k), {}, k_cache},
+                                        Appended{of_call(token.v), {}, v_cache}};
+  row.append(context, both, positions, {});
+  row.step(context, q, {}, k_cache, v_cache, positions, o, complete);
 }
 
 double mean_keys(double length, double window) {

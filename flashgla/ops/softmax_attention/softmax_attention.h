@@ -31,9 +31,9 @@ namespace flashgla::ops::softmax_attention {
 struct Options {
   double scale = 0.0;       // 0 stands for K^-1/2
   std::int64_t window = 0;  // W; 0: none
-  // Of the probabilities p_ij, after their softmax: o_i = sum_j m_ij p_ij v_j / (1 - dropout.probability). On the CPU
-  // alone. Element ((b T + i) H + h) * 8 ceil((T + P) / 8) + c of the mask is that of token i of row b, head h and key
-  // c: token c of the row, or row c - T of its past.
+  // Of the probabilities p_ij, after their softmax: o_i = sum_j m_ij p_ij v_j / (1 - dropout.probability). Element ((b
+  // T + i) H + h) * 8 ceil((T + P) / 8) + c of the mask is that of token i of row b, head h and key c: token c of the
+  // row, or row c - T of its past.
   dropout::Mask dropout{};
 };
 
@@ -67,10 +67,13 @@ struct Appended {
 void append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
             const TensorView& cu_seqlens);
 
-// One token for each of N sequences: q [N,H,K], o [N,H,V]; the caches hold its key and value already, positions the
-// tokens before it.
-void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-          const TensorView& positions, const TensorView& o, const Options& options);
+// One token for each of N sequences: q [N,H,K], o [N,H,V]; positions the tokens before it. Its key [N,G,K] and value
+// [N,G,V] are put into the caches, as append would; absent, the caches hold them already.
+struct Token {
+  TensorView k, v;
+};
+void step(Context& context, const TensorView& q, const Token& token, const TensorView& k_cache,
+          const TensorView& v_cache, const TensorView& positions, const TensorView& o, const Options& options);
 
 // Of one query head and token of a sequence of `length`, mean over the sequence: products with the keys and values that
 // it sees. Forward 2 (K + V) a key, forward and backward 3.5 times that (five products of the two of forward's size).

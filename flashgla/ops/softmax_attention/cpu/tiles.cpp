@@ -438,7 +438,7 @@ void run_append(Context& context, std::span<const Appended> tensors, const Tenso
   for (const Appended& one : tensors) append_one(context, positions, cu_seqlens, one);
 }
 
-void run_step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+void run_step(Context& context, const TensorView& q, const Token&, const TensorView& k_cache, const TensorView& v_cache,
               const TensorView& positions, const TensorView& o, const Options& options) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);

@@ -85,12 +85,26 @@ __global__ void __launch_bounds__(kAppendThreads)
 
 // ---- step ----
 
+// The token's own keys or values, of q's type, which the step puts into the cache; null: it has them.
+struct Own {
+  const void* data = nullptr;
+  std::int64_t row = 0, head = 0;  // strides
+
+  explicit Own(const TensorView& view) {
+    if (!view) return;
+    data = view.data;
+    row = view.stride[0];
+    head = view.stride[1];
+  }
+};
+
 struct StepCall {
   const void* q;
   void* o;
   std::int64_t q_row, q_head, o_row, o_head;  // strides
-  const void* k;
-  const void* v;
+  void* k;                                    // the caches
+  void* v;
+  Own own_k, own_v;
   const std::int32_t* positions;
   float* partial;  // [N,H,parts,V + 2]: o, then the largest score and the sum
   int sequences, heads, groups, key_dim, value_dim, rows, parts, window;
@@ -116,7 +130,7 @@ __device__ __forceinline__ float team_sum(float x) {
 // Part of the answer to kHeads query heads of a group: kTeam lanes a key. kHeld: a lane has one vector of N channels of
 // a row, and all that it needs are on their way at once; else N is 1 and rows are read as they are used.
 template <int N, int kTeam, bool kHeld, int kHeads, class T, class C>
-__global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
+__global__ void __launch_bounds__(kStepThreads, 3) step_kernel(StepCall call) {
   constexpr int kTeams = kStepThreads / kTeam, kTurns = kPart / kTeams, kKept = kHeld ? kTurns : 1;
   __shared__ float scores[kHeads][kPart];
   extern __shared__ float sums[];  // [kTeams, kHeads, V]
@@ -130,19 +144,40 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
   if (begin >= end) return;
   const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam;
   const int heads = min(kHeads, group - first_head);
+  const auto row_of = [&](void* cache, int channels, int j) {
+    const std::int64_t row = (static_cast<std::int64_t>(n) * call.rows + j % call.rows) * call.groups + g;
+    return static_cast<C*>(cache) + row * channels;
+  };
+  // N channels of the token's own row, rounded to the cache's type, which it gets: by every block that reads it.
+  const auto put = [&](void* cache, const Own& own, int channels, int c) {
+    const auto from = Vector<T, N>::load(static_cast<const T*>(own.data) + n * own.row + g * own.head + c);
+    float values[N];
+#pragma unroll
+    for (int e = 0; e < N; ++e) values[e] = from[e];
+    const auto rounded = Vector<C, N>::of(values);
+    rounded.store(row_of(cache, channels, i) + c);
+    return rounded;
+  };
   // N channels of the row that token `begin + turn * kTeams + team` has; zeros where there is none.
-  const auto load = [&](const void* cache, int channels, int turn, int c) {
+  const auto load = [&](void* cache, const Own& own, int channels, int turn, int c) {
     const int j = begin + turn * kTeams + team;
     if (j >= end || c >= channels) return Vector<C, N>::zero();
-    const std::int64_t row = (static_cast<std::int64_t>(n) * call.rows + j % call.rows) * call.groups + g;
-    return Vector<C, N>::load(static_cast<const C*>(cache) + row * channels + c);
+    if (kHeld && j == i && own.data != nullptr) return put(cache, own, channels, c);
+    return Vector<C, N>::load(row_of(cache, channels, j) + c);
   };
+  const auto load_k = [&](int turn, int c) { return load(call.k, call.own_k, call.key_dim, turn, c); };
+  const auto load_v = [&](int turn, int c) { return load(call.v, call.own_v, call.value_dim, turn, c); };
+  if (!kHeld && end == i + 1 && call.own_k.data != nullptr) {
+    for (int c = threadIdx.x * N; c < call.key_dim; c += kStepThreads * N) put(call.k, call.own_k, call.key_dim, c);
+    for (int c = threadIdx.x * N; c < call.value_dim; c += kStepThreads * N) put(call.v, call.own_v, call.value_dim, c);
+    __syncthreads();
+  }
   Vector<C, N> k[kKept], v[kKept];
   if constexpr (kHeld) {
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) k[turn] = load(call.k, call.key_dim, turn, lane * N);
+    for (int turn = 0; turn < kTurns; ++turn) k[turn] = load_k(turn, lane * N);
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) v[turn] = load(call.v, call.value_dim, turn, lane * N);
+    for (int turn = 0; turn < kTurns; ++turn) v[turn] = load_v(turn, lane * N);
   }
   for (int h = 0; h < heads; ++h) {
     const T* query = static_cast<const T*>(call.q) + n * call.q_row + (g * group + first_head + h) * call.q_head;
@@ -153,7 +188,7 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
       for (int e = 0; e < N; ++e) q[e] = to_float(query[c + e]);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
-        const Vector<C, N> key = kHeld ? k[kHeld ? turn : 0] : load(call.k, call.key_dim, turn, c);
+        const Vector<C, N> key = kHeld ? k[kHeld ? turn : 0] : load_k(turn, c);
 #pragma unroll
         for (int e = 0; e < N; ++e) score[turn] += q[e] * key[e];
       }
@@ -194,7 +229,7 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepCall call) {
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
         const float weight = scores[h][turn * kTeams + team];
-        const Vector<C, N> value = kHeld ? v[kHeld ? turn : 0] : load(call.v, call.value_dim, turn, c);
+        const Vector<C, N> value = kHeld ? v[kHeld ? turn : 0] : load_v(turn, c);
 #pragma unroll
         for (int e = 0; e < N; ++e) total[e] += weight * value[e];
       }
@@ -323,8 +358,8 @@ void append(Context& context, std::span<const Appended> tensors, const TensorVie
   }
 }
 
-void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-          const TensorView& positions, const TensorView& o, const Options& options) {
+void step(Context& context, const TensorView& q, const Token& token, const TensorView& k_cache,
+          const TensorView& v_cache, const TensorView& positions, const TensorView& o, const Options& options) {
   const ArenaScope scope(context.scratch());
   StepCall call{.q = q.data,
                 .o = o.data,
@@ -334,6 +369,8 @@ void step(Context& context, const TensorView& q, const TensorView& k_cache, cons
                 .o_head = o.stride[1],
                 .k = k_cache.data,
                 .v = v_cache.data,
+                .own_k = Own(token.k),
+                .own_v = Own(token.v),
                 .positions = positions.as<std::int32_t>(),
                 .sequences = static_cast<int>(q.size(0)),
                 .heads = static_cast<int>(q.size(1)),
@@ -355,7 +392,7 @@ void step(Context& context, const TensorView& q, const TensorView& k_cache, cons
       using C = decltype(cached);
       constexpr int kVector = flashgla::cuda::kVectorOf<C>;
       const bool aligned = call.key_dim % kVector == 0 && call.value_dim % kVector == 0 &&
-                           house::are_aligned({&k_cache, &v_cache}, kVector);
+                           house::are_aligned({&k_cache, &v_cache, &token.k, &token.v}, kVector);
       with_lanes<C>(std::max(call.key_dim, call.value_dim), aligned, [&](auto vector, auto team, auto held) {
         const auto queue = [&](auto heads) {
           constexpr int kHeads = decltype(heads)::value, kTeams = kStepThreads / decltype(team)::value;

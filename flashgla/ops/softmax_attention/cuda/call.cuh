@@ -106,7 +106,7 @@ RowSums row_sums(Context& context, const Inputs& in, const Outputs& out, const T
 // The caches' part of the operator, for any of the two dtypes each and any strides.
 void append(Context& context, std::span<const Appended> tensors, const TensorView& positions,
             const TensorView& cu_seqlens);
-void step(Context& context, const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
-          const TensorView& positions, const TensorView& o, const Options& options);
+void step(Context& context, const TensorView& q, const Token& token, const TensorView& k_cache,
+          const TensorView& v_cache, const TensorView& positions, const TensorView& o, const Options& options);
 
 }  // namespace flashgla::ops::softmax_attention::cuda

@@ -3,6 +3,7 @@
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/softmax_attention/cuda/call.cuh"
+#include "flashgla/ops/softmax_attention/cuda/dropped.cuh"
 
 namespace flashgla::ops::softmax_attention::cuda {
 
@@ -94,8 +95,9 @@ __device__ __forceinline__ Place place_of(const Call& call, int heads) {
   return {block / tiles / heads, block / tiles % heads, block % tiles * R};
 }
 
-template <class T, int R>
-__global__ void __launch_bounds__(kThreads, R == 8 ? 3 : 1) forward_kernel(Call call, Strided o, float* lse) {
+template <class T, int R, class Drop>
+__global__ void __launch_bounds__(kThreads, R == 8 && std::is_same_v<Drop, NoneDropped> ? 3 : 1)
+    forward_kernel(Call call, Strided o, float* lse, Drop dropped) {
   flashgla::cuda::wait_for_previous();
   __shared__ Tile<R> p;
   __shared__ Stage<R> left, right;
@@ -130,7 +132,9 @@ __global__ void __launch_bounds__(kThreads, R == 8 ? 3 : 1) forward_kernel(Call 
       const float before = largest[i];
       most = fmaxf(most, before);
       const float weight = seen ? exp2f(score - most) : 0.0f;
-      if (lane < R) p[i][lane] = weight;
+      if (lane < R) {
+        p[i][lane] = seen ? weight * dropped.factor(call, s, place.begin + i, place.head, j) : 0.0f;
+      }
       float sum = weight;
       for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
       __syncwarp();
@@ -154,23 +158,26 @@ __global__ void __launch_bounds__(kThreads, R == 8 ? 3 : 1) forward_kernel(Call 
   lse[token * call.heads + place.head] = kLn2 * (largest[threadIdx.x] + log2f(total[threadIdx.x]));
 }
 
-// Probabilities of a tile of scores, and from d_o . v the gradients of the scores (without the scale), in their places.
-template <int R>
+// Probabilities of a tile of scores, as far as they do not fall out, and from d_o . v the gradients of the scores
+// (without the scale), in their places.
+template <int R, class Drop>
 __device__ __forceinline__ void slopes(const Call& call, const SequenceOfCall& s, const RowSums& rows, int head,
-                                       int query, int count, int key, int end, Tile<R>& p, Tile<R>& ds) {
+                                       int query, int count, int key, int end, const Drop& dropped, Tile<R>& p,
+                                       Tile<R>& ds) {
   for (int at = threadIdx.x; at < R * R; at += kThreads) {
     const int i = at / R, j = at % R, token = s.position + query + i;
     const bool seen = i < count && key + j < end && key + j <= token && key + j >= call.first_key(token, s.position);
     const std::int64_t row = rows.at(s.batch, head, s.begin + query + (seen ? i : 0));
     const float weight = seen ? exp2f(p[i][j] * call.scale * kLog2E - rows.lse2[row]) : 0.0f;
-    ds[i][j] = seen ? weight * (ds[i][j] - rows.delta[row]) : 0.0f;
-    p[i][j] = weight;
+    const float factor = seen ? dropped.factor(call, s, query + i, head, key + j) : 0.0f;
+    ds[i][j] = seen ? weight * (factor * ds[i][j] - rows.delta[row]) : 0.0f;
+    p[i][j] = weight * factor;
   }
   __syncthreads();
 }
 
-template <class T, int R>
-__global__ void __launch_bounds__(kThreads) dq_kernel(Call call, Strided d_o, RowSums rows, Strided dq) {
+template <class T, int R, class Drop>
+__global__ void __launch_bounds__(kThreads) dq_kernel(Call call, Strided d_o, RowSums rows, Strided dq, Drop dropped) {
   flashgla::cuda::wait_for_previous();
   __shared__ Tile<R> p, ds;
   __shared__ Stage<R> left, right;
@@ -191,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(Call call, Strided d_o, Ro
     products<R>(
         ds, left, right, call.value_dim, [&](int i, int c) { return query_row(d_o, i, c); },
         [&](int j, int c) { return key + j < end ? source.v(key + j, c) : 0.0f; });
-    slopes<R>(call, s, rows, place.head, place.begin, count, key, end, p, ds);
+    slopes<R>(call, s, rows, place.head, place.begin, count, key, end, dropped, p, ds);
     accumulate<R, false>(sums, call.key_dim, ds, nullptr, k);
   }
   __syncthreads();
@@ -201,8 +208,9 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(Call call, Strided d_o, Ro
   }
 }
 
-template <class T, int R>
-__global__ void __launch_bounds__(kThreads) dkv_kernel(Call call, Strided d_o, RowSums rows, Strided dk, Strided dv) {
+template <class T, int R, class Drop>
+__global__ void __launch_bounds__(kThreads, 4)
+    dkv_kernel(Call call, Strided d_o, RowSums rows, Strided dk, Strided dv, Drop dropped) {
   flashgla::cuda::wait_for_previous();
   __shared__ Tile<R> p, ds;
   __shared__ Stage<R> left, right;
@@ -228,7 +236,7 @@ __global__ void __launch_bounds__(kThreads) dkv_kernel(Call call, Strided d_o, R
       const auto gradient = [&](int i, int c) { return query_row(d_o, i, c); };
       products<R>(p, left, right, call.key_dim, q, [&](int j, int c) { return key_row(call.k, j, c); });
       products<R>(ds, left, right, call.value_dim, gradient, [&](int j, int c) { return key_row(call.v, j, c); });
-      slopes<R>(call, s, rows, head, query, queries, key, end, p, ds);
+      slopes<R>(call, s, rows, head, query, queries, key, end, dropped, p, ds);
       accumulate<R, true>(values, call.value_dim, p, nullptr, gradient);
       accumulate<R, true>(sums, call.key_dim, ds, nullptr, q);
     }
@@ -270,9 +278,12 @@ void forward(Context& context, const Inputs& in, const Outputs& out, const Optio
   if (context.planning()) return;
   const Call call = call_of(in, options);
   with_tiles(in, [&](auto element, auto rows) {
-    house::queue_kernel(context, "softmax_attention forward", forward_kernel<decltype(element), rows>,
-                        blocks_of(call, call.heads, rows), kThreads, shared_bytes(rows * call.value_dim), call,
-                        Strided(out.o), out.lse ? out.lse.as<float>() : nullptr);
+    with_dropped(call, options, [&](auto dropped) {
+      house::queue_kernel(context, "softmax_attention forward",
+                          forward_kernel<decltype(element), rows, decltype(dropped)>, blocks_of(call, call.heads, rows),
+                          kThreads, shared_bytes(rows * call.value_dim), call, Strided(out.o),
+                          out.lse ? out.lse.as<float>() : nullptr, dropped);
+    });
   });
 }
 
@@ -284,11 +295,16 @@ void backward(Context& context, const Inputs& in, const Outputs& out, const Tens
   const Call call = call_of(in, options);
   with_tiles(in, [&](auto element, auto rows) {
     using T = decltype(element);
-    house::queue_kernel(context, "softmax_attention dq", dq_kernel<T, rows>, blocks_of(call, call.heads, rows),
-                        kThreads, shared_bytes(rows * call.key_dim), call, Strided(d_o), sums, Strided(gradients.dq));
-    house::queue_kernel(context, "softmax_attention dk, dv", dkv_kernel<T, rows>, blocks_of(call, call.groups, rows),
-                        kThreads, shared_bytes(rows * (call.key_dim + call.value_dim)), call, Strided(d_o), sums,
-                        Strided(gradients.dk), Strided(gradients.dv));
+    with_dropped(call, options, [&](auto dropped) {
+      using Drop = decltype(dropped);
+      house::queue_kernel(context, "softmax_attention dq", dq_kernel<T, rows, Drop>, blocks_of(call, call.heads, rows),
+                          kThreads, shared_bytes(rows * call.key_dim), call, Strided(d_o), sums, Strided(gradients.dq),
+                          dropped);
+      house::queue_kernel(context, "softmax_attention dk, dv", dkv_kernel<T, rows, Drop>,
+                          blocks_of(call, call.groups, rows), kThreads,
+                          shared_bytes(rows * (call.key_dim + call.value_dim)), call, Strided(d_o), sums,
+                          Strided(gradients.dk), Strided(gradients.dv), dropped);
+    });
   });
 }
 
@@ -304,6 +320,6 @@ Support supports(const Problem& problem, const Architecture&) {
 namespace flashgla::ops::softmax_attention {
 
 const Implementation kCudaGeneral{"cuda_general", Device::Kind::cuda, cuda::supports, cuda::forward,
-                                  cuda::backward, cuda::append,       cuda::step};
+                                  cuda::backward, cuda::append,       cuda::step,     true};
 
 }  // namespace flashgla::ops::softmax_attention

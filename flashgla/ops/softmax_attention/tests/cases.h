@@ -122,18 +122,20 @@ inline testing::OperatorCase append_case(const Form& form, bool in_place) {
   return result;
 }
 
-// One token of each sequence against a cache of `rows` with that many tokens before.
+// One token of each sequence, and a cache of `rows` with that many tokens before.
 inline testing::OperatorCase step_case(const Form& form) {
   testing::OperatorCase result;
   const Shape q({form.q[0], form.q[2], form.q[3]});
   result.name = "step " + to_string(q);
   result.arguments = {{"q", q},
-                      dense("k_cache", form.cache(form.q[3])),
-                      dense("v_cache", form.cache(form.v())),
+                      {"k", Shape({form.q[0], form.groups, form.q[3]})},
+                      {"v", Shape({form.q[0], form.groups, form.v()})},
+                      dense("k_cache", form.cache(form.q[3]), Role::accumulated),
+                      dense("v_cache", form.cache(form.v()), Role::accumulated),
                       integers("positions", form.positions),
                       {"o", Shape({form.q[0], form.q[2], form.v()}), Role::output}};
   result.run = [=](Context& context, const NamedTensors& t) {
-    step(context, t["q"], t["k_cache"], t["v_cache"], t["positions"], t["o"], {0.0, form.window});
+    step(context, t["q"], {t["k"], t["v"]}, t["k_cache"], t["v_cache"], t["positions"], t["o"], {0.0, form.window});
   };
   return result;
 }
