@@ -3,7 +3,8 @@
 
 Reads the bench's rows as JSON from standard input and prints rows of the same form: PyTorch's causal softmax attention
 at equal width (cuDNN's and FlashAttention's kernels) for every problem, and with --fla also flash-linear-attention's
-chunk and fused_chunk functions for the same gates (pip install fla-core). Inputs are drawn as the bench's are: q, k, v
+chunk and fused_chunk functions for the same gates (pip install fla-core); with --unaware GLA as PyTorch code: its chunk
+form, whose every intermediate goes to memory, and the recurrence, which writes every state. Inputs are drawn as the bench's are: q, k, v
 and output gradients normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA tunes itself for
 minutes on each new shape: --only and --fla take a TEXT that a problem must contain.
 
@@ -22,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 DEVICE = "cuda"
 FORWARD = "gated_linear_attention forward"
 BOTH = "gated_linear_attention fwd+bwd"
-PROBLEM = re.compile(r"B(\d+) T(\d+) H(\d+) K(\d+) V(\d+) bf16 (\w+) gate$")
+PROBLEM = re.compile(r"B(\d+) T(\d+) H(\d+) K(\d+) V(\d+) bf16 (\w+) gate(?:, chunk_materialized)?$")
 
 
 def median_milliseconds(run, seconds, flush):
@@ -135,9 +136,49 @@ def fla_rows(problem, B, T, H, K, V, gate, arguments, flush):
             print(f"torch_peers: {name}, {problem}: {error}", file=sys.stderr)
 
 
+def chunks_in_torch(q, k, v, g, chunk=64):
+    """The chunk form (the paper's equations 4 and 5) of key gates, in bf16 but for states and sums of gates."""
+    B, T, H, K = q.shape
+    q, k, v, g = (x.view(B, T // chunk, chunk, H, -1).transpose(2, 3) for x in (q, k, v, g))  # [B, chunks, H, chunk, .]
+    reached = g.float().cumsum(-2)
+    end = reached[..., -1:, :]
+    added = (k * (end - reached).exp().to(k.dtype)).transpose(-1, -2) @ v
+    state, states = torch.zeros_like(added[:, 0], dtype=torch.float32), []
+    for i in range(added.shape[1]):
+        states.append(state.to(q.dtype))
+        state = end[:, i].exp().transpose(-1, -2) * state + added[:, i]
+    gated = q * (reached.exp() * K ** -0.5).to(q.dtype)
+    scores = (gated @ (k * (-reached).exp().to(k.dtype)).transpose(-1, -2)).tril()
+    o = gated @ torch.stack(states, 1) + scores @ v
+    return o.transpose(2, 3).reshape(B, T, H, -1)
+
+
+def recurrence_in_torch(q, k, v, g):
+    state, states = torch.zeros(*k[:, 0].shape, v.shape[-1], device=DEVICE), []
+    for t in range(q.shape[1]):
+        state = g[:, t].float().exp()[..., None] * state + k[:, t, ..., None] * v[:, t, :, None]
+        states.append(state)
+    return torch.einsum("bthk,bthkv->bthv", q * q.shape[-1] ** -0.5, torch.stack(states, 1).to(q.dtype))
+
+
+def unaware_rows(problem, B, T, H, K, V, arguments, flush):
+    q, k = (normal(B, T, H, K).requires_grad_() for _ in range(2))
+    v, gradient = normal(B, T, H, V).requires_grad_(), normal(B, T, H, V)
+    g = (F.logsigmoid(torch.randn(B, T, H, K, device=DEVICE)) / 16).to(torch.bfloat16).requires_grad_()
+    for name, function in (("torch_chunks", chunks_in_torch), ("torch_recurrence", recurrence_in_torch)):
+        if name == "torch_recurrence" and T > 2048:
+            continue  # every state and its gradient: 8 x 2048 tokens of 4 heads of 128 x 256 are 9 GB each
+
+        def call(function=function):
+            return function(q, k, v, g)
+
+        yield from time_call(name, problem, call, (q, k, v, g), gradient, arguments, flush)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fla", metavar="TEXT", help="time flash-linear-attention on problems that contain TEXT")
+    parser.add_argument("--unaware", metavar="TEXT", help="time PyTorch code on problems that contain TEXT")
     parser.add_argument("--only", metavar="TEXT", default="", help="time softmax on problems that contain TEXT")
     parser.add_argument("--seconds", type=float, default=0.1, help="time spent on each figure")
     arguments = parser.parse_args()
@@ -158,6 +199,9 @@ def main():
                     rows.append(row)
             if arguments.fla is not None and arguments.fla in problem:
                 for row in fla_rows(problem, *sizes, gate, arguments, flush):
+                    rows.append(row)
+            if arguments.unaware is not None and arguments.unaware in problem and gate == "key":
+                for row in unaware_rows(problem, *sizes, arguments, flush):
                     rows.append(row)
         except Exception as error:  # a peer that does not run this shape must not lose the others
             print(f"torch_peers: {problem}: {error}", file=sys.stderr)

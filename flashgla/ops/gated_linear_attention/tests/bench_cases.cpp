@@ -61,6 +61,15 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
       features.normalize = true;
       list.push_back(features);
     }
+    // The paper's Figure 2 (scripts/paper/figure2.sh): its widths and lengths, a fourth of its batch.
+    for (const std::int64_t length : {1024, 2048, 4096, 8192}) {
+      for (const Algorithm algorithm :
+           {Algorithm::chunk_materialized, Algorithm::chunk_recomputed, Algorithm::recurrent}) {
+        if (algorithm == Algorithm::recurrent && length > 4096) continue;
+        list.push_back(timed(8, length, kH, 128, 256, DType::bf16, GateKind::key));
+        list.back().algorithm = algorithm;
+      }
+    }
     // Packed sequences: lengths as they may come, and one much longer than the others.
     std::vector<std::int64_t> mixed = {256,  3840, 1024, 3072, 700,  3396, 2048, 1500,
                                        2596, 2048, 400,  3696, 1100, 2996, 1800, 2296},

@@ -156,6 +156,7 @@ std::string describe_case(const Case& c) {
   if (c.logits) text += " as logits";
   if (c.feature_map != FeatureMap::identity) text += std::string(", ") + name_of(c.feature_map);
   if (c.normalize) text += ", normalized";
+  if (c.algorithm != Algorithm::automatic) text += std::string(", ") + name_of(c.algorithm);
   return text;
 }
 
@@ -233,6 +234,7 @@ CaseData make_data(const Case& c, std::uint64_t seed) {
   data.d_out.d_o = filled(Shape({B, T, c.query_heads, V}), c.dtype, c.strided, seed + 8, storage);
   data.options.feature_map = c.feature_map;
   data.options.normalize = c.normalize;
+  data.options.algorithm = c.algorithm;
   if (c.logits) {
     data.options.gate_logit_normalizer = 16.0;
     if (c.value_dim > 64) data.options.gate_clamp_min = -0.1;  // a tenth of them

@@ -44,6 +44,7 @@ struct Case {
   bool tells_longest = false;         // Options::max_seqlen
   FeatureMap feature_map = FeatureMap::identity;
   bool normalize = false;
+  Algorithm algorithm = Algorithm::automatic;
   bool strided = false;  // q | k | v as slices of one tensor, the others with gaps between tokens
   bool states = true;    // initial and final state given and wanted, gradients too
 };

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Writes a run of figure2.sh into docs/PAPER.md, between `<!-- figure2 -->` and `<!-- /figure2 -->`, and its numbers
+and picture into docs/figures/paper. Needs gnuplot.
+
+    python3 scripts/paper/figure2.py OUT       OUT: the folder that figure2.sh wrote
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "docs" / "figures" / "paper"
+PROBLEM = re.compile(r"^B(\d+) T(\d+) H4 K128 V256 bf16 key gate, (\w+)$")
+NAMES = {"chunk_materialized": "ours, states kept", "chunk_recomputed": "ours, states recomputed",
+         "recurrent": "ours, token by token", "softmax_cudnn": "softmax, cuDNN",
+         "softmax_flash": "softmax, FlashAttention", "torch_chunks": "chunk form in PyTorch",
+         "torch_recurrence": "recurrence in PyTorch"}
+BOTH = "gated_linear_attention fwd+bwd"
+
+
+def read(out):
+    """What the run says of itself, and of each form by length: milliseconds forward and backward, bytes."""
+    run, forms, batch = json.loads((out / "figure2.json").read_text()), {}, None
+    for row in run["rows"]:
+        match = PROBLEM.match(row["problem"])
+        if match is None or row["operation"] != BOTH or row.get("refused"):
+            continue
+        ours = row["implementation"].startswith("cuda")
+        batch, name = match[1], NAMES[match[3] if ours else row["implementation"]]
+        forms.setdefault(name, {})[int(match[2])] = (row["milliseconds"], row["memory_bytes"])
+    return {key: run[key] for key in ("machine", "commit", "date")} | {"batch": batch}, forms
+
+
+def draw(forms, png):
+    script = ["set terminal pngcairo size 1100,480 font ',11'", f"set output '{png}'",
+              "set multiplot layout 1,2", "set logscale xy 2", "set xlabel 'length'", "set grid",
+              "set xtics ('1K' 1024, '2K' 2048, '4K' 4096, '8K' 8192)", "set key top left"]
+    for number, rows in enumerate(forms.values()):
+        script.append(f"$rows{number} << EOD")
+        script += [f"{length} {ms} {memory / 2 ** 30}" for length, (ms, memory) in sorted(rows.items())]
+        script.append("EOD")
+    for column, label, key in ((2, "forward and backward, ms", ""), (3, "memory beyond the inputs, GiB", "unset key")):
+        script += [f"set ylabel '{label}'", key, "plot " + ", ".join(
+            f"$rows{number} using 1:{column} with linespoints pt 7 lw 2 title '{name}'"
+            for number, name in enumerate(forms))]
+    subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True)
+
+
+def section(about, forms):
+    lengths = sorted({length for rows in forms.values() for length in rows})
+    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of 128 "
+             "and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and what is "
+             "held beyond the inputs in GiB.")
+    lines = [textwrap.fill(intro, 120), "", "| form | " + " | ".join(str(n) for n in lengths) + " |",
+             "|---|" + "---|" * len(lengths)]
+    for name, rows in forms.items():
+        cells = [f"{rows[n][0]:.3g}, {rows[n][1] / 2 ** 30:.2g}" if n in rows else "" for n in lengths]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "![speed and memory of the operator by length](figures/paper/figure2.png)"])
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    about, forms = read(pathlib.Path(sys.argv[1]))
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms}, indent=1) + "\n")
+    draw(forms, FIGURES / "figure2.png")
+    document = ROOT / "docs" / "PAPER.md"
+    text = document.read_text()
+    pattern = re.compile("(<!-- figure2 -->\n).*?(<!-- /figure2 -->)", re.DOTALL)
+    if not pattern.search(text):
+        sys.exit(f"error: {document} has no place <!-- figure2 -->")
+    document.write_text(pattern.sub(lambda match: match[1] + section(about, forms) + "\n" + match[2], text))
+
+
+main()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
+#   figure2.sh OUT [--seconds S]
+# GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 8 (the paper's: 32): with chunks' states
+# kept, with states recomputed, token by token; and in PyTorch, which must be there with CUDA: softmax attention of
+# cuDNN and FlashAttention, the chunk form and the recurrence that go through memory. OUT/figure2.json has the rows;
+# figure2.py writes them into docs/PAPER.md and draws them. What is measured already is not measured again.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
+usage() { sed -n '2,8p' "$0" >&2; exit 2; }
+if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
+out=$1 seconds=0.1
+shift
+while [ $# -gt 0 ]; do
+  [ $# -ge 2 ] || usage
+  case $1 in
+    --seconds) seconds=$2 ;;
+    *) usage ;;
+  esac
+  shift 2
+done
+mkdir -p "$out"
+[ ! -f "$out/figure2.json" ] || exit 0
+problem='B8 T'
+"$flashgla" bench gated_linear_attention --sweep --device cuda --only ' H4 K128 V256 bf16 key gate, ' \
+  --implementation cuda_sm90 --seconds "$seconds" --save "$out/figure2.partial" \
+  --peer "python3 $root/scripts/torch_peers.py --only '$problem' --unaware '$problem' --seconds $seconds"
+mv "$out/figure2.partial" "$out/figure2.json"
