@@ -4,9 +4,9 @@
 Reads the bench's rows as JSON from standard input and prints rows of the same form: PyTorch's causal softmax attention
 at equal width (cuDNN's and FlashAttention's kernels) for every problem, and with --fla also flash-linear-attention's
 chunk and fused_chunk functions for the same gates (pip install fla-core); with --unaware GLA as PyTorch code: its chunk
-form, whose every intermediate goes to memory, and the recurrence, which writes every state. Inputs are drawn as the bench's are: q, k, v
-and output gradients normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA tunes itself for
-minutes on each new shape: --only and --fla take a TEXT that a problem must contain.
+form, whose every intermediate goes to memory, and the recurrence, which writes every state. Inputs are drawn as the
+bench's are: q, k, v and output gradients normal, gates logsigmoid(normal) / 16. Device events, median, cold cache. FLA
+tunes itself for minutes on each new shape: --only and --fla take a TEXT that a problem must contain.
 
   flashgla bench gated_linear_attention --device cuda --peer "python3 scripts/torch_peers.py --only 'B32 ' --fla 'B32 '"
 """

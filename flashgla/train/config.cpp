@@ -102,8 +102,8 @@ std::vector<Field> fields(TrainConfig& c) {
        "probability that an element of what a mixer or an MLP adds to the residual stream is 0 while training",
        &c.dropout},
       {"embedding_dropout", "optimizer", "the same of the embeddings; -1: as dropout", &c.embedding_dropout},
-      {"attention_dropout", "optimizer",
-       "the same of softmax attention's probabilities; -1: as dropout", &c.attention_dropout},
+      {"attention_dropout", "optimizer", "the same of softmax attention's probabilities; -1: as dropout",
+       &c.attention_dropout},
       {"optimizer_state", "optimizer",
        "full: f32 moments and master; split_master: the same bits in less memory; half: bf16 moments, rounded "
        "stochastically",

@@ -52,9 +52,9 @@ def draw(forms, png):
 
 def section(about, forms):
     lengths = sorted({length for rows in forms.values() for length in rows})
-    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of 128 "
-             "and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and what is "
-             "held beyond the inputs in GiB.")
+    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of "
+             "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
+             "what is held beyond the inputs in GiB.")
     lines = [textwrap.fill(intro, 120), "", "| form | " + " | ".join(str(n) for n in lengths) + " |",
              "|---|" + "---|" * len(lengths)]
     for name, rows in forms.items():
