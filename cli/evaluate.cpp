@@ -432,7 +432,8 @@ void add_evaluate(CLI::App& app) {
       ->capture_default_str()
       ->check(positive_number())
       ->group("Length");
-  verb->add_option("--sequences", arguments->sequences, "Sequences at most; 0: all that the data have")
+  verb->add_option("--sequences", arguments->sequences,
+                   "Sequences at most, spread over the data; 0: all that there are")
       ->capture_default_str()
       ->check(non_negative_number())
       ->group("Length");

@@ -53,9 +53,6 @@ endfunction()
 # SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (plain C++ on x86-64, NEON on Arm).
 set(FLASHGLA_SIMD_TARGETS
   "HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
-if(FLASHGLA_SANITIZE)  # the baseline alone: compile time
-  set(FLASHGLA_SIMD_TARGETS HWY_COMPILE_ONLY_STATIC)
-endif()
 
 # Libraries built so far, in order; the installed package exports all of them.
 set_property(GLOBAL PROPERTY FLASHGLA_LIBRARIES "")

@@ -49,8 +49,8 @@ mend[figures]="scripts/figures.py"
 step_tidy() { cmake --preset tidy && python3 scripts/checks/tidy.py build-tidy; }
 mend[tidy]="the sources named above; one alone: clang-tidy -p build-tidy SOURCE"
 
-# Readers, writers and models: what meets bytes that somebody else made.
-tested=(base model text data train generate)
+# Readers, writers and models: what meets bytes that somebody else made. The longest first.
+tested=(model train text base data generate)
 step_sanitize() {
   local folder programs=()
   for folder in "${tested[@]}"; do programs+=("flashgla_${folder}_test"); done

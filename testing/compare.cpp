@@ -16,38 +16,33 @@ Tensor converted(const TensorView& view, DType dtype) {
   return result;
 }
 
-namespace {
-double largest_magnitude(const TensorView& view) {
-  const Tensor values = converted(view, DType::f64);
-  double largest = 0.0;
-  for (std::int64_t i = 0; i < view.numel(); ++i) largest = std::max(largest, std::abs(values.as<double>()[i]));
-  return largest;
-}
-}  // namespace
-
 Difference difference(const TensorView& x, const TensorView& reference) {
   if (!(x.shape == reference.shape)) {
     throw Error("difference", "x", "has shape " + to_string(x.shape), to_string(reference.shape));
   }
   const Tensor a = converted(x, DType::f64);
   const Tensor b = converted(reference, DType::f64);
+  const double* values = a.as<double>();
+  const double* wanted = b.as<double>();
+  const std::int64_t count = x.numel();
   Difference result;
   double error = 0.0;
   double norm = 0.0;
-  for (std::int64_t i = 0; i < x.numel(); ++i) {
-    const double value = a.as<double>()[i];
-    const double expected = b.as<double>()[i];
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double value = values[i];
+    const double expected = wanted[i];
     if (!std::isfinite(value)) result.finite = false;
     const double delta = value - expected;
     error += delta * delta;
     norm += expected * expected;
     result.largest = std::max(result.largest, std::abs(delta));
+    result.reference_largest = std::max(result.reference_largest, std::abs(expected));
   }
   result.relative = norm > 0.0 ? std::sqrt(error / norm) : std::sqrt(error);
   if (!result.finite || std::isnan(error)) {
     result.relative = result.largest = std::numeric_limits<double>::infinity();
   }
-  result.reference_rms = x.numel() > 0 ? std::sqrt(norm / static_cast<double>(x.numel())) : 0.0;
+  result.reference_rms = count > 0 ? std::sqrt(norm / static_cast<double>(count)) : 0.0;
   return result;
 }
 
@@ -61,7 +56,7 @@ std::string check_close(const char* name, const TensorView& x, const TensorView&
     text << name << ": relative error " << d.relative << " > " << relative << " (reference rms " << d.reference_rms
          << ")";
   } else {
-    const double bound = largest_factor * relative * largest_magnitude(reference);
+    const double bound = largest_factor * relative * d.reference_largest;
     if (d.reference_rms > 0.0 && !(d.largest <= bound)) {
       text << name << ": largest error " << d.largest << " > " << bound;
     }

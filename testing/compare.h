@@ -12,7 +12,8 @@ struct Difference {
   double relative = 0.0;  // ||x - ref|| / ||ref|| (2-norms); ||x|| when ref is zero; infinite with a NaN or inf in x
   double largest = 0.0;   // max |x - ref|
   double reference_rms = 0.0;
-  bool finite = true;  // no NaN or infinity in x
+  double reference_largest = 0.0;  // max |ref|
+  bool finite = true;              // no NaN or infinity in x
 };
 
 // Both on the CPU, of equal shape, of any floating dtypes and strides.

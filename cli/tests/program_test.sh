@@ -30,14 +30,12 @@ refuses 'frobnicate.*known: ' bench frobnicate
 refuses 'tpu' bench --device tpu
 refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
-refuses "nothing.*--only 'K7'" bench rotary --seconds 0.01 --only K7
-refuses "nothing.*--implementation 'fastest'" bench rotary --seconds 0.01 --implementation fastest
-succeeds '"operation": ?"rotary' bench rotary --seconds 0.01 --json
-cp stdout stdout.json
-holds 'the JSON of bench is JSON' python3 -c 'import json; assert all("operation" in row for row in json.load(open("stdout.json")))'
+refuses "nothing.*--only 'K7' with --implementation 'fastest'" bench rotary --seconds 0.01 --only K7 --implementation fastest
 
 # Files of bench: what --save writes, --compare reads.
-succeeds 'rotary' bench rotary --seconds 0.01 --save saved.json
+succeeds '"operation": ?"rotary' bench rotary --seconds 0.01 --json --save saved.json
+cp stdout stdout.json
+holds 'the JSON of bench is JSON' python3 -c 'import json; assert all("operation" in row for row in json.load(open("stdout.json")))'
 holds 'a saved run says where it was made' python3 -c '
 import json
 run = json.load(open("saved.json"))

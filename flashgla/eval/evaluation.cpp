@@ -153,7 +153,8 @@ PositionResult evaluate_positions(const Work& work, std::span<const Document> do
   std::int64_t done = 0;
   for (std::int64_t i = 0; i < result.sequences && result.complete; ++i) {
     const json job = result_of(work, i, [&] {
-      const auto tokens = std::span(stream).subspan(static_cast<std::size_t>(i * options.length),
+      const std::int64_t place = i * there / result.sequences;  // spread over the data
+      const auto tokens = std::span(stream).subspan(static_cast<std::size_t>(place * options.length),
                                                     static_cast<std::size_t>(options.length + 1));
       std::vector<double> parts(buckets, 0.0);
       const std::vector<float> losses = reader.carried(tokens, options.window);

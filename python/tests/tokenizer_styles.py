@@ -3,6 +3,7 @@ them on. test_tokenizers.py compares a few, tokenizers_check.py as many as it is
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import unicodedata
@@ -42,10 +43,11 @@ NEWER = [(0x0560, 0x0560), (0x0588, 0x0588), (0x05EF, 0x05EF), (0x061D, 0x061D),
          (0x1F6D3, 0x10FFFF)]
 
 
-def assigned() -> list[str]:
+@functools.cache
+def assigned(begin: int = 0x20, last: int = 0x1F6FF) -> list[str]:
     """Characters that every library in question knows, and knows the same of."""
     known = []
-    for code in range(0x20, 0x1F700):
+    for code in range(begin, last + 1):
         if any(low <= code <= high for low, high in NEWER):
             continue
         if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co"):
@@ -59,6 +61,7 @@ class Strings:
     def __init__(self, seed: int, specials: list[str]):
         self.random = random.Random(seed)
         self.characters = assigned()
+        self.repeated = self.characters + list(" \n-=aA.") * 200
         self.specials = specials
 
     def draw(self) -> str:
@@ -76,10 +79,10 @@ class Strings:
                                    (0x1100, 0x11FF), (0x1E00, 0x206F), (0x2100, 0x27BF), (0x3000, 0x30FF),
                                    (0x4E00, 0x4FFF), (0xAC00, 0xAD00), (0xFB00, 0xFB4F), (0xFF00, 0xFFEF),
                                    (0x1F300, 0x1F64F)))
-            known = [c for c in self.characters if block[0] <= ord(c) <= block[1]]
+            known = assigned(*block)
             return "".join(choose.choice(known) for _ in range(choose.randrange(1, 9)))
         if kind == 6:
-            return choose.choice(self.characters + list(" \n-=aA.") * 200) * choose.randrange(1, 80)
+            return choose.choice(self.repeated) * choose.randrange(1, 80)
         if kind == 7:
             spaces = " \t\n\r\x0b\x0c\x85\xa0\u1680\u2003\u2028\u2029\u202f\u3000\u180e\u200b\u00ad\ufeff"
             return "".join(choose.choice(spaces) for _ in range(choose.randrange(1, 6)))

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Figure 5 of the paper: perplexity by position, to 14 times the length that models were trained with.
 #   figure5.sh OUT [--size small|medium|full] [--text FILE_OR_FOLDER] [--models LIST] [--steps N] [--batch N]
-#              [--device D]
-# Trains models on the text at length T, evaluates them on sequences of 14 T tokens of its validation part and draws
-# OUT/figure5.png; the numbers are in OUT/figure5.json. What is trained already is not trained again. document.py writes
-# them into docs/PAPER.md.
+#              [--sequences N] [--device D]
+# Trains models on the text at length T, evaluates them on N sequences of 14 T tokens of its validation part and draws
+# OUT/figure5.png; the numbers are in OUT/figure5.json. What is trained already is not trained again, and a run that was
+# interrupted goes on. document.py writes them into docs/PAPER.md.
 #   small   T = 128, 0.8M parameters, bytes: a few minutes a model on two cores
 #   medium  T = 512, 25M parameters, bytes: for a GPU
 #   full    T = 2048, the paper's 340M models, 32,000 words: 10,000 steps of 131,072 tokens
 # LIST, of these, with commas: gla, retnet, transformer, mamba (trained at length T), gla-4t (at 4 T directly), gla-12xt
-# (12 segments of T with truncated back-propagation through time). A step has N sequences of T tokens (N / 4 of 4 T). A
-# model that cannot be trained here is named and left out.
+# (12 segments of T with truncated back-propagation through time). A step has --batch sequences of T tokens (a quarter as
+# many of 4 T). A model that cannot be trained here is named and left out.
 # Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,15p' "$0" >&2; exit 2; }
+usage() { sed -n '2,16p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' device=auto
+out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' asked_sequences='' device=auto
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -27,6 +27,7 @@ while [ $# -gt 0 ]; do
     --models) models=$2 ;;
     --steps) steps=$2 ;;
     --batch) asked_batch=$2 ;;
+    --sequences) asked_sequences=$2 ;;
     --device) device=$2 ;;
     *) usage ;;
   esac
@@ -40,7 +41,9 @@ case $size in
   full) length=2048 batch=64 rate=3e-4 tokenizer=train:32000 sequences=0 default_steps=10000 ;;
   *) echo "error: the size is $size; expected small, medium or full" >&2; exit 2 ;;
 esac
-steps=${steps:-$default_steps} batch=${asked_batch:-$batch}
+window=$((14 * length))  # read at once
+[ "$size" != full ] || window=$length
+steps=${steps:-$default_steps} batch=${asked_batch:-$batch} sequences=${asked_sequences:-$sequences}
 mkdir -p "$out"
 
 if [ -z "$text" ]; then
@@ -68,18 +71,18 @@ full_size() { if [ "$1" = mamba ]; then echo mamba-350m; else echo "$1-340m"; fi
 trained=()
 train() {  # NAME MODEL LENGTH SEQUENCES [FLAG...]
   local name=$1 run=$out/$1 model
-  if [ ! -f "$run/checkpoints/latest" ]; then
+  if [ "$(cat "$run/steps" 2>/dev/null)" != "$steps" ]; then
     echo "training $name"
-    rm -rf "$run"
     if [ "$size" = full ]; then model=$(full_size "$2"); else model=$(describe "$2"); fi
     if ! "$flashgla" train --data "$out/tokens" --model "$model" --out "$run" --steps "$steps" --length "$3" \
       --batch "$4" --learning-rate "$rate" --warmup-tokens $((length * batch * steps / 20)) --device "$device" \
-      --evaluate-every 0 --checkpoint-every 0 --keep-checkpoints 1 --log-every 50 --quiet "${@:5}" >"$out/$name.log" 2>&1
+      --evaluate-every 0 --checkpoint-every 0 --keep-checkpoints 1 --log-every 50 --resume --quiet "${@:5}" \
+      >"$out/$name.log" 2>&1
     then
       echo "$name is left out: $(grep error "$out/$name.log" | tail -n 1)" >&2
-      rm -rf "$run"
       return
     fi
+    echo "$steps" >"$run/steps"
   fi
   trained+=("$run")
 }
@@ -96,7 +99,7 @@ done
 png=()
 if command -v gnuplot >/dev/null; then png=(--png "$out/figure5.png"); else echo "no gnuplot: no picture" >&2; fi
 "$flashgla" evaluate "${trained[@]}" --data "$out/tokens" --part validation --extrapolate $((14 * length)) \
-  --bucket "$length" --window "$length" --sequences "$sequences" --device "$device" "${png[@]}" --json \
+  --bucket "$length" --window "$window" --sequences "$sequences" --device "$device" "${png[@]}" --json \
   >"$out/figure5.json"
 cat >"$out/settings.json" <<END
 {"size": "$size", "length": $length, "steps": $steps, "tokens_of_step": $((length * batch)), "text": "$(basename "$text")",
