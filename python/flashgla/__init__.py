@@ -28,7 +28,7 @@ from ._arrays import is_torch, library_of
 
 __all__ = ["Gradients", "LanguageModel", "Tokenizer", "gated_linear_attention", "gated_linear_attention_backward",
            "step", "with_cuda"]
-__version__ = "0.1.0"
+__version__: str = _flashgla.version
 
 #: Whether this build of the package holds the CUDA kernels.
 with_cuda: bool = _flashgla.with_cuda

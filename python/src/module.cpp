@@ -116,6 +116,7 @@ NB_MODULE(_flashgla, m) {
       "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), "stream"_a, "threads"_a,
       "allocate"_a.none());
 
+  m.attr("version") = FLASHGLA_VERSION;
 #ifdef FLASHGLA_CUDA
   m.attr("with_cuda") = true;
 #else

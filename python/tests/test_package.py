@@ -40,3 +40,10 @@ def test_the_program(arguments, works):
     run = subprocess.run([sys.executable, "-m", "flashgla", *arguments], capture_output=True, text=True, check=False)
     assert (run.returncode == 0) == works
     assert "flashgla" in run.stdout + run.stderr
+
+
+def test_the_version_is_the_programs():
+    code = "import flashgla; print('flashgla', flashgla.__version__)"
+    ours = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run([sys.executable, "-m", "flashgla", "--version"], check=True, capture_output=True, text=True)
+    assert said.stdout == ours
