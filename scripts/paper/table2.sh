@@ -45,7 +45,7 @@ esac
 [ -z "$steps" ] || flags+=(--steps "$steps")
 mkdir -p "$out"
 if [ -z "$text" ]; then
-  text=$out/stories.txt
+  text=$out/stories.jsonl
   [ -f "$text" ] || "$flashgla" data stories --megabytes 1 --seed 1 --out "$text" --quiet
 fi
 if [ ! -f "$out/tokens/data.json" ] && [ ! -f "$text/data.json" ]; then
