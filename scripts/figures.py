@@ -367,8 +367,8 @@ def quantisation_tables():
 
     head = ("weights", "MB", "perplexity", "more", "KL, nats")
     said = sentences(saved["about"], f"Perplexity over {saved['tokens']:,} tokens in windows of {saved['window']:,},",
-                     f"KL over {saved['kl_tokens']:,} of them. `scripts/quantisation_report.py`, commit {saved['commit']},",
-                     f"{saved['date']}.")
+                     f"KL over {saved['kl_tokens']:,} of them. `scripts/quantisation_report.py`,",
+                     f"commit {saved['commit']}, {saved['date']}.")
     return "\n\n".join([said, table(head, [cells(row) for row in saved["quantised"] if row["preset"]]),
                         table(("only these, in q4", *head[1:]),
                               [(name.removesuffix(" in q4"), *rest) for name, *rest in
