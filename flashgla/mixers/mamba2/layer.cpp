@@ -104,6 +104,13 @@ class Mamba2 : public Mixer {
     const std::int64_t size = groups_ * key_dim_, begin = inner_ + which * size;
     return u.slice(-1, begin, begin + size).split_last(groups_);
   }
+  // [...,1,K] as all heads share it.
+  TensorView of_all_heads(const TensorView& one) const {
+    TensorView view = one;
+    view.shape[-2] = heads_;
+    view.stride[view.rank() - 2] = 0;
+    return view;
+  }
   // B or C as every head reads it [...,H,K]: a view where there is one group, else a copy in scratch.
   TensorView for_heads(Context& context, const TensorView& states) const;
 
@@ -129,9 +136,11 @@ class Mamba2 : public Mixer {
     inputs.cu_seqlens = pass.sequences.bounds;
     return inputs;
   }
-  attention::Options attention_options(const nn::Pass& pass) const {
+  // With one group its B and C are all heads', whose gradients the operator adds up where it can.
+  attention::Options attention_options(const nn::Pass& pass, const attention::Inputs& inputs) const {
     attention::Options options = options_;
     options.max_seqlen = pass.sequences.max_seqlen;
+    options.sums_over_heads = groups_ == 1 && attention::sums_over_heads(pass.context, inputs, options);
     return options;
   }
   // convolved, u, v and g from the projections.
@@ -172,11 +181,7 @@ class Mamba2 : public Mixer {
 TensorView Mamba2::for_heads(Context& context, const TensorView& states) const {
   TensorView view = states;  // [...,groups,K]
   const int at = view.rank() - 2;
-  if (groups_ == 1) {
-    view.shape[at] = heads_;
-    view.stride[at] = 0;
-    return view;
-  }
+  if (groups_ == 1) return of_all_heads(view);
   if (groups_ == heads_) return view;
   // [rows,groups,heads of a group,K]
   const std::int64_t rows = states.numel() / (groups_ * key_dim_), each = heads_ / groups_;
@@ -231,7 +236,7 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, c
 
   saved_.o = pass.keep().tensor(sized(inner_), x.dtype, "mamba2: outputs");
   const attention::Inputs inputs = attention_inputs(context, pass);
-  const attention::Options options = attention_options(pass);
+  const attention::Options options = attention_options(pass, inputs);
   attention::Outputs outputs;
   outputs.o = saved_.o.split_last(heads_);
   outputs.ht = after.empty() ? TensorView() : after[0];
@@ -275,16 +280,21 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
                              gate_of(dprojected));
 
   const attention::Inputs inputs = attention_inputs(context, pass);
+  const attention::Options options = attention_options(pass, inputs);
   Shape keys = saved_.v.split_last(heads_).shape;
+  keys[-2] = options.sums_over_heads ? 1 : heads_;
   keys[-1] = key_dim_;
   const TensorView dq = scratch.tensor(keys, x.dtype, "mamba2: gradients of B and C of heads");
   const TensorView dk = scratch.tensor(keys, x.dtype, "mamba2: gradients of B and C of heads");
+  const auto of_heads = [&](const TensorView& gradient) {
+    return options.sums_over_heads ? of_all_heads(gradient) : gradient;
+  };
   const TensorView dv = like(saved_.v), dg = like(saved_.g);
   attention::Outputs outputs;
   outputs.o = saved_.o.split_last(heads_);
   outputs.states = saved_.states;
   attention::backward(context, inputs, outputs, {d_o.split_last(heads_), {}, {}},
-                      {dq, dk, dv.split_last(heads_), dg, {}, {}, {}}, attention_options(pass));
+                      {of_heads(dq), of_heads(dk), dv.split_last(heads_), dg, {}, {}, {}}, options);
 
   const TensorView dconvolved = like(saved_.convolved), da_log = like(saved_.g), dskip = like(saved_.g);
   state_space::backward(context, state_space_inputs(saved_.convolved, saved_.projected), skip_.value,

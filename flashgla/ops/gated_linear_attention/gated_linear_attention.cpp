@@ -82,6 +82,13 @@ void check_not_broadcast(const char* name, const TensorView& view) {
   }
 }
 
+void check_shared_by_heads(const char* name, const TensorView& view) {
+  if (view.size(-2) > 1 && view.stride[view.rank() - 2] != 0) {
+    refuse(name, "has stride " + std::to_string(view.stride[view.rank() - 2]) + " over its heads",
+           "0 with sums_over_heads");
+  }
+}
+
 DType state_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 // Shapes of one call: tokens are [B,T,...] for forward and backward and [B,...]
@@ -273,9 +280,22 @@ Problem as_asked(const Implementation& row, const Problem& p) {
   return p.has_logits() && !row.takes_logits ? with_gates(p) : p;
 }
 
+// Rows that sum over heads, best first.
+std::span<const Implementation> rows_that_sum() {
+  static const std::vector<Implementation> rows = [] {
+    std::vector<Implementation> some;
+    for (const Implementation& row : implementations()) {
+      if (row.sums_over_heads) some.push_back(row);
+    }
+    return some;
+  }();
+  return rows;
+}
+
 const Implementation& choose(const Context& context, const Problem& problem) {
   const Architecture& architecture = context.architecture();
   const std::string& forced = context.forced_implementation();
+  if (problem.sums_over_heads) return select(kOperation, rows_that_sum(), problem, architecture, forced);
   if (problem.algorithm == Algorithm::automatic && forced.empty() && architecture.device == Device::Kind::cpu &&
       problem.length <= kShortSequence * problem.sequences) {
     Problem recurrent = problem;
@@ -339,11 +359,27 @@ Problem describe(const Inputs& in, const Options& options) {
   if (options.max_seqlen < 0) refuse("max_seqlen", given, "a number of tokens, or 0 for unknown");
   if (options.max_seqlen > 0 && !p.packed) refuse("max_seqlen", given, "0 without cu_seqlens");
   p.max_seqlen = std::min(options.max_seqlen, p.length);
+  p.sums_over_heads = options.sums_over_heads;
+  if (p.sums_over_heads) {
+    check_shared_by_heads("q", in.q);
+    check_shared_by_heads("k", in.k);
+  }
   const Shapes shapes{p, true};
   if (in.h0) check_state("h0", in.h0, shapes.h(), "N,G,K,V", p, device);
   if (!p.normalize) check_absent("z0", in.z0, "only with normalize");
   if (in.z0) check_state("z0", in.z0, shapes.z(), "N,G,K", p, device);
   return p;
+}
+
+bool sums_over_heads(const Context& context, const Inputs& inputs, const Options& options) {
+  Options summing = options;
+  summing.sums_over_heads = true;
+  const Problem problem = describe(inputs, summing);
+  return std::ranges::any_of(rows_that_sum(), [&](const Implementation& row) {
+    const std::string& forced = context.forced_implementation();
+    return row.device == context.architecture().device && (forced.empty() || forced == row.name) &&
+           row.supports(problem, context.architecture());
+  });
 }
 
 std::size_t states_bytes(const Context& context, const Problem& problem) {
@@ -386,7 +422,12 @@ void backward(Context& context, const Inputs& in, const Outputs& out, const Outp
   for (const auto& [name, pair] : like_inputs) {
     if (!*pair.first) continue;
     check_tokens(name, *pair.first, pair.second->shape, "as the input", p.dtype, device);
-    check_not_broadcast(name, *pair.first);
+    if (p.sums_over_heads && pair.first != &d_in.dv) {
+      check_shared_by_heads(name, *pair.first);
+      check_not_broadcast(name, pair.first->slice(2, 0, 1));
+    } else {
+      check_not_broadcast(name, *pair.first);
+    }
   }
   const std::pair<const char*, std::pair<const TensorView*, const TensorView*>> like_gates[] = {
       {"dg", {&d_in.dg, &in.g}}, {"dgv", {&d_in.dgv, &in.gv}}};

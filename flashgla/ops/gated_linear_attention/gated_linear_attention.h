@@ -46,9 +46,12 @@ struct Options {
   // gate_clamp_min; dg and dgv then are gradients of x. 0: they are the log gates. Not with a constant gate.
   double gate_logit_normalizer = 0.0;
   double gate_clamp_min = kNoClamp;
+  // q and k are the same for all heads (stride 0), and dq and dk, of stride 0 too, are sums over the heads. Only where
+  // sums_over_heads() says so. Like every option the same for a backward as for its forward.
+  bool sums_over_heads = false;
   // With cu_seqlens: tokens of the longest sequence, where the caller knows it; 0: unknown. On CUDA, where the host
-  // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is. Like every option the
-  // same for a backward as for its forward, whose states are laid out by it.
+  // does not see cu_seqlens, what is fastest is chosen by it; results are right whatever it is. A forward's
+  // states are laid out by it.
   std::int64_t max_seqlen = 0;
 };
 
@@ -84,6 +87,9 @@ struct InputGradients {
 
 // Validates and describes; throws Error naming the argument.
 Problem describe(const Inputs& inputs, const Options& options);
+
+// Whether there is an implementation that takes Options::sums_over_heads for these inputs.
+bool sums_over_heads(const Context& context, const Inputs& inputs, const Options& options);
 
 // Bytes of Outputs.states for this problem; 0 when the selected implementation keeps none.
 std::size_t states_bytes(const Context& context, const Problem& problem);

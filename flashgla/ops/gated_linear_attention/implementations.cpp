@@ -14,9 +14,9 @@ std::span<const Implementation> implementations() {
   static constexpr Implementation rows[] = {
 #ifdef FLASHGLA_CUDA
       {"cuda_sm90", Device::Kind::cuda, cuda::hopper_supports, cuda::hopper_states_bytes, true, cuda::hopper_forward,
-       cuda::hopper_backward, cuda::step, cuda::takes_projection, cuda::hopper_plan},
+       cuda::hopper_backward, cuda::step, cuda::takes_projection, cuda::hopper_plan, true},
       {"cuda_portable", Device::Kind::cuda, cuda::portable_supports, cuda::portable_states_bytes, true,
-       cuda::portable_forward, cuda::portable_backward, cuda::step, cuda::takes_projection, cuda::portable_plan},
+       cuda::portable_forward, cuda::portable_backward, cuda::step, cuda::takes_projection, cuda::portable_plan, true},
 #endif
       {"cpu_chunk", Device::Kind::cpu, chunk::supports, chunk::states_bytes, false, chunk::forward, chunk::backward,
        nullptr},

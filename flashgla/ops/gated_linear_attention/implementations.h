@@ -27,6 +27,7 @@ struct Implementation {
   bool (*takes_projection)(const Context&, const Problem&, const GateProjection&, DType state) = nullptr;
   // Names the kernels of "forward; backward; kept states" for tensors that lie like these; null: there is one way.
   std::string (*plan)(const Problem&, const Inputs&, const Outputs&, const Architecture&) = nullptr;
+  bool sums_over_heads = false;  // whether supports is to be asked for problems with it
 };
 
 // Best first, reference last.

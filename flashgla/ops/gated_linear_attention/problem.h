@@ -48,6 +48,7 @@ struct Problem {
   GateKind gate = GateKind::none;
   FeatureMap feature_map = FeatureMap::identity;
   bool normalize = false;
+  bool sums_over_heads = false;  // Options::sums_over_heads
   Algorithm algorithm = Algorithm::automatic;
   Float32Math float32_math = Float32Math::ieee;
   double scale = 1.0;

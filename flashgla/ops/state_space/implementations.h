@@ -30,17 +30,17 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kCuda, kSimd, kReference;
 
-// Of one call: E, V, H, S, K.
+// Of one call: E, V, H, S.
 struct Sizes {
-  std::int64_t inner, value_dim, heads, states, key_dim;
-  Sizes(const TensorView& v, const TensorView& c, std::int64_t head_count, std::int64_t key_channels)
-      : inner(v.size(-1)),
-        value_dim(inner / head_count),
-        heads(head_count),
-        states((c.size(-1) - inner) / 2),
-        key_dim(key_channels) {}
-  // The heads that share a group's B and C are consecutive.
-  constexpr std::int64_t heads_a_group() const { return heads / (states / key_dim); }
+  std::int64_t inner, value_dim, heads, states;
+  Sizes(const TensorView& v, const TensorView& c, std::int64_t head_count)
+      : inner(v.size(-1)), value_dim(inner / head_count), heads(head_count), states((c.size(-1) - inner) / 2) {}
+};
+// Of dk and dq [...,H,K] or [...,G,K]: so many neighbouring rows of K are a group's, and are added up.
+struct KeyGradients {
+  std::int64_t rows, key_dim, rows_a_group;
+  KeyGradients(const TensorView& dk, const Sizes& sizes)
+      : rows(dk.size(-2)), key_dim(dk.size(-1)), rows_a_group(rows / (sizes.states / key_dim)) {}
 };
 
 }  // namespace flashgla::ops::state_space

@@ -30,7 +30,7 @@ struct Call {
 void reference_forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
   if (context.planning()) return;
   const Call in(inputs);
-  const Sizes sizes(outputs.v, inputs.c, inputs.raw.size(-1), 1);
+  const Sizes sizes(outputs.v, inputs.c, inputs.raw.size(-1));
   const Elements u(outputs.u), v(outputs.v), g(outputs.g);
   parallel_for(context, u.rows(), [&](std::int64_t row) {
     for (std::int64_t i = 0; i < u.length(); ++i) u.set(row, i, silu(in.z(row, i)));
@@ -47,10 +47,11 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
                         const OutputGradients& from, const InputGradients& to) {
   if (context.planning()) return;
   const Call in(inputs);
-  const Sizes sizes(from.dv, inputs.c, inputs.raw.size(-1), from.dk.size(-1));
+  const Sizes sizes(from.dv, inputs.c, inputs.raw.size(-1));
+  const KeyGradients keys(from.dk, sizes);
   const Elements skip(skip_view), dv(from.dv), ds(from.ds), dk(from.dk), dq(from.dq), dg(from.dg);
   const Elements dc(to.dc), draw(to.draw), da_log(to.da_log), dskip(to.dskip);
-  const std::int64_t V = sizes.value_dim, K = sizes.key_dim, group = sizes.heads_a_group();
+  const std::int64_t V = sizes.value_dim, K = keys.key_dim, group = keys.rows_a_group;
   parallel_for(context, dc.rows(), [&](std::int64_t row) {
     for (std::int64_t h = 0; h < sizes.heads; ++h) {
       const double dt = softplus(in.s(row, h)), A = -std::exp(in.a_log(h));
@@ -69,7 +70,7 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
       const Elements& each = i < sizes.states ? dk : dq;
       const std::int64_t state = i % sizes.states, first = state / K * group;
       double sum = 0.0;
-      for (std::int64_t h = first; h < first + group; ++h) sum += each(row * sizes.heads + h, state % K);
+      for (std::int64_t h = first; h < first + group; ++h) sum += each(row * keys.rows + h, state % K);
       dc.set(row, sizes.inner + i, sum * silu_slope(in.z(row, sizes.inner + i)));
     }
   });

@@ -87,8 +87,13 @@ void backward(Context& context, const Inputs& inputs, const TensorView& skip, co
   arguments.check("dk", from.dk, c.dtype, Layout::contiguous);
   arguments.check("dq", from.dq, c.dtype, from.dk.shape, "dk", Layout::contiguous);
   const std::int64_t states = (c.size(-1) - from.dv.size(-1)) / 2, heads = raw.size(-1), key_dim = from.dk.size(-1);
-  if (from.dk.numel() != raw.numel() * key_dim || states % key_dim != 0 || heads % (states / key_dim) != 0) {
-    arguments.fail("dk", "has shape " + to_string(from.dk.shape), "[...,H,K] of raw's heads and c's groups");
+  const std::int64_t groups = states % key_dim == 0 ? states / key_dim : 0,
+                     rows = from.dk.rank() < 2 ? 0 : from.dk.size(-2);
+  const bool fits = groups > 0 && heads % groups == 0 && (rows == heads || rows == groups) &&
+                    from.dk.numel() == raw.numel() / heads * rows * key_dim;
+  if (!fits) {
+    arguments.fail("dk", "has shape " + to_string(from.dk.shape),
+                   "[...,H,K] or [...,G,K] of raw's heads and c's groups");
   }
   arguments.check("dg", from.dg, accumulator_of(c.dtype), raw.shape, "raw");
   arguments.check("dc", to.dc, c.dtype, c.shape, "c");

@@ -36,8 +36,8 @@ struct Outputs {
 struct OutputGradients {
   TensorView dv;  // [...,E]
   TensorView ds;  // [...,E]: of s = o + skip x
-  TensorView dk;  // [...,H,K]: of B, as each head used it
-  TensorView dq;  // [...,H,K]: of C
+  TensorView dk;  // [...,H,K]: of B, as each head used it, or [...,G,K]: the sums over a group's heads
+  TensorView dq;  // likewise of C
   TensorView dg;  // [...,H]
 };
 

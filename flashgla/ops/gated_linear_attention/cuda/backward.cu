@@ -9,6 +9,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
@@ -209,6 +210,8 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case BackwardForm::value_gates:
       return plan.hopper ? backward_with_value_gates<TensorCore90>(context, plan, params, d_out, d_in)
                          : backward_with_value_gates<TensorCore80>(context, plan, params, d_out, d_in);
+    case BackwardForm::shared_keys:
+      return backward_with_shared_keys(context, plan, params, d_out, d_in);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
@@ -23,6 +24,10 @@ Support supports(const Problem& p) {
   if (p.key_dim > kMostKeys || p.value_dim > kMostKeys) {
     return Support::no("takes K and V up to 512, not K " + std::to_string(p.key_dim) + ", V " +
                        std::to_string(p.value_dim));
+  }
+  if (p.sums_over_heads && !takes_shared_keys(p)) {
+    return Support::no("sums over heads in bf16, with one gate a token, K 64 or 128 and V 64, not K " +
+                       std::to_string(p.key_dim) + ", V " + std::to_string(p.value_dim));
   }
   if (p.length >= kTooLong) return Support::no("takes less than 2^31 tokens, not " + std::to_string(p.length));
   if (p.algorithm == Algorithm::parallel) return Support::no("has no parallel form");
@@ -66,6 +71,8 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case ForwardForm::value_gates:
       return plan.hopper ? forward_with_value_gates<TensorCore90>(context, plan, params)
                          : forward_with_value_gates<TensorCore80>(context, plan, params);
+    case ForwardForm::shared_keys:
+      return forward_with_shared_keys(context, plan, params, outputs);
   }
 }
 

@@ -152,6 +152,9 @@ int spacing_of(const Problem& p, bool hopper, bool one_kernel) {
 States states_of(const Problem& p, bool hopper, bool one_kernel) {
   States s;
   if (p.algorithm == Algorithm::chunk_recomputed) return s;
+  if (p.sums_over_heads) {
+    return {.kind = StatesKind::images, .bytes = static_cast<std::size_t>(sizes_of(p).states_bytes())};
+  }
   const std::int64_t chunks = most_chunks(p), tiles = p.heads * key_tiles(p) * value_tiles(p);
   if (gates_values_by_chunks(p)) {
     s.kind = StatesKind::gated;
@@ -284,6 +287,15 @@ void plan_value_gates(Plan& plan, const Layout& l, const Architecture& device) {
   plan.forward_cut.segments = plan.backward_cut.segments = segments;
 }
 
+// q and k of all heads at once, dq and dk their sums; nothing stands around it.
+void plan_shared_keys(Plan& plan, const Layout& l) {
+  plan.rows = !are_inputs_aligned(plan.problem, l);
+  plan.forward = ForwardForm::shared_keys;
+  plan.backward = BackwardForm::shared_keys;
+  plan.states = states_of(plan.problem, plan.hopper, false);
+  plan.finds_states = !l.states;
+}
+
 std::string wrappers(const Plan& plan) {
   std::string text;
   const auto add = [&](bool has, const char* name) {
@@ -321,6 +333,13 @@ Problem with_aligned_rows(const Problem& p) {
   aligned.key_dim = rounded_up(p.key_dim, kPieceBytes / narrowest);
   aligned.value_dim = rounded_up(p.value_dim, kPieceBytes / narrowest);
   return aligned;
+}
+
+bool takes_shared_keys(const Problem& p) {
+  return p.sums_over_heads && p.dtype == DType::bf16 && p.gate == GateKind::scalar && p.group() == 1 &&
+         p.value_dim == kTile && (p.key_dim == kTile || p.key_dim == 2 * kTile) &&
+         p.feature_map == FeatureMap::identity && !p.has_logits() && p.algorithm != Algorithm::recurrent &&
+         p.sequences < 65536;
 }
 
 int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
@@ -387,6 +406,11 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
   Layout l = layout;
   if (p.algorithm == Algorithm::chunk_recomputed) l.states = false;
   plan.hopper = hopper;
+  if (p.sums_over_heads) {
+    plan.problem = p;
+    plan_shared_keys(plan, l);
+    return plan;
+  }
   plan.gates = p.has_logits() && !(hopper && turns_logits(p) && are_inputs_aligned(p, l));
   if (plan.gates) {
     p = without_logits(p);
@@ -448,12 +472,13 @@ std::uint64_t States::tag() const {
 }
 
 const char* name_of(ForwardForm form) {
-  constexpr const char* kNames[] = {"tokens", "one_pass", "one_wide_pass", "two_passes", "f32_tiles", "value_gates"};
+  constexpr const char* kNames[] = {"tokens",    "one_pass",    "one_wide_pass", "two_passes",
+                                    "f32_tiles", "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(BackwardForm form) {
-  constexpr const char* kNames[] = {"tokens", "token_gates", "key_gates",  "f32_key_gates",
-                                    "chunks", "f32_tiles",   "value_gates"};
+  constexpr const char* kNames[] = {"tokens", "token_gates", "key_gates",   "f32_key_gates",
+                                    "chunks", "f32_tiles",   "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(StatesKind kind) {

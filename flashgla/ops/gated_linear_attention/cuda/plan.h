@@ -39,6 +39,7 @@ enum class ForwardForm : std::uint8_t {
   two_passes,     // forward/prepare.cuh, core90_plain.cu; recurrence.cuh
   f32_tiles,      // f32_tiles/
   value_gates,    // value_gates/
+  shared_keys,    // shared_keys/
 };
 enum class BackwardForm : std::uint8_t {
   tokens,
@@ -48,6 +49,7 @@ enum class BackwardForm : std::uint8_t {
   chunks,         // the recurrence backwards, backward/keys.cuh
   f32_tiles,
   value_gates,
+  shared_keys,
 };
 const char* name_of(ForwardForm form);
 const char* name_of(BackwardForm form);
@@ -115,6 +117,9 @@ Problem without_features(const Problem& problem);
 Problem with_aligned_rows(const Problem& problem);
 // Whether f16 becomes f32 on the way through features.
 bool goes_through_f32(const Problem& problem);
+
+// Whether kernels take a problem that sums over heads.
+bool takes_shared_keys(const Problem& problem);
 
 // How many bf16 numbers a number of f32 tiles is: f32's own precision, unless the caller allows tf32's.
 int parts_of(const Problem& problem);

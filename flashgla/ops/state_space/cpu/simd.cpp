@@ -62,7 +62,7 @@ template <class T>
 void forward_of(Context& context, const Inputs& in, const Outputs& out, const Parameters& p) {
   const TypedRows<T> c(in.c), raw(in.raw), u(out.u), v(out.v);
   const TypedRows<float> g(out.g);
-  const Sizes sizes(out.v, in.c, in.raw.size(-1), 1);
+  const Sizes sizes(out.v, in.c, in.raw.size(-1));
   parallel_for_blocks(context, c.count(), kTokens, [&](std::int64_t first, std::int64_t last) {
     alignas(64) float z[kPiece];
     for (std::int64_t row = first; row < last; ++row) {
@@ -88,8 +88,9 @@ void backward_of(Context& context, const Inputs& in, const OutputGradients& from
                  const Parameters& p) {
   const TypedRows<T> c(in.c), raw(in.raw), dv(from.dv), ds(from.ds), dc(to.dc), draw(to.draw);
   const TypedRows<float> dg(from.dg), da_log(to.da_log), dskip(to.dskip);
-  const Sizes sizes(from.dv, in.c, in.raw.size(-1), from.dk.size(-1));
-  const std::int64_t V = sizes.value_dim, K = sizes.key_dim, group = sizes.heads_a_group();
+  const Sizes sizes(from.dv, in.c, in.raw.size(-1));
+  const KeyGradients keys(from.dk, sizes);
+  const std::int64_t V = sizes.value_dim, K = keys.key_dim, group = keys.rows_a_group;
   parallel_for_blocks(context, c.count(), kTokens, [&](std::int64_t first, std::int64_t last) {
     const simd::F32 d;
     alignas(64) float z[kPiece], sum[kPiece];
@@ -114,7 +115,7 @@ void backward_of(Context& context, const Inputs& in, const OutputGradients& from
         dskip[row][h] = to_skip;
       }
       for (const bool queries : {false, true}) {
-        const T* each = (queries ? from.dq : from.dk).as<T>() + row * sizes.heads * K;
+        const T* each = (queries ? from.dq : from.dk).as<T>() + row * keys.rows * K;
         for (std::int64_t at = 0; at < sizes.states; at += K) {
           for_pieces(0, K, [&](std::int64_t begin, std::int64_t count) {
             std::fill_n(sum, count, 0.0f);

@@ -1,5 +1,6 @@
-// A block has a token: what is one number a head lies in shared memory, channels are neighbouring threads'; sums over a
-// head's channels are a warp's.
+// Forward: a block has a few tokens, whose numbers a head lie in shared memory, and a thread the same channels of each.
+// Backward: a block has a token, some neighbouring threads a head, which they sum over. 16 bytes a load where all lies
+// so that a piece of it belongs to one head.
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/state_space/implementations.h"
@@ -24,28 +25,53 @@ struct Parameters {
 
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-template <class T>
-__device__ __forceinline__ float with_bias(const T* c, const Parameters& p, std::int64_t i) {
-  return to_float(c[i]) + (p.bias ? p.bias[i] : 0.0f);
+// Neighbouring channels of c with their biases.
+template <int N, class T>
+__device__ __forceinline__ void with_bias(float (&z)[N], const Vector<T, N>& c, const Parameters& p, std::int64_t at) {
+  const auto bias = p.bias ? Vector<float, N>::load(p.bias + at) : Vector<float, N>::zero();
+#pragma unroll
+  for (int i = 0; i < N; ++i) z[i] = c[i] + bias[i];
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Operand<T> c, Operand<T> raw, Operand<T> u, Operand<T> v,
-                                                           Operand<float> g, Parameters p, Sizes sizes) {
+constexpr int kTokens = 4;  // of a block of the forward
+
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(Operand<T> c, Operand<T> raw, Operand<T> u, Operand<T> v, Operand<float> g, Parameters p,
+                   Sizes sizes, std::int64_t rows) {
   flashgla::cuda::wait_for_previous();
-  extern __shared__ float dt[];  // [H]
-  const std::int64_t row = blockIdx.x;
-  for (std::int64_t h = threadIdx.x; h < sizes.heads; h += kThreads) {
-    dt[h] = softplus(to_float(*raw.at(row, h)) + p.dt_bias[h]);
-    *g.at(row, h) = -expf(p.a_log[h]) * dt[h];
+  extern __shared__ float dt[];  // [kTokens, H]
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kTokens;
+  const int tokens = static_cast<int>(rows - first < kTokens ? rows - first : kTokens);
+  const int heads = static_cast<int>(sizes.heads);
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * heads; i += kThreads) {
+    const int token = i / heads, h = i - token * heads;
+    dt[i] = softplus(to_float(*raw.at(first + token, h)) + p.dt_bias[h]);
+    *g.at(first + token, h) = -expf(p.a_log[h]) * dt[i];
   }
   __syncthreads();
-  const T* from = c.at(row, 0);
-  T *to = u.at(row, 0), *values = v.at(row, 0);
-  for (std::int64_t i = threadIdx.x; i < sizes.inner + 2 * sizes.states; i += kThreads) {
-    const float z = with_bias(from, p, i), x = z * ops::cuda::sigmoid(z);
-    to[i] = from_float<T>(x);
-    if (i < sizes.inner) values[i] = from_float<T>(dt[i / sizes.value_dim] * x);
+  const int channels = static_cast<int>(sizes.inner + 2 * sizes.states), value_dim = static_cast<int>(sizes.value_dim);
+  for (int at = static_cast<int>(threadIdx.x) * N; at < channels; at += kThreads * N) {
+    Vector<T, N> read[kTokens];
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      if (token < tokens) read[token] = c.template load<N>(first + token, at);
+    }
+    const int h = at / value_dim;
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      if (token >= tokens) break;
+      float x[N];
+      with_bias(x, read[token], p, at);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] *= ops::cuda::sigmoid(x[i]);
+      u.template store<N>(first + token, at, x);
+      if (at >= sizes.inner) continue;
+      const float step = dt[token * heads + h];
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] *= step;
+      v.template store<N>(first + token, at, x);
+    }
   }
 }
 
@@ -56,58 +82,94 @@ struct Gradients {
   const T *dk, *dq;  // [rows,H,K]
 };
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+// Over `lanes` neighbours, a power of two of at most 32.
+__device__ __forceinline__ float sum_of_lanes(float x, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Gradients<T> t, Parameters p, Sizes sizes) {
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Gradients<T> t, Parameters p, Sizes sizes, KeyGradients keys, int lanes) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t row = blockIdx.x;
-  const int lane = threadIdx.x % 32;
-  const T *c = t.c.at(row, 0), *dv = t.dv.at(row, 0), *ds = t.ds.at(row, 0);
-  T* dc = t.dc.at(row, 0);
-  for (std::int64_t h = threadIdx.x / 32; h < sizes.heads; h += kThreads / 32) {
-    const float s = to_float(*t.raw.at(row, h)) + p.dt_bias[h], dt = softplus(s);
-    const float beside = p.skip[h];
+  const int lane = static_cast<int>(threadIdx.x) % lanes, value_dim = static_cast<int>(sizes.value_dim);
+  // All threads go round equally often, for their sums are of whole warps.
+#pragma unroll 2
+  for (std::int64_t begin = 0; begin < sizes.heads; begin += kThreads / lanes) {
+    const std::int64_t h = begin + threadIdx.x / lanes;
+    const bool inside = h < sizes.heads;
+    const float s = inside ? to_float(*t.raw.at(row, h)) + p.dt_bias[h] : 0.0f, dt = softplus(s);
+    const float beside = inside ? p.skip[h] : 0.0f;
     float to_dt = 0.0f, to_skip = 0.0f;
-    for (std::int64_t i = h * sizes.value_dim + lane; i < (h + 1) * sizes.value_dim; i += 32) {
-      const float z = with_bias(c, p, i), sigmoid = ops::cuda::sigmoid(z), x = z * sigmoid;
-      const float to_v = to_float(dv[i]), to_s = to_float(ds[i]);
-      to_dt = fmaf(to_v, x, to_dt);
-      to_skip = fmaf(to_s, x, to_skip);
-      dc[i] = from_float<T>(fmaf(dt, to_v, beside * to_s) * ops::cuda::silu_slope(z, sigmoid));
+    for (int i = lane * N; inside && i < value_dim; i += lanes * N) {
+      const std::int64_t at = h * value_dim + i;
+      const auto to_v = t.dv.template load<N>(row, at), to_s = t.ds.template load<N>(row, at);
+      float z[N];
+      with_bias(z, t.c.template load<N>(row, at), p, at);
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        const float sigmoid = ops::cuda::sigmoid(z[e]), x = z[e] * sigmoid;
+        to_dt = fmaf(to_v[e], x, to_dt);
+        to_skip = fmaf(to_s[e], x, to_skip);
+        z[e] = fmaf(dt, to_v[e], beside * to_s[e]) * ops::cuda::silu_slope(z[e], sigmoid);
+      }
+      t.dc.template store<N>(row, at, z);
     }
-    to_dt = sum_of_warp(to_dt);
-    to_skip = sum_of_warp(to_skip);
-    if (lane == 0) {
+    to_dt = sum_of_lanes(to_dt, lanes);
+    to_skip = sum_of_lanes(to_skip, lanes);
+    if (inside && lane == 0) {
       const float A = -expf(p.a_log[h]), gradient = *t.dg.at(row, h);
       *t.draw.at(row, h) = from_float<T>(fmaf(A, gradient, to_dt) * ops::cuda::sigmoid(s));
       *t.da_log.at(row, h) = gradient * A * dt;
       *t.dskip.at(row, h) = to_skip;
     }
   }
-  const std::int64_t group = sizes.heads_a_group();
-  for (std::int64_t i = threadIdx.x; i < 2 * sizes.states; i += kThreads) {
-    const std::int64_t state = i % sizes.states, first = state / sizes.key_dim * group;
-    const T* each =
-        (i < sizes.states ? t.dk : t.dq) + (row * sizes.heads + first) * sizes.key_dim + state % sizes.key_dim;
-    float sum = 0.0f;
-#pragma unroll 8
-    for (std::int64_t h = 0; h < group; ++h) sum += to_float(each[h * sizes.key_dim]);
-    const float z = with_bias(c, p, sizes.inner + i);
-    dc[sizes.inner + i] = from_float<T>(sum * ops::cuda::silu_slope(z, ops::cuda::sigmoid(z)));
+  const int states = static_cast<int>(sizes.states), key_dim = static_cast<int>(keys.key_dim);
+  for (int i = static_cast<int>(threadIdx.x) * N; i < 2 * states; i += kThreads * N) {
+    const int state = i < states ? i : i - states;
+    const T* each = (i < states ? t.dk : t.dq) + (row * keys.rows + state / key_dim * keys.rows_a_group) * key_dim +
+                    state % key_dim;
+    float sum[N] = {}, z[N];
+#pragma unroll 4
+    for (std::int64_t h = 0; h < keys.rows_a_group; ++h) {
+      const auto more = Vector<T, N>::load(each + h * key_dim);
+#pragma unroll
+      for (int e = 0; e < N; ++e) sum[e] += more[e];
+    }
+    with_bias(z, t.c.template load<N>(row, sizes.inner + i), p, sizes.inner + i);
+#pragma unroll
+    for (int e = 0; e < N; ++e) sum[e] *= ops::cuda::silu_slope(z[e], ops::cuda::sigmoid(z[e]));
+    t.dc.template store<N>(row, sizes.inner + i, sum);
   }
 }
 
-// y = (o + skip x) silu(z). Where all tensors are dense a column counts over all rows.
+// skip of neighbouring channels. Where all tensors are dense a column counts over all rows.
+struct Skips {
+  const float* skip;
+  std::uint32_t inner, value_dim;
+
+  template <int N>
+  __device__ __forceinline__ void read(float (&factors)[N], std::int64_t column) const {
+    auto channel = static_cast<std::uint32_t>(column < inner ? column : column % inner);
+    std::uint32_t head = channel / value_dim, left = (head + 1) * value_dim - channel;
+    float factor = skip[head];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      factors[i] = factor;
+      if (--left > 0 || i + 1 == N) continue;  // a row's end is a head's
+      head = (head + 1) * value_dim == inner ? 0 : head + 1;
+      factor = skip[head];
+      left = value_dim;
+    }
+  }
+};
+
+// y = (o + skip x) silu(z).
 template <class T>
 struct Gate {
   Operand<T> o, x, z, y;
-  const float* skip;
-  std::uint32_t inner, value_dim;
+  Skips skips;
 
   template <int N>
   struct Read {
@@ -119,11 +181,11 @@ struct Gate {
   }
   template <int N>
   __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
-    float out[N];
+    float out[N], skip[N];
+    skips.read(skip, column);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const auto channel = static_cast<std::uint32_t>((column + i) % inner);
-      out[i] = fmaf(skip[channel / value_dim], in.x[i], in.o[i]) * in.z[i] * ops::cuda::sigmoid(in.z[i]);
+      out[i] = fmaf(skip[i], in.x[i], in.o[i]) * in.z[i] * ops::cuda::sigmoid(in.z[i]);
     }
     y.template store<N>(row, column, out);
   }
@@ -132,8 +194,7 @@ struct Gate {
 template <class T>
 struct GateBackward {
   Operand<T> o, x, z, dy, ds, dz;
-  const float* skip;
-  std::uint32_t inner, value_dim;
+  Skips skips;
 
   template <int N>
   struct Read {
@@ -146,13 +207,13 @@ struct GateBackward {
   }
   template <int N>
   __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
-    float to_s[N], to_z[N];
+    float to_s[N], to_z[N], skip[N];
+    skips.read(skip, column);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const auto channel = static_cast<std::uint32_t>((column + i) % inner);
       const float z = in.z[i], sigmoid = ops::cuda::sigmoid(z), gradient = in.dy[i];
       to_s[i] = gradient * z * sigmoid;
-      to_z[i] = gradient * fmaf(skip[channel / value_dim], in.x[i], in.o[i]) * ops::cuda::silu_slope(z, sigmoid);
+      to_z[i] = gradient * fmaf(skip[i], in.x[i], in.o[i]) * ops::cuda::silu_slope(z, sigmoid);
     }
     ds.template store<N>(row, column, to_s);
     dz.template store<N>(row, column, to_z);
@@ -166,18 +227,29 @@ Parameters parameters_of(Context& context, const Inputs& in, const TensorView& s
   return {wide(in.bias), wide(in.dt_bias), wide(in.a_log), wide(skip)};
 }
 
+// Whether pieces of 16 bytes can be moved, each of one head, or of B or C.
+template <class T>
+bool in_pieces(const Parameters& p, const Sizes& sizes, std::initializer_list<const TensorView*> tensors) {
+  constexpr int kElements = flashgla::cuda::kVectorOf<T>;
+  return sizes.value_dim % kElements == 0 && sizes.states % kElements == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.bias) % 16 == 0 && ops::cuda::are_aligned(tensors, kElements);
+}
+
 void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
   const Parameters parameters = parameters_of(context, in, {});
   const std::int64_t rows = rows_of(in.c.shape);
   if (context.planning() || rows == 0) return;
-  const Sizes sizes(out.v, in.c, in.raw.size(-1), 1);
-  const auto shared = static_cast<int>(sizes.heads * static_cast<std::int64_t>(sizeof(float)));
+  const Sizes sizes(out.v, in.c, in.raw.size(-1));
+  const auto shared = static_cast<int>(kTokens * sizes.heads * static_cast<std::int64_t>(sizeof(float)));
   const auto queue = [&](auto zero) {
     using T = decltype(zero);
-    ops::cuda::queue_kernel(context, "state_space", forward_kernel<T>, rows, kThreads, shared, Operand<T>(in.c),
-                            Operand<T>(in.raw), Operand<T>(out.u), Operand<T>(out.v), Operand<float>(out.g), parameters,
-                            sizes);
+    auto* const kernel = in_pieces<T>(parameters, sizes, {&in.c, &out.u, &out.v})
+                             ? forward_kernel<T, flashgla::cuda::kVectorOf<T>>
+                             : forward_kernel<T, 1>;
+    ops::cuda::queue_kernel(context, "state_space", kernel, (rows + kTokens - 1) / kTokens, kThreads, shared,
+                            Operand<T>(in.c), Operand<T>(in.raw), Operand<T>(out.u), Operand<T>(out.v),
+                            Operand<float>(out.g), parameters, sizes, rows);
   };
   in.c.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
 }
@@ -188,7 +260,8 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& skip, c
   const Parameters parameters = parameters_of(context, in, skip);
   const std::int64_t rows = rows_of(in.c.shape);
   if (context.planning() || rows == 0) return;
-  const Sizes sizes(from.dv, in.c, in.raw.size(-1), from.dk.size(-1));
+  const Sizes sizes(from.dv, in.c, in.raw.size(-1));
+  const KeyGradients keys(from.dk, sizes);
   const auto queue = [&](auto zero) {
     using T = decltype(zero);
     const Gradients<T> gradients{Operand<T>(in.c),
@@ -202,8 +275,13 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& skip, c
                                  Operand<float>(to.dskip),
                                  static_cast<const T*>(from.dk.data),
                                  static_cast<const T*>(from.dq.data)};
-    ops::cuda::queue_kernel(context, "state_space", backward_kernel<T>, rows, kThreads, 0, gradients, parameters,
-                            sizes);
+    const bool pieces = keys.key_dim % flashgla::cuda::kVectorOf<T> == 0 &&
+                        in_pieces<T>(parameters, sizes, {&in.c, &from.dv, &from.ds, &to.dc, &from.dk, &from.dq});
+    int lanes = 1;
+    while (lanes < 32 && lanes * (pieces ? flashgla::cuda::kVectorOf<T> : 1) < sizes.value_dim) lanes *= 2;
+    auto* const kernel = pieces ? backward_kernel<T, flashgla::cuda::kVectorOf<T>> : backward_kernel<T, 1>;
+    ops::cuda::queue_kernel(context, "state_space", kernel, rows, kThreads, 0, gradients, parameters, sizes, keys,
+                            lanes);
   };
   in.c.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
 }
@@ -216,7 +294,7 @@ void cuda_gate(Context& context, const TensorView& o, const TensorView& x, const
   const auto inner = static_cast<std::uint32_t>(o.size(-1)), heads = static_cast<std::uint32_t>(skip.numel());
   const auto queue = [&](auto zero) {
     using T = decltype(zero);
-    const Gate<T> body{Operand<T>(o), Operand<T>(x), Operand<T>(z), Operand<T>(y), factors, inner, inner / heads};
+    const Gate<T> body{Operand<T>(o), Operand<T>(x), Operand<T>(z), Operand<T>(y), {factors, inner, inner / heads}};
     ops::cuda::for_each_element(context, "state_space", body, {&o, &x, &z, &y});
   };
   o.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
@@ -230,8 +308,13 @@ void cuda_gate_backward(Context& context, const TensorView& o, const TensorView&
   const auto inner = static_cast<std::uint32_t>(o.size(-1)), heads = static_cast<std::uint32_t>(skip.numel());
   const auto queue = [&](auto zero) {
     using T = decltype(zero);
-    const GateBackward<T> body{Operand<T>(o),  Operand<T>(x), Operand<T>(z), Operand<T>(dy), Operand<T>(ds),
-                               Operand<T>(dz), factors,       inner,         inner / heads};
+    const GateBackward<T> body{Operand<T>(o),
+                               Operand<T>(x),
+                               Operand<T>(z),
+                               Operand<T>(dy),
+                               Operand<T>(ds),
+                               Operand<T>(dz),
+                               {factors, inner, inner / heads}};
     ops::cuda::for_each_element(context, "state_space", body, {&o, &x, &z, &dy, &ds, &dz});
   };
   o.dtype == DType::f32 ? queue(float{}) : queue(bf16{});

@@ -14,4 +14,7 @@ void forward_with_aligned_rows(Context& context, const Problem& problem, const I
 void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                 const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest);
 
+// Whether a tensor [B,T,heads,channels] can be moved as it is.
+bool is_aligned(const TensorView& view);
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

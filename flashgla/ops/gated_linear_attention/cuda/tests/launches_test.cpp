@@ -29,6 +29,8 @@ std::string kernel_of(const cuda::Plan& plan) {
       return plan.problem.gate == GateKind::key_value ? "gated_outputs_kernel" : "split_states_kernel";
     case cuda::ForwardForm::value_gates:
       return "pass_gated_state_kernel";
+    case cuda::ForwardForm::shared_keys:
+      return "outputs_kernel";
   }
   return "";
 }
@@ -48,17 +50,19 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
       return plan.problem.gate == GateKind::key_value ? "gated_gradients_kernel" : "split_gradients_kernel";
     case cuda::BackwardForm::value_gates:
       return "make_side_kernel";
+    case cuda::BackwardForm::shared_keys:
+      return "gradients_kernel";
   }
   return "";
 }
 
-const std::set<std::string> kForwardKernels = {"recurrent_kernel",       "fused_kernel",         "wide_forward_kernel",
-                                               "recurrence_kernel",      "gated_outputs_kernel", "split_states_kernel",
-                                               "pass_gated_state_kernel"};
+const std::set<std::string> kForwardKernels = {"recurrent_kernel",        "fused_kernel",         "wide_forward_kernel",
+                                               "recurrence_kernel",       "gated_outputs_kernel", "split_states_kernel",
+                                               "pass_gated_state_kernel", "outputs_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_pass_kernel",    "backward_by_role_kernel", "backward_rows_kernel",
-    "backward_channels_kernel", "backward_fused_kernel",   "make_dq_dk_dg_kernel",
-    "gated_gradients_kernel",   "split_gradients_kernel",  "make_side_kernel"};
+    "recurrent_pass_kernel", "backward_by_role_kernel", "backward_rows_kernel",   "backward_channels_kernel",
+    "backward_fused_kernel", "make_dq_dk_dg_kernel",    "gated_gradients_kernel", "split_gradients_kernel",
+    "make_side_kernel",      "gradients_kernel"};
 
 // Those of the names that are among the kernels launched, without namespaces and template arguments.
 std::set<std::string> launched(const std::set<std::string>& among) {
@@ -72,32 +76,50 @@ std::set<std::string> launched(const std::set<std::string>& among) {
   return found;
 }
 
-TEST(Launches, AreThoseOfThePlan) {
-  const Device device = Device::cuda(0);
-  for (const Case& c : path_cases()) {
-    for (const bool hopper : {true, false}) {
-      for (const bool keep : {true, false}) {
-        SCOPED_TRACE(c.name + (hopper ? " on cuda_sm90" : " on cuda_portable") + (keep ? ", states kept" : ""));
-        Described d = described(c);
-        Context context(device);
-        context.force_implementation(hopper ? "cuda_sm90" : "cuda_portable");
-        const std::size_t bytes = keep ? states_bytes(context, d.problem) : 0;
-        if (bytes > 0) d.outputs.states = without_memory({static_cast<std::int64_t>(bytes)}, DType::u8);
-        const cuda::Plan plan =
-            cuda::make_plan(d.problem, cuda::layout_of(d.problem, d.inputs, d.outputs), context.architecture(), hopper);
-        testing::take_recorded_kernels();
-        forward(context, d.inputs, d.outputs, d.options);
-        EXPECT_EQ(launched(kForwardKernels), std::set<std::string>{kernel_of(plan)}) << cuda::to_string(plan);
-        const InputGradients gradients{
-            .dq = d.inputs.q,
-            .dk = d.inputs.k,
-            .dv = d.inputs.v,
-            .dg = c.gate == GateKind::constant ? without_memory({c.heads}, DType::f32) : d.inputs.g,
-            .dgv = d.inputs.gv};
-        backward(context, d.inputs, d.outputs, {.d_o = d.outputs.o}, gradients, d.options);
-        EXPECT_EQ(launched(kBackwardKernels), std::set<std::string>{backward_kernel_of(plan)}) << cuda::to_string(plan);
-      }
+void expect_launches_of_plan(const Described& described, const std::string& name) {
+  for (const bool hopper : {true, false}) {
+    for (const bool keep : {true, false}) {
+      SCOPED_TRACE(name + (hopper ? " on cuda_sm90" : " on cuda_portable") + (keep ? ", states kept" : ""));
+      Described d = described;
+      Context context(Device::cuda(0));
+      context.force_implementation(hopper ? "cuda_sm90" : "cuda_portable");
+      const std::size_t bytes = keep ? states_bytes(context, d.problem) : 0;
+      if (bytes > 0) d.outputs.states = without_memory({static_cast<std::int64_t>(bytes)}, DType::u8);
+      const cuda::Plan plan =
+          cuda::make_plan(d.problem, cuda::layout_of(d.problem, d.inputs, d.outputs), context.architecture(), hopper);
+      testing::take_recorded_kernels();
+      forward(context, d.inputs, d.outputs, d.options);
+      EXPECT_EQ(launched(kForwardKernels), std::set<std::string>{kernel_of(plan)}) << cuda::to_string(plan);
+      const InputGradients gradients{
+          .dq = d.inputs.q,
+          .dk = d.inputs.k,
+          .dv = d.inputs.v,
+          .dg = d.problem.gate == GateKind::constant ? without_memory({d.problem.heads}, DType::f32) : d.inputs.g,
+          .dgv = d.inputs.gv};
+      backward(context, d.inputs, d.outputs, {.d_o = d.outputs.o}, gradients, d.options);
+      EXPECT_EQ(launched(kBackwardKernels), std::set<std::string>{backward_kernel_of(plan)}) << cuda::to_string(plan);
     }
+  }
+}
+
+TEST(Launches, AreThoseOfThePlan) {
+  for (const Case& c : path_cases()) expect_launches_of_plan(described(c), c.name);
+}
+
+TEST(Launches, OfSumsOverHeadsAreThoseOfThePlan) {
+  for (const std::int64_t key_dim : {64, 128}) {
+    Described d = described({.batch = 2,
+                             .length = 203,
+                             .query_heads = 6,
+                             .heads = 6,
+                             .key_dim = key_dim,
+                             .value_dim = 64,
+                             .gate = GateKind::scalar,
+                             .dtype = DType::bf16});
+    d.inputs.q.stride[2] = d.inputs.k.stride[2] = 0;
+    d.inputs.q.stride[1] = d.inputs.k.stride[1] = key_dim;
+    d.options.sums_over_heads = d.problem.sums_over_heads = true;
+    expect_launches_of_plan(d, "sums over heads");
   }
 }
 

@@ -184,6 +184,49 @@ TEST(Plan, RowsThatLieOtherwiseAreCopied) {
   EXPECT_EQ(name(), "gates, rows: one_pass of pairs");
 }
 
+// Sums over heads have kernels of their own on both rows, whatever else the problem would take.
+TEST(Plan, SumsOverHeadsShareKeys) {
+  Described d = described({.batch = 2,
+                           .length = 203,
+                           .query_heads = 6,
+                           .heads = 6,
+                           .key_dim = 128,
+                           .value_dim = 64,
+                           .gate = GateKind::scalar,
+                           .dtype = DType::bf16});
+  Problem& p = d.problem;
+  p.sums_over_heads = true;
+  d.layout.q.head = d.layout.k.head = 0;
+  const std::size_t states = 2 * 4 * 6 * 2 * kImageBytes;  // sequences, chunks, heads, key tiles
+  for (const bool hopper : {true, false}) {
+    const auto plan = [&] { return make_plan(p, d.layout, kH200, hopper); };
+    d.layout.states = true;
+    EXPECT_EQ(to_string(plan()), "shared_keys; shared_keys; images");
+    EXPECT_EQ(plan().states.bytes, states);
+    EXPECT_EQ(states_bytes(p, hopper), states + states_tag_bytes());
+    d.layout.states = false;
+    EXPECT_EQ(to_string(plan()), "shared_keys; shared_keys, states found; images");
+    EXPECT_EQ(plan().states.bytes, states);
+    Problem recomputed = p;
+    recomputed.algorithm = Algorithm::chunk_recomputed;
+    EXPECT_EQ(to_string(make_plan(recomputed, d.layout, kH200, hopper)),
+              "shared_keys; shared_keys, states found; none");
+    EXPECT_EQ(states_bytes(recomputed, hopper), 0u);
+  }
+  const auto takes = [&](auto change) {
+    Problem other = p;
+    change(other);
+    return takes_shared_keys(other);
+  };
+  EXPECT_TRUE(takes([](Problem& o) { o.key_dim = 64; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.sums_over_heads = false; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.key_dim = 192; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.value_dim = 128; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.gate = GateKind::constant; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.dtype = DType::f32; }));
+  EXPECT_FALSE(takes([](Problem& o) { o.query_heads = 12; }));
+}
+
 // Offsets that 31 bits do not count: not in one pass.
 TEST(Plan, FarRowsGoInTwoPasses) {
   Described d = described({.batch = 34,
