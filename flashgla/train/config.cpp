@@ -101,10 +101,7 @@ std::vector<Field> fields(TrainConfig& c) {
       {"dropout", "optimizer",
        "probability that an element of what a mixer or an MLP adds to the residual stream is 0 while training",
        &c.dropout},
-<<<<<<< HEAD
       {"embedding_dropout", "optimizer", "the same of the embeddings; -1: as dropout", &c.embedding_dropout},
-=======
->>>>>>> a7cb66e (Mamba-2's heads share scores and sums of gradients on CUDA)
       {"attention_dropout", "optimizer", "the same of softmax attention's probabilities; -1: as dropout",
        &c.attention_dropout},
       {"optimizer_state", "optimizer",

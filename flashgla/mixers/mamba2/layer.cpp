@@ -7,7 +7,6 @@
 #include "flashgla/nn/linear.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
-#include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/short_convolution/short_convolution.h"
 #include "flashgla/ops/state_space/state_space.h"
 
@@ -145,11 +144,18 @@ class Mamba2 : public Mixer {
   }
   // convolved, u, v and g from the projections.
   void prepare(const nn::Pass& pass, const LayerState& after) const;
-  // gated and normalized from o.
+  // normalized from o.
   void normalize(Context& context, bool deviations) const;
   // The columns of group i, and its part of a vector.
   TensorView group_of(const TensorView& x, std::int64_t i) const {
     return x.slice(-1, i * (inner_ / groups_), (i + 1) * (inner_ / groups_));
+  }
+  // What is normalised together: o, gated by z.
+  state_space::Gate gate_inputs(const TensorView& o, const TensorView& u, const TensorView& projected,
+                                std::int64_t i) const {
+    const std::int64_t heads = heads_ / groups_;
+    return {group_of(o, i), group_of(inputs_of(u), i), skip_.value.slice(0, i * heads, (i + 1) * heads),
+            group_of(gate_of(projected), i)};
   }
 
   std::int64_t heads_, groups_, key_dim_, width_;
@@ -171,7 +177,6 @@ class Mamba2 : public Mixer {
     TensorView g;           // [B,T,H]
     TensorView o;           // [B,T,E]: kept
     TensorView states;      // the operator's own
-    TensorView gated;       // [B,T,E]
     TensorView normalized;  // [B,T,E]
     TensorView rstd;        // [groups, B*T]: kept
     LayerState before;
@@ -204,15 +209,10 @@ void Mamba2::prepare(const nn::Pass& pass, const LayerState& after) const {
 }
 
 void Mamba2::normalize(Context& context, bool deviations) const {
-  state_space::gate(context, saved_.o, inputs_of(saved_.u), skip_.value, gate_of(saved_.projected), saved_.gated);
   for (std::int64_t i = 0; i < groups_; ++i) {
-    ops::rms_norm::Inputs inputs;
-    inputs.x = group_of(saved_.gated, i);
-    inputs.weight = group_of(norm_.value, i);
-    ops::rms_norm::Outputs outputs;
-    outputs.y = group_of(saved_.normalized, i);
-    outputs.rstd = deviations ? saved_.rstd.select(0, i) : TensorView();
-    ops::rms_norm::forward(context, inputs, outputs, norm_eps_);
+    state_space::gate_norm(context, gate_inputs(saved_.o, saved_.u, saved_.projected, i), group_of(norm_.value, i),
+                           norm_eps_, group_of(saved_.normalized, i),
+                           deviations ? saved_.rstd.select(0, i) : TensorView());
   }
 }
 
@@ -249,7 +249,6 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, c
   saved_.states = outputs.states;
   attention::forward(context, inputs, outputs, options);
 
-  saved_.gated = again(inner_, "mamba2: gated outputs");
   saved_.normalized = again(inner_, "mamba2: normalised outputs");
   saved_.rstd = pass.training()
                     ? pass.saved->tensor(Shape({groups_, batch * length}), wide(x.dtype), "norms: statistics")
@@ -264,7 +263,7 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   const ArenaScope scope(scratch);
   const auto like = [&](const TensorView& view) { return scratch.tensor(view.shape, view.dtype, "mamba2: gradients"); };
   if (pass.recompute == nn::Recompute::activations) {
-    for (TensorView* view : {&saved_.convolved, &saved_.u, &saved_.v, &saved_.g, &saved_.gated, &saved_.normalized}) {
+    for (TensorView* view : {&saved_.convolved, &saved_.u, &saved_.v, &saved_.g, &saved_.normalized}) {
       *view = like(*view);
     }
     prepare(pass, {});
@@ -273,11 +272,10 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   const TensorView dprojected = like(saved_.projected), d_o = like(saved_.o);
   output_.backward(context, saved_.normalized, dy, d_o);
   for (std::int64_t i = 0; i < groups_; ++i) {
-    ops::rms_norm::backward(context, group_of(saved_.gated, i), group_of(norm_.value, i), saved_.rstd.select(0, i),
-                            group_of(d_o, i), group_of(d_o, i), false, group_of(norm_.gradient, i));
+    state_space::gate_norm_backward(context, gate_inputs(saved_.o, saved_.u, saved_.projected, i),
+                                    group_of(norm_.value, i), saved_.rstd.select(0, i), group_of(d_o, i),
+                                    group_of(d_o, i), group_of(gate_of(dprojected), i), group_of(norm_.gradient, i));
   }
-  state_space::gate_backward(context, saved_.o, inputs_of(saved_.u), skip_.value, gate_of(saved_.projected), d_o, d_o,
-                             gate_of(dprojected));
 
   const attention::Inputs inputs = attention_inputs(context, pass);
   const attention::Options options = attention_options(pass, inputs);
@@ -336,14 +334,9 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
   inputs.g = g;
   const TensorView o = sized(inner_, "mamba2: outputs");
   attention::step(context, inputs, state[0], {}, o.split_last(heads_), options_);
-  state_space::gate(context, o, inputs_of(u), skip_.value, gate_of(projected), o);
   for (std::int64_t i = 0; i < groups_; ++i) {
-    ops::rms_norm::Inputs normed;
-    normed.x = group_of(o, i);
-    normed.weight = group_of(norm_.value, i);
-    ops::rms_norm::Outputs outputs;
-    outputs.y = group_of(o, i);
-    ops::rms_norm::forward(context, normed, outputs, norm_eps_);
+    state_space::gate_norm(context, gate_inputs(o, u, projected, i), group_of(norm_.value, i), norm_eps_,
+                           group_of(o, i), {});
   }
   const linear_step::Layer output = output_.step_layer(x);
   linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});

@@ -19,11 +19,22 @@ struct Implementation {
   // All take their workspace before they look whether the context is planning.
   void (*forward)(Context&, const Inputs&, const Outputs&);
   void (*backward)(Context&, const Inputs&, const TensorView& skip, const OutputGradients&, const InputGradients&);
-  void (*gate)(Context&, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-               const TensorView& y);
-  void (*gate_backward)(Context&, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-                        const TensorView& dy, const TensorView& ds, const TensorView& dz);
+  void (*gate_norm)(Context&, const Gate&, const TensorView& weight, double epsilon, const TensorView& y,
+                    const TensorView& rstd);
+  void (*gate_norm_backward)(Context&, const Gate&, const TensorView& weight, const TensorView& rstd,
+                             const TensorView& dy, const TensorView& ds, const TensorView& dz,
+                             const TensorView& dweight);
 };
+
+// The gate alone, y = (o + skip x) silu(z), and its gradients from dy: of implementations that have rms_norm behind it.
+using GateAlone = void (*)(Context&, const Gate&, const TensorView& y);
+using GateAloneBackward = void (*)(Context&, const Gate&, const TensorView& dy, const TensorView& ds,
+                                   const TensorView& dz);
+void gate_then_norm(Context& context, GateAlone gate, const Gate& inputs, const TensorView& weight, double epsilon,
+                    const TensorView& y, const TensorView& rstd);
+void norm_then_gate_backward(Context& context, GateAlone gate, GateAloneBackward backward, const Gate& inputs,
+                             const TensorView& weight, const TensorView& rstd, const TensorView& dy,
+                             const TensorView& ds, const TensorView& dz, const TensorView& dweight);
 
 // Best first, reference last.
 std::span<const Implementation> implementations();

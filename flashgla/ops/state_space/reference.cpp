@@ -76,10 +76,9 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
   });
 }
 
-void reference_gate(Context& context, const TensorView& o_view, const TensorView& x_view, const TensorView& skip_view,
-                    const TensorView& z_view, const TensorView& y_view) {
+void reference_gate(Context& context, const Gate& in, const TensorView& y_view) {
   if (context.planning()) return;
-  const Elements o(o_view), x(x_view), skip(skip_view), z(z_view), y(y_view);
+  const Elements o(in.o), x(in.x), skip(in.skip), z(in.z), y(y_view);
   const std::int64_t value_dim = y.length() / skip.length();
   parallel_for(context, y.rows(), [&](std::int64_t row) {
     for (std::int64_t i = 0; i < y.length(); ++i) {
@@ -88,11 +87,10 @@ void reference_gate(Context& context, const TensorView& o_view, const TensorView
   });
 }
 
-void reference_gate_backward(Context& context, const TensorView& o_view, const TensorView& x_view,
-                             const TensorView& skip_view, const TensorView& z_view, const TensorView& dy_view,
-                             const TensorView& ds_view, const TensorView& dz_view) {
+void reference_gate_backward(Context& context, const Gate& in, const TensorView& dy_view, const TensorView& ds_view,
+                             const TensorView& dz_view) {
   if (context.planning()) return;
-  const Elements o(o_view), x(x_view), skip(skip_view), z(z_view), dy(dy_view), ds(ds_view), dz(dz_view);
+  const Elements o(in.o), x(in.x), skip(in.skip), z(in.z), dy(dy_view), ds(ds_view), dz(dz_view);
   const std::int64_t value_dim = dy.length() / skip.length();
   parallel_for(context, dy.rows(), [&](std::int64_t row) {
     for (std::int64_t i = 0; i < dy.length(); ++i) {
@@ -103,6 +101,17 @@ void reference_gate_backward(Context& context, const TensorView& o_view, const T
   });
 }
 
+void reference_gate_norm(Context& context, const Gate& inputs, const TensorView& weight, double epsilon,
+                         const TensorView& y, const TensorView& rstd) {
+  gate_then_norm(context, reference_gate, inputs, weight, epsilon, y, rstd);
+}
+
+void reference_gate_norm_backward(Context& context, const Gate& inputs, const TensorView& weight,
+                                  const TensorView& rstd, const TensorView& dy, const TensorView& ds,
+                                  const TensorView& dz, const TensorView& dweight) {
+  norm_then_gate_backward(context, reference_gate, reference_gate_backward, inputs, weight, rstd, dy, ds, dz, dweight);
+}
+
 }  // namespace
 
 const Implementation kReference{"reference",
@@ -110,7 +119,7 @@ const Implementation kReference{"reference",
                                 [](const Problem&, const Architecture&) { return Support::yes(); },
                                 reference_forward,
                                 reference_backward,
-                                reference_gate,
-                                reference_gate_backward};
+                                reference_gate_norm,
+                                reference_gate_norm_backward};
 
 }  // namespace flashgla::ops::state_space

@@ -1,5 +1,6 @@
 #include "flashgla/ops/state_space/state_space.h"
 
+#include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/state_space/implementations.h"
 
 namespace flashgla::ops::state_space {
@@ -51,16 +52,19 @@ void check_inputs(const Arguments& arguments, const Inputs& in, std::int64_t inn
   check_vector(arguments, "a_log", in.a_log, in.c.dtype, heads);
 }
 
-void check_gate(const Arguments& arguments, const TensorView& o, const TensorView& x, const TensorView& skip,
-                const TensorView& z) {
+void check_gate(const Arguments& arguments, const Gate& in, const TensorView& weight) {
+  const TensorView &o = in.o, &skip = in.skip;
   arguments.check("o", o, kFloating);
-  arguments.check("x", x, o.dtype, o.shape, "o");
-  arguments.check("z", z, o.dtype, o.shape, "o");
+  arguments.check("x", in.x, o.dtype, o.shape, "o");
+  arguments.check("z", in.z, o.dtype, o.shape, "o");
   arguments.check("skip", skip, parameters_of(o.dtype), Layout::contiguous);
   if (skip.rank() != 1 || skip.size(0) < 1 || o.size(-1) % skip.size(0) != 0) {
     arguments.fail("skip", "has shape " + to_string(skip.shape), "[H], a divisor of " + std::to_string(o.size(-1)));
   }
+  check_vector(arguments, "weight", weight, o.dtype, o.size(-1));
 }
+
+Shape rows_shape(const TensorView& view) { return Shape({rows_of(view.shape)}); }
 
 }  // namespace
 
@@ -103,22 +107,49 @@ void backward(Context& context, const Inputs& inputs, const TensorView& skip, co
   selected(context, c.dtype).backward(context, inputs, skip, from, to);
 }
 
-void gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-          const TensorView& y) {
+void gate_norm(Context& context, const Gate& inputs, const TensorView& weight, double epsilon, const TensorView& y,
+               const TensorView& rstd) {
   const Arguments arguments(kName, context);
-  check_gate(arguments, o, x, skip, z);
+  check_gate(arguments, inputs, weight);
+  const TensorView& o = inputs.o;
+  if (!(epsilon >= 0.0)) arguments.fail("epsilon", "is " + std::to_string(epsilon), "at least 0");
   arguments.check("y", y, o.dtype, o.shape, "o");
-  selected(context, o.dtype).gate(context, o, x, skip, z, y);
+  if (rstd) arguments.check("rstd", rstd, accumulator_of(o.dtype), rows_shape(o), "o's rows", Layout::contiguous);
+  selected(context, o.dtype).gate_norm(context, inputs, weight, epsilon, y, rstd);
 }
 
-void gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
-                   const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz) {
+void gate_norm_backward(Context& context, const Gate& inputs, const TensorView& weight, const TensorView& rstd,
+                        const TensorView& dy, const TensorView& ds, const TensorView& dz, const TensorView& dweight) {
   const Arguments arguments(kName, context);
-  check_gate(arguments, o, x, skip, z);
+  check_gate(arguments, inputs, weight);
+  const TensorView& o = inputs.o;
+  arguments.check("rstd", rstd, accumulator_of(o.dtype), rows_shape(o), "o's rows", Layout::contiguous);
   arguments.check("dy", dy, o.dtype, o.shape, "o");
   arguments.check("ds", ds, o.dtype, o.shape, "o");
   arguments.check("dz", dz, o.dtype, o.shape, "o");
-  selected(context, o.dtype).gate_backward(context, o, x, skip, z, dy, ds, dz);
+  if (dweight) {
+    arguments.check("dweight", dweight, accumulator_of(o.dtype), weight.shape, "weight", Layout::contiguous);
+  }
+  selected(context, o.dtype).gate_norm_backward(context, inputs, weight, rstd, dy, ds, dz, dweight);
+}
+
+void gate_then_norm(Context& context, GateAlone gate, const Gate& inputs, const TensorView& weight, double epsilon,
+                    const TensorView& y, const TensorView& rstd) {
+  const ArenaScope scope(context.scratch());
+  const TensorView gated = context.scratch().tensor(inputs.o.shape, inputs.o.dtype, "state_space: gated");
+  gate(context, inputs, gated);
+  rms_norm::forward(context, {gated, {}, weight}, {y, {}, rstd}, epsilon);
+}
+
+void norm_then_gate_backward(Context& context, GateAlone gate, GateAloneBackward backward, const Gate& inputs,
+                             const TensorView& weight, const TensorView& rstd, const TensorView& dy,
+                             const TensorView& ds, const TensorView& dz, const TensorView& dweight) {
+  const ArenaScope scope(context.scratch());
+  const TensorView gated = context.scratch().tensor(inputs.o.shape, inputs.o.dtype, "state_space: gated");
+  const TensorView gradient = context.scratch().tensor(dy.shape, dy.dtype, "state_space: gradients");
+  gate(context, inputs, gated);
+  rms_norm::backward(context, gated, weight, rstd, dy, gradient, false, dweight);
+  backward(context, inputs, gradient, ds, dz);
 }
 
 }  // namespace flashgla::ops::state_space

@@ -6,7 +6,8 @@
 //     x, B, C = silu(c + bias)           of E, S and S channels
 //     dt      = ln(1 + exp(raw + dt_bias)),   g = -exp(a_log) dt            for each head
 //     v       = dt x                      the recurrence's values, beside keys B, queries C and gates g
-//     y       = (o + skip x) silu(z)      o the recurrence's outputs; skip for each head
+//     s       = (o + skip x) silu(z)      o the recurrence's outputs; skip for each head
+//     y       = s r weight,   r = 1 / sqrt(mean over the channels(s^2) + epsilon)
 //
 // Any leading dimensions; last dimensions contiguous and any strides before them, but for dq and dk, which are wholly
 // contiguous. c, raw, o, z and what they become: one of f64, f32, bf16, f16; parameters (bias, dt_bias, a_log, skip)
@@ -53,11 +54,18 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
 void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& output_gradients,
               const InputGradients& input_gradients);
 
-// y = (o + skip x) silu(z), all [...,E]; y may be o.
-void gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-          const TensorView& y);
-// ds and dz from dy; ds may be dy.
-void gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
-                   const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz);
+// What is normalised together: all E channels, or those of some heads as slices.
+struct Gate {
+  TensorView o, x;  // [...,E]
+  TensorView skip;  // [H]
+  TensorView z;     // [...,E]
+};
+
+// The gate and the norm behind it: y [...,E], which may be o; rstd r for each row, absent: not wanted.
+void gate_norm(Context& context, const Gate& inputs, const TensorView& weight, double epsilon, const TensorView& y,
+               const TensorView& rstd);
+// ds, the gradient of o + skip x, and dz from dy; ds may be dy. dweight is added to; absent: not wanted.
+void gate_norm_backward(Context& context, const Gate& inputs, const TensorView& weight, const TensorView& rstd,
+                        const TensorView& dy, const TensorView& ds, const TensorView& dz, const TensorView& dweight);
 
 }  // namespace flashgla::ops::state_space

@@ -176,8 +176,8 @@ void Backward(Context& context, const Inputs& in, const OutputGradients& from, c
               const Parameters& p) {
   (in.c.dtype == DType::f32 ? backward_of<float> : backward_of<BFloat16>)(context, in, from, to, p);
 }
-void Gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& z, const TensorView& y,
-          const float* skip, std::int64_t heads) {
+void GateOf(Context& context, const TensorView& o, const TensorView& x, const TensorView& z, const TensorView& y,
+            const float* skip, std::int64_t heads) {
   (o.dtype == DType::f32 ? gate_of<float> : gate_of<BFloat16>)(context, o, x, z, y, skip, heads);
 }
 void GateBackward(Context& context, const TensorView& o, const TensorView& x, const TensorView& z, const TensorView& dy,
@@ -195,7 +195,7 @@ namespace flashgla::ops::state_space {
 
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
-HWY_EXPORT(Gate);
+HWY_EXPORT(GateOf);
 HWY_EXPORT(GateBackward);
 
 namespace {
@@ -220,19 +220,29 @@ void simd_backward(Context& context, const Inputs& inputs, const TensorView& ski
   if (!context.planning()) HWY_DYNAMIC_DISPATCH(Backward)(context, inputs, from, to, parameters);
 }
 
-void simd_gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-               const TensorView& y) {
+void simd_gate(Context& context, const Gate& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
-  const float* factors = weight_in_f32(context, skip, skip.numel());
-  if (!context.planning()) HWY_DYNAMIC_DISPATCH(Gate)(context, o, x, z, y, factors, skip.numel());
+  const float* factors = weight_in_f32(context, in.skip, in.skip.numel());
+  if (!context.planning()) HWY_DYNAMIC_DISPATCH(GateOf)(context, in.o, in.x, in.z, y, factors, in.skip.numel());
 }
 
-void simd_gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
-                        const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz) {
+void simd_gate_backward(Context& context, const Gate& in, const TensorView& dy, const TensorView& ds,
+                        const TensorView& dz) {
   const ArenaScope scope(context.scratch());
-  const float* factors = weight_in_f32(context, skip, skip.numel());
+  const float* factors = weight_in_f32(context, in.skip, in.skip.numel());
   if (context.planning()) return;
-  HWY_DYNAMIC_DISPATCH(GateBackward)(context, o, x, z, dy, ds, dz, factors, skip.numel());
+  HWY_DYNAMIC_DISPATCH(GateBackward)(context, in.o, in.x, in.z, dy, ds, dz, factors, in.skip.numel());
+}
+
+void simd_gate_norm(Context& context, const Gate& inputs, const TensorView& weight, double epsilon, const TensorView& y,
+                    const TensorView& rstd) {
+  gate_then_norm(context, simd_gate, inputs, weight, epsilon, y, rstd);
+}
+
+void simd_gate_norm_backward(Context& context, const Gate& inputs, const TensorView& weight, const TensorView& rstd,
+                             const TensorView& dy, const TensorView& ds, const TensorView& dz,
+                             const TensorView& dweight) {
+  norm_then_gate_backward(context, simd_gate, simd_gate_backward, inputs, weight, rstd, dy, ds, dz, dweight);
 }
 
 }  // namespace
@@ -243,8 +253,8 @@ const Implementation kSimd{
     [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
     simd_forward,
     simd_backward,
-    simd_gate,
-    simd_gate_backward};
+    simd_gate_norm,
+    simd_gate_norm_backward};
 
 }  // namespace flashgla::ops::state_space
 #endif

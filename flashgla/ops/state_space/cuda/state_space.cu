@@ -3,6 +3,7 @@
 // so that a piece of it belongs to one head.
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
+#include "flashgla/ops/state_space/cuda/gate_norm.h"
 #include "flashgla/ops/state_space/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -144,82 +145,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// skip of neighbouring channels. Where all tensors are dense a column counts over all rows.
-struct Skips {
-  const float* skip;
-  std::uint32_t inner, value_dim;
-
-  template <int N>
-  __device__ __forceinline__ void read(float (&factors)[N], std::int64_t column) const {
-    auto channel = static_cast<std::uint32_t>(column < inner ? column : column % inner);
-    std::uint32_t head = channel / value_dim, left = (head + 1) * value_dim - channel;
-    float factor = skip[head];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      factors[i] = factor;
-      if (--left > 0 || i + 1 == N) continue;  // a row's end is a head's
-      head = (head + 1) * value_dim == inner ? 0 : head + 1;
-      factor = skip[head];
-      left = value_dim;
-    }
-  }
-};
-
-// y = (o + skip x) silu(z).
-template <class T>
-struct Gate {
-  Operand<T> o, x, z, y;
-  Skips skips;
-
-  template <int N>
-  struct Read {
-    Vector<T, N> o, x, z;
-  };
-  template <int N>
-  __device__ __forceinline__ Read<N> read(std::int64_t row, std::int64_t column) const {
-    return {o.template load<N>(row, column), x.template load<N>(row, column), z.template load<N>(row, column)};
-  }
-  template <int N>
-  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
-    float out[N], skip[N];
-    skips.read(skip, column);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      out[i] = fmaf(skip[i], in.x[i], in.o[i]) * in.z[i] * ops::cuda::sigmoid(in.z[i]);
-    }
-    y.template store<N>(row, column, out);
-  }
-};
-
-template <class T>
-struct GateBackward {
-  Operand<T> o, x, z, dy, ds, dz;
-  Skips skips;
-
-  template <int N>
-  struct Read {
-    Vector<T, N> o, x, z, dy;
-  };
-  template <int N>
-  __device__ __forceinline__ Read<N> read(std::int64_t row, std::int64_t column) const {
-    return {o.template load<N>(row, column), x.template load<N>(row, column), z.template load<N>(row, column),
-            dy.template load<N>(row, column)};
-  }
-  template <int N>
-  __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
-    float to_s[N], to_z[N], skip[N];
-    skips.read(skip, column);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float z = in.z[i], sigmoid = ops::cuda::sigmoid(z), gradient = in.dy[i];
-      to_s[i] = gradient * z * sigmoid;
-      to_z[i] = gradient * fmaf(skip[i], in.x[i], in.o[i]) * ops::cuda::silu_slope(z, sigmoid);
-    }
-    ds.template store<N>(row, column, to_s);
-    dz.template store<N>(row, column, to_z);
-  }
-};
-
 Parameters parameters_of(Context& context, const Inputs& in, const TensorView& skip) {
   const auto wide = [&](const TensorView& vector) {
     return vector ? weight_in_f32(context, vector, vector.numel()) : nullptr;
@@ -286,40 +211,6 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& skip, c
   in.c.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
 }
 
-void cuda_gate(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip, const TensorView& z,
-               const TensorView& y) {
-  const ArenaScope scope(context.scratch());
-  const float* factors = weight_in_f32(context, skip, skip.numel());
-  if (context.planning()) return;
-  const auto inner = static_cast<std::uint32_t>(o.size(-1)), heads = static_cast<std::uint32_t>(skip.numel());
-  const auto queue = [&](auto zero) {
-    using T = decltype(zero);
-    const Gate<T> body{Operand<T>(o), Operand<T>(x), Operand<T>(z), Operand<T>(y), {factors, inner, inner / heads}};
-    ops::cuda::for_each_element(context, "state_space", body, {&o, &x, &z, &y});
-  };
-  o.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
-}
-
-void cuda_gate_backward(Context& context, const TensorView& o, const TensorView& x, const TensorView& skip,
-                        const TensorView& z, const TensorView& dy, const TensorView& ds, const TensorView& dz) {
-  const ArenaScope scope(context.scratch());
-  const float* factors = weight_in_f32(context, skip, skip.numel());
-  if (context.planning()) return;
-  const auto inner = static_cast<std::uint32_t>(o.size(-1)), heads = static_cast<std::uint32_t>(skip.numel());
-  const auto queue = [&](auto zero) {
-    using T = decltype(zero);
-    const GateBackward<T> body{Operand<T>(o),
-                               Operand<T>(x),
-                               Operand<T>(z),
-                               Operand<T>(dy),
-                               Operand<T>(ds),
-                               Operand<T>(dz),
-                               {factors, inner, inner / heads}};
-    ops::cuda::for_each_element(context, "state_space", body, {&o, &x, &z, &dy, &ds, &dz});
-  };
-  o.dtype == DType::f32 ? queue(float{}) : queue(bf16{});
-}
-
 }  // namespace
 
 const Implementation kCuda{
@@ -328,7 +219,7 @@ const Implementation kCuda{
     [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
     cuda_forward,
     cuda_backward,
-    cuda_gate,
-    cuda_gate_backward};
+    cuda::gate_norm,
+    cuda::gate_norm_backward};
 
 }  // namespace flashgla::ops::state_space

@@ -17,8 +17,9 @@ void bench(const testing::BenchOptions& options) {
     benches.push_back(
         testing::bytes_bound("state_space backward", problem, dtypes, backward_case(form), backward_case(small)));
     for (const bool backward : {false, true}) {
-      benches.push_back(testing::bytes_bound(backward ? "state_space gate backward" : "state_space gate", problem,
-                                             dtypes, gate_case(form, backward), gate_case(small, backward)));
+      benches.push_back(testing::bytes_bound(backward ? "state_space gate, norm backward" : "state_space gate, norm",
+                                             problem, dtypes, gate_case(form, backward, dtypes.activation),
+                                             gate_case(small, backward, dtypes.activation)));
     }
   }
   testing::run_benches(benches, testing::names_of(implementations()), options);

@@ -70,24 +70,36 @@ inline testing::OperatorCase backward_case(const Form& form) {
   return result;
 }
 
-inline testing::OperatorCase gate_case(const Form& form, bool backward) {
+// The gate and the norm behind it. Backward from reciprocal deviations that are an input like others. Implementations
+// may round what the gate gives to bf16, by 2^-9 of itself: then so are its mean square and the sums of dweight.
+inline testing::OperatorCase gate_case(const Form& form, bool backward, DType dtype) {
   testing::OperatorCase result;
-  const Shape shape = form.wide(form.inner());
-  result.name = std::string(backward ? "gate backward " : "gate ") + to_string(shape);
-  result.arguments = {
-      {"o", shape}, {"x", shape}, {"z", shape, Role::input, Kind::activation, 3.0}, parameter("skip", form.heads)};
+  result.dtypes = {{dtype, dtype}};
+  const double of_sums = dtype == DType::bf16 ? 0x1p-9 : 0.0;
+  const Shape shape = form.wide(form.inner()), rows({form.rows});
+  result.name = std::string(backward ? "gate and norm backward " : "gate and norm ") + to_string(shape);
+  result.arguments = {{"o", shape},
+                      {"x", shape},
+                      {"z", shape, Role::input, Kind::activation, 3.0},
+                      parameter("skip", form.heads),
+                      parameter("weight", form.inner())};
+  const auto inputs = [](const NamedTensors& t) { return Gate{t["o"], t["x"], t["skip"], t["z"]}; };
   if (!backward) {
     result.arguments.push_back({"y", shape, Role::output});
-    result.run = [](Context& context, const NamedTensors& t) {
-      gate(context, t["o"], t["x"], t["skip"], t["z"], t["y"]);
+    result.arguments.push_back({"rstd", rows, Role::output, Kind::accumulator, 1.0, 0.0, true, of_sums});
+    result.run = [=](Context& context, const NamedTensors& t) {
+      gate_norm(context, inputs(t), t["weight"], 1e-5, t["y"], t["rstd"]);
     };
     return result;
   }
+  result.arguments.push_back({.name = "rstd", .shape = rows, .kind = Kind::accumulator, .deviation = 0.1, .mean = 0.5});
   result.arguments.push_back({"dy", shape});
   result.arguments.push_back({"ds", shape, Role::output});
   result.arguments.push_back({"dz", shape, Role::output});
-  result.run = [](Context& context, const NamedTensors& t) {
-    gate_backward(context, t["o"], t["x"], t["skip"], t["z"], t["dy"], t["ds"], t["dz"]);
+  result.arguments.push_back(
+      {"dweight", Shape({form.inner()}), Role::accumulated, Kind::accumulator, 1.0, 0.0, false, of_sums});
+  result.run = [=](Context& context, const NamedTensors& t) {
+    gate_norm_backward(context, inputs(t), t["weight"], t["rstd"], t["dy"], t["ds"], t["dz"], t["dweight"]);
   };
   return result;
 }

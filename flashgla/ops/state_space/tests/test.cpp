@@ -15,8 +15,16 @@ TEST(StateSpace, EveryImplementationAgreesWithTheReference) {
                            Form{70, 8, 300, 4, 16}, Form{33, 6, 8, 1, 300}, Form{0, 2, 4, 1, 4}}) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
-    EXPECT_EQ(testing::check_conformance(gate_case(form, false), coverage), "");
-    EXPECT_EQ(testing::check_conformance(gate_case(form, true), coverage), "");
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      EXPECT_EQ(testing::check_conformance(gate_case(form, false, dtype), coverage), "");
+      EXPECT_EQ(testing::check_conformance(gate_case(form, true, dtype), coverage), "");
+    }
+  }
+  for (const Form& form : {Form{5, 8, 520, 1, 1}, Form{3, 5, 2000, 1, 1}}) {  // of four vectors a thread, and more
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      EXPECT_EQ(testing::check_conformance(gate_case(form, false, dtype), coverage), "");
+      EXPECT_EQ(testing::check_conformance(gate_case(form, true, dtype), coverage), "");
+    }
   }
   EXPECT_EQ(coverage.missing(), "");
 }
@@ -34,12 +42,13 @@ TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
   const Tensor dt_bias = random(Shape({4}), 4), a_log = random(Shape({4}), 5), skip = random(Shape({4}), 6);
   const Tensor dv = random(inner, 7), dk = random(form.keys(), 8), dq = random(form.keys(), 9), dg = random(heads, 10);
   const Tensor o = random(inner, 11), z = random(inner, 12), dy = random(inner, 13);
+  const Tensor weight = random(Shape({12}), 14), rstd = empty(Shape({3}));
   const Tensor u = empty(all), v = empty(inner), g = empty(heads), y = empty(inner);
   const Inputs inputs{c, bias, raw, dt_bias, a_log};
   const TensorView x = u->slice(1, 0, 12);
   const auto loss = [&] {
     forward(context, inputs, {u, v, g});
-    gate(context, o, x, skip, z, y);
+    gate_norm(context, {o, x, skip, z}, weight, 1e-5, y, rstd);
     double sum = testing::dot(v, dv) + testing::dot(g, dg) + testing::dot(y, dy);
     for (std::int64_t i = 0; i < dk->numel(); ++i) {
       const std::int64_t row = i / 20, h = i / 5 % 4, state = h / 2 * 5 + i % 5;
@@ -51,7 +60,8 @@ TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
   loss();
   const Tensor ds = empty(inner), dz = empty(inner), dc = empty(all), draw = empty(heads), da = empty(heads),
                dskip = empty(heads);
-  gate_backward(context, o, x, skip, z, dy, ds, dz);
+  const Tensor dweight = Tensor::zeros({12}, DType::f64);
+  gate_norm_backward(context, {o, x, skip, z}, weight, rstd, dy, ds, dz, dweight);
   backward(context, inputs, skip, {dv, ds, dk, dq, dg}, {dc, draw, da, dskip});
   const auto summed = [](const Tensor& rows) {
     Tensor sum = Tensor::zeros({rows->size(1)}, DType::f64);
@@ -62,6 +72,7 @@ TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
   EXPECT_EQ(testing::check_gradient("draw", raw, draw, loss), "");
   EXPECT_EQ(testing::check_gradient("ds", o, ds, loss), "");
   EXPECT_EQ(testing::check_gradient("dz", z, dz, loss), "");
+  EXPECT_EQ(testing::check_gradient("dweight", weight, dweight, loss), "");
   EXPECT_EQ(testing::check_gradient("dbias", bias, summed(dc), loss), "");
   EXPECT_EQ(testing::check_gradient("ddt_bias", dt_bias, summed(draw), loss), "");
   EXPECT_EQ(testing::check_gradient("da_log", a_log, summed(da), loss), "");
@@ -83,8 +94,15 @@ TEST(StateSpace, RefusesBadArgumentsByName) {
             "state_space: raw has 2 heads; expected a divisor of 9");
   EXPECT_EQ(error({c, {}, raw, head, v}, {u, v, g}),
             "state_space: a_log has shape [3,8]; expected [2] (as the channels it belongs to)");
-  EXPECT_EQ(testing::error_of([&] { gate(context, v, v, zeros({3}), v, v); }),
+  const Tensor weight = zeros({8}), rstd = zeros({3});
+  EXPECT_EQ(testing::error_of([&] {
+              gate_norm(context, {v, v, zeros({3}), v}, weight, 1e-5, v, rstd);
+            }),
             "state_space: skip has shape [3]; expected [H], a divisor of 8");
+  EXPECT_EQ(testing::error_of([&] {
+              gate_norm(context, {v, v, head, v}, head, 1e-5, v, rstd);
+            }),
+            "state_space: weight has shape [2]; expected [8] (as the channels it belongs to)");
 }
 
 }  // namespace

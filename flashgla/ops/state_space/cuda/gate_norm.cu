@@ -1,0 +1,340 @@
+// The gate and the norm behind it in one pass: a team of threads holds a row, as in the norms
+// (ops/cuda/rows_by_team.cuh), and makes what the gate gives again in the backward. The sums of dweight are those of
+// fixed blocks of rows.
+#include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/ops/cuda/math.cuh"
+#include "flashgla/ops/cuda/rows_by_team.cuh"
+#include "flashgla/ops/state_space/cuda/gate_norm.h"
+#include "flashgla/ops/state_space/implementations.h"
+#include "flashgla/ops/weight_in_f32.h"
+
+namespace flashgla::ops::state_space::cuda {
+
+namespace {
+
+namespace house = flashgla::ops::cuda;
+using house::Operand;
+using house::RowGrid;
+using house::Team;
+using house::Vector;
+
+// skip of neighbouring channels.
+struct Skips {
+  const float* skip;
+  std::uint32_t value_dim;
+
+  template <int N>
+  __device__ __forceinline__ void load(std::int64_t column, std::int64_t length, float (&out)[N]) const {
+    const auto first = static_cast<std::uint32_t>(column);
+    if (value_dim % N == 0) {  // of one head, since columns are multiples of N
+      const float factor = skip[first / value_dim];
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[i] = factor;
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[i] = column + i < length ? skip[(first + i) / value_dim] : 0.0f;
+    }
+  }
+};
+
+template <class T>
+struct GateOperands {
+  Operand<T> o, x, z;
+  Skips skips;
+};
+
+// Some of a row's elements: o, x and z as they lie.
+template <int N, class T>
+struct GateVectors {
+  Vector<T, N> o, x, z;
+
+  __device__ __forceinline__ void load(const GateOperands<T>& t, std::int64_t row, std::int64_t column, bool whole,
+                                       std::int64_t length) {
+    o = house::load_vector<N>(t.o.at(row, 0), column, whole, length);
+    x = house::load_vector<N>(t.x.at(row, 0), column, whole, length);
+    z = house::load_vector<N>(t.z.at(row, 0), column, whole, length);
+  }
+  // o + skip x.
+  __device__ __forceinline__ void sums(const Skips& skips, std::int64_t column, std::int64_t length,
+                                       float (&s)[N]) const {
+    skips.load<N>(column, length, s);
+#pragma unroll
+    for (int j = 0; j < N; ++j) s[j] = fmaf(s[j], x[j], o[j]);
+  }
+};
+
+__device__ __forceinline__ float silu(float z) { return z * house::sigmoid(z); }
+
+template <class T>
+struct ForwardOperands {
+  GateOperands<T> in;
+  Operand<T> y;
+  house::WeightVector weight;
+  float* rstd;  // null: not wanted
+  float epsilon;
+};
+
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld == RowGrid::kMost ? 2 : 0)  // 0: not said; ptxas else spills
+    forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;  // whole teams
+  constexpr int kSlots = kHeld == 0 ? 1 : kHeld;
+  GateVectors<N, T> held[kSlots];
+  float gated[kSlots][N];
+  if constexpr (kHeld > 0) {  // all loads before the first use
+    house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      held[i].load(t.in, row, column, whole, grid.length);
+    });
+  }
+  const auto gate = [&](int i, std::int64_t column, bool whole) {
+    if constexpr (kHeld == 0) held[0].load(t.in, row, column, whole, grid.length);
+    held[i].sums(t.in.skips, column, grid.length, gated[i]);
+#pragma unroll
+    for (int j = 0; j < N; ++j) gated[i][j] *= silu(held[i].z[j]);
+  };
+  float squares = 0.0f;
+  house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    gate(i, column, whole);
+#pragma unroll
+    for (int j = 0; j < N; ++j) squares = fmaf(gated[i][j], gated[i][j], squares);
+  });
+  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+  if (t.rstd && team.rank() == 0) t.rstd[row] = r;
+  T* const y_row = t.y.at(row, 0);
+  house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    if constexpr (kHeld == 0) gate(0, column, whole);
+    float weight[N], out[N];
+    t.weight.template load<N>(column, whole, grid.length, weight);
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = gated[i][j] * r * weight[j];
+    house::store_vector<N>(y_row, column, whole, grid.length, Vector<T, N>::of(out));
+  });
+}
+
+template <class T>
+struct BackwardOperands {
+  GateOperands<T> in;
+  Operand<T> dy, ds, dz;
+  house::WeightVector weight;
+  const float* rstd;
+  bool want_dweight;
+};
+
+// What an element of y adds to dweight but for r, and with its weight to the row's product with what is normalised.
+template <int N, class T>
+__device__ __forceinline__ void products(const GateVectors<N, T>& in, const float (&s)[N], const Vector<T, N>& dy,
+                                         float (&out)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) out[j] = dy[j] * s[j] * silu(in.z[j]);
+}
+
+// The norm's gradient dy_j weight_j r - s_j silu(z_j) pull goes through the gate; s: o + skip x.
+template <int N, class T>
+__device__ __forceinline__ void store_gradients(const BackwardOperands<T>& t, std::int64_t row, std::int64_t column,
+                                                bool whole, std::int64_t length, const GateVectors<N, T>& in,
+                                                const float (&s)[N], const Vector<T, N>& dy, const float (&weight)[N],
+                                                float r, float pull) {
+  float to_s[N], to_z[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const float z = in.z[j], sigmoid = house::sigmoid(z), gate = z * sigmoid;
+    const float gradient = dy[j] * weight[j] * r - s[j] * gate * pull;
+    to_s[j] = gradient * gate;
+    to_z[j] = gradient * s[j] * house::silu_slope(z, sigmoid);
+  }
+  house::store_vector<N>(t.ds.at(row, 0), column, whole, length, Vector<T, N>::of(to_s));
+  house::store_vector<N>(t.dz.at(row, 0), column, whole, length, Vector<T, N>::of(to_z));
+}
+
+// A block takes the rows of one block of partial sums, its teams every teams()th of them; the next one is on its way
+// into the L2 while one is worked on.
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwardBlocksEach : 1)
+    backward_kernel(BackwardOperands<T> t, RowGrid grid, house::PartialSums partial) {
+  flashgla::cuda::wait_for_previous();
+  extern __shared__ float shared[];
+  Team team(grid.team, shared);
+  float sums[kHeld][N];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
+  }
+  const std::int64_t end = partial.end(blockIdx.x);
+  for (std::int64_t row = partial.begin(blockIdx.x) + team.index(); row < end; row += grid.teams()) {
+    GateVectors<N, T> in[kHeld];
+    Vector<T, N> dy[kHeld];
+    house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      in[i].load(t.in, row, column, whole, grid.length);
+      dy[i] = house::load_vector<N>(t.dy.at(row, 0), column, whole, grid.length);
+    });
+    if (const std::int64_t next = row + grid.teams(); next < end && team.rank() % (128 / (N * sizeof(T))) == 0) {
+      house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int, std::int64_t column, bool) {
+        ptx::prefetch_l2(t.in.o.at(next, column));
+        ptx::prefetch_l2(t.in.x.at(next, column));
+        ptx::prefetch_l2(t.in.z.at(next, column));
+        ptx::prefetch_l2(t.dy.at(next, column));
+      });
+    }
+    const float r = t.rstd[row];
+    float dot = 0.0f;
+    house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      float s[N], product[N], weight[N];
+      in[i].sums(t.in.skips, column, grid.length, s);
+      t.weight.template load<N>(column, whole, grid.length, weight);
+      products<N, T>(in[i], s, dy[i], product);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        dot = fmaf(product[j], weight[j], dot);
+        sums[i][j] = fmaf(product[j], r, sums[i][j]);
+      }
+    });
+    const float pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+    house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      float s[N], weight[N];
+      in[i].sums(t.in.skips, column, grid.length, s);
+      t.weight.template load<N>(column, whole, grid.length, weight);
+      store_gradients<N, T>(t, row, column, whole, grid.length, in[i], s, dy[i], weight, r, pull);
+    });
+  }
+  if (!t.want_dweight) return;
+  __syncthreads();  // of the teams' sums, whose memory is taken
+  house::store_sums<kHeld, N>(grid, team, partial, sums, shared);
+}
+
+// Rows too long to be held: ds and dz alone.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills on 8.0
+    long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  if (row >= grid.rows) return;
+  GateVectors<N, T> in;
+  Vector<T, N> dy;
+  float s[N], weight[N], dot = 0.0f;
+  const auto load = [&](std::int64_t column, bool whole) {
+    in.load(t.in, row, column, whole, grid.length);
+    dy = house::load_vector<N>(t.dy.at(row, 0), column, whole, grid.length);
+    in.sums(t.in.skips, column, grid.length, s);
+    t.weight.template load<N>(column, whole, grid.length, weight);
+  };
+  house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    load(column, whole);
+    float product[N];
+    products<N, T>(in, s, dy, product);
+#pragma unroll
+    for (int j = 0; j < N; ++j) dot = fmaf(product[j], weight[j], dot);
+  });
+  const float r = t.rstd[row], pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+  house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    load(column, whole);
+    store_gradients<N, T>(t, row, column, whole, grid.length, in, s, dy, weight, r, pull);
+  });
+}
+
+// dweight's sums of such rows: a thread takes a column.
+template <class T>
+__global__ void __launch_bounds__(RowGrid::kThreads)
+    long_rows_dweight_kernel(BackwardOperands<T> t, house::PartialSums partial, std::int64_t tiles) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t block = blockIdx.x / tiles, column = blockIdx.x % tiles * RowGrid::kThreads + threadIdx.x;
+  if (column >= partial.columns) return;
+  float total = 0.0f;
+#pragma unroll 4
+  for (std::int64_t row = partial.begin(block); row < partial.end(block); ++row) {
+    GateVectors<1, T> in;
+    in.load(t.in, row, column, true, partial.columns);
+    float s[1], product[1];
+    in.sums(t.in.skips, column, partial.columns, s);
+    products<1, T>(in, s, house::load_vector<1>(t.dy.at(row, 0), column, true, partial.columns), product);
+    total = fmaf(product[0], t.rstd[row], total);
+  }
+  partial.sums[block * partial.columns + column] = total;
+}
+
+// Runs run(T, N) for the call's dtype and the vectors that its tensors allow.
+template <class Run>
+void with_vectors(DType dtype, std::initializer_list<const TensorView*> tensors, const Run& run) {
+  using std::integral_constant;
+  const auto of = [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kElements = flashgla::cuda::kVectorOf<T>;
+    house::are_aligned(tensors, kElements) ? run(zero, integral_constant<int, kElements>())
+                                           : run(zero, integral_constant<int, 1>());
+  };
+  dtype == DType::f32 ? of(float{}) : of(__nv_bfloat16{});
+}
+
+template <class T>
+GateOperands<T> operands_of(const Gate& in, const float* skip) {
+  const auto value_dim = static_cast<std::uint32_t>(in.o.size(-1) / in.skip.numel());
+  return {Operand<T>(in.o), Operand<T>(in.x), Operand<T>(in.z), {skip, value_dim}};
+}
+
+}  // namespace
+
+void gate_norm(Context& context, const Gate& in, const TensorView& weight, double epsilon, const TensorView& y,
+               const TensorView& rstd) {
+  const ArenaScope scope(context.scratch());
+  const float* const skip = weight_in_f32(context, in.skip, in.skip.numel());
+  const std::int64_t rows = rows_of(in.o.shape);
+  if (context.planning() || rows == 0) return;
+  with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &y}, [&](auto zero, auto elements) {
+    using T = decltype(zero);
+    constexpr int N = decltype(elements)::value;
+    const ForwardOperands<T> operands{operands_of<T>(in, skip), Operand<T>(y), house::weight_vector(weight, N),
+                                      rstd ? rstd.as<float>() : nullptr, static_cast<float>(epsilon)};
+    const RowGrid grid(rows, in.o.size(-1), N);
+    house::with_held_vectors(grid, [&](auto held) {
+      house::queue_kernel(context, "state_space gate", forward_kernel<held.value, N, T>, grid.blocks(),
+                          RowGrid::kThreads, 0, operands, grid);
+    });
+  });
+}
+
+void gate_norm_backward(Context& context, const Gate& in, const TensorView& weight, const TensorView& rstd,
+                        const TensorView& dy, const TensorView& ds, const TensorView& dz, const TensorView& dweight) {
+  const ArenaScope scope(context.scratch());
+  const float* const skip = weight_in_f32(context, in.skip, in.skip.numel());
+  const std::int64_t rows = rows_of(in.o.shape);
+  const auto partial =
+      house::take_partial_sums(context, rows, in.o.size(-1), house::kRowBlocks, 1, "state_space: dweight");
+  if (context.planning() || rows == 0) return;
+  with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &dy, &ds, &dz}, [&](auto zero, auto elements) {
+    using T = decltype(zero);
+    constexpr int N = decltype(elements)::value;
+    const BackwardOperands<T> operands{operands_of<T>(in, skip),
+                                       Operand<T>(dy),
+                                       Operand<T>(ds),
+                                       Operand<T>(dz),
+                                       house::weight_vector(weight, N),
+                                       rstd.as<float>(),
+                                       static_cast<bool>(dweight)};
+    const RowGrid grid(rows, in.o.size(-1), N);
+    const auto queue = [&](auto* kernel, std::int64_t blocks, int shared, const auto&... more) {
+      house::queue_kernel(context, "state_space gate backward", kernel, blocks, RowGrid::kThreads, shared, operands,
+                          more...);
+    };
+    house::with_held_vectors(grid, [&](auto held) {
+      if constexpr (held.value > 0) {
+        const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
+        queue(backward_kernel<held.value, N, T>, partial.blocks(), floats * static_cast<int>(sizeof(float)), grid,
+              partial);
+      } else {
+        const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
+        // Before ds and dz, which may take dy's place.
+        if (dweight) queue(long_rows_dweight_kernel<T>, partial.blocks() * tiles, 0, partial, tiles);
+        queue(long_rows_kernel<N, T>, grid.blocks(), 0, grid);
+      }
+    });
+  });
+  if (dweight) house::reduce(context, partial, dweight.as<float>(), true);
+}
+
+}  // namespace flashgla::ops::state_space::cuda
