@@ -46,8 +46,8 @@ mend[documents]="the documents named above; variables go into docs/environment.m
 step_figures() { python3 scripts/figures.py --check; }
 mend[figures]="scripts/figures.py"
 
-step_tidy() { cmake --preset tidy && python3 scripts/checks/tidy.py build-tidy; }
-mend[tidy]="the sources named above; one alone: clang-tidy -p build-tidy SOURCE"
+step_tidy() { cmake --preset sanitize && python3 scripts/checks/tidy.py build-sanitize; }
+mend[tidy]="the sources named above; one alone: python3 scripts/checks/tidy.py build-sanitize SOURCE"
 
 # Readers, writers and models: what meets bytes that somebody else made. The longest first.
 tested=(model train text base data generate)

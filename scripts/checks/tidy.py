@@ -1,8 +1,9 @@
 """Runs clang-tidy over the C++ sources that a build folder compiles: tidy.py BUILD_FOLDER [SOURCE...]
 
-What a source was found to be is kept under a hash of all that it depends on (its text, that of the project's headers
-which it includes, the compiler's command, .clang-tidy), so that only what changed is looked at again. Prints the
-warnings; exit code 1 when there is one."""
+Sources that the build joins are looked at together, so that headers are read once for all of them. What they were found
+to be is kept under a hash of all that it depends on (their text, that of the project's headers which they include, the
+compiler's command, .clang-tidy), so that only what changed is looked at again. Prints the warnings; exit code 1 when
+there is one."""
 
 import concurrent.futures
 import hashlib
@@ -23,10 +24,15 @@ def texts_of(source, seen):
     """Texts of a source and, recursively, of the project's headers that it names, in an order of their own."""
     if source in seen or not source.is_file():
         return
-    seen[source] = source.read_bytes()
+    seen[source] = source.read_bytes().replace(str(ROOT).encode() + b"/", b"")  # joined sources are named with it
     for name in re.findall(rb'^\s*#include "([^"]+)"', seen[source], re.MULTILINE):
         texts_of(ROOT / name.decode(), seen)
         texts_of((source.parent / name.decode()).resolve(), seen)
+
+
+def joined_by(unity):
+    """The sources of a file by which CMake joins them."""
+    return {pathlib.Path(name) for name in re.findall(r'^#include "([^"]+)"', unity.read_text(), re.MULTILINE)}
 
 
 def key_of(source, command, fixed):
@@ -60,25 +66,28 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     only = {pathlib.Path(name).resolve() for name in sys.argv[2:]}
     rows = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    commands = {}
+    commands, sources = {}, 0
     for row in rows:
         source = pathlib.Path(row["directory"], row["file"]).resolve()
         generated = not source.is_relative_to(ROOT) or source.relative_to(ROOT).parts[0].startswith("build")
-        if not generated and source.suffix == ".cpp" and (not only or source in only):
+        joined = joined_by(source) if source.parent.name == "Unity" else {source}
+        if source.suffix in (".cpp", ".cxx") and (not generated or source not in joined) and joined & (only or joined):
             commands.setdefault(source, " ".join(shlex.split(row["command"])[1:]))
+            sources += len(joined)
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, check=True).stdout
     fixed = version + (ROOT / ".clang-tidy").read_bytes() + pathlib.Path(__file__).read_bytes()
+    in_order = sorted(commands, key=lambda source: (source.parent.name != "Unity", source))  # the longest first
     # A warning in a header comes with every source that includes it: each is shown once.
     warnings = {}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for said in pool.map(lambda item: tidy(*item, build, fixed), sorted(commands.items())):
+        for said in pool.map(lambda source: tidy(source, commands[source], build, fixed), in_order):
             for block in re.split(r"^(?=\S+:\d+:\d+: (?:warning|error): )", said, flags=re.MULTILINE):
                 if block.strip():
                     warnings.setdefault(block.splitlines()[0], block.rstrip())
     for block in warnings.values():
         print(block)
-    print(f"{len(commands)} sources checked, {len(warnings)} warnings")
-    return 1 if warnings or not commands else 0
+    print(f"{sources} sources checked, {len(warnings)} warnings")
+    return 1 if warnings or not sources else 0
 
 
 sys.exit(main())
