@@ -64,15 +64,20 @@ struct Vector {
     return result;
   }
 
+  // To device memory. One instruction for 8 or 16 bytes: written as an assignment, nvcc 13 cut most of them into words,
+  // which made kernels that write 16-bit elements up to a third slower.
   __device__ __forceinline__ void store(T* to) const {
     if constexpr (kBytes >= 16) {
+      const std::size_t address = __cvta_generic_to_global(to);
 #pragma unroll
       for (int i = 0; i < kBytes / 16; ++i) {
-        reinterpret_cast<uint4*>(to)[i] =
-            make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address + 16 * i), "r"(words[4 * i]),
+                     "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
+                     : "memory");
       }
     } else if constexpr (kBytes == 8) {
-      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]), "r"(words[1])
+                   : "memory");
     } else {
       *reinterpret_cast<Word*>(to) = words[0];
     }

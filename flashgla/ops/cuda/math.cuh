@@ -23,9 +23,23 @@ __device__ __forceinline__ float sigmoid(float x) {
 // d/dx of x sigmoid(x), given s = sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s + x * s * (1.0f - s); }
 
+// log(1 + e) for e in [0, 1] to 2e-7 of it, by a polynomial fitted to that range: half the instructions of log1pf.
+__device__ __forceinline__ float log_of_one_and(float e) {
+  float q = 0.0052326946f;
+  q = fmaf(q, e, -0.02950524f);
+  q = fmaf(q, e, 0.078225955f);
+  q = fmaf(q, e, -0.13663246f);
+  q = fmaf(q, e, 0.19106007f);
+  q = fmaf(q, e, -0.24842982f);
+  q = fmaf(q, e, 0.33319098f);
+  q = fmaf(q, e, -0.49999493f);
+  q = fmaf(q, e, 0.99999994f);
+  return q * e;
+}
+
 // log(sigmoid(x)) = min(x, 0) - log(1 + e^-|x|): -inf and 0 at the limits, NaN of NaN.
 __device__ __forceinline__ float log_sigmoid(float x) {
-  return fminf(x, 0.0f) - log1pf(power_of_two(-1.44269504f * fabsf(x)));
+  return fminf(x, 0.0f) - log_of_one_and(power_of_two(-1.44269504f * fabsf(x)));
 }
 
 }  // namespace flashgla::ops::cuda

@@ -34,12 +34,12 @@ inline PartialSums take_partial_sums(Context& context, std::int64_t rows, std::i
   return partial;
 }
 
-constexpr int kReduceColumns = 32, kReduceDown = 32;
+constexpr int kReduceColumns = 32, kReduceDown = 32;  // a warp each way
 
 static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
     reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {
   flashgla::cuda::wait_for_previous();
-  __shared__ float shared[kReduceDown][kReduceColumns];
+  __shared__ float shared[kReduceDown][kReduceColumns + 1];
   const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + across;
   float total = 0.0f;
@@ -51,11 +51,11 @@ static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
   }
   shared[down][across] = total;
   __syncthreads();
-  if (down != 0 || column >= partial.columns) return;
-  total = accumulate ? out[column] : 0.0f;
-#pragma unroll
-  for (int i = 0; i < kReduceDown; ++i) total += shared[i][across];
-  out[column] = total;
+  // Turned: a warp has a column.
+  const std::int64_t mine = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + down;
+  total = flashgla::cuda::warp_sum(shared[across][down]);
+  if (across != 0 || mine >= partial.columns) return;
+  out[mine] = accumulate ? out[mine] + total : total;
 }
 
 // out[column] (+)= sum over blocks.

@@ -1,29 +1,34 @@
 // Backward by sorted segments: positions are sorted by token, stably, so that one token's rows stand together in their
-// order. The sorted list is cut into blocks of 64; within a block the rows of one token are a part. Each part is summed
-// in order by one block of threads, which adds it to dtable where the part is all there is of its token; sums of tokens
-// that reach over several blocks are kept, and added in order by a second kernel.
+// order. The sorted list is cut into blocks of 16; within a block the rows of one token are a part. A block of threads
+// sums its parts in order, some rows of dy and of dtable on their way at a time, and adds a part to dtable where it is
+// all there is of its token; sums of tokens that reach over several blocks are kept, and added in order by a second
+// kernel.
 #include <algorithm>
 #include <bit>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "flashgla/base/cuda/check.h"
+#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/first_bad.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/embedding/cuda/cuda.h"
-#include "flashgla/ops/rows.h"
 
 namespace flashgla::ops::embedding::cuda {
 
 namespace {
 
+using flashgla::cuda::kWarp;
 using flashgla::cuda::Vector;
 
 constexpr int kThreads = 256;
-constexpr int kBlock = 64;     // sorted positions
-constexpr int kRowsAhead = 4;  // rows read before they are added
+constexpr int kPartThreads = 512;            // at most
+constexpr int kBlock = 16;                   // sorted positions
+constexpr int kRowsAhead = 4;                // rows read before they are added
+constexpr int kWide = 4;                     // columns of a thread: 16 bytes of dtable
+constexpr std::uint32_t kNone = 0xffffffff;  // no token's key
 
 // keys[i] = tokens[i], or `words` for a bad one; values[i] = i.
 __global__ void __launch_bounds__(kThreads)
@@ -43,58 +48,75 @@ template <class T>
 struct Segments {
   const std::uint32_t* keys;      // sorted
   const std::int32_t* positions;  // of the rows, in that order
-  std::int64_t count, words;
-  const T* dy;
-  Rows dy_rows;
+  std::int64_t count, words, length;
+  ops::cuda::Operand<const T> dy;
   float* dtable;
   std::int64_t dtable_row;
   // Per block two sums of `length`: of the part that goes on from the block before, and of the one that only begins.
   float* sums;
 
-  __device__ std::int64_t length() const { return dy_rows.length(); }
-  __device__ bool begins(std::int64_t i) const { return i == 0 || keys[i - 1] != keys[i]; }
-  __device__ bool ends_after(std::int64_t i) const { return i + 1 == count || keys[i + 1] != keys[i]; }
+  __device__ std::uint32_t key(std::int64_t i) const { return i >= 0 && i < count ? keys[i] : kNone; }
   __device__ float* sum(std::int64_t block, bool begins_here) const {
-    return sums + (2 * block + (begins_here ? 1 : 0)) * length();
+    return sums + (2 * block + (begins_here ? 1 : 0)) * length;
   }
   __device__ float* row(std::uint32_t token) const { return dtable + token * dtable_row; }
 };
 
-// One block of threads for each sorted position; those where no part begins have nothing to do.
+// A sorted position of a block. A bad token's is skipped.
+template <class T>
+struct Place {
+  const T* from;  // null: skipped
+  float* out;     // null: its part goes on
+  bool begins;    // a part
+  bool whole;     // the part that ends here is all there is of its token: out is dtable's row
+};
+
+// Place i of those that begin at `first`; neighbours are those of other blocks too.
+template <class T>
+__device__ Place<T> place_at(const Segments<T>& p, std::int64_t first, int i) {
+  const std::uint32_t token = p.key(first + i);
+  if (token >= p.words) return {nullptr, nullptr, false, false};
+  int begin = i;  // of the part
+  while (begin > 0 && p.key(first + begin - 1) == token) --begin;
+  const std::uint32_t next = p.key(first + i + 1);
+  const bool is_first = p.key(first + begin - 1) != token;
+  const bool ends = next != token, whole = is_first && ends;
+  float* out = whole ? p.row(token) : ends || i == kBlock - 1 ? p.sum(first / kBlock, is_first) : nullptr;
+  return {p.dy.at(p.positions[first + i], 0), out, begin == i, whole};
+}
+
 template <int N, class T>
-__global__ void __launch_bounds__(kThreads) parts_kernel(const Segments<T> p) {
+__global__ void __launch_bounds__(kPartThreads, 2) parts_kernel(const Segments<T> p) {
   flashgla::cuda::wait_for_previous();
-  const std::int64_t begin = blockIdx.x;
-  const bool is_first = p.begins(begin);
-  if (!is_first && begin % kBlock != 0) return;
-  const std::uint32_t token = p.keys[begin];
-  if (token >= p.words) return;
-  std::int64_t end = begin + 1;
-  while (end % kBlock != 0 && end < p.count && p.keys[end] == token) ++end;
-  const bool whole = is_first && p.ends_after(end - 1);
-  float* out = whole ? p.row(token) : p.sum(begin / kBlock, is_first);
-  for (std::int64_t column = std::int64_t{threadIdx.x} * N; column < p.length();
-       column += std::int64_t{blockDim.x} * N) {
-    // Known of dtable before dy is there; a part's sum begins with zeros.
-    const auto before = whole ? Vector<float, N>::load(out + column) : Vector<float, N>::zero();
+  __shared__ Place<T> places[kBlock];
+  const std::int64_t first = std::int64_t{blockIdx.x} * kBlock;
+  if (threadIdx.x < kBlock) places[threadIdx.x] = place_at(p, first, static_cast<int>(threadIdx.x));
+  __syncthreads();
+  for (std::int64_t column = std::int64_t{threadIdx.x} * N; column < p.length; column += std::int64_t{blockDim.x} * N) {
     float total[N] = {};
-    for (std::int64_t i = begin; i < end; i += kRowsAhead) {
+    for (int i = 0; i < kBlock; i += kRowsAhead) {
       Vector<T, N> read[kRowsAhead];
+      Vector<float, N> before[kRowsAhead];
 #pragma unroll
-      for (int ahead = 0; ahead < kRowsAhead; ++ahead) {
-        if (i + ahead >= end) break;
-        read[ahead] = Vector<T, N>::load(p.dy + p.dy_rows.offset(p.positions[i + ahead]) + column);
+      for (int k = 0; k < kRowsAhead; ++k) {
+        const Place<T>& place = places[i + k];
+        if (!place.from) continue;
+        read[k] = Vector<T, N>::load(place.from + column);
+        if (place.whole) before[k] = Vector<float, N>::load(place.out + column);
       }
 #pragma unroll
-      for (int ahead = 0; ahead < kRowsAhead; ++ahead) {
-        if (i + ahead >= end) break;
+      for (int k = 0; k < kRowsAhead; ++k) {
+        const Place<T>& place = places[i + k];
+        if (!place.from) continue;
 #pragma unroll
-        for (int j = 0; j < N; ++j) total[j] += read[ahead][j];
+        for (int j = 0; j < N; ++j) total[j] = (place.begins ? 0.0f : total[j]) + read[k][j];
+        if (!place.out) continue;
+        float out[N];
+#pragma unroll
+        for (int j = 0; j < N; ++j) out[j] = place.whole ? total[j] + before[k][j] : total[j];
+        Vector<float, N>::of(out).store(place.out + column);
       }
     }
-#pragma unroll
-    for (int j = 0; j < N; ++j) total[j] += before[j];
-    Vector<float, N>::of(total).store(out + column);
   }
 }
 
@@ -103,16 +125,19 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) long_segments_kernel(const Segments<T> p) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t block = blockIdx.x, last = block * kBlock + kBlock - 1;
-  if (last + 1 >= p.count || p.ends_after(last)) return;
-  const std::uint32_t token = p.keys[last];
-  if (token >= p.words) return;
+  const std::uint32_t token = p.key(last);
+  if (token >= p.words || p.key(last + 1) != token) return;
   // Where it goes through the whole block, an earlier block adds it up.
-  if (p.keys[block * kBlock] == token && !p.begins(block * kBlock)) return;
-  for (std::int64_t column = threadIdx.x; column < p.length(); column += kThreads) {
+  if (p.key(block * kBlock) == token && p.key(block * kBlock - 1) == token) return;
+  std::int64_t end = block + 1;  // of the blocks that have parts of it
+  for (int more = kWarp; more == kWarp; end += more) {
+    const std::uint32_t others = __ballot_sync(0xffffffffu, p.key((end + threadIdx.x % kWarp) * kBlock) != token);
+    more = others == 0 ? kWarp : __ffs(static_cast<int>(others)) - 1;
+  }
+  for (std::int64_t column = threadIdx.x; column < p.length; column += kThreads) {
     float total = p.sum(block, true)[column];
-    for (std::int64_t next = block + 1; next * kBlock < p.count && p.keys[next * kBlock] == token; ++next) {
-      total += p.sum(next, false)[column];
-    }
+#pragma unroll 8
+    for (std::int64_t next = block + 1; next < end; ++next) total += p.sum(next, false)[column];
     p.row(token)[column] += total;
   }
 }
@@ -163,15 +188,14 @@ void backward(Context& context, const TensorView& tokens, const TensorView& dy, 
   ops::cuda::with_element(dy.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Segments<T> p{
-        sorting.sorted_keys, sorting.sorted_values, count,           words, static_cast<const T*>(dy.data), Rows(dy),
+        sorting.sorted_keys, sorting.sorted_values, count,           words, length, ops::cuda::Operand<const T>(dy),
         dtable.as<float>(),  dtable.stride[0],      sums.as<float>()};
-    constexpr int kWide = flashgla::cuda::kVectorOf<T>;
     const bool aligned =
         ops::cuda::is_aligned(dy, kWide) && ops::cuda::is_aligned(dtable, kWide) && length % kWide == 0;
     const std::int64_t vectors = aligned ? length / kWide : length;
-    const int threads = static_cast<int>(std::clamp<std::int64_t>((vectors + 31) / 32 * 32, 32, kThreads));
+    const int threads = static_cast<int>(std::clamp<std::int64_t>((vectors + 31) / 32 * 32, 32, kPartThreads));
     ops::cuda::queue_kernel(context, "embedding: sums of parts", aligned ? parts_kernel<kWide, T> : parts_kernel<1, T>,
-                            count, threads, 0, p);
+                            blocks, threads, 0, p);
     ops::cuda::queue_kernel(context, "embedding: long segments", long_segments_kernel<T>, blocks, kThreads, 0, p);
   });
 }

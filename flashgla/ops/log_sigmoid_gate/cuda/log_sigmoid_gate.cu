@@ -58,11 +58,12 @@ struct Backward {
   }
   template <int N>
   __device__ __forceinline__ void write(std::int64_t row, std::int64_t column, const Read<N>& in) const {
+    const bool clamps = clamp_min > -INFINITY;
     float out[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float slope = ops::cuda::sigmoid(-in.x[i]) * scale;
-      out[i] = gate_of(in.x[i], scale) < clamp_min ? 0.0f : in.dg[i] * slope;
+      out[i] = clamps && gate_of(in.x[i], scale) < clamp_min ? 0.0f : in.dg[i] * slope;
     }
     dx.template store<N>(row, column, out);
   }
