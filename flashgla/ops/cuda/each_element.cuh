@@ -108,7 +108,8 @@ struct ElementGrid {
 
 // kOneRow: all elements are one row.
 template <int N, bool kOneRow, class Body>
-__global__ void __launch_bounds__(ElementGrid::kThreads) each_element_kernel(Body body, ElementGrid grid) {
+__global__ void __launch_bounds__(ElementGrid::kThreads, 1)  // 1: ptxas else spills
+    each_element_kernel(Body body, ElementGrid grid) {
   flashgla::cuda::wait_for_previous();
   constexpr int kRounds = ElementGrid::kRounds;
   const int across = kOneRow ? ElementGrid::kThreads : grid.across;

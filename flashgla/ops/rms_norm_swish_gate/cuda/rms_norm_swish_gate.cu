@@ -127,7 +127,8 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBa
 
 // Rows too long to be held: dx and dgate alone.
 template <int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads) long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
+__global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills
+    long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
   Team team(grid.team, shared);
