@@ -1,19 +1,16 @@
-// Backward by sorted segments: positions are sorted by token, stably, so that one token's rows stand together in their
-// order. The sorted list is cut into blocks of 16; within a block the rows of one token are a part. A block of threads
+// Backward by sorted segments: positions are put in an order (by_token.cuh) in which one token's rows stand together,
+// as they came. The list is cut into blocks of 16; within a block the rows of one token are a part. A block of threads
 // sums its parts in order, some rows of dy and of dtable on their way at a time, and adds a part to dtable where it is
 // all there is of its token; sums of tokens that reach over several blocks are kept, and added in order by a second
 // kernel.
 #include <algorithm>
-#include <bit>
-#include <cub/device/device_radix_sort.cuh>
 
-#include "flashgla/base/cuda/check.h"
 #include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
-#include "flashgla/ops/cuda/first_bad.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
+#include "flashgla/ops/embedding/cuda/by_token.cuh"
 #include "flashgla/ops/embedding/cuda/cuda.h"
 
 namespace flashgla::ops::embedding::cuda {
@@ -24,25 +21,10 @@ using flashgla::cuda::kWarp;
 using flashgla::cuda::Vector;
 
 constexpr int kThreads = 256;
-constexpr int kPartThreads = 512;            // at most
-constexpr int kBlock = 16;                   // sorted positions
-constexpr int kRowsAhead = 4;                // rows read before they are added
-constexpr int kWide = 4;                     // columns of a thread: 16 bytes of dtable
-constexpr std::uint32_t kNone = 0xffffffff;  // no token's key
-
-// keys[i] = tokens[i], or `words` for a bad one; values[i] = i.
-__global__ void __launch_bounds__(kThreads)
-    keys_kernel(const std::int32_t* tokens, std::int64_t count, std::int64_t words, std::uint32_t* keys,
-                std::int32_t* values, std::int32_t* bad) {
-  flashgla::cuda::wait_for_previous();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const std::int64_t token = tokens[i];
-  const bool good = token >= 0 && token < words;
-  keys[i] = static_cast<std::uint32_t>(good ? token : words);
-  values[i] = static_cast<std::int32_t>(i);
-  if (!good) flashgla::ops::cuda::note_bad(bad, i);
-}
+constexpr int kPartThreads = 512;  // at most
+constexpr int kBlock = 16;         // sorted positions
+constexpr int kRowsAhead = 4;      // rows read before they are added
+constexpr int kWide = 4;           // columns of a thread: 16 bytes of dtable
 
 template <class T>
 struct Segments {
@@ -87,6 +69,7 @@ __device__ Place<T> place_at(const Segments<T>& p, std::int64_t first, int i) {
 
 template <int N, class T>
 __global__ void __launch_bounds__(kPartThreads, 2) parts_kernel(const Segments<T> p) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ Place<T> places[kBlock];
   const std::int64_t first = std::int64_t{blockIdx.x} * kBlock;
@@ -142,34 +125,6 @@ __global__ void __launch_bounds__(kThreads) long_segments_kernel(const Segments<
   }
 }
 
-struct Sorting {
-  std::uint32_t *keys, *sorted_keys;
-  std::int32_t *values, *sorted_values;
-  void* temporary;
-  std::size_t temporary_bytes = 0;
-  int bits;
-
-  Sorting(Context& context, std::int64_t count, std::int64_t words)
-      : bits(std::bit_width(static_cast<std::uint64_t>(words))) {
-    const Shape shape({count});
-    auto take = [&] { return context.scratch().tensor(shape, DType::i32, "embedding: sorted tokens").data; };
-    keys = static_cast<std::uint32_t*>(take());
-    sorted_keys = static_cast<std::uint32_t*>(take());
-    values = static_cast<std::int32_t*>(take());
-    sorted_values = static_cast<std::int32_t*>(take());
-    temporary = nullptr;
-    sort(context, count);  // says how much it needs
-    temporary = context.scratch().allocate(temporary_bytes, "embedding: sorting");
-  }
-
-  void sort(Context& context, std::int64_t count) {
-    flashgla::cuda::check(
-        cub::DeviceRadixSort::SortPairs(temporary, temporary_bytes, keys, sorted_keys, values, sorted_values, count, 0,
-                                        bits, static_cast<cudaStream_t>(context.stream())),
-        "embedding: sorting");
-  }
-};
-
 }  // namespace
 
 void backward(Context& context, const TensorView& tokens, const TensorView& dy, const TensorView& dtable,
@@ -179,17 +134,23 @@ void backward(Context& context, const TensorView& tokens, const TensorView& dy, 
   ArenaScope scope(context.scratch());
   const std::int64_t blocks = (count + kBlock - 1) / kBlock;
   const TensorView sums = context.scratch().tensor(Shape({2 * blocks, length}), DType::f32, "embedding: sums of parts");
-  Sorting sorting(context, count, words);
+  const TensorView keys = context.scratch().tensor(Shape({count}), DType::i32, "embedding: tokens in order");
+  const TensorView positions = context.scratch().tensor(Shape({count}), DType::i32, "embedding: their positions");
   if (context.planning()) return;
-  ops::cuda::queue_kernel(context, "embedding: keys", keys_kernel, (count + kThreads - 1) / kThreads, kThreads, 0,
-                          tokens.as<std::int32_t>(), count, words, sorting.keys, sorting.values,
-                          static_cast<std::int32_t*>(bad.data));
-  sorting.sort(context, count);
+  const ByToken by_token{tokens.as<std::int32_t>(),
+                         count,
+                         words,
+                         ByToken::block_bits_of(words),
+                         static_cast<std::uint32_t*>(keys.data),
+                         positions.as<std::int32_t>(),
+                         static_cast<std::int32_t*>(bad.data)};
+  ops::cuda::queue_kernel(context, "embedding: positions by token", by_token_kernel,
+                          std::int64_t{1} << by_token.block_bits, ByToken::kThreads, 0, by_token);
   ops::cuda::with_element(dy.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Segments<T> p{
-        sorting.sorted_keys, sorting.sorted_values, count,           words, length, ops::cuda::Operand<const T>(dy),
-        dtable.as<float>(),  dtable.stride[0],      sums.as<float>()};
+        by_token.keys,      by_token.positions, count,           words, length, ops::cuda::Operand<const T>(dy),
+        dtable.as<float>(), dtable.stride[0],   sums.as<float>()};
     const bool aligned =
         ops::cuda::is_aligned(dy, kWide) && ops::cuda::is_aligned(dtable, kWide) && length % kWide == 0;
     const std::int64_t vectors = aligned ? length / kWide : length;

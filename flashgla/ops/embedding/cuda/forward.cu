@@ -29,6 +29,7 @@ struct Lookup {
 
 template <int N, class Table, class Y>
 __global__ void __launch_bounds__(kThreads) lookup_kernel(const Lookup<Table, Y> p) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   const int down = kThreads / p.across, lane = threadIdx.x % p.across;
   const std::int64_t first = std::int64_t{blockIdx.x} * down * kRowsEach + threadIdx.x / p.across;

@@ -51,6 +51,13 @@ TEST(Embedding, AgreesWithTheReferenceWhereOneTokenFillsManyRows) {
   }
 }
 
+TEST(Embedding, AgreesWithTheReferenceForLongListsAndVocabularies) {
+  testing::Coverage coverage(implementations());
+  EXPECT_EQ(testing::check_conformance(backward_case({20000, 4}, 300), coverage), "");
+  EXPECT_EQ(testing::check_conformance(backward_case({9001, 3}, 40000), coverage), "");
+  EXPECT_EQ(testing::check_conformance(backward_case({700, 5}, 140001), coverage), "");
+}
+
 TEST(Embedding, BadTokensOnCudaAreNotedAndTouchNothing) {
   for (const Device device : testing::test_devices()) {
     if (device.kind == Device::Kind::cpu) continue;
