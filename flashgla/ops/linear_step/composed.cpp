@@ -1,5 +1,4 @@
 // The operator out of others, on any device: for rows and layouts that no fused kernel takes.
-#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
@@ -40,10 +39,8 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
       const TensorView both =
           context.scratch().tensor(Shape({u.size(0), 2 * out}), accumulator_of(u.dtype), "linear step: gate and up");
       const TensorView gate = both.slice(1, 0, out), up = both.slice(1, out, 2 * out);
-      const bool rounded = layer.y.dtype != both.dtype;
       quantised_linear::multiply(context, u, layer.weight, both);
-      swiglu::forward(context, gate, up, rounded ? gate : layer.y);
-      if (rounded) elementwise::convert(context, gate, layer.y);
+      swiglu::forward(context, gate, up, layer.y);
       continue;
     }
     quantised_linear::multiply(context, u, layer.weight, layer.y, {options.epilogue == Epilogue::add, layer.bias});

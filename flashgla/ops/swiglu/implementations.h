@@ -9,7 +9,7 @@
 namespace flashgla::ops::swiglu {
 
 struct Problem {
-  DType dtype;
+  DType dtype, y_dtype;
 };
 
 struct Implementation {

@@ -14,8 +14,9 @@ std::span<const Implementation> implementations() {
 }
 
 namespace {
-const Implementation& selected(const Context& context, DType dtype) {
-  return select("swiglu", implementations(), Problem{dtype}, context.architecture(), context.forced_implementation());
+const Implementation& selected(const Context& context, DType dtype, DType y_dtype) {
+  return select("swiglu", implementations(), Problem{dtype, y_dtype}, context.architecture(),
+                context.forced_implementation());
 }
 }  // namespace
 
@@ -23,8 +24,9 @@ void forward(Context& context, const TensorView& gate, const TensorView& up, con
   const Arguments arguments("swiglu", context);
   arguments.check("gate", gate, kFloating);
   arguments.check("up", up, gate.dtype, gate.shape, "gate");
-  arguments.check("y", y, gate.dtype, gate.shape, "gate");
-  const Implementation& implementation = selected(context, gate.dtype);
+  arguments.check("y", y, gate.dtype == DType::f32 ? DTypes{DType::f32, DType::bf16, DType::f16} : DTypes{gate.dtype});
+  arguments.check("y", y, y.dtype, gate.shape, "gate");
+  const Implementation& implementation = selected(context, gate.dtype, y.dtype);
   if (!context.planning()) implementation.forward(context, gate, up, y);
 }
 
@@ -37,7 +39,7 @@ void backward(Context& context, const TensorView& gate, const TensorView& up, co
   arguments.check("dgate", dgate, gate.dtype, gate.shape, "gate");
   arguments.check("dup", dup, gate.dtype, gate.shape, "gate");
   if (y) arguments.check("y", y, gate.dtype, gate.shape, "gate");
-  const Implementation& implementation = selected(context, gate.dtype);
+  const Implementation& implementation = selected(context, gate.dtype, gate.dtype);
   if (!context.planning()) implementation.backward(context, gate, up, dy, dgate, dup, y);
 }
 

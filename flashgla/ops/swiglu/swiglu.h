@@ -3,7 +3,8 @@
 //     y = gate sigmoid(gate) up
 //
 // Shapes [...,D], all equal; any strides, last dimension contiguous, so gate and up may be halves of one tensor.
-// dtypes: all one of f64, f32, bf16, f16; arithmetic in f32 (f64 with f64). Throw Error naming the argument.
+// dtypes: all one of f64, f32, bf16, f16, but y of forward may be bf16 or f16 beside f32; arithmetic in f32 (f64 with
+// f64). Throw Error naming the argument.
 #pragma once
 
 #include "flashgla/base/context.h"

@@ -17,8 +17,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
 using simd::VF32;
 
-template <class T>
-void forward(Context& context, const TypedRows<T>& gate, const TypedRows<T>& up, const TypedRows<T>& y) {
+template <class T, class Y>
+void forward(Context& context, const TypedRows<T>& gate, const TypedRows<T>& up, const TypedRows<Y>& y) {
   for_each_piece(context, {&gate, &up, &y}, [&](std::int64_t row, std::int64_t begin, std::int64_t count) {
     simd::map([](VF32 g, VF32 u) { return hn::Mul(hn::Mul(g, simd::sigmoid(simd::F32(), g)), u); }, count,
               y[row] + begin, gate[row] + begin, up[row] + begin);
@@ -63,8 +63,9 @@ template <class T>
 using R = TypedRows<T>;
 
 void Forward(Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
-  if (gate.dtype == DType::f32) return forward<float>(context, R<float>(gate), R<float>(up), R<float>(y));
-  forward<BFloat16>(context, R<BFloat16>(gate), R<BFloat16>(up), R<BFloat16>(y));
+  if (gate.dtype != DType::f32) return forward(context, R<BFloat16>(gate), R<BFloat16>(up), R<BFloat16>(y));
+  if (y.dtype != DType::f32) return forward(context, R<float>(gate), R<float>(up), R<BFloat16>(y));
+  forward(context, R<float>(gate), R<float>(up), R<float>(y));
 }
 
 template <class T>
@@ -90,17 +91,18 @@ namespace flashgla::ops::swiglu {
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
 
-const Implementation kSimd{
-    "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
-    [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
-      HWY_DYNAMIC_DISPATCH(Forward)(context, gate, up, y);
-    },
-    [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy, const TensorView& dgate,
-       const TensorView& dup, const TensorView& y) {
-      HWY_DYNAMIC_DISPATCH(Backward)
-      (context, gate, up, dy, dgate, dup, y);
-    }};
+const Implementation kSimd{"simd", Device::Kind::cpu,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.dtype, problem.y_dtype});
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(Forward)(context, gate, up, y);
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy,
+                              const TensorView& dgate, const TensorView& dup, const TensorView& y) {
+                             HWY_DYNAMIC_DISPATCH(Backward)
+                             (context, gate, up, dy, dgate, dup, y);
+                           }};
 
 }  // namespace flashgla::ops::swiglu
 #endif

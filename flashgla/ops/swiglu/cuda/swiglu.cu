@@ -10,10 +10,12 @@ namespace {
 using flashgla::cuda::DeviceElement;
 using ops::cuda::Operand;
 using ops::cuda::Vector;
+using bf16 = __nv_bfloat16;
 
-template <class T>
+template <class T, class Y>
 struct Forward {
-  Operand<T> gate, up, y;
+  Operand<T> gate, up;
+  Operand<Y> y;
 
   template <int N>
   struct Read {
@@ -61,9 +63,9 @@ struct Backward {
   }
 };
 
-template <class T>
+template <class T, class Y>
 void forward_of(Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
-  const Forward<T> body{Operand<T>(gate), Operand<T>(up), Operand<T>(y)};
+  const Forward<T, Y> body{Operand<T>(gate), Operand<T>(up), Operand<Y>(y)};
   ops::cuda::for_each_element(context, "swiglu", body, {&gate, &up, &y});
 }
 
@@ -81,16 +83,20 @@ void backward_of(Context& context, const TensorView& gate, const TensorView& up,
 
 }  // namespace
 
-const Implementation kCuda{
-    "cuda", Device::Kind::cuda,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
-    [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
-      (gate.dtype == DType::f32 ? forward_of<float> : forward_of<__nv_bfloat16>)(context, gate, up, y);
-    },
-    [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy, const TensorView& dgate,
-       const TensorView& dup, const TensorView& y) {
-      (gate.dtype == DType::f32 ? backward_of<float> : backward_of<__nv_bfloat16>)(context, gate, up, dy, dgate, dup,
-                                                                                   y);
-    }};
+const Implementation kCuda{"cuda", Device::Kind::cuda,
+                           [](const Problem& problem, const Architecture&) {
+                             return supports_f32_and_bf16({problem.dtype, problem.y_dtype});
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& y) {
+                             const auto run = gate.dtype != DType::f32 ? forward_of<bf16, bf16>
+                                              : y.dtype != DType::f32  ? forward_of<float, bf16>
+                                                                       : forward_of<float, float>;
+                             run(context, gate, up, y);
+                           },
+                           [](Context& context, const TensorView& gate, const TensorView& up, const TensorView& dy,
+                              const TensorView& dgate, const TensorView& dup, const TensorView& y) {
+                             (gate.dtype == DType::f32 ? backward_of<float> : backward_of<bf16>)(context, gate, up, dy,
+                                                                                                 dgate, dup, y);
+                           }};
 
 }  // namespace flashgla::ops::swiglu

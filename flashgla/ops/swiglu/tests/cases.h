@@ -10,10 +10,12 @@ using testing::Kind;
 using testing::NamedTensors;
 using testing::Role;
 
+// y in bf16 beside f32 where the pair of dtypes says so.
 inline testing::OperatorCase forward_case(const Shape& shape) {
-  return {"forward " + to_string(shape),
-          {{"gate", shape, Role::input, Kind::activation, 4.0}, {"up", shape}, {"y", shape, Role::output}},
-          [](Context& context, const NamedTensors& t) { forward(context, t["gate"], t["up"], t["y"]); }};
+  return {
+      "forward " + to_string(shape),
+      {{"gate", shape, Role::input, Kind::activation, 4.0}, {"up", shape}, {"y", shape, Role::output, Kind::parameter}},
+      [](Context& context, const NamedTensors& t) { forward(context, t["gate"], t["up"], t["y"]); }};
 }
 
 // `again`: y is wanted too.

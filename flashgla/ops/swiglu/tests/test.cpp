@@ -14,7 +14,9 @@ namespace {
 TEST(Swiglu, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({3, 20000}), Shape({0, 4})}) {
-    EXPECT_EQ(testing::check_conformance(forward_case(shape), coverage), "");
+    testing::OperatorCase both = forward_case(shape);
+    both.dtypes.push_back({DType::f32, DType::bf16});
+    EXPECT_EQ(testing::check_conformance(both, coverage), "");
     for (const bool again : {false, true}) {
       EXPECT_EQ(testing::check_conformance(backward_case(shape, again), coverage), "");
     }
