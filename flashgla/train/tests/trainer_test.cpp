@@ -164,6 +164,29 @@ TEST_F(TrainerTest, ProgramsBesideEachOtherKeepTheirBits) {
   EXPECT_EQ(status, std::vector<int>(4, 0));
 }
 
+// What a checkpoint brings of the products' choices is enough: the cache that they came from may be gone.
+TEST_F(TrainerTest, AResumeNeedsNoCacheOfProducts) {
+  const fs::path cache = root_ / "run_cache";
+  const char* held = std::getenv("XDG_CACHE_HOME");
+  const std::string before = held ? held : "";
+  ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  TrainConfig whole = config("whole");
+  whole.dtype = "bf16";
+  train(whole);  // chooses
+  TrainConfig halves = whole;
+  halves.out = config("halves").out;
+  int seen = 0;
+  Events stop_at_5;
+  stop_at_5.stop_requested = [&] { return ++seen == 5; };
+  EXPECT_EQ(Trainer(halves, stop_at_5, false).run(), Outcome::interrupted);
+  EXPECT_EQ(fs::exists(cache), device().kind != Device::Kind::cpu);
+  fs::remove_all(cache);
+  EXPECT_EQ(Trainer(halves, {}, true).run(), Outcome::finished);
+  expect_same(rows(whole), rows(halves));
+  EXPECT_EQ(weights(whole), weights(halves));
+  held ? ::setenv("XDG_CACHE_HOME", before.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
+}
+
 TEST_F(TrainerTest, DropoutIsOfTrainingAlone) {
   TrainConfig plain = config("plain");
   plain.learning_rate = plain.initial_learning_rate = plain.final_learning_rate = 1e-30;  // weights stay
