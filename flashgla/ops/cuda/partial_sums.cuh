@@ -38,6 +38,7 @@ constexpr int kReduceColumns = 32, kReduceDown = 32;  // a warp each way
 
 static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
     reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {
+  flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[kReduceDown][kReduceColumns + 1];
   const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;

@@ -220,6 +220,7 @@ constexpr int kSumsAtOnce = 528;  // blocks: four for each multiprocessor of a l
 template <int N, class T>
 __global__ void __launch_bounds__(kAcross* kDown, 4)
     column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, std::int64_t tiles) {
+  flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[kDown][kAcross * N];
   const std::int64_t block = blockIdx.x / tiles, end = partial.end(block);

@@ -21,6 +21,7 @@ struct ForwardOperands {
 
 template <int kHeld, int N, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
   Team team(grid.team, shared);

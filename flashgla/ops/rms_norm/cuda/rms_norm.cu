@@ -23,6 +23,7 @@ struct ForwardOperands {
 template <int kHeld, int N, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == 0 ? 1 : 0)  // 0: not said; ptxas else spills
     forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
   Team team(grid.team, shared);

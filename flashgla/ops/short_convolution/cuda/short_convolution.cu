@@ -18,6 +18,7 @@ constexpr int kThreads = 128;
 constexpr std::int64_t kChunk = 64;  // tokens
 constexpr int kMostPast = 3;         // tokens that the widest filter looks back
 constexpr int kTogether = 4;         // tokens that are copied as one group
+constexpr int kAtOnce = 2;           // tokens that are worked on at once where no sequence begins among them
 // Groups that a thread has room for: no more than leave room for all blocks of a large problem at once.
 template <class T>
 constexpr int kGroups = sizeof(T) == 4 ? 3 : 4;
@@ -94,9 +95,9 @@ struct TokensAhead {
   static constexpr int kBytes = kGroups<T> * kTensors * kTogether * kThreads * kVectorBytes;
   unsigned char* shared;  // kBytes, at a multiple of 16
 
-  // Of the i-th token behind the walk's first.
-  __device__ __forceinline__ T* place_of(int i, int tensor) const {
-    const int at = (i % (kGroups<T> * kTogether)) * kTensors + tensor;
+  // Of token i + k behind the walk's first, which is of i's group.
+  __device__ __forceinline__ T* place_of(int i, int k, int tensor) const {
+    const int at = (i % (kGroups<T> * kTogether) + k) * kTensors + tensor;
     return reinterpret_cast<T*>(shared + (at * kThreads + static_cast<int>(threadIdx.x)) * kVectorBytes);
   }
 };
@@ -146,19 +147,33 @@ struct Filter {
     }
   }
 
-  __device__ __forceinline__ float convolved(const float (&arriving)[N], int i) const {
-    float z = weight[W - 1][i] * arriving[i];
+  // e: the window and K tokens behind it. z of token k, channel i.
+  template <int K>
+  __device__ __forceinline__ float convolved(const float (&e)[W - 1 + K][N], int k, int i) const {
+    float z = weight[W - 1][i] * e[k + W - 1][i];
 #pragma unroll
-    for (int j = 0; j < W - 1; ++j) z = fmaf(weight[j][i], window[j][i], z);
+    for (int j = 0; j < W - 1; ++j) z = fmaf(weight[j][i], e[k + j][i], z);
     return z;
   }
 
-  __device__ __forceinline__ void shift(const float (&arriving)[N]) {
+  // The window, and behind it what arrives with K tokens from i on.
+  template <int K, class Ahead>
+  __device__ __forceinline__ void extend(const Ahead& ahead, int token, float (&e)[W - 1 + K][N]) const {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
+    for (int j = 0; j < W - 1; ++j) {
 #pragma unroll
-      for (int j = 0; j + 1 < W - 1; ++j) window[j][i] = window[j + 1][i];
-      window[W - 2][i] = arriving[i];
+      for (int i = 0; i < N; ++i) e[j][i] = window[j][i];
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) load<N>(ahead.place_of(token, k, 0), e[W - 1 + k]);
+  }
+
+  template <int K>
+  __device__ __forceinline__ void advance(const float (&e)[W - 1 + K][N]) {
+#pragma unroll
+    for (int j = 0; j < W - 1; ++j) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) window[j][i] = e[j + K][i];
     }
   }
 };
@@ -206,8 +221,9 @@ __device__ __forceinline__ void for_state(const Call& problem, const Grid& grid,
   body(place, problem.cu_seqlens ? 0 : place.n, item % problem.channels);
 }
 
-// Calls work(i) for a walk's tokens one after the other, until it says that there is nothing more to do; bring(i),
-// called in the same order, has begun the copies that it needs, groups of tokens ahead.
+// Goes through a walk's tokens, whose copies bring(first, k), called in their order, begins groups of tokens ahead.
+// Where quiet(first) says that a group has nothing special, work(count, i) takes kAtOnce tokens from i on; else
+// announce(i) is called for each token, which says whether there is more to do, and work takes them one by one.
 template <int kGroupsAhead, class Bring>
 class Tokens {
  public:
@@ -217,15 +233,23 @@ class Tokens {
     for (int group = 0; group < kGroupsAhead - 1; ++group) bring_group(group * kTogether);
   }
 
-  template <class Work>
-  __device__ __forceinline__ void run(const Work& work) const {
+  template <class Quiet, class Announce, class Work>
+  __device__ __forceinline__ void run(const Quiet& quiet, const Announce& announce, const Work& work) const {
+    static_assert(kTogether % kAtOnce == 0);
     bool more = true;
     for (int first = 0; first < count_ && more; first += kTogether) {
       bring_group(first + (kGroupsAhead - 1) * kTogether);
       ops::cuda::wait_for_groups_before<kGroupsAhead - 1>();
+      if (quiet(first)) {
 #pragma unroll
-      for (int k = 0; k < kTogether; ++k) {
-        if (more && first + k < count_) more = work(first + k);
+        for (int k = 0; k < kTogether; k += kAtOnce) work(std::integral_constant<int, kAtOnce>(), first + k);
+        continue;
+      }
+      const int end = first + kTogether < count_ ? first + kTogether : count_;
+#pragma unroll 1
+      for (int i = first; more && i < end; ++i) {
+        more = announce(i);
+        if (more) work(std::integral_constant<int, 1>(), i);
       }
     }
     ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
@@ -233,9 +257,12 @@ class Tokens {
 
  private:
   __device__ __forceinline__ void bring_group(int first) const {
+    if (first + kTogether <= count_) {
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      if (first + k < count_) bring_(first + k);
+      for (int k = 0; k < kTogether; ++k) bring_(first, k);
+    } else {
+#pragma unroll 1
+      for (int k = 0; first + k < count_; ++k) bring_(first, k);
     }
     ops::cuda::end_group();
   }
@@ -256,8 +283,9 @@ __device__ __forceinline__ float extended(const Call& problem, const Lines<T>& x
 }
 
 template <int W, int N, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     forward_kernel(Call problem, Grid grid, Lines<T> x, Lines<T> y, float* final_state) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= grid.walking) {
     for_state(problem, grid, [&](const Place& place, std::int64_t line, std::int64_t d) {
@@ -274,8 +302,8 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) unsigned char shared[];
   const TokensAhead<1, N, T> ahead{shared};
   const T* from = x.at(walk.line, walk.begin, d);
-  const auto bring = [&](int i) {
-    ops::cuda::begin_copy<N>(ahead.place_of(i, 0), from);
+  const auto bring = [&](int first, int k) {
+    ops::cuda::begin_copy<N>(ahead.place_of(first, k, 0), from);
     from += x.token_stride;
   };
   const Tokens<kGroups<T>, decltype(bring)> tokens(walk.tokens(), bring);
@@ -284,23 +312,37 @@ __global__ void __launch_bounds__(kThreads)
   Filter<W, N> filter(problem, d);
   filter.begin_at(problem, x, walk.line, place, walk.begin, d);
   T* to = y.at(walk.line, walk.begin, d);
-  tokens.run([&](int i) {
+  const auto quiet = [&](int first) { return first + kTogether <= walk.tokens() && next >= first + kTogether; };
+  const auto announce = [&](int i) {
     if (i == next) {
       place = place_after(problem, place, walk.begin + i);
       next = walk.place_of(place.end);
       filter.begin_at(problem, x, walk.line, place, walk.begin + i, d);
     }
-    float arriving[N], out[N];
-    load<N>(ahead.place_of(i, 0), arriving);
-#pragma unroll
-    for (int c = 0; c < N; ++c) {
-      const float z = filter.convolved(arriving, c);
-      out[c] = problem.silu ? z * ops::cuda::sigmoid(z) : z;
-    }
-    Vector<T, N>::of(out).store(to);
-    to += y.token_stride;
-    filter.shift(arriving);
     return true;
+  };
+  tokens.run(quiet, announce, [&](auto count, int i) {
+    constexpr int K = decltype(count)::value;
+    float e[W - 1 + K][N], out[K][N];
+    filter.template extend<K>(ahead, i, e);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) out[k][c] = filter.template convolved<K>(e, k, c);
+    }
+    if (problem.silu) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int c = 0; c < N; ++c) out[k][c] *= ops::cuda::sigmoid(out[k][c]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Vector<T, N>::of(out[k]).store(to);
+      to += y.token_stride;
+    }
+    filter.template advance<K>(e);
   });
 }
 
@@ -312,8 +354,8 @@ struct Gradients {
 };
 
 // dz of one element.
-__device__ __forceinline__ float through_activation(const Call& problem, float z, float dy) {
-  return problem.silu ? dy * ops::cuda::silu_slope(z, ops::cuda::sigmoid(z)) : dy;
+__device__ __forceinline__ float through_silu(float z, float dy) {
+  return dy * ops::cuda::silu_slope(z, ops::cuda::sigmoid(z));
 }
 
 // Writes what is pending of dx at the sequence's end: `pending[j]` belongs to token end - (W-1) + j.
@@ -353,7 +395,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& problem, cons
       z += problem.weight_at(d * W + j) * extended<W>(problem, t.x, place, line, d, s + j);
     }
     const float dy = flashgla::cuda::to_float(*t.dy.at(line, place.begin + s, d));
-    dz[s] = through_activation(problem, z, dy);
+    dz[s] = problem.silu ? through_silu(z, dy) : dy;
   }
 #pragma unroll
   for (int p = 0; p < W - 1; ++p) {
@@ -368,8 +410,9 @@ __device__ __forceinline__ void initial_state_gradient(const Call& problem, cons
 }
 
 template <int W, int N, class T>
-__global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
+__global__ void __launch_bounds__(kThreads, 4)
     backward_kernel(Call problem, Grid grid, Gradients<T> t, ops::cuda::PartialSums partial) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= grid.walking) {
     for_state(problem, grid, [&](const Place& place, std::int64_t line, std::int64_t d) {
@@ -385,9 +428,9 @@ __global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
   extern __shared__ __align__(16) unsigned char shared[];
   const TokensAhead<2, N, T> ahead{shared};
   const T *from_x = t.x.at(walk.line, walk.begin, d), *from_dy = t.dy.at(walk.line, walk.begin, d);
-  const auto bring = [&](int i) {
-    ops::cuda::begin_copy<N>(ahead.place_of(i, 0), from_x);
-    ops::cuda::begin_copy<N>(ahead.place_of(i, 1), from_dy);
+  const auto bring = [&](int first, int k) {
+    ops::cuda::begin_copy<N>(ahead.place_of(first, k, 0), from_x);
+    ops::cuda::begin_copy<N>(ahead.place_of(first, k, 1), from_dy);
     from_x += t.x.token_stride;
     from_dy += t.dy.token_stride;
   };
@@ -398,8 +441,9 @@ __global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
   filter.begin_at(problem, t.x, walk.line, place, walk.begin, d);
   float dweight[W][N] = {}, pending[W - 1][N] = {};  // pending[j]: of dx at token i - (W-1) + j
   bool finished = false;
-  T* to = t.dx.at(walk.line, walk.begin, d);
-  tokens.run([&](int i) {
+  T* to = t.dx.at(walk.line, walk.begin - (W - 1), d);  // of token i - (W-1), which may not be there
+  const auto quiet = [&](int first) { return first + kTogether <= walk.tokens() && next >= first + kTogether; };
+  const auto announce = [&](int i) {
     if (i == next) {
       finish_sequence<W>(problem, t, walk, place, d, pending);
       finished = i >= walk.tokens();
@@ -408,35 +452,62 @@ __global__ void __launch_bounds__(kThreads, W* N < 16 ? 4 : 3)
       begins = walk.place_of(place.begin), next = walk.place_of(place.end);
       filter.begin_at(problem, t.x, walk.line, place, walk.begin + i, d);
     }
-    float arriving[N], dy[N], out[N];
-    load<N>(ahead.place_of(i, 0), arriving);
-    load<N>(ahead.place_of(i, 1), dy);
+    return true;
+  };
+  tokens.run(quiet, announce, [&](auto count, int i) {
+    constexpr int K = decltype(count)::value;
+    float e[W - 1 + K][N], dz[K][N];
+    filter.template extend<K>(ahead, i, e);
 #pragma unroll
-    for (int c = 0; c < N; ++c) {
-      const float dz = through_activation(problem, filter.convolved(arriving, c), dy[c]);
-      if (i < walk.tokens()) {
+    for (int k = 0; k < K; ++k) load<N>(ahead.place_of(i, k, 1), dz[k]);
+    if (problem.silu) {
 #pragma unroll
-        for (int j = 0; j < W - 1; ++j) dweight[j][c] = fmaf(dz, filter.window[j][c], dweight[j][c]);
-        dweight[W - 1][c] = fmaf(dz, arriving[c], dweight[W - 1][c]);
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int c = 0; c < N; ++c) dz[k][c] = through_silu(filter.template convolved<K>(e, k, c), dz[k][c]);
       }
-      // Token i - (W-1) is complete; the others move on.
-      out[c] = fmaf(filter.weight[0][c], dz, pending[0][c]);
-#pragma unroll
-      for (int j = 0; j + 1 < W - 1; ++j) pending[j][c] = fmaf(filter.weight[j + 1][c], dz, pending[j + 1][c]);
-      pending[W - 2][c] = filter.weight[W - 1][c] * dz;
     }
-    if (const int token = i - (W - 1); token >= 0) {
-      if (token >= begins) Vector<T, N>::of(out).store(to);
+    if (i < walk.tokens()) {  // of K tokens all or none: more than one are of the chunk
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+#pragma unroll
+          for (int c = 0; c < N; ++c) dweight[j][c] = fmaf(dz[k][c], e[k + j][c], dweight[j][c]);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      // Token i + k - (W-1) is complete; the others move on.
+      float out[N];
+#pragma unroll
+      for (int c = 0; c < N; ++c) {
+        out[c] = fmaf(filter.weight[0][c], dz[k][c], pending[0][c]);
+#pragma unroll
+        for (int j = 0; j + 1 < W - 1; ++j) {
+          pending[j][c] = fmaf(filter.weight[j + 1][c], dz[k][c], pending[j + 1][c]);
+        }
+        pending[W - 2][c] = filter.weight[W - 1][c] * dz[k][c];
+      }
+      if (const int token = i + k - (W - 1); token >= 0 && token >= begins) Vector<T, N>::of(out).store(to);
       to += t.dx.token_stride;
     }
-    filter.shift(arriving);
-    return true;
+    filter.template advance<K>(e);
   });
   if (!finished && place.end == stop) finish_sequence<W>(problem, t, walk, place, d, pending);
+  float sums[N][W];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
 #pragma unroll
-    for (int j = 0; j < W; ++j) partial.sums[walk.chunk * partial.columns + (d + i) * W + j] = dweight[j][i];
+    for (int j = 0; j < W; ++j) sums[i][j] = dweight[j][i];
+    float* to_sums = partial.sums + walk.chunk * partial.columns + (d + i) * W;
+    if constexpr (W == 3) {
+#pragma unroll
+      for (int j = 0; j < W; ++j) to_sums[j] = sums[i][j];
+    } else {
+      Vector<float, W>::of(sums[i]).store(to_sums);
+    }
   }
 }
 
@@ -500,11 +571,9 @@ void with_width(std::int64_t width, const Run& run) {
   run(std::integral_constant<int, 4>());
 }
 
-// Channels of a thread, where their number and addresses are multiples of it: 16 bytes, but backward, which holds seven
-// values of each in registers, no more than four.
-template <class T>
-constexpr int kForwardElements = sizeof(T) == 4 ? 4 : 8;
-constexpr int kBackwardElements = 4;
+// Channels of a thread, where their number and addresses are multiples of it. With eight of bf16, 16 bytes, a forward
+// thread had 120 registers, and a multiprocessor half as many threads.
+constexpr int kElements = 4;
 
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
@@ -534,7 +603,6 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
 
 template <class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
-  constexpr int kElements = kForwardElements<T>;
   const bool aligned = inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &outputs.y}, kElements);
   (aligned ? forward_of<kElements, T> : forward_of<1, T>)(context, inputs, outputs, activation);
 }
@@ -553,11 +621,10 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
       ops::cuda::take_partial_sums(context, chunks, inputs.weight.numel(), std::max<std::int64_t>(chunks, 1), 1,
                                    "short_convolution: dweight of chunks");
   if (context.planning()) return;
-  const bool aligned = inputs.x.size(2) % kBackwardElements == 0 &&
-                       ops::cuda::are_aligned({&inputs.x, &from.dy, &to.dx}, kBackwardElements);
-  const auto run = inputs.x.dtype == DType::f32
-                       ? (aligned ? backward_of<kBackwardElements, float> : backward_of<1, float>)
-                       : (aligned ? backward_of<kBackwardElements, bf16> : backward_of<1, bf16>);
+  const bool aligned =
+      inputs.x.size(2) % kElements == 0 && ops::cuda::are_aligned({&inputs.x, &from.dy, &to.dx}, kElements);
+  const auto run = inputs.x.dtype == DType::f32 ? (aligned ? backward_of<kElements, float> : backward_of<1, float>)
+                                                : (aligned ? backward_of<kElements, bf16> : backward_of<1, bf16>);
   run(context, inputs, from, to, activation, partial);
   ops::cuda::reduce(context, partial, to.dweight.as<float>(), true);
 }
