@@ -29,7 +29,7 @@ struct Implementation {
   void (*sigmoid_gate_forward)(Context&, const TensorView& gate, const TensorView& x, const TensorView& y);
   void (*sigmoid_gate_backward)(Context&, const TensorView& gate, const TensorView& x, const TensorView& dy,
                                 const TensorView& dgate, const TensorView& dx);
-  void (*multiply)(Context&, const TensorView& a, const TensorView& b, const TensorView& out);  // null: not there
+  void (*multiply)(Context&, const TensorView& a, const TensorView& b, const TensorView& out);
 };
 
 // Best first, reference last.

@@ -26,7 +26,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 struct Sequence {
   std::int64_t begin, end;  // rows

@@ -5,7 +5,7 @@
 //
 // x before a sequence's start is its initial state (zero when absent); the state is the last x.
 // Shapes: x, dx [B,T,D], y, dy [M,B,T,D] (last dimension contiguous, any strides before it); mu, dmu [M,D] contiguous,
-// M 1 to 4; states [N,D] contiguous, N = B, or the sequences of cu_seqlens (then B = 1). dtypes: x, y one of f64, f32,
+// M 1 to 3; states [N,D] contiguous, N = B, or the sequences of cu_seqlens (then B = 1). dtypes: x, y one of f64, f32,
 // bf16, f16; mu that dtype, f32 or bf16 (f64 with f64); states and dmu f32 (f64 with f64). Throw Error naming the
 // argument.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace flashgla::ops::token_shift {
 
-constexpr std::int64_t kMostMixes = 4;
+constexpr std::int64_t kMostMixes = 3;
 
 struct Inputs {
   TensorView x;

@@ -26,7 +26,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 // The exponent of a state that holds nothing: e to it is 0 whatever is added.
 constexpr double kNothing = -1e30;

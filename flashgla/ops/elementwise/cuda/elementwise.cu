@@ -16,6 +16,9 @@ using bf16 = __nv_bfloat16;
 struct Add {
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
+struct Multiply {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a * b; }
+};
 struct Scale {
   float factor;
   __device__ __forceinline__ float operator()(float x) const { return x * factor; }
@@ -153,6 +156,11 @@ void add_to_on_device(Context& context, const TensorView& a, const TensorView& b
   if (a.dtype == DType::f32) return map<float, float, float>(context, "add", Add{}, a, b, out);
   if (out.dtype == DType::f32) return map<bf16, float, float>(context, "add", Add{}, a, b, out);
   map<bf16, bf16, bf16>(context, "add", Add{}, a, b, out);
+}
+
+void multiply_on_device(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
+  if (a.dtype == DType::f32) return map<float, float, float>(context, "multiply", Multiply{}, a, b, out);
+  map<bf16, bf16, bf16>(context, "multiply", Multiply{}, a, b, out);
 }
 
 void scale_on_device(Context& context, const TensorView& x, double factor) {
@@ -314,6 +322,7 @@ const Implementation kCuda{"cuda",
                            squared_relu_forward_on_device,
                            squared_relu_backward_on_device,
                            sigmoid_gate_forward_on_device,
-                           sigmoid_gate_backward_on_device};
+                           sigmoid_gate_backward_on_device,
+                           multiply_on_device};
 
 }  // namespace flashgla::ops::elementwise

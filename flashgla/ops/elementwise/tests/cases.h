@@ -26,6 +26,8 @@ inline std::vector<testing::OperatorCase> cases_of(const Shape& shape, bool narr
            [](Context& context, const NamedTensors& t) { convert(context, t["src"], t["dst"]); });
   add_case("add_to", {{"a", shape}, {"b", shape}, {"out", shape, Role::output}},
            [](Context& context, const NamedTensors& t) { add_to(context, t["a"], t["b"], t["out"]); });
+  add_case("multiply", {{"a", shape}, {"b", shape}, {"out", shape, Role::output}},
+           [](Context& context, const NamedTensors& t) { multiply(context, t["a"], t["b"], t["out"]); });
   add_case("scale", {{"x", shape, Role::accumulated}},
            [](Context& context, const NamedTensors& t) { scale(context, t["x"], -0.3); });
   add_case("zero", {{"x", shape, Role::output}},

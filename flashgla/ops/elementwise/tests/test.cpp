@@ -22,20 +22,6 @@ TEST(Elementwise, EveryImplementationAgreesWithTheReference) {
   EXPECT_EQ(coverage.missing(), "");
 }
 
-TEST(Elementwise, ProductsOnTheCpuAreThoseOfTheReference) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Tensor a = testing::converted(testing::random_normal(Shape({7, 65}), DType::f32, 1), dtype),
-                 b = testing::converted(testing::random_normal(Shape({7, 130}), DType::f32, 2), dtype);
-    const Tensor expected = Tensor::empty({7, 65}, DType::f64), out = Tensor::empty({7, 65}, dtype);
-    Context context;
-    multiply(context, testing::converted(a, DType::f64), testing::converted(b->slice(1, 65, 130), DType::f64),
-             expected);
-    testing::poison(out);
-    multiply(context, a, b->slice(1, 65, 130), out);
-    EXPECT_EQ(testing::check_close("out", out, expected, testing::tolerance(dtype)), "");
-  }
-}
-
 TEST(Elementwise, ZeroReachesEveryByteOfAnyDtypeAndNoOther) {
   Context context;
   const Tensor tokens = Tensor::empty({3, 8}, DType::i32);

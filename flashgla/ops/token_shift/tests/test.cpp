@@ -14,7 +14,7 @@ TEST(TokenShift, EveryImplementationAgreesWithTheReference) {
       {1, 1, 1, 1},
       {2, 7, 3},
       {3, 50, 40, 2},
-      {2, 16, 128, 4, {}, false},
+      {2, 16, 128, 3, {}, false},
       {1, 70, 136, 3, {0, 1, 17, 33, 33, 70}},
       {1, 45, 31, 2, {16, 45, 45}, false},
       {2, 300, 264},
@@ -58,7 +58,7 @@ TEST(TokenShift, RefusesBadArgumentsByName) {
     return testing::error_of([&] { forward(context, inputs, outputs); });
   };
   EXPECT_EQ(error({x, mu, {}, {}}, {y, {}}), "no error");
-  EXPECT_EQ(error({x, zeros({5, 8}), {}, {}}, {y, {}}), "token_shift: mu has shape [5,8]; expected [1 to 4,8]");
+  EXPECT_EQ(error({x, zeros({5, 8}), {}, {}}, {y, {}}), "token_shift: mu has shape [5,8]; expected [1 to 3,8]");
   EXPECT_EQ(error({x, mu, {}, {}}, {x, {}}),
             "token_shift: y has shape [2,3,8]; expected [3,2,3,8] (as mu's mixes, then x)");
   EXPECT_EQ(error({x, mu, mu, {}}, {y, {}}),

@@ -23,6 +23,8 @@ TEST(Wkv, EveryImplementationAgreesWithTheReference) {
       {1, 700, 66},                      // several segments of time
       {1, 650, 32, {5, 300, 301, 650}},  // and sequences within and across them
       {2, 300, 70, {}, true, true, 5.0, -6.0},
+      {32, 300, 112},  // on Hopper by tiles
+      {33, 130, 128, {}, true, false},
   };
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
