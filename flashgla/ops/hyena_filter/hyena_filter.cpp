@@ -1,22 +1,30 @@
 #include "flashgla/ops/hyena_filter/hyena_filter.h"
 
-#include <cmath>
-
-#include "flashgla/ops/arguments.h"
-#include "flashgla/ops/elements.h"
-#include "flashgla/ops/hyena_filter/decay.h"
+#include "flashgla/ops/hyena_filter/implementations.h"
 
 namespace flashgla::ops::hyena_filter {
+
+std::span<const Implementation> implementations() {
+#ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
+  static const Implementation table[] = {kSimd, kReference};
+#endif
+  return table;
+}
 
 namespace {
 
 constexpr const char* kName = "hyena_filter";
 
+const Implementation& selected(const Context& context, const TensorView& x, const TensorView& y) {
+  return select(kName, implementations(), Problem{x.dtype, y.dtype}, context.architecture(),
+                context.forced_implementation());
+}
+
 void check_rows(const Arguments& arguments, const TensorView& x) {
   arguments.check("x", x, kFloating);
   arguments.check_rank("x", x, 2);
-  if (x.device.kind != Device::Kind::cpu)
-    arguments.fail("x", "is on a GPU", "the CPU: there are no kernels for it yet");
 }
 
 void check_frequency(const Arguments& arguments, const TensorView& x, const TensorView& frequency) {
@@ -31,11 +39,7 @@ void sine_forward(Context& context, const TensorView& x, const TensorView& frequ
   check_rows(arguments, x);
   check_frequency(arguments, x, frequency);
   arguments.check("y", y, x.dtype, x.shape, "x");
-  if (context.planning()) return;
-  const Elements in(x), factor(frequency), out(y);
-  parallel_for(context, in.rows(), [&](std::int64_t row) {
-    for (std::int64_t d = 0; d < in.length(); ++d) out.set(row, d, std::sin(factor(d) * in(row, d)));
-  });
+  selected(context, x, y).sine_forward(context, x, frequency, y);
 }
 
 void sine_backward(Context& context, const TensorView& x, const TensorView& frequency, const TensorView& dy,
@@ -46,17 +50,7 @@ void sine_backward(Context& context, const TensorView& x, const TensorView& freq
   arguments.check("dy", dy, x.dtype, x.shape, "x");
   arguments.check("dx", dx, x.dtype, x.shape, "x");
   arguments.check("dfrequency", dfrequency, accumulator_of(x.dtype), frequency.shape, "frequency", Layout::contiguous);
-  if (context.planning()) return;
-  const Elements in(x), factor(frequency), from(dy), to(dx), sums(dfrequency);
-  parallel_for(context, in.length(), [&](std::int64_t d) {
-    double sum = 0.0;
-    for (std::int64_t row = 0; row < in.rows(); ++row) {
-      const double slope = from(row, d) * std::cos(factor(d) * in(row, d));
-      sum += slope * in(row, d);
-      to.set(row, d, slope * factor(d));
-    }
-    sums.add(d, sum);
-  });
+  selected(context, x, dx).sine_backward(context, x, frequency, dy, dx, dfrequency);
 }
 
 void window(Context& context, const TensorView& x, const Window& window, const TensorView& y) {
@@ -67,16 +61,7 @@ void window(Context& context, const TensorView& x, const Window& window, const T
     arguments.fail("length", "is " + std::to_string(window.length),
                    "at least 2 and x's " + std::to_string(x.size(0)) + " rows");
   }
-  if (context.planning()) return;
-  const Elements in(x), out(y);
-  const Decays decays(in.length());
-  parallel_for(context, in.rows(), [&](std::int64_t row) {
-    const double t = static_cast<double>(row) / static_cast<double>(window.length - 1);
-    for (std::int64_t d = 0; d < in.length(); ++d) {
-      out.set(row, d,
-              in(row, d) * (std::exp(-t * (decays.first + decays.step * static_cast<double>(d))) + window.shift));
-    }
-  });
+  selected(context, x, y).window(context, x, window, y);
 }
 
 }  // namespace flashgla::ops::hyena_filter

@@ -25,7 +25,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kSimd, kReference;
+extern const Implementation kCuda, kSimd, kReference;
 
 // A sequence: rows [begin, end) of a call, and the tokens before them.
 struct Sequence {

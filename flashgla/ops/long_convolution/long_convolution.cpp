@@ -5,7 +5,11 @@
 namespace flashgla::ops::long_convolution {
 
 std::span<const Implementation> implementations() {
+#ifdef FLASHGLA_CUDA
+  static const Implementation table[] = {kCuda, kSimd, kReference};
+#else
   static const Implementation table[] = {kSimd, kReference};
+#endif
   return table;
 }
 

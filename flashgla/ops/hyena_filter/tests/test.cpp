@@ -2,13 +2,25 @@
 
 #include <cmath>
 
-#include "flashgla/ops/hyena_filter/hyena_filter.h"
+#include "flashgla/ops/hyena_filter/implementations.h"
+#include "flashgla/ops/hyena_filter/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
 
 namespace flashgla::ops::hyena_filter {
 namespace {
+
+TEST(HyenaFilter, EveryImplementationAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  for (const Shape& shape : {Shape({1, 1}), Shape({7, 3}), Shape({150, 64}), Shape({33, 200})}) {
+    EXPECT_EQ(testing::check_conformance(sine_case(shape), coverage), "");
+    EXPECT_EQ(testing::check_conformance(sine_backward_case(shape), coverage), "");
+    EXPECT_EQ(testing::check_conformance(window_case(shape), coverage), "");
+    EXPECT_EQ(testing::check_conformance(window_case(shape, Kind::activation), coverage), "");
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
 
 TEST(HyenaFilter, SineGradientsAgreeWithFiniteDifferencesAndAreAdded) {
   Context context;

@@ -20,6 +20,10 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
       {1, 800, 10, {}, {0, 350, 367, 367, 800}},
       {1, 600, 18, {5, 300, 0, 8}, {300, 300, 310, 600}},
       {2, 9, 21, {200, 3}},
+      {1, 1400, 10, {}, {0, 350, 367, 367, 1400}},  // on a GPU, sequences of both ways in a call
+      {3, 1100, 6},
+      {1, 4500, 3},  // more than a GPU's transform
+      {2, 300, 5, {3000, 20}},
   };
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");

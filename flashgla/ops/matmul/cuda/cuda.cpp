@@ -39,8 +39,11 @@ void multiply(Context& context, const TensorView& a, const TensorView& b, const 
   }
   const Key key{a.size(0),    b.size(1), a.size(1),          matrix_of(a),
                 matrix_of(b), c_matrix,  options.accumulate, static_cast<bool>(options.bias)};
-  const bool odd = c_matrix.transposed || overlaps(a, key.a) || overlaps(b, key.b) || key.k == 0 ||
-                   (options.bias && options.bias.dtype != c.dtype);
+  // The library adds a bias by vectors of which it does not say how they must lie.
+  constexpr std::uintptr_t kBiasAlignment = 16;
+  const bool odd_bias = options.bias && (options.bias.dtype != c.dtype ||
+                                         reinterpret_cast<std::uintptr_t>(options.bias.data) % kBiasAlignment != 0);
+  const bool odd = c_matrix.transposed || overlaps(a, key.a) || overlaps(b, key.b) || key.k == 0 || odd_bias;
   if (odd) return cuda::multiply_by_tiles(context, a, b, c, options);
   auto& products = context.queue().resource<cuda::Products>();
   const cuda::Plan& plan = products.plan(key);
