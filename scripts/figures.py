@@ -235,8 +235,22 @@ def gpu_training_table():
 OPERATIONS = {"elementwise": ("add", "add_to", "convert", "scale", "zero", "column_sum", "silu", "squared_relu",
                               "sigmoid_gate"),
               "global_norm": ("sum", "non-finite")}
-OPERATORS = ("adamw", "elementwise", "embedding", "global_norm", "layer_norm", "log_sigmoid_gate", "rms_norm",
-             "rms_norm_swish_gate", "short_convolution", "swiglu")
+OPERATORS = ("adamw", "elementwise", "embedding", "global_norm", "hyena_filter", "layer_norm", "log_sigmoid_gate",
+             "long_convolution", "rms_norm", "rms_norm_swish_gate", "short_convolution", "swiglu", "token_shift", "wkv")
+CPU_OPERATORS = ("hyena_filter", "long_convolution", "token_shift", "wkv")
+
+
+def cpu_operator_rows(name):
+    """An operator's share of the rate at which the CPU's memory is read."""
+    run = Run(FIGURES / "cpu-operators.json")
+    read = run.rate("memory read", "bytes")
+    used = [row for row in run.timed() if row["operation"].split()[0] == name]
+    if not used:
+        raise Missing(f"{run.path.relative_to(ROOT)} has no row of {name}")
+    rows = [[row["operation"].removeprefix(name + " "), row["problem"],
+             f"{row['bytes'] / row['milliseconds'] * 1e3 / read:.2f}"] for row in used]
+    origin = sentences(f"{run.origin(used)}, {run.threads} threads; memory was read at {read / 1e9:.1f} GB/s.")
+    return origin + "\n\n" + table(["what", "of", "of the memory's read rate"], rows)
 
 
 def gpu_operator_rows(name):
@@ -391,7 +405,8 @@ TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table
           "small-models": small_models_sentences, "fuzz": fuzz_table,
           "quantisation": quantisation_tables, "quantisation-length": quantisation_length_table,
           "fuzz-total": fuzz_sentence,
-          **{f"gpu-{name}": functools.partial(gpu_operator_rows, name) for name in OPERATORS}}
+          **{f"gpu-{name}": functools.partial(gpu_operator_rows, name) for name in OPERATORS},
+          **{f"cpu-{name}": functools.partial(cpu_operator_rows, name) for name in CPU_OPERATORS}}
 
 # Which file a row of a GPU goes to, by the first word of its operation; the others go to gpu-operators.json.
 KINDS = {"gated_linear_attention": "gpu", "model_decoding": "gpu-decoding", "model_prefill": "gpu-decoding",
@@ -399,12 +414,16 @@ KINDS = {"gated_linear_attention": "gpu", "model_decoding": "gpu-decoding", "mod
          "softmax_attention": "gpu-attention", "rotary": "gpu-attention", "model_training_step": "gpu-training"}
 
 
+def kind_of(run, operation):
+    return "cpu-operators" if run["device"] == "cpu" else KINDS.get(operation, "gpu-operators")
+
+
 def take_rows(run, kind):
-    """Puts a GPU run's rows of a kind into its file, in place of those of the same name; each says its call."""
+    """Puts a run's rows of a kind into its file, in place of those of the same name; each says its call."""
     path = FIGURES / f"{kind}.json"
     said = {"commit": run["commit"], "date": run["date"], "command": run["command"]}
     rows = [{**row, **said} for row in run["rows"] if row["operation"].startswith("ceiling")
-            or KINDS.get(row["operation"].split()[0], "gpu-operators") == kind]
+            or kind_of(run, row["operation"].split()[0]) == kind]
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**run, "rows": []}
     if kept["machine"] != run["machine"]:
         raise SystemExit(f"{path.relative_to(ROOT)} is of {kept['machine']}, the run of {run['machine']}")
@@ -438,12 +457,12 @@ def take(path):
     run = Run(path.resolve())
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
-    if run.device == "cpu":
+    operations = {row["operation"].split()[0] for row in run.rows if not row["operation"].startswith("ceiling")}
+    if run.device == "cpu" and not operations <= set(CPU_OPERATORS):
         (FIGURES / "cpu.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         print(f"docs/figures/cpu.json: {run.origin()}")
         return
-    operations = {row["operation"].split()[0] for row in run.rows if not row["operation"].startswith("ceiling")}
-    for kind in sorted({KINDS.get(operation, "gpu-operators") for operation in operations}):
+    for kind in sorted({kind_of(taken, operation) for operation in operations}):
         take_rows(taken, kind)
 
 
