@@ -47,6 +47,8 @@ std::vector<Case> cases(Device device) {
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
     all.push_back({"mamba-1.3b", 1, DType::bf16});
     all.push_back({"retnet-1.3b", 1, DType::bf16});
+    all.push_back({"rwkv-1b5", 1, DType::bf16});
+    all.push_back({"hyena-340m", 1, DType::bf16, 1023});
   }
   return all;
 }
@@ -63,6 +65,16 @@ model::ModelConfig small_model_like(std::string_view preset) {
   if (preset.starts_with("retnet")) {
     return model::parse_config(
         R"({"model_type": "retnet", "hidden_size": 128, "num_hidden_layers": 4, "num_heads": 2, "vocab_size": 256})",
+        "bench: small model");
+  }
+  if (preset.starts_with("rwkv")) {
+    return model::parse_config(
+        R"({"model_type": "rwkv", "hidden_size": 128, "num_hidden_layers": 4, "zero_init": false, "vocab_size": 256})",
+        "bench: small model");
+  }
+  if (preset.starts_with("hyena")) {
+    return model::parse_config(
+        R"({"model_type": "hyena", "hidden_size": 128, "num_hidden_layers": 4, "l_max": 64, "vocab_size": 256})",
         "bench: small model");
   }
   return model::parse_config(
@@ -109,9 +121,9 @@ double bytes_read(const LanguageModel& model) {
 double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, std::int64_t before,
                             double seconds) {
   using Clock = std::chrono::steady_clock;
-  constexpr std::int64_t kMostTokens = 4096;
+  const std::int64_t most = std::min<std::int64_t>(4096, model.config().most_tokens().count - before);
   generate::Session session(model, sequences);
-  session.state.reserve(before + kMostTokens);
+  session.state.reserve(before + most);
   for (model::DecodeState::History& history : session.state.history) history.tokens = before;
   const std::vector<std::int32_t> positions(static_cast<std::size_t>(sequences), static_cast<std::int32_t>(before));
   copy_memory(session.state.positions().data, model.device(), positions.data(), Device::cpu(),
@@ -121,7 +133,7 @@ double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t
   const auto begin = Clock::now();
   auto last = begin;
   decoding.draw();
-  for (std::int64_t t = 1; t < kMostTokens; ++t) {  // the device a token ahead, as Generator has it
+  for (std::int64_t t = 1; t < most; ++t) {  // the device a token ahead, as Generator has it
     decoding.step();
     decoding.draw();
     decoding.tokens();

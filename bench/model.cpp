@@ -116,6 +116,8 @@ constexpr TrainingProblem kTrainingProblems[] = {
     {"retnet-1.3b 8x2048 bf16", "retnet-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"mamba-1.3b 8x2048 bf16", "mamba-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"mamba2-1.3b 8x2048 bf16", "mamba2-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"rwkv-1b5 8x2048 bf16", "rwkv-1b5", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"hyena-340m 16x2048 bf16", "hyena-340m", 16, 2048, DType::bf16, Device::Kind::cuda},
     {"transformer-1.3b 8x2048 bf16", "transformer-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"transformer-1.3b 1x16384 bf16", "transformer-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,12 @@ struct Common {
   std::int64_t num_hidden_layers = 24;
   double norm_eps = 1e-6;
   double initializer_range = 0.02;
+};
+
+// Tokens that a sequence can have, and of what: "positions that ... (field)". No end by default.
+struct MostTokens {
+  std::int64_t count = std::numeric_limits<std::int64_t>::max();
+  const char* what = "";
 };
 
 // One field of a configuration: its key in config.json and where its value lies.
@@ -45,6 +52,8 @@ class Config {
 
   // Throws Error naming the field when the mixer cannot do what is asked.
   virtual void validate(const Common& common) const = 0;
+
+  virtual MostTokens most_tokens() const { return {}; }
 
   // The mixer of one layer; its parameters are named "model.layers.<layer>.attn.<...>". The config must be valid.
   virtual std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const = 0;

@@ -81,6 +81,11 @@ class Mixer {
   // What a token costs beside the products with its parameters (nn::Parameter::multiplied).
   virtual Cost cost(std::int64_t length) const = 0;
 
+  // What steps read that is a function of the parameters alone, such as Hyena's filter: kept by the layer, made when a
+  // state is made and stale once parameters change. `activations`: dtype of a forward.
+  virtual bool prepares_steps() const { return false; }
+  virtual void prepare_steps(Context&, DType /*activations*/) {}
+
   // One token a sequence: x [B,D] += mix(norm(x)), norm being that of the residual stream in front of the mixer, so
   // that it and the sum can be fused with the layers beside them (ops::linear_step). The state is updated in place.
   // Nothing is kept.

@@ -65,7 +65,6 @@ struct Registration {
   // Key of config.json under which some layers of another model may have this mixer ("attn" for softmax attention in
   // flash-linear-attention's hybrids); "": "layer_mixers", which names the model_type.
   const char* hybrid_key = "";
-  const char* cpu_only = "";  // why, where it has no kernels for GPUs; "": it has
 };
 
 std::span<const Registration* const> registry();

@@ -1,5 +1,7 @@
 #include "flashgla/model/block.h"
 
+#include <algorithm>
+
 #include "flashgla/nn/gated_mlp.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 
@@ -188,6 +190,14 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
     part.branch->backward(pass, part.saved.normalized, dropped ? dropped : d, branch);
     part.norm.backward(context, part.saved.in, part.saved.statistics, branch, d, true);
   }
+}
+
+bool Block::prepares_steps() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.branch->prepares_steps(); });
+}
+
+void Block::prepare_steps(Context& context, DType activations) {
+  for (Part& part : parts_) part.branch->prepare_steps(context, activations);
 }
 
 void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state) {

@@ -30,6 +30,10 @@ class Block {
   // d [B,T,D]: the gradient of y on entry, that of x on return.
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& d);
 
+  // As of a Mixer.
+  bool prepares_steps() const;
+  void prepare_steps(Context& context, DType activations);
+
   // One token a sequence, x [N,D] in place. Nothing is kept.
   void step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state);
 

@@ -277,6 +277,17 @@ std::int64_t ModelConfig::mlp_dim() const {
   return (width + 255) / 256 * 256;
 }
 
+mixers::MostTokens ModelConfig::most_tokens() const {
+  mixers::MostTokens least = mixer->most_tokens();
+  const auto take = [&](const mixers::MostTokens& other) {
+    if (other.count < least.count) least = other;
+  };
+  for (const OtherLayers& other : others) take(other.mixer->most_tokens());
+  if (learned_positions)
+    take({max_position_embeddings, "positions that the model has learned (max_position_embeddings)"});
+  return least;
+}
+
 const mixers::AnyConfig& ModelConfig::mixer_of(std::int64_t layer) const {
   for (const OtherLayers& other : others) {
     if (std::find(other.layers.begin(), other.layers.end(), layer) != other.layers.end()) return other.mixer;

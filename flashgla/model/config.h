@@ -45,6 +45,9 @@ struct ModelConfig : mixers::Common {
   std::int64_t mlp_dim() const;
   const mixers::AnyConfig& mixer_of(std::int64_t layer) const;
 
+  // The least of what its parts can have.
+  mixers::MostTokens most_tokens() const;
+
   // Sets the field of this name, a common one or the mixer's, from JSON text ("4", "true", "\"relu\"", "null").
   // Throws Error when there is none, or it is of another type.
   void set(const std::string& field, const std::string& json);

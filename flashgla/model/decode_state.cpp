@@ -21,7 +21,7 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 }  // namespace
 
 DecodeState::DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device,
-                         std::int64_t most_tokens)
+                         const mixers::MostTokens& most_tokens)
     : layouts_of_(std::move(layouts_of)),
       sequences_(sequences),
       capacity_(0),
@@ -52,10 +52,9 @@ std::size_t DecodeState::bytes() const {
 
 void DecodeState::reserve(std::int64_t capacity) {
   if (capacity <= capacity_) return;
-  if (capacity > most_tokens_) {
+  if (capacity > most_tokens_.count) {
     throw Error("decode state", "tokens", "are to be " + std::to_string(capacity) + " a sequence",
-                "at most the " + std::to_string(most_tokens_) +
-                    " positions that the model has learned (max_position_embeddings)");
+                "at most the " + std::to_string(most_tokens_.count) + " " + most_tokens_.what);
   }
   const Layouts larger = layouts_of_(sequences_, capacity);
   for (std::size_t i = 0; i < larger.size(); ++i) {

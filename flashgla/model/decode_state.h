@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "flashgla/mixers/config.h"
 #include "flashgla/mixers/mixer.h"
 
 namespace flashgla::model {
@@ -20,12 +20,10 @@ class DecodeState {
   using Layouts = std::vector<std::vector<mixers::StateEntry>>;
   using LayoutsOf = std::function<Layouts(std::int64_t sequences, std::int64_t capacity)>;
 
-  static constexpr std::int64_t kNoEnd = std::numeric_limits<std::int64_t>::max();
-
-  // All zeros. Growing entries have room for `capacity` tokens of each sequence. most_tokens: what no sequence can go
-  // beyond, where the model has learned positions.
+  // All zeros. Growing entries have room for `capacity` tokens of each sequence, which none can have more of than
+  // most_tokens.
   DecodeState(LayoutsOf layouts_of, std::int64_t sequences, std::int64_t capacity, Device device,
-              std::int64_t most_tokens = kNoEnd);
+              const mixers::MostTokens& most_tokens = {});
 
   std::int64_t sequences() const { return sequences_; }
   const mixers::LayerState& layer(std::size_t index) const { return layers_[index]; }
@@ -75,7 +73,7 @@ class DecodeState {
   LayoutsOf layouts_of_;
   std::int64_t sequences_;
   std::int64_t capacity_;
-  std::int64_t most_tokens_;
+  mixers::MostTokens most_tokens_;
   Device device_;
   Layouts layouts_;
   Tensor constant_;

@@ -150,13 +150,6 @@ LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device devi
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f64) {
     throw Error("model", "dtype", std::string("is ") + name_of(dtype), "f32, bf16 or f64");
   }
-  const auto check_device = [&](const mixers::Registration& row) {
-    if (device == Device::cpu() || *row.cpu_only == '\0') return;
-    throw Error("model", "device", "is " + name_of(device),
-                std::string("the CPU for ") + row.name + " (" + row.cpu_only + ")");
-  };
-  check_device(mixers::find_mixer(config.model_type));
-  for (const OtherLayers& other : config.others) check_device(*other.row);
   store_ = std::make_unique<nn::ParameterStore>(
       [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training,
       placements);
@@ -182,20 +175,25 @@ DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capac
     for (const auto& block : layers_.blocks) layouts.push_back(block->state_layout(count, tokens, dtype_));
     return layouts;
   };
-  return DecodeState(layouts_of, sequences, capacity, device_,
-                     config_.learned_positions ? config_.max_position_embeddings : DecodeState::kNoEnd);
+  const auto& blocks = layers_.blocks;
+  if (std::any_of(blocks.begin(), blocks.end(), [](const auto& block) { return block->prepares_steps(); })) {
+    Context context(device_);
+    for (const auto& block : blocks) block->prepare_steps(context, activation_dtype());
+    context.queue().synchronize();
+  }
+  return DecodeState(layouts_of, sequences, capacity, device_, config_.most_tokens());
 }
 
 void LanguageModel::check_positions(const char* operation, std::int64_t tokens) const {
-  if (!config_.learned_positions || tokens <= config_.max_position_embeddings) return;
+  const mixers::MostTokens most = config_.most_tokens();
+  if (tokens <= most.count) return;
   throw Error(operation, "tokens", "reach position " + std::to_string(tokens) + " of a sequence",
-              "at most the " + std::to_string(config_.max_position_embeddings) +
-                  " that the model has learned (max_position_embeddings)");
+              "at most the " + std::to_string(most.count) + " " + most.what);
 }
 
 void LanguageModel::check_capacity(const char* operation, const DecodeState& state, const nn::Sequences& sequences,
                                    std::int64_t length) const {
-  if (!state.grows() && !config_.learned_positions) return;
+  if (!state.grows() && config_.most_tokens().count == mixers::MostTokens().count) return;
   for (std::int64_t i = 0; i < state.sequences(); ++i) {
     std::int64_t tokens = length;
     if (sequences.host) tokens = sequences.host.as<std::int32_t>()[i + 1] - sequences.host.as<std::int32_t>()[i];

@@ -68,6 +68,7 @@ class LanguageModel {
   // model.
   void set_inference_dtype(DType dtype);
 
+  // Also makes what steps read of the parameters alone (Mixer::prepare_steps): a state is of the parameters of now.
   DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
@@ -102,7 +103,7 @@ class LanguageModel {
   const nn::Parameter& head() const { return layers_.head.empty() ? layers_.embedding : layers_.head.front(); }
   void check_batch(const char* operation, const nn::Pass& pass, const TensorView& tokens, const TensorView& targets,
                    const TensorView& losses, const DecodeState* state, const Scored& scored) const;
-  // Throws Error where there are no so many learned positions.
+  // Throws Error where a sequence cannot have so many.
   void check_positions(const char* operation, std::int64_t tokens) const;
   // Throws Error unless growing states have room for what comes, and it has positions: `length` tokens, or those of the
   // packed sequences, behind the histories.

@@ -8,13 +8,12 @@
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
 #   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: a model takes some two minutes on two cores
 #   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
-# LIST, with commas, of models: attention, gla, retnet, mamba; on a CPU also rwkv (its time mix) and hyena. N jobs train
-# side by side. A run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the
-# best.
+# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena. N jobs train side by side. A
+# run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the best.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,13p' "$0" >&2; exit 2; }
+usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
 sequences='' device='' jobs='' dtype=f32 dropout='' range=''
@@ -36,7 +35,7 @@ case $size in
     defaults=(64:4 32 1e-2 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   full) words=8192 validation=3000 usual_range=0.02 most_tokens=65536
     usual_dropout=0.1 gla=', "num_heads": 2'
-    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 'attention,gla,retnet,mamba') ;;
+    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}

@@ -37,14 +37,13 @@ constexpr Refusal kRefused[] = {{"order", "2"},
 constexpr Layout kLayouts[] = {
     {.name = "own", .model_type = "hyena", .architecture = "HyenaForCausalLM", .refused = kRefused}};
 
+constexpr PresetRow kPresets[] = {{"hyena-340m", "Hyena in the frame of the paper's 340M models",
+                                   R"({"hidden_size": 1024, "num_hidden_layers": 24, "tie_word_embeddings": true})"}};
+
 }  // namespace
 
-constinit const Registration kHyena{"hyena",
-                                    "Hyena (Poli et al. 2023), of order 2",
+constinit const Registration kHyena{"hyena", "Hyena (Poli et al. 2023), of order 2",
                                     []() -> std::unique_ptr<Config> { return std::make_unique<HyenaConfig>(); },
-                                    kLayouts,
-                                    {},
-                                    "",
-                                    "its convolution by transforms has no kernels yet"};
+                                    kLayouts, kPresets};
 
 }  // namespace flashgla::mixers

@@ -14,6 +14,7 @@ struct HyenaConfig : ConfigOf<HyenaConfig> {
 
   std::vector<Field> fields() override;
   void validate(const Common& common) const override;
+  MostTokens most_tokens() const override { return {l_max, "tokens of its filter (l_max)"}; }
   std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const override;
 };
 

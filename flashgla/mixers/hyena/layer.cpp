@@ -1,4 +1,5 @@
 // The layer of hyena.h.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -99,15 +100,18 @@ class Hyena : public Mixer {
             {"conv", Shape({sequences, 3 * hidden_, kWidth - 1}), wide}};
   }
 
-  // Of the sums over the past, as direct ones.
+  // Of the sums over the past, as direct ones or by transforms; a step reads c and the filter.
   Cost cost(std::int64_t length) const override {
-    const auto sums = static_cast<double>(length) * static_cast<double>(hidden_);
-    return {sums, 3.0 * sums, 2.0 * 4.0 * sums};
+    const auto tokens = static_cast<double>(length), channels = static_cast<double>(hidden_);
+    const double sums = channels * std::min(tokens, 20.0 * std::log2(2.0 * tokens));
+    return {sums, 3.0 * sums, 2.0 * 4.0 * tokens * channels};
   }
 
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
+  bool prepares_steps() const override { return true; }
+  void prepare_steps(Context& context, DType activations) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
@@ -150,6 +154,7 @@ class Hyena : public Mixer {
   std::vector<nn::Linear> filter_;
   nn::Parameter frequency_;
   nn::Linear output_;
+  Tensor step_filter_;  // [l_max,D]; absent until a state was made
 
   struct Saved {
     TensorView projected;         // [B,T,3D]
@@ -291,6 +296,19 @@ void Hyena::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   filter_backward(context, x.dtype, dfilter);
 }
 
+void Hyena::prepare_steps(Context& context, DType activations) {
+  const ArenaScope scope(context.scratch());
+  const Shape shape({config_.l_max, hidden_});
+  if (!step_filter_) {
+    step_filter_ = Tensor::empty(shape, activations == DType::f64 ? DType::f64 : DType::f32, context.device());
+  }
+  TensorView of_sines[kSines];
+  for (TensorView& each : of_sines) {
+    each = context.scratch().tensor(Shape({config_.l_max, config_.filter_order}), activations, "hyena: filter");
+  }
+  make_filter(context, activations, of_sines, step_filter_);
+}
+
 void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
   namespace linear_step = ops::linear_step;
   Context& context = pass.context;
@@ -312,15 +330,8 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   elementwise::multiply(context, part_of(projected, 0), part_of(projected, 2), c);
   const ops::softmax_attention::Appended appended[] = {{c.reshape(Shape({batch, 1, 1, hidden_})), {}, state[0]}};
   ops::softmax_attention::append(context, appended, pass.positions, {});
-  TensorView of_sines[kSines];
-  for (TensorView& each : of_sines) {
-    each = scratch.tensor(Shape({config_.l_max, config_.filter_order}), x.dtype, "hyena: filter");
-  }
-  const TensorView filter =
-      scratch.tensor(Shape({config_.l_max, hidden_}), x.dtype == DType::f64 ? DType::f64 : DType::f32, "hyena: filter");
-  make_filter(context, x.dtype, of_sines, filter);
   const TensorView s = sized(hidden_, "hyena: long convolutions");
-  long_convolution::step(context, {c, filter, skip_.value, past_of(state[0]), pass.positions, {}}, s);
+  long_convolution::step(context, {c, step_filter_, skip_.value, past_of(state[0]), pass.positions, {}}, s);
   elementwise::multiply(context, part_of(projected, 1), s, s);
   run(output_, {s}, x, linear_step::Epilogue::add);
 }

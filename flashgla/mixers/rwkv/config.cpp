@@ -125,12 +125,8 @@ constexpr PresetRow kPresets[] = {
 
 }  // namespace
 
-constinit const Registration kRwkv{"rwkv",
-                                   "RWKV-4 (Peng et al. 2023): time mix and channel mix",
-                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); },
-                                   kLayouts,
-                                   kPresets,
-                                   "",
-                                   "wkv and token_shift have no kernels yet"};
+constinit const Registration kRwkv{"rwkv", "RWKV-4 (Peng et al. 2023): time mix and channel mix",
+                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); }, kLayouts,
+                                   kPresets};
 
 }  // namespace flashgla::mixers

@@ -115,6 +115,7 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   trial.mixer->forward(pass, normalized, y, before, after);
   const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
   const Tensor expected = Tensor::empty(token->shape, DType::f64);
+  trial.mixer->prepare_steps(context, DType::f64);
   for (std::int64_t t = 0; t < kLength; ++t) {
     copy(x->select(1, t), token);
     copy(x->select(1, t), expected);

@@ -477,6 +477,15 @@ TEST(LanguageModel, BadCallsAreRefusedWithTheArgumentNamed) {
               ::testing::HasSubstr("17"));
 }
 
+TEST(LanguageModel, TokensBehindHyenasFilterAreRefused) {
+  const auto model = make_small(
+      parse_config(R"({"model_type": "hyena", "hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 9, "l_max": 4})",
+                   "hyena"),
+      DType::f32, false);
+  EXPECT_EQ(message_of([&] { model->make_state(1, 5); }),
+            "decode state: tokens are to be 5 a sequence; expected at most the 4 tokens of its filter (l_max)");
+}
+
 TEST(LanguageModel, TokensBehindTheLearnedPositionsAreRefused) {
   ModelConfig config = small_models().front().config;
   config.learned_positions = true;
@@ -485,11 +494,11 @@ TEST(LanguageModel, TokensBehindTheLearnedPositionsAreRefused) {
   Batch batch(2, 5, config, DType::f32);
   Context context(Device::cpu(), 1);
   nn::Pass pass{context};
-  const std::string behind = " that the model has learned (max_position_embeddings)";
+  const std::string behind = " positions that the model has learned (max_position_embeddings)";
   EXPECT_EQ(message_of([&] { model->evaluate(pass, batch.tokens, batch.targets, batch.losses); }),
             "evaluate: tokens reach position 5 of a sequence; expected at most the 4" + behind);
   EXPECT_EQ(message_of([&] { model->make_state(1, 5); }),
-            "decode state: tokens are to be 5 a sequence; expected at most the 4 positions" + behind);
+            "decode state: tokens are to be 5 a sequence; expected at most the 4" + behind);
   // Packed, each sequence is short enough; behind a history it is not.
   Batch packed(1, 6, config, DType::f32);
   const Tensor bounds = int_tensor({0, 2, 6});
