@@ -35,7 +35,7 @@ case $size in
     defaults=(64:4 32 1e-2 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   full) words=8192 validation=3000 usual_range=0.02 most_tokens=65536
     usual_dropout=0.1 gla=', "num_heads": 2'
-    defaults=('256:16,512:64' '64,128' '2.15e-3,4.64e-4' 64 100000 auto 8 'attention,gla,retnet,mamba,rwkv,hyena') ;;
+    defaults=('256:16,512:64' '64,128' '4.64e-3,2.15e-3' 64 100000 auto 8 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
