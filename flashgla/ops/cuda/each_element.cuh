@@ -105,9 +105,13 @@ struct ElementGrid {
   std::int64_t blocks() const { return (vectors + kVectors - 1) / kVectors; }
 };
 
+// Four blocks on a multiprocessor, where what a body reads leaves room for that; one: ptxas else spills.
+template <int N, class Body>
+constexpr int kBlocksAtOnce = sizeof(typename Body::template Read<N>) <= 48 ? 4 : 1;
+
 // kOneRow: all elements are one row; else a row's length is a multiple of N.
 template <int N, bool kOneRow, class Body>
-__global__ void __launch_bounds__(ElementGrid::kThreads, 1)  // 1: ptxas else spills
+__global__ void __launch_bounds__(ElementGrid::kThreads, kBlocksAtOnce<N, Body>)
     each_element_kernel(Body body, ElementGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();

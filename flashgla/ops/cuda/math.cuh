@@ -37,6 +37,23 @@ __device__ __forceinline__ float log_of_one_and(float e) {
   return q * e;
 }
 
+// The same for any y >= 0: behind 1 the logarithm itself has no digits to lose.
+__device__ __forceinline__ float log_of_one_and_more(float y) {
+  return y <= 1.0f ? log_of_one_and(y) : __log2f(1.0f + y) * 0.69314718f;
+}
+
+// 1 - e^x for x <= 0 to 3e-7 of it: near 0 by the first terms of its series.
+__device__ __forceinline__ float one_less_exp(float x) {
+  float q = 1.98412698e-4f;  // 1 / 7!
+  q = fmaf(q, x, 1.38888889e-3f);
+  q = fmaf(q, x, 8.33333333e-3f);
+  q = fmaf(q, x, 4.16666667e-2f);
+  q = fmaf(q, x, 1.66666667e-1f);
+  q = fmaf(q, x, 0.5f);
+  q = fmaf(q, x, 1.0f);
+  return x > -0.5f ? -x * q : 1.0f - power_of_two(1.44269504f * x);
+}
+
 // log(sigmoid(x)) = min(x, 0) - log(1 + e^-|x|): -inf and 0 at the limits, NaN of NaN.
 __device__ __forceinline__ float log_sigmoid(float x) {
   return fminf(x, 0.0f) - log_of_one_and(power_of_two(-1.44269504f * fabsf(x)));

@@ -34,7 +34,7 @@ inline PartialSums take_partial_sums(Context& context, std::int64_t rows, std::i
   return partial;
 }
 
-constexpr int kReduceColumns = 32, kReduceDown = 32;  // a warp each way
+constexpr int kReduceColumns = 32, kReduceDown = 8;  // small blocks: they find room beside the first kernel's last
 
 static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
     reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {
@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[kReduceDown][kReduceColumns + 1];
   const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + across;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns, column = first + across;
   float total = 0.0f;
   if (column < partial.columns) {
 #pragma unroll 8
@@ -52,11 +52,11 @@ static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
   }
   shared[down][across] = total;
   __syncthreads();
-  // Turned: a warp has a column.
-  const std::int64_t mine = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + down;
-  total = flashgla::cuda::warp_sum(shared[across][down]);
-  if (across != 0 || mine >= partial.columns) return;
-  out[mine] = accumulate ? out[mine] + total : total;
+  if (down != 0 || column >= partial.columns) return;
+  total = accumulate ? out[column] : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kReduceDown; ++i) total += shared[i][across];
+  out[column] = total;
 }
 
 // out[column] (+)= sum over blocks.

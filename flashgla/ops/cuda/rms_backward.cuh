@@ -42,6 +42,7 @@ __device__ __forceinline__ void rms_backward(const Operands& t, const RowGrid& g
     store(held, row, pull, weight);
     held = next;
   }
+  flashgla::cuda::release_next();  // to the sums
   if (!t.want_dweight) return;
   __syncthreads();  // of the teams' sums, whose memory is taken
   store_sums<kHeld, N>(grid, team, partial, sums, shared);

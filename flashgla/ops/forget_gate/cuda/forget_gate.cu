@@ -10,16 +10,19 @@ namespace {
 using ops::cuda::Operand;
 using ops::cuda::Vector;
 
+constexpr float kLog2OfE = 1.44269504f;
+
 // What of a bounded gate is of x alone, or of x and b: as in reference.cpp.
 struct Bounded {
   float open, of_bound, share, log_gate;
 
   __device__ __forceinline__ Bounded(float x, float b) {
-    const float u = expf(-fabsf(x)), below = __fdividef(1.0f, x >= 0.0f ? fmaf(b, u, 1.0f) : b + u);
+    const float u = ops::cuda::power_of_two(-kLog2OfE * fabsf(x)),
+                below = __fdividef(1.0f, x >= 0.0f ? fmaf(b, u, 1.0f) : b + u);
     of_bound = (x >= 0.0f ? u : 1.0f) * below;
     share = (1.0f - b) * (x >= 0.0f ? 1.0f : u) * below;
     open = __fdividef(x >= 0.0f ? u : 1.0f, 1.0f + u);
-    log_gate = -log1pf((1.0f - b) * of_bound);
+    log_gate = -ops::cuda::log_of_one_and_more((1.0f - b) * of_bound);
   }
 };
 
@@ -53,7 +56,7 @@ struct Forward {
       } else {
         gates[i] = ops::cuda::log_sigmoid(in.x[i]) * scale;
       }
-      keys[i] = -expm1f(gates[i]);
+      keys[i] = ops::cuda::one_less_exp(gates[i]);
     }
     g.template store<N>(row, column, gates);
     k.template store<N>(row, column, keys);
@@ -87,7 +90,9 @@ struct Backward {
     float to_x[N], to_bound[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const auto of_gate = [&](float log_gate) { return (in.dg[i] - expf(log_gate * scale) * in.dk[i]) * scale; };
+      const auto of_gate = [&](float log_gate) {
+        return (in.dg[i] - ops::cuda::power_of_two(kLog2OfE * scale * log_gate) * in.dk[i]) * scale;
+      };
       if constexpr (kBounded) {
         const Bounded gate(in.x[i], in.bound[i]);
         const float gradient = of_gate(gate.log_gate);

@@ -15,10 +15,11 @@ using ops::cuda::Vector;
 using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128;
-constexpr std::int64_t kChunk = 64;  // tokens
-constexpr int kMostPast = 3;         // tokens that the widest filter looks back
-constexpr int kTogether = 4;         // tokens that are copied as one group
-constexpr int kAtOnce = 2;           // tokens that are worked on at once where no sequence begins among them
+// Tokens of a chunk: as many as give all of a large problem's blocks room at once.
+constexpr std::int64_t kForwardChunk = 64, kBackwardChunk = 128;
+constexpr int kMostPast = 3;  // tokens that the widest filter looks back
+constexpr int kTogether = 4;  // tokens that are copied as one group
+constexpr int kAtOnce = 2;    // tokens that are worked on at once where no sequence begins among them
 // Groups that a thread has room for: no more than leave room for all blocks of a large problem at once.
 template <class T>
 constexpr int kGroups = sizeof(T) == 4 ? 3 : 4;
@@ -42,7 +43,8 @@ struct Call {
     return wide_weight ? static_cast<const float*>(weight)[i]
                        : flashgla::cuda::to_float(static_cast<const bf16*>(weight)[i]);
   }
-  __host__ __device__ std::int64_t chunks() const { return (length + kChunk - 1) / kChunk; }  // of a line
+  // Of a line, with `tokens` each.
+  __host__ __device__ std::int64_t chunks(std::int64_t tokens) const { return (length + tokens - 1) / tokens; }
 };
 
 // A sequence: number n, tokens [begin, end) of its line.
@@ -182,9 +184,9 @@ struct Filter {
 struct Grid {
   std::int64_t walking, slices, state_blocks;
 
-  Grid(const Call& problem, int elements, bool states) {
+  Grid(const Call& problem, int elements, bool states, std::int64_t chunk) {
     slices = (problem.channels + kThreads * elements - 1) / (kThreads * elements);
-    walking = problem.lines * problem.chunks() * slices;
+    walking = problem.lines * problem.chunks(chunk) * slices;
     state_blocks = states ? (problem.sequences * problem.channels + kThreads - 1) / kThreads : 0;
   }
   std::int64_t blocks() const { return walking + state_blocks; }
@@ -194,16 +196,17 @@ struct Grid {
 struct Walk {
   std::int64_t chunk, line, begin, end;  // chunk counts over all lines; tokens of the line
 
-  __device__ __forceinline__ Walk(const Call& problem, const Grid& grid)
+  __device__ __forceinline__ Walk(const Call& problem, const Grid& grid, std::int64_t tokens)
       : chunk(blockIdx.x / grid.slices),
-        line(chunk / problem.chunks()),
-        begin(chunk % problem.chunks() * kChunk),
-        end(begin + kChunk < problem.length ? begin + kChunk : problem.length) {}
+        line(chunk / problem.chunks(tokens)),
+        begin(chunk % problem.chunks(tokens) * tokens),
+        end(begin + tokens < problem.length ? begin + tokens : problem.length) {}
   __device__ __forceinline__ int tokens() const { return static_cast<int>(end - begin); }
+  static constexpr std::int64_t kFarBehind = 2 * kBackwardChunk;
   // Which of the walk's tokens t is; -1 where it is before them, one that it does not come to where far behind.
   __device__ __forceinline__ int place_of(std::int64_t t) const {
     const std::int64_t i = t - begin;
-    return static_cast<int>(i < -1 ? -1 : i < 2 * kChunk ? i : 2 * kChunk);
+    return static_cast<int>(i < -1 ? -1 : i < kFarBehind ? i : kFarBehind);
   }
 };
 // Its first channel, which may be beyond the last.
@@ -296,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     });
     return;
   }
-  const Walk walk(problem, grid);
+  const Walk walk(problem, grid, kForwardChunk);
   const std::int64_t d = channel_of<N>(grid);
   if (d >= problem.channels) return;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -420,7 +423,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     });
     return;
   }
-  const Walk walk(problem, grid);
+  const Walk walk(problem, grid, kBackwardChunk);
   const std::int64_t d = channel_of<N>(grid);
   if (d >= problem.channels) return;
   // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
@@ -578,7 +581,7 @@ constexpr int kElements = 4;
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   const Call problem = call_of(inputs, activation);
-  const Grid grid(problem, N, static_cast<bool>(outputs.final_state));
+  const Grid grid(problem, N, static_cast<bool>(outputs.final_state), kForwardChunk);
   auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
   with_width(inputs.weight.size(1), [&](auto width) {
     ops::cuda::queue_kernel(context, "short_convolution", forward_kernel<width.value, N, T>, grid.blocks(), kThreads,
@@ -591,7 +594,7 @@ template <int N, class T>
 void backward_of(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
                  Activation activation, const ops::cuda::PartialSums& partial) {
   const Call problem = call_of(inputs, activation);
-  const Grid grid(problem, N, static_cast<bool>(to.d_initial_state));
+  const Grid grid(problem, N, static_cast<bool>(to.d_initial_state), kBackwardChunk);
   const Gradients<T> gradients{Lines<T>(inputs.x), Lines<T>(from.dy), Lines<T>(to.dx),
                                from.d_final_state ? from.d_final_state.as<float>() : nullptr,
                                to.d_initial_state ? to.d_initial_state.as<float>() : nullptr};
@@ -616,7 +619,7 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
                    Activation activation) {
   const ArenaScope scope(context.scratch());
   const Call problem = call_of(inputs, activation);
-  const std::int64_t chunks = problem.lines * problem.chunks();
+  const std::int64_t chunks = problem.lines * problem.chunks(kBackwardChunk);
   const auto partial =
       ops::cuda::take_partial_sums(context, chunks, inputs.weight.numel(), std::max<std::int64_t>(chunks, 1), 1,
                                    "short_convolution: dweight of chunks");
