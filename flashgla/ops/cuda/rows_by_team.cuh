@@ -53,11 +53,10 @@ void with_held_vectors(const RowGrid& grid, const Run& run) {
 template <int kHeld, int N, class Body>
 __device__ __forceinline__ void for_each_vector(const RowGrid& grid, int rank, const Body& body) {
   if constexpr (kHeld > 0) {
-    const int length = static_cast<int>(grid.length);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int column = (i * grid.team + rank) * N;
-      if (column < length) body(i, static_cast<std::int64_t>(column), column + N <= length);
+      const std::int64_t column = (static_cast<std::int64_t>(i) * grid.team + rank) * N;
+      if (column < grid.length) body(i, column, column + N <= grid.length);
     }
   } else {
     for (int i = 0; i < grid.vectors; ++i) {
