@@ -5,8 +5,8 @@
 
 namespace flashgla::ops::cuda {
 
-// In kernels: a block takes the rows of one block of partial sums, its teams every teams()th of them; the next row is
-// on its way while one is worked on. Operands t has weight and want_dweight. Held is what a thread holds of a row:
+// In kernels: teams take rows in turns, so that what all of them read at a time lies close together; the next row is on
+// its way while one is worked on. Operands t has weight and want_dweight. Held is what a thread holds of a row:
 // load(t, grid, rank, row), r (the row's 1 / root mean square), and product(i, j), what element j of its vector i adds
 // to dweight but for r. store(held, row, pull, weight) writes the row's gradients, in which x is pulled by `pull` to
 // zero.
@@ -22,12 +22,12 @@ __device__ __forceinline__ void rms_backward(const Operands& t, const RowGrid& g
 #pragma unroll
     for (int j = 0; j < N; ++j) sums[i][j] = 0.0f;
   }
-  const std::int64_t end = partial.end(blockIdx.x);
-  std::int64_t row = partial.begin(blockIdx.x) + team.index();
+  const std::int64_t end = partial.rows, apart = std::int64_t{gridDim.x} * grid.teams();
+  std::int64_t row = std::int64_t{blockIdx.x} * grid.teams() + team.index();
   Held held, next;
   if (row < end) held.load(t, grid, team.rank(), row);
-  for (; row < end; row += grid.teams()) {
-    if (row + grid.teams() < end) next.load(t, grid, team.rank(), row + grid.teams());
+  for (; row < end; row += apart) {
+    if (row + apart < end) next.load(t, grid, team.rank(), row + apart);
     const float r = held.r;
     float dot = 0.0f;
     for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
