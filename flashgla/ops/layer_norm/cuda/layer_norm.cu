@@ -19,32 +19,19 @@ struct ForwardOperands {
   float epsilon;
 };
 
-template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
-  flashgla::cuda::release_next_of_waves();
-  flashgla::cuda::wait_for_previous();
-  __shared__ float shared[RowGrid::kSharedFloats];
-  Team team(grid.team, shared);
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
-  if (row >= grid.rows) return;  // whole teams
-  const T* x = t.x.at(row, 0);
-  T* y = t.y.at(row, 0);
-  Vector<T, N> held[kHeld == 0 ? 1 : kHeld];
-  const auto read = [&](int i, std::int64_t column, bool whole) {
-    if (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-  };
-  if constexpr (kHeld > 0) {
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      held[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-    });
-  }
+// y of a row whose vectors read(i, column, whole) brings to held[i], or held[0] where they are not held.
+template <int kHeld, int N, class T, class Read, class Affine>
+__device__ __forceinline__ void normalise(const ForwardOperands<T>& t, const RowGrid& grid, Team& team,
+                                          std::int64_t row, Vector<T, N> (&held)[kHeld == 0 ? 1 : kHeld],
+                                          const Read& read, const Affine& affine) {
+  const float each = 1.0f / static_cast<float>(grid.length);
   float total = 0.0f, squares = 0.0f;
   ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
     read(i, column, whole);
 #pragma unroll
     for (int j = 0; j < N; ++j) total += held[i][j];
   });
-  const float mean = team.sum(total) / static_cast<float>(grid.length);
+  const float mean = team.sum(total) * each;
   ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
     read(i, column, whole);
 #pragma unroll
@@ -53,20 +40,78 @@ __global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOpera
       if (column + j < grid.length) squares += centred * centred;
     }
   });
-  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+  const float r = rsqrtf(team.sum(squares) * each + t.epsilon);
   if (t.rstd && team.rank() == 0) {
     t.mean[row] = mean;
     t.rstd[row] = r;
   }
+  T* y = t.y.at(row, 0);
   ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
     read(i, column, whole);
-    float weight[N], bias[N], out[N];
-    t.weight.template load<N>(column, whole, grid.length, weight);
-    t.bias.template load<N>(column, whole, grid.length, bias);
+    float out[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = (held[i][j] - mean) * r * weight[j] + bias[j];
+    for (int j = 0; j < N; ++j) out[j] = (held[i][j] - mean) * r;
+    affine(i, column, whole, out);
     ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
   });
+}
+
+constexpr std::int64_t kForwardBlocks = 396;  // three for each multiprocessor of a large GPU, which have room at once
+
+// A team takes `each` rows, teams() apart; the next one is on its way while one is worked on.
+template <int kHeld, int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? 3 : 1)
+    forward_kernel(ForwardOperands<T> t, RowGrid grid, int each) {
+  flashgla::cuda::release_next_of_waves();
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * each * grid.teams() + team.index();
+  const std::int64_t behind = row + each * grid.teams(), end = behind < grid.rows ? behind : grid.rows;
+  if constexpr (kHeld > 0) {
+    float weight[kHeld][N], bias[kHeld][N];
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      t.weight.template load<N>(column, whole, grid.length, weight[i]);
+      t.bias.template load<N>(column, whole, grid.length, bias[i]);
+    });
+    Vector<T, N> held[kHeld], next[kHeld];
+    const auto load = [&](std::int64_t which) {
+      if (which >= end) return;
+      const T* x = t.x.at(which, 0);
+      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+        next[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+      });
+    };
+    load(row);
+    for (; row < end; row += grid.teams()) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) held[i] = next[i];
+      load(row + grid.teams());
+      normalise<kHeld, N>(
+          t, grid, team, row, held, [](int, std::int64_t, bool) {},
+          [&](int i, std::int64_t, bool, float(&out)[N]) {
+#pragma unroll
+            for (int j = 0; j < N; ++j) out[j] = out[j] * weight[i][j] + bias[i][j];
+          });
+    }
+  } else {
+    for (; row < end; row += grid.teams()) {
+      const T* x = t.x.at(row, 0);
+      Vector<T, N> held[1];
+      normalise<0, N>(
+          t, grid, team, row, held,
+          [&](int, std::int64_t column, bool whole) {
+            held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+          },
+          [&](int, std::int64_t column, bool whole, float(&out)[N]) {
+            float weight[N], bias[N];
+            t.weight.template load<N>(column, whole, grid.length, weight);
+            t.bias.template load<N>(column, whole, grid.length, bias);
+#pragma unroll
+            for (int j = 0; j < N; ++j) out[j] = out[j] * weight[j] + bias[j];
+          });
+    }
+  }
 }
 
 template <class T>
@@ -203,8 +248,10 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
                                     static_cast<float>(epsilon)};
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>, grid.blocks(), RowGrid::kThreads,
-                            0, operands, grid);
+    const auto each = static_cast<int>((grid.blocks() + kForwardBlocks - 1) / kForwardBlocks);
+    ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>,
+                            each == 0 ? 0 : (grid.blocks() + each - 1) / each, RowGrid::kThreads, 0, operands, grid,
+                            each);
   });
 }
 
