@@ -1,7 +1,7 @@
 // Forward and backward of unpacked sequences with every input read once. A block has some channels of one line, a lane
 // V of them, and walks the line in tiles that lie in shared memory, whose tokens its warps share out. What a warp's
-// tokens begin from follows from the state at the tile's begin and from the sums of the warps' tokens alone, which all
-// warps join for themselves.
+// tokens begin from follows from the state at the tile's begin and from what the tokens of the warps before it sum up
+// to alone.
 #pragma once
 
 #include "flashgla/base/cuda/ptx.cuh"
@@ -12,19 +12,21 @@ namespace flashgla::ops::wkv::cuda {
 using flashgla::cuda::from_float;
 using flashgla::cuda::to_float;
 
-constexpr int kWarps = 16;
-constexpr int kTileThreads = 32 * kWarps;
-constexpr int kForwardTokens = 16, kBackwardTokens = 8;          // of a warp in a tile
-constexpr std::int64_t kTileSegment = kBackwardTokens * kWarps;  // forward keeps the state before so many tokens
-constexpr std::int64_t kLeastTileBlocks = 128;                   // of 32 channels: fewer leave too much of a GPU idle
+constexpr int kForwardWarps = 16, kBackwardWarps = 8;    // of a block
+constexpr int kForwardTokens = 16, kBackwardTokens = 8;  // of a warp in a tile
+constexpr int kForwardThreads = 32 * kForwardWarps, kBackwardThreads = 32 * kBackwardWarps;
+// Forward keeps the state before so many tokens.
+constexpr std::int64_t kTileSegment = kBackwardTokens * kBackwardWarps;
+constexpr std::int64_t kLeastTileBlocks = 128;  // of 32 channels: fewer leave too much of a GPU idle
 
 // How many channels a lane has: a word of them.
 template <class T>
 constexpr int kForwardChannels = 4 / static_cast<int>(sizeof(T));
 
-// [kTensors][tokens][channels] of a tile.
-template <class T, int kTokens, int V, int kTensors>
+// [kTensors][tokens][channels] of a tile of so many warps' tokens.
+template <class T, int kWarps, int kOfWarp, int V, int kTensors>
 struct Tile {
+  static constexpr int kTokens = kWarps * kOfWarp;
   static constexpr int kAcross = 32 * V;
   static constexpr int kBytes = kTensors * kTokens * kAcross * static_cast<int>(sizeof(T));
   T* data;
@@ -33,7 +35,7 @@ struct Tile {
   __device__ __forceinline__ void copy(int tensor, const Lines<T>& from, const Call<T>& call, std::int64_t line,
                                        std::int64_t first, int channel) const {
     constexpr int kEach = 16 / static_cast<int>(sizeof(T)), kPieces = kAcross / kEach;
-    for (int item = static_cast<int>(threadIdx.x); item < kTokens * kPieces; item += kTileThreads) {
+    for (int item = static_cast<int>(threadIdx.x); item < kTokens * kPieces; item += 32 * kWarps) {
       const int row = item / kPieces, piece = item % kPieces * kEach;
       const bool there = first + row < call.length && channel + piece < call.channels;
       ptx::copy_async_16(ptx::shared_address(at(tensor, row, piece)),
@@ -50,10 +52,10 @@ struct Tile {
   }
 };
 
-// What the warps' tokens sum up to alone: [kWarps][3][32 V].
-template <int V>
+// What the warps' tokens sum up to alone, and behind them what a tile hands on: [kWarps + 1][3][32 V].
+template <int V, int kWarps>
 struct Sums {
-  static constexpr int kBytes = kWarps * 3 * 32 * V * static_cast<int>(sizeof(float));
+  static constexpr int kBytes = (kWarps + 1) * 3 * 32 * V * static_cast<int>(sizeof(float));
   float* data;
 
   __device__ __forceinline__ void store(int warp, int lane, const State<V>& state) const {
@@ -87,17 +89,19 @@ __device__ __forceinline__ int tokens_from(const Call<T>& call, std::int64_t fir
 }
 
 template <class T>
-using ForwardTile = Tile<T, kForwardTokens * kWarps, kForwardChannels<T>, 3>;
+using ForwardTile = Tile<T, kForwardWarps, kForwardTokens, kForwardChannels<T>, 3>;
 template <class T>
-constexpr int kForwardTileBytes = ForwardTile<T>::kBytes + Sums<kForwardChannels<T>>::kBytes;
+using ForwardSums = Sums<kForwardChannels<T>, kForwardWarps>;
+template <class T>
+constexpr int kForwardTileBytes = ForwardTile<T>::kBytes + ForwardSums<T>::kBytes;
 
 // y, ht and call.prefixes may be absent.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads, 2) tile_forward_kernel(Call<T> call, Lines<T> y, float* ht) {
-  constexpr int V = kForwardChannels<T>, kTokens = kForwardTokens;
+__global__ void __launch_bounds__(kForwardThreads, 2) tile_forward_kernel(Call<T> call, Lines<T> y, float* ht) {
+  constexpr int V = kForwardChannels<T>, kTokens = kForwardTokens, kWarps = kForwardWarps;
   extern __shared__ __align__(16) unsigned char memory[];
   const ForwardTile<T> tile{reinterpret_cast<T*>(memory)};
-  const Sums<V> sums{reinterpret_cast<float*>(memory + ForwardTile<T>::kBytes)};
+  const ForwardSums<T> sums{reinterpret_cast<float*>(memory + ForwardTile<T>::kBytes)};
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int across = (call.channels + 32 * V - 1) / (32 * V);
   const std::int64_t line = blockIdx.x / across;
@@ -112,30 +116,31 @@ __global__ void __launch_bounds__(kTileThreads, 2) tile_forward_kernel(Call<T> c
   };
   ask(0);
   const Parameters<V> parameters(call, there ? channel : 0);
-  State<V> carried;
-  carried.clear();
-  if (there) carried.begin(call, line, channel);
+  State<V> state;
+  state.clear();
+  if (there) state.begin(call, line, channel);
+  if (warp == 0) sums.store(kWarps, lane, state);
   for (std::int64_t begin = 0; begin < call.length; begin += kTokens * kWarps) {
     const std::int64_t first = begin + warp * kTokens;
     const int count = tokens_from(call, first, kTokens), row = warp * kTokens;
     ptx::copy_async_wait<0>();
     __syncthreads();
-    State<V> state;
-    state.clear();
+    State<V> alone;
+    alone.clear();
 #pragma unroll 4
     for (int t = 0; t < count; ++t) {
       float k[V], v[V];
       tile.get(0, row + t, lane, k);
       tile.get(1, row + t, lane, v);
-      state.advance(parameters, k, v);
+      alone.advance(parameters, k, v);
     }
-    sums.store(warp, lane, state);
+    sums.store(warp, lane, alone);
     __syncthreads();
+    state = sums.load(kWarps, lane);
+    // Only warps with all of their tokens have others behind them.
 #pragma unroll 4
-    for (int other = 0; other < kWarps; ++other) {
-      if (other == warp) state = carried;
-      join(carried, sums.load(other, lane), static_cast<float>(tokens_from(call, begin + other * kTokens, kTokens)),
-           parameters);
+    for (int other = 0; other < (count > 0 ? warp : 0); ++other) {
+      join(state, sums.load(other, lane), kTokens, parameters);
     }
     if (call.prefixes != nullptr && there && count > 0 && first % kTileSegment == 0) {
       state.store(call.prefixes + (line * call.segments + first / kTileSegment) * 3 * call.channels + channel,
@@ -157,18 +162,24 @@ __global__ void __launch_bounds__(kTileThreads, 2) tile_forward_kernel(Call<T> c
         if (there) Vector<T, V>::of(out).store(y.at(line, first + t, channel));
         state.advance(parameters, k, v);
       }
+    } else {
+      join(state, alone, static_cast<float>(count), parameters);
     }
     __syncthreads();
     ask(begin + kTokens * kWarps);
+    if (warp == kWarps - 1) sums.store(kWarps, lane, state);
+    if (ht != nullptr && there && count > 0 && first + count == call.length) {
+      state.store(ht + line * 3 * call.channels + channel, call.channels);
+    }
   }
   ptx::copy_async_wait<0>();
-  if (ht != nullptr && there && warp == 0) carried.store(ht + line * 3 * call.channels + channel, call.channels);
 }
 
 template <class T>
-using BackwardTile = Tile<T, kBackwardTokens * kWarps, 1, 4>;
+using BackwardTile = Tile<T, kBackwardWarps, kBackwardTokens, 1, 4>;
+using BackwardSums = Sums<1, kBackwardWarps>;
 template <class T>
-constexpr int kBackwardTileBytes = 2 * BackwardTile<T>::kBytes + 2 * Sums<1>::kBytes;
+constexpr int kBackwardTileBytes = 2 * BackwardTile<T>::kBytes + 2 * BackwardSums::kBytes;
 
 // What backward is told beside its call; gradients of parameters by line: [lines,E].
 template <class T>
@@ -178,11 +189,11 @@ struct TileGradients {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> call, TileGradients<T> to) {
-  constexpr int kTokens = kBackwardTokens, kInTile = kTokens * kWarps;
+__global__ void __launch_bounds__(kBackwardThreads, 2) tile_backward_kernel(Call<T> call, TileGradients<T> to) {
+  constexpr int kTokens = kBackwardTokens, kWarps = kBackwardWarps, kInTile = kTokens * kWarps;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Sums<1> before{reinterpret_cast<float*>(memory + 2 * BackwardTile<T>::kBytes)};
-  const Sums<1> behind{before.data + Sums<1>::kBytes / static_cast<int>(sizeof(float))};
+  const BackwardSums before{reinterpret_cast<float*>(memory + 2 * BackwardTile<T>::kBytes)};
+  const BackwardSums behind{before.data + BackwardSums::kBytes / static_cast<int>(sizeof(float))};
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int across = (call.channels + 31) / 32;
   const std::int64_t line = blockIdx.x / across, tiles = (call.length + kInTile - 1) / kInTile;
@@ -205,8 +216,9 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> 
   ask(tiles - 1);
   const Parameters<1> parameters(call, there ? channel : 0);
   const float w = parameters.w[0], u = parameters.u[0];
-  State<1> carried;  // P, Q and m of the tokens before a tile
-  carried.clear();
+  State<1> back;  // P, Q and m
+  back.clear();
+  if (warp == 0) behind.store(kWarps, lane, back);
   float dw = 0.0f, du = 0.0f;
   for (std::int64_t index = tiles - 1; index >= 0; --index) {
     ask(index - 1);
@@ -235,9 +247,9 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> 
     }
     before.store(warp, lane, state);
     __syncthreads();
-    for (int other = 0; other < warp; ++other) {
-      join(start, before.load(other, lane), static_cast<float>(tokens_from(call, begin + other * kTokens, kTokens)),
-           parameters);
+#pragma unroll 4
+    for (int other = 0; other < (count > 0 ? warp : 0); ++other) {
+      join(start, before.load(other, lane), kTokens, parameters);
     }
     // Back over the tokens with nothing behind them: what each reads, and the sums for what is before the warp's.
     State<1> states[kTokens];
@@ -248,7 +260,6 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> 
       states[t].advance(parameters, {k[t - 1]}, {v[t - 1]});
     }
     float q[kTokens], y[kTokens], own[kTokens], largest[kTokens];
-    State<1> back;
     back.clear();
 #pragma unroll
     for (int t = kTokens - 1; t >= 0; --t) {
@@ -270,10 +281,10 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> 
     }
     behind.store(warp, lane, back);
     __syncthreads();
-    back = carried;
-    for (int other = kWarps - 1; other >= 0; --other) {
-      if (other == warp) back = carried;
-      join(carried, behind.load(other, lane), static_cast<float>(tokens_from(call, begin + other * kTokens, kTokens)),
+    back = behind.load(kWarps, lane);
+#pragma unroll 4
+    for (int other = kWarps - 1; other > warp; --other) {
+      join(back, behind.load(other, lane), static_cast<float>(tokens_from(call, begin + other * kTokens, kTokens)),
            parameters);
     }
 #pragma unroll
@@ -293,6 +304,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) tile_backward_kernel(Call<T> 
       back.p[0] = past.largest;
     }
     __syncthreads();
+    if (warp == 0) behind.store(kWarps, lane, back);
   }
   ptx::copy_async_wait<0>();
   float* totals = before.data;  // [kWarps][2][32]

@@ -122,7 +122,7 @@ void run_forward(Context& context, const Inputs& in, const Parameters& parameter
     return with_element(in, [&](auto zero) {
       using T = decltype(zero);
       ops::cuda::queue_kernel(context, "wkv", cuda::tile_forward_kernel<T>,
-                              tile_blocks_of(in, 32 * cuda::kForwardChannels<T>), cuda::kTileThreads,
+                              tile_blocks_of(in, 32 * cuda::kForwardChannels<T>), cuda::kForwardThreads,
                               cuda::kForwardTileBytes<T>, call_of<T>(in, parameters, prefixes),
                               y ? cuda::Lines<T>(y) : cuda::Lines<T>(), static_cast<float*>(ht.data));
     });
@@ -171,8 +171,9 @@ void backward_by_tiles(Context& context, const Inputs& in, const Parameters& par
                                            cuda::Lines<T>(to.dr),
                                            static_cast<float*>(sums.decay.data),
                                            static_cast<float*>(sums.first.data)};
-    ops::cuda::queue_kernel(context, "wkv", cuda::tile_backward_kernel<T>, tile_blocks_of(in, 32), cuda::kTileThreads,
-                            cuda::kBackwardTileBytes<T>, call_of<T>(in, parameters, prefixes), gradients);
+    ops::cuda::queue_kernel(context, "wkv", cuda::tile_backward_kernel<T>, tile_blocks_of(in, 32),
+                            cuda::kBackwardThreads, cuda::kBackwardTileBytes<T>, call_of<T>(in, parameters, prefixes),
+                            gradients);
   });
 }
 
