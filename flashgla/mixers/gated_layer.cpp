@@ -433,17 +433,23 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   const TensorView projected = scratch.tensor(Shape({batch, input_.out()}), x.dtype, "gla: projections");
   TensorView output_gate;
   std::vector<linear_step::Layer> inputs_of_mixer = input_.step_layers(projected);
+  linear_step::Options turning;
+  const bool turns_at_once = settings_.rope_base > 0.0 && convolutions_.empty();
+  if (turns_at_once) {
+    turning.rotary = {settings_.rope_base, settings_.key_dim / settings_.num_heads, pass.positions};
+    linear_step::turn_first(inputs_of_mixer, settings_.key_dim + kv_key_dim_);
+  }
   for (const nn::Linear& gate : output_gate_) {
     output_gate = scratch.tensor(Shape({batch, gate.out()}), x.dtype, "gla: projections");
     inputs_of_mixer.push_back(gate.step_layer(output_gate));
   }
-  linear_step::run(context, norm.before_step(context, x), inputs_of_mixer);
+  linear_step::run(context, norm.before_step(context, x), inputs_of_mixer, turning);
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     const TensorView channels = input_.part(projected, i);
     convolution::step(context, channels, convolution_weight(i, convolutions_[i].value), state[i + 1], channels,
                       convolution::Activation::silu);
   }
-  if (settings_.rope_base > 0.0) {
+  if (settings_.rope_base > 0.0 && !turns_at_once) {
     const TensorView tokens = projected.reshape(Shape({batch, 1, input_.out()}));
     rotate(pass, {input_.part(tokens, kQ), input_.part(tokens, kK), input_.part(tokens, kV)},
            ops::rotary::Direction::forward);

@@ -190,13 +190,20 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
   const ArenaScope scope(scratch);
   const std::int64_t batch = x.size(0);
   const TensorView projected = scratch.tensor(Shape({batch, 1, input_.out()}), x.dtype, "attention: projections");
-  linear_step::run(context, norm.before_step(context, x),
-                   input_.step_layers(projected.reshape(Shape({batch, input_.out()}))));
-  for (const std::size_t part : {kQ, kK}) {
-    const TensorView own = heads(projected, part);
-    if (!norms_.empty()) norms_[part].forward(context, own, {}, own, {}, {});
+  std::vector<linear_step::Layer> inputs = input_.step_layers(projected.reshape(Shape({batch, input_.out()})));
+  if (norms_.empty() && config_.use_rope) {
+    linear_step::turn_first(inputs, (config_.num_heads + config_.kv_heads()) * channels_);
   }
-  rotate(pass, heads_to_turn(projected), Direction::forward);
+  linear_step::Options turning;
+  turning.rotary = {config_.rope_theta, channels_, pass.positions};
+  linear_step::run(context, norm.before_step(context, x), inputs, turning);
+  if (!norms_.empty()) {
+    for (const std::size_t part : {kQ, kK}) {
+      const TensorView own = heads(projected, part);
+      norms_[part].forward(context, own, {}, own, {}, {});
+    }
+    rotate(pass, heads_to_turn(projected), Direction::forward);
+  }
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
   const auto token = [&](std::size_t part) { return heads(projected, part).select(1, 0); };
   attention::step(context, token(kQ), {token(kK), token(kV)}, state[0], state[1], pass.positions,

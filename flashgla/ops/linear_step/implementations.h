@@ -14,8 +14,9 @@ struct Problem {
   DType dtype;                   // of x and y
   DType weight_dtype;            // of all weights; u8: of some that are packed
   std::size_t layers;
-  bool aligned;       // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
-  bool whole_panels;  // of packed weights with swiglu: rows of up begin with a panel
+  std::int64_t columns;  // of all y, where some are turned; else 0
+  bool aligned;          // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
+  bool whole_panels;     // of packed weights with swiglu: rows of up begin with a panel
 };
 
 struct Implementation {
@@ -24,6 +25,7 @@ struct Implementation {
   Support (*supports)(const Problem&, const Architecture&);
   // Takes its workspace before it looks whether the context is planning.
   void (*run)(Context&, const Inputs&, std::span<const Layer>, const Options&);
+  bool turns = false;  // heads of a multiple of four channels; else they are turned behind it
 };
 
 // Best first, reference last.

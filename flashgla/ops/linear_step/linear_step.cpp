@@ -1,10 +1,12 @@
 #include "flashgla/ops/linear_step/linear_step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
+#include "flashgla/ops/rotary/rotary.h"
 
 namespace flashgla::ops::linear_step {
 
@@ -52,7 +54,42 @@ void check_prologue(const Arguments& arguments, const Inputs& inputs) {
   }
 }
 
+void check_rotary(const Arguments& arguments, const Inputs& inputs, const Layer& layer, const Options& options) {
+  const Rotary& rotary = options.rotary;
+  if (options.epilogue != Epilogue::store) {
+    arguments.fail("turned", "is " + std::to_string(layer.turned), "0 with another epilogue than store");
+  }
+  if (rotary.head_size < 2 || rotary.head_size % 2 != 0) {
+    arguments.fail("rotary.head_size", "is " + std::to_string(rotary.head_size), "an even number");
+  }
+  if (layer.turned > layer.y.size(1) || layer.turned % rotary.head_size != 0) {
+    arguments.fail("turned", "is " + std::to_string(layer.turned),
+                   "whole heads of " + std::to_string(rotary.head_size) + " of y's columns");
+  }
+  if (!(rotary.base > 1.0)) arguments.fail("rotary.base", "is " + std::to_string(rotary.base), "more than 1");
+  if (rotary.positions) {
+    arguments.check("rotary.positions", rotary.positions, DType::i32, Shape({inputs.x.size(0)}), "x's rows",
+                    Layout::contiguous);
+  }
+}
+
+void turn(Context& context, const Layer& layer, const Rotary& rotary) {
+  TensorView heads = layer.y.slice(1, 0, layer.turned);
+  heads.shape = Shape({heads.size(0), 1, layer.turned / rotary.head_size, rotary.head_size});
+  heads.stride[1] = heads.stride[0];
+  heads.stride[2] = rotary.head_size;
+  heads.stride[3] = 1;
+  rotary::run(context, heads, rotary.positions, {}, rotary.base, rotary::Direction::forward, heads);
+}
+
 }  // namespace
+
+void turn_first(std::span<Layer> layers, std::int64_t columns) {
+  for (Layer& layer : layers) {
+    layer.turned = std::min(columns, layer.y.size(1));
+    columns -= layer.turned;
+  }
+}
 
 void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
   const Arguments arguments("linear_step", context);
@@ -74,9 +111,12 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
                   x.dtype,
                   layers[0].weight.dtype,
                   layers.size(),
+                  0,
                   rows_are_aligned(x),
                   true};
   if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
+  std::int64_t columns = 0;
+  bool turns = false;
   for (const Layer& layer : layers) {
     const bool wider = x.dtype == DType::bf16 && options.epilogue == Epilogue::store;
     arguments.check("y", layer.y, wider ? DTypes{DType::f32, DType::bf16} : DTypes{x.dtype});
@@ -106,11 +146,20 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
       arguments.check("bias", layer.bias, parameters_of(x.dtype), Shape({layer.y.size(1)}), "y's columns",
                       Layout::contiguous);
     }
+    if (layer.turned != 0) check_rotary(arguments, inputs, layer, options);
     problem.aligned = problem.aligned && rows_are_aligned(layer.weight);
+    columns += layer.y.size(1);
+    if (layer.turned > 0) turns = true;
   }
+  if (turns) problem.columns = columns;
   if (x.size(0) == 0) return;
-  select("linear_step", implementations(), problem, context.architecture(), context.forced_implementation())
-      .run(context, inputs, layers, options);
+  const Implementation& row =
+      select("linear_step", implementations(), problem, context.architecture(), context.forced_implementation());
+  row.run(context, inputs, layers, options);
+  if (row.turns && options.rotary.head_size % 4 == 0) return;
+  for (const Layer& layer : layers) {
+    if (layer.turned > 0) turn(context, layer, options.rotary);
+  }
 }
 
 }  // namespace flashgla::ops::linear_step

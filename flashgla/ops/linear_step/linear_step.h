@@ -8,7 +8,8 @@
 //                       is a gate
 //     a[n,o] = sum_i weight[o,i] u[n,i] + bias[o]
 //     y = E(a)                                    the epilogue
-//         store         y[n,o] = a[n,o]
+//         store         y[n,o] = a[n,o]; a layer's first `turned` columns are heads that rotary position embedding then
+//                       turns (ops/rotary), a sequence a row
 //         add           y[n,o] += a[n,o]
 //         swiglu        y[n,o] = a[n,o] sigmoid(a[n,o]) a[n,O+o]      weight [2O,I]: gate rows, then up rows
 //         log_sigmoid   y[n,o] = max(log sigmoid(a[n,o]) / normalizer, clamp_min)    natural log
@@ -47,17 +48,29 @@ struct Layer {
   TensorView weight;
   TensorView bias;  // absent: none; not with swiglu
   TensorView y;
+  std::int64_t turned = 0;  // columns, whole heads; with store alone
+};
+
+// Of heads of head_size channels, even; row n has positions[n] tokens before it (i32 [N]; absent: zeros).
+struct Rotary {
+  double base = 0.0;
+  std::int64_t head_size = 0;
+  TensorView positions;
 };
 
 struct Options {
   Epilogue epilogue = Epilogue::store;
   double normalizer = 16.0;                                     // of log_sigmoid
   double clamp_min = -std::numeric_limits<double>::infinity();  // of log_sigmoid
+  Rotary rotary{};                                              // of what layers have turned
 };
 
 constexpr std::size_t kMostLayers = 8;
 
 // layers: one to kMostLayers.
 void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options = {});
+
+// Has the first `columns` turned of layers whose outputs lie side by side.
+void turn_first(std::span<Layer> layers, std::int64_t columns);
 
 }  // namespace flashgla::ops::linear_step

@@ -9,9 +9,14 @@
 // and its use. A value is one fixed sum whatever the number of rows of x. u lies in shared memory in f32, in planes of
 // four consecutive elements of each vector, so that lanes beside each other read without bank conflicts; every block
 // makes it once, from L2.
+//
+// Where heads are turned (rotary), half of a group's rows are channels j of a head and half the ones at j + K/2; the
+// sines and cosines of a block's groups lie in shared memory before its first sum is there.
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <cmath>
+#include <type_traits>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
@@ -38,7 +43,8 @@ struct LayerParams {
   const void* bias;
   float* y;
   std::int64_t y_stride;
-  int out;  // columns of y
+  int out;     // columns of y
+  int turned;  // the first of these, heads that are turned
   int bias_is_f32;
 };
 
@@ -56,8 +62,12 @@ struct Params {
   LayerParams layers[2];
   int groups_of_first;  // groups of layers[0]; the rest are layers[1]'s
   int groups;
-  int pieces;  // of a group
-  int stages;  // pieces of a warp that shared memory has room for
+  int pieces;                     // of a group
+  int stages;                     // pieces of a warp that shared memory has room for
+  const std::int32_t* positions;  // of what is turned; null: zeros
+  int half;                       // K/2 of its heads; 0: nothing is turned
+  int angle_floats;               // room of what Turns has in shared memory
+  double log2_base;
 };
 
 __device__ __forceinline__ float load_parameter(const void* data, int is_f32, int i) {
@@ -242,20 +252,119 @@ class InputMaker {
 
 __device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(__expf(-fabsf(x))); }
 
-// The rows of the weights that make a group.
-template <int kGroup>
+// The rows of the weights that make a group. kTurns: some of the call's groups are turned.
+template <int kGroup, bool kTurns>
 struct RowsOfGroup {
+  static constexpr int kPairs = kGroup / 2;
+
   __device__ __forceinline__ RowsOfGroup(const Params& p, int group)
       : layer(&p.layers[group >= p.groups_of_first ? 1 : 0]),
         paired(p.epilogue == Epilogue::swiglu),
-        first((group >= p.groups_of_first ? group - p.groups_of_first : group) * (paired ? kGroup / 2 : kGroup)) {}
+        first((group >= p.groups_of_first ? group - p.groups_of_first : group) * (paired ? kPairs : kGroup)) {}
+  // `place`: what place_of says.
+  __device__ __forceinline__ RowsOfGroup(const Params& p, int group, int place)
+      : layer(&p.layers[group >= p.groups_of_first ? 1 : 0]),
+        paired(false),
+        first(place >> 1),
+        apart(place & 1 ? p.half : kPairs) {}
+  // Column 0's column of y, doubled, and one more where the group is turned: what takes a division.
+  static __device__ __forceinline__ int place_of(const Params& p, int group) {
+    const int index = RowsOfGroup(p, group).first, pair = index / 2;
+    const bool turned = index < RowsOfGroup(p, group).layer->turned;
+    return turned ? 2 * (pair + pair / p.half * p.half) + 1 : 2 * index;
+  }
+
   // Column of y of the r-th; it is there when it is less than layer->out.
-  __device__ __forceinline__ int column(int r) const { return first + (paired ? r % (kGroup / 2) : r); }
-  __device__ __forceinline__ int row(int r) const { return column(r) + (paired && r >= kGroup / 2 ? layer->out : 0); }
+  __device__ __forceinline__ int column(int r) const {
+    if constexpr (kTurns) return first + r % kPairs + (r >= kPairs ? apart : 0);
+    return first + (paired ? r % kPairs : r);
+  }
+  __device__ __forceinline__ int row(int r) const { return column(r) + (paired && r >= kPairs ? layer->out : 0); }
 
   const LayerParams* layer;
   bool paired;
-  int first;
+  int first, apart = kPairs;  // of turned groups the two halves' distance
+};
+
+// Of a block with groups that are turned, in shared memory: where its groups' rows are, and cosines and sines of their
+// angles, [row of x, group, pair].
+template <int kRows, int kGroup>
+class Turns {
+ public:
+  using Rows = RowsOfGroup<kGroup, true>;
+
+  // Of a block of so many groups, in whole vectors.
+  static int shared_floats(int groups) { return (2 * kRows * groups * kPairs + groups + 3) / 4 * 4; }
+
+  // begin, end: the block's groups. Ends with a barrier.
+  __device__ __forceinline__ Turns(const Params& params, float* shared, int begin, int end)
+      : p(params),
+        angles_(reinterpret_cast<float2*>(shared)),
+        places_(reinterpret_cast<int*>(angles_ + kRows * (end - begin) * kPairs)),
+        begin_(begin),
+        groups_(end - begin) {
+    for (int i = threadIdx.x; i < groups_; i += kThreads) places_[i] = Rows::place_of(p, begin_ + i);
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ Rows rows(int group) const { return {p, group, places_[group - begin_]}; }
+  __device__ __forceinline__ bool turned(int group) const { return (places_[group - begin_] & 1) != 0; }
+
+  // Leaves in each angle's place how many turns a token is; a thread reads what it wrote.
+  __device__ __forceinline__ void put_turns() const {
+#pragma unroll 1
+    for (int item = threadIdx.x; item < items(); item += kThreads) {
+      const int place = places_[item / kPairs % groups_], channel = ((place >> 1) + item % kPairs) % p.half;
+      const double share = static_cast<double>(channel) / static_cast<double>(p.half);
+      const double turns = (place & 1) != 0 ? kInverseTurn * exp2(-p.log2_base * share) : 0.0;
+      angles_[item] = make_float2(__int_as_float(__double2hiint(turns)), __int_as_float(__double2loint(turns)));
+    }
+  }
+  // The position of the thread's first angle, asked for early.
+  __device__ __forceinline__ int load_position() const { return position_of(threadIdx.x); }
+  // Ends with a barrier.
+  __device__ __forceinline__ void put_angles(int position) const {
+#pragma unroll 1
+    for (int item = threadIdx.x; item < items(); item += kThreads) {
+      const float2 words = angles_[item];
+      // Whole turns go in f64; what is left is exact enough in f32.
+      const double turn = position * __hiloint2double(__float_as_int(words.x), __float_as_int(words.y));
+      float sine, cosine;
+      sincospif(2.0f * static_cast<float>(turn - rint(turn)), &sine, &cosine);
+      angles_[item] = make_float2(cosine, sine);
+      position = position_of(item + kThreads);
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ float2 angle(int n, int group, int r) const {
+    return angles_[(n * groups_ + group - begin_) * kPairs + r % kPairs];
+  }
+
+ private:
+  static constexpr int kPairs = kGroup / 2;
+  static constexpr double kInverseTurn = 0.15915494309189533577;  // 1 / (2 pi)
+
+  __device__ __forceinline__ int items() const { return p.rows * groups_ * kPairs; }
+  __device__ __forceinline__ int position_of(int item) const {
+    const int n = item / (groups_ * kPairs);
+    return p.positions != nullptr && n < p.rows ? __ldcg(p.positions + n) : 0;
+  }
+
+  const Params& p;
+  float2* angles_;
+  int* places_;  // of groups: RowsOfGroup::place_of
+  int begin_, groups_;
+};
+
+// Where nothing is turned.
+template <int kGroup>
+struct NoTurns {
+  using Rows = RowsOfGroup<kGroup, false>;
+  const Params& p;
+
+  __device__ __forceinline__ NoTurns(const Params& params, float*, int, int) : p(params) {}
+  __device__ __forceinline__ Rows rows(int group) const { return {p, group}; }
 };
 
 // Sums of each of M values over a warp, by the same tree whatever M is; of value i at lanes 32 i / M to
@@ -281,25 +390,27 @@ __device__ __forceinline__ float sums_over_lanes(float (&v)[M], int lane) {
   return v[0];
 }
 
-template <class W, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(const __grid_constant__ Params p) {
+template <class W, int kRows, bool kTurns>
+__global__ void __launch_bounds__(kThreads, kRows == 1 && !kTurns ? 3 : 2)
+    stream_kernel(const __grid_constant__ Params p) {
   using V = Vector<W>;
   constexpr int kPlanes = V::kElements / 4;
   constexpr int kGroup = group_rows(kRows), kAhead = kPiece / kGroup;  // vectors of a row in a lane's piece
   constexpr int kSums = kGroup * kRows, kLanesOfSum = 32 / kSums;
-  using Rows = RowsOfGroup<kGroup>;
   extern __shared__ uint4 ring[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int vectors = p.in / V::kElements;
   const auto bound = [&](unsigned block) {
     return static_cast<int>(static_cast<std::int64_t>(p.groups) * block / gridDim.x);
   };
-  const int begin = bound(blockIdx.x) + warp, end = bound(blockIdx.x + 1);
+  const int first = bound(blockIdx.x), begin = first + warp, end = bound(blockIdx.x + 1);
+  auto* const room = reinterpret_cast<float*>(ring + p.stages * kPiece * kThreads);
+  const std::conditional_t<kTurns, Turns<kRows, kGroup>, NoTurns<kGroup>> turns(p, room, first, end);
 
   // This lane's vectors of a piece, into its places of a slot.
   const auto copy_piece = [&](int group, int piece, int slot) {
     if (group < end) {
-      const Rows rows(p, group);
+      const auto rows = turns.rows(group);
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
         const auto* weights =
@@ -324,11 +435,15 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(co
     copy_piece(next_group, next_piece, slot);
     advance(next_group, next_piece);
   }
-  InputMaker<kRows, kPlanes> inputs(p, reinterpret_cast<float*>(ring + p.stages * kPiece * kThreads));
+  InputMaker<kRows, kPlanes> inputs(p, room + p.angle_floats);
   flashgla::cuda::release_next();
   inputs.load_weights();
+  if constexpr (kTurns) turns.put_turns();
   flashgla::cuda::wait_for_previous();
+  int position = 0;
+  if constexpr (kTurns) position = turns.load_position();
   inputs.run();
+  if constexpr (kTurns) turns.put_angles(position);
   const float* const u = inputs.u();
 
   // The value that this lane finishes, with its neighbours: of row n of x.
@@ -338,7 +453,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(co
   float before = 0.0f, bias = 0.0f;  // what it needs of memory, asked for early
   int slot = 0;
   for (int group = begin, piece = 0; group < end;) {
-    const Rows rows(p, group);
+    const auto rows = turns.rows(group);
     const int column = rows.column(r_of_lane);
     float* const y = rows.layer->y + n_of_lane * rows.layer->y_stride + column;
     const bool there = n_of_lane < p.rows && column < rows.layer->out;
@@ -377,15 +492,21 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(co
       float a = sums_over_lanes(sums, lane) * factor + bias;
 #pragma unroll
       for (float& each : sums) each = 0.0f;
-      const float up = __shfl_down_sync(0xffffffffu, a, kGroup / 2 * kLanesOfSum);
+      const float other = __shfl_xor_sync(0xffffffffu, a, kGroup / 2 * kLanesOfSum);  // the row that it is paired with
       switch (p.epilogue) {
         case Epilogue::store:
+          if constexpr (kTurns) {
+            if (turns.turned(group)) {
+              const float2 angle = turns.angle(n_of_lane, group, r_of_lane);
+              a = a * angle.x + (r_of_lane >= kGroup / 2 ? other : -other) * angle.y;
+            }
+          }
           break;
         case Epilogue::add:
           a += before;
           break;
         case Epilogue::swiglu:
-          a = a / (1.0f + __expf(-a)) * up;
+          a = a / (1.0f + __expf(-a)) * other;
           break;
         case Epilogue::log_sigmoid:
           a = fmaxf(log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
@@ -399,7 +520,7 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? 3 : 2) stream_kernel(co
   }
 }
 
-template <class W, int kRows>
+template <class W, int kRows, bool kTurns>
 void launch(Context& context, Params p) {
   const int columns = group_rows(kRows) / (p.epilogue == Epilogue::swiglu ? 2 : 1);  // of y in a group
   for (const LayerParams& layer : p.layers) {
@@ -412,15 +533,23 @@ void launch(Context& context, Params p) {
   p.pieces = (p.in / Vector<W>::kElements + 32 * kAhead - 1) / (32 * kAhead);
   const int groups_of_warp = ((p.groups + blocks - 1) / blocks + kWarps - 1) / kWarps;
   p.stages = static_cast<int>(std::min<std::int64_t>(kStages, std::int64_t{p.pieces} * groups_of_warp));
+  if (kTurns) p.angle_floats = Turns<kRows, group_rows(kRows)>::shared_floats((p.groups + blocks - 1) / blocks);
   const std::int64_t floats =
-      InputMaker<kRows, Vector<W>::kElements / 4>::shared_floats(p.in, p.in / p.head_size, p.norm_weight != nullptr);
-  ops::cuda::queue_kernel(context, "linear_step", stream_kernel<W, kRows>, blocks, kThreads,
+      InputMaker<kRows, Vector<W>::kElements / 4>::shared_floats(p.in, p.in / p.head_size, p.norm_weight != nullptr) +
+      p.angle_floats;
+  ops::cuda::queue_kernel(context, "linear_step", stream_kernel<W, kRows, kTurns>, blocks, kThreads,
                           p.stages * kPieceBytes + static_cast<int>(floats) * 4, p);
 }
 
 template <class W>
 void launch_rows(Context& context, const Params& p) {
-  p.rows == 1 ? launch<W, 1>(context, p) : p.rows == 2 ? launch<W, 2>(context, p) : launch<W, kMostRows>(context, p);
+  const auto of = [&](auto turns) {
+    constexpr bool kTurns = decltype(turns)::value;
+    p.rows == 1   ? launch<W, 1, kTurns>(context, p)
+    : p.rows == 2 ? launch<W, 2, kTurns>(context, p)
+                  : launch<W, kMostRows, kTurns>(context, p);
+  };
+  p.half > 0 ? of(std::true_type()) : of(std::false_type());
 }
 
 void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
@@ -450,6 +579,12 @@ void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> l
     to.y_stride = layers[i].y.stride[0];
     to.y = layers[i].y.as<float>();
     to.out = static_cast<int>(layers[i].y.size(1));
+    to.turned = options.rotary.head_size % 4 == 0 ? static_cast<int>(layers[i].turned) : 0;
+    if (to.turned > 0) p.half = static_cast<int>(options.rotary.head_size) / 2;
+  }
+  if (p.half > 0) {
+    p.positions = options.rotary.positions ? options.rotary.positions.as<std::int32_t>() : nullptr;
+    p.log2_base = std::log2(options.rotary.base);
   }
   bf16 ? launch_rows<__nv_bfloat16>(context, p) : launch_rows<float>(context, p);
 }
@@ -461,13 +596,18 @@ Support supports(const Problem& problem, const Architecture& architecture) {
   if (!problem.aligned) return Support::no("rows of whole 16-byte vectors only");
   if (problem.rows > kMostRows) return Support::no("at most 4 rows: more are faster as a matrix product");
   const std::int64_t rows = problem.rows > 2 ? kMostRows : problem.rows;
-  const std::int64_t shared = kStages * kPieceBytes + ((rows + 1) * problem.in + rows * (problem.heads + kWarps)) * 4;
+  // Most groups of a block, and so what it may turn: blocks have eight at least.
+  const std::int64_t groups = std::max<std::int64_t>(
+      kWarps, problem.columns / (group_rows(static_cast<int>(rows)) * architecture.multiprocessors) + 2);
+  const std::int64_t angles = (rows * group_rows(static_cast<int>(rows)) + 1) * groups + 4;
+  const std::int64_t shared =
+      kStages * kPieceBytes + ((rows + 1) * problem.in + rows * (problem.heads + kWarps) + angles) * 4;
   if (shared > architecture.shared_memory) return Support::no("the rows do not fit into shared memory");
   return Support::yes();
 }
 
 }  // namespace
 
-const Implementation kStreamCuda{"cuda_stream", Device::Kind::cuda, supports, run_stream};
+const Implementation kStreamCuda{"cuda_stream", Device::Kind::cuda, supports, run_stream, true};
 
 }  // namespace flashgla::ops::linear_step

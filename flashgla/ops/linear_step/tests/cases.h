@@ -18,6 +18,8 @@ struct Form {
   std::int64_t heads = 1;  // of head_norm
   bool gate = false, norm_weight = false, bias = false;
   std::int64_t second_out = 0;  // columns of a second layer; 0: none
+  std::int64_t head_size = 0;   // of heads that are turned; 0: none are
+  std::int64_t turned = 0;      // columns, of both layers
 };
 
 inline testing::OperatorCase step_case(std::int64_t rows, std::int64_t in, std::int64_t out, Form form) {
@@ -29,7 +31,8 @@ inline testing::OperatorCase step_case(std::int64_t rows, std::int64_t in, std::
   static const char* const epilogues[] = {"store", "add", "swiglu", "log sigmoid"};
   result.name = "linear step " + to_string(Shape({rows, in, out})) + " " + prologues[static_cast<int>(form.prologue)] +
                 (form.gate ? " gate" : "") + " " + epilogues[static_cast<int>(form.epilogue)] +
-                (form.bias ? " bias" : "") + (form.second_out ? " two layers" : "");
+                (form.bias ? " bias" : "") + (form.second_out ? " two layers" : "") +
+                (form.turned ? " " + std::to_string(form.turned) + " turned by " + std::to_string(form.head_size) : "");
   const auto parameter = [&](const char* name, const Shape& shape, double spread, double mean = 0.0) {
     testing::Argument argument{name, shape, Role::input, Kind::parameter, spread, mean};
     argument.strided = false;
@@ -45,13 +48,26 @@ inline testing::OperatorCase step_case(std::int64_t rows, std::int64_t in, std::
     parameter("weight2", Shape({halves * form.second_out, in}), deviation);
     result.arguments.push_back({"y2", Shape({rows, form.second_out}), role});
   }
+  if (form.turned) {
+    testing::Argument positions{"positions", Shape({rows}), Role::input, Kind::integer};
+    positions.fill = [](const TensorView& view) {
+      for (std::int32_t n = 0; n < view.size(0); ++n) view.as<std::int32_t>()[n] = n % 2 == 0 ? 7 + n : 30011;
+    };
+    result.arguments.push_back(positions);
+  }
   result.run = [=](Context& context, const NamedTensors& t) {
     Inputs inputs{
         t["x"],   form.prologue, t["norm_weight"], 1e-6, form.prologue == Prologue::head_norm ? in / form.heads : 0,
         t["gate"]};
     std::vector<Layer> layers = {{t["weight"], t["bias"], t["y"]}};
     if (form.second_out) layers.push_back({t["weight2"], {}, t["y2"]});
-    run(context, inputs, layers, {form.epilogue});
+    Options options;
+    options.epilogue = form.epilogue;
+    if (form.turned) {
+      turn_first(layers, form.turned);
+      options.rotary = {1e4, form.head_size, t["positions"]};
+    }
+    run(context, inputs, layers, options);
   };
   result.dtypes = {{DType::f32, DType::f32}, {DType::f32, DType::bf16}, {DType::bf16, DType::bf16}};
   return result;

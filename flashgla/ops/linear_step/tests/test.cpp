@@ -32,6 +32,19 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
       }
     }
   }
+  // Heads that are turned: all columns or some, ends within a block's groups, more than one angle a thread, widths that
+  // the fused kernel leaves.
+  for (const Form& form :
+       {Form{.prologue = Prologue::rms_norm, .norm_weight = true, .head_size = 4, .turned = 8},
+        Form{.bias = true, .second_out = 24, .head_size = 12, .turned = 48}, Form{.head_size = 6, .turned = 36}}) {
+    for (const std::int64_t rows : {1, 2, 3, 5}) {
+      for (const std::int64_t in : {16, 136}) {
+        EXPECT_EQ(testing::check_conformance(step_case(rows, in, form.second_out ? 36 : 40, form), coverage), "");
+      }
+    }
+  }
+  const Form wide{.prologue = Prologue::rms_norm, .second_out = 512, .head_size = 1024, .turned = 18432};
+  EXPECT_EQ(testing::check_conformance(step_case(4, 16, 20480, wide), coverage), "");
   EXPECT_EQ(coverage.missing(), "");
 }
 
@@ -41,12 +54,16 @@ TEST(LinearStep, ASequencesValuesDoNotDependOnItsNeighbours) {
     const Tensor weight = testing::copied_to(testing::random_normal({40, 256}, DType::bf16, 1), device);
     const Tensor x = testing::copied_to(testing::random_normal({4, 256}, DType::f32, 2), device);
     const Tensor together = Tensor::empty({4, 40}, DType::f32, device);
-    const Layer all{weight, {}, together};
-    run(context, {x, Prologue::rms_norm}, {&all, 1});
+    const Layer all{weight, {}, together, 16};
+    const Tensor given = Tensor::zeros({4}, DType::i32);
+    for (std::int32_t n = 0; n < 4; ++n) given.as<std::int32_t>()[n] = 300 * n;
+    const Tensor positions = testing::copied_to(given, device);
+    run(context, {x, Prologue::rms_norm}, {&all, 1}, {.rotary = {1e4, 8, positions}});
     for (std::int64_t n = 0; n < 4; ++n) {
       const Tensor alone = Tensor::empty({1, 40}, DType::f32, device);
-      const Layer one{weight, {}, alone};
-      run(context, {x->slice(0, n, n + 1), Prologue::rms_norm}, {&one, 1});
+      const Layer one{weight, {}, alone, 16};
+      run(context, {x->slice(0, n, n + 1), Prologue::rms_norm}, {&one, 1},
+          {.rotary = {1e4, 8, positions->slice(0, n, n + 1)}});
       EXPECT_TRUE(testing::same_bits(testing::copied_to(alone, Device::cpu()),
                                      testing::copied_to(together->slice(0, n, n + 1), Device::cpu())));
     }
@@ -74,6 +91,19 @@ TEST(LinearStep, RefusesBadArgumentsByName) {
             "linear_step: head_size is 3; expected a divisor of 8 (x's columns)");
   EXPECT_EQ(error({x, Prologue::rms_norm, {}, 1e-6, 0, x}, {weight, {}, y}),
             "linear_step: gate is present; expected none without the prologue head_norm");
+  Options turning;
+  turning.rotary = {1e4, 4, {}};
+  const auto turned = [&](std::int64_t columns, const Options& options) {
+    const Layer layer{weight, {}, y, columns};
+    return testing::error_of([&] { run(context, {x}, {&layer, 1}, options); });
+  };
+  EXPECT_EQ(turned(4, turning), "no error");
+  EXPECT_EQ(turned(6, turning), "linear_step: turned is 6; expected whole heads of 4 of y's columns");
+  EXPECT_EQ(turned(4, {}), "linear_step: rotary.head_size is 0; expected an even number");
+  turning.rotary.base = 1.0;
+  EXPECT_EQ(turned(4, turning), "linear_step: rotary.base is 1.000000; expected more than 1");
+  turning.epilogue = Epilogue::add;
+  EXPECT_EQ(turned(4, turning), "linear_step: turned is 4; expected 0 with another epilogue than store");
   EXPECT_EQ(testing::error_of([&] { run(context, {x}, {}); }), "linear_step: layers are 0; expected one to eight");
 }
 
