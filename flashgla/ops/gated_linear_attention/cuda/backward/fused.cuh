@@ -19,7 +19,8 @@ struct FusedShared {
   static constexpr int x = gates + gate_bytes(GateTile::wide);  // dh^
   static constexpr int prefix = x + kTileBytes, suffix = prefix + kFusedWarps * kTile * 4;
   static constexpr int beyond = suffix + kFusedWarps * kTile * 4, places = beyond + kTile * 4;
-  static constexpr int rows = places + 3 * Places::count * 8, total = rows + 2 * 4;  // rows: as RowsShared has them
+  // rows: as RowsShared has them; index: with mma.sync, of the chunk under way.
+  static constexpr int rows = places + 3 * Places::count * 8, index = rows + 2 * 4, total = index + 4;
 };
 
 // 64 rows of 64 floats whose eight-column blocks are permuted by the row; the upper 32 rows may lie elsewhere.
@@ -62,11 +63,11 @@ __device__ __forceinline__ void mask_transposed(Accumulator& a, int thread) {
 // which gets its factors, and the pairs inside come to it. pairs: a_ij, [query][key] for dq and [key][query] for dk.
 // The first group finds the scores, [key][query], as well. q, k: as loaded; x: room for a tile.
 // e: scale q dq or k dk, for dg. What both have in common is the same rounded numbers in both, and what a token has
-// with itself is in neither, for of strong gates their difference is far smaller than they are. The second group's e
-// from beyond the chunk is summed over the tokens into `from_keys`, by warp: dg's sum takes it away again.
+// with itself is in neither, for of strong gates their difference is far smaller than they are. The first group's e
+// from beyond the chunk is summed over the tokens into `from_queries`, by warp: dg's sum takes it away again.
 template <class Core, GateTile kGate>
 static __device__ __forceinline__ void finish_steep_group(bool first_group, Local<float, 32>& d, Local<float, 32>& e,
-                                                          float* from_keys, Local<std::uint32_t, 16>& scores,
+                                                          float* from_queries, Local<std::uint32_t, 16>& scores,
                                                           const Local<std::uint32_t, 16>& pairs, std::uint32_t q,
                                                           std::uint32_t k, std::uint32_t x, FloatTile factors,
                                                           const char* gates, const float* prefix, float scale) {
@@ -106,11 +107,7 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
   };
   walk_up(own_columns(), kTile, own_warp(), put_power);
   __syncthreads();
-  if (first_group) apply_factors();
-  __syncthreads();
-  walk_down(own_columns(), kTile, own_warp(), put_power);
-  __syncthreads();
-  if (!first_group) {
+  if (first_group) {
     apply_factors();
     const int thread = fresh_thread();
 #pragma unroll
@@ -119,9 +116,13 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
       float sum = e.x[at] + e.x[at + 2];
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-      if (thread % 32 < 4) from_keys[thread / 32 * kTile + column_of_element(thread, at)] = sum;
+      if (thread % 32 < 4) from_queries[thread / 32 * kTile + column_of_element(thread, at)] = sum;
     }
   }
+  __syncthreads();
+  walk_down(own_columns(), kTile, own_warp(), put_power);
+  __syncthreads();
+  if (!first_group) apply_factors();
   const float pair_scale = first_group ? 1.0f : scale;
 #pragma unroll 1
   for (int size = kTile / 2;; size /= 2) {
@@ -167,7 +168,7 @@ static __device__ __forceinline__ void finish_steep_group(bool first_group, Loca
   }
 }
 
-// Grid: N x G. One query head a kv head; states kept; ht given where dht is. kGroup: the part of one thread group; the
+// Grid: N x G. One query head a kv head; states kept. kGroup: the part of one thread group; the
 // groups meet at the block's barriers, of which both pass the same number.
 template <class Core, int kGroup>
 __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackward& f, char* shared) {
@@ -263,7 +264,10 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     __syncthreads();
     if (kGroup == 0 && fresh_thread() < 32) {
       places.step_back(index, fresh_thread());
-      if (fresh_thread() == 0) store_shared_4(rows_place(index - 1), kChunk);
+      if (fresh_thread() == 0) {
+        store_shared_4(rows_place(index - 1), kChunk);
+        store_shared_4(base + Layout::index, index);
+      }
     }
 
     auto store_dv = [&](const Accumulator& dv) {
@@ -437,16 +441,19 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         sums.get(d);
       }
     } else {
-      // dg from beyond the chunk: h through it; and, from the accumulators of dk, what its keys have of dh, which dg's
-      // sums over tokens take away again and which therefore is the same numbers.
-      put_beyond(beyond, thread, [&](int i) {
-        return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
-            shared + Layout::h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
-      });
+      // What dg has from beyond the chunk: the state before the chunk times its gradient. q dq of earlier tokens is
+      // taken away from it again, so the queries' part of the gradient is the same numbers as in dq.
+      const auto put_state_product = [&] {
+        const int thread = thread_shuffled<Core>(fresh_thread());
+        put_beyond(beyond, thread, [&](int i) {
+          return ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(
+              shared + Layout::h + element_offset(row_of_element(thread, i), column_of_element(thread, i))));
+        });
+      };
       if (!steep && std::is_same_v<Core, TensorCore80>) {
-        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
-        sum_beyond(reinterpret_cast<ColumnParts&>(*suffix), k, d, thread_shuffled<Core>(thread));
         Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
+        put_state_product();
+        Core::template product<k_inner, k_inner, true, kLoads>(d, v_tile, x_tile, thread_shuffled<Core>(thread));
         std::uint32_t operand[16];
         {
           Accumulator pairs;  // [key][query]
@@ -462,18 +469,17 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
         mask_transposed(pairs, thread);
         std::uint32_t operand[16];
         to_operand(operand, pairs);
-        Core::begin();
+        Core::begin(operand, dh);
         Core::template product<k_inner, k_inner, true>(d, v_tile, x_tile, thread);
-        Core::finish(d);
-        sum_beyond(reinterpret_cast<ColumnParts&>(*suffix), k, d, thread);
-        Core::begin(operand, d, dh);
         Core::template product<k_outer>(d, operand, q_tile, thread);
         Core::template product<k_outer, k_outer>(dh, q_tile, do_tile, thread);
         Core::finish(d, dh);
+        put_state_product();
       } else {
         Accumulator pairs;  // [key][query]
         Local<float, 32> sums, gradient, parts_of_dg;
         Local<std::uint32_t, 16> steep_pairs, no_scores;
+        put_state_product();  // the queries' part is the other group's
         Core::begin(dh);
         Core::template product<k_outer, k_outer, false, kLoads>(dh, q_tile, do_tile, thread_shuffled<Core>(thread));
         Core::finish(dh);
@@ -501,7 +507,8 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
       }
     }
     __syncthreads();
-    if (kGroup == 1 && fresh_thread() < kTile) {
+    index = again<Core>(index, [&] { return static_cast<int>(load_shared_4(base + Layout::index)); });
+    if (kGroup == 1 && steep && fresh_thread() < kTile) {
       float* sum = beyond + fresh_thread();
 #pragma unroll
       for (int w = 0; w < 4; ++w) *sum += suffix[w * kTile + fresh_thread()];
@@ -565,20 +572,20 @@ __device__ __forceinline__ void backward_fused(const Params& p, const FusedBackw
     const int warp = own_warp();
     float2 run = *reinterpret_cast<const float2*>(beyond + 2 * lane);
 #pragma unroll
-    for (int w = kFusedWarps - 1; w >= 0; --w) {
+    for (int w = 0; w < kFusedWarps; ++w) {
       const float2 other = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
-      run.x += w > warp ? other.x : 0.0f;
-      run.y += w > warp ? other.y : 0.0f;
+      run.x -= w < warp ? other.x : 0.0f;
+      run.y -= w < warp ? other.y : 0.0f;
     }
     const int dg_stride = anew(static_cast<int>(f.gradients.dg.token));
-    float* dg_to = places.get<float>(index, Places::dg) + (first + kFusedRows - 1) * dg_stride + 2 * lane;
+    float* dg_to = places.get<float>(index, Places::dg) + first * dg_stride + 2 * lane;
     const int dg_inside = f.gradients.dg.data ? rows_inside : 0;
 #pragma unroll
-    for (int i = kFusedRows - 1; i >= 0; --i) {
-      run.x += part[i].x;
-      run.y += part[i].y;
+    for (int i = 0; i < kFusedRows; ++i) {
       if (i < dg_inside) store_two(dg_to, run);
-      dg_to -= dg_stride;
+      run.x -= part[i].x;
+      run.y -= part[i].y;
+      dg_to += dg_stride;
     }
     __syncthreads();
     if (index > 0) load(index - 1);

@@ -444,7 +444,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         Accumulator inside_across, inside_within;
         if constexpr (kGate == GateTile::narrow) {
           std::uint32_t triangle[16];
-          triangle_of_ones<false>(triangle, thread);
+          triangle_of_ones<Triangle::lower>(triangle, thread);
           Core::begin(across, crossed, triangle);
           Core::template product<k_outer, true>(b, triangle, own_gates, thread);
           Core::template product<k_outer>(across, crossed, crossed_tile, thread);
@@ -734,7 +734,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         }
       }
       std::uint32_t triangle[16];
-      triangle_of_ones<true>(triangle, thread);
+      triangle_of_ones<Triangle::upper>(triangle, thread);
       Core::publish();
       meet_group();
       Accumulator dg;

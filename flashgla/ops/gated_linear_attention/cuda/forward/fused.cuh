@@ -53,7 +53,7 @@ template <class Core>
 __device__ __forceinline__ bool gate_by_channel(std::uint32_t q, std::uint32_t k, std::uint32_t g_tile, float2& decay,
                                                 int thread) {
   std::uint32_t operand[16];
-  triangle_of_ones<false>(operand, thread);
+  triangle_of_ones<Triangle::lower>(operand, thread);
   Accumulator sums;
   Core::begin(operand);
   Core::template product<Stored::k_outer, true>(sums, operand, g_tile, thread_shuffled<Core>(thread));
@@ -453,7 +453,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         clear(s);
         gate_by_blocks<Core>(
             s, q, k, g_tile, 1.0f, [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
-            [&](float2 sum) { by_blocks = !__all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange); });
+            [&](float2 sum, bool) { by_blocks = !__all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange); });
         std::uint32_t pairs[16];
         select_pairs<false>(pairs, s, fresh_thread());
         steep_scores.put(pairs);

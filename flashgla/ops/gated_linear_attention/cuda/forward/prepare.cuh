@@ -92,7 +92,7 @@ static __device__ __forceinline__ void prepare_by_blocks(Accumulator& s, const P
           return make_float2(g, g);
         });
       },
-      [](float2) {});
+      [](float2, bool) {});
   __syncwarp();
   const int thread = fresh_thread();
 #pragma unroll

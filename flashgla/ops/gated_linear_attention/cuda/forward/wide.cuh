@@ -222,7 +222,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     if (!by_blocks) {
       {
         std::uint32_t ones[16];
-        triangle_of_ones<false>(ones, fresh_thread());
+        triangle_of_ones<Triangle::lower>(ones, fresh_thread());
         Core::begin(ones);
         Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
         Core::finish(sums);
@@ -299,7 +299,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
               });
             }
           },
-          [&](float2 sum) {
+          [&](float2 sum, bool) {
             put_decay(sum, true);
             by_blocks = !is_near(sum);
           });

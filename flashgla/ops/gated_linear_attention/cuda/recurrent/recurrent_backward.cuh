@@ -38,7 +38,7 @@ __device__ __forceinline__ float load_operand(const Operand& x, std::int64_t bat
 
 // The gates' gradients are sums over time; they start anew every so many tokens from states kept there, so that a long
 // sequence's rounding does not pile up.
-constexpr int kCheckpoint = 2048;
+constexpr int kCheckpoint = 128;
 
 // Checkpoint j of a sequence is number checkpoint_begin + j and lies at the end of its j-th kCheckpoint tokens, or of
 // it.

@@ -198,6 +198,9 @@ std::vector<Case> path_cases() {
       std::string name = std::string(name_of(values)) + (gate_dtype == DType::f32 ? "_f32_gates" : "");
       std::replace(name.begin(), name.end(), ' ', '_');
       add("rungs_" + name, rungs);
+      Case brief = rungs;  // a last chunk of a few tokens, which one anchor holds for stronger gates
+      brief.length = 84;
+      add("rungs_brief_" + name, brief);
       rungs.strided = true;
       rungs.key_dim = 40;
       rungs.value_dim = 48;

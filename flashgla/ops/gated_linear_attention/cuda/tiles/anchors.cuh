@@ -11,6 +11,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+constexpr float kLongest = 4096.0f;  // bits over a chunk, beyond which anchors are not tried
+
 // Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
 __device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
   const int lane = thread & 31;
@@ -40,8 +42,7 @@ __device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumu
 }
 
 struct Anchors {
-  static constexpr int kOnes = kBlocks + 1, kPartial = kOnes + 1;  // vectors of 256 bytes; the last are a warp's each
-  static constexpr int bytes = 256 * (kPartial + kBlocks);
+  static constexpr int kOnes = kBlocks + 1, bytes = 256 * (kOnes + 1);  // vectors of 256 bytes
   std::uint32_t shared;
 
   __device__ __forceinline__ std::uint32_t factor(int t) const { return shared + 256 * t; }
@@ -49,23 +50,23 @@ struct Anchors {
   __device__ __forceinline__ std::uint32_t factor_if(bool takes_part, int t) const {
     return factor(takes_part ? t : kOnes);
   }
-  __device__ __forceinline__ std::uint32_t partial(int warp) const { return shared + 256 * (kPartial + warp); }
   // The factor of this thread's accumulator rows, which are channels.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
     const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
     return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
   }
-  __device__ __forceinline__ void put_ones() const {  // once, by a block of 64 threads or more
-    if (threadIdx.x < kTile) store_shared_4(factor(kOnes) + 4 * threadIdx.x, __float_as_uint(1.0f));
+  __device__ __forceinline__ void put_ones(int thread) const {  // by 64 threads or more
+    if (thread < kTile) store_shared_4(factor(kOnes) + 4 * thread, __float_as_uint(1.0f));
   }
 
-  // From a tile of gates, natural logarithms, for this thread's rows: writes the factors and returns the last one's.
-  __device__ __forceinline__ float2 put_factors(std::uint32_t g_tile, int thread) const {
+  // From a tile of gates, natural logarithms, visit(t, factor t of this thread's rows) for each; and how many bits the
+  // one of the two that falls further falls over the chunk, negative.
+  template <class Visit>
+  static __device__ __forceinline__ float find_factors(std::uint32_t g_tile, int thread, Visit visit) {
     constexpr std::uint32_t ones = 0x3f803f80;
     const bool odd = thread / 4 % 2 != 0;  // a column of the product: sums over the first or the last 8 tokens
     const std::uint32_t b0 = odd ? 0 : ones, b1 = odd ? ones : 0;
-    const int row = row_of_element(thread, 0);
-    float2 after = make_float2(0.0f, 0.0f);
+    float2 after = make_float2(0.0f, 0.0f), total = after;
 #pragma unroll
     for (int t = 0; t < kBlocks; ++t) {
       std::uint32_t a[4];
@@ -74,18 +75,19 @@ struct Anchors {
       TensorCore80::multiply(sums, a, b0, b1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[i] *= kLog2E;
-      if (thread % 4 == 0) {
-        store_shared_4(factor(t) + 4 * row, __float_as_uint(ptx::exp2(after.x + sums[0])));
-        store_shared_4(factor(t) + 4 * row + 32, __float_as_uint(ptx::exp2(after.y + sums[2])));
-      }
+      const float2 before = make_float2(after.x + sums[0], after.y + sums[2]);
+      visit(t, make_float2(ptx::exp2(before.x), ptx::exp2(before.y)));
+      total = make_float2(total.x + before.x, total.y + before.y);
       after = make_float2(sums[1], sums[3]);
     }
-    const float2 last = make_float2(ptx::exp2(after.x), ptx::exp2(after.y));
-    if (thread % 4 == 0) {
-      store_shared_4(factor(kBlocks) + 4 * row, __float_as_uint(last.x));
-      store_shared_4(factor(kBlocks) + 4 * row + 32, __float_as_uint(last.y));
-    }
-    return last;
+    visit(kBlocks, make_float2(ptx::exp2(after.x), ptx::exp2(after.y)));
+    return fminf(total.x + after.x, total.y + after.y);
+  }
+  __device__ __forceinline__ void put_factor(int t, float2 of_rows, int thread) const {
+    const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
+    if (thread % 4 != 0) return;
+    store_shared_4(at, __float_as_uint(of_rows.x));
+    store_shared_4(at + 32, __float_as_uint(of_rows.y));
   }
   // Whether no channel falls by more than so many bits over the chunk: alike in every warp.
   __device__ __forceinline__ bool one_would_reach(float bits, int thread) const {
@@ -98,39 +100,18 @@ struct Anchors {
     const float least = ptx::exp2(-bits);
     return __all_sync(0xffffffffu, all.x >= least && all.y >= least) != 0;
   }
-
-  // A tile of [token][channel], the warp's own rows, times an accumulator of the same shape in the last anchor's units:
-  // sums over the rows, in the chunk's end's or, times the factors, its blocks' own units; to the warp's vector.
-  __device__ __forceinline__ void put_partial(std::uint32_t tile, const Accumulator& d, int thread) const {
-    const int warp = thread / 32, lane = thread % 32;
-    float2 sum = sum_over_rows(tile, d, thread);
-#pragma unroll
-    for (int t = kBlocks - 1; t > 0; --t) {
-      const float2 more = load_shared_float2(factor_if(warp < t, t) + 8 * lane);
-      sum = make_float2(sum.x * more.x, sum.y * more.y);
-    }
-    store_shared_float2(partial(warp) + 8 * lane, sum);
-  }
-  // The warps' together, to a vector; by one warp.
-  __device__ __forceinline__ void add_partial(std::uint32_t to, int lane) const {
-    float2 sum = load_shared_float2(to + 8 * lane);
-#pragma unroll
-    for (int w = 0; w < kBlocks; ++w) sum = sum_of(sum, load_shared_float2(partial(w) + 8 * lane));
-    store_shared_float2(to + 8 * lane, sum);
-  }
 };
 
-// Running sums of gates over the chunk, where the warp's accumulator has them, become the sums from its block's anchor;
-// those of a weight of 0 stay.
-__device__ __forceinline__ void sums_from_anchor(Accumulator& sums, float weight, int thread) {
+// Running sums of gates over the chunk, where the warp's accumulator has them, become the sums from its block's anchor.
+__device__ __forceinline__ void sums_from_anchor(Accumulator& sums, int thread) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {  // lanes 28 .. 31 have token 7 of the block
     const float first = __shfl_sync(0xffffffffu, sums[4 * j], 28 + thread % 4),
                 second = __shfl_sync(0xffffffffu, sums[4 * j + 1], 28 + thread % 4);
-    sums[4 * j] = fmaf(-weight, first, sums[4 * j]);
-    sums[4 * j + 1] = fmaf(-weight, second, sums[4 * j + 1]);
-    sums[4 * j + 2] = fmaf(-weight, first, sums[4 * j + 2]);
-    sums[4 * j + 3] = fmaf(-weight, second, sums[4 * j + 3]);
+    sums[4 * j] -= first;
+    sums[4 * j + 1] -= second;
+    sums[4 * j + 2] -= first;
+    sums[4 * j + 3] -= second;
   }
 }
 // Whether these, natural logarithms, are in reach, which NaN and -inf are not.
@@ -170,6 +151,27 @@ __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32
   columns(std::integral_constant<int, 1>{});
   columns(std::integral_constant<int, 2>{});
   columns(std::integral_constant<int, 3>{});
+}
+
+// Scores [query][key] of a chunk whose tile holds k from its anchors, above the diagonal as it may be; queries: the
+// warp's own, from their anchor, and in the end from the chunk's start.
+template <class Core>
+__device__ __forceinline__ void anchored_scores_of_queries(Accumulator& scores, Accumulator& queries,
+                                                           std::uint32_t k_tile, const Anchors& anchors, int thread) {
+  clear(scores);
+  const auto columns = [&](auto of_block) {
+    constexpr int t = decltype(of_block)::value;
+    std::uint32_t operand[16];
+    to_operand(operand, queries);
+    Core::begin(operand, scores);
+    Core::template sixteen_columns<2 * t>(scores, operand, k_tile);
+    Core::finish(scores);
+    scale_columns_at(queries, anchors.factor_if(thread / 32 >= t, t) + 8 * (thread % 4));
+  };
+  columns(std::integral_constant<int, 3>{});
+  columns(std::integral_constant<int, 2>{});
+  columns(std::integral_constant<int, 1>{});
+  columns(std::integral_constant<int, 0>{});
 }
 
 // d, rows queries: what they have from beyond the chunk, from the chunk's start, gets the pairs with keys and ends in

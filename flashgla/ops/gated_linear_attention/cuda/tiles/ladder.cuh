@@ -175,6 +175,13 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
   }
   return sums;
 }
+// Whether each of them is near.
+__device__ __forceinline__ bool each_is_near(std::uint32_t room) {
+  bool near = true;
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) near = near && __uint_as_float(load_shared_4(block_half(room, t))) <= 0.0f;
+  return near;
+}
 // The sums over the whole chunk.
 __device__ __forceinline__ float2 sum_of_blocks(const BlockSums& sums) {
   return sum_of(sum_of(sums.total[0], sums.total[1]), sum_of(sums.total[2], sums.total[3]));
@@ -334,8 +341,8 @@ __device__ __forceinline__ float2 own_exponent(const Accumulator& sums, std::uin
 // By a group of 128 threads, from q and k as loaded: the scores [query][key] come to `scores`, those above the diagonal
 // as it may be, and q 2^G and k 2^(sum of later gates) in place, q and scores times scale. x_tile: room for a tile; the
 // gates may lie there. sum_gates(sums, thread): sum_block of the warp's rows. take_sums(of the chunk, of channels 2
-// lane and the next), by all warps. What others of the block read of the tiles they have read before. kAside: q waits
-// in local memory, for kernels short of registers.
+// lane and the next; whether each block is near), by all warps. What others of the block read of the tiles they have
+// read before. kAside: q waits in local memory, for kernels short of registers.
 template <class Core, bool kAside = false, class SumGates, class TakeSums>
 __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_t q_tile, std::uint32_t k_tile,
                                                std::uint32_t x_tile, float scale, SumGates sum_gates,
@@ -377,7 +384,7 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
     const BlockSums blocks = read_blocks(room, lane);
     put_query_factors(room, blocks, warp, lane);
     store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, factor_to_end(blocks, warp));
-    take_sums(sum_of_blocks(blocks));
+    take_sums(sum_of_blocks(blocks), each_is_near(room));
   }
   __syncwarp();
   Accumulator queries;
@@ -441,7 +448,6 @@ __device__ __forceinline__ float2 factor_from_start(const BlockSums& sums, int w
   return power_of(exponent);
 }
 constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
-constexpr int kKeySums = kBlocks + 1;  // after that: sum_keys
 
 // Two neighbours x as loaded times scale 2^(their exponent).
 template <bool kQueries>
@@ -683,12 +689,13 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   sync_group();  // q', k' and a have been read
 }
 
-// What dg has of the chunk's keys and dk from beyond it, of the warp's block: sum_j k'_j d_j times the factor in
-// `place`, a vector of the warp's own, which is written over. dg_t takes k_j dk_j of later tokens away from this sum
-// again, so the same rounded k' and the same d are in both: with gates that are strong hardly anything else is left.
+// What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in
+// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk. dg_t takes q_i dq_i
+// of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with gates that are
+// strong hardly anything else is left.
 template <class Own>
-__device__ __forceinline__ void sum_keys(std::uint32_t place, const Accumulator& d, Own own, const Accumulator& sums,
-                                         std::uint32_t room, bool near, int thread) {
+__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, Own own, const Accumulator& sums,
+                                            std::uint32_t room, bool near, float scale, int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4];
@@ -700,7 +707,7 @@ __device__ __forceinline__ void sum_keys(std::uint32_t place, const Accumulator&
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const int i = 2 * half + row, at = 8 * k16 + 2 * i;
-        const float2 y = gated<false>(x[i], 1.0f, power_of(own_exponent<false>(sums, room, near, k16, i, thread))),
+        const float2 y = gated<true>(x[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread))),
                      rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
         sum.x += rounded.x * d[at];
         sum.y += rounded.y * d[at + 1];

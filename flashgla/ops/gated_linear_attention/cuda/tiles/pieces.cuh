@@ -76,7 +76,8 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
 
 // ---- key gates given as logits (Params::logit_scale) ----
 // A kernel turns a tile of logits into log gates where it lies, as soon as it has come: worked out in f32, and rounded
-// to bf16 as gates in memory would be. dg, on its way to memory, is multiplied by the slope at the logits, read again.
+// to bf16 as gates in memory would be. dg, on its way to memory, is multiplied by the slope, at the logits, read again,
+// or, if gates have no least value, from the gates.
 
 // log(1 + e^-|x|), and e^-|x|.
 __device__ __forceinline__ float2 log_of_one_and(float x) {
@@ -87,9 +88,16 @@ __device__ __forceinline__ float gate_of_logit(float x, float scale, float least
   return ptx::larger_or_nan((fminf(x, 0.0f) - log_of_one_and(x).x) * scale, least);
 }
 __device__ __forceinline__ float slope_of_logit(float x, float scale, float least) {
-  const float2 log_and_e = log_of_one_and(x);
-  const float inverse = __fdividef(1.0f, 1.0f + log_and_e.y), sigmoid = x > 0.0f ? log_and_e.y * inverse : inverse;
-  return (fminf(x, 0.0f) - log_and_e.x) * scale < least ? 0.0f : sigmoid * scale;  // sigmoid: of -x
+  const float e = ptx::exp2(-fabsf(x) * kLog2E), inverse = __fdividef(1.0f, 1.0f + e);
+  const float slope = scale * (x > 0.0f ? e * inverse : inverse);  // sigmoid of -x
+  if (least == -std::numeric_limits<float>::infinity()) return slope;
+  return (fminf(x, 0.0f) - log_of_one_and(x).x) * scale < least ? 0.0f : slope;
+}
+// The slope from the gate that a logit has become, where no least one cuts it off: 1 - sigmoid(x) times the scale, to
+// the gate's own relative rounding.
+__device__ __forceinline__ float slope_of_gate(float gate, float scale, float inverse_scale) {
+  const float log_sigmoid = gate * inverse_scale, small = log_sigmoid * fmaf(-0.5f, log_sigmoid, -1.0f);
+  return scale * (log_sigmoid > -0.0078125f ? small : 1.0f - ptx::exp2(log_sigmoid * kLog2E));
 }
 // One row's piece of a tile.
 __device__ __forceinline__ void turn_logits(std::uint32_t at, float scale, float least) {

@@ -619,15 +619,18 @@ __device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulato
   }
 }
 
-// Ones at [row][column] where column <= row (upper: column >= row), as an operand: its product with a tile of [token]
-// [channel] is the running sum over tokens, from the first one (upper: from the last).
-template <bool kUpper>
+// Ones at [row][column] where column <= row (upper: column >= row; below: column < row), as an operand: its product
+// with a tile of [token][channel] is the running sum over tokens, from the first one (upper: from the last).
+enum class Triangle { lower, upper, below };
+template <Triangle kTriangle>
 __device__ __forceinline__ void triangle_of_ones(std::uint32_t (&operand)[16], int thread) {
   constexpr std::uint32_t ones = 0x3f803f80, low_one = 0x00003f80, high_one = 0x3f800000;
+  constexpr bool kUpper = kTriangle == Triangle::upper;
   const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
   // Of an 8x8 block on the diagonal.
-  const std::uint32_t lower = column < row ? ones : column == row ? low_one : 0;
   const std::uint32_t upper = column > row ? ones : column + 1 == row ? high_one : column == row ? ones : 0;
+  const int end = kTriangle == Triangle::below ? row : row + 1;  // columns before it
+  const std::uint32_t lower = column + 1 < end ? ones : column < end ? low_one : 0;
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     const bool before = kUpper ? k16 > warp : k16 < warp, on = k16 == warp;

@@ -1,0 +1,184 @@
+// A chunk out of the reach of one anchor, and of anchors on wgmma, in backward/channels.cuh: by blocks of 16 tokens
+// (tiles/ladder.cuh), a warp each; those that are not near by halving.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/channels_view.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// The rung of the chunk before, from what blocks have told each other in `room`.
+template <class Core>
+__device__ __forceinline__ Rung rung_after_blocks(std::uint32_t room, const BlockSums& blocks) {
+  const float2 all = sum_of_blocks(blocks);
+  if (__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep) != 0) return Rung::one_anchor;
+  return ChannelsView<Core>::kAnchors && each_is_near(room) ? Rung::anchors : Rung::blocks;
+}
+
+// From q, k and g as loaded to dq or dk, E in its tiles, dv or dh, as after the other rungs but for dq's and dk's
+// factors, which are in them. Returns the chunk's number.
+template <class Core>
+__device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, Accumulator& d, Accumulator& held) {
+  using Layout = ChannelsShared;
+  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr Loads kLoads = Loads::in_turn;
+  const Params& p = view.p;
+  const bool first_group = view.first_group;
+  const std::uint32_t x_tile = view.x_tile();
+  const auto stage = [&] { return view.stage_of(view.index_there()); };
+  // Where blocks tell each other their sums, and the tile of k' or q'.
+  const auto room = [&] { return stage() + (first_group ? Layout::g : Layout::v); };
+  const auto gated_tile = [&] { return stage() + (first_group ? Layout::k : Layout::q); };
+  const auto by_queries = [&](int warp) { return view.base + Layout::by_queries + 4 * kTile * warp; };
+
+  Local<std::uint32_t, 16> found_pairs, found_scores, outer, others;  // others: k (q) where a block is not near
+  Local<float, 32> gradient;                                          // of the state, in the second group
+  if (!first_group) {                                                 // dh before its decay to its tile
+    const int thread = thread_shuffled<Core>(fresh_thread());
+    const float2 totals = sum_rows_of_tile(stage() + Layout::g, thread);
+    put_rounded<Core>(x_tile, held, thread);
+    scale_rows(held, ptx::exp2(totals.x * kLog2E), ptx::exp2(totals.y * kLog2E));
+    gradient.put(held);
+  }
+  Core::publish();
+  __syncthreads();
+  Local<std::uint32_t, 16> own;  // q (k), this warp's rows
+  Accumulator sums;
+  bool near;
+  {
+    const std::uint32_t from = stage();
+    std::uint32_t operand[16];
+    {
+      Accumulator a;
+      Core::begin();
+      Core::template product<k_inner, k_inner, true, kLoads>(a, from + (first_group ? Layout::d_o : Layout::v),
+                                                             from + (first_group ? Layout::v : Layout::d_o),
+                                                             thread_shuffled<Core>(fresh_thread()));
+      Core::finish(a);
+      select_pairs(operand, a, !first_group, fresh_thread());
+      found_pairs.put(operand);
+    }
+    __syncwarp();
+    const int thread = fresh_thread();
+    load_operand<k_inner>(operand, from + (first_group ? Layout::q : Layout::k), thread);
+    own.put(operand);
+    sum_block(sums, from + Layout::g, thread);
+    near = is_near(sums, thread % 32);
+    if (!near) {
+      load_operand<k_inner>(operand, from + (first_group ? Layout::k : Layout::q), thread);
+      others.put(operand);
+    }
+  }
+  const auto find_beyond = [&] {  // dq's and dk's part from beyond the chunk
+    const std::uint32_t from = stage();
+    Core::begin();
+    Core::template product<k_inner, k_inner, true, kLoads>(d, from + (first_group ? Layout::d_o : Layout::v),
+                                                           first_group ? from + Layout::h : x_tile,
+                                                           thread_shuffled<Core>(fresh_thread()));
+    Core::finish(d);
+  };
+  if (!first_group) find_beyond();
+  __syncthreads();  // gates, q, k and v have been read: the groups go on by themselves
+  publish_block(room(), sums, near, fresh_thread());
+  sync_group();
+  {
+    const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
+    const BlockSums blocks = read_blocks(room(), lane);
+    const std::uint32_t outer_factor = block_factor(room(), warp, kOuterFactor) + 8 * lane;
+    if (first_group) {
+      put_query_factors(room(), blocks, warp, lane);
+      store_shared_float2(outer_factor, factor_to_end(blocks, warp));
+      store_shared_float2(by_queries(warp) + 8 * lane, factor_from_start(blocks, warp));
+    } else {
+      put_key_factors(room(), blocks, warp, lane);
+      store_shared_float2(outer_factor, factor_from_start(blocks, warp));
+    }
+    view.put_rung(rung_after_blocks<Core>(room(), blocks));
+  }
+  __syncwarp();
+  if (first_group) {
+    gate_tile<Core, false>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
+    sync_group();
+    std::uint32_t operand[16];
+    find_scores(operand, operand_of(own.x), operand_of(others.x), sums, gated_tile(), room(), near, p.scale,
+                fresh_thread());
+    found_scores.put(operand);
+    find_beyond();
+    sum_queries(by_queries(fresh_thread() / 32), d, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+  } else {
+    gate_tile<Core, true>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
+    sync_group();
+  }
+  Local<float, 32> e;  // scale q dq, or k dk
+  {
+    std::uint32_t pairs[16];
+    found_pairs.get(pairs);
+    if (first_group) {
+      add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_thread());
+      finish_rows<true, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+    } else {
+      add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_thread());
+      finish_rows<false, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+    }
+  }
+  if (!near) {
+    Local<float, 32> d_aside;
+    d_aside.put(d);
+    std::uint32_t block[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
+    if (first_group) {
+      add_halves<true, false>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x), sums,
+                              p.scale, fresh_thread());
+    } else {
+      add_halves<false, true>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x), sums,
+                              p.scale, fresh_thread());
+    }
+    d_aside.get(d);
+  }
+  sync_group();  // k' or q' and the sums have been read
+  {
+    std::uint32_t operand[16];
+    if (first_group) {
+      found_scores.get(operand);
+      put_operand<Core, true>(room(), operand, fresh_thread());  // [key][query]
+    }
+    outer.get(operand);
+    put_operand<Core>(gated_tile(), operand, fresh_thread());
+  }
+  Core::publish();
+  sync_group();
+  if (first_group) {
+    Core::begin();
+    Core::template product<k_inner, k_outer, true, kLoads>(held, gated_tile(), x_tile,
+                                                           thread_shuffled<Core>(fresh_thread()));
+    Core::template product<k_inner, k_outer, false, kLoads>(held, room(), stage() + Layout::d_o,
+                                                            thread_shuffled<Core>(fresh_thread()));
+    Core::finish(held);
+    scale_rows(d, p.scale, p.scale);
+  } else {
+    gradient.get(held);
+    view.put_beyond(dot_rows(stage() + Layout::h, held, fresh_thread()));
+    Core::begin(held);
+    Core::template product<k_outer, k_outer, false, kLoads>(held, gated_tile(), stage() + Layout::d_o,
+                                                            thread_shuffled<Core>(fresh_thread()));
+    Core::finish(held);
+  }
+  const int index = view.index_there();
+  __syncthreads();  // all operands have been read
+  const std::uint32_t parts = view.stage_of(index);
+  put_halves<Core>(parts + Layout::d_o + (first_group ? 0 : kTileBytes), parts + (first_group ? Layout::q : Layout::k),
+                   e, fresh_thread());
+  // The gradient before the chunk holds the queries' products as they are in dq, rounded once more for its own sake:
+  // dg has the sum of the former.
+  if (!first_group && fresh_thread() < kTile) {
+    const int channel = fresh_thread();
+    const std::uint32_t beyond = view.base + Layout::beyond;
+    float sum = view.float_at(beyond, channel);
+#pragma unroll
+    for (int w = 0; w < kBlocks; ++w) sum += view.float_at(by_queries(w), channel);
+    view.put_float(beyond, channel, sum);
+  }
+  return index;
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

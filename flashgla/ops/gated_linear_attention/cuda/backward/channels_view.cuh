@@ -1,0 +1,424 @@
+// What the steps of backward/channels.cuh share: where things lie, copies, sums over a chunk's tokens, and gradients on
+// their way out.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Triangles of ones as operands of wgmma, in shared memory: a band of rows of 16 columns, 48 of zeros, the lower
+// triangle, 48 of ones, columns 0..7 of all rows, then columns 8..15; and another with the triangle below the diagonal,
+// for sums that do not count a token's own row. K-step k16 is the 64 rows from 48 - 16 k16 on.
+struct Triangles {
+  static constexpr int rows = 112, band = 2 * rows * 16, bytes = 2 * band;
+  static __device__ __forceinline__ void put(std::uint32_t at) {
+    for (int piece = threadIdx.x; piece < 4 * rows; piece += kFusedThreads) {
+      const int first = piece / rows % 2 * 8, end = piece % rows - 48 + (piece < 2 * rows ? 1 : 0);  // ones before it
+      std::uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int column = first + 2 * w;
+        words[w] = (column < end ? 0x3f80u : 0u) | (column + 1 < end ? 0x3f800000u : 0u);
+      }
+      store_shared_16(at + 16 * piece, make_uint4(words[0], words[1], words[2], words[3]));
+    }
+  }
+  // Distance of groups of 8 columns: all rows; of groups of 8 rows: 128 bytes; no swizzle.
+  template <bool kBefore>
+  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at, int k16) {
+    const std::uint32_t start = at + (kBefore ? band : 0) + 16 * (48 - 16 * k16);
+    return (std::uint64_t{128 / 16} << 32) | (((start & 0x3ffff) >> 4) | (rows << 16));
+  }
+};
+
+struct ChannelsShared {
+  // Where a chunk goes by blocks what they tell each other takes g in the first group, which then has its scores there,
+  // and v in the second. E: of q in d_o and q, of k in v and k.
+  static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
+                       g = 5 * kTileBytes;
+  static constexpr int stage = 6 * kTileBytes;
+  static constexpr int x = 2 * stage;  // dh^
+  static constexpr int triangles = x + kTileBytes;
+  static constexpr int beyond = triangles + Triangles::bytes;  // [64]: dh h at the chunk's start
+  static constexpr int places = beyond + kTile * 4;
+  // The last chunk and its tokens, and the chunk under way; and its rung, which has been read where the next one's is
+  // written.
+  static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, index = last_rows + 4,
+                       rung = index + 4;
+  // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
+  static constexpr int anchors = rung + 4, by_queries = anchors;
+  static constexpr int total = anchors + Anchors::bytes;
+};
+
+// The rung that a chunk is tried on: that of the one after it, as that one's gates would have it.
+enum class Rung { one_anchor, anchors, blocks };
+
+// E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
+template <class Core>
+__device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t tile, const Accumulator& d, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4], y[4];
+    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = ptx::unpack_bf16(x[i]);
+      const float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
+      x[i] = ptx::pack_bf16(first, second);
+      const float2 rounded = ptx::unpack_bf16(x[i]);
+      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+    }
+    Core::put_fragment(high, x, k16, thread);
+    Core::put_fragment(tile, y, k16, thread);
+  }
+}
+
+// The same of E as it is: high halves to one tile, low ones to another.
+template <class Core>
+__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Local<float, 32>& e,
+                                           int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4], y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = e.x[8 * k16 + 2 * i], second = e.x[8 * k16 + 2 * i + 1];
+      x[i] = ptx::pack_bf16(first, second);
+      const float2 rounded = ptx::unpack_bf16(x[i]);
+      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+    }
+    Core::put_fragment(high, x, k16, thread);
+    Core::put_fragment(low, y, k16, thread);
+  }
+}
+
+// Running sums over the tokens of the sum of the first kAdded tiles less the others, up to this warp's rows (kBefore:
+// up to those before them). wgmma is under way from start to wait.
+template <class Core, bool kBefore, int kAdded, int kTiles>
+__device__ __forceinline__ void start_sums(Accumulator& sums, const std::uint32_t (&tiles)[kTiles],
+                                           std::uint32_t triangles) {
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+    const auto triangle = [&](int k16) { return Triangles::descriptor<kBefore>(triangles, k16); };
+    Core::begin();
+    Core::template product_of<true, false>(sums, triangle, tiles[0]);
+    if constexpr (kAdded > 1) Core::template product_of<false, false>(sums, triangle, tiles[1]);
+#pragma unroll
+    for (int i = kAdded; i < kTiles; ++i) Core::template product_of<false, true>(sums, triangle, tiles[i]);
+    Core::commit();
+  }
+}
+template <class Core>
+__device__ __forceinline__ void wait_for_sums(Accumulator& sums) {
+  if constexpr (std::is_same_v<Core, TensorCore90>) Core::template wait<0>(sums);
+}
+// 16 channels at a time: visit(t, sums) with those of elements 8 t .. 8 t + 7 of an accumulator.
+template <class Core, bool kBefore, int kAdded, int kTiles, class Visit>
+__device__ __forceinline__ void visit_sums(Accumulator& sums, const std::uint32_t (&tiles)[kTiles], int thread,
+                                           Visit visit) {
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) visit(t, reinterpret_cast<const float(&)[8]>(sums[8 * t]));
+  } else {
+    constexpr std::uint32_t signs = 0x80008000;
+    std::uint32_t triangle[16];
+    triangle_of_ones<kBefore ? Triangle::below : Triangle::lower>(triangle, thread);
+    const int warp = thread / 32;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      float part[8] = {};
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        if (k16 > warp) continue;
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          std::uint32_t a[4], b[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) a[e] = triangle[4 * k16 + e] ^ (i < kAdded ? 0 : signs);
+          TensorCore80::load_b<Stored::k_outer>(b, tiles[i], k16, 2 * t, thread);
+          TensorCore80::multiply(part, a, b[0], b[1]);
+          TensorCore80::multiply(part + 4, a, b[2], b[3]);
+        }
+      }
+      visit(t, part);
+    }
+  }
+}
+
+// q~ = q 2^(b + log2 scale) and k~ = k 2^-b, dq and dk alike.
+struct Exponent {
+  float slope, offset;
+  __device__ __forceinline__ float operator()(float b) const { return fmaf(b, slope, offset); }
+};
+
+// A block's walk over the chunks of a sequence and head, back in time. Of the first group: q, do, dq, dv; of the
+// second: k, v, dh, dk, dg. Registers are too few for where the walk began, and with mma.sync for where it is: that
+// lies in shared memory.
+template <class CoreIn>
+struct ChannelsView {
+  using Core = CoreIn;
+  using Layout = ChannelsShared;
+  static constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  static constexpr bool kAnchors = std::is_same_v<Core, TensorCore90>;  // has the rung of that name
+  const Params& p;
+  const FusedBackward& f;
+  std::uint32_t base;
+  bool first_group;
+
+  __device__ __forceinline__ Places places() const { return Places{base + Layout::places}; }
+  __device__ __forceinline__ Anchors anchors() const { return Anchors{base + Layout::anchors}; }
+  __device__ __forceinline__ std::uint32_t x_tile() const { return base + Layout::x; }
+  __device__ __forceinline__ std::uint32_t triangles() const { return base + Layout::triangles; }
+  __device__ __forceinline__ std::uint32_t stage_of(int index) const { return base + (index & 1) * Layout::stage; }
+  __device__ __forceinline__ int last_chunk() const { return static_cast<int>(load_shared_4(base + Layout::last)); }
+  __device__ __forceinline__ int rows_in(int index) const {
+    return index == last_chunk() ? static_cast<int>(load_shared_4(base + Layout::last_rows)) : kChunk;
+  }
+  __device__ __forceinline__ int index_there() const { return static_cast<int>(load_shared_4(base + Layout::index)); }
+  __device__ __forceinline__ int index_now(int index) const {
+    return again<Core>(index, [&] { return index_there(); });
+  }
+  // Behind a barrier that the chunk before is left by.
+  __device__ __forceinline__ void put_index(int index) const {
+    if (threadIdx.x == 0) store_shared_4(base + Layout::index, index);
+  }
+  __device__ __forceinline__ bool by_logits() const { return kAnchors && p.logit_scale != 0.0f; }
+  // Whether gates of logits have a least value.
+  __device__ __forceinline__ bool cut_off() const { return p.gate_min > -std::numeric_limits<float>::infinity(); }
+  static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
+    return __uint_as_float(load_shared_4(address + 4 * i));
+  }
+  static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
+    store_shared_4(address + 4 * i, __float_as_uint(x));
+  }
+  __device__ __forceinline__ std::int64_t state_at() const {
+    return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim);
+  }
+
+  // The rung of the chunk to come, in shared memory, for there is no register for it. Once a chunk, by all, behind the
+  // barrier after which all have read its own; one anchor is followed by one anchor without a word.
+  __device__ __forceinline__ Rung rung() const {
+    return static_cast<Rung>(__shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(base + Layout::rung)), 0));
+  }
+  __device__ __forceinline__ void put_rung(Rung next) const {
+    if (threadIdx.x == 0) store_shared_4(base + Layout::rung, static_cast<std::uint32_t>(next));
+    __syncwarp();
+  }
+
+  // ---- copies ----
+
+  // The first group copies q, do and g, the second k, v and h.
+  __device__ __forceinline__ void load_from(int index, int rows, const char* first, const char* second,
+                                            const char* third) const {
+    const int thread = fresh_thread();
+    const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
+    const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
+    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(first_group ? p.q.token : p.k.token), rows,
+              p.key_dim, thread);
+    copy_tile(stage + Layout::d_o + group, elements(second),
+              static_cast<int>(first_group ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
+    if (first_group) {
+      copy_tile(stage + Layout::g, elements(third), static_cast<int>(p.g.token), rows, p.key_dim, thread);
+    } else {
+      copy_image(stage + Layout::h, third, thread);
+    }
+    ptx::copy_async_commit();
+  }
+  // The chunk before the one under way.
+  __device__ __forceinline__ void load_before(int index) const {
+    if (index == 0) return;
+    const Places at = places();
+    load_from(index - 1, kChunk, at.get<char>(index, first_group ? Places::q : Places::k),
+              at.get<char>(index, first_group ? Places::d_o : Places::v),
+              at.get<char>(index, first_group ? Places::g : Places::states));
+  }
+  // q or k of the chunk under way once more, as they are.
+  __device__ __forceinline__ void reload(int index) const {
+    const bool queries = again<Core>(first_group, in_first_group);
+    const Places::Tensor tensor = queries ? Places::q : Places::k;
+    const auto step = static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + tensor)));  // bytes
+    copy_tile(stage_of(index) + (queries ? Layout::q : Layout::k),
+              reinterpret_cast<const __nv_bfloat16*>(places().template get<char>(index, tensor) + step),
+              static_cast<int>(step / (kChunk * 2)), rows_in(index), p.key_dim, fresh_thread());
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
+  }
+  // Waits for what has been asked for; rows as copy_tile gives them to threads.
+  __device__ __forceinline__ void take_in(int index) const {
+    ptx::copy_async_wait<0>();
+    if (!by_logits() || !first_group || index < 0) return;
+    const int thread = fresh_thread(), rows = rows_in(index);
+#pragma unroll 1
+    for (int row = thread / 8; row < rows; row += kGroupThreads / 8) {
+      turn_logits(stage_of(index) + Layout::g + tile_piece(row, thread % 8), p.logit_scale, p.gate_min);
+    }
+  }
+
+  // ---- sums and powers of gates ----
+
+  __device__ __forceinline__ Exponent exponent() const {
+    float log;
+    asm volatile("lg2.approx.f32 %0, %1;" : "=f"(log) : "f"(fabsf(p.scale)));
+    return Exponent{first_group ? kLog2E : -kLog2E, first_group ? log : 0.0f};
+  }
+  // The scale's sign is put where it is negative.
+  __device__ __forceinline__ bool negated() const { return p.scale < 0.0f && first_group; }
+
+  // q~ and k~ in place, and dh^ to its tile, as if the rung served; whether it does for what this thread has seen.
+  // decay: of dh's rows.
+  template <bool kByAnchors>
+  __device__ __forceinline__ bool gate_in_place(int index, const Accumulator& held, float2& decay) const {
+    const std::uint32_t g[1] = {stage_of(index) + Layout::g};
+    const int thread = fresh_thread();
+    if (kByAnchors && !first_group) {
+      const Anchors to = anchors();
+      Anchors::find_factors(g[0], thread, [&](int t, float2 of_rows) {
+        to.put_factor(t, of_rows, thread);
+        decay = of_rows;  // the last
+      });
+    }
+    Accumulator sums;
+    start_sums<Core, false, 1>(sums, g, triangles());
+    const float2 totals = sum_rows_of_tile(g[0], thread);
+    const float low = totals.x * kLog2E, high = totals.y * kLog2E;
+    // Where the running sums are long f32 would not hold what is left of them from an anchor.
+    constexpr float reach = kByAnchors ? kLongest : kSteep;
+    bool in_range = low >= -reach && high >= -reach;
+    if (!kByAnchors) decay = make_float2(ptx::exp2(low), ptx::exp2(high));
+    wait_for_sums<Core>(sums);
+    if constexpr (kByAnchors) {
+      sums_from_anchor(sums, thread);
+      in_range = in_range && anchors_reach(sums);
+    }
+    const std::uint32_t own_tile = stage_of(index) + (first_group ? Layout::q : Layout::k);
+    const Exponent of_sums = exponent();
+    visit_sums<Core, false, 1>(sums, g, thread, [&](int t, const float(&b)[8]) {
+      std::uint32_t x[4];
+      TensorCore80::load_a<k_inner>(x, own_tile, t, thread);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = ptx::unpack_bf16(x[i]);
+        x[i] = ptx::pack_bf16(pair.x * ptx::exp2(of_sums(b[2 * i])), pair.y * ptx::exp2(of_sums(b[2 * i + 1])));
+      }
+      if (negated()) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] ^= 0x80008000u;
+      }
+      Core::put_fragment(own_tile, x, t, thread);
+    });
+    if (!first_group) {
+      Accumulator decayed;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) decayed[i] = held[i] * (i & 2 ? decay.y : decay.x);
+      put_rounded<Core>(x_tile(), decayed, thread);
+    }
+    return in_range;
+  }
+
+  // ---- gradients ----
+
+  // What dg has from beyond the chunk, by key channel: the state before the chunk times its gradient. q dq of earlier
+  // tokens is taken away from it and k dk added (finish_after), so the queries' part of the gradient holds the very
+  // products that are in dq: what is left is made of products that both have, for gates of any strength.
+  __device__ __forceinline__ void put_beyond(float2 sums) const {
+    const int thread = fresh_thread(), row = row_of_element(thread, 0);
+    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 1);
+    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 1);
+    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 2);
+    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 2);
+    if (thread % 4 == 0) {
+      put_float(base + Layout::beyond, row, sums.x);
+      put_float(base + Layout::beyond, row + 8, sums.y);
+    }
+  }
+
+  // Of logits, k-step t of a tile of dg times the slopes, from the tile of gates.
+  __device__ __forceinline__ void times_slopes(std::uint32_t (&dg)[4], std::uint32_t g_tile, int t, int thread) const {
+    const float inverse = __fdividef(1.0f, p.logit_scale);
+    std::uint32_t gates[4];
+    TensorCore80::load_a<k_inner>(gates, g_tile, t, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 gradient = ptx::unpack_bf16(dg[i]), gate = ptx::unpack_bf16(gates[i]);
+      dg[i] = ptx::pack_bf16(gradient.x * slope_of_gate(gate.x, p.logit_scale, inverse),
+                             gradient.y * slope_of_gate(gate.y, p.logit_scale, inverse));
+    }
+  }
+
+  // dv and dg of the chunk after. held: dv, in the first group.
+  __device__ __forceinline__ void finish_after(int index, const Accumulator& held) const {
+    const int after = index + 1, rows = rows_in(after);
+    const std::uint32_t stage = stage_of(after);
+    if (first_group) {
+      if (f.gradients.dv.data != nullptr) {
+        store_through<Core>(stage + Layout::h, places().template get<__nv_bfloat16>(after, Places::dv),
+                            static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
+      }
+      return;
+    }
+    if (f.gradients.dg.data == nullptr) return;
+    const std::uint32_t parts[4] = {stage + Layout::v, stage + Layout::k, stage + Layout::d_o, stage + Layout::q};
+    const std::uint32_t from_beyond = base + Layout::beyond;
+    Accumulator earlier;
+    start_sums<Core, true, 2>(earlier, parts, triangles());
+    wait_for_sums<Core>(earlier);
+    visit_sums<Core, true, 2>(earlier, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
+      const int thread = fresh_thread();
+      std::uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = column_of_element(thread, 8 * t + 2 * i);
+        r[i] = ptx::pack_bf16(part[2 * i] + float_at(from_beyond, column),
+                              part[2 * i + 1] + float_at(from_beyond, column + 1));
+      }
+      if (by_logits() && !cut_off()) times_slopes(r, stage + Layout::g, t, fresh_thread());
+      Core::put_fragment(stage + Layout::g, r, t, thread);
+    });
+    __syncwarp();
+    if (by_logits() && cut_off()) {
+      const auto step = static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + Places::g)));
+      const auto stride = [](const Strided& s) { return static_cast<int>(s.token) * 2; };
+      store_tile_by_logits(
+          Rows{places().template get<char>(after, Places::dg), stride(f.gradients.dg), rows, p.key_dim},
+          Rows{places().template get<char>(after, Places::g) + step, stride(p.g), rows, p.key_dim}, stage + Layout::g,
+          p, fresh_thread());
+    } else {
+      store_tile_rows(stage + Layout::g, places().template get<__nv_bfloat16>(after, Places::dg),
+                      static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_shuffled<Core>(fresh_thread()));
+    }
+  }
+
+  // dq or dk, with its factors, to memory; and the walk goes a chunk back.
+  __device__ __forceinline__ void store_rows(int index, const Accumulator& d) const {
+    const int thread = thread_shuffled<Core>(fresh_thread());
+    const Strided& out = first_group ? f.gradients.dq : f.gradients.dk;
+    if (out.data != nullptr) {
+      store_through<Core>(first_group ? stage_of(index) + Layout::h : x_tile(),
+                          places().template get<__nv_bfloat16>(index, first_group ? Places::dq : Places::dk),
+                          static_cast<int>(out.token), d, rows_in(index), p.key_dim);
+    }
+    if (first_group && thread < 32) places().step_back(index, thread);
+  }
+  // After a rung that gates in place: E to its tiles, and dq or dk from its rows' units.
+  template <bool kByAnchors>
+  __device__ __forceinline__ void leave(int index, Accumulator& d) const {
+    const int thread = thread_shuffled<Core>(fresh_thread());
+    const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
+    const std::uint32_t gates[1] = {stage + Layout::g};
+    const Exponent of_sums = exponent();
+    Accumulator sums;
+    start_sums<Core, false, 1>(sums, gates, triangles());
+    put_products<Core>(stage + Layout::d_o + group, stage + Layout::q + group, d, thread);
+    wait_for_sums<Core>(sums);
+    if constexpr (kByAnchors) sums_from_anchor(sums, thread);
+    visit_sums<Core, false, 1>(sums, gates, thread, [&](int t, const float(&b)[8]) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) d[8 * t + i] *= ptx::exp2(of_sums(b[i]));
+    });
+    if (negated()) scale_rows(d, -1.0f, -1.0f);
+    store_rows(index, d);
+  }
+};
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
