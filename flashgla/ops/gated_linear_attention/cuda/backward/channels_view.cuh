@@ -398,7 +398,7 @@ struct ChannelsView {
                           places().template get<__nv_bfloat16>(index, first_group ? Places::dq : Places::dk),
                           static_cast<int>(out.token), d, rows_in(index), p.key_dim);
     }
-    if (first_group && thread < 32) places().step_back(index, thread);
+    if (first_group && thread < 32) places().step_back(index_there(), thread);  // read again: no register holds it
   }
   // After a rung that gates in place: E to its tiles, and dq or dk from its rows' units.
   template <bool kByAnchors>
