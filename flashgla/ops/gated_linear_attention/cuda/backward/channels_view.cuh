@@ -52,9 +52,6 @@ struct ChannelsShared {
   static constexpr int total = anchors + Anchors::bytes;
 };
 
-// The rung that a chunk is tried on: that of the one after it, as that one's gates would have it.
-enum class Rung { one_anchor, anchors, blocks };
-
 // E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
 template <class Core>
 __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t tile, const Accumulator& d, int thread) {
@@ -271,9 +268,10 @@ struct ChannelsView {
   __device__ __forceinline__ bool gate_in_place(int index, const Accumulator& held, float2& decay) const {
     const std::uint32_t g[1] = {stage_of(index) + Layout::g};
     const int thread = fresh_thread();
+    bool in_range = true;
     if (kByAnchors && !first_group) {
       const Anchors to = anchors();
-      Anchors::find_factors(g[0], thread, [&](int t, float2 of_rows) {
+      in_range = Anchors::find_factors(g[0], thread, [&](int t, float2 of_rows) {
         to.put_factor(t, of_rows, thread);
         decay = of_rows;  // the last
       });
@@ -284,7 +282,7 @@ struct ChannelsView {
     const float low = totals.x * kLog2E, high = totals.y * kLog2E;
     // Where the running sums are long f32 would not hold what is left of them from an anchor.
     constexpr float reach = kByAnchors ? kLongest : kSteep;
-    bool in_range = low >= -reach && high >= -reach;
+    in_range = in_range && low >= -reach && high >= -reach;
     if (!kByAnchors) decay = make_float2(ptx::exp2(low), ptx::exp2(high));
     wait_for_sums<Core>(sums);
     if constexpr (kByAnchors) {

@@ -15,7 +15,7 @@
 // two. One slot holds h as the operand of q~ h. o leaves through the slot of q.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/fused_anchors.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -380,7 +380,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   __syncwarp();
   if (keeps_states && left > 0) write_states(thread);
 
-  bool by_blocks = false;  // one anchor has not reached in the chunk before, and so is not tried in this one
+  constexpr bool kAsynchronous = !std::is_same_v<Core, TensorCore80>;
+  Rung rung = Rung::one_anchor;
   int c = 0;
 #pragma unroll 1
   for (; left > 0; ++c, left -= kChunk) {
@@ -408,6 +409,20 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     const auto load_late = [&] {
       if (kPairs && !asks_early) load_next();
     };
+    const auto leave_chunk = [&](Accumulator& o, float2 o_scale) {
+      __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
+      if constexpr (key) {
+        if (left > kChunk) load(v_slot, v_next, p.v, rows_next(), V - v0);
+        ptx::copy_async_commit();
+      }
+      const int mover = thread_shuffled<Core>(fresh_thread());
+      put_rounded<Core>(h_tile, h, mover);
+      scale_rows(o, o_scale.x, o_scale.y);
+      put_rounded<Core>(q, o, mover);
+      __syncwarp();
+      if constexpr (!kPairs) store_o(parity, left, mover);
+      if (keeps_states && left > kChunk && p.keeps_state_after(c)) write_states(mover);
+    };
 
     bool one_anchor = true;
     float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
@@ -423,19 +438,41 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       Core::publish();
       sync_moved();  // g, q and k are there
       load_late();
-      one_anchor = !by_blocks && gate_by_channel<Core>(q, k, g_tile, decay, thread);
-      ptx::copy_async_wait<1>();
-      Core::publish();
-      // The operands are there, or not. Either group of a pair refills both tiles of gates, so each waits for the
-      // other.
-      const bool beyond = kPairs ? __syncthreads_or(!one_anchor) : sync_group_or(!one_anchor);
-      one_anchor = !(kPairs && beyond ? sync_group_or(!one_anchor) : beyond);
+      // The rung has served this group, or not. Either group of a pair refills both tiles of gates, so each waits for
+      // the other: beyond.
+      bool beyond;
+      const auto served = [&](bool own) {
+        ptx::copy_async_wait<1>();
+        Core::publish();
+        beyond = kPairs ? __syncthreads_or(!own) : sync_group_or(!own);
+        return __any_sync(0xffffffffu, kPairs && beyond ? sync_group_or(!own) : beyond) == 0;
+      };
+      const auto refill_gates = [&] {
+        if (kPairs && beyond) __syncthreads();
+        if (left > kChunk) load(g_slot, g_next, p.g, rows_next(), K);
+        ptx::copy_async_commit();
+      };
+      if (kAsynchronous && rung == Rung::anchors) {
+        if constexpr (kAsynchronous) {
+          AnchoredChunk anchored;
+          one_anchor = false;
+          if (served(anchored.take(g_tile))) {
+            refill_gates();
+            Accumulator o;
+            if (anchored.template products<Core>(o, h, q, k, v, h_tile)) rung = Rung::one_anchor;
+            leave_chunk(o, o_scale);
+            continue;
+          }
+        }
+      } else {
+        one_anchor = served(rung == Rung::one_anchor && gate_by_channel<Core>(q, k, g_tile, decay, thread));
+      }
       if (!one_anchor) {
         Local<float, 32> state;
         Local<Place, 6> walk;
         state.put(h);
         walk.put(places);
-        if (by_blocks) {
+        if (rung != Rung::one_anchor) {
           decay = decay_of_rows(g_tile, fresh_thread());
         } else {
           const auto again = [&](Place next, const Strided& s, int chunks_back) {
@@ -453,7 +490,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         clear(s);
         gate_by_blocks<Core>(
             s, q, k, g_tile, 1.0f, [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
-            [&](float2 sum, bool) { by_blocks = !__all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange); });
+            [&](float2 sum, bool each_near) {
+              const bool one_reaches = __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0,
+                         near = __all_sync(0xffffffffu, each_near) != 0;
+              rung = one_reaches ? Rung::one_anchor : kAsynchronous && near ? Rung::anchors : Rung::blocks;
+            });
         std::uint32_t pairs[16];
         select_pairs<false>(pairs, s, fresh_thread());
         steep_scores.put(pairs);
@@ -462,9 +503,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         Core::publish();
         sync_group();
       }
-      if (kPairs && beyond) __syncthreads();
-      if (left > kChunk) load(g_slot, g_next, p.g, rows_next(), K);
-      ptx::copy_async_commit();
+      refill_gates();
     } else if constexpr (by_token) {
       float gates[kGates];
 #pragma unroll
@@ -556,7 +595,6 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       if (one_anchor) scale_rows(h, decay.x, decay.y);
     };
     // With wgmma the state is stepped while scores are selected; with mma.sync before there is an accumulator of o.
-    constexpr bool kAsynchronous = !std::is_same_v<Core, TensorCore80>;
     if constexpr (kAsynchronous) step_state();
     Core::commit();
     Core::template wait<1>(s);
@@ -579,18 +617,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_shuffled<Core>(thread));
     }
     Core::template wait<0>(o);
-    __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
-    if constexpr (key) {
-      if (left > kChunk) load(v_slot, v_next, p.v, rows_next(), V - v0);
-      ptx::copy_async_commit();
-    }
-    const int mover = thread_shuffled<Core>(fresh_thread());
-    put_rounded<Core>(h_tile, h, mover);
-    scale_rows(o, o_scale.x, o_scale.y);
-    put_rounded<Core>(q, o, mover);
-    __syncwarp();
-    if constexpr (!kPairs) store_o(parity, left, mover);
-    if (keeps_states && left > kChunk && p.keeps_state_after(c)) write_states(mover);
+    leave_chunk(o, o_scale);
   }
   if (kPairs && c > 0) {
     const int mover = fresh_thread();

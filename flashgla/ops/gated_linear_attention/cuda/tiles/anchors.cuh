@@ -11,7 +11,11 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr float kLongest = 4096.0f;  // bits over a chunk, beyond which anchors are not tried
+constexpr float kLongest = 4096.0f;     // bits over a chunk, beyond which anchors are not tried
+constexpr float kLongestStep = 125.0f;  // bits from one anchor to the next, whose factor is then no subnormal number
+
+// The rung that a chunk is tried on: that of its neighbour that came before, as that one's gates would have it.
+enum class Rung { one_anchor, anchors, blocks };
 
 // Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
 __device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
@@ -59,14 +63,15 @@ struct Anchors {
     if (thread < kTile) store_shared_4(factor(kOnes) + 4 * thread, __float_as_uint(1.0f));
   }
 
-  // From a tile of gates, natural logarithms, visit(t, factor t of this thread's rows) for each; and how many bits the
-  // one of the two that falls further falls over the chunk, negative.
+  // From a tile of gates, natural logarithms, visit(t, factor t of this thread's rows) for each; and whether they are
+  // in reach: within a block's halves, and from anchor to anchor.
   template <class Visit>
-  static __device__ __forceinline__ float find_factors(std::uint32_t g_tile, int thread, Visit visit) {
+  static __device__ __forceinline__ bool find_factors(std::uint32_t g_tile, int thread, Visit visit) {
     constexpr std::uint32_t ones = 0x3f803f80;
     const bool odd = thread / 4 % 2 != 0;  // a column of the product: sums over the first or the last 8 tokens
     const std::uint32_t b0 = odd ? 0 : ones, b1 = odd ? ones : 0;
-    float2 after = make_float2(0.0f, 0.0f), total = after;
+    float2 after = make_float2(0.0f, 0.0f);
+    bool reach = true;
 #pragma unroll
     for (int t = 0; t < kBlocks; ++t) {
       std::uint32_t a[4];
@@ -74,14 +79,17 @@ struct Anchors {
       TensorCore80::load_a<Stored::k_outer>(a, g_tile, t, thread);
       TensorCore80::multiply(sums, a, b0, b1);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] *= kLog2E;
+      for (int i = 0; i < 4; ++i) {
+        sums[i] *= kLog2E;
+        reach = reach && sums[i] >= -kBlockReach;
+      }
       const float2 before = make_float2(after.x + sums[0], after.y + sums[2]);
       visit(t, make_float2(ptx::exp2(before.x), ptx::exp2(before.y)));
-      total = make_float2(total.x + before.x, total.y + before.y);
+      if (t > 0) reach = reach && before.x >= -kLongestStep && before.y >= -kLongestStep;
       after = make_float2(sums[1], sums[3]);
     }
     visit(kBlocks, make_float2(ptx::exp2(after.x), ptx::exp2(after.y)));
-    return fminf(total.x + after.x, total.y + after.y);
+    return reach;
   }
   __device__ __forceinline__ void put_factor(int t, float2 of_rows, int thread) const {
     const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
@@ -140,7 +148,7 @@ __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32
   const auto columns = [&](auto of_block) {
     constexpr int t = decltype(of_block)::value;
     Core::begin(keys, scores);
-    Core::template sixteen_columns<2 * t>(scores, keys, q_tile);
+    Core::template sixteen_columns<2 * t>(reinterpret_cast<float(&)[8]>(scores[8 * t]), keys, q_tile);
     Core::finish(scores);
     if constexpr (t + 1 < kBlocks) {
       scale_columns_at(k, anchors.factor_if(thread / 32 <= t, t + 1) + 8 * (thread % 4));
@@ -151,27 +159,6 @@ __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32
   columns(std::integral_constant<int, 1>{});
   columns(std::integral_constant<int, 2>{});
   columns(std::integral_constant<int, 3>{});
-}
-
-// Scores [query][key] of a chunk whose tile holds k from its anchors, above the diagonal as it may be; queries: the
-// warp's own, from their anchor, and in the end from the chunk's start.
-template <class Core>
-__device__ __forceinline__ void anchored_scores_of_queries(Accumulator& scores, Accumulator& queries,
-                                                           std::uint32_t k_tile, const Anchors& anchors, int thread) {
-  clear(scores);
-  const auto columns = [&](auto of_block) {
-    constexpr int t = decltype(of_block)::value;
-    std::uint32_t operand[16];
-    to_operand(operand, queries);
-    Core::begin(operand, scores);
-    Core::template sixteen_columns<2 * t>(scores, operand, k_tile);
-    Core::finish(scores);
-    scale_columns_at(queries, anchors.factor_if(thread / 32 >= t, t) + 8 * (thread % 4));
-  };
-  columns(std::integral_constant<int, 3>{});
-  columns(std::integral_constant<int, 2>{});
-  columns(std::integral_constant<int, 1>{});
-  columns(std::integral_constant<int, 0>{});
 }
 
 // d, rows queries: what they have from beyond the chunk, from the chunk's start, gets the pairs with keys and ends in

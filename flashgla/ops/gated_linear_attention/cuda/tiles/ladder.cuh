@@ -248,6 +248,7 @@ __device__ __forceinline__ void level_of_block(std::uint32_t (&x)[4], float (&w)
     x[i] = ptx::pack_bf16(pair.x * power[0], pair.y * power[1]);
   }
 }
+constexpr int kLevelsAtOnce = 2;
 // Whether a pair of tokens of 8, or one of such a half and one of the other, belongs to a level, in either order.
 __device__ __forceinline__ bool of_level(int row, int column, int size) {
   return size == 0 ? row == column : ((row ^ column) & -size) == size;
@@ -259,40 +260,41 @@ template <class Queries, class Keys>
 static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Queries queries, Keys keys,
                                                    const Accumulator& sums, float scale, int lane) {
   const int row = lane / 4, column = 2 * (lane % 4);
+  float found[8] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) scores.x[i] = 0.0f;
-#pragma unroll 1
-  for (int size = kBlockTokens / 2;; size /= 2) {
-    float s[8] = {};
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      std::uint32_t q[4], k[4];
-      __syncwarp();
-      queries(q, k16);
-      keys(k, k16);
-      if (size > 0) {
-        std::uint32_t x[4];
-        float w[8];
-        level_of_block(x, w, size, k16, q, k, sums, lane);
-        TensorCore80::multiply(s, x, x[0], x[2]);
-        TensorCore80::multiply(s + 4, x, x[1], x[3]);
-      } else {
-        TensorCore80::multiply(s, q, k[0], k[2]);
-        TensorCore80::multiply(s + 4, q, k[1], k[3]);
-      }
-    }
-    if (size == 8) {
-      scores.x[2] = scale * s[2];
-      scores.x[3] = scale * s[3];
-    } else {
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4], k[4];
+    __syncwarp();
+    queries(q, k16);
+    keys(k, k16);
+    // Of the pairs of 8 tokens, and of one of such a half and one of the other, those of a level.
+    const auto add = [&](const float(&s)[8], int size) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        if (column + e > row || !of_level(row, column + e, size)) continue;
-        scores.x[e] = scale * s[e];
-        scores.x[6 + e] = scale * s[6 + e];
+        const bool mine = of_level(row, column + e, size);
+        found[e] += mine ? s[e] : 0.0f;
+        found[2 + e] += size == 8 ? s[2 + e] : 0.0f;
+        found[6 + e] += mine ? s[6 + e] : 0.0f;
       }
+    };
+#pragma unroll kLevelsAtOnce
+    for (int size = kBlockTokens / 2; size > 0; size /= 2) {
+      std::uint32_t x[4];
+      float w[8], s[8] = {};
+      level_of_block(x, w, size, k16, q, k, sums, lane);
+      TensorCore80::multiply(s, x, x[0], x[2]);
+      TensorCore80::multiply(s + 4, x, x[1], x[3]);
+      add(s, size);
     }
-    if (size == 0) break;
+    float s[8] = {};
+    TensorCore80::multiply(s, q, k[0], k[2]);
+    TensorCore80::multiply(s + 4, q, k[1], k[3]);
+    add(s, 0);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool above = (i < 2 || i > 5) && column + i % 2 > row;
+    scores.x[i] = above ? 0.0f : scale * found[i];
   }
 }
 
@@ -564,18 +566,24 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
       TensorCore80::multiply(part + 4 * half, a, first, second);
     }
   };
-#pragma unroll 1
-  for (int size = kBlockTokens / 2; size > 0; size /= 2) {
-    const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
-                               (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
-                        crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
-    const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
+  const std::uint32_t diagonal_mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
+  const std::uint32_t diagonal[4] = {both[0] & diagonal_mask, 0, 0, both[3] & diagonal_mask};
+  // All levels of a k-step before the next one: the sums, in local memory, are read and written once.
 #pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      std::uint32_t q[4], k[4], x[4];
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4], k[4];
+    float to_dq[8] = {}, to_dk[8] = {}, to_e[8] = {};
+    __syncwarp();
+    queries(q, k16);
+    keys(k, k16);
+#pragma unroll kLevelsAtOnce
+    for (int size = kBlockTokens / 2; size > 0; size /= 2) {
+      const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
+                                 (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
+                          crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
+      const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
+      std::uint32_t x[4];
       float w[8], part[8] = {};
-      queries(q, k16);
-      keys(k, k16);
       level_of_block(x, w, size, k16, q, k, sums, lane);
       multiply(part, a, x);
 #pragma unroll
@@ -586,32 +594,24 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
         const float sign = query ? 1.0f : sign_of_keys;
 #pragma unroll
         for (int f = 0; f < 2; ++f) {
-          const int at = 8 * k16 + 2 * i + f;
-          const float scaled = scale * part[2 * i + f];
-          if (query) {
-            dq[at] = dq[at] + w[2 * i + f] * part[2 * i + f];
-          } else {
-            dk[at] = dk[at] + w[2 * i + f] * scaled;
-          }
-          e[at] = e[at] + sign * ((f == 0 ? own.x : own.y) * scaled);
+          const int at = 2 * i + f;
+          const float scaled = scale * part[at];
+          to_dq[at] += query ? w[at] * part[at] : 0.0f;
+          to_dk[at] += query ? 0.0f : w[at] * scaled;
+          to_e[at] += sign * ((f == 0 ? own.x : own.y) * scaled);
         }
       }
     }
-  }
-  const std::uint32_t mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
-  const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    const auto add = [&](Floats& d, auto operand, float factor) {
-      std::uint32_t x[4];
+    const auto add = [&](Floats& d, const std::uint32_t(&x)[4], const float(&levels)[8], float factor) {
       float part[8] = {};
-      operand(x, k16);
       multiply(part, diagonal, x);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + factor * part[i];
+      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + (levels[i] + factor * part[i]);
     };
-    if constexpr (kQueries) add(dq, keys, 1.0f);
-    if constexpr (kKeys) add(dk, queries, scale);
+    if constexpr (kQueries) add(dq, k, to_dq, 1.0f);
+    if constexpr (kKeys) add(dk, q, to_dk, scale);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) e[8 * k16 + i] = e[8 * k16 + i] + to_e[i];
   }
 }
 template <class From>

@@ -276,9 +276,10 @@ struct TensorCore90 {
   static constexpr bool available = true;
   static constexpr bool copies_in_bulk = true;  // the copy engine with its barriers is there too
   // The compiler must not move what makes or reads registers of a product into its pipeline.
-  static __device__ __forceinline__ void pin(Accumulator& a) {
+  template <int count>
+  static __device__ __forceinline__ void pin(float (&a)[count]) {
 #pragma unroll
-    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(a[i])::"memory");
+    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(a[i])::"memory");
   }
   static __device__ __forceinline__ void pin(std::uint32_t (&a)[16]) {
 #pragma unroll
@@ -459,11 +460,10 @@ struct TensorCore90 {
       }
     }
   }
-  // Columns 8 kFirst .. 8 kFirst + 15 of d = a b, from rows of b's tile, stored [n][k].
+  // Columns 8 kFirst .. 8 kFirst + 15 of a b, from rows of b's tile, stored [n][k].
   template <int kFirst>
-  static __device__ __forceinline__ void sixteen_columns(Accumulator& d, const std::uint32_t (&a)[16],
+  static __device__ __forceinline__ void sixteen_columns(float (&c)[8], const std::uint32_t (&a)[16],
                                                          std::uint32_t b_tile) {
-    float* c = d + 4 * kFirst;
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
@@ -534,6 +534,7 @@ __device__ __forceinline__ int thread_shuffled(int thread) {
     return same & (kGroupThreads - 1);
   });
 }
+__device__ __forceinline__ int fresh_shuffled() { return thread_shuffled<TensorCore80>(0); }
 template <class Core, class T>
 __device__ __forceinline__ T alike_shuffled(T x) {
   return again<Core>(x, [x] { return __shfl_sync(0xffffffffu, x, 0); });
@@ -581,25 +582,30 @@ __device__ __forceinline__ void put_operand(std::uint32_t tile, const std::uint3
   }
 }
 
-// The pairs that count of an accumulator [query][key] (transposed: [key][query]), rounded, as an operand: queries at or
-// after their key.
-__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, bool transposed,
-                                             int thread) {
+// The pairs that count of columns 16 k16 .. of an accumulator [query][key] (transposed: [key][query]), rounded, as a
+// k-step of an operand: queries at or after their key.
+__device__ __forceinline__ void select_block(std::uint32_t (&operand)[16], const float (&a)[8], int k16,
+                                             bool transposed, int thread) {
   const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
   // Of an 8x8 block on the diagonal.
   const std::uint32_t low = (transposed ? column >= row : row >= column) ? 0xffffu : 0u,
                       high = (transposed ? column + 1 >= row : row >= column + 1) ? 0xffff0000u : 0u;
+  const bool all = transposed ? k16 > warp : k16 < warp, some = all || k16 == warp;
+  const std::uint32_t mask = all ? ~0u : some ? low | high : 0u;
+  std::uint32_t x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
+  operand[4 * k16] = x[0] & mask;
+  operand[4 * k16 + 1] = (transposed ? all : some) ? x[1] : 0u;
+  operand[4 * k16 + 2] = (transposed ? some : all) ? x[2] : 0u;
+  operand[4 * k16 + 3] = x[3] & mask;
+}
+// Of all columns.
+__device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const Accumulator& a, bool transposed,
+                                             int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
-    const bool all = transposed ? k16 > warp : k16 < warp, some = all || k16 == warp;
-    const std::uint32_t mask = all ? ~0u : some ? low | high : 0u;
-    std::uint32_t x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
-    operand[4 * k16] = x[0] & mask;
-    operand[4 * k16 + 1] = (transposed ? all : some) ? x[1] : 0u;
-    operand[4 * k16 + 2] = (transposed ? some : all) ? x[2] : 0u;
-    operand[4 * k16 + 3] = x[3] & mask;
+    select_block(operand, reinterpret_cast<const float(&)[8]>(a[8 * k16]), k16, transposed, thread);
   }
 }
 template <bool kTransposed>

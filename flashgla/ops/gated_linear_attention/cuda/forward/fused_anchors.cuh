@@ -1,0 +1,157 @@
+// The rung of tiles/anchors.cuh in the one-pass forward of narrow heads on Hopper. What goes from anchor to anchor are
+// the queries, an operand in registers, between one block of keys and the one before it, and the state, between the
+// k-steps of its product. The state stays in registers, and no operand needs a second tile.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Natural logarithms of what the elements of a warp's accumulator fall by from their block's anchor, from a tile of
+// gates: an operand of ones after the anchor and minus ones before it, times the warp's own 16 rows.
+__device__ __forceinline__ void sum_from_anchor(Accumulator& sums, std::uint32_t g_tile, int thread) {
+  constexpr std::uint32_t ones = 0x3f803f80, low = 0x0000ffff, high = 0xffff0000, sign = 0x80008000;
+  const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
+  const std::uint32_t before = (ones | sign) & ((column > row ? low : 0) | (column + 1 > row ? high : 0)),
+                      after = ones & ((column <= row ? low : 0) | (column + 1 <= row ? high : 0));
+  const std::uint32_t operand[4] = {before, 0, 0, after};
+  clear(sums);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) {
+    std::uint32_t b[4];
+    TensorCore80::load_b<Stored::k_outer>(b, g_tile, warp, j, thread);
+    TensorCore80::multiply(sums + 4 * j, operand, b[0], b[1]);
+    TensorCore80::multiply(sums + 4 * j + 4, operand, b[2], b[3]);
+  }
+}
+
+// The factors of Anchors, and ones, in the queries' tile: those that a warp finds in its own rows. For the state they
+// are f32; for queries, which are rounded at each anchor, since f32 would take 32 registers more, sums of two bf16
+// numbers.
+struct AnchorFactors {
+  static constexpr int kOnes = kBlocks, kOfState = kOnes + 1;
+  std::uint32_t tile;
+
+  __device__ __forceinline__ std::uint32_t place(int t, int channel) const {
+    return tile + channel / 16 * (16 * 128) + 4 * (16 * t + channel % 16);
+  }
+  __device__ __forceinline__ void put_for_query(int t, int channel, float factor) const {
+    const std::uint32_t high = ptx::pack_bf16(factor, 0.0f);
+    const std::uint32_t both = ptx::pack_bf16(factor, factor - ptx::unpack_bf16(high).x);
+    store_shared_4(place(t, channel), both);
+  }
+  // Of this thread's rows of the state, which are channels.
+  __device__ __forceinline__ void put(int t, float2 of_rows, int thread) const {
+    if (thread % 4 != 0) return;
+    const int row = row_of_element(thread, 0);
+    if (t < kBlocks) {
+      put_for_query(t, row, of_rows.x);
+      put_for_query(t, row + 8, of_rows.y);
+    }
+    store_shared_4(place(kOfState + t, row), __float_as_uint(of_rows.x));
+    store_shared_4(place(kOfState + t, row + 8), __float_as_uint(of_rows.y));
+  }
+  // Of this thread's rows of the state.
+  __device__ __forceinline__ float2 of_rows(int t, int thread) const {
+    const std::uint32_t at = place(kOfState + t, row_of_element(thread, 0));
+    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+  }
+  __device__ __forceinline__ void put_ones(int thread) const {
+    if (thread % 32 < 16) put_for_query(kOnes, thread / 32 * 16 + thread % 32, 1.0f);
+  }
+  __device__ __forceinline__ void scale_queries(std::uint32_t (&queries)[16], int t, int thread) const {
+    const std::uint32_t at = place(t, 2 * (thread % 4));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint2 factor = load_shared_uint2(at + j / 2 * (16 * 128) + j % 2 * 32);
+      const std::uint32_t high = __byte_perm(factor.x, factor.y, 0x5410), low = __byte_perm(factor.x, factor.y, 0x7632);
+      queries[2 * j] = times_split(queries[2 * j], high, low);
+      queries[2 * j + 1] = times_split(queries[2 * j + 1], high, low);
+    }
+  }
+};
+
+// What a chunk has in registers between its gates and its products.
+struct AnchoredChunk {
+  Accumulator sums;             // from the blocks' anchors
+  float2 factors[kBlocks + 1];  // Anchors, of this thread's rows of the state
+
+  // By a group. Whether anchors serve, as far as this thread's rows of the state, which are channels, say.
+  __device__ __forceinline__ bool take(std::uint32_t g_tile) {
+    const bool reach =
+        Anchors::find_factors(g_tile, fresh_thread(), [&](int t, float2 of_rows) { factors[t] = of_rows; });
+    __syncwarp();
+    sum_from_anchor(sums, g_tile, fresh_shuffled());
+    return reach;
+  }
+
+  // Behind a barrier that all have taken theirs by; v is there. o of the chunk without its scale, and the state after
+  // it. The tile of k is lost, and that of q is room for factors until a barrier. Whether one anchor would have served.
+  template <class Core>
+  __device__ __forceinline__ bool products(Accumulator& o, Accumulator& h, std::uint32_t q_tile, std::uint32_t k_tile,
+                                           std::uint32_t v_tile, std::uint32_t h_tile) {
+    constexpr Stored k_outer = Stored::k_outer;
+    const AnchorFactors vectors{q_tile};
+    std::uint32_t queries[16];
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t x[4], keys[4];
+      __syncwarp();  // or ptxas loads ahead what it has no registers for
+      const int thread = fresh_shuffled();
+      TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
+      TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float first = sums[8 * k16 + 2 * i] * kLog2E, second = sums[8 * k16 + 2 * i + 1] * kLog2E;
+        const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(keys[i]);
+        queries[4 * k16 + i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
+        keys[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+      }
+      Core::put_fragment(k_tile, keys, k16, thread);
+    }
+    __syncwarp();  // the queries have been read
+    float2 all = make_float2(1.0f, 1.0f);
+#pragma unroll
+    for (int t = 0; t <= kBlocks; ++t) {
+      vectors.put(t, factors[t], fresh_thread());
+      all = make_float2(all.x * factors[t].x, all.y * factors[t].y);
+    }
+    vectors.put_ones(fresh_thread());
+    Core::publish();
+    const float least = ptx::exp2(-kRange);
+    const bool one_reaches = !sync_group_or(!(all.x >= least && all.y >= least));
+
+    const auto scale_state = [&](int t) {
+      const float2 of_rows = vectors.of_rows(t, fresh_shuffled());
+      scale_rows(h, of_rows.x, of_rows.y);
+    };
+    std::uint32_t pairs[16];
+    // Step t: the outer products of block t's keys, and the scores with those of block 3 - t.
+    const auto step = [&](auto of_step) {
+      constexpr int t = decltype(of_step)::value, block = kBlocks - 1 - t;
+      float scores[8];
+      scale_state(t);
+      Core::begin(queries, h);
+      Core::template steps<k_outer, k_outer, t, 1>(h, k_tile, v_tile);
+      Core::template sixteen_columns<2 * block>(scores, queries, k_tile);
+      Core::finish(h, scores);
+      const int thread = fresh_shuffled();
+      select_block(pairs, scores, block, false, thread);
+      vectors.scale_queries(queries, thread / 32 >= block ? block : AnchorFactors::kOnes, thread);
+    };
+    step(std::integral_constant<int, 0>{});
+    step(std::integral_constant<int, 1>{});
+    step(std::integral_constant<int, 2>{});
+    step(std::integral_constant<int, 3>{});
+    Core::begin(queries, pairs);
+    Core::template product<k_outer, true>(o, queries, h_tile, 0);
+    Core::template product<k_outer>(o, pairs, v_tile, 0);
+    Core::commit();
+    scale_state(kBlocks);
+    Core::template wait<0>(o);
+    return one_reaches;
+  }
+};
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
