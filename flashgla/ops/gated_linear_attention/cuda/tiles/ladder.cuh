@@ -566,24 +566,18 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
       TensorCore80::multiply(part + 4 * half, a, first, second);
     }
   };
-  const std::uint32_t diagonal_mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
-  const std::uint32_t diagonal[4] = {both[0] & diagonal_mask, 0, 0, both[3] & diagonal_mask};
-  // All levels of a k-step before the next one: the sums, in local memory, are read and written once.
+#pragma unroll 1
+  for (int size = kBlockTokens / 2; size > 0; size /= 2) {
+    const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
+                               (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
+                        crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
+    const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
 #pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t q[4], k[4];
-    float to_dq[8] = {}, to_dk[8] = {}, to_e[8] = {};
-    __syncwarp();
-    queries(q, k16);
-    keys(k, k16);
-#pragma unroll kLevelsAtOnce
-    for (int size = kBlockTokens / 2; size > 0; size /= 2) {
-      const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
-                                 (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
-                          crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
-      const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
-      std::uint32_t x[4];
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4], x[4];
       float w[8], part[8] = {};
+      queries(q, k16);
+      keys(k, k16);
       level_of_block(x, w, size, k16, q, k, sums, lane);
       multiply(part, a, x);
 #pragma unroll
@@ -594,24 +588,32 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
         const float sign = query ? 1.0f : sign_of_keys;
 #pragma unroll
         for (int f = 0; f < 2; ++f) {
-          const int at = 2 * i + f;
-          const float scaled = scale * part[at];
-          to_dq[at] += query ? w[at] * part[at] : 0.0f;
-          to_dk[at] += query ? 0.0f : w[at] * scaled;
-          to_e[at] += sign * ((f == 0 ? own.x : own.y) * scaled);
+          const int at = 8 * k16 + 2 * i + f;
+          const float scaled = scale * part[2 * i + f];
+          if (query) {
+            dq[at] = dq[at] + w[2 * i + f] * part[2 * i + f];
+          } else {
+            dk[at] = dk[at] + w[2 * i + f] * scaled;
+          }
+          e[at] = e[at] + sign * ((f == 0 ? own.x : own.y) * scaled);
         }
       }
     }
-    const auto add = [&](Floats& d, const std::uint32_t(&x)[4], const float(&levels)[8], float factor) {
+  }
+  const std::uint32_t mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
+  const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const auto add = [&](Floats& d, auto operand, float factor) {
+      std::uint32_t x[4];
       float part[8] = {};
+      operand(x, k16);
       multiply(part, diagonal, x);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + (levels[i] + factor * part[i]);
+      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + factor * part[i];
     };
-    if constexpr (kQueries) add(dq, k, to_dq, 1.0f);
-    if constexpr (kKeys) add(dk, q, to_dk, scale);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) e[8 * k16 + i] = e[8 * k16 + i] + to_e[i];
+    if constexpr (kQueries) add(dq, keys, 1.0f);
+    if constexpr (kKeys) add(dk, queries, scale);
   }
 }
 template <class From>
