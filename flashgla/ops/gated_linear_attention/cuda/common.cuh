@@ -175,9 +175,6 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t address, uint4 x) 
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
-__device__ __forceinline__ void store_shared_2(std::uint32_t address, std::uint32_t low_half) {
-  asm volatile("{.reg .b16 x; cvt.u16.u32 x, %1; st.shared.u16 [%0], x;}" ::"r"(address), "r"(low_half) : "memory");
-}
 __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t address) {
   std::uint32_t x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");

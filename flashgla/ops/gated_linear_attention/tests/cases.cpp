@@ -64,6 +64,8 @@ double gate_value(GateValues values, std::int64_t channels, std::uint64_t seed, 
                                                         : logsigmoid() / 16.0;
     case GateValues::mixed:
       return logsigmoid() * std::exp2(std::floor(testing::uniform(seed + 500, channel) * 11.0) - 4.0);
+    case GateValues::steps:
+      return testing::uniform(seed + 500, token) < 0.125 ? 0.0 : -6.7;
   }
   return 0.0;
 }
@@ -128,14 +130,14 @@ TensorView mirrored(const TensorView& view, Device device, std::vector<Tensor>& 
 }
 
 const char* name_of(GateValues values) {
-  constexpr const char* names[] = {"trained", "extreme",       "x1",     "x2",   "x4", "x16",
-                                   "x64",     "fast channels", "resets", "mixed"};
+  constexpr const char* names[] = {"trained", "extreme",       "x1",     "x2",    "x4",   "x16",
+                                   "x64",     "fast channels", "resets", "mixed", "steps"};
   return names[static_cast<int>(values)];
 }
 
 std::vector<GateValues> gate_values() {
   std::vector<GateValues> all;
-  for (int i = 0; i <= static_cast<int>(GateValues::mixed); ++i) all.push_back(static_cast<GateValues>(i));
+  for (int i = 0; i <= static_cast<int>(GateValues::steps); ++i) all.push_back(static_cast<GateValues>(i));
   return all;
 }
 

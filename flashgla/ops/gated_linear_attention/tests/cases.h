@@ -21,6 +21,7 @@ enum class GateValues : std::uint8_t {
   fast_channels,  // trained, but one channel in 16 at -3
   resets,         // trained, but one token in a thousand of a head at -inf
   mixed,          // logsigmoid(normal) times 1/16 to 64, by channel
+  steps,          // -6.7, but one token in eight of a head at 0: anchors 16 tokens apart are 150 bits apart
 };
 const char* name_of(GateValues values);
 // All of them.

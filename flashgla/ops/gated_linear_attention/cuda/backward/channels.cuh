@@ -128,19 +128,19 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core>& view
       const float2 of_rows = anchors.of_rows(kBlocks, fresh_thread());
       scale_rows(held, of_rows.x, of_rows.y);
     }
-    add_anchored_outer<Core>(held, q, d_o, anchors, fresh_thread());
-    view.put_beyond(dot_rows(h, held, fresh_thread()));
+    add_anchored_outer<Core>(held, q, d_o, anchors, fresh_shuffled());
+    view.put_beyond(dot_rows(h, held, fresh_shuffled()));
     {
       Accumulator a;  // [key][query]
       Core::begin();
       Core::template product<k_inner, k_inner, true>(a, v, d_o, fresh_thread());
       Core::finish(a);
-      select_pairs<true>(pairs, a, fresh_thread());
+      select_pairs<true>(pairs, a, fresh_shuffled());
     }
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
     Core::finish(d);
-    add_anchored_queries<Core>(d, pairs, q, anchors, fresh_thread());
+    add_anchored_queries<Core>(d, pairs, q, anchors, fresh_shuffled());
   }
 }
 

@@ -28,6 +28,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, A
   // Where blocks tell each other their sums, and the tile of k' or q'.
   const auto room = [&] { return stage() + (first_group ? Layout::g : Layout::v); };
   const auto gated_tile = [&] { return stage() + (first_group ? Layout::k : Layout::q); };
+  const auto sync_own = [&] { ptx::barrier(first_group ? 1 : 2, kGroupThreads); };
   const auto by_queries = [&](int warp) { return view.base + Layout::by_queries + 4 * kTile * warp; };
 
   Local<std::uint32_t, 16> found_pairs, found_scores, outer, others;  // others: k (q) where a block is not near
@@ -79,7 +80,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, A
   if (!first_group) find_beyond();
   __syncthreads();  // gates, q, k and v have been read: the groups go on by themselves
   publish_block(room(), sums, near, fresh_thread());
-  sync_group();
+  sync_own();
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
     const BlockSums blocks = read_blocks(room(), lane);
@@ -97,29 +98,30 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, A
   __syncwarp();
   if (first_group) {
     gate_tile<Core, false>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
-    sync_group();
+    sync_own();
     std::uint32_t operand[16];
-    find_scores(operand, operand_of(own.x), operand_of(others.x), sums, gated_tile(), room(), near, p.scale,
-                fresh_thread());
+    Local<std::uint32_t, 16> gated_queries;
+    find_scores(operand, gated_queries, operand_of(own.x), sums, gated_tile(), room(), near, p.scale, fresh_shuffled());
     found_scores.put(operand);
     find_beyond();
-    sum_queries(by_queries(fresh_thread() / 32), d, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+    sum_queries(by_queries(fresh_thread() / 32), d, operand_of(gated_queries.x), fresh_shuffled());
   } else {
     gate_tile<Core, true>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
-    sync_group();
+    sync_own();
   }
   Local<float, 32> e;  // scale q dq, or k dk
   {
     std::uint32_t pairs[16];
     found_pairs.get(pairs);
     if (first_group) {
-      add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_thread());
-      finish_rows<true, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+      add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
+      finish_rows<true, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     } else {
-      add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_thread());
-      finish_rows<false, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_thread());
+      add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
+      finish_rows<false, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     }
   }
+  Local<std::uint32_t, 4> inside;  // of a block that is not near, scores
   if (!near) {
     Local<float, 32> d_aside;
     d_aside.put(d);
@@ -130,23 +132,44 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, A
       add_halves<true, false>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x), sums,
                               p.scale, fresh_thread());
     } else {
+      // The first group has more to do: the block's scores are found here for both.
+      Local<float, 8> found;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) found.x[i] = 0.0f;
       add_halves<false, true>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x), sums,
-                              p.scale, fresh_thread());
+                              p.scale, fresh_shuffled(), &found);
+      float scores[8];
+      finish_levels(found.x, scores, p.scale, fresh_shuffled() % 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) inside.x[i] = ptx::pack_bf16(scores[2 * i], scores[2 * i + 1]);
     }
     d_aside.get(d);
   }
-  sync_group();  // k' or q' and the sums have been read
+  __syncthreads();  // k' or q' and the sums have been read
   {
-    std::uint32_t operand[16];
+    const int thread = fresh_thread();
+    const std::uint32_t scores_tile = stage() + Layout::g;                 // [key][query]
+    const bool is_far = !block_is_near(stage() + Layout::v, thread / 32);  // as above: nothing holds it
     if (first_group) {
-      found_scores.get(operand);
-      put_operand<Core, true>(room(), operand, fresh_thread());  // [key][query]
+#pragma unroll
+      for (int k16 = 0; k16 < 4; ++k16) {
+        if (is_far && k16 == thread / 32) continue;
+        std::uint32_t r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r[i] = found_scores.x[4 * k16 + i];
+        Core::put_fragment_transposed(scores_tile, r, k16, thread);
+      }
+    } else if (is_far) {
+      std::uint32_t r[4];
+      inside.get(r);
+      Core::put_fragment_transposed(scores_tile, r, thread / 32, thread);
     }
+    std::uint32_t operand[16];
     outer.get(operand);
     put_operand<Core>(gated_tile(), operand, fresh_thread());
   }
   Core::publish();
-  sync_group();
+  __syncthreads();
   if (first_group) {
     Core::begin();
     Core::template product<k_inner, k_outer, true, kLoads>(held, gated_tile(), x_tile,

@@ -246,7 +246,7 @@ struct ChannelsView {
     ptx::copy_async_wait<0>();
     if (!by_logits() || !first_group || index < 0) return;
     const int thread = fresh_thread(), rows = rows_in(index);
-#pragma unroll 1
+#pragma unroll 2
     for (int row = thread / 8; row < rows; row += kGroupThreads / 8) {
       turn_logits(stage_of(index) + Layout::g + tile_piece(row, thread % 8), p.logit_scale, p.gate_min);
     }

@@ -162,9 +162,9 @@ one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
   narrow_crowded_key_extreme narrow_crowded_key_trained narrow_key_extreme narrow_key_trained
   narrow_packed_key_extreme narrow_packed_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
-  rungs_brief_fast_channels rungs_brief_mixed rungs_brief_resets rungs_brief_x1 rungs_brief_x16 rungs_brief_x2
-  rungs_brief_x4 rungs_brief_x64 rungs_fast_channels rungs_mixed rungs_resets rungs_x1 rungs_x16 rungs_x2 rungs_x4
-  rungs_x64
+  rungs_brief_fast_channels rungs_brief_mixed rungs_brief_resets rungs_brief_steps rungs_brief_x1 rungs_brief_x16
+  rungs_brief_x2 rungs_brief_x4 rungs_brief_x64 rungs_fast_channels rungs_mixed rungs_resets rungs_steps rungs_x1
+  rungs_x16 rungs_x2 rungs_x4 rungs_x64
 one_pass of pairs; token_gates; images every 4
 one_pass of pairs; token_gates, states found; images every 4
 one_pass of two; token_gates; images
@@ -186,7 +186,8 @@ one_pass of two; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
   narrow_strided_key_extreme narrow_strided_key_trained rungs_packed_fast_channels rungs_packed_mixed
-  rungs_packed_resets rungs_packed_x1 rungs_packed_x16 rungs_packed_x2 rungs_packed_x4 rungs_packed_x64
+  rungs_packed_resets rungs_packed_steps rungs_packed_x1 rungs_packed_x16 rungs_packed_x2 rungs_packed_x4
+  rungs_packed_x64
 one_pass of two; token_gates; images every 4
 one_pass of two; token_gates, states found; images every 4
 one_pass of two; token_gates; images
@@ -410,12 +411,13 @@ two_passes; chunks, states found; images
 two_passes; f32_key_gates; images
 two_passes; chunks, states found; images
   narrow_f32_gates_key_extreme narrow_f32_gates_key_trained rungs_brief_fast_channels_f32_gates
-  rungs_brief_mixed_f32_gates rungs_brief_resets_f32_gates rungs_brief_x16_f32_gates rungs_brief_x1_f32_gates
-  rungs_brief_x2_f32_gates rungs_brief_x4_f32_gates rungs_brief_x64_f32_gates rungs_fast_channels_f32_gates
-  rungs_mixed_f32_gates rungs_packed_fast_channels_f32_gates rungs_packed_mixed_f32_gates
-  rungs_packed_resets_f32_gates rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2_f32_gates
-  rungs_packed_x4_f32_gates rungs_packed_x64_f32_gates rungs_resets_f32_gates rungs_x16_f32_gates rungs_x1_f32_gates
-  rungs_x2_f32_gates rungs_x4_f32_gates rungs_x64_f32_gates
+  rungs_brief_mixed_f32_gates rungs_brief_resets_f32_gates rungs_brief_steps_f32_gates rungs_brief_x16_f32_gates
+  rungs_brief_x1_f32_gates rungs_brief_x2_f32_gates rungs_brief_x4_f32_gates rungs_brief_x64_f32_gates
+  rungs_fast_channels_f32_gates rungs_mixed_f32_gates rungs_packed_fast_channels_f32_gates
+  rungs_packed_mixed_f32_gates rungs_packed_resets_f32_gates rungs_packed_steps_f32_gates rungs_packed_x16_f32_gates
+  rungs_packed_x1_f32_gates rungs_packed_x2_f32_gates rungs_packed_x4_f32_gates rungs_packed_x64_f32_gates
+  rungs_resets_f32_gates rungs_steps_f32_gates rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2_f32_gates
+  rungs_x4_f32_gates rungs_x64_f32_gates
 two_passes; token_gates; images every 4
 one_wide_pass; token_gates, states found; images every 4
 two_passes; token_gates; images

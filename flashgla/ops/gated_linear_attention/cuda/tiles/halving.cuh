@@ -130,21 +130,7 @@ __device__ __forceinline__ bool at_level(int query, int key, int size) {
   return ((query ^ key) & -size) == size && (query & size) != 0;
 }
 
-// Scores of the pairs of one level, [query][key] or transposed, among others that do not count. Level 0: tokens with
-// themselves. x_tile: 8 KiB that nothing else uses. For 128 threads, who all come here.
-template <bool kTransposed = false, class Columns>
-__device__ __forceinline__ void level_scores(Accumulator& s, int size, std::uint32_t q_tile, std::uint32_t k_tile,
-                                             std::uint32_t x_tile, const Columns& columns, int thread) {
-  constexpr Stored k_inner = Stored::k_inner;
-  if (size > 0) {
-    sync_warps_of(columns);
-    put_level(x_tile, q_tile, k_tile, columns, size, thread / 32, thread % 32, [](int, float2) {});
-    sync_warps_of(columns);
-  }
-  clear(s);
-  const std::uint32_t rows = kTransposed ? k_tile : q_tile, columns_of = kTransposed ? q_tile : k_tile;
-  TensorCore80::product<k_inner, k_inner>(s, size > 0 ? x_tile : rows, size > 0 ? x_tile : columns_of, thread);
-}
+// Level 0: tokens with themselves.
 __device__ __forceinline__ bool counts(int query, int key, int size) {
   return size > 0 ? at_level(query, key, size) : query == key;
 }

@@ -175,11 +175,14 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
   }
   return sums;
 }
-// Whether each of them is near.
+// Whether one, or each of them, is near.
+__device__ __forceinline__ bool block_is_near(std::uint32_t room, int block) {
+  return __uint_as_float(load_shared_4(block_half(room, block))) <= 0.0f;
+}
 __device__ __forceinline__ bool each_is_near(std::uint32_t room) {
   bool near = true;
 #pragma unroll
-  for (int t = 0; t < kBlocks; ++t) near = near && __uint_as_float(load_shared_4(block_half(room, t))) <= 0.0f;
+  for (int t = 0; t < kBlocks; ++t) near = near && block_is_near(room, t);
   return near;
 }
 // The sums over the whole chunk.
@@ -254,12 +257,38 @@ __device__ __forceinline__ bool of_level(int row, int column, int size) {
   return size == 0 ? row == column : ((row ^ column) & -size) == size;
 }
 
-// The scores of the pairs inside the warp's block, times scale, as columns 0..15 of an accumulator. Of k-step
+// The scores of the pairs inside the warp's block, level by level, as columns 0..15 of an accumulator: a k-step's
+// products of a level's X, or of q and k of the tokens with themselves (level 0); what of them belongs to the level;
+// and, of all levels, what is not above the diagonal.
+__device__ __forceinline__ void multiply_level(float (&s)[8], const std::uint32_t (&rows)[4],
+                                               const std::uint32_t (&columns)[4]) {
+  TensorCore80::multiply(s, rows, columns[0], columns[2]);
+  TensorCore80::multiply(s + 4, rows, columns[1], columns[3]);
+}
+template <class Floats>
+__device__ __forceinline__ void add_level(Floats& found, const float (&s)[8], int size, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const bool mine = of_level(lane / 4, 2 * (lane % 4) + e, size);
+    found[e] = found[e] + (mine ? s[e] : 0.0f);
+    found[2 + e] = found[2 + e] + (size == 8 ? s[2 + e] : 0.0f);
+    found[6 + e] = found[6 + e] + (mine ? s[6 + e] : 0.0f);
+  }
+}
+template <class From, class To>
+__device__ __forceinline__ void finish_levels(const From& found, To& scores, float scale, int lane) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool above = (i < 2 || i > 5) && 2 * (lane % 4) + i % 2 > lane / 4;
+    scores[i] = above ? 0.0f : scale * found[i];
+  }
+}
+
+// All of them, times scale. Of k-step
 // k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
 template <class Queries, class Keys>
 static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Queries queries, Keys keys,
                                                    const Accumulator& sums, float scale, int lane) {
-  const int row = lane / 4, column = 2 * (lane % 4);
   float found[8] = {};
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
@@ -267,40 +296,25 @@ static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Quer
     __syncwarp();
     queries(q, k16);
     keys(k, k16);
-    // Of the pairs of 8 tokens, and of one of such a half and one of the other, those of a level.
-    const auto add = [&](const float(&s)[8], int size) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const bool mine = of_level(row, column + e, size);
-        found[e] += mine ? s[e] : 0.0f;
-        found[2 + e] += size == 8 ? s[2 + e] : 0.0f;
-        found[6 + e] += mine ? s[6 + e] : 0.0f;
-      }
-    };
 #pragma unroll kLevelsAtOnce
     for (int size = kBlockTokens / 2; size > 0; size /= 2) {
       std::uint32_t x[4];
       float w[8], s[8] = {};
       level_of_block(x, w, size, k16, q, k, sums, lane);
-      TensorCore80::multiply(s, x, x[0], x[2]);
-      TensorCore80::multiply(s + 4, x, x[1], x[3]);
-      add(s, size);
+      multiply_level(s, x, x);
+      add_level(found, s, size, lane);
     }
     float s[8] = {};
-    TensorCore80::multiply(s, q, k[0], k[2]);
-    TensorCore80::multiply(s + 4, q, k[1], k[3]);
-    add(s, 0);
+    multiply_level(s, q, k);
+    add_level(found, s, 0, lane);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const bool above = (i < 2 || i > 5) && column + i % 2 > row;
-    scores.x[i] = above ? 0.0f : scale * found[i];
-  }
+  finish_levels(found, scores.x, scale, lane);
 }
 
 // Adds the scores of the warp's queries, q 2^(L - a) in f32, which become q 2^G (but for block 0's own, by its factor
-// too). inside: of the pairs inside a block that is not near; keys_tile: k', of all warps; room: put_query_factors.
-__device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& queries, const Local<float, 8>& inside,
+// too). inside: of the pairs inside a block that is not near, or none; keys_tile: k', of all warps; room:
+// put_query_factors.
+__device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& queries, const Local<float, 8>* inside,
                                            std::uint32_t keys_tile, std::uint32_t room, bool near) {
   const auto warp = [] { return fresh_thread() / 32; };
   const std::uint32_t own_factors = block_factor(room, warp(), 0) + 8 * (fresh_thread() % 4);
@@ -309,7 +323,7 @@ __device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& que
     if (t > warp()) continue;
     if (t == warp() && !near) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) scores[8 * t + i] += inside.x[i];
+      for (int i = 0; i < 8; ++i) scores[8 * t + i] += inside == nullptr ? 0.0f : inside->x[i];
     } else {
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
@@ -414,7 +428,7 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
     Core::put_fragment(k_tile, later, k16, thread);
   }
   sync_group();
-  add_scores(scores, queries, inside, x_tile, room, near);
+  add_scores(scores, queries, &inside, x_tile, room, near);
   __syncwarp();
   put_rounded<Core>(q_tile, queries, fresh_thread());
 }
@@ -548,11 +562,13 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e,
 // The pairs inside a block that is not near, by halving, to dq (kQueries) and dk (kKeys), and to e as q dq and, times
 // sign_of_keys, k dk; those of a token with itself, in which no gate is, not to e: of strong gates dg is far smaller.
 // block: a of the block, either way up; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded. A
-// level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does.
+// level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does. scores: if
+// wanted, those of the block.
 template <bool kQueries, bool kKeys, class Floats, class Queries, class Keys>
 static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats& e, float sign_of_keys,
                                                   const std::uint32_t (&block)[4], Queries queries, Keys keys,
-                                                  const Accumulator& sums, float scale, int thread) {
+                                                  const Accumulator& sums, float scale, int thread,
+                                                  Local<float, 8>* scores = nullptr) {
   const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
   std::uint32_t both[4];  // pairs of the block, mirrored
   both[0] = block[0] | ptx::transpose_matrix(block[0]);
@@ -572,14 +588,17 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
                                (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
                         crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
     const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
+    float s[8] = {};
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       std::uint32_t q[4], k[4], x[4];
       float w[8], part[8] = {};
+      if (scores != nullptr) __syncwarp();  // or ptxas loads ahead what it has no registers for
       queries(q, k16);
       keys(k, k16);
       level_of_block(x, w, size, k16, q, k, sums, lane);
       multiply(part, a, x);
+      if (scores != nullptr) multiply_level(s, x, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool query = size == 8 ? i & 1 : (row & size) != 0;
@@ -599,8 +618,10 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
         }
       }
     }
+    if (scores != nullptr) add_level(scores->x, s, size, lane);
   }
-  const std::uint32_t mask = (row == column ? 0xffffu : 0u) | (row == column + 1 ? 0xffff0000u : 0u);
+  const int again = fresh_shuffled() % 32, own = again / 4, first = 2 * (again % 4);
+  const std::uint32_t mask = (own == first ? 0xffffu : 0u) | (own == first + 1 ? 0xffff0000u : 0u);
   const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
@@ -614,6 +635,17 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
     };
     if constexpr (kQueries) add(dq, keys, 1.0f);
     if constexpr (kKeys) add(dk, queries, scale);
+  }
+  if (scores != nullptr) {
+    float s[8] = {};
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4];
+      queries(q, k16);
+      keys(k, k16);
+      multiply_level(s, q, k);
+    }
+    add_level(scores->x, s, 0, again);
   }
 }
 template <class From>
@@ -695,22 +727,21 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
 // `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk. dg_t takes q_i dq_i
 // of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with gates that are
 // strong hardly anything else is left.
-template <class Own>
-__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, Own own, const Accumulator& sums,
-                                            std::uint32_t room, bool near, float scale, int thread) {
+template <class Gated>
+__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, Gated gated_queries,
+                                            int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4];
     __syncwarp();
-    own(x, k16);
+    gated_queries(x, k16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // columns 16 k16 + 8 half and the next, of the lane's two rows
       float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const int i = 2 * half + row, at = 8 * k16 + 2 * i;
-        const float2 y = gated<true>(x[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread))),
-                     rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
+        const float2 rounded = ptx::unpack_bf16(x[i]);
         sum.x += rounded.x * d[at];
         sum.y += rounded.y * d[at + 1];
       }
@@ -728,14 +759,12 @@ __device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulat
   }
 }
 
-// The scores of the warp's queries, times scale, as an operand [query][key]; queries, keys: q and, where the block is
-// not near, k as loaded; keys_tile: k'; room: put_query_factors.
-template <class Queries, class Keys>
-__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Queries queries, Keys keys,
-                                            const Accumulator& sums, std::uint32_t keys_tile, std::uint32_t room,
-                                            bool near, float scale, int thread) {
-  Local<float, 8> inside;
-  if (!near) halve_block(inside, queries, keys, sums, scale, thread % 32);
+// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near;
+// and q' in `own`. queries: q as loaded; keys_tile: k'; room: put_query_factors.
+template <class Queries>
+__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Local<std::uint32_t, 16>& own,
+                                            Queries queries, const Accumulator& sums, std::uint32_t keys_tile,
+                                            std::uint32_t room, bool near, float scale, int thread) {
   Accumulator gated_queries, scores;
   clear(scores);
 #pragma unroll
@@ -748,9 +777,10 @@ __device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Querie
       const float2 y = gated<true>(q[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread)));
       gated_queries[at] = y.x;
       gated_queries[at + 1] = y.y;
+      own.x[4 * k16 + i] = ptx::pack_bf16(y.x, y.y);
     }
   }
-  add_scores(scores, gated_queries, inside, keys_tile, room, near);
+  add_scores(scores, gated_queries, nullptr, keys_tile, room, near);
   select_pairs<false>(operand, scores, thread);
 }
 
