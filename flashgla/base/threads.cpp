@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -101,8 +102,10 @@ ThreadChoice choose_threads() {
       if (CPU_ISSET(i, &allowed)) processors.push_back(i);
     }
   }
-  const int known = static_cast<int>(std::thread::hardware_concurrency());
-  for (int i = 0; processors.empty() && i < std::max(1, known); ++i) processors.push_back(i);
+  if (processors.empty()) {
+    processors.resize(std::max(1U, std::thread::hardware_concurrency()));
+    std::iota(processors.begin(), processors.end(), 0);
+  }
   return choose_threads("", processors);
 }
 

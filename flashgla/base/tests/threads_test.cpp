@@ -1,12 +1,13 @@
 #include "flashgla/base/threads.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
+#include <string>
+#include <vector>
+
+#include "testing/temporary_folder.h"
 
 namespace flashgla {
 namespace {
@@ -14,19 +15,10 @@ namespace {
 // A machine's /proc and /sys, as far as they are read.
 class Machine {
  public:
-  Machine() {
-    std::string name = (std::filesystem::temp_directory_path() / "machine-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    root_ = name;
-  }
-  ~Machine() { std::filesystem::remove_all(root_); }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
-
   void write(const std::string& path, const std::string& text) const {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text << "\n";
+    const std::string file = root() + path;
+    std::filesystem::create_directories(std::filesystem::path(file).parent_path());
+    testing::write_bytes(file, text + "\n");
   }
   void processor(int number, const std::string& siblings, int socket = 0) const {
     const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(number);
@@ -36,12 +28,12 @@ class Machine {
   ThreadChoice choice(int processors) const {
     std::vector<int> all(static_cast<std::size_t>(processors));
     std::iota(all.begin(), all.end(), 0);
-    return choose_threads(root_, all);
+    return choose_threads(root(), all);
   }
-  const std::string& root() const { return root_; }
+  const std::string& root() const { return folder_.path(); }
 
  private:
-  std::string root_;
+  testing::TemporaryFolder folder_;
 };
 
 TEST(Threads, SomeAreChosenHereAndItSaysWhy) {
