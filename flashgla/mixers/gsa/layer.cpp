@@ -4,6 +4,7 @@
 
 #include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/gsa/config.h"
+#include "flashgla/mixers/inner_norm.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
@@ -24,9 +25,6 @@ enum Part : std::size_t { kQ, kK, kV, kF };  // of the projections; the first th
 constexpr std::array kConvolved = {kQ, kK, kV};
 enum Call : std::size_t { kKeys, kValues };  // which of the slots' halves a call of the operator updates and reads
 
-// Of the norm behind the operator: flash-linear-attention's fused function is not told norm_eps and has its own.
-constexpr double kEpsilon = 1e-5;
-
 class Gsa : public Mixer {
  public:
   Gsa(const GsaConfig& config, const Common& common, const std::string& name)
@@ -39,7 +37,7 @@ class Gsa : public Mixer {
                 {name + ".v_proj", sizes_[kV]},
                 {name + ".f_proj", config.kv_heads() * config.num_slots}},
                common.hidden_size, common.initializer_range),
-        norm_(name + ".g_norm", common.hidden_size, kEpsilon),
+        norm_(name + ".g_norm", common.hidden_size, kInnerEpsilon),
         output_({{name + ".o_proj", common.hidden_size}}, common.hidden_size, common.initializer_range) {
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     for (const std::size_t part : kConvolved) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "flashgla/mixers/hgrn2/config.h"
+#include "flashgla/mixers/inner_norm.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
@@ -22,9 +23,6 @@ namespace convolution = ops::short_convolution;
 enum Part : std::size_t { kQ, kF, kI };  // of the projections
 constexpr std::array kParts = {kQ, kF, kI};
 
-// Of the norm behind the operator: flash-linear-attention's fused function is not told norm_eps and has its own.
-constexpr double kEpsilon = 1e-5;
-
 class Hgrn2 : public Mixer {
  public:
   Hgrn2(const Hgrn2Config& config, const Common& common, std::int64_t layer, const std::string& name)
@@ -34,7 +32,7 @@ class Hgrn2 : public Mixer {
         width_(config.use_short_conv ? config.conv_size : 0),
         input_({{name + ".q_proj", channels_}, {name + ".f_proj", channels_}, {name + ".i_proj", channels_}}, channels_,
                common.initializer_range),
-        norm_(name + ".g_norm", channels_, kEpsilon),
+        norm_(name + ".g_norm", channels_, kInnerEpsilon),
         output_({{name + ".o_proj", channels_}}, channels_, common.initializer_range) {
     for (const char* part : {".q_conv1d", ".f_conv1d", ".i_conv1d"}) {
       if (width_ == 0) break;
