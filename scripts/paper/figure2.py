@@ -8,12 +8,11 @@ and picture into docs/figures/paper. Needs gnuplot.
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIGURES = ROOT / "docs" / "figures" / "paper"
+import paper
+
 PROBLEM = re.compile(r"^B(\d+) T(\d+) H4 K128 V256 bf16 key gate, (\w+)$")
 NAMES = {"chunk_materialized": "ours, states kept", "chunk_recomputed": "ours, states recomputed",
          "recurrent": "ours, token by token", "softmax_cudnn": "softmax, cuDNN",
@@ -36,18 +35,11 @@ def read(out):
 
 
 def draw(forms, png):
-    script = ["set terminal pngcairo size 1100,480 font ',11'", f"set output '{png}'",
-              "set multiplot layout 1,2", "set logscale xy 2", "set xlabel 'length'", "set grid",
-              "set xtics ('1K' 1024, '2K' 2048, '4K' 4096, '8K' 8192)", "set key top left"]
-    for number, rows in enumerate(forms.values()):
-        script.append(f"$rows{number} << EOD")
-        script += [f"{length} {ms} {memory / 2 ** 30}" for length, (ms, memory) in sorted(rows.items())]
-        script.append("EOD")
-    for column, label, key in ((2, "forward and backward, ms", ""), (3, "memory beyond the inputs, GiB", "unset key")):
-        script += [f"set ylabel '{label}'", key, "plot " + ", ".join(
-            f"$rows{number} using 1:{column} with linespoints pt 7 lw 2 title '{name}'"
-            for number, name in enumerate(forms))]
-    subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True)
+    rows = {name: {length: (ms, memory / 2 ** 30) for length, (ms, memory) in by_length.items()}
+            for name, by_length in forms.items()}
+    paper.draw_by_length(rows, png, ["set logscale xy 2", "set xlabel 'length'", "set key top left",
+                                     "set xtics ('1K' 1024, '2K' 2048, '4K' 4096, '8K' 8192)"],
+                         ("forward and backward, ms", "memory beyond the inputs, GiB"))
 
 
 def section(about, forms):
@@ -55,27 +47,20 @@ def section(about, forms):
     intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of "
              "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
              "what is held beyond the inputs in GiB.")
-    lines = [textwrap.fill(intro, 120), "", "| form | " + " | ".join(str(n) for n in lengths) + " |",
-             "|---|" + "---|" * len(lengths)]
-    for name, rows in forms.items():
-        cells = [f"{rows[n][0]:.3g}, {rows[n][1] / 2 ** 30:.2g}" if n in rows else "" for n in lengths]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "![speed and memory of the operator by length](figures/paper/figure2.png)"])
+    rows = [[name, *(f"{by[n][0]:.3g}, {by[n][1] / 2 ** 30:.2g}" if n in by else "" for n in lengths)]
+            for name, by in forms.items()]
+    return "\n\n".join([textwrap.fill(intro, 120), paper.table(["form", *map(str, lengths)], rows),
+                        "![speed and memory of the operator by length](figures/paper/figure2.png)"])
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     about, forms = read(pathlib.Path(sys.argv[1]))
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    (FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms}, indent=1) + "\n")
-    draw(forms, FIGURES / "figure2.png")
-    document = ROOT / "docs" / "PAPER.md"
-    text = document.read_text()
-    pattern = re.compile("(<!-- figure2 -->\n).*?(<!-- /figure2 -->)", re.DOTALL)
-    if not pattern.search(text):
-        sys.exit(f"error: {document} has no place <!-- figure2 -->")
-    document.write_text(pattern.sub(lambda match: match[1] + section(about, forms) + "\n" + match[2], text))
+    paper.FIGURES.mkdir(parents=True, exist_ok=True)
+    (paper.FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms}, indent=1) + "\n")
+    draw(forms, paper.FIGURES / "figure2.png")
+    paper.put("figure2", section(about, forms))
 
 
 main()

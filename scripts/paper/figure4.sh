@@ -40,7 +40,8 @@ case $size in
 esac
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
-jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout} range=${range:-$usual_range}
+jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout}
+range=${range:-$usual_range}
 mkdir -p "$out/models"
 
 # MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;
@@ -75,7 +76,8 @@ train() {  # MODEL SETTING WIDTH RATE
     --dtype "$dtype" --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) \
     --learning-rate "$4" \
     --initial-learning-rate 0 --final-learning-rate 0 --warmup-tokens 0 --beta2 0.999 --weight-decay 0.1 \
-    --clip-norm 0 --embedding-dropout "$fallout" --attention-dropout "$fallout" --evaluate-every "$steps" --evaluation-tokens 0 \
+    --clip-norm 0 --embedding-dropout "$fallout" --attention-dropout "$fallout" \
+    --evaluate-every "$steps" --evaluation-tokens 0 \
     --checkpoint-every $((steps * 4)) --keep-checkpoints 1 --log-every "$steps" --stop-accuracy 0.99 --patience 8 \
     --seed 123 --quiet >"$out/$name.log" 2>&1 ||
     { echo "error: $name: $(tail -n 1 "$out/$name.log")" >&2; return 1; }

@@ -4,20 +4,21 @@
 #              [--sequences N] [--device D]
 # Trains models on the text at length T, evaluates them on N sequences of 14 T tokens of its validation part and draws
 # OUT/figure5.png; the numbers are in OUT/figure5.json. What is trained already is not trained again, and a run that was
-# interrupted goes on. document.py writes them into docs/PAPER.md.
+# interrupted goes on. figure5.py writes them into docs/PAPER.md.
 #   small   T = 128, 0.8M parameters, bytes: a few minutes a model on two cores
 #   medium  T = 512, 25M parameters, bytes: for a GPU
 #   full    T = 2048, the paper's 340M models, 32,000 words: 10,000 steps of 131,072 tokens
 # LIST, of these, with commas: gla, retnet, transformer, mamba (trained at length T), gla-4t (at 4 T directly), gla-12xt
-# (12 segments of T with truncated back-propagation through time). A step has --batch sequences of T tokens (a quarter as
-# many of 4 T). A model that cannot be trained here is named and left out.
+# (12 segments of T with truncated back-propagation through time). A step has --batch sequences of T tokens (a quarter
+# as many of 4 T). A model that cannot be trained here is named and left out.
 # Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
 usage() { sed -n '2,16p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' asked_sequences='' device=auto
+out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' asked_sequences=''
+device=auto
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage

@@ -8,12 +8,11 @@ and picture into docs/figures/paper. Needs gnuplot.
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIGURES = ROOT / "docs" / "figures" / "paper"
+import paper
+
 TOKENS = 16384
 LENGTHS = (2048, 4096, 8192, 16384)
 ROW = re.compile(r"^(\S+) (\d+)x(\d+) bf16( recomputed)?$")
@@ -35,47 +34,33 @@ def read(out):
 
 
 def draw(models, png):
-    script = ["set terminal pngcairo size 1100,480 font ',11'", f"set output '{png}'",
-              "set multiplot layout 1,2", "set logscale x 2", "set xlabel 'length of a sequence'", "set grid",
-              "set xtics (" + ", ".join(f"'{length // 1024}K' {length}" for length in LENGTHS) + ")",
-              "set key bottom left", "set yrange [0:]"]
-    for number, rows in enumerate(models.values()):
-        script.append(f"$rows{number} << EOD")
-        script += [f"{length} {TOKENS / ms} {memory / 2 ** 30}" for length, (ms, memory) in sorted(rows.items())]
-        script.append("EOD")
-    for column, label, key in ((2, "tokens a second, in thousands", ""), (3, "memory, GiB", "unset key")):
-        script += [f"set ylabel '{label}'", key, "plot " + ", ".join(
-            f"$rows{number} using 1:{column} with linespoints pt 7 lw 2 title '{name}'"
-            for number, name in enumerate(models))]
-    subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True)
+    rows = {name: {length: (TOKENS / ms, memory / 2 ** 30) for length, (ms, memory) in by_length.items()}
+            for name, by_length in models.items()}
+    paper.draw_by_length(rows, png, ["set logscale x 2", "set xlabel 'length of a sequence'", "set key bottom left",
+                                     "set xtics (" + ", ".join(f"'{n // 1024}K' {n}" for n in LENGTHS) + ")",
+                                     "set yrange [0:]"],
+                         ("tokens a second, in thousands", "memory, GiB"))
 
 
 def section(about, models):
     intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; a step of {TOKENS} tokens, bf16 with "
              "f32 master weights. Thousands of tokens a second, and GiB held (weights, gradients, optimizer, what "
              "backward reads).")
-    lines = [textwrap.fill(intro, 120), "",
-             "| model | " + " | ".join(f"{TOKENS // n} x {n // 1024}K" for n in LENGTHS) + " |",
-             "|---|" + "---|" * len(LENGTHS)]
-    for name, rows in models.items():
-        cells = [f"{TOKENS / rows[n][0]:.1f}, {rows[n][1] / 2 ** 30:.0f}" if n in rows else "" for n in LENGTHS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "![training speed and memory by length](figures/paper/figure6.png)"])
+    rows = [[name, *(f"{TOKENS / by[n][0]:.1f}, {by[n][1] / 2 ** 30:.0f}" if n in by else "" for n in LENGTHS)]
+            for name, by in models.items()]
+    head = ["model", *(f"{TOKENS // n} x {n // 1024}K" for n in LENGTHS)]
+    return "\n\n".join([textwrap.fill(intro, 120), paper.table(head, rows),
+                        "![training speed and memory by length](figures/paper/figure6.png)"])
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     about, models = read(pathlib.Path(sys.argv[1]))
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    (FIGURES / "figure6.json").write_text(json.dumps({"about": about, "models": models}, indent=1) + "\n")
-    draw(models, FIGURES / "figure6.png")
-    document = ROOT / "docs" / "PAPER.md"
-    text = document.read_text()
-    pattern = re.compile("(<!-- figure6 -->\n).*?(<!-- /figure6 -->)", re.DOTALL)
-    if not pattern.search(text):
-        sys.exit(f"error: {document} has no place <!-- figure6 -->")
-    document.write_text(pattern.sub(lambda match: match[1] + section(about, models) + "\n" + match[2], text))
+    paper.FIGURES.mkdir(parents=True, exist_ok=True)
+    (paper.FIGURES / "figure6.json").write_text(json.dumps({"about": about, "models": models}, indent=1) + "\n")
+    draw(models, paper.FIGURES / "figure6.png")
+    paper.put("figure6", section(about, models))
 
 
 main()

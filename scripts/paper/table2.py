@@ -10,12 +10,12 @@
 import json
 import math
 import pathlib
-import re
 import statistics
 import sys
 import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import paper
+
 LAST = 200
 
 
@@ -74,13 +74,8 @@ def section(runs):
 def document(folders):
     runs = [json.loads((out / "table2.json").read_text()) for out in folders]
     size = runs[0]["settings"]["size"]
-    (ROOT / "docs" / "figures" / "paper" / f"table2-{size}.json").write_text(json.dumps(runs, indent=1) + "\n")
-    path = ROOT / "docs" / "PAPER.md"
-    text = path.read_text()
-    pattern = re.compile(f"(<!-- table2: {re.escape(size)} -->\n).*?(<!-- /table2 -->)", re.DOTALL)
-    if not pattern.search(text):
-        sys.exit(f"error: {path} has no place <!-- table2: {size} -->")
-    path.write_text(pattern.sub(lambda match: match[1] + section(runs) + "\n" + match[2], text))
+    (paper.FIGURES / f"table2-{size}.json").write_text(json.dumps(runs, indent=1) + "\n")
+    paper.put(f"table2: {size}", section(runs))
 
 
 def main():

@@ -2,19 +2,17 @@
 """Writes a run of figure5.sh into docs/PAPER.md: its table between `<!-- figure5: NAME -->` and `<!-- /figure5 -->`,
 its numbers and picture into docs/figures/paper. Needs gnuplot.
 
-    python3 scripts/paper/document.py OUT NAME       OUT: the folder that figure5.sh wrote
+    python3 scripts/paper/figure5.py OUT NAME       OUT: the folder that figure5.sh wrote
 """
 
 import json
 import math
 import pathlib
-import re
-import subprocess
 import sys
 import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIGURES = ROOT / "docs" / "figures" / "paper"
+import paper
+
 SHOWN = (1, 2, 4, 8, 14)  # multiples of the training length
 
 
@@ -31,7 +29,7 @@ def draw(run, png):
     script.append("plot " + ", ".join(
         f"$curve{number} with linespoints pt 7 ps 0.6 lw 2 title '{model['model']}'"
         for number, model in enumerate(run["models"])))
-    subprocess.run(["gnuplot"], input="\n".join(script), text=True, check=True)
+    paper.plot(script)
 
 
 def section(run, name):
@@ -58,15 +56,10 @@ def main():
     models = json.loads((out / "figure5.json").read_text())
     run = {"settings": json.loads((out / "settings.json").read_text()),
            "models": models if isinstance(models, list) else [models]}
-    FIGURES.mkdir(parents=True, exist_ok=True)
-    (FIGURES / f"figure5-{name}.json").write_text(json.dumps(run, indent=1) + "\n")
-    draw(run, FIGURES / f"figure5-{name}.png")
-    document = ROOT / "docs" / "PAPER.md"
-    text = document.read_text()
-    pattern = re.compile(f"(<!-- figure5: {re.escape(name)} -->\n).*?(<!-- /figure5 -->)", re.DOTALL)
-    if not pattern.search(text):
-        sys.exit(f"error: {document} has no place <!-- figure5: {name} -->")
-    document.write_text(pattern.sub(lambda match: match[1] + section(run, name) + "\n" + match[2], text))
+    paper.FIGURES.mkdir(parents=True, exist_ok=True)
+    (paper.FIGURES / f"figure5-{name}.json").write_text(json.dumps(run, indent=1) + "\n")
+    draw(run, paper.FIGURES / f"figure5-{name}.png")
+    paper.put(f"figure5: {name}", section(run, name))
 
 
 main()
