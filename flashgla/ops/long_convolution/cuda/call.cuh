@@ -7,11 +7,13 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
 #include "flashgla/base/tensor.h"
+#include "flashgla/ops/cuda/lines.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
 
 using flashgla::cuda::from_float;
 using flashgla::cuda::to_float;
+using ops::cuda::Lines;
 
 // A sequence goes by transforms where its direct sum has more products of pairs than this (twice what a lane of the
 // transform's kernel would do in the same time).
@@ -19,19 +21,6 @@ constexpr std::int64_t kMostDirect = 512 * 512;
 __host__ __device__ constexpr bool by_transforms(std::int64_t length, std::int64_t past) {
   return length * (2 * past + length) > kMostDirect;
 }
-
-// A tensor [B,T,D], its last dimension contiguous.
-template <class T>
-struct Lines {
-  T* data;
-  std::int64_t line_stride, token_stride;
-
-  explicit Lines(const TensorView& view)
-      : data(static_cast<T*>(view.data)), line_stride(view.stride[0]), token_stride(view.stride[1]) {}
-  __device__ __forceinline__ T& at(std::int64_t line, std::int64_t t, std::int64_t d) const {
-    return data[line * line_stride + t * token_stride + d];
-  }
-};
 
 // A sequence: number n, tokens [begin, begin + length) of its line behind `past` others.
 struct Place {
@@ -53,6 +42,7 @@ struct Call {
   std::int64_t lines, length, channels, sequences;
   bool transforms;  // long sequences are left to the transforms' kernels
 
+  __device__ __forceinline__ std::int64_t boundary(std::int64_t n) const { return cu_seqlens[n]; }
   __device__ __forceinline__ Place place_of(std::int64_t n) const {
     const std::int64_t before = positions == nullptr ? 0 : positions[n];
     if (cu_seqlens == nullptr) return {n, n, 0, length, before};
@@ -61,17 +51,12 @@ struct Call {
   // The sequence that token t of a line belongs to.
   __device__ __forceinline__ Place place_at(std::int64_t line, std::int64_t t) const {
     if (cu_seqlens == nullptr) return place_of(line);
-    std::int64_t low = 0, high = sequences;  // the last that begins at or before t
-    while (high - low > 1) {
-      const std::int64_t middle = (low + high) / 2;
-      (cu_seqlens[middle] <= t ? low : high) = middle;
-    }
-    return place_of(low);
+    return place_of(ops::cuda::sequence_at(*this, t));
   }
   // x at an index; 0 outside the sequence.
   __device__ __forceinline__ float token(const Place& place, std::int64_t index, std::int64_t d) const {
     if (index < 0 || index >= place.past + place.length) return 0.0f;
-    if (index >= place.past) return to_float(x.at(place.line, place.begin + index - place.past, d));
+    if (index >= place.past) return to_float(*x.at(place.line, place.begin + index - place.past, d));
     const std::int64_t at = (place.n * room + index) * channels + d;
     return wide_past ? static_cast<const float*>(past)[at] : to_float(static_cast<const __nv_bfloat16*>(past)[at]);
   }

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kDirectThreads) sum_kernel(Call<T> call, Lines
     if (kBackward) {
       // out(index + i) = sum over s from index on of from(s) f(s - index - i)
       accumulate<false>(
-          0, last - index, [&](std::int64_t s) { return to_float(from.at(place.line, t + s, d)); }, filter, sums);
+          0, last - index, [&](std::int64_t s) { return to_float(*from.at(place.line, t + s, d)); }, filter, sums);
     } else {
       // out(index + i) = sum over s of x(s) f(index + i - s): from the newest token back, as sum over u of
       // x(index + kSide - 1 - u) f(u - (kSide - 1) + i)
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kDirectThreads) sum_kernel(Call<T> call, Lines
 #pragma unroll
     for (int i = 0; i < kSide; ++i) {
       if (t + i >= stop) break;
-      const float own = kBackward ? to_float(from.at(place.line, t + i, d)) : call.token(place, index + i, d);
-      out.at(place.line, t + i, d) = from_float<T>(fmaf(call.skip[d], own, sums[i]));
+      const float own = kBackward ? to_float(*from.at(place.line, t + i, d)) : call.token(place, index + i, d);
+      *out.at(place.line, t + i, d) = from_float<T>(fmaf(call.skip[d], own, sums[i]));
     }
     t = stop;
   }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kDirectThreads)
     // Tokens before the past have none of it: those from where x(t - first) is there on.
     const std::int64_t begin = where.first > place.past ? where.first - place.past : 0;
     accumulate<false>(
-        begin, place.length, [&](std::int64_t t) { return to_float(dy.at(place.line, place.begin + t, d)); },
+        begin, place.length, [&](std::int64_t t) { return to_float(*dy.at(place.line, place.begin + t, d)); },
         [&](std::int64_t t) { return call.token(place, place.past + t - where.first, d); }, totals);
   }
 #pragma unroll
@@ -139,10 +139,10 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(Call<T> call, Lines<
   }
   __syncthreads();
   if (!there || warp > 0) return;
-  float sum = (call.filter[d] + call.skip[d]) * to_float(call.x.at(n, 0, d));
+  float sum = (call.filter[d] + call.skip[d]) * to_float(*call.x.at(n, 0, d));
 #pragma unroll
   for (int i = 0; i < kStepWarps; ++i) sum += sums[i][lane];
-  y.at(n, 0, d) = from_float<T>(sum);
+  *y.at(n, 0, d) = from_float<T>(sum);
 }
 
 }  // namespace flashgla::ops::long_convolution::cuda

@@ -1,6 +1,7 @@
 // A thread walks through a segment of a line's tokens with a few neighbouring channels; what it reads of some tokens is
 // asked for at once.
 #include "flashgla/ops/cuda/each_element.cuh"
+#include "flashgla/ops/cuda/lines.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/token_shift/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
@@ -9,6 +10,9 @@ namespace flashgla::ops::token_shift {
 
 namespace {
 
+using ops::cuda::Place;
+using ops::cuda::place_after;
+using ops::cuda::place_at;
 using ops::cuda::Vector;
 using bf16 = __nv_bfloat16;
 
@@ -23,36 +27,9 @@ struct Call {
   const float* mu;                 // [M,D]
   const float* initial_state;      // [N,D]; null: zeros
 
+  __device__ __forceinline__ std::int64_t boundary(std::int64_t n) const { return cu_seqlens[n]; }
   __host__ __device__ std::int64_t segments() const { return (length + kSegment - 1) / kSegment; }  // of a line
 };
-
-// A sequence: tokens [begin, end) of its line.
-struct Place {
-  std::int64_t n, begin, end;
-};
-
-__device__ __forceinline__ Place place_of(const Call& call, std::int64_t n) {
-  return {n, call.cu_seqlens[n], call.cu_seqlens[n + 1]};
-}
-
-// The sequence that token t of a line belongs to.
-__device__ __forceinline__ Place place_at(const Call& call, std::int64_t line, std::int64_t t) {
-  if (call.cu_seqlens == nullptr) return {line, 0, call.length};
-  std::int64_t low = 0, high = call.sequences;  // the last that begins at or before t
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (call.cu_seqlens[middle] <= t ? low : high) = middle;
-  }
-  return place_of(call, low);
-}
-
-// The sequence after `place`'s that has a token at t, its end.
-__device__ __forceinline__ Place place_after(const Call& call, Place place, std::int64_t t) {
-  do {
-    place = place_of(call, place.n + 1);
-  } while (place.end <= t);
-  return place;
-}
 
 // A tensor [B,T,D] or [M,B,T,D] in a kernel, D contiguous.
 template <class T>

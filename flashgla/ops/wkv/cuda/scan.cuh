@@ -8,11 +8,17 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
+#include "flashgla/ops/cuda/lines.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 
 namespace flashgla::ops::wkv::cuda {
 
 using flashgla::cuda::Vector;
+using ops::cuda::Lines;
+using ops::cuda::Place;
+using ops::cuda::place_after;
+using ops::cuda::place_at;
+using ops::cuda::place_of;
 
 constexpr int kThreads = 128;
 constexpr int kChunk = 8;  // tokens
@@ -20,20 +26,6 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kEmpty = -1e30f;  // the exponent of nothing
 
 __device__ __forceinline__ float exponential(float x) { return ops::cuda::power_of_two(kLog2E * x); }
-
-// A tensor [B,T,E], its last dimension contiguous.
-template <class T>
-struct Lines {
-  T* data = nullptr;
-  std::int64_t line_stride = 0, token_stride = 0;
-
-  Lines() = default;
-  explicit Lines(const TensorView& view)
-      : data(static_cast<T*>(view.data)), line_stride(view.stride[0]), token_stride(view.stride[1]) {}
-  __device__ __forceinline__ T* at(std::int64_t line, std::int64_t t, int channel) const {
-    return data + line * line_stride + t * token_stride + channel;
-  }
-};
 
 // What every kernel of a call knows.
 template <class T>
@@ -47,38 +39,9 @@ struct Call {
   std::int64_t segment;   // tokens of one, a multiple of kChunk
   std::int64_t segments;  // of a line
   float* prefixes;        // [lines,segments,3,E]: of a segment alone, then what it starts from; null with one segment
+
+  __device__ __forceinline__ std::int64_t boundary(std::int64_t n) const { return cu_seqlens[n]; }
 };
-
-// A sequence: tokens [begin, end) of its line.
-struct Place {
-  std::int64_t n, begin, end;
-};
-
-template <class T>
-__device__ __forceinline__ Place place_of(const Call<T>& call, std::int64_t n) {
-  return {n, call.cu_seqlens[n], call.cu_seqlens[n + 1]};
-}
-
-// The sequence that token t of a line belongs to.
-template <class T>
-__device__ __forceinline__ Place place_at(const Call<T>& call, std::int64_t line, std::int64_t t) {
-  if (call.cu_seqlens == nullptr) return {line, 0, call.length};
-  std::int64_t low = 0, high = call.sequences;  // the last that begins at or before t
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (call.cu_seqlens[middle] <= t ? low : high) = middle;
-  }
-  return place_of(call, low);
-}
-
-// The sequence after `place`'s that has a token at t, its end.
-template <class T>
-__device__ __forceinline__ Place place_after(const Call<T>& call, Place place, std::int64_t t) {
-  do {
-    place = place_of(call, place.n + 1);
-  } while (place.end <= t);
-  return place;
-}
 
 // Where a thread stands: its segment's tokens, its first channel.
 struct Where {
