@@ -9,6 +9,7 @@ python=$(scripts/python_environment.sh build/python-environment \
   'nanobind>=2.4' numpy ml_dtypes pytest --no-deps tokenizers)
 scripts/build.sh release -- -DFLASHGLA_TESTS=ON -DFLASHGLA_PYTHON=ON -DPython_EXECUTABLE="$python"
 
+. scripts/temporary_files.sh
 echo "Testing"
 log=build/test.log
 status=0

@@ -51,12 +51,13 @@ mend[tidy]="the sources named above; one alone: python3 scripts/checks/tidy.py b
 
 # Readers, writers and models: what meets bytes that somebody else made. The longest first.
 tested=(model train text base data generate)
-# Left out: what measures rounding, which takes half of the time and runs nothing that others do not.
+# Left out: what measures rounding, half of the time; test.sh runs it.
 numeric='*FiniteDifferences*:*Rounding*'
 step_sanitize() {
   local folder programs=() failed=0
   for folder in "${tested[@]}"; do programs+=("flashgla_${folder}_test"); done
   scripts/build.sh sanitize fuzz "${programs[@]}" || return 1
+  . scripts/temporary_files.sh
   export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive GTEST_TOTAL_SHARDS=2
   rm -f build-sanitize/*.failed
   # shellcheck disable=SC2016  # the inner shell's

@@ -428,7 +428,9 @@ TEST(Reference, LogitsAreTheirGates) {
       return dot(results.out.o, logits.d_out.d_o) + dot(results.out.ht, logits.d_out.d_ht);
     };
     EXPECT_EQ(check_gradient("dg", logits.in.g, actual.d_in.dg, loss, 24, 1e-5, 1e-7), "");
-    if (logits.in.gv) EXPECT_EQ(check_gradient("dgv", logits.in.gv, actual.d_in.dgv, loss, 24, 1e-5, 1e-7), "");
+    if (logits.in.gv) {
+      EXPECT_EQ(check_gradient("dgv", logits.in.gv, actual.d_in.dgv, loss, 24, 1e-5, 1e-7), "");
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "flashgla/base/memory.h"
 #include "flashgla/ops/wkv/implementations.h"
 #include "flashgla/ops/wkv/tests/cases.h"
 #include "testing/compare.h"
@@ -11,7 +12,7 @@ namespace {
 
 TEST(Wkv, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
-  const std::vector<Form> forms = {
+  std::vector<Form> forms = {
       {1, 1, 1},
       {2, 7, 3},
       {3, 50, 40},
@@ -23,9 +24,9 @@ TEST(Wkv, EveryImplementationAgreesWithTheReference) {
       {1, 700, 66},                      // several segments of time
       {1, 650, 32, {5, 300, 301, 650}},  // and sequences within and across them
       {2, 300, 70, {}, true, true, 5.0, -6.0},
-      {32, 300, 112},  // on Hopper by tiles
-      {33, 130, 128, {}, true, false},
   };
+  // On Hopper by tiles; elsewhere nothing that the forms before do not have.
+  if (cuda_device_count() > 0) forms.insert(forms.end(), {{32, 300, 112}, {33, 130, 128, {}, true, false}});
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
