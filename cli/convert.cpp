@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "cli/checks.h"
 #include "cli/progress.h"
@@ -15,6 +17,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/quantise.h"
+#include "flashgla/ops/quantised_linear/quantised_linear.h"
 #include "flashgla/text/tokenizer.h"
 #include "flashgla/train/run_folder.h"
 
@@ -70,6 +73,18 @@ void copy_companions(const std::string& in, const std::string& out) {
   }
 }
 
+// "f32", or "q4, q8 and f32": how a model's weights are stored.
+std::string name_of_weights(const model::LanguageModel& model) {
+  std::set<std::string> formats;
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    if (!ops::quantised_linear::is_packed(parameter->value)) continue;
+    formats.insert(ops::quantised_linear::name_of(ops::quantised_linear::format_of(parameter->value)));
+  }
+  std::string names;
+  for (const std::string& format : formats) names += (names.empty() ? "" : ", ") + format;
+  return names + (names.empty() ? "" : " and ") + name_of(model.dtype());
+}
+
 void run_convert(const ConvertArguments& arguments) {
   const std::string in = train::find_model_folder(arguments.in);
   model::LoadOptions load;
@@ -113,7 +128,7 @@ void run_convert(const ConvertArguments& arguments) {
   copy_companions(in, arguments.out);
   fmt::print("{}: {} parameters as {}, {}\n", arguments.out,
              format_count(static_cast<double>(model->parameters().count())),
-             quantise ? arguments.quantise + " and " + name_of(model->dtype()) : name_of(model->dtype()),
+             quantise ? arguments.quantise + " and " + name_of(model->dtype()) : name_of_weights(*model),
              format_bytes(static_cast<double>(model->parameters().value_bytes())));
 }
 

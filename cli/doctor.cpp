@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -22,6 +23,8 @@
 #include "flashgla/base/threads.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/matmul/plans.h"
+#include "flashgla/ops/quantised_linear/implementations.h"
+#include "flashgla/ops/quantised_linear/quantise.h"
 #include "testing/compare.h"
 #include "testing/random.h"
 
@@ -124,6 +127,36 @@ void check_implementations(Report& report, Device device) {
   }
 }
 
+// The same of products with weights of 8 and 4 bits, the first of which a step takes.
+void check_quantised(Report& report) {
+  namespace quantised = ops::quantised_linear;
+  constexpr std::int64_t kRows = 3, kIn = 100, kOut = 40;
+  const Tensor x = testing::random_normal({kRows, kIn}, DType::f32, 1);
+  const Tensor values = testing::random_normal({kOut, kIn}, DType::f32, 2);
+  for (const quantised::Implementation& implementation : quantised::implementations()) {
+    const std::string what = std::string("q8, q4 by ") + implementation.name;
+    double error = 0.0;
+    std::string wrong;
+    for (const quantised::Format format : {quantised::Format::q8, quantised::Format::q4}) {
+      const Tensor packed = Tensor::zeros(quantised::packed_shape(format, kOut, kIn), DType::u8);
+      const Tensor expected = Tensor::empty({kRows, kOut}, DType::f32), y = Tensor::empty({kRows, kOut}, DType::f32);
+      Context context;
+      quantised::quantise(context, values, {}, packed);
+      context.force_implementation("reference");
+      quantised::run(context, x, packed, expected);
+      context.force_implementation(implementation.name);
+      quantised::run(context, x, packed, y);
+      wrong += testing::check_close(quantised::name_of(format), y, expected, 1e-4);
+      error = std::max(error, testing::difference(y, expected).relative);
+    }
+    if (wrong.empty()) {
+      report.line(what.c_str(), fmt::format("right (relative error {:.1e})", error));
+    } else {
+      report.problem(what.c_str(), wrong, "please report this with the processor's name");
+    }
+  }
+}
+
 #ifdef FLASHGLA_CUDA
 // From this process' first touch of the driver to the first result of forward and backward: nothing is compiled or
 // tuned when a kernel first runs, so this is CUDA's own start and little else.
@@ -209,6 +242,7 @@ void run_doctor() {
   report.line("CUDA", "not in this build (configure with -DFLASHGLA_CUDA=ON)");
 #endif
   check_implementations(report, Device::cpu());
+  check_quantised(report);
   for (int index = 0; index < devices; ++index) check_implementations(report, Device::cuda(index));
   fmt::print("{}\n",
              report.healthy ? "All is well. Next: flashgla train --help" : "Something needs attention: see above.");
@@ -219,7 +253,7 @@ void run_doctor() {
 
 void add_doctor(CLI::App& app) {
   app.add_subcommand("doctor",
-                     "Says what this machine can run (processor, memory, GPUs, programs) and checks every kernel")
+                     "Says what this machine can run (processor, memory, GPUs, programs) and checks its kernels")
       ->callback(run_doctor);
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "cli/progress.h"
 #include "cli/verbs.h"
@@ -33,7 +34,7 @@ struct InfoArguments {
 struct Files {
   std::vector<std::string> weights;
   std::uint64_t bytes = 0;
-  std::string dtype;  // of the embeddings
+  std::string dtype;  // of the embeddings; where matrices are of 8 or 4 bits, their formats
   std::string layout;
   std::vector<std::string> tokenizer;
   // Matrices of 8 or 4 bits: how many tensors in each format, how many bytes. Empty: all in floats.
@@ -54,16 +55,16 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
     files.bytes += fs::file_size(file.path());
   }
   const model::StoredTensor* embeddings = weights.find("model.embeddings.weight");
-  files.dtype = embeddings == nullptr ? "?" : embeddings->dtype == "U8" ? "8 bits" : embeddings->dtype;
+  files.dtype = embeddings == nullptr ? "?" : embeddings->dtype;
   std::map<std::string, std::pair<std::int64_t, std::uint64_t>> formats;
-  bool packed = false;
+  std::set<std::string> packed;
   for (const model::SafetensorsReader& file : weights.files) {
     for (const model::StoredTensor& tensor : file.tensors()) {
       std::string format = tensor.dtype;
       for (const auto row : {quantised_linear::Format::q8, quantised_linear::Format::q4}) {
         if (tensor.dtype == "U8" && tensor.shape.size() == 3 && tensor.shape[2] == quantised_linear::block_bytes(row)) {
           format = quantised_linear::name_of(row);
-          packed = true;
+          packed.insert(format);
         }
       }
       auto& [tensors, bytes] = formats[format];
@@ -71,7 +72,10 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
       bytes += tensor.end - tensor.begin;
     }
   }
-  if (packed) files.formats = std::move(formats);
+  if (!packed.empty()) {
+    files.formats = std::move(formats);
+    files.dtype = packed.size() == 1 ? *packed.begin() : "q4 and q8";
+  }
   const model::StoredTensor* gate = weights.find("model.layers.0.mlp.gate_proj.weight");
   const bool fused = gate != nullptr && !gate->shape.empty() && gate->shape[0] == 2 * config.mlp_dim();
   files.layout = fused ? "Hugging Face, MLP gate and up projections fused (before 2025-02)" : "Hugging Face";

@@ -25,6 +25,8 @@ for preset in q8 q4 q4-safe; do
   succeeds 'nats|loss' evaluate $preset --data tokens --limit 2 --quiet
 done
 succeeds '.' convert run some --quantise q4 --quantise-only mlp --quiet
+succeeds 'as q4, q8 and' convert q4 copied-q4 --quiet
+succeeds '[(].*, q4 and q8[)]' info copied-q4
 succeeds '.' convert q4 decoded --dtype bf16
 succeeds '.' generate decoded --prompt One --max-tokens 5 --mmap
 succeeds '.' generate q4 --prompt One --max-tokens 5 --save-state q4.state
@@ -37,6 +39,8 @@ refuses '8 or 4 bits' train --data tokens --initial-weights q4 --steps 1 --out a
 refuses '8 or 4 bits already' convert q4 out --quantise q8
 refuses 'q8, q4, q4-safe' convert run out --quantise q3
 refuses 'quantise' convert run out --quantise-only mlp
+refuses 'no matrix with .nosuch. in its name becomes q4; those that do: .*down_proj' \
+  convert run out --quantise q4 --quantise-only nosuch
 
 refuses 'no-such-model' convert no-such-model out
 refuses 'int3' convert run out --dtype int3

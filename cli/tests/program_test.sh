@@ -21,6 +21,7 @@ refuses '--no-such-flag' doctor --no-such-flag
 refuses '--no-such-flag' plot run --no-such-flag
 
 succeeds 'cpu_chunk +right' doctor
+succeeds 'q8, q4 by portable +right' doctor
 succeeds 'All is well' doctor
 
 succeeds '341,707,776' info gla-340m

@@ -1,5 +1,6 @@
 #include "flashgla/model/quantise.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -54,6 +55,20 @@ void require_finite(const nn::Parameter& parameter, const TensorView& values) {
   }
 }
 
+// Names of the matrices that a preset packs, without their layers' names.
+std::string names_of_matrices(const LanguageModel& model, const QuantisationPreset& preset) {
+  std::vector<std::string> names;
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    if (!preset.of(parameter->quantisation)) continue;
+    const std::size_t end = parameter->name.rfind(".weight"), begin = parameter->name.rfind('.', end - 1) + 1;
+    const std::string name = parameter->name.substr(begin, end - begin);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
 }  // namespace
 
 std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const QuantiseOptions& options) {
@@ -67,6 +82,11 @@ std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const Quanti
     return nn::Placement{wanted ? options.preset.of(parameter.quantisation) : std::nullopt, nullptr};
   };
   auto result = std::make_unique<LanguageModel>(model.config(), model.dtype(), Device::cpu(), false, place);
+  if (!result->parameters().packed()) {
+    const std::string known = names_of_matrices(model, options.preset);
+    throw Error("quantise: no matrix with '" + options.only + "' in its name becomes " + options.preset.name +
+                (known.empty() ? "; this model has none that do" : "; those that do: " + known));
+  }
   const auto& from = model.parameters().parameters();
   const auto& to = result->parameters().parameters();
   Context context;
