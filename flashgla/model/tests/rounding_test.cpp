@@ -70,7 +70,10 @@ TEST_P(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
   config.num_hidden_layers = 2;
   config.vocab_size = 259;
   config.set("num_heads", config.model_type == "gla" ? "2" : "1");
+  bool another = false;
   for (const Device device : testing::test_devices()) {
+    if (device.kind == Device::Kind::cpu) continue;  // the yardstick itself
+    another = true;
     std::map<std::string, std::vector<double>> ratios;
     for (std::uint64_t seed = 1; seed <= 10; ++seed) {
       LanguageModel cpu(config, DType::bf16, Device::cpu(), true), here(config, DType::bf16, device, true);
@@ -87,6 +90,7 @@ TEST_P(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
     }
     for (const auto& [name, row] : ratios) EXPECT_LE(median(row), 1.5) << name_of(device) << " " << name;
   }
+  if (!another) GTEST_SKIP() << "no device but the CPU, which is the yardstick";
 }
 
 }  // namespace
