@@ -45,6 +45,7 @@ wait $process
 holds 'and leaves well' test $? -eq 0
 
 refuses 'no-such-model' generate no-such-model --prompt x
+refuses 'no checkpoints\); did you mean .*run\?' generate . --prompt x
 refuses 'temperature' generate run --prompt x --temperature -1
 refuses 'top-p' generate run --prompt x --top-p 2
 refuses 'max-tokens' generate run --prompt x --max-tokens -5

@@ -163,12 +163,29 @@ std::string verify_checkpoint(const std::string& path) {
   }
 }
 
+namespace {
+
+// For the error's end: a folder in this one that is a model or a run; empty where there is none.
+std::string model_below(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::error_code unreadable;
+  for (const auto& entry : fs::directory_iterator(folder, unreadable)) {
+    if (fs::is_regular_file(entry.path() / "config.json") || fs::is_directory(entry.path() / "checkpoints")) {
+      found.push_back(entry.path().string());
+    }
+  }
+  return found.empty() ? "" : "; did you mean " + *std::min_element(found.begin(), found.end()) + "?";
+}
+
+}  // namespace
+
 std::string find_model_folder(const std::string& path, const std::string& which) {
   const fs::path given(path);
   if (fs::is_regular_file(given / "config.json")) return path;
   const fs::path folder = given / "checkpoints";
   if (!fs::is_directory(folder)) {
-    throw Error(path + ": neither a model (no config.json) nor a run of `flashgla train` (no checkpoints)");
+    throw Error(path + ": neither a model (no config.json) nor a run of `flashgla train` (no checkpoints)" +
+                model_below(given));
   }
   std::string name = which;
   if (which == "latest" || which == "best") {
