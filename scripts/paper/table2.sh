@@ -6,9 +6,9 @@
 # values' channels and of both, and GLA with 1 and 8 heads. What is trained already is not trained again. OUT/table2.txt
 # has the result beside the paper's, OUT/table2.json its numbers; table2.py writes them into docs/PAPER.md.
 #   small   configs/char-level.json's size, bytes of one text of about 1 MB: minutes a run on two cores
-#   medium  25M parameters, for a GPU: a TEXT of 100 MB and more
-# N jobs train side by side (1). Gates' logarithms are divided by the normalizer (16, the paper's). Without a text
-# stories of 1 MB are made.
+#   medium  25M parameters, for a GPU: 98M tokens a run, about a minute each on an H200 (--steps for fewer)
+# N jobs train side by side (1). Gates' logarithms are divided by the normalizer (16, the paper's). Without a text small
+# makes stories of 1 MB, and medium takes the sources of this machine's Python (python_sources.py).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
@@ -32,24 +32,28 @@ while [ $# -gt 0 ]; do
 done
 case $size in
   small)
+    validation=0.1
     shape='"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 320, "initializer_range": 0.05'
     flags=(--config "$root/configs/char-level.json") ;;
   medium)
+    validation=0.01
     shape='"hidden_size": 384, "num_hidden_layers": 12'
     flags=(--batch-tokens 65536 --sequence-length 1024 --learning-rate 1e-3 --initial-learning-rate 1e-4
            --final-learning-rate 1e-4 --weight-decay 0.1 --evaluate-every 0 --checkpoint-every 0)
     steps=${steps:-1500} ;;
   *) echo "error: the size is $size; expected small or medium" >&2; exit 2 ;;
 esac
-[ "$size" = small ] || [ -n "$text" ] || { echo "error: medium needs a text" >&2; exit 2; }
 [ -z "$steps" ] || flags+=(--steps "$steps")
 mkdir -p "$out"
-if [ -z "$text" ]; then
+if [ -z "$text" ] && [ "$size" = medium ]; then
+  text=$out/python-sources.jsonl
+  [ -f "$text" ] || python3 "$root/scripts/paper/python_sources.py" "$text"
+elif [ -z "$text" ]; then
   text=$out/stories.jsonl
   [ -f "$text" ] || "$flashgla" data stories --megabytes 1 --seed 1 --out "$text" --quiet
 fi
 if [ ! -f "$out/tokens/data.json" ] && [ ! -f "$text/data.json" ]; then
-  "$flashgla" data prepare "$text" --out "$out/tokens" --tokenizer byte --validation 0.1 --quiet
+  "$flashgla" data prepare "$text" --out "$out/tokens" --tokenizer byte --validation "$validation" --quiet
 fi
 tokens=$text
 [ ! -f "$out/tokens/data.json" ] || tokens=$out/tokens
