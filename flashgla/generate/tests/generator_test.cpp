@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -13,11 +12,11 @@
 
 #include "flashgla/base/file.h"
 #include "flashgla/text/utf8.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla::generate {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -26,11 +25,9 @@ class GeneratorTest : public ::testing::Test {
   GeneratorTest()
       : model_(config(), DType::f32, Device::cpu(), false),
         tokenizer_(text::make_byte_tokenizer()),
-        generator_(context_, model_, *tokenizer_),
-        file_(fs::temp_directory_path() / ("flashgla_session_" + std::to_string(::getpid()))) {
+        generator_(context_, model_, *tokenizer_) {
     model_.parameters().initialize(3);
   }
-  ~GeneratorTest() override { fs::remove(file_); }
 
   static model::ModelConfig config() {
     model::ModelConfig result;
@@ -71,7 +68,8 @@ class GeneratorTest : public ::testing::Test {
   model::LanguageModel model_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   Generator generator_;
-  std::string file_;
+  flashgla::testing::TemporaryFolder folder_;
+  std::string file_ = folder_ / "session";
 };
 
 TEST_F(GeneratorTest, EqualSeedsWriteEqualTexts) {

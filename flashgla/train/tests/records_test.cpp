@@ -1,7 +1,6 @@
 // Schedule and metrics: what needs no model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -10,6 +9,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/train/metrics.h"
 #include "flashgla/train/schedule.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla::train {
 namespace {
@@ -42,13 +42,6 @@ TEST(Schedule, WithoutWarmupOrRoomForTheCosine) {
 
 class MetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("flashgla_metrics_" + std::to_string(::getpid()));
-    std::filesystem::create_directories(folder_);
-    path_ = folder_ / "metrics.jsonl";
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static MetricsRow row(std::int64_t step) {
     MetricsRow result;
     result.step = step;
@@ -57,8 +50,8 @@ class MetricsTest : public ::testing::Test {
     return result;
   }
 
-  std::filesystem::path folder_;
-  std::filesystem::path path_;
+  flashgla::testing::TemporaryFolder folder_;
+  std::filesystem::path path_ = folder_ / "metrics.jsonl";
 };
 
 TEST_F(MetricsTest, RoundTripIsExact) {

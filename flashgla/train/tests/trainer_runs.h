@@ -3,11 +3,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +17,7 @@
 #include "flashgla/data/recall.h"
 #include "flashgla/train/trainer.h"
 #include "testing/devices.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla::train {
 
@@ -28,8 +29,8 @@ constexpr const char* kModel = R"({"hidden_size": 32, "num_hidden_layers": 2, "n
 class TrainerRuns : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    root_ = fs::temp_directory_path() / ("flashgla_trainer_" + std::to_string(::getpid()));
-    fs::create_directories(root_);
+    folder_ = std::make_unique<flashgla::testing::TemporaryFolder>();
+    root_ = folder_->path();
     prepare("one", "");
     prepare("many", "\n\n");
     data::RecallOptions task;
@@ -41,7 +42,7 @@ class TrainerRuns : public ::testing::Test {
     task.out = (root_ / "task").string();
     data::write_recall(task);
   }
-  static void TearDownTestSuite() { fs::remove_all(root_); }
+  static void TearDownTestSuite() { folder_.reset(); }
 
   // Text with something to learn: words of a small vocabulary, in paragraphs.
   static void prepare(const std::string& name, const std::string& separator) {
@@ -142,6 +143,7 @@ class TrainerRuns : public ::testing::Test {
 
   static void train(const TrainConfig& config) { EXPECT_EQ(Trainer(config, {}, false).run(), Outcome::finished); }
 
+  static inline std::unique_ptr<flashgla::testing::TemporaryFolder> folder_;
   static inline fs::path root_;
 };
 

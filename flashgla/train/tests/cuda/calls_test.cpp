@@ -8,6 +8,7 @@
 #include "flashgla/data/prepare.h"
 #include "flashgla/train/trainer.h"
 #include "testing/cuda/counted_calls.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla::train {
 namespace {
@@ -16,8 +17,8 @@ namespace fs = std::filesystem;
 
 TEST(CudaCalls, TheLoopAllocatesNothingAndWaitsForNothing) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-  const fs::path root = fs::temp_directory_path() / ("flashgla_calls_" + std::to_string(::getpid()));
-  fs::create_directories(root);
+  const flashgla::testing::TemporaryFolder folder;
+  const fs::path root = folder.path();
   std::ofstream text(root / "text.txt");
   for (int i = 0; i < 4000; ++i) text << "line " << i * 7919 % 1000 << (i % 13 == 0 ? "\n\n" : "\n");
   text.close();
@@ -54,7 +55,6 @@ TEST(CudaCalls, TheLoopAllocatesNothingAndWaitsForNothing) {
       fs::remove_all(config.out);
     }
   }
-  fs::remove_all(root);
 }
 
 }  // namespace
