@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that a machine with a CUDA GPU can show: tests, compute-sanitizer on small cases, the bench of the operators
 # and of the whole model. Ends by itself after GPU_CHECK_SECONDS at the latest.
-#   scripts/gpu_check.sh [BIN [OUT]] [-- BENCH_ARGUMENT...]
+#   scripts/gpu_check.sh [--help] [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
 # OUT: folder for logs, bench.txt, bench.json, sweep.txt and sweep.json (default build-cuda/gpu_check).
 # GPU_CHECK_SECONDS (1800): what has not ended by then is stopped, and failed. GPU_CHECK_SANITIZER_SECONDS (600): how
@@ -10,12 +10,31 @@
 # Ends with a line "GPU check: N passed, N failed"; exit code 0 only when nothing failed.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-bin=$root/build-cuda/bin out=$root/build-cuda/gpu_check
-[ $# -gt 0 ] && [ "$1" != -- ] && { bin=$1; shift; }
-[ $# -gt 0 ] && [ "$1" != -- ] && { out=$1; shift; }
-[ $# -gt 0 ] && shift
-test=$bin/flashgla_gated_linear_attention_test
-[ -x "$test" ] && [ -x "$bin/flashgla" ] || "$root/scripts/build_cuda.sh" || exit 1
+bin='' out=$root/build-cuda/gpu_check
+refuse() { echo "error: $*; see $0 --help" >&2; exit 2; }
+case ${1-} in --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+named=0
+while [ $# -gt 0 ] && [ "$1" != -- ]; do
+  case $1 in
+    -*) refuse "there is no argument '$1' (the bench's come behind --)" ;;
+    '') refuse "a folder without a name" ;;
+  esac
+  named=$((named + 1))
+  case $named in
+    1) bin=$1 ;;
+    2) out=$1 ;;
+    *) refuse "'$1' is one argument too many" ;;
+  esac
+  shift
+done
+[ $# -eq 0 ] || shift
+has_programs() { [ -x "$1/flashgla" ] && [ -x "$1/flashgla_gated_linear_attention_test" ]; }
+if [ -n "$bin" ]; then
+  has_programs "$bin" || refuse "BIN '$bin' has no flashgla and flashgla_gated_linear_attention_test"
+else
+  bin=$root/build-cuda/bin
+  has_programs "$bin" || "$root/scripts/build_cuda.sh" || exit 1
+fi
 mkdir -p "$out" || exit 1
 out=$(cd "$out" && pwd) bin=$(cd "$bin" && pwd)
 test=$bin/flashgla_gated_linear_attention_test
