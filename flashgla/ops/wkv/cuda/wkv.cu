@@ -5,7 +5,7 @@
 #include "flashgla/ops/weight_in_f32.h"
 #include "flashgla/ops/wkv/cuda/backward.cuh"
 #include "flashgla/ops/wkv/cuda/forward.cuh"
-#include "flashgla/ops/wkv/cuda/tiles.cuh"
+#include "flashgla/ops/wkv/cuda/tile_backward.cuh"
 #include "flashgla/ops/wkv/implementations.h"
 
 namespace flashgla::ops::wkv {
@@ -16,16 +16,26 @@ using bf16 = __nv_bfloat16;
 
 // Threads that fill a large GPU, with some loads each on their way; and the shortest segment of time worth a walk.
 constexpr std::int64_t kThreadsWanted = 131072, kLeastSegment = 64;
+// Blocks of tiles that fill it twice, and the fewest tiles of a part.
+constexpr std::int64_t kTileBlocksWanted = 512, kLeastTilesOfPart = 2;
 
 // How time is cut, by the sizes alone, so that neither memory nor bits depend on where tensors lie.
 struct Cut {
   std::int64_t segment, segments;
-  bool tiled;  // what tiles.cuh is for
+  bool tiled = false;      // what tiles.cuh is for
+  std::int64_t parts = 1;  // of a line, there
+  std::int64_t part = 0;   // tokens
 
-  Cut(const Sizes& sizes, bool packed) : segment(cuda::kTileSegment), segments(1), tiled(false) {
-    const std::int64_t lines = sizes.rows / std::max<std::int64_t>(sizes.length, 1);
-    tiled =
-        !packed && sizes.length >= cuda::kTileSegment && lines * ((sizes.channels + 31) / 32) >= cuda::kLeastTileBlocks;
+  Cut(const Sizes& sizes, bool packed) : segment(cuda::kTileSegment), segments(1) {
+    const std::int64_t lines = std::max<std::int64_t>(sizes.rows / std::max<std::int64_t>(sizes.length, 1), 1);
+    const std::int64_t blocks = std::max<std::int64_t>(lines * ((sizes.channels + 31) / 32), 1);
+    if (blocks < cuda::kLeastTileBlocks) {
+      const std::int64_t wanted = (kTileBlocksWanted + blocks - 1) / blocks;
+      part = (sizes.length + wanted - 1) / wanted;
+      part = std::max((part + cuda::kPartTokens - 1) / cuda::kPartTokens, kLeastTilesOfPart) * cuda::kPartTokens;
+      parts = std::max<std::int64_t>((sizes.length + part - 1) / part, 1);
+    }
+    tiled = !packed && sizes.length >= cuda::kTileSegment && blocks * parts >= cuda::kLeastTileBlocks;
     if (tiled) {
       segments = (sizes.length + segment - 1) / segment;
       return;
@@ -100,8 +110,17 @@ void with_element(const Inputs& in, const Run& run) {
   in.k.dtype == DType::f32 ? run(float{}) : run(bf16{});
 }
 
-std::int64_t tile_blocks_of(const Inputs& in, int across) {
-  return in.k.size(0) * ((in.k.size(2) + across - 1) / across);
+std::int64_t tile_blocks_of(const Inputs& in, const cuda::Parts& parts, int across) {
+  return in.k.size(0) * parts.count * ((in.k.size(2) + across - 1) / across);
+}
+
+// Parts of a call's lines, their ends in scratch.
+cuda::Parts parts_of(Context& context, const Inputs& in) {
+  const Cut cut(Sizes(in), static_cast<bool>(in.cu_seqlens));
+  if (!cut.tiled || cut.parts == 1) return {};
+  const Shape shape({in.k.size(0) * cut.parts, 3, in.k.size(2)});
+  const TensorView ends = context.scratch().tensor(shape, DType::f32, "wkv: states");
+  return {cut.part, cut.parts, static_cast<float*>(ends.data)};
 }
 
 std::int64_t blocks_of(std::int64_t threads) { return (threads + cuda::kThreads - 1) / cuda::kThreads; }
@@ -111,9 +130,18 @@ std::int64_t blocks_of(const cuda::Call<T>& call, int each) {
   return blocks_of(call.lines * call.segments * (call.channels / each));
 }
 
+// Makes the ends of parts what each starts from, or backward receives.
+template <class T, bool kForward>
+void join_parts(Context& context, cuda::Call<T> call, const cuda::Parts& parts) {
+  call.segment = parts.tokens;
+  call.segments = parts.count;
+  ops::cuda::queue_kernel(context, "wkv", cuda::join_kernel<T, kForward>, blocks_of(call.lines * call.channels),
+                          cuda::kThreads, 0, call, parts.ends);
+}
+
 // y and ht absent: only the prefixes.
 void run_forward(Context& context, const Inputs& in, const Parameters& parameters, const TensorView& prefixes,
-                 const TensorView& y, const TensorView& ht) {
+                 const cuda::Parts& parts, const TensorView& y, const TensorView& ht) {
   if (ht && (in.cu_seqlens || in.k.size(1) == 0)) {  // of sequences without a token
     in.h0 ? context.queue().copy(ht.data, in.h0.data, ht.bytes()) : context.queue().zero(ht.data, ht.bytes());
   }
@@ -121,10 +149,18 @@ void run_forward(Context& context, const Inputs& in, const Parameters& parameter
   if (by_tiles(context, in, {&in.k, &in.v, &in.r, &y})) {
     return with_element(in, [&](auto zero) {
       using T = decltype(zero);
-      ops::cuda::queue_kernel(context, "wkv", cuda::tile_forward_kernel<T>,
-                              tile_blocks_of(in, 32 * cuda::kForwardChannels<T>), cuda::kForwardThreads,
-                              cuda::kForwardTileBytes<T>, call_of<T>(in, parameters, prefixes),
-                              y ? cuda::Lines<T>(y) : cuda::Lines<T>(), static_cast<float*>(ht.data));
+      const cuda::Call<T> call = call_of<T>(in, parameters, prefixes);
+      const cuda::Lines<T> to = y ? cuda::Lines<T>(y) : cuda::Lines<T>();
+      const auto queue = [&](auto* kernel) {
+        ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, 32 * cuda::kForwardChannels<T>),
+                                cuda::kForwardThreads, cuda::kForwardTileBytes<T>, call, parts, to,
+                                static_cast<float*>(ht.data));
+      };
+      if (parts.count > 1) {
+        queue(cuda::tile_forward_kernel<T, true>);
+        join_parts<T, true>(context, call, parts);
+      }
+      queue(cuda::tile_forward_kernel<T, false>);
     });
   }
   with_type({&in.k, &in.v, &in.r, &y}, [&](auto zero, auto each) {
@@ -153,16 +189,18 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
   const Parameters parameters = parameters_of(context, in);
   const TensorView prefixes = prefixes_of(context, in, out.kept);
-  if (!context.planning()) run_forward(context, in, parameters, prefixes, out.y, out.ht);
+  const cuda::Parts parts = parts_of(context, in);
+  if (!context.planning()) run_forward(context, in, parameters, prefixes, parts, out.y, out.ht);
 }
 
-// Gradients of parameters by [lines * segments,E], to be added.
+// Gradients of parameters by [lines * segments,E] or [lines * parts,E], to be added.
 struct PartialGradients {
   TensorView decay, first;
 };
 
 void backward_by_tiles(Context& context, const Inputs& in, const Parameters& parameters, const TensorView& prefixes,
-                       const TensorView& dy, const InputGradients& to, const PartialGradients& sums) {
+                       const cuda::Parts& parts, const TensorView& dy, const InputGradients& to,
+                       const PartialGradients& sums) {
   with_element(in, [&](auto zero) {
     using T = decltype(zero);
     const cuda::TileGradients<T> gradients{cuda::Lines<T>(dy),
@@ -171,9 +209,16 @@ void backward_by_tiles(Context& context, const Inputs& in, const Parameters& par
                                            cuda::Lines<T>(to.dr),
                                            static_cast<float*>(sums.decay.data),
                                            static_cast<float*>(sums.first.data)};
-    ops::cuda::queue_kernel(context, "wkv", cuda::tile_backward_kernel<T>, tile_blocks_of(in, 32),
-                            cuda::kBackwardThreads, cuda::kBackwardTileBytes<T>, call_of<T>(in, parameters, prefixes),
-                            gradients);
+    const cuda::Call<T> call = call_of<T>(in, parameters, prefixes);
+    const auto queue = [&](auto* kernel) {
+      ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, 32), cuda::kBackwardThreads,
+                              cuda::kBackwardTileBytes<T>, call, parts, gradients);
+    };
+    if (parts.count > 1) {
+      queue(cuda::tile_backward_kernel<T, true>);
+      join_parts<T, false>(context, call, parts);
+    }
+    queue(cuda::tile_backward_kernel<T, false>);
   });
 }
 
@@ -214,9 +259,10 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, c
   const Parameters parameters = parameters_of(context, in);
   const TensorView prefixes = prefixes_of(context, in, kept);
   const bool tiles = by_tiles(context, in, {&in.k, &in.v, &in.r, &dy});
-  const std::int64_t lines = in.k.size(0), parts = tiles ? lines : lines * cut.segments;
-  const PartialGradients sums{scratch.tensor({parts, sizes.channels}, DType::f32, "wkv: sums"),
-                              scratch.tensor({parts, sizes.channels}, DType::f32, "wkv: sums")};
+  const cuda::Parts parts = parts_of(context, in);
+  const std::int64_t lines = in.k.size(0), rows = lines * (tiles ? parts.count : cut.segments);
+  const PartialGradients sums{scratch.tensor({rows, sizes.channels}, DType::f32, "wkv: sums"),
+                              scratch.tensor({rows, sizes.channels}, DType::f32, "wkv: sums")};
   TensorView states, suffixes;
   if (!tiles) {
     const std::int64_t chunks = (sizes.length + cuda::kChunk - 1) / cuda::kChunk;
@@ -227,9 +273,9 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, c
   }
   if (in.k.numel() == 0) return;
   if (!context.planning()) {
-    if (!kept) run_forward(context, in, parameters, prefixes, {}, {});
+    if (!kept) run_forward(context, in, parameters, prefixes, parts, {}, {});
     if (tiles) {
-      backward_by_tiles(context, in, parameters, prefixes, dy, to, sums);
+      backward_by_tiles(context, in, parameters, prefixes, parts, dy, to, sums);
     } else {
       backward_by_segments(context, in, parameters, prefixes, dy, to, sums, states, suffixes);
     }

@@ -6,8 +6,8 @@ namespace flashgla::ops::wkv {
 
 namespace {
 
-// Of a channel and token (README).
-double flops_of(const Form& form, double each) {
+// `each` of a channel and token (README).
+double over(const Form& form, double each) {
   return each * static_cast<double>(form.batch * form.length * form.channels);
 }
 
@@ -24,10 +24,11 @@ void bench(const testing::BenchOptions& options) {
       const std::string problem = name_of_form("B T E", form) + " " + name_of(dtypes.activation);
       testing::OperatorBench forward =
           testing::bytes_bound("wkv forward", problem, dtypes, forward_case(form), forward_case(small));
-      forward.flops = flops_of(form, 18.0);
+      forward.flops = over(form, 18.0);
       testing::OperatorBench both =
           testing::bytes_bound("wkv forward and backward", problem, dtypes, backward_case(form), backward_case(small));
-      both.flops = flops_of(form, 70.0);
+      both.flops = over(form, 70.0);
+      both.bytes += over(form, 3.0 * static_cast<double>(size_of(dtypes.activation)));  // k, v, r: by each of the two
       benches.push_back(forward);
       benches.push_back(both);
     }

@@ -25,8 +25,13 @@ TEST(Wkv, EveryImplementationAgreesWithTheReference) {
       {1, 650, 32, {5, 300, 301, 650}},  // and sequences within and across them
       {2, 300, 70, {}, true, true, 5.0, -6.0},
   };
-  // On Hopper by tiles; elsewhere nothing that the forms before do not have.
-  if (cuda_device_count() > 0) forms.insert(forms.end(), {{32, 300, 112}, {33, 130, 128, {}, true, false}});
+  // On Hopper by tiles: lines in parts, in one, and keys that have one unit in some warps; elsewhere nothing that the
+  // forms before do not have.
+  if (cuda_device_count() > 0) {
+    forms.insert(forms.end(), {{16, 530, 128, {}, true, true, 2.0, 1.0},
+                               {33, 130, 128, {}, true, false},
+                               {32, 70, 112, {}, true, true, 12.0, 2.5}});
+  }
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
@@ -90,19 +95,18 @@ TEST(Wkv, TheRunningMaximumChangesNothing) {
 
 // Keys of some thousands leave one token's value, and none is infinite.
 TEST(Wkv, LargeKeysStayFinite) {
-  for (const Device device : testing::test_devices()) {
+  const auto check = [](const Device device, const Form& form) {
     Context context(device);
-    const Form form{1, 300, 130};
     const auto filled = [&](const Shape& shape, double deviation, double mean) {
       return testing::copied_to(testing::random_normal(shape, DType::f32, 7, deviation, mean), device);
     };
-    const Shape channels({130});
+    const Shape channels({form.channels});
     const Tensor k = filled(form.wide(), 3000.0, 0.0), v = filled(form.wide(), 1.0, 0.0),
                  r = filled(form.wide(), 200.0, 0.0), decay = filled(channels, 4.0, 0.0),
                  first = filled(channels, 100.0, 0.0), dy = filled(form.wide(), 1.0, 0.0);
     const auto empty = [&](const Shape& shape) { return Tensor::zeros(shape, DType::f32, device); };
     const Tensor y = empty(form.wide()), dk = empty(form.wide()), dv = empty(form.wide()), dr = empty(form.wide()),
-                 ddecay = empty(channels), dfirst = empty(channels), ht = empty(Shape({1, 3, 130}));
+                 ddecay = empty(channels), dfirst = empty(channels), ht = empty(Shape({form.batch, 3, form.channels}));
     const Inputs inputs{k, v, r, decay, first, {}, {}};
     forward(context, inputs, {y, ht, {}});
     backward(context, inputs, {}, dy, {dk, dv, dr, ddecay, dfirst});
@@ -111,6 +115,10 @@ TEST(Wkv, LargeKeysStayFinite) {
       const Tensor host = testing::copied_to(*tensor, Device::cpu());
       EXPECT_TRUE(std::isfinite(testing::dot(host, host)));
     }
+  };
+  for (const Device device : testing::test_devices()) {
+    check(device, {1, 300, 130});
+    check(device, {33, 130, 128});  // on Hopper by tiles
   }
 }
 
