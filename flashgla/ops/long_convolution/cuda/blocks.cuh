@@ -4,11 +4,89 @@
 // X_a.
 #pragma once
 
-#include "flashgla/ops/long_convolution/cuda/fused.cuh"
+#include "flashgla/ops/long_convolution/cuda/transform.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kProductThreads = 128;
+
+// Spectra in memory as threads have them: [count,blocks,groups of channels,kOwn,kThreads].
+struct Spectra {
+  float2* data;
+  std::int64_t blocks, groups;
+  std::int64_t first = 0;  // of the channels' groups
+
+  static constexpr std::int64_t kOfGroup = std::int64_t{kOwn} * kThreads;
+  __host__ __device__ std::int64_t step() const { return groups * kOfGroup; }  // from block to block
+  // A thread's first; kThreads lie between its next ones.
+  __device__ __forceinline__ float2* at(std::int64_t n, std::int64_t block, std::int64_t group) const {
+    return data + ((n * blocks + block) * groups + group) * kOfGroup + threadIdx.x;
+  }
+};
+
+// Which block of a grid of a spectrum's groups and of chunks of sequences this is.
+struct Share {
+  int channel, chunk, group;
+  bool there;  // whether the channel is
+
+  template <class T>
+  __device__ __forceinline__ Share(const Call<T>& call, const Transform& transform, const Spectra& spectra) {
+    const int channels = static_cast<int>(call.channels), groups = static_cast<int>(spectra.groups);
+    chunk = static_cast<int>(blockIdx.x) / groups;
+    group = static_cast<int>(blockIdx.x) - chunk * groups;
+    channel = (static_cast<int>(spectra.first) + group) * kChannels + transform.channel();
+    there = channel < channels;
+    if (!there) channel = channels - 1;  // to be read, not to be written
+  }
+};
+
+// A thread's tokens of a sequence in a tensor: from index `from` on, kLanes apart. Pointers walk, since products of
+// strides would be kept over the sequences, more of them than there are registers.
+template <class T>
+struct Walk {
+  T* at;
+  std::int64_t step;
+  int first, length;  // token, of those in the tensor; it may be negative
+
+  __device__ __forceinline__ Walk(const Lines<T>& lines, const Transform& transform, const Place& place,
+                                  std::int64_t from, std::int64_t channel)
+      : step(kLanes * lines.token_stride),
+        first(static_cast<int>(from - place.past) + transform.token(0)),
+        length(static_cast<int>(place.length)) {
+    at = lines.data + place.line * lines.line_stride + (place.begin + first) * lines.token_stride + channel;
+  }
+  __device__ __forceinline__ bool there(int j) const {
+    return static_cast<unsigned>(first + kLanes * j) < static_cast<unsigned>(length);
+  }
+};
+
+// Zeros where the tensor has none.
+template <class T>
+__device__ __forceinline__ void load_tokens(Walk<T> walk, float2 (&v)[kOwn]) {
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    v[j] = {walk.there(j) ? to_float(*walk.at) : 0.0f, 0.0f};
+    walk.at += walk.step;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_tokens(Walk<T> walk, const float (&values)[kOwn]) {
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    if (walk.there(j)) *walk.at = from_float<T>(values[j]);
+    walk.at += walk.step;
+  }
+}
+
+// x and what is before it.
+template <class T>
+__device__ __forceinline__ void load_inputs(const Call<T>& call, const Transform& transform, const Place& place,
+                                            std::int64_t from, std::int64_t channel, float2 (&v)[kOwn]) {
+  if (place.past == 0) return load_tokens(Walk<T>(call.x, transform, place, from, channel), v);
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) v[j] = {call.token(place, from + transform.token(j), channel), 0.0f};
+}
 
 // Kernels that touch no token take a Call<float> of any dtype.
 

@@ -34,29 +34,39 @@ struct Cut {
         direct(true) {
     const std::int64_t length = in.x.size(1), past = in.past ? std::min(in.past.size(1), in.filter.size(0)) : 0;
     blocks = std::max<std::int64_t>(ceil_of(std::min(length + past, in.filter.size(0)), cuda::kPoints), 1);
-    fused_ = blocks == 1 && (!backward || context.architecture().cuda_capability >= 90);  // by shared memory
+    // By shared memory, where tokens before the call wait in x's dtype.
+    fused_ = blocks == 1 && context.architecture().cuda_capability >= 90 && (!in.past || in.past.dtype == in.x.dtype);
+    across_ = backward ? cuda::kBackwardChannels : cuda::kForwardChannels;
+    channels_ = in.x.size(2);
     // Of packed sequences the host does not know how many blocks they are.
     transforms = length > 1 && cuda::by_transforms(length, past) && (fused_ || !in.cu_seqlens);
     direct = !transforms || in.cu_seqlens || !cuda::by_transforms(length, 0);
   }
   bool fused() const { return transforms && fused_; }
   // Chunks of sequences, each of a fused block: the least time, a block taking `each` transforms a sequence and `once`
-  // beside them, `beside` blocks on a multiprocessor.
-  int chunks(std::int64_t each, std::int64_t once, std::int64_t beside) const {
+  // beside them.
+  int chunks(std::int64_t each, std::int64_t once) const {
     int best = 1;
     std::int64_t least = 0;
     for (int chunks = 1; chunks <= std::min<std::int64_t>(sequences, kGroups); ++chunks) {
       const std::int64_t time =
-          ceil_of(groups * chunks, beside * kMultiprocessors) * (each * ceil_of(sequences, chunks) + once);
+          ceil_of(fused_blocks(chunks), kMultiprocessors) * (each * ceil_of(sequences, chunks) + once);
       if (chunks > 1 && time >= least) continue;
       best = chunks;
       least = time;
     }
     return best;
   }
+  std::int64_t fused_blocks(int chunks) const { return ceil_of(channels_, across_) * chunks; }
+  // Where fused blocks keep their filters' spectra.
+  float2* fused_filters(Context& context, int chunks) const {
+    const Shape shape({fused_blocks(chunks) * across_, 2 * cuda::kPoints});
+    return static_cast<float2*>(context.scratch().tensor(shape, DType::f32, "long_convolution: filters").data);
+  }
 
  private:
   bool fused_ = false;
+  std::int64_t across_ = 0, channels_ = 0;  // of a fused block, of the call
 };
 
 template <class T>
@@ -188,7 +198,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   if (in.x.numel() == 0) return;
   const Cut cut(context, in, false);
   if (cut.transforms && !cut.fused()) forward_by_blocks(context, in, skip, cut, y);
-  const cuda::Spectra filter = cut.fused() ? spectra_of(context, cut, 1, cut.groups) : cuda::Spectra();
+  const int chunks = cut.fused() ? cut.chunks(2, 1) : 0;
+  float2* filters = cut.fused() ? cut.fused_filters(context, chunks) : nullptr;
   if (context.planning()) return;
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
@@ -199,11 +210,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
                                      0, call, Lines<T>(y));
     }
     if (cut.fused()) {
-      const int chunks = cut.chunks(2, 0, 2);
-      queue_transforms(context, cuda::filter_spectra_kernel, cut.groups, cuda::Transform::kBytes,
-                       call_of<float>(in, skip, cut), filter);
-      queue_transforms(context, cuda::fused_forward_kernel<T>, cut.groups * chunks, cuda::Transform::kBytes, call,
-                       filter, Lines<T>(y), chunks);
+      ops::cuda::queue_kernel(context, kName, cuda::fused_forward_kernel<T>, cut.fused_blocks(chunks),
+                              cuda::kFusedThreads, cuda::kFusedBytes, call, filters, Lines<T>(y), chunks);
     }
     if (cut.direct) {
       queue_direct(context, cuda::sum_kernel<T, false>, call.lines, call.length, call.channels, call, call.x,
@@ -219,22 +227,21 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const Cut cut(context, in, true);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
-  const int chunks = cut.fused() ? cut.chunks(3, 1, 1) : cut.transforms ? 1 : 0;
+  const int chunks = cut.fused() ? cut.chunks(3, 2) : cut.transforms ? 1 : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
   float* by_transforms = static_cast<float*>(sums.data) + groups * in.filter.numel();
-  const cuda::Spectra filter = cut.fused() ? spectra_of(context, cut, 1, cut.groups) : cuda::Spectra();
+  float2* filters = cut.fused() ? cut.fused_filters(context, chunks) : nullptr;
   if (cut.transforms && !cut.fused()) backward_by_blocks(context, in, skip, cut, dy, to.dx, by_transforms);
   if (!context.planning()) {
     with_type(in, [&](auto zero) {
       using T = decltype(zero);
       const Call<T> call = call_of<T>(in, skip, cut);
       if (cut.fused()) {
-        queue_transforms(context, cuda::filter_spectra_kernel, cut.groups, cuda::Transform::kBytes,
-                         call_of<float>(in, skip, cut), filter);
-        queue_transforms(context, cuda::fused_backward_kernel<T>, cut.groups * chunks, cuda::kBackwardBytes, call,
-                         filter, Lines<T>(dy), Lines<T>(to.dx), by_transforms, chunks);
+        ops::cuda::queue_kernel(context, kName, cuda::fused_backward_kernel<T>, cut.fused_blocks(chunks),
+                                cuda::kFusedThreads, cuda::kFusedBytes, call, filters, Lines<T>(dy), Lines<T>(to.dx),
+                                by_transforms, chunks);
       }
       if (cut.direct) {
         queue_direct(context, cuda::sum_kernel<T, true>, call.lines, call.length, channels, call, Lines<T>(dy),

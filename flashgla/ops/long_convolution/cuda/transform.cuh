@@ -167,10 +167,9 @@ class Transform {
   // Token of a thread's value j.
   __device__ __forceinline__ int token(int j) const { return lane_ + kLanes * j; }
 
-  // Each of these takes a thread's values by its own index i: tokens v[i], in turn, or at frequencies use(i, value),
-  // get(i) and change(i, value). A block's threads must call them together, forward() before frequencies() or
-  // change_frequencies(), back() behind set_frequencies() or change_frequencies(); between frequencies() and the next
-  // forward() or set_frequencies() goes a __syncthreads().
+  // Each of these takes a thread's values by its own index i: tokens v[i], in turn, or at frequencies use(i, value) and
+  // get(i). A block's threads must call them together, forward() before frequencies(), back() behind
+  // set_frequencies(); between frequencies() and the next forward() or set_frequencies() goes a __syncthreads().
 
   // Takes tokens.
   __device__ __forceinline__ void forward(float2 (&v)[kOwn]) const {
@@ -204,21 +203,6 @@ class Transform {
       for (int k = 0; k < 8; ++k) own[k] = get(8 * half + k);
       eight<true>(own);
       store_eight(half, own);
-    }
-    __syncthreads();
-  }
-
-  template <class Change>
-  __device__ __forceinline__ void change_frequencies(const Change& change) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float2 own[8], changed[8];
-      load_eight(half, own);
-      eight<false>(own);
-#pragma unroll
-      for (int k = 0; k < 8; ++k) changed[k] = change(8 * half + k, own[of_eight(k)]);
-      eight<true>(changed);
-      store_eight(half, changed);
     }
     __syncthreads();
   }
