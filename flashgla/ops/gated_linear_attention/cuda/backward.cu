@@ -79,9 +79,8 @@ template <class Core>
 void run_fused(BackwardForm form, const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream) {
   switch (form) {
     case BackwardForm::key_gates:
-      return launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
-    case BackwardForm::f32_key_gates:
-      return launch_backward_fused<Core, GateTile::wide>(p, f, stream);
+      return p.gate_dtype == DType::f32 ? launch_backward_fused<Core, GateTile::wide>(p, f, stream)
+                                        : launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
     default:
       return std::is_same_v<Core, TensorCore90> ? launch_backward_by_role(p, f, multiprocessors, stream)
                                                 : launch_backward_rows(p, f, p.gate != GateKind::none, stream);
@@ -92,11 +91,20 @@ template <class Core>
 void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
                             const InputGradients& d_in) {
   const Problem& problem = plan.problem;
-  FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
-                  static_cast<float*>(d_in.dh0.data), nullptr};
+  FusedBackward f{gradients_of(problem, d_out, d_in),
+                  static_cast<const float*>(d_out.d_ht.data),
+                  static_cast<float*>(d_in.dh0.data),
+                  nullptr,
+                  nullptr,
+                  nullptr};
+  const auto walks = static_cast<std::size_t>(problem.sequences * problem.heads);
   if (problem.gate == GateKind::constant) {
-    const auto parts = static_cast<std::size_t>(problem.sequences * problem.heads);
-    f.gate_parts = static_cast<float*>(context.scratch().allocate(parts * sizeof(float), "gla backward: gate parts"));
+    f.gate_parts = static_cast<float*>(context.scratch().allocate(walks * sizeof(float), "gla backward: gate parts"));
+  }
+  if (plan.hopper && problem.gate == GateKind::key) {
+    const std::size_t state_bytes = static_cast<std::size_t>(problem.key_dim * problem.value_dim) * sizeof(float);
+    f.chunks_left = static_cast<int*>(context.scratch().allocate(walks * sizeof(int), "gla backward: chunks left"));
+    f.left_dh = static_cast<float*>(context.scratch().allocate(walks * state_bytes, "gla backward: dh where left"));
   }
   Params states_only = p;
   if (plan.finds_states) {
@@ -199,7 +207,6 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
       return;
     case BackwardForm::token_gates:
     case BackwardForm::key_gates:
-    case BackwardForm::f32_key_gates:
       return plan.hopper ? backward_in_one_kernel<TensorCore90>(context, plan, params, d_out, d_in)
                          : backward_in_one_kernel<TensorCore80>(context, plan, params, d_out, d_in);
     case BackwardForm::chunks:

@@ -28,8 +28,9 @@ struct ByGate {
   }
 };
 
-// Tensors of k's width that a chunk of a kv head has beside q: k, and gates over keys.
-std::int64_t key_tensors(const Params& p) { return p.gate == GateKind::key ? 2 : 1; }
+// Tensors of k's width that a chunk of a kv head has beside q: k, and gates over keys, which in f32 are two.
+std::int64_t gate_tensors(const Params& p) { return p.gate != GateKind::key ? 0 : p.gate_dtype == DType::f32 ? 2 : 1; }
+std::int64_t key_tensors(const Params& p) { return 1 + gate_tensors(p); }
 
 // Whether sequences differ in length.
 bool differ(const Sequences& s) { return s.packed && s.count > 1; }
@@ -162,7 +163,7 @@ double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
   // A block of key gates shares a multiprocessor with a second one, and is slower for it.
   const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
   const double bytes = times(p.sequences.most_chunks * p.heads,
-                             chunk_bytes((by_key ? 6 : 4) * p.key_dim + 3 * p.value_dim) + kImageBytes);
+                             chunk_bytes((4 + 2 * gate_tensors(p)) * p.key_dim + 3 * p.value_dim) + kImageBytes);
   return kBegin.of(p.gate) + beside(chunks_in_turn(p.sequences, blocks, multiprocessors) * step, bytes / kRate);
 }
 

@@ -185,7 +185,11 @@ States states_of(const Problem& p, bool hopper, bool one_kernel) {
 bool offsets_fit(const Problem& p, const Layout& l, const Params& sizes) {
   return fits_31_bits(p, l.q, p.query_heads, 8) && fits_31_bits(p, l.k, p.heads, 8) &&
          fits_31_bits(p, l.v, p.heads, 8) && fits_31_bits(p, l.o, p.query_heads, 8) &&
-         fits_31_bits(p, l.g, p.heads, p.gate == GateKind::key ? 8 : 1) && sizes.states_bytes() < std::int64_t{1} << 35;
+         fits_31_bits(p, l.g, p.heads,
+                      p.gate != GateKind::key      ? 1
+                      : p.gate_dtype == DType::f32 ? 4
+                                                   : 8) &&
+         sizes.states_bytes() < std::int64_t{1} << 35;
 }
 
 // Two warpgroups a block where each sequence has an even number of them and no multiprocessor gets more for it; they
@@ -205,10 +209,10 @@ void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
 }
 
 ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes, bool hopper, int multiprocessors) {
-  const bool gates_fit = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
   // The wide one keeps no states: what the backward wants beside them is not made on the way.
-  const bool wide = hopper && !l.states && p.key_dim <= 2 * kTile && gates_fit;
-  switch (fastest_form(sizes, fits_one_pass(p) && gates_fit && offsets_fit(p, l, sizes), wide, multiprocessors)) {
+  const bool wide =
+      hopper && !l.states && p.key_dim <= 2 * kTile && (p.gate != GateKind::key || p.gate_dtype == DType::bf16);
+  switch (fastest_form(sizes, fits_one_pass(p) && offsets_fit(p, l, sizes), wide, multiprocessors)) {
     case Form::one_pass:
       return ForwardForm::one_pass;
     case Form::one_wide_pass:
@@ -219,8 +223,7 @@ ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes,
 }
 
 BackwardForm one_kernel_of(const Problem& p) {
-  if (p.gate != GateKind::key) return BackwardForm::token_gates;
-  return p.gate_dtype == DType::f32 ? BackwardForm::f32_key_gates : BackwardForm::key_gates;
+  return p.gate == GateKind::key ? BackwardForm::key_gates : BackwardForm::token_gates;
 }
 
 // bf16 by chunks, and short sequences whose backward goes by chunks.
@@ -239,9 +242,8 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   // States are there, or one pass finds them without workspace.
   Layout inputs = l;
   inputs.o = {};
-  const bool gates_fit = p.gate != GateKind::key || p.gate_dtype == DType::bf16;
-  const bool one_kernel = faster && (l.states || (chunks && gates_fit && offsets_fit(p, inputs, sizes))) &&
-                          l.end_state && device.shared_memory >= kFusedSharedBytes;
+  const bool one_kernel = faster && (l.states || (chunks && offsets_fit(p, inputs, sizes))) && l.end_state &&
+                          device.shared_memory >= kFusedSharedBytes;
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
   if (one_kernel) {
@@ -477,8 +479,8 @@ const char* name_of(ForwardForm form) {
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(BackwardForm form) {
-  constexpr const char* kNames[] = {"tokens", "token_gates", "key_gates",   "f32_key_gates",
-                                    "chunks", "f32_tiles",   "value_gates", "shared_keys"};
+  constexpr const char* kNames[] = {"tokens",    "token_gates", "key_gates",  "chunks",
+                                    "f32_tiles", "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(StatesKind kind) {

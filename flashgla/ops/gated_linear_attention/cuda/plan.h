@@ -43,10 +43,9 @@ enum class ForwardForm : std::uint8_t {
 };
 enum class BackwardForm : std::uint8_t {
   tokens,
-  token_gates,    // one kernel without gates or with one a token: backward/by_role.cuh, on mma.sync rows.cuh
-  key_gates,      // one kernel: backward/channels.cuh
-  f32_key_gates,  // one kernel: backward/fused.cuh
-  chunks,         // the recurrence backwards, backward/keys.cuh
+  token_gates,  // one kernel without gates or with one a token: backward/by_role.cuh, on mma.sync rows.cuh
+  key_gates,    // one walk: backward/channels.cuh
+  chunks,       // the recurrence backwards, backward/keys.cuh
   f32_tiles,
   value_gates,
   shared_keys,

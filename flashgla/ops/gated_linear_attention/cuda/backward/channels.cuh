@@ -14,8 +14,8 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 // The products of a chunk within one anchor's reach. held: in the first group dv is left there, in the second dh goes
 // on; d: in the first group dq, in the second dk.
-template <class Core>
-__device__ __forceinline__ void products_of_chunk(const ChannelsView<Core>& view, int index, Accumulator& d,
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ void products_of_chunk(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
                                                   Accumulator& held, float2 decay) {
   using Layout = ChannelsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void products_of_chunk(const ChannelsView<Core>& view
 }
 
 // The same on the rung of tiles/anchors.cuh: from anchor to anchor between the k-steps.
-template <class Core>
-__device__ __forceinline__ void anchored_products(const ChannelsView<Core>& view, int index, Accumulator& d,
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
                                                   Accumulator& held) {
   using Layout = ChannelsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
@@ -145,8 +145,9 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core>& view
 }
 
 // Where the walk begins, in shared memory, and the last chunk is asked for.
-template <class Core>
-__device__ __forceinline__ void start_walk(const ChannelsView<Core>& view, const Span& span, int head, int last) {
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, const Span& span, int head, int last,
+                                           Rung rung) {
   using Layout = ChannelsShared;
   const Params& p = view.p;
   const Gradients& d = view.f.gradients;
@@ -157,49 +158,59 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core>& view, const
   const int rows = static_cast<int>(span.length - static_cast<std::int64_t>(last) * kChunk);
   if (threadIdx.x == 0) {  // what is read is asked for a chunk ahead
     const Places places = view.places();
-    const auto start = [&](Places::Tensor tensor, const Strided& s, int index) {
-      places.start(last, tensor, chunk_place(s, span, index, head, 2), s.token * kChunk * 2);
+    const auto start = [&](Places::Tensor tensor, const Strided& s, int index, int element = 2) {
+      places.start(last, tensor, chunk_place(s, span, index, head, element), s.token * kChunk * element);
     };
     start(Places::q, p.q, last - 1);
     start(Places::d_o, d.d_o, last - 1);
     start(Places::k, p.k, last - 1);
     start(Places::v, p.v, last - 1);
     places.start(last, Places::states, states_at(last - 1), states_step);
-    start(Places::g, p.g, last - 1);
+    start(Places::g, p.g, last - 1, view.kGateBytes);
     start(Places::dq, d.dq, last);
     start(Places::dk, d.dk, last);
     start(Places::dv, d.dv, last);
-    start(Places::dg, d.dg, last);
+    start(Places::dg, d.dg, last, view.kGateBytes);
     store_shared_4(view.base + Layout::last, last);
     store_shared_4(view.base + Layout::last_rows, rows);
-    store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(Rung::one_anchor));
+    store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(rung));
   }
-  if constexpr (ChannelsView<Core>::kAnchors) {
+  if constexpr (ChannelsView<Core, kGates>::kAnchors) {
     Triangles::put(view.triangles());
     view.anchors().put_ones(threadIdx.x);
   }
   __syncthreads();
   if (last < 0) return;
   const bool first_group = view.first_group;
+  const char* gates = chunk_place(p.g, span, last, head, view.kGateBytes);
   view.load_from(last, rows, chunk_place(first_group ? p.q : p.k, span, last, head, 2),
-                 chunk_place(first_group ? d.d_o : p.v, span, last, head, 2),
-                 first_group ? chunk_place(p.g, span, last, head, 2) : states_at(last));
+                 chunk_place(first_group ? d.d_o : p.v, span, last, head, 2), gates, states_at(last));
 }
 
+// Chunks that a kernel's walk takes: all of a sequence; those from its end on that one anchor reaches, until one comes
+// that it does not, since a kernel without the other rungs is faster; or those that this one has left.
+enum class Walk { whole, one_anchor, rest };
+
 // Grid: N x G. One query head a kv head; states kept.
-template <class Core>
+template <class Core, KeyGates kGates, Walk kWalk>
 __device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
+  int chunks = 0;  // to walk through
+  if constexpr (kWalk == Walk::rest) {
+    chunks = f.chunks_left[blockIdx.x];
+    if (chunks == 0) return;
+  }
   const int head = blockIdx.x % p.heads;
   const Span span = span_of(p.sequences, blockIdx.x / p.heads);
-  const ChannelsView<Core> view{p, f, ptx::shared_address(shared), in_first_group()};
-  start_walk(view, span, head, static_cast<int>((span.length + kChunk - 1) / kChunk) - 1);
+  if (kWalk != Walk::rest) chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
+  const ChannelsView<Core, kGates> view{p, f, ptx::shared_address(shared), in_first_group()};
+  start_walk(view, span, head, chunks - 1, kWalk == Walk::rest ? Rung::anchors : Rung::one_anchor);
 
   Accumulator held;  // of the first group dv, of the second dh
   if (view.first_group) {
     clear(held);
   } else {
-    read_state(held, f.d_ht == nullptr ? nullptr : f.d_ht + view.state_at(), p.key_dim, p.value_dim, 0, 0,
-               fresh_thread());
+    const float* from = kWalk == Walk::rest ? f.left_dh : f.d_ht;
+    read_state(held, from == nullptr ? nullptr : from + view.state_at(), p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
@@ -210,10 +221,24 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     if (index < 0) break;
     view.put_index(index);
 
-    // A chunk that its rung does not serve goes by blocks.
-    const Rung rung = view.rung();
     float2 decay = make_float2(1.0f, 1.0f);
     Accumulator d;  // of the first group dq, of the second dk
+    if constexpr (kWalk == Walk::one_anchor) {
+      const bool in_range = view.template gate_in_place<false>(index, held, decay);
+      Core::publish();
+      if (__syncthreads_or(!in_range)) {
+        view.leave_rest(index + 1, held);
+        return;
+      }
+      view.load_before(index);
+      products_of_chunk(view, index, d, held, decay);
+      __syncthreads();  // the operands have been read
+      index = view.index_there();
+      view.template leave<false>(index, d);
+      continue;
+    }
+    // A chunk that its rung does not serve goes by blocks.
+    const Rung rung = view.rung();
     if (rung == Rung::one_anchor) {
       const bool in_range = view.template gate_in_place<false>(index, held, decay);
       Core::publish();
@@ -228,7 +253,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       }
       view.reload(view.index_now(index));
     } else if (view.kAnchors && rung == Rung::anchors) {
-      if constexpr (ChannelsView<Core>::kAnchors) {
+      if constexpr (view.kAnchors) {
         const bool in_range = view.template gate_in_place<true>(index, held, decay);
         Core::publish();
         const bool steep = __syncthreads_or(!in_range);
@@ -249,6 +274,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     index = chunk_by_blocks(view, d, held);
     view.store_rows(index, d);
   }
+  if (kWalk == Walk::one_anchor && threadIdx.x == 0) f.chunks_left[fresh_block()] = 0;
   if (!view.first_group && f.dh0 != nullptr) {
     write_state(f.dh0 + view.state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }

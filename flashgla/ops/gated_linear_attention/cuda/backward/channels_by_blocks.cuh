@@ -11,13 +11,14 @@ template <class Core>
 __device__ __forceinline__ Rung rung_after_blocks(std::uint32_t room, const BlockSums& blocks) {
   const float2 all = sum_of_blocks(blocks);
   if (__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep) != 0) return Rung::one_anchor;
-  return ChannelsView<Core>::kAnchors && each_is_near(room) ? Rung::anchors : Rung::blocks;
+  return std::is_same_v<Core, TensorCore90> && each_is_near(room) ? Rung::anchors : Rung::blocks;
 }
 
 // From q, k and g as loaded to dq or dk, E in its tiles, dv or dh, as after the other rungs but for dq's and dk's
 // factors, which are in them. Returns the chunk's number.
-template <class Core>
-__device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core>& view, Accumulator& d, Accumulator& held) {
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>& view, Accumulator& d,
+                                               Accumulator& held) {
   using Layout = ChannelsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr Loads kLoads = Loads::in_turn;

@@ -149,15 +149,20 @@ struct Exponent {
   __device__ __forceinline__ float operator()(float b) const { return fmaf(b, slope, offset); }
 };
 
+// What p.g holds: log gates, logits, or log gates in f32, which are rounded as they come.
+enum class KeyGates { bf16, logits, f32 };
+
 // A block's walk over the chunks of a sequence and head, back in time. Of the first group: q, do, dq, dv; of the
 // second: k, v, dh, dk, dg. Registers are too few for where the walk began, and with mma.sync for where it is: that
 // lies in shared memory.
-template <class CoreIn>
+template <class CoreIn, KeyGates kGates>
 struct ChannelsView {
   using Core = CoreIn;
   using Layout = ChannelsShared;
   static constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   static constexpr bool kAnchors = std::is_same_v<Core, TensorCore90>;  // has the rung of that name
+  static constexpr bool kInF32 = kGates == KeyGates::f32, kByLogits = kGates == KeyGates::logits;
+  static constexpr int kGateBytes = kInF32 ? 4 : 2;
   const Params& p;
   const FusedBackward& f;
   std::uint32_t base;
@@ -180,7 +185,6 @@ struct ChannelsView {
   __device__ __forceinline__ void put_index(int index) const {
     if (threadIdx.x == 0) store_shared_4(base + Layout::index, index);
   }
-  __device__ __forceinline__ bool by_logits() const { return kAnchors && p.logit_scale != 0.0f; }
   // Whether gates of logits have a least value.
   __device__ __forceinline__ bool cut_off() const { return p.gate_min > -std::numeric_limits<float>::infinity(); }
   static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
@@ -203,11 +207,33 @@ struct ChannelsView {
     __syncwarp();
   }
 
+  // So many chunks are left to the kernel of Walk::rest.
+  __device__ __forceinline__ void leave_rest(int chunks, Accumulator& held) const {
+    if (threadIdx.x == 0) f.chunks_left[fresh_block()] = chunks;
+    if (!first_group) write_state(f.left_dh + state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+  }
+
   // ---- copies ----
 
-  // The first group copies q, do and g, the second k, v and h.
+  // Rows of a tile of gates that a group brings, and turns if they are logits.
+  __device__ __forceinline__ int own_half() const { return first_group ? 0 : kTile / 2; }
+  __device__ __forceinline__ void load_half_of_gates(int index, int rows, const char* from) const {
+    const int thread = fresh_thread(), stride = anew(static_cast<int>(p.g.token)) * kGateBytes;
+    const std::uint32_t tile = stage_of(index) + Layout::g;
+    if constexpr (kInF32) {
+      load_f32_gates<kTile / 2>(tile, Rows{from, stride, rows, p.key_dim}, own_half(), thread);
+    } else {
+      const int first = own_half() + thread / 8, inside = thread % 8 * 8 < p.key_dim ? rows : 0;
+#pragma unroll
+      for (int row = first; row < first + kTile / 2; row += kGroupThreads / 8) {
+        ptx::copy_async_16(tile + tile_piece(row, thread % 8), from + row * stride + thread % 8 * 16,
+                           row < inside ? 16 : 0);
+      }
+    }
+  }
+  // The first group copies q and do, the second k, v and h, each half of g.
   __device__ __forceinline__ void load_from(int index, int rows, const char* first, const char* second,
-                                            const char* third) const {
+                                            const char* gates, const char* state) const {
     const int thread = fresh_thread();
     const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
     const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
@@ -215,20 +241,21 @@ struct ChannelsView {
               p.key_dim, thread);
     copy_tile(stage + Layout::d_o + group, elements(second),
               static_cast<int>(first_group ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
-    if (first_group) {
-      copy_tile(stage + Layout::g, elements(third), static_cast<int>(p.g.token), rows, p.key_dim, thread);
-    } else {
-      copy_image(stage + Layout::h, third, thread);
-    }
+    if (!first_group) copy_image(stage + Layout::h, state, thread);
+    load_half_of_gates(index, rows, gates);
     ptx::copy_async_commit();
   }
   // The chunk before the one under way.
   __device__ __forceinline__ void load_before(int index) const {
     if (index == 0) return;
     const Places at = places();
+    const char* gates = at.get<char>(index, Places::g);
     load_from(index - 1, kChunk, at.get<char>(index, first_group ? Places::q : Places::k),
-              at.get<char>(index, first_group ? Places::d_o : Places::v),
-              at.get<char>(index, first_group ? Places::g : Places::states));
+              at.get<char>(index, first_group ? Places::d_o : Places::v), gates, at.get<char>(index, Places::states));
+    if (kInF32 && first_group && index > 1) {  // the chunk before that
+      const auto step = static_cast<std::int64_t>(Places::load(at.at(0, 2 * Places::count + Places::g)));
+      ask_for_f32_gates(Rows{gates - step, static_cast<int>(step / kChunk), kChunk, p.key_dim}, fresh_thread());
+    }
   }
   // q or k of the chunk under way once more, as they are.
   __device__ __forceinline__ void reload(int index) const {
@@ -244,10 +271,10 @@ struct ChannelsView {
   // Waits for what has been asked for; rows as copy_tile gives them to threads.
   __device__ __forceinline__ void take_in(int index) const {
     ptx::copy_async_wait<0>();
-    if (!by_logits() || !first_group || index < 0) return;
-    const int thread = fresh_thread(), rows = rows_in(index);
+    if (!kByLogits || index < 0) return;
+    const int thread = fresh_thread(), end = min(rows_in(index), own_half() + kTile / 2);
 #pragma unroll 2
-    for (int row = thread / 8; row < rows; row += kGroupThreads / 8) {
+    for (int row = own_half() + thread / 8; row < end; row += kGroupThreads / 8) {
       turn_logits(stage_of(index) + Layout::g + tile_piece(row, thread % 8), p.logit_scale, p.gate_min);
     }
   }
@@ -361,6 +388,21 @@ struct ChannelsView {
     Accumulator earlier;
     start_sums<Core, true, 2>(earlier, parts, triangles());
     wait_for_sums<Core>(earlier);
+    if constexpr (kInF32) {
+      auto* to = places().template get<float>(after, Places::dg);
+      const int stride = static_cast<int>(f.gradients.dg.token);
+      visit_sums<Core, true, 2>(earlier, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
+        const int thread = fresh_thread();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = row_of_element(thread, 8 * t + 2 * i), column = column_of_element(thread, 8 * t + 2 * i);
+          if (row >= rows || column >= p.key_dim) continue;
+          *reinterpret_cast<float2*>(to + row * stride + column) = make_float2(
+              part[2 * i] + float_at(from_beyond, column), part[2 * i + 1] + float_at(from_beyond, column + 1));
+        }
+      });
+      return;
+    }
     visit_sums<Core, true, 2>(earlier, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
       const int thread = fresh_thread();
       std::uint32_t r[4];
@@ -370,11 +412,11 @@ struct ChannelsView {
         r[i] = ptx::pack_bf16(part[2 * i] + float_at(from_beyond, column),
                               part[2 * i + 1] + float_at(from_beyond, column + 1));
       }
-      if (by_logits() && !cut_off()) times_slopes(r, stage + Layout::g, t, fresh_thread());
+      if (kByLogits && !cut_off()) times_slopes(r, stage + Layout::g, t, fresh_thread());
       Core::put_fragment(stage + Layout::g, r, t, thread);
     });
     __syncwarp();
-    if (by_logits() && cut_off()) {
+    if (kByLogits && cut_off()) {
       const auto step = static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + Places::g)));
       const auto stride = [](const Strided& s) { return static_cast<int>(s.token) * 2; };
       store_tile_by_logits(
@@ -390,10 +432,11 @@ struct ChannelsView {
   // dq or dk, with its factors, to memory; and the walk goes a chunk back.
   __device__ __forceinline__ void store_rows(int index, const Accumulator& d) const {
     const int thread = thread_shuffled<Core>(fresh_thread());
-    const Strided& out = first_group ? f.gradients.dq : f.gradients.dk;
+    const bool queries = in_first_group();  // anew: what hangs on it would be held through the walk
+    const Strided& out = queries ? f.gradients.dq : f.gradients.dk;
     if (out.data != nullptr) {
-      store_through<Core>(first_group ? stage_of(index) + Layout::h : x_tile(),
-                          places().template get<__nv_bfloat16>(index, first_group ? Places::dq : Places::dk),
+      store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(),
+                          places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk),
                           static_cast<int>(out.token), d, rows_in(index), p.key_dim);
     }
     if (first_group && thread < 32) places().step_back(index_there(), thread);  // read again: no register holds it

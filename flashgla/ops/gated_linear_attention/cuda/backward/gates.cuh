@@ -21,19 +21,6 @@ constexpr int gate_bytes(GateTile gate) {
   return gate == GateTile::wide ? 16384 : gate == GateTile::narrow ? kTileBytes : gate == GateTile::token ? 256 : 0;
 }
 
-// 64 rows of 64 floats from `source` on, zeros outside. Asynchronous.
-__device__ __forceinline__ void copy_wide_gates(char* gates, const float* source, std::int64_t stride, int rows,
-                                                int channels, int thread) {
-  const int piece = thread & 15;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = (thread >> 4) + 8 * i;
-    const bool inside = row < rows && piece * 4 < channels;
-    ptx::copy_async_16(ptx::shared_address(gates) + row * 256 + piece * 16,
-                       inside ? source + row * stride + piece * 4 : source, inside ? 16 : 0);
-  }
-}
-
 // Base-2 log gates of a token, two channels.
 template <GateTile kGate>
 __device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) {

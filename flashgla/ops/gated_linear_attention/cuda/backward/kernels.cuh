@@ -3,7 +3,6 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/channels.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/fused.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 
@@ -18,40 +17,37 @@ __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
 }
 
-template <class Core>
-__global__ void __launch_bounds__(kFusedThreads, 2)
-    backward_fused_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) {
-    if (in_first_group()) {
-      backward_fused<Core, 0>(p, f, shared);
-    } else {
-      backward_fused<Core, 1>(p, f, shared);
-    }
-  }
-}
-
-template <class Core>
+template <class Core, KeyGates kGates, Walk kWalk>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) backward_channels<Core>(p, f, shared);
+  if constexpr (Core::available) backward_channels<Core, kGates, kWalk>(p, f, shared);
 }
 
-using flashgla::cuda::Begin;
+template <class Core, KeyGates kGates>
+void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStream_t stream) {
+  static_assert(ChannelsShared::total <= kFusedSharedBytes);
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
+  const auto launch = [&](auto kernel) {
+    flashgla::cuda::launch("gated_linear_attention backward of key gates", kernel, grid, kFusedThreads,
+                           ChannelsShared::total, stream, flashgla::cuda::Begin::after_previous, p, f);
+  };
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+    launch(backward_channels_kernel<Core, kGates, Walk::one_anchor>);
+    launch(backward_channels_kernel<Core, kGates, Walk::rest>);
+  } else {
+    launch(backward_channels_kernel<Core, kGates, Walk::whole>);
+  }
+}
 
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
-  const char* name = "gated_linear_attention fused backward";
-  if constexpr (kGate == GateTile::narrow) {
-    static_assert(ChannelsShared::total <= kFusedSharedBytes);
-    flashgla::cuda::launch(name, backward_channels_kernel<Core>, grid, kFusedThreads, ChannelsShared::total, stream,
-                           Begin::after_previous, p, f);
-  } else {
-    static_assert(FusedShared::total <= kFusedSharedBytes);
-    flashgla::cuda::launch(name, backward_fused_kernel<Core>, grid, kFusedThreads, FusedShared::total, stream,
-                           Begin::after_previous, p, f);
+  if constexpr (kGate == GateTile::wide) {
+    launch_backward_channels<Core, KeyGates::f32>(p, f, stream);
+  } else if (p.logit_scale == 0.0f) {
+    launch_backward_channels<Core, KeyGates::bf16>(p, f, stream);
+  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
+    launch_backward_channels<Core, KeyGates::logits>(p, f, stream);
   }
 }
 

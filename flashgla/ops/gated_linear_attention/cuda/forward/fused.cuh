@@ -19,7 +19,7 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-enum class FusedGate { none, constant, scalar, key };
+enum class FusedGate { none, constant, scalar, key, f32_key };
 
 constexpr int kFusedTiles = 7;
 
@@ -227,7 +227,8 @@ template <class Core, FusedGate gate, bool kPairs>
 __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr Loads kLoads = Loads::in_turn;
-  constexpr bool key = gate == FusedGate::key, by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
+  constexpr bool in_f32 = gate == FusedGate::f32_key, key = gate == FusedGate::key || in_f32,
+                 by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
   // What this thread moves: pieces of its group's tiles, or of both groups' from the first one's on.
@@ -266,15 +267,17 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   // by one instruction, and it takes one register instead of two. Gates of tokens in elements.
   using Place = int;
   constexpr int unit = 16;
-  const auto first_place = [&](const Strided& s, int of_head, int channel) {
-    return static_cast<Place>((span.batch * s.batch + span.begin * s.token + of_head * s.head + channel) * 2 / unit);
+  const auto first_place = [&](const Strided& s, int of_head, int channel, int element = 2) {
+    return static_cast<Place>((span.batch * s.batch + span.begin * s.token + of_head * s.head + channel) * element /
+                              unit);
   };
   Place places[6] = {
       first_place(p.q, first_head, 0),
       first_place(p.k, first_key_head, 0),
       first_place(p.v, first_key_head, v0),
       first_place(p.o, first_head, v0),
-      key ? first_place(p.g, first_key_head, 0)
+      in_f32 ? first_place(p.g, head, 0, 4)  // each group moves its own
+      : key  ? first_place(p.g, first_key_head, 0)
       : gate == FusedGate::scalar
           ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + first_key_head * p.g.head)
           : 0,
@@ -304,6 +307,26 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       ptx::copy_async_16(moved_base + slot + moved_piece(thread, i), row + i * from.stride, i < inside ? 16 : 0);
     }
     next += step_of(s);
+  };
+  // Gates of the next chunk, from where `tokens` are left; in f32 those after it are asked to the L2.
+  const auto load_gates = [&](int tokens) {
+    if constexpr (in_f32) {
+      const int mover = fresh_shuffled();
+      const auto rows_of_gates = [&](int rows) {
+        Rows from = rows_at(g_next, p.g, rows, K);
+        from.stride *= 2;
+        g_next += 2 * step_of(p.g);
+        return from;
+      };
+      const Rows gates = rows_of_gates(tokens);
+      load_f32_gates<kTile / 2>(g_tile, gates, 0, mover);
+      load_f32_gates<kTile / 2>(g_tile, gates, kTile / 2, fresh_shuffled());
+      const Place next = g_next;
+      ask_for_f32_gates(rows_of_gates(tokens - kChunk), mover);
+      g_next = next;
+    } else {
+      load(g_slot, g_next, p.g, min(tokens, kChunk), K);
+    }
   };
   const auto write_states = [&](int thread) {
     store_tile_image(static_cast<char*>(p.states) + static_cast<std::int64_t>(states_next) * unit, h_tile, thread);
@@ -361,7 +384,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     load(0, q_next, p.q, rows_here(), K);
     load(2 * kTileBytes, k_next, p.k, rows_here(), K);
     if constexpr (key) {
-      load(g_slot, g_next, p.g, rows_here(), K);
+      load_gates(left);
       ptx::copy_async_commit();
     }
     load(4 * kTileBytes, v_next, p.v, rows_here(), V - v0);
@@ -428,7 +451,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
     Local<std::uint32_t, 16> steep_scores;
     if constexpr (key) {
-      if (p.logit_scale != 0.0f) {
+      if (!in_f32 && p.logit_scale != 0.0f) {
         const int mover = fresh_thread(), inside = rows_here() - moved_row(mover);
 #pragma unroll 1
         for (int i = 0; i < kRowsEach && i < inside; ++i) {
@@ -449,7 +472,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       };
       const auto refill_gates = [&] {
         if (kPairs && beyond) __syncthreads();
-        if (left > kChunk) load(g_slot, g_next, p.g, rows_next(), K);
+        if (left > kChunk) load_gates(left - kChunk);
         ptx::copy_async_commit();
       };
       if (kAsynchronous && rung == Rung::anchors) {

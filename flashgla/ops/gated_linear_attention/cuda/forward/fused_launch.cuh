@@ -40,7 +40,8 @@ void launch(Context& context, const Params& p, int groups, bool pairs) {
     case GateKind::scalar:
       return launch<Core, FusedGate::scalar>(context, p, groups, pairs);
     default:
-      return launch<Core, FusedGate::key>(context, p, groups, pairs);
+      return p.gate_dtype == DType::f32 ? launch<Core, FusedGate::f32_key>(context, p, groups, pairs)
+                                        : launch<Core, FusedGate::key>(context, p, groups, pairs);
   }
 }
 

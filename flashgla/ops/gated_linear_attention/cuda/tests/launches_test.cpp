@@ -42,8 +42,6 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
       return plan.hopper ? "backward_by_role_kernel" : "backward_rows_kernel";
     case cuda::BackwardForm::key_gates:
       return "backward_channels_kernel";
-    case cuda::BackwardForm::f32_key_gates:
-      return "backward_fused_kernel";
     case cuda::BackwardForm::chunks:
       return "make_dq_dk_dg_kernel";
     case cuda::BackwardForm::f32_tiles:
@@ -60,9 +58,9 @@ const std::set<std::string> kForwardKernels = {"recurrent_kernel",        "fused
                                                "recurrence_kernel",       "gated_outputs_kernel", "split_states_kernel",
                                                "pass_gated_state_kernel", "outputs_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_pass_kernel", "backward_by_role_kernel", "backward_rows_kernel",   "backward_channels_kernel",
-    "backward_fused_kernel", "make_dq_dk_dg_kernel",    "gated_gradients_kernel", "split_gradients_kernel",
-    "make_side_kernel",      "gradients_kernel"};
+    "recurrent_pass_kernel",    "backward_by_role_kernel", "backward_rows_kernel",
+    "backward_channels_kernel", "make_dq_dk_dg_kernel",    "gated_gradients_kernel",
+    "split_gradients_kernel",   "make_side_kernel",        "gradients_kernel"};
 
 // Those of the names that are among the kernels launched, without namespaces and template arguments.
 std::set<std::string> launched(const std::set<std::string>& among) {

@@ -79,6 +79,7 @@ features: one_pass; features: chunks; images every 2
 features: one_pass; features: chunks, states found; images every 2
 features: one_pass; features: chunks; images every 2
 features: one_pass; features: chunks, states found; images every 2
+  features_gated_strided_elu_plus_one_bf16 features_gated_strided_relu_bf16
   normalized_packed_strided_elu_plus_one_bf16 normalized_packed_strided_relu_bf16
 features: one_pass; features: plain chunks; images every 2
 features: one_pass; features: plain chunks, states found; images every 2
@@ -95,11 +96,6 @@ features: plain two_passes; features: plain chunks, states found; scores every 2
 features: two_passes; features: chunks; prepared every 2
 features: two_passes; features: chunks, states found; prepared every 2
   normalized_without_states_elu_plus_one normalized_without_states_relu
-features: two_passes; features: chunks; images every 2
-features: two_passes; features: chunks, states found; images every 2
-features: two_passes; features: chunks; images every 2
-features: two_passes; features: chunks, states found; images every 2
-  features_gated_strided_elu_plus_one_bf16 features_gated_strided_relu_bf16
 features: value_gates; features: value_gates; gated
 features: value_gates; features: value_gates, states found; gated
 features: value_gates; features: value_gates; gated
@@ -111,15 +107,25 @@ gates, rows: one_pass of two; gates, rows: key_gates; images
 gates, rows: one_pass of two; gates, rows: key_gates, states found; images
   logits_packed_unaligned
 gates, rows: one_pass; gates, rows: key_gates; images
+gates, rows: one_pass; gates, rows: key_gates, states found; images
+gates, rows: one_pass; gates, rows: key_gates; images
+gates, rows: one_pass; gates, rows: key_gates, states found; images
+  logits_in_f32_unaligned
+gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_wide_pass; gates, rows: key_gates, states found; images
 gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_pass; gates, rows: key_gates, states found; images
   logits_unaligned logits_without_states_unaligned
-gates, rows: two_passes; gates, rows: f32_key_gates; images
-gates, rows: two_passes; gates, rows: chunks, states found; images
-gates, rows: two_passes; gates, rows: f32_key_gates; images
-gates, rows: two_passes; gates, rows: chunks, states found; images
-  logits_in_f32_unaligned
+gates: one_pass of pairs; gates: key_gates; images
+gates: one_pass of pairs; gates: key_gates, states found; images
+gates: one_pass of two; gates: key_gates; images
+gates: one_pass of two; gates: key_gates, states found; images
+  logits_in_f32_narrow
+gates: one_pass of two; gates: key_gates; images
+gates: one_pass of two; gates: key_gates, states found; images
+gates: one_pass of two; gates: key_gates; images
+gates: one_pass of two; gates: key_gates, states found; images
+  logits_in_f32_narrow_strided
 gates: two_passes in 12; gates: chunks in 12; images
 gates: two_passes in 12; gates: chunks in 12, states found; images
 gates: two_passes in 12; gates: chunks in 12; images
@@ -130,11 +136,6 @@ gates: two_passes; gates: chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
   logits_in_f32_brief logits_in_f32_wide logits_in_f32_wider
-gates: two_passes; gates: f32_key_gates; images
-gates: two_passes; gates: chunks, states found; images
-gates: two_passes; gates: f32_key_gates; images
-gates: two_passes; gates: chunks, states found; images
-  logits_in_f32_narrow logits_in_f32_narrow_strided
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles, states found; split
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
@@ -160,11 +161,16 @@ one_pass of pairs; key_gates; images
 one_pass of pairs; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
-  narrow_crowded_key_extreme narrow_crowded_key_trained narrow_key_extreme narrow_key_trained
-  narrow_packed_key_extreme narrow_packed_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
-  rungs_brief_fast_channels rungs_brief_mixed rungs_brief_resets rungs_brief_steps rungs_brief_x1 rungs_brief_x16
-  rungs_brief_x2 rungs_brief_x4 rungs_brief_x64 rungs_fast_channels rungs_mixed rungs_resets rungs_steps rungs_x1
-  rungs_x16 rungs_x2 rungs_x4 rungs_x64
+  narrow_crowded_key_extreme narrow_crowded_key_trained narrow_f32_gates_key_extreme narrow_f32_gates_key_trained
+  narrow_key_extreme narrow_key_trained narrow_packed_key_extreme narrow_packed_key_trained
+  narrow_two_chunks_key_extreme narrow_two_chunks_key_trained rungs_brief_fast_channels
+  rungs_brief_fast_channels_f32_gates rungs_brief_mixed rungs_brief_mixed_f32_gates rungs_brief_resets
+  rungs_brief_resets_f32_gates rungs_brief_steps rungs_brief_steps_f32_gates rungs_brief_x1 rungs_brief_x16
+  rungs_brief_x16_f32_gates rungs_brief_x1_f32_gates rungs_brief_x2 rungs_brief_x2_f32_gates rungs_brief_x4
+  rungs_brief_x4_f32_gates rungs_brief_x64 rungs_brief_x64_f32_gates rungs_fast_channels rungs_fast_channels_f32_gates
+  rungs_mixed rungs_mixed_f32_gates rungs_resets rungs_resets_f32_gates rungs_steps rungs_steps_f32_gates rungs_x1
+  rungs_x16 rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2 rungs_x2_f32_gates rungs_x4 rungs_x4_f32_gates rungs_x64
+  rungs_x64_f32_gates
 one_pass of pairs; token_gates; images every 4
 one_pass of pairs; token_gates, states found; images every 4
 one_pass of two; token_gates; images
@@ -185,9 +191,11 @@ one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
-  narrow_strided_key_extreme narrow_strided_key_trained rungs_packed_fast_channels rungs_packed_mixed
-  rungs_packed_resets rungs_packed_steps rungs_packed_x1 rungs_packed_x16 rungs_packed_x2 rungs_packed_x4
-  rungs_packed_x64
+  narrow_strided_key_extreme narrow_strided_key_trained rungs_packed_fast_channels
+  rungs_packed_fast_channels_f32_gates rungs_packed_mixed rungs_packed_mixed_f32_gates rungs_packed_resets
+  rungs_packed_resets_f32_gates rungs_packed_steps rungs_packed_steps_f32_gates rungs_packed_x1 rungs_packed_x16
+  rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2 rungs_packed_x2_f32_gates rungs_packed_x4
+  rungs_packed_x4_f32_gates rungs_packed_x64 rungs_packed_x64_f32_gates
 one_pass of two; token_gates; images every 4
 one_pass of two; token_gates, states found; images every 4
 one_pass of two; token_gates; images
@@ -406,18 +414,6 @@ two_passes; chunks, states found; prepared every 2
   wide_packed_192_scalar_trained wide_packed_256_constant_extreme wide_packed_256_constant_trained
   wide_packed_256_key_extreme wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
   wide_packed_256_scalar_trained
-two_passes; f32_key_gates; images
-two_passes; chunks, states found; images
-two_passes; f32_key_gates; images
-two_passes; chunks, states found; images
-  narrow_f32_gates_key_extreme narrow_f32_gates_key_trained rungs_brief_fast_channels_f32_gates
-  rungs_brief_mixed_f32_gates rungs_brief_resets_f32_gates rungs_brief_steps_f32_gates rungs_brief_x16_f32_gates
-  rungs_brief_x1_f32_gates rungs_brief_x2_f32_gates rungs_brief_x4_f32_gates rungs_brief_x64_f32_gates
-  rungs_fast_channels_f32_gates rungs_mixed_f32_gates rungs_packed_fast_channels_f32_gates
-  rungs_packed_mixed_f32_gates rungs_packed_resets_f32_gates rungs_packed_steps_f32_gates rungs_packed_x16_f32_gates
-  rungs_packed_x1_f32_gates rungs_packed_x2_f32_gates rungs_packed_x4_f32_gates rungs_packed_x64_f32_gates
-  rungs_resets_f32_gates rungs_steps_f32_gates rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2_f32_gates
-  rungs_x4_f32_gates rungs_x64_f32_gates
 two_passes; token_gates; images every 4
 one_wide_pass; token_gates, states found; images every 4
 two_passes; token_gates; images

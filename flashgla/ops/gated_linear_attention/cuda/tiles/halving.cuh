@@ -125,29 +125,6 @@ __device__ __forceinline__ void put_level(std::uint32_t x_tile, std::uint32_t q_
   }
 }
 
-// Whether the pair belongs to level `size`.
-__device__ __forceinline__ bool at_level(int query, int key, int size) {
-  return ((query ^ key) & -size) == size && (query & size) != 0;
-}
-
-// Level 0: tokens with themselves.
-__device__ __forceinline__ bool counts(int query, int key, int size) {
-  return size > 0 ? at_level(query, key, size) : query == key;
-}
-
-// Those of an accumulator that count, rounded, into an operand whose other elements are zero so far.
-template <bool kTransposed>
-__device__ __forceinline__ void merge_level(std::uint32_t (&operand)[16], const Accumulator& s, int size, float scale,
-                                            int thread) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int row = row_of_element(thread, 2 * i), column = column_of_element(thread, 2 * i);
-    const bool low = kTransposed ? counts(column, row, size) : counts(row, column, size);
-    const bool high = kTransposed ? counts(column + 1, row, size) : counts(row, column + 1, size);
-    operand[i] |= ptx::pack_bf16(low ? scale * s[2 * i] : 0.0f, high ? scale * s[2 * i + 1] : 0.0f);
-  }
-}
-
 // d += (a where keeps(row, column), else 0) b; a: an operand of 16-bit elements, b_tile [k][n]. By 128 threads.
 template <class Keeps>
 __device__ __forceinline__ void add_masked_product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
