@@ -188,22 +188,46 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
 }
 
 // Chunks that a kernel's walk takes: all of a sequence; those from its end on that one anchor reaches, until one comes
-// that it does not, since a kernel without the other rungs is faster; or those that this one has left.
+// that it does not, since a kernel without the other rungs is faster; or those that this one has left. The blocks of
+// the last begin where those of the one before it have ended, while others of it are under way, and wait for their own.
 enum class Walk { whole, one_anchor, rest };
+
+// How many chunks are left to this block, when that is known. All of the other kernel's blocks have begun.
+__device__ __forceinline__ int wait_for_rest(const FusedBackward& f, std::uint32_t room) {
+  if (threadIdx.x == 0) {
+    int chunks;
+    const auto look = [&] {
+      asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(chunks) : "l"(f.chunks_left + blockIdx.x) : "memory");
+      return chunks;
+    };
+    while (look() == kUnderWay) __nanosleep(200);
+    store_shared_4(room, static_cast<std::uint32_t>(chunks));
+  }
+  __syncthreads();
+  return static_cast<int>(load_shared_4(room));
+}
+// This kernel has not ended before the one beside it has.
+__device__ __forceinline__ void end_rest() {
+  if (blockIdx.x + 1 == gridDim.x) flashgla::cuda::wait_for_previous();
+}
 
 // Grid: N x G. One query head a kv head; states kept.
 template <class Core, KeyGates kGates, Walk kWalk>
 __device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
   int chunks = 0;  // to walk through
   if constexpr (kWalk == Walk::rest) {
-    chunks = f.chunks_left[blockIdx.x];
-    if (chunks == 0) return;
+    chunks = wait_for_rest(f, ptx::shared_address(shared) + ChannelsShared::index);
+    if (chunks == 0) return end_rest();
+  } else if (kWalk == Walk::one_anchor && threadIdx.x == 0) {
+    f.chunks_left[blockIdx.x] = kUnderWay;
+    __threadfence();
   }
   const int head = blockIdx.x % p.heads;
   const Span span = span_of(p.sequences, blockIdx.x / p.heads);
   if (kWalk != Walk::rest) chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
   const ChannelsView<Core, kGates> view{p, f, ptx::shared_address(shared), in_first_group()};
   start_walk(view, span, head, chunks - 1, kWalk == Walk::rest ? Rung::anchors : Rung::one_anchor);
+  if constexpr (kWalk == Walk::one_anchor) flashgla::cuda::release_next();  // behind a barrier
 
   Accumulator held;  // of the first group dv, of the second dh
   if (view.first_group) {
@@ -243,8 +267,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       const bool in_range = view.template gate_in_place<false>(index, held, decay);
       Core::publish();
       const bool steep = __syncthreads_or(!in_range);  // the operands are there
-      view.load_before(index);
       if (!steep) {
+        view.load_before(index);
         products_of_chunk(view, index, d, held, decay);
         __syncthreads();  // the operands have been read
         index = view.index_there();
@@ -257,8 +281,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         const bool in_range = view.template gate_in_place<true>(index, held, decay);
         Core::publish();
         const bool steep = __syncthreads_or(!in_range);
-        view.load_before(index);
         if (!steep) {
+          view.load_before(index);
           anchored_products(view, index, d, held);
           __syncthreads();
           index = view.index_there();
@@ -269,15 +293,15 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       }
     } else {
       __syncthreads();  // E and dv of the chunk after have been read
-      view.load_before(index);
     }
     index = chunk_by_blocks(view, d, held);
     view.store_rows(index, d);
   }
-  if (kWalk == Walk::one_anchor && threadIdx.x == 0) f.chunks_left[fresh_block()] = 0;
   if (!view.first_group && f.dh0 != nullptr) {
     write_state(f.dh0 + view.state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
+  if constexpr (kWalk == Walk::one_anchor) view.say_left(0);
+  if constexpr (kWalk == Walk::rest) end_rest();
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -32,9 +32,17 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   const auto sync_own = [&] { ptx::barrier(first_group ? 1 : 2, kGroupThreads); };
   const auto by_queries = [&](int warp) { return view.base + Layout::by_queries + 4 * kTile * warp; };
 
-  Local<std::uint32_t, 16> found_pairs, found_scores, outer, others;  // others: k (q) where a block is not near
-  Local<float, 32> gradient;                                          // of the state, in the second group
-  if (!first_group) {                                                 // dh before its decay to its tile
+  // In the tiles of the chunk before, which is asked for in the end: scale q dq, or k dk; and k (q) where a block is
+  // not near.
+  const auto beside = [&](int piece) {
+    return Beside<kFusedThreads>{view.stage_of(view.index_there() + 1) +
+                                 16 * (kFusedThreads * piece + static_cast<int>(threadIdx.x))};
+  };
+  const auto e = [&] { return beside(0); };
+  const auto others = [&] { return beside(8); };
+  Local<std::uint32_t, 16> found_pairs, found_scores, outer;
+  Local<float, 32> gradient;  // of the state, in the second group
+  if (!first_group) {         // dh before its decay to its tile
     const int thread = thread_shuffled<Core>(fresh_thread());
     const float2 totals = sum_rows_of_tile(stage() + Layout::g, thread);
     put_rounded<Core>(x_tile, held, thread);
@@ -67,7 +75,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     near = is_near(sums, thread % 32);
     if (!near) {
       load_operand<k_inner>(operand, from + (first_group ? Layout::k : Layout::q), thread);
-      others.put(operand);
+      others().put_operand(operand);
     }
   }
   const auto find_beyond = [&] {  // dq's and dk's part from beyond the chunk
@@ -110,41 +118,39 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     gate_tile<Core, true>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
     sync_own();
   }
-  Local<float, 32> e;  // scale q dq, or k dk
   {
     std::uint32_t pairs[16];
     found_pairs.get(pairs);
+    const Beside<kFusedThreads> sums_of_e = e();
     if (first_group) {
       add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<true, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
+      finish_rows<true, false>(d, sums_of_e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     } else {
       add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<false, false>(d, e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
+      finish_rows<false, false>(d, sums_of_e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     }
   }
   Local<std::uint32_t, 4> inside;  // of a block that is not near, scores
   if (!near) {
-    Local<float, 32> d_aside;
-    d_aside.put(d);
+    const Beside<kFusedThreads> sums_of_e = e(), keys_or_queries = others();
     std::uint32_t block[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
     if (first_group) {
-      add_halves<true, false>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(own.x), operand_of(others.x), sums,
-                              p.scale, fresh_thread());
+      add_halves<true, false>(d, d, sums_of_e, 1.0f, block, operand_of(own.x), keys_or_queries, sums, p.scale,
+                              fresh_thread());
     } else {
       // The first group has more to do: the block's scores are found here for both.
       Local<float, 8> found;
 #pragma unroll
       for (int i = 0; i < 8; ++i) found.x[i] = 0.0f;
-      add_halves<false, true>(d_aside.x, d_aside.x, e.x, 1.0f, block, operand_of(others.x), operand_of(own.x), sums,
-                              p.scale, fresh_shuffled(), &found);
+      add_halves<false, true>(d, d, sums_of_e, 1.0f, block, keys_or_queries, operand_of(own.x), sums, p.scale,
+                              fresh_shuffled(), &found);
       float scores[8];
       finish_levels(found.x, scores, p.scale, fresh_shuffled() % 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) inside.x[i] = ptx::pack_bf16(scores[2 * i], scores[2 * i + 1]);
     }
-    d_aside.get(d);
   }
   __syncthreads();  // k' or q' and the sums have been read
   {
@@ -191,7 +197,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   __syncthreads();  // all operands have been read
   const std::uint32_t parts = view.stage_of(index);
   put_halves<Core>(parts + Layout::d_o + (first_group ? 0 : kTileBytes), parts + (first_group ? Layout::q : Layout::k),
-                   e, fresh_thread());
+                   e(), fresh_thread());
   // The gradient before the chunk holds the queries' products as they are in dq, rounded once more for its own sake:
   // dg has the sum of the former.
   if (!first_group && fresh_thread() < kTile) {
@@ -202,6 +208,8 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     for (int w = 0; w < kBlocks; ++w) sum += view.float_at(by_queries(w), channel);
     view.put_float(beyond, channel, sum);
   }
+  __syncthreads();  // what lay in the tiles of the chunk before has been read
+  view.load_before(index);
   return index;
 }
 

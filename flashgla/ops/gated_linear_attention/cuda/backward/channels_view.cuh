@@ -74,14 +74,16 @@ __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t t
 
 // The same of E as it is: high halves to one tile, low ones to another.
 template <class Core>
-__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Local<float, 32>& e,
+__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Beside<kFusedThreads>& sums,
                                            int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4], y[4];
+    float e[8];
+    sums.get(k16, e);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = e.x[8 * k16 + 2 * i], second = e.x[8 * k16 + 2 * i + 1];
+      const float first = e[2 * i], second = e[2 * i + 1];
       x[i] = ptx::pack_bf16(first, second);
       const float2 rounded = ptx::unpack_bf16(x[i]);
       y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
@@ -209,8 +211,14 @@ struct ChannelsView {
 
   // So many chunks are left to the kernel of Walk::rest.
   __device__ __forceinline__ void leave_rest(int chunks, Accumulator& held) const {
-    if (threadIdx.x == 0) f.chunks_left[fresh_block()] = chunks;
     if (!first_group) write_state(f.left_dh + state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+    say_left(chunks);
+  }
+  __device__ __forceinline__ void say_left(int chunks) const {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    __threadfence();
+    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(f.chunks_left + fresh_block()), "r"(chunks) : "memory");
   }
 
   // ---- copies ----
@@ -235,13 +243,14 @@ struct ChannelsView {
   __device__ __forceinline__ void load_from(int index, int rows, const char* first, const char* second,
                                             const char* gates, const char* state) const {
     const int thread = fresh_thread();
-    const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
+    const bool queries = in_first_group();  // anew, as in store_rows
+    const std::uint32_t stage = stage_of(index), group = queries ? 0 : kTileBytes;
     const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(first_group ? p.q.token : p.k.token), rows,
+    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(queries ? p.q.token : p.k.token), rows,
               p.key_dim, thread);
     copy_tile(stage + Layout::d_o + group, elements(second),
-              static_cast<int>(first_group ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
-    if (!first_group) copy_image(stage + Layout::h, state, thread);
+              static_cast<int>(queries ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
+    if (!queries) copy_image(stage + Layout::h, state, thread);
     load_half_of_gates(index, rows, gates);
     ptx::copy_async_commit();
   }
@@ -298,7 +307,7 @@ struct ChannelsView {
     bool in_range = true;
     if (kByAnchors && !first_group) {
       const Anchors to = anchors();
-      in_range = Anchors::find_factors(g[0], thread, [&](int t, float2 of_rows) {
+      in_range = Anchors::find_factors<true>(g[0], thread, [&](int t, float2 of_rows) {
         to.put_factor(t, of_rows, thread);
         decay = of_rows;  // the last
       });

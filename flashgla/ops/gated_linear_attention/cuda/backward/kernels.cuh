@@ -28,15 +28,16 @@ template <class Core, KeyGates kGates>
 void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStream_t stream) {
   static_assert(ChannelsShared::total <= kFusedSharedBytes);
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
-  const auto launch = [&](auto kernel) {
+  using flashgla::cuda::Begin;
+  const auto launch = [&](auto kernel, Begin begin) {
     flashgla::cuda::launch("gated_linear_attention backward of key gates", kernel, grid, kFusedThreads,
-                           ChannelsShared::total, stream, flashgla::cuda::Begin::after_previous, p, f);
+                           ChannelsShared::total, stream, begin, p, f);
   };
   if constexpr (std::is_same_v<Core, TensorCore90>) {
-    launch(backward_channels_kernel<Core, kGates, Walk::one_anchor>);
-    launch(backward_channels_kernel<Core, kGates, Walk::rest>);
+    launch(backward_channels_kernel<Core, kGates, Walk::one_anchor>, Begin::after_previous);
+    launch(backward_channels_kernel<Core, kGates, Walk::rest>, Begin::beside_previous);
   } else {
-    launch(backward_channels_kernel<Core, kGates, Walk::whole>);
+    launch(backward_channels_kernel<Core, kGates, Walk::whole>, Begin::after_previous);
   }
 }
 

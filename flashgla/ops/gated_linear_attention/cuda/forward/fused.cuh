@@ -308,8 +308,10 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     }
     next += step_of(s);
   };
-  // Gates of the next chunk, from where `tokens` are left; in f32 those after it are asked to the L2.
-  const auto load_gates = [&](int tokens) {
+  // Gates of the next chunk, from where `tokens` are left; in f32 those after it are asked to the L2, and where
+  // registers are few one half comes after the other.
+  const auto load_gates = [&](int tokens, auto of_halves) {
+    constexpr int kRows = decltype(of_halves)::value ? kTile / 2 : kTile;
     if constexpr (in_f32) {
       const int mover = fresh_shuffled();
       const auto rows_of_gates = [&](int rows) {
@@ -319,8 +321,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         return from;
       };
       const Rows gates = rows_of_gates(tokens);
-      load_f32_gates<kTile / 2>(g_tile, gates, 0, mover);
-      load_f32_gates<kTile / 2>(g_tile, gates, kTile / 2, fresh_shuffled());
+      load_f32_gates<kRows>(g_tile, gates, 0, mover);
+      if constexpr (kRows < kTile) load_f32_gates<kRows>(g_tile, gates, kRows, fresh_shuffled());
       const Place next = g_next;
       ask_for_f32_gates(rows_of_gates(tokens - kChunk), mover);
       g_next = next;
@@ -384,7 +386,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     load(0, q_next, p.q, rows_here(), K);
     load(2 * kTileBytes, k_next, p.k, rows_here(), K);
     if constexpr (key) {
-      load_gates(left);
+      load_gates(left, std::false_type());
       ptx::copy_async_commit();
     }
     load(4 * kTileBytes, v_next, p.v, rows_here(), V - v0);
@@ -470,9 +472,9 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         beyond = kPairs ? __syncthreads_or(!own) : sync_group_or(!own);
         return __any_sync(0xffffffffu, kPairs && beyond ? sync_group_or(!own) : beyond) == 0;
       };
-      const auto refill_gates = [&] {
+      const auto refill_gates = [&](auto in_halves) {
         if (kPairs && beyond) __syncthreads();
-        if (left > kChunk) load_gates(left - kChunk);
+        if (left > kChunk) load_gates(left - kChunk, in_halves);
         ptx::copy_async_commit();
       };
       if (kAsynchronous && rung == Rung::anchors) {
@@ -480,7 +482,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           AnchoredChunk anchored;
           one_anchor = false;
           if (served(anchored.take(g_tile))) {
-            refill_gates();
+            refill_gates(std::true_type());
             Accumulator o;
             if (anchored.template products<Core>(o, h, q, k, v, h_tile)) rung = Rung::one_anchor;
             leave_chunk(o, o_scale);
@@ -526,7 +528,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         Core::publish();
         sync_group();
       }
-      refill_gates();
+      refill_gates(std::false_type());
     } else if constexpr (by_token) {
       float gates[kGates];
 #pragma unroll

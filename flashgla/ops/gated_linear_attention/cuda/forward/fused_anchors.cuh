@@ -80,7 +80,7 @@ struct AnchoredChunk {
   // By a group. Whether anchors serve, as far as this thread's rows of the state, which are channels, say.
   __device__ __forceinline__ bool take(std::uint32_t g_tile) {
     const bool reach =
-        Anchors::find_factors(g_tile, fresh_thread(), [&](int t, float2 of_rows) { factors[t] = of_rows; });
+        Anchors::find_factors<false>(g_tile, fresh_thread(), [&](int t, float2 of_rows) { factors[t] = of_rows; });
     __syncwarp();
     sum_from_anchor(sums, g_tile, fresh_shuffled());
     return reach;

@@ -11,8 +11,10 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr float kLongest = 4096.0f;     // bits over a chunk, beyond which anchors are not tried
-constexpr float kLongestStep = 125.0f;  // bits from one anchor to the next, whose factor is then no subnormal number
+constexpr float kLongest = 4096.0f;  // bits over a chunk, beyond which anchors are not tried
+// Bits from one anchor to the next: the factor is no subnormal number, or an f32 one of 9 bits and more. What an anchor
+// in a block's middle gives back, twice kBlockReach, is more than either.
+constexpr float kLongestStep = 125.0f, kLongestSubnormal = 140.0f;
 
 // The rung that a chunk is tried on: that of its neighbour that came before, as that one's gates would have it.
 enum class Rung { one_anchor, anchors, blocks };
@@ -63,9 +65,17 @@ struct Anchors {
     if (thread < kTile) store_shared_4(factor(kOnes) + 4 * thread, __float_as_uint(1.0f));
   }
 
+  template <bool kSubnormal>
+  static __device__ __forceinline__ float2 factors_of(float low, float high) {
+    if constexpr (!kSubnormal) return make_float2(ptx::exp2(low), ptx::exp2(high));
+    float2 y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y.x) : "f"(low));
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y.y) : "f"(high));
+    return y;
+  }
   // From a tile of gates, natural logarithms, visit(t, factor t of this thread's rows) for each; and whether they are
   // in reach: within a block's halves, and from anchor to anchor.
-  template <class Visit>
+  template <bool kSubnormal, class Visit>
   static __device__ __forceinline__ bool find_factors(std::uint32_t g_tile, int thread, Visit visit) {
     constexpr std::uint32_t ones = 0x3f803f80;
     const bool odd = thread / 4 % 2 != 0;  // a column of the product: sums over the first or the last 8 tokens
@@ -84,11 +94,12 @@ struct Anchors {
         reach = reach && sums[i] >= -kBlockReach;
       }
       const float2 before = make_float2(after.x + sums[0], after.y + sums[2]);
-      visit(t, make_float2(ptx::exp2(before.x), ptx::exp2(before.y)));
-      if (t > 0) reach = reach && before.x >= -kLongestStep && before.y >= -kLongestStep;
+      visit(t, factors_of<kSubnormal>(before.x, before.y));
+      constexpr float longest = kSubnormal ? kLongestSubnormal : kLongestStep;
+      if (t > 0) reach = reach && before.x >= -longest && before.y >= -longest;
       after = make_float2(sums[1], sums[3]);
     }
-    visit(kBlocks, make_float2(ptx::exp2(after.x), ptx::exp2(after.y)));
+    visit(kBlocks, factors_of<kSubnormal>(after.x, after.y));
     return reach;
   }
   __device__ __forceinline__ void put_factor(int t, float2 of_rows, int thread) const {

@@ -536,26 +536,79 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (
     }
   }
 }
+// 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
+// k-step's beside each other: where local memory would go to the L2.
+template <int kThreads>
+struct Beside {
+  static constexpr int piece = 16 * kThreads;
+  std::uint32_t own;  // this thread's first piece
+  template <bool kAdd>
+  __device__ __forceinline__ void add(int k16, const float (&more)[8]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t at = own + (2 * k16 + half) * piece;
+      float x[4] = {};
+      if (kAdd) read(at, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] += more[4 * half + i];
+      store_shared_16(
+          at, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])));
+    }
+  }
+  __device__ __forceinline__ void get(int k16, float (&x)[8]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      read(own + (2 * k16 + half) * piece, reinterpret_cast<float(&)[4]>(x[4 * half]));
+    }
+  }
+  __device__ __forceinline__ void put_operand(const std::uint32_t (&x)[16]) const {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      store_shared_16(own + k16 * piece, make_uint4(x[4 * k16], x[4 * k16 + 1], x[4 * k16 + 2], x[4 * k16 + 3]));
+    }
+  }
+  // As operand_of.
+  __device__ __forceinline__ void operator()(std::uint32_t (&x)[4], int k16) const {
+    const uint4 all = load_shared_16(own + k16 * piece);
+    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+  }
+  static __device__ __forceinline__ void read(std::uint32_t at, float (&x)[4]) {
+    const uint4 all = load_shared_16(at);
+    x[0] = __uint_as_float(all.x), x[1] = __uint_as_float(all.y);
+    x[2] = __uint_as_float(all.z), x[3] = __uint_as_float(all.w);
+  }
+};
+template <bool kAdd>
+__device__ __forceinline__ void add_eight(Local<float, 32>& e, int k16, const float (&more)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) e.x[8 * k16 + i] = (kAdd ? e.x[8 * k16 + i] : 0.0f) + more[i];
+}
+template <bool kAdd, int kThreads>
+__device__ __forceinline__ void add_eight(const Beside<kThreads>& e, int k16, const float (&more)[8]) {
+  e.template add<kAdd>(k16, more);
+}
+
 // The exponents of d's rows; e: scale q dq (k dk) times sign, from q (k) as loaded. kAdd: to what is there.
-template <bool kQueries, bool kAdd, class Own>
-__device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e, float sign, Own own,
-                                            const Accumulator& sums, std::uint32_t room, bool near, float scale,
-                                            int thread) {
+template <bool kQueries, bool kAdd, class Sums, class Own>
+__device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, float sign, Own own, const Accumulator& sums,
+                                            std::uint32_t room, bool near, float scale, int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4];
     __syncwarp();
     own(x, k16);
+    float more[8];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 8 * k16 + 2 * i;
       const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
                    y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
-      e.x[at] = (kAdd ? e.x[at] : 0.0f) + sign * (rounded.x * d[at]);
-      e.x[at + 1] = (kAdd ? e.x[at + 1] : 0.0f) + sign * (rounded.y * d[at + 1]);
+      more[2 * i] = sign * (rounded.x * d[at]);
+      more[2 * i + 1] = sign * (rounded.y * d[at + 1]);
       d[at] *= power.x;
       d[at + 1] *= power.y;
     }
+    add_eight<kAdd>(e, k16, more);
   }
 }
 
@@ -564,8 +617,8 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Local<float, 32>& e,
 // block: a of the block, either way up; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded. A
 // level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does. scores: if
 // wanted, those of the block.
-template <bool kQueries, bool kKeys, class Floats, class Queries, class Keys>
-static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats& e, float sign_of_keys,
+template <bool kQueries, bool kKeys, class Floats, class Sums, class Queries, class Keys>
+static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& e, float sign_of_keys,
                                                   const std::uint32_t (&block)[4], Queries queries, Keys keys,
                                                   const Accumulator& sums, float scale, int thread,
                                                   Local<float, 8>* scores = nullptr) {
@@ -592,7 +645,7 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       std::uint32_t q[4], k[4], x[4];
-      float w[8], part[8] = {};
+      float w[8], part[8] = {}, more[8] = {};
       if (scores != nullptr) __syncwarp();  // or ptxas loads ahead what it has no registers for
       queries(q, k16);
       keys(k, k16);
@@ -614,9 +667,10 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Floats
           } else {
             dk[at] = dk[at] + w[2 * i + f] * scaled;
           }
-          e[at] = e[at] + sign * ((f == 0 ? own.x : own.y) * scaled);
+          more[2 * i + f] = sign * ((f == 0 ? own.x : own.y) * scaled);
         }
       }
+      add_eight<true>(e, k16, more);
     }
     if (scores != nullptr) add_level(scores->x, s, size, lane);
   }
@@ -715,7 +769,7 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
     own_block(own, pairs, warp);
     Local<float, 32> aside;
     aside.put(dk);
-    add_halves<true, true>(other.x, aside.x, e.x, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
+    add_halves<true, true>(other.x, aside.x, e, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
                            fresh_thread());
     aside.get(dk);
   }

@@ -116,12 +116,12 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
 // to bf16 as gates in memory would be. dg, on its way to memory, is multiplied by the slope, at the logits, read again,
 // or, if gates have no least value, from the gates.
 
-// log(sigmoid(x)) = min(x, 0) - log(1 + e), with e = e^-|x|; log(1 + e) / e is a polynomial of degree 4, 2^-14 of
+// log(sigmoid(x)) = min(x, 0) - log(1 + e), with e = e^-|x|; log(1 + e) / e is a polynomial of degree 3, 2^-11 of
 // itself off at most, the gates' own rounding 2^-9: a logarithm would be the special functions' second instruction.
 __device__ __forceinline__ float log_sigmoid(float x) {
   const float e = ptx::exp2(-fabsf(x) * kLog2E);
-  float ratio = 0.0413462296f;
-  for (const float c : {-0.157425046f, 0.306299567f, -0.496977538f, 0.999943256f}) ratio = fmaf(ratio, e, c);
+  float ratio = -0.07434202f;
+  for (const float c : {0.254021f, -0.48641106f, 0.99960651f}) ratio = fmaf(ratio, e, c);
   return fmaf(-ratio, e, fminf(x, 0.0f));
 }
 __device__ __forceinline__ float gate_of_logit(float x, float scale, float least) {
