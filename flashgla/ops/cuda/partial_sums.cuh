@@ -34,36 +34,49 @@ inline PartialSums take_partial_sums(Context& context, std::int64_t rows, std::i
   return partial;
 }
 
-constexpr int kReduceColumns = 32, kReduceDown = 8;  // small blocks: they find room beside the first kernel's last
+constexpr int kReduceColumns = 8, kReduceDown = 32;  // of a block of threads: a sector of memory, so many at once
+constexpr int kReduceBatch = 8;                      // blocks' sums that a thread asks for before it adds the first
+constexpr int kReduceThreads = kReduceColumns * kReduceDown;
 
-static __global__ void __launch_bounds__(kReduceColumns* kReduceDown)
+static __global__ void __launch_bounds__(kReduceThreads)
     reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {
+  using flashgla::cuda::kWarp;
   flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
-  __shared__ float shared[kReduceDown][kReduceColumns + 1];
+  __shared__ float shared[kReduceThreads / kWarp][kReduceColumns];
   const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns, column = first + across;
-  float total = 0.0f;
-  if (column < partial.columns) {
-#pragma unroll 8
-    for (std::int64_t block = down; block < partial.blocks(); block += kReduceDown) {
-      total += partial.sums[block * partial.columns + column];
-    }
-  }
-  shared[down][across] = total;
-  __syncthreads();
-  if (down != 0 || column >= partial.columns) return;
-  total = accumulate ? out[column] : 0.0f;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + across;
+  const bool there = column < partial.columns, writes = there && down == 0;
+  float result = writes && accumulate ? out[column] : 0.0f, total = 0.0f;
+  const auto blocks = static_cast<int>(partial.blocks());
+  const float* from = partial.sums + down * partial.columns + column;
+  const std::int64_t apart = kReduceDown * partial.columns;
+  for (int first = down; there && first < blocks; first += kReduceDown * kReduceBatch) {
+    float read[kReduceBatch];
 #pragma unroll
-  for (int i = 0; i < kReduceDown; ++i) total += shared[i][across];
-  out[column] = total;
+    for (int k = 0; k < kReduceBatch; ++k) {
+      read[k] = first + k * kReduceDown < blocks ? *from : 0.0f;
+      from += apart;
+    }
+#pragma unroll
+    for (int k = 0; k < kReduceBatch; ++k) total += read[k];
+  }
+#pragma unroll
+  for (int distance = kReduceColumns; distance < kWarp; distance *= 2) {
+    total += __shfl_xor_sync(0xffffffffu, total, distance);
+  }
+  if (threadIdx.x % kWarp < kReduceColumns) shared[threadIdx.x / kWarp][across] = total;
+  __syncthreads();
+  if (!writes) return;
+#pragma unroll
+  for (int i = 0; i < kReduceThreads / kWarp; ++i) result += shared[i][across];
+  out[column] = result;
 }
 
 // out[column] (+)= sum over blocks.
 inline void reduce(const Context& context, const PartialSums& partial, float* out, bool accumulate) {
   queue_kernel(context, "sums of blocks of rows", reduce_partial_sums_kernel,
-               (partial.columns + kReduceColumns - 1) / kReduceColumns, kReduceColumns * kReduceDown, 0, partial, out,
-               accumulate);
+               (partial.columns + kReduceColumns - 1) / kReduceColumns, kReduceThreads, 0, partial, out, accumulate);
 }
 
 }  // namespace flashgla::ops::cuda

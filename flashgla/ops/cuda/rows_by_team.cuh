@@ -39,6 +39,14 @@ struct RowGrid {
 constexpr std::int64_t kRowBlocks = 264;
 constexpr int kBackwardBlocksEach = 2;
 
+// Sums over x's rows for such kernels: of as many blocks, but for all teams to have equally many rows, where the number
+// of rows allows it. By the shape alone, whatever is aligned.
+inline PartialSums take_sums_of_rows(Context& context, const TensorView& x, const char* label) {
+  const Rows rows(x);
+  const RowGrid grid(rows.count(), rows.length(), 16 / static_cast<int>(size_of(x.dtype)));
+  return take_partial_sums(context, grid.rows, grid.length, kRowBlocks, grid.teams(), label);
+}
+
 // Calls run(integral_constant) with how many vectors a thread holds: 1, 2 or 4, and 0 where they are too many.
 template <class Run>
 void with_held_vectors(const RowGrid& grid, const Run& run) {

@@ -23,7 +23,7 @@ using flashgla::cuda::Vector;
 constexpr int kThreads = 256;
 constexpr int kPartThreads = 512;  // at most
 constexpr int kBlock = 16;         // sorted positions
-constexpr int kRowsAhead = 4;      // rows read before they are added
+constexpr int kRowsAhead = 4;      // rows read before they are added; with 8 in bf16 ptxas spills
 constexpr int kWide = 4;           // columns of a thread: 16 bytes of dtable
 
 template <class T>
@@ -53,18 +53,19 @@ struct Place {
   bool whole;     // the part that ends here is all there is of its token: out is dtable's row
 };
 
-// Place i of those that begin at `first`; neighbours are those of other blocks too.
+// Place i of those that begin at `first`; neighbours are those of other blocks too. For the first kBlock threads of a
+// warp together, which all ask for what they need at once.
 template <class T>
 __device__ Place<T> place_at(const Segments<T>& p, std::int64_t first, int i) {
-  const std::uint32_t token = p.key(first + i);
+  const std::int64_t at = first + i;
+  const std::uint32_t token = p.key(at), before = p.key(at - 1), next = p.key(at + 1);
+  const std::int32_t position = at < p.count ? p.positions[at] : 0;
+  const std::uint32_t starts = __ballot_sync((1u << kBlock) - 1, token != before);
   if (token >= p.words) return {nullptr, nullptr, false, false};
-  int begin = i;  // of the part
-  while (begin > 0 && p.key(first + begin - 1) == token) --begin;
-  const std::uint32_t next = p.key(first + i + 1);
-  const bool is_first = p.key(first + begin - 1) != token;
+  const bool is_first = (starts & ((2u << i) - 1)) != 0;  // else the part goes on from the block before
   const bool ends = next != token, whole = is_first && ends;
   float* out = whole ? p.row(token) : ends || i == kBlock - 1 ? p.sum(first / kBlock, is_first) : nullptr;
-  return {p.dy.at(p.positions[first + i], 0), out, begin == i, whole};
+  return {p.dy.at(position, 0), out, i == 0 || token != before, whole};
 }
 
 template <int N, class T>
@@ -106,6 +107,7 @@ __global__ void __launch_bounds__(kPartThreads, 2) parts_kernel(const Segments<T
 // One block of threads for each block of positions: adds up the parts of the token that begins in it and goes on.
 template <class T>
 __global__ void __launch_bounds__(kThreads) long_segments_kernel(const Segments<T> p) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   const std::int64_t block = blockIdx.x, last = block * kBlock + kBlock - 1;
   const std::uint32_t token = p.key(last);

@@ -19,7 +19,7 @@ constexpr std::uint32_t kNone = 0xffffffff;  // no token's key
 struct ByToken {
   static constexpr int kThreads = 1024, kWarps = kThreads / flashgla::cuda::kWarp;
   static constexpr int kTokensEach = 256;  // of a block at most
-  static constexpr int kBatch = 8;         // tokens that a thread reads at once
+  static constexpr int kBatch = 16;        // tokens that a thread reads at once
 
   const std::int32_t* tokens;
   std::int64_t count, words;
@@ -36,24 +36,25 @@ struct ByToken {
     return key != kNone && (key & ((1u << block_bits) - 1)) == block;
   }
 
-  // work(i, key) for a warp's positions in their order, a thread each; kNone behind their end.
-  template <class Work>
-  __device__ __forceinline__ void for_each(int warp, int lane, const Work& work) const {
+  // A warp has `each` positions, and reads kRead of them at a time, a thread every 32nd.
+  static constexpr int kRead = kBatch * flashgla::cuda::kWarp;
+  __device__ __forceinline__ int each() const {
     constexpr int kRow = flashgla::cuda::kWarp;
-    const std::int64_t each = (count + kWarps * kRow - 1) / (kWarps * kRow) * kRow;
-    const std::int64_t begin = warp * each, end = begin + each < count ? begin + each : count;
-    for (std::int64_t first = begin; first < end; first += kBatch * kRow) {
-      std::uint32_t key[kBatch];
+    return static_cast<int>((count + kWarps * kRow - 1) / (kWarps * kRow)) * kRow;
+  }
+  // Keys of those from `first` on, kNone behind the warp's end.
+  __device__ __forceinline__ void read(int warp, int first, std::uint32_t (&key)[kBatch]) const {
+    const int end = static_cast<int>(std::min<std::int64_t>(std::int64_t{warp + 1} * each(), count));
+    const int lane = threadIdx.x % flashgla::cuda::kWarp;
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const std::int64_t i = first + k * kRow + lane;
-        key[k] = kNone;
-        if (i >= end) continue;
-        const std::int64_t token = tokens[i];
-        key[k] = static_cast<std::uint32_t>(token >= 0 && token < words ? token : words);
-      }
+    for (int k = 0; k < kBatch; ++k) {
+      const int i = first + k * flashgla::cuda::kWarp + lane;
+      key[k] = i < end ? static_cast<std::uint32_t>(tokens[i]) : kNone;
+    }
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) work(first + k * kRow + lane, key[k]);
+    for (int k = 0; k < kBatch; ++k) {  // one below 0 is a large number
+      const int i = first + k * flashgla::cuda::kWarp + lane;
+      if (i < end && key[k] >= static_cast<std::uint64_t>(words)) key[k] = static_cast<std::uint32_t>(words);
     }
   }
 };
@@ -101,38 +102,53 @@ __device__ __forceinline__ void begin_of_each(int* counts, int before, int* shar
 
 static __global__ void __launch_bounds__(ByToken::kThreads) by_token_kernel(const ByToken p) {
   using flashgla::cuda::kWarp;
-  flashgla::cuda::wait_for_previous();
   constexpr int kCounts = ByToken::kTokensEach * ByToken::kWarps, kEach = kCounts / ByToken::kThreads;
   __shared__ __align__(16) int counts[kCounts];  // by token, then by warp
   __shared__ int shared[kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int i = threadIdx.x; i < kCounts; i += ByToken::kThreads) counts[i] = 0;
   __syncthreads();
+  flashgla::cuda::wait_for_previous();
   const std::uint32_t mask = (1u << p.block_bits) - 1;
+  const int begin = warp * p.each(), end = begin + p.each();
+  std::uint32_t key[ByToken::kBatch];
   int below = 0;
-  p.for_each(warp, lane, [&](std::int64_t i, std::uint32_t key) {
-    below += key != kNone && (key & mask) < blockIdx.x ? 1 : 0;
-    if (blockIdx.x == 0 && key == p.words) flashgla::ops::cuda::note_bad(p.bad, i);
-    if (p.is_of(key, blockIdx.x)) atomicAdd(&counts[(key >> p.block_bits) * ByToken::kWarps + warp], 1);
-  });
+  for (int first = begin; first < end; first += ByToken::kRead) {
+    p.read(warp, first, key);
+#pragma unroll
+    for (int k = 0; k < ByToken::kBatch; ++k) {
+      below += key[k] != kNone && (key[k] & mask) < blockIdx.x ? 1 : 0;
+      if (blockIdx.x == 0 && key[k] == p.words) flashgla::ops::cuda::note_bad(p.bad, first + k * kWarp + lane);
+      if (p.is_of(key[k], blockIdx.x)) atomicAdd(&counts[(key[k] >> p.block_bits) * ByToken::kWarps + warp], 1);
+    }
+  }
   below = flashgla::cuda::block_sum(below, shared);
   __syncthreads();
   begin_of_each<kEach>(counts, below, shared);
   flashgla::cuda::release_next();
-  p.for_each(warp, lane, [&](std::int64_t i, std::uint32_t key) {
-    const bool mine = p.is_of(key, blockIdx.x);
-    const std::uint32_t lanes = __ballot_sync(0xffffffffu, mine);
-    if (mine) {
-      const std::uint32_t same = __match_any_sync(lanes, key);
-      int* next = &counts[(key >> p.block_bits) * ByToken::kWarps + warp];
-      const int begin = *next, rank = __popc(same & ((1u << lane) - 1));
-      __syncwarp(lanes);
-      if (rank == 0) *next = begin + __popc(same);
-      p.keys[begin + rank] = key;
-      p.positions[begin + rank] = static_cast<std::int32_t>(i);
+  for (int first = begin; first < end; first += ByToken::kRead) {
+    if (p.each() > ByToken::kRead) p.read(warp, first, key);  // else they are still there
+    std::uint32_t all = 0;
+#pragma unroll
+    for (int k = 0; k < ByToken::kBatch; ++k) all |= p.is_of(key[k], blockIdx.x) ? 1u << k : 0u;
+    all = __reduce_or_sync(0xffffffffu, all);
+#pragma unroll
+    for (int k = 0; k < ByToken::kBatch; ++k) {
+      if ((all >> k & 1) == 0) continue;  // none of the warp's
+      const bool mine = p.is_of(key[k], blockIdx.x);
+      const std::uint32_t lanes = __ballot_sync(0xffffffffu, mine);
+      if (mine) {
+        const std::uint32_t same = __match_any_sync(lanes, key[k]);
+        int* next = &counts[(key[k] >> p.block_bits) * ByToken::kWarps + warp];
+        const int to = *next, rank = __popc(same & ((1u << lane) - 1));
+        __syncwarp(lanes);
+        if (rank == 0) *next = to + __popc(same);
+        p.keys[to + rank] = key[k];
+        p.positions[to + rank] = first + k * kWarp + lane;
+      }
+      __syncwarp();
     }
-    __syncwarp();
-  });
+  }
 }
 
 }  // namespace flashgla::ops::embedding::cuda

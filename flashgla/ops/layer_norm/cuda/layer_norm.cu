@@ -19,55 +19,101 @@ struct ForwardOperands {
   float epsilon;
 };
 
-// y of a row whose vectors read(i, column, whole) brings to held[i], or held[0] where they are not held.
-template <int kHeld, int N, class T, class Read, class Affine>
-__device__ __forceinline__ void normalise(const ForwardOperands<T>& t, const RowGrid& grid, Team& team,
-                                          std::int64_t row, Vector<T, N> (&held)[kHeld == 0 ? 1 : kHeld],
-                                          const Read& read, const Affine& affine) {
-  const float each = 1.0f / static_cast<float>(grid.length);
-  float total = 0.0f, squares = 0.0f;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    read(i, column, whole);
-#pragma unroll
-    for (int j = 0; j < N; ++j) total += held[i][j];
-  });
-  const float mean = team.sum(total) * each;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    read(i, column, whole);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float centred = held[i][j] - mean;
-      if (column + j < grid.length) squares += centred * centred;
-    }
-  });
-  const float r = rsqrtf(team.sum(squares) * each + t.epsilon);
-  if (t.rstd && team.rank() == 0) {
-    t.mean[row] = mean;
-    t.rstd[row] = r;
+// Two sums at once over a team's threads, row after row.
+class TwoSums {
+ public:
+  static constexpr int kShared = 2 * RowGrid::kThreads / flashgla::cuda::kWarp;
+
+  __device__ __forceinline__ TwoSums(const Team& team, float2* shared)
+      : team_(team), of_warps_(shared + team.index() * 2 * (team.threads() / flashgla::cuda::kWarp)) {}
+
+  __device__ __forceinline__ float2 of(float first, float second) {
+    using flashgla::cuda::kWarp;
+    const float2 own = make_float2(flashgla::cuda::warp_sum(first), flashgla::cuda::warp_sum(second));
+    const int warps = team_.threads() / kWarp;
+    if (warps == 1) return own;
+    float2* sums = of_warps_ + turn_ * warps;  // in turns: who is late reads the last while the next are written
+    turn_ ^= 1;
+    if (team_.rank() % kWarp == 0) sums[team_.rank() / kWarp] = own;
+    asm volatile("bar.sync %0, %1;" ::"r"(team_.index() + 1), "r"(team_.threads()) : "memory");
+    float2 total = sums[0];
+    for (int i = 1; i < warps; ++i) total.x += sums[i].x, total.y += sums[i].y;
+    return total;
   }
-  T* y = t.y.at(row, 0);
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    read(i, column, whole);
-    float out[N];
+
+ private:
+  const Team& team_;
+  float2* of_warps_;
+  int turn_ = 0;
+};
+
+// A row's first eight elements. Mean and variance are found from sums of what each element is away from their mean, and
+// of the squares of that. Since the square of its distance from the row's mean is at most an eighth of the sum of all
+// such squares, the sum is at most 1 + length / 8 times what is wanted of it: no more digits are lost, whatever the
+// row.
+template <int N, class T>
+struct FirstOfRow {
+  static constexpr int kCount = 8;
+  Vector<T, N> held[kCount / N];
+
+  __device__ __forceinline__ void load(const T* row, std::int64_t length) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = (held[i][j] - mean) * r;
-    affine(i, column, whole, out);
-    ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
-  });
+    for (int i = 0; i < kCount / N; ++i) {
+      held[i] = ops::cuda::load_vector<N>(row, i * N, i * N + N <= length, length);
+    }
+  }
+  __device__ __forceinline__ float mean(std::int64_t length) const {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount / N; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) total += held[i][j];
+    }
+    return length >= kCount ? total * (1.0f / kCount) : total / static_cast<float>(length);
+  }
+};
+
+// What a thread adds to the two sums of a vector.
+template <int N, class T>
+__device__ __forceinline__ void add_distances(const Vector<T, N>& vector, float from, std::int64_t column, bool whole,
+                                              std::int64_t length, float& first, float& second) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    float distance = vector[j] - from;
+    if (!whole && column + j >= length) distance = 0.0f;
+    first += distance;
+    second = fmaf(distance, distance, second);
+  }
 }
+
+struct Moments {
+  float mean, r;
+
+  __device__ __forceinline__ Moments(float from, float2 sums, float each, float epsilon) {
+    const float distance = sums.x * each;
+    mean = from + distance;
+    r = rsqrtf(fmaxf(fmaf(-distance, distance, sums.y * each), 0.0f) + epsilon);
+  }
+};
 
 constexpr std::int64_t kForwardBlocks = 396;  // three for each multiprocessor of a large GPU, which have room at once
 
-// A team takes `each` rows, teams() apart; the next one is on its way while one is worked on.
+// Teams take rows in turns; the next one is on its way while one is worked on.
 template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? 3 : 1)
-    forward_kernel(ForwardOperands<T> t, RowGrid grid, int each) {
-  flashgla::cuda::release_next_of_waves();
+__global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3 : 1)
+    forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::wait_for_previous();
-  __shared__ float shared[RowGrid::kSharedFloats];
-  Team team(grid.team, shared);
-  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * each * grid.teams() + team.index();
-  const std::int64_t behind = row + each * grid.teams(), end = behind < grid.rows ? behind : grid.rows;
+  __shared__ float2 shared[TwoSums::kShared];
+  const Team team(grid.team, &shared[0].x);
+  TwoSums sums(team, shared);
+  const float each = 1.0f / static_cast<float>(grid.length);
+  const std::int64_t apart = std::int64_t{gridDim.x} * grid.teams();
+  std::int64_t row = std::int64_t{blockIdx.x} * grid.teams() + team.index();
+  const auto keep = [&](const Moments& moments) {
+    if (!t.rstd || team.rank() != 0) return;
+    t.mean[row] = moments.mean;
+    t.rstd[row] = moments.r;
+  };
   if constexpr (kHeld > 0) {
     float weight[kHeld][N], bias[kHeld][N];
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
@@ -75,41 +121,59 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? 3 : 1)
       t.bias.template load<N>(column, whole, grid.length, bias[i]);
     });
     Vector<T, N> held[kHeld], next[kHeld];
+    FirstOfRow<N, T> first, next_first;
     const auto load = [&](std::int64_t which) {
-      if (which >= end) return;
+      if (which >= grid.rows) return;
       const T* x = t.x.at(which, 0);
       ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
         next[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
       });
+      next_first.load(x, grid.length);
     };
     load(row);
-    for (; row < end; row += grid.teams()) {
+    for (; row < grid.rows; row += apart) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) held[i] = next[i];
-      load(row + grid.teams());
-      normalise<kHeld, N>(
-          t, grid, team, row, held, [](int, std::int64_t, bool) {},
-          [&](int i, std::int64_t, bool, float(&out)[N]) {
+      first = next_first;
+      load(row + apart);
+      const float from = first.mean(grid.length);
+      float distances = 0.0f, squares = 0.0f;
+      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+        add_distances<N>(held[i], from, column, whole, grid.length, distances, squares);
+      });
+      const Moments moments(from, sums.of(distances, squares), each, t.epsilon);
+      keep(moments);
+      T* y = t.y.at(row, 0);
+      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+        float out[N];
 #pragma unroll
-            for (int j = 0; j < N; ++j) out[j] = out[j] * weight[i][j] + bias[i][j];
-          });
+        for (int j = 0; j < N; ++j) out[j] = fmaf((held[i][j] - moments.mean) * moments.r, weight[i][j], bias[i][j]);
+        ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
+      });
     }
   } else {
-    for (; row < end; row += grid.teams()) {
+    for (; row < grid.rows; row += apart) {
       const T* x = t.x.at(row, 0);
-      Vector<T, N> held[1];
-      normalise<0, N>(
-          t, grid, team, row, held,
-          [&](int, std::int64_t column, bool whole) {
-            held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-          },
-          [&](int, std::int64_t column, bool whole, float(&out)[N]) {
-            float weight[N], bias[N];
-            t.weight.template load<N>(column, whole, grid.length, weight);
-            t.bias.template load<N>(column, whole, grid.length, bias);
+      FirstOfRow<N, T> first;
+      first.load(x, grid.length);
+      const float from = first.mean(grid.length);
+      float distances = 0.0f, squares = 0.0f;
+      ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+        add_distances<N>(ops::cuda::load_vector<N>(x, column, whole, grid.length), from, column, whole, grid.length,
+                         distances, squares);
+      });
+      const Moments moments(from, sums.of(distances, squares), each, t.epsilon);
+      keep(moments);
+      T* y = t.y.at(row, 0);
+      ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+        const Vector<T, N> vector = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+        float weight[N], bias[N], out[N];
+        t.weight.template load<N>(column, whole, grid.length, weight);
+        t.bias.template load<N>(column, whole, grid.length, bias);
 #pragma unroll
-            for (int j = 0; j < N; ++j) out[j] = out[j] * weight[j] + bias[j];
-          });
+        for (int j = 0; j < N; ++j) out[j] = fmaf((vector[j] - moments.mean) * moments.r, weight[j], bias[j]);
+        ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
+      });
     }
   }
 }
@@ -248,10 +312,9 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
                                     static_cast<float>(epsilon)};
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
-    const auto each = static_cast<int>((grid.blocks() + kForwardBlocks - 1) / kForwardBlocks);
     ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>,
-                            each == 0 ? 0 : (grid.blocks() + each - 1) / each, RowGrid::kThreads, 0, operands, grid,
-                            each);
+                            std::min(grid.blocks(), held.value > 0 ? kForwardBlocks : grid.blocks()), RowGrid::kThreads,
+                            0, operands, grid);
   });
 }
 
@@ -290,8 +353,7 @@ void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs
 
 void cuda_backward(Context& context, const Gradients& g) {
   const ArenaScope scope(context.scratch());
-  const auto partial = ops::cuda::take_partial_sums(context, rows_of(g.x.shape), g.x.size(-1), ops::cuda::kRowBlocks, 1,
-                                                    "layer_norm: dweight");
+  const auto partial = ops::cuda::take_sums_of_rows(context, g.x, "layer_norm: dweight");
   if (context.planning()) return;
   const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&g.x, &g.dy, &g.dx}, elements); };
   const auto run = g.x.dtype == DType::f32 ? (aligned(4) ? backward_of<4, float> : backward_of<1, float>)

@@ -234,8 +234,7 @@ void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs
 void cuda_backward(Context& context, const TensorView& x, const TensorView& weight, const TensorView& rstd,
                    const TensorView& dy, const TensorView& dx, bool accumulate_dx, const TensorView& dweight) {
   const ArenaScope scope(context.scratch());
-  const auto partial = ops::cuda::take_partial_sums(context, rows_of(x.shape), x.size(-1), ops::cuda::kRowBlocks, 1,
-                                                    "rms_norm: dweight");
+  const auto partial = ops::cuda::take_sums_of_rows(context, x, "rms_norm: dweight");
   if (context.planning()) return;
   const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&x, &dy, &dx}, elements); };
   const auto run = x.dtype == DType::f32 ? (aligned(4) ? backward_of<4, float> : backward_of<1, float>)

@@ -240,8 +240,7 @@ void cuda_backward(Context& context, const TensorView& x, const TensorView& gate
                    const TensorView& rstd, const TensorView& dy, const TensorView& dx, const TensorView& dgate,
                    const TensorView& dweight) {
   const ArenaScope scope(context.scratch());
-  const auto partial = ops::cuda::take_partial_sums(context, rows_of(x.shape), x.size(-1), ops::cuda::kRowBlocks, 1,
-                                                    "rms_norm_swish_gate: dweight");
+  const auto partial = ops::cuda::take_sums_of_rows(context, x, "rms_norm_swish_gate: dweight");
   if (context.planning()) return;
   const bool want_dweight = static_cast<bool>(dweight);
   (x.dtype == DType::f32 ? backward_on<float> : backward_on<bf16>)(context, x, gate, weight, rstd, dy, dx, dgate,
