@@ -1,7 +1,8 @@
-"""Logits of small HGRN2, GSA and Hyena models from their published formulas, token by token in float64 NumPy, for the
-golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights are the formula of
-transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py), whose kernels
-need a GPU, and of zoology's hyena.py. fla_logits.py runs flash-linear-attention's code beside them."""
+"""Logits of small HGRN2, GSA, Hyena and linear attention models from their published formulas, token by token in
+float64 NumPy, for the golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights
+are the formula of transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py,
+linear_attn.py with feature_map.py), whose kernels need a GPU, and of zoology's hyena.py. fla_logits.py runs
+flash-linear-attention's code beside them."""
 
 import math
 
@@ -113,6 +114,48 @@ class Gsa:
         return rms(swish(numpy.array(rows)), self.norm, INNER_EPSILON) @ self.out.T
 
 
+class LinearAttention:
+    heads, map, tied, divided, normalised = 3, "identity", False, (False, False), False
+
+    def __init__(self, take, *_):
+        size = HIDDEN // self.heads
+        shapes = {"elementwise_product": [(size, size), (size, size), (size,), (size,)],
+                  "hedgehog": [(size, size), (size,)], "t2r": [(size, size)]}.get(self.map, [])
+        self.projections = [take(HIDDEN, HIDDEN) for _ in "qkv"]
+        q_map = [take(*shape) for shape in shapes]
+        self.maps = [q_map, q_map if self.tied else [take(*shape) for shape in shapes]]
+        self.norm, self.out = take(size, norm=True), take(HIDDEN, HIDDEN)
+
+    def features(self, x, weights, divided):
+        if self.map == "elementwise_product":
+            y = (x @ weights[0].T + weights[2]) * (x @ weights[1].T + weights[3])
+        elif self.map == "hedgehog":
+            u = x @ weights[0].T + weights[1]
+            y = softmax(numpy.concatenate([2.0 * u, -2.0 * u], axis=-1))
+        elif self.map == "t2r":
+            y = numpy.maximum(x @ weights[0].T, 0.0)
+        else:  # dpfp
+            r = numpy.maximum(numpy.concatenate([x, -x], axis=-1), 0.0)
+            y = numpy.concatenate([r * numpy.roll(r, j, axis=-1) for j in (1, 2, 3, 4)], axis=-1)
+        return y / (y.sum(axis=-1, keepdims=True) + 1e-4) if divided else y
+
+    def __call__(self, x, _):
+        q, k, v = (heads(x @ w.T, self.heads) for w in self.projections)
+        q, k = (self.features(each, *of) for each, of in zip((q, k), zip(self.maps, self.divided)))
+        state, z, rows = numpy.zeros((self.heads, k.shape[-1], v.shape[-1])), numpy.zeros(k.shape[1:]), []
+        for t in range(len(x)):
+            state, z = state + k[t][:, :, None] * v[t][:, None, :], z + k[t]
+            o = numpy.einsum("hk,hkv->hv", q[t], state) * q.shape[-1] ** -0.5
+            if self.normalised:
+                o = o * q.shape[-1] ** 0.5 / ((q[t] * z).sum(axis=-1, keepdims=True) + 1e-10)
+            rows.append(rms(o, self.norm).reshape(-1))
+        return numpy.array(rows) @ self.out.T
+
+
+def linear_attention(**settings):
+    return type("Map", (LinearAttention,), settings)
+
+
 class Hyena:
     order, emb, length, shift = 6, 5, 20, 0.1
 
@@ -171,3 +214,7 @@ if __name__ == "__main__":
     show("gsa", Gsa, False, False)
     show("gsa, convolutions", Gsa, False, True)
     show("hyena", Hyena, False, False)
+    show("elementwise_product", linear_attention(map="elementwise_product"), False, False)
+    show("hedgehog, tied, normalised", linear_attention(map="hedgehog", tied=True, normalised=True), False, False)
+    show("t2r, q and k divided", linear_attention(map="t2r", divided=(True, True)), False, False)
+    show("dpfp, k divided", linear_attention(map="dpfp", divided=(False, True)), False, False)

@@ -78,6 +78,16 @@ class GatedLayer : public Mixer {
   TensorView gate_input(const GateSide& side, const TensorView& x, const TensorView& projected) const {
     return side.part > 0 ? input_.part(projected, side.part) : x;
   }
+  // Of a head as the operator sees it.
+  std::int64_t key_features() const {
+    return maps_.empty() ? settings_.key_dim / settings_.num_heads : maps_.front().features();
+  }
+  const HeadMap& map_of(std::size_t part) const { return maps_[part == kQ ? 0 : maps_.size() - 1]; }
+  bool divides(std::size_t part) const {
+    return part == kQ ? settings_.head_map->divide_q : settings_.head_map->divide_k;
+  }
+  // Features of q and k from saved_.channels.
+  void map_heads(Context& context, const TensorView& q, const TensorView& k) const;
   double clamp() const { return settings_.clamp_min.value_or(attention::kNoClamp); }
   void compute_gates(Context& context, const TensorView& x);
   const TensorView& constant_gate(const Context& context, DType dtype);
@@ -94,6 +104,7 @@ class GatedLayer : public Mixer {
   std::int64_t kv_key_dim_;                  // key channels of all key-value heads together
   std::int64_t kv_value_dim_;                // value channels of the same
   nn::Linear input_;                         // q, k, v and a low-rank gate: one matrix product
+  std::vector<HeadMap> maps_;                // none, that of q and k, or one each
   std::vector<GateSide> gates_;              // at most two
   Tensor constant_gate_;                     // [heads], on the device of the first call
   std::vector<nn::Parameter> convolutions_;  // none, or those of q, k, v
@@ -106,6 +117,7 @@ class GatedLayer : public Mixer {
     TensorView projected;    // [B,T,input_.out()]
     TensorView output_gate;  // [B,T,value_dim], before the swish; absent without it
     Channels channels;       // of convolution: recomputed in class activations
+    TensorView features[2];  // of q and k where there are maps [B,T,heads,features]: recomputed
     TensorView logits[2];    // of gates_, [B,T,channels]: recomputed
     TensorView constant;     // a constant gate
     TensorView o;            // [B,T,H,V]
@@ -127,6 +139,13 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
   const double deviation = settings.common.initializer_range;
   options_.feature_map = settings.feature_map;
   options_.normalize = settings.normalize;
+  if (settings.head_map) {
+    const auto add = [&](const char* of) {
+      maps_.emplace_back(settings.head_map->kind, name + of, settings.key_dim / settings.num_heads, deviation);
+    };
+    add(".feature_map_q");
+    if (!settings.head_map->tied) add(".feature_map_k");
+  }
   for (const char* side : low_rank_sides(settings.gate)) {
     const bool values = std::string_view(side) == ".gv_proj";
     gates_.push_back({nn::Linear({{name + side + ".1", values ? kv_value_dim_ : kv_key_dim_, nn::Quantisation::none}},
@@ -169,6 +188,7 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
 
 void GatedLayer::for_each_parameter(const nn::ParameterVisitor& visit) {
   input_.for_each_parameter(visit);
+  for (HeadMap& map : maps_) map.for_each_parameter(visit);
   for (nn::Linear& gate : output_gate_) gate.for_each_parameter(visit);
   for (GateSide& side : gates_) side.projection.for_each_parameter(visit);
   for (nn::Parameter& weight : convolutions_) visit(weight);
@@ -178,23 +198,27 @@ void GatedLayer::for_each_parameter(const nn::ParameterVisitor& visit) {
 
 std::vector<StateEntry> GatedLayer::state_layout(std::int64_t sequences, std::int64_t, DType parameters) const {
   const DType dtype = accumulation_dtype(parameters);
-  std::vector<StateEntry> layout = {{"h",
-                                     Shape({sequences, settings_.kv_heads, settings_.key_dim / settings_.num_heads,
-                                            settings_.value_dim / settings_.num_heads}),
-                                     dtype}};
+  std::vector<StateEntry> layout = {
+      {"h", Shape({sequences, settings_.kv_heads, key_features(), settings_.value_dim / settings_.num_heads}), dtype}};
   const std::array<const char*, 3> names = {"conv_q", "conv_k", "conv_v"};
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     layout.push_back({names[i], Shape({sequences, convolutions_[i].shape[0], settings_.conv_size - 1}), dtype});
   }
   if (settings_.normalize) {
-    layout.push_back({"z", Shape({sequences, settings_.kv_heads, settings_.key_dim / settings_.num_heads}), dtype});
+    layout.push_back({"z", Shape({sequences, settings_.kv_heads, key_features()}), dtype});
   }
   return layout;
 }
 
 Cost GatedLayer::cost(std::int64_t) const {
-  return scan_cost(settings_.num_heads, settings_.kv_heads, settings_.key_dim / settings_.num_heads,
-                   settings_.value_dim / settings_.num_heads);
+  Cost cost =
+      scan_cost(settings_.num_heads, settings_.kv_heads, key_features(), settings_.value_dim / settings_.num_heads);
+  if (!maps_.empty()) {
+    const double flops = maps_.front().flops() * static_cast<double>(settings_.num_heads + settings_.kv_heads);
+    cost.forward_flops += flops;
+    cost.training_flops += 3.0 * flops;
+  }
+  return cost;
 }
 
 void GatedLayer::rotate(const nn::Pass& pass, const Channels& of, ops::rotary::Direction direction) const {
@@ -225,6 +249,11 @@ void GatedLayer::prepare(const nn::Pass& pass, const Channels& out, const LayerS
   rotate(pass, out, ops::rotary::Direction::forward);
 }
 
+void GatedLayer::map_heads(Context& context, const TensorView& q, const TensorView& k) const {
+  map_of(kQ).forward(context, saved_.channels[kQ].split_last(heads_of(kQ)), q, divides(kQ));
+  map_of(kK).forward(context, saved_.channels[kK].split_last(heads_of(kK)), k, divides(kK));
+}
+
 void GatedLayer::compute_gates(Context& context, const TensorView& x) {
   for (std::size_t i = 0; i < gates_.size(); ++i) {
     gates_[i].projection.forward(context, gate_input(gates_[i], x, saved_.projected), saved_.logits[i]);
@@ -246,8 +275,8 @@ const TensorView& GatedLayer::constant_gate(const Context& context, DType dtype)
 
 attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) const {
   attention::Inputs inputs;
-  inputs.q = saved_.channels[kQ].split_last(heads_of(kQ));
-  inputs.k = saved_.channels[kK].split_last(heads_of(kK));
+  inputs.q = maps_.empty() ? saved_.channels[kQ].split_last(heads_of(kQ)) : saved_.features[kQ];
+  inputs.k = maps_.empty() ? saved_.channels[kK].split_last(heads_of(kK)) : saved_.features[kK];
   inputs.v = saved_.channels[kV].split_last(heads_of(kV));
   inputs.g = saved_.constant;
   for (std::size_t i = 0; i < gates_.size(); ++i) {
@@ -310,6 +339,13 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
                              : pass.keep_or_recompute().tensor(channels.shape, x.dtype, "gla: convolutions");
   }
   prepare(pass, saved_.channels, before, after);
+  if (!maps_.empty()) {
+    for (const std::size_t part : {kQ, kK}) {
+      saved_.features[part] = pass.keep_or_recompute().tensor(Shape({batch, length, heads_of(part), key_features()}),
+                                                              x.dtype, "gla: feature maps");
+    }
+    map_heads(context, saved_.features[kQ], saved_.features[kK]);
+  }
   for (std::size_t i = 0; i < gates_.size(); ++i) {
     saved_.logits[i] = pass.keep_or_recompute().tensor(sized(gates_[i].projection.out()), x.dtype, "gla: gates");
   }
@@ -354,6 +390,10 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
       for (TensorView& channels : saved_.channels) channels = like(channels, x.dtype);
       prepare(pass, saved_.channels, saved_.before, {});
     }
+    if (!maps_.empty()) {
+      for (TensorView& features : saved_.features) features = like(features, x.dtype);
+      map_heads(context, saved_.features[kQ], saved_.features[kK]);
+    }
     for (std::size_t i = 0; i < gates_.size(); ++i) {
       saved_.logits[i] = like(saved_.logits[i], x.dtype);
     }
@@ -389,14 +429,24 @@ void GatedLayer::backward(nn::Pass& pass, const TensorView& x, const TensorView&
   attention::OutputGradients output_gradients;
   output_gradients.d_o = d_o;
   attention::InputGradients input_gradients;
-  input_gradients.dq = dchannels[kQ].split_last(heads_of(kQ));
-  input_gradients.dk = dchannels[kK].split_last(heads_of(kK));
+  const auto gradient_of = [&](std::size_t part) {
+    return maps_.empty() ? dchannels[part].split_last(heads_of(part)) : like(saved_.features[part], x.dtype);
+  };
+  input_gradients.dq = gradient_of(kQ);
+  input_gradients.dk = gradient_of(kK);
   input_gradients.dv = dchannels[kV].split_last(heads_of(kV));
   for (std::size_t i = 0; i < gates_.size(); ++i) {
     (gates_[i].values ? input_gradients.dgv : input_gradients.dg) = gate_of(gates_[i], dlogits[i]);
   }
   attention::backward(context, attention_inputs(pass.sequences), outputs, output_gradients, input_gradients,
                       attention_options(pass.sequences));
+  if (!maps_.empty()) {
+    for (const std::size_t part : {kQ, kK}) {
+      map_of(part).backward(context, saved_.channels[part].split_last(heads_of(part)),
+                            part == kQ ? input_gradients.dq : input_gradients.dk,
+                            dchannels[part].split_last(heads_of(part)), divides(part));
+    }
+  }
   rotate(pass, dchannels, ops::rotary::Direction::inverse);
 
   for (std::size_t i = 0; i < gates_.size(); ++i) {
@@ -459,6 +509,16 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   inputs.q = input_.part(projected, kQ).split_last(heads_of(kQ));
   inputs.k = input_.part(projected, kK).split_last(heads_of(kK));
   inputs.v = input_.part(projected, kV).split_last(heads_of(kV));
+  if (!maps_.empty()) {
+    const auto map = [&](std::size_t part, TensorView& heads) {
+      const TensorView features =
+          scratch.tensor(Shape({batch, heads_of(part), key_features()}), x.dtype, "gla: feature maps");
+      map_of(part).forward(context, heads, features, divides(part));
+      heads = features;
+    };
+    map(kQ, inputs.q);
+    map(kK, inputs.k);
+  }
   bool has_gates = false;
   if (gates_.size() == 1 && gates_.front().part > 0 && !gates_.front().values) {  // the step may compute it itself
     const linear_step::Layer gate = gates_.front().projection.step_layer({});

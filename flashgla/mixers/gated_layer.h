@@ -4,14 +4,16 @@
 //     q, k, v = W_q x, W_k x, W_v x
 //     g, gv   = none | constant by head | log_sigmoid(W x + b) / normalizer by head | that of W_2 (W_1 x) + b by
 //               channel of the keys (g), of the values (gv), or of both
-//     o       = gated_linear_attention(q, k, v, g, gv)
+//     o       = gated_linear_attention(q, k, v, g, gv)            q, k behind feature maps where there are any
 //     y       = W_o (RMSNorm(o) * swish(W_g x))
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "flashgla/mixers/head_map.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
@@ -25,9 +27,10 @@ struct GatedLayerSettings {
   std::int64_t key_dim = 1;    // query channels of all heads together
   std::int64_t value_dim = 1;  // value channels of the outputs of all heads together
   ops::gated_linear_attention::FeatureMap feature_map = ops::gated_linear_attention::FeatureMap::identity;
-  bool normalize = false;      // o is divided by q . z
-  double rope_base = 0.0;      // of rotary positions of q and k; 0: none
-  std::int64_t conv_size = 0;  // of short convolutions of q, k and v; 0: none
+  std::optional<HeadMapSettings> head_map;  // before the operator, which then has no map of its own
+  bool normalize = false;                   // o is divided by q . z
+  double rope_base = 0.0;                   // of rotary positions of q and k; 0: none
+  std::int64_t conv_size = 0;               // of short convolutions of q, k and v; 0: none
 
   // Of the state: none, by head (fixed or computed), by channel of its keys, of its values, of both.
   enum class Gate : std::uint8_t { none, constant, scalar, key, value, key_value };

@@ -1,3 +1,6 @@
+#include <string_view>
+#include <utility>
+
 #include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/linear_attention/linear_attention.h"
 
@@ -5,56 +8,88 @@ namespace flashgla::mixers {
 
 namespace {
 
-namespace attention = ops::gated_linear_attention;
+using Map = HeadMapSettings::Kind;
+
+Map map_from_name(const std::string& name) {
+  constexpr std::pair<std::string_view, Map> kMaps[] = {
+      {"identity", Map::as_is}, {"relu", Map::relu},         {"elu", Map::elu},
+      {"t2r", Map::t2r},        {"hedgehog", Map::hedgehog}, {"elementwise_product", Map::elementwise_product},
+      {"dpfp", Map::dpfp}};
+  std::string known;
+  for (const auto& [of, map] : kMaps) {
+    if (name == of) return map;
+    known += (known.empty() ? "'" : ", '") + std::string(of) + "'";
+  }
+  require(false, "feature_map", "'" + name + "'", "one of " + known);
+  return Map::as_is;
+}
 
 struct LinearAttentionConfig : ConfigOf<LinearAttentionConfig> {
   double expand_k = 1.0;
   double expand_v = 1.0;
   std::int64_t num_heads = 4;
-  std::string feature_map = "identity";  // "identity", "relu", "elu"
-  bool norm_feature_map = false;         // the normaliser
+  std::optional<std::int64_t> num_kv_heads;  // absent: num_heads
+  std::string feature_map = "elementwise_product";
+  bool tie_feature_map_qk = false;
+  bool norm_q = false;  // divided by the sum of its features
+  bool norm_k = false;
+  bool norm_feature_map = false;   // the normaliser
+  bool elementwise_affine = true;  // the norm of the heads' outputs has a weight
 
   std::vector<Field> fields() override {
     return {{"expand_k", &expand_k},
             {"expand_v", &expand_v},
             {"num_heads", &num_heads},
+            {"num_kv_heads", &num_kv_heads},
             {"feature_map", &feature_map},
-            {"norm_feature_map", &norm_feature_map}};
+            {"tie_feature_map_qk", &tie_feature_map_qk},
+            {"norm_q", &norm_q},
+            {"norm_k", &norm_k},
+            {"norm_feature_map", &norm_feature_map},
+            {"elementwise_affine", &elementwise_affine}};
   }
 
-  attention::FeatureMap map() const {
-    if (feature_map == "identity") return attention::FeatureMap::identity;
-    if (feature_map == "relu") return attention::FeatureMap::relu;
-    require(feature_map == "elu", "feature_map", "'" + feature_map + "'", "'identity', 'relu' or 'elu'");
-    return attention::FeatureMap::elu_plus_one;
-  }
+  std::int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }
 
   void validate(const Common& common) const override {
     require_heads(common, num_heads, expand_k, expand_v);
-    map();
+    if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
+    require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
+            "a divisor of num_heads " + std::to_string(num_heads));
+    map_from_name(feature_map);
   }
 
   std::unique_ptr<Mixer> create(const Common& common, std::int64_t layer) const override {
+    using OfOperator = ops::gated_linear_attention::FeatureMap;
     GatedLayerSettings settings;
     settings.common = common;
     settings.name = layer_prefix(layer) + ".attn";
-    settings.num_heads = settings.kv_heads = num_heads;
+    settings.num_heads = num_heads;
+    settings.kv_heads = kv_heads();
     settings.key_dim = expanded(common, expand_k);
     settings.value_dim = expanded(common, expand_v);
-    settings.feature_map = map();
+    const Map map = map_from_name(feature_map);
+    const bool by_operator = map == Map::as_is || map == Map::relu || map == Map::elu;
+    if (!by_operator || norm_q || norm_k) {
+      settings.head_map = {map, tie_feature_map_qk, norm_q, norm_k};
+    } else {
+      settings.feature_map = map == Map::elu    ? OfOperator::elu_plus_one
+                             : map == Map::relu ? OfOperator::relu
+                                                : OfOperator::identity;
+    }
     settings.normalize = norm_feature_map;
-    settings.norm_name = ".norm.weight";
+    if (elementwise_affine) settings.norm_name = ".norm.weight";
     return make_gated_layer(settings);
   }
 };
 
-// Feature maps with parameters, and queries and keys divided by their sums, are not implemented:
-// flash-linear-attention's default, "elementwise_product", is what an absent feature_map stands for, and is refused by
-// name.
-constexpr Refusal kRefused[] = {{"num_kv_heads", ""}, {"norm_q", "false"}, {"norm_k", "false"}};
+// A map that queries and keys share is one module with two names there, of which a checkpoint has one or the other.
+constexpr Renaming kOlderNames[] = {{".feature_map_q.", ".feature_map_k."}};
 
-constexpr Layout kLayouts[] = {
-    {.name = "fla", .model_type = "linear_attn", .architecture = "LinearAttentionForCausalLM", .refused = kRefused}};
+constexpr Layout kLayouts[] = {{.name = "fla",
+                                .model_type = "linear_attn",
+                                .architecture = "LinearAttentionForCausalLM",
+                                .older_names = kOlderNames}};
 
 constexpr PresetRow kPresets[] = {
     {"linear-attention-1.3b", "linear attention with elu + 1 and the normaliser",

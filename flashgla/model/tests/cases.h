@@ -60,6 +60,8 @@ inline std::vector<SmallModel> small_models() {
   parsed("scalar_gate", R"("model_type": "gla_variant", "hidden_size": 12, "num_heads": 2, "gate": "scalar")");
   parsed("linear_attention", R"("model_type": "linear_attn", "hidden_size": 12, "num_heads": 2, "feature_map": "elu",
                                 "norm_feature_map": true)");
+  parsed("hedgehog", R"("model_type": "linear_attn", "hidden_size": 12, "num_heads": 2, "feature_map": "hedgehog",
+                        "norm_feature_map": true, "tie_feature_map_qk": true)");
   parsed("mamba", R"("model_type": "mamba", "hidden_size": 12, "num_hidden_layers": 6, "state_size": 5)");
   parsed("mamba2", R"("model_type": "mamba2", "hidden_size": 12, "num_hidden_layers": 6, "head_dim": 6,
                       "state_size": 5)");

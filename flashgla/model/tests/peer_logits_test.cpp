@@ -144,6 +144,27 @@ TEST(PeerLogits, GsaByItsFormulas) {
                  {15, {-0.10893794, 1.2517101, -1.520679, 1.6723935, 0.42905416, 0.90059896}}});
 }
 
+TEST(PeerLogits, LinearAttentionByItsFormulas) {
+  const std::string common = R"({"model_type": "linear_attn", "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 3,
+                                 "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6, )";
+  expect_logits(common + R"("feature_map": "elementwise_product"})",
+                {{0, {-1.8218045, 0.80548029, -0.13844011, 0.84327923, 0.93363988, 1.703281}},
+                 {8, {1.0553647, -0.79505494, -0.8228239, 0.26949705, -0.49687105, -1.086218}},
+                 {15, {2.3588869, -0.86676338, 1.8203135, -1.8023015, -1.7745482, -0.4238343}}});
+  expect_logits(common + R"("feature_map": "hedgehog", "tie_feature_map_qk": true, "norm_feature_map": true})",
+                {{0, {0.30497392, 2.4759945, -1.6557865, 0.37604124, 0.75983893, 1.7860477}},
+                 {8, {-0.91096204, -0.74091318, -1.65355, 0.3426384, 0.9848756, 0.8780246}},
+                 {15, {0.025912391, 0.90327672, -1.6175429, 0.75657458, 2.0997038, 0.75511826}}});
+  expect_logits(common + R"("feature_map": "t2r", "norm_q": true, "norm_k": true})",
+                {{0, {0.39578557, 2.4708864, -1.6288088, 0.44413421, 0.76467039, 1.7057137}},
+                 {8, {-0.84814782, 0.4768129, -0.084370715, -0.85198663, -0.18144578, 1.1634574}},
+                 {15, {-1.575442, -1.3663518, 1.4327527, -0.89092505, 0.57858053, 1.0624685}}});
+  expect_logits(common + R"("feature_map": "dpfp", "norm_k": true})",
+                {{0, {0.80578851, 0.71903983, -0.78563593, 0.15078851, 1.459393, 0.92654035}},
+                 {8, {-0.059474288, 2.016968, 0.09471016, -0.62576969, 0.19318127, -0.22864356}},
+                 {15, {-0.1775272, 2.3250072, -1.0719712, 0.3323872, 0.40232431, 1.0174195}}});
+}
+
 TEST(PeerLogits, HyenaByItsFormulas) {
   expect_logits(R"({"model_type": "hyena", "hidden_size": 24, "num_hidden_layers": 3, "l_max": 20, "filter_order": 6,
                     "emb_dim": 5, "shift": 0.1, "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6})",
