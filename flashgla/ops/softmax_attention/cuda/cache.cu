@@ -98,6 +98,10 @@ struct Own {
   }
 };
 
+constexpr int kStepThreads = 128;
+constexpr int step_blocks(int heads) { return heads == 1 ? 4 : 3; }  // that a multiprocessor has at once
+constexpr int kFew = 16, kMany = 2048;  // tokens of a part: a multiple of kFew, at most kMany
+
 struct StepCall {
   const void* q;
   void* o;
@@ -107,17 +111,21 @@ struct StepCall {
   Own own_k, own_v;
   const std::int32_t* positions;
   float* partial;  // [N,H,parts,V + 2]: o, then the largest score and the sum
-  int sequences, heads, groups, key_dim, value_dim, rows, parts, window;
+  int sequences, heads, groups, key_dim, value_dim, rows, window;
+  int share;  // parts that a sequence's tokens are divided into, where those are not more than kMany each
+  int parts;  // the most there can be
   float scale;
 
   __device__ __forceinline__ int first_key(int i) const {
     const int kept = i + 1 > rows ? i + 1 - rows : 0;
     return window > 0 && i - window + 1 > kept ? i - window + 1 : kept;
   }
+  // Tokens of each part but the last, where so many are seen.
+  __device__ __forceinline__ int part_of(int tokens) const {
+    const int each = (tokens + share - 1) / share;
+    return min((each + kFew - 1) / kFew * kFew, kMany);
+  }
 };
-
-constexpr int kStepThreads = 128;
-constexpr int kPart = 64;  // tokens: block p of a sequence has those from (p + first_key / kPart) kPart on
 
 // Sums over the kTeam neighbouring lanes.
 template <int kTeam>
@@ -127,23 +135,28 @@ __device__ __forceinline__ float team_sum(float x) {
   return x;
 }
 
-// Part of the answer to kHeads query heads of a group: kTeam lanes a key. kHeld: a lane has one vector of N channels of
-// a row, and all that it needs are on their way at once; else N is 1 and rows are read as they are used.
+// Part of the answer to kHeads query heads of a group: kTeam lanes a key, each team with a softmax of its own over the
+// tokens that it meets. kHeld: a lane has one vector of N channels of a row, those of kTurns rows and of the kTurns
+// behind them are on their way at once, and sums stay in registers; else N is 1, rows are read as they are used and
+// sums lie in shared memory.
 template <int N, int kTeam, bool kHeld, int kHeads, class T, class C>
-__global__ void __launch_bounds__(kStepThreads, 3) step_kernel(StepCall call) {
-  constexpr int kTeams = kStepThreads / kTeam, kTurns = kPart / kTeams, kKept = kHeld ? kTurns : 1;
-  __shared__ float scores[kHeads][kPart];
-  extern __shared__ float sums[];  // [kTeams, kHeads, V]
+__global__ void __launch_bounds__(kStepThreads, step_blocks(kHeads)) step_kernel(StepCall call) {
+  constexpr int kTeams = kStepThreads / kTeam, kTurns = kHeld ? (kHeads == 1 ? 4 : 2) : 1, kKept = kHeld ? N : 1;
+  extern __shared__ float team_sums[];  // [kTeams, kHeads, V + 2]: weighted values, then the largest score and the sum
   flashgla::cuda::wait_for_previous();
   const int group = call.heads / call.groups, passes = (group + kHeads - 1) / kHeads;
   const int cells = call.sequences * call.groups * passes;  // parts go outside: those that hold tokens come first
   const int part = blockIdx.x / cells, cell = blockIdx.x % cells;
   const int n = cell / (call.groups * passes), g = cell / passes % call.groups, first_head = cell % passes * kHeads;
-  const int i = call.positions[n], lowest = call.first_key(i);
-  const int begin = max((lowest / kPart + part) * kPart, lowest), end = min((lowest / kPart + part + 1) * kPart, i + 1);
+  const int i = call.positions[n], lowest = call.first_key(i), each = call.part_of(i + 1 - lowest);
+  const int begin = lowest + part * each, end = min(begin + each, i + 1);
   if (begin >= end) return;
-  const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam;
+  const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam, stride = call.value_dim + 2;
   const int heads = min(kHeads, group - first_head);
+  const auto query = [&](int h, int c) {
+    const T* row = static_cast<const T*>(call.q) + n * call.q_row + (g * group + first_head + h) * call.q_head;
+    return to_float(row[c]) * call.scale * kLog2E;
+  };
   const auto row_of = [&](void* cache, int channels, int j) {
     const std::int64_t row = (static_cast<std::int64_t>(n) * call.rows + j % call.rows) * call.groups + g;
     return static_cast<C*>(cache) + row * channels;
@@ -158,91 +171,128 @@ __global__ void __launch_bounds__(kStepThreads, 3) step_kernel(StepCall call) {
     rounded.store(row_of(cache, channels, i) + c);
     return rounded;
   };
-  // N channels of the row that token `begin + turn * kTeams + team` has; zeros where there is none.
-  const auto load = [&](void* cache, const Own& own, int channels, int turn, int c) {
-    const int j = begin + turn * kTeams + team;
+  // N channels of token j's row; zeros where there is none.
+  const auto load = [&](void* cache, const Own& own, int channels, int j, int c) {
     if (j >= end || c >= channels) return Vector<C, N>::zero();
     if (kHeld && j == i && own.data != nullptr) return put(cache, own, channels, c);
     return Vector<C, N>::load(row_of(cache, channels, j) + c);
   };
-  const auto load_k = [&](int turn, int c) { return load(call.k, call.own_k, call.key_dim, turn, c); };
-  const auto load_v = [&](int turn, int c) { return load(call.v, call.own_v, call.value_dim, turn, c); };
+  float most[kHeads], sum[kHeads], total[kHeads][kKept], q[kHeads][kKept];
+  const auto sums_of = [&](int whose, int h) { return team_sums + (whose * kHeads + h) * stride; };
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    most[h] = -INFINITY;
+    sum[h] = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kKept; ++e) {
+      const int c = lane * N + e;
+      q[h][e] = kHeld && h < heads && c < call.key_dim ? query(h, c) : 0.0f;
+      total[h][e] = 0.0f;
+    }
+    if (!kHeld) {
+      for (int c = lane; c < call.value_dim; c += kTeam) sums_of(team, h)[c] = 0.0f;
+    }
+  }
   if (!kHeld && end == i + 1 && call.own_k.data != nullptr) {
     for (int c = threadIdx.x * N; c < call.key_dim; c += kStepThreads * N) put(call.k, call.own_k, call.key_dim, c);
     for (int c = threadIdx.x * N; c < call.value_dim; c += kStepThreads * N) put(call.v, call.own_v, call.value_dim, c);
     __syncthreads();
   }
-  Vector<C, N> k[kKept], v[kKept];
-  if constexpr (kHeld) {
+
+  struct Rows {
+    Vector<C, N> k[kTurns], v[kTurns];
+  };
+  // The team's rows of the tokens from `first` on.
+  const auto load_rows = [&](int first) {
+    Rows rows;
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) k[turn] = load_k(turn, lane * N);
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) v[turn] = load_v(turn, lane * N);
-  }
-  for (int h = 0; h < heads; ++h) {
-    const T* query = static_cast<const T*>(call.q) + n * call.q_row + (g * group + first_head + h) * call.q_head;
-    float score[kTurns] = {};
-    for (int c = lane * N; c < call.key_dim; c += kTeam * N) {
-      float q[N];
-#pragma unroll
-      for (int e = 0; e < N; ++e) q[e] = to_float(query[c + e]);
-#pragma unroll
-      for (int turn = 0; turn < kTurns; ++turn) {
-        const Vector<C, N> key = kHeld ? k[kHeld ? turn : 0] : load_k(turn, c);
-#pragma unroll
-        for (int e = 0; e < N; ++e) score[turn] += q[e] * key[e];
-      }
+    for (int turn = 0; turn < kTurns; ++turn) {
+      rows.k[turn] = load(call.k, call.own_k, call.key_dim, first + turn * kTeams + team, lane * N);
     }
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const float total = team_sum<kTeam>(score[turn]);
-      if (lane == 0) scores[h][turn * kTeams + team] = total * call.scale * kLog2E;
+      rows.v[turn] = load(call.v, call.own_v, call.value_dim, first + turn * kTeams + team, lane * N);
     }
-  }
-  __syncthreads();
-  const std::int64_t stride = call.value_dim + 2;
-  const auto partial_of = [&](int h) {
-    const std::int64_t head = static_cast<std::int64_t>(n) * call.heads + g * group + first_head + h;
-    return call.partial + (head * call.parts + part) * stride;
+    return rows;
   };
-  for (int h = threadIdx.x / 32; h < heads; h += kStepThreads / 32) {
-    float most = -INFINITY, sum = 0.0f;
-    for (int j = threadIdx.x % 32; j < end - begin; j += 32) most = fmaxf(most, scores[h][j]);
-    for (int distance = 16; distance > 0; distance /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-    }
-    for (int j = threadIdx.x % 32; j < kPart; j += 32) {
-      const float weight = j < end - begin ? exp2f(scores[h][j] - most) : 0.0f;
-      scores[h][j] = weight;
-      sum += weight;
-    }
-    sum = team_sum<32>(sum);
-    if (threadIdx.x % 32 == 0) {
-      partial_of(h)[call.value_dim] = most;
-      partial_of(h)[call.value_dim + 1] = sum;
-    }
-  }
-  __syncthreads();
-  for (int h = 0; h < heads; ++h) {
-    for (int c = lane * N; c < call.value_dim; c += kTeam * N) {
-      float total[N] = {};
+  Rows rows;
+  if constexpr (kHeld) rows = load_rows(begin);
+  for (int first = begin; first < end; first += kTeams * kTurns) {
+    Rows next;
+    if constexpr (kHeld) next = load_rows(first + kTeams * kTurns);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) break;
+      float score[kTurns], largest = most[h];
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
-        const float weight = scores[h][turn * kTeams + team];
-        const Vector<C, N> value = kHeld ? v[kHeld ? turn : 0] : load_v(turn, c);
+        const int j = first + turn * kTeams + team;
+        float product = 0.0f;
+        if constexpr (kHeld) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) total[e] += weight * value[e];
+          for (int e = 0; e < N; ++e) product += q[h][e] * rows.k[turn][e];
+        } else {
+          for (int c = lane; c < call.key_dim; c += kTeam) {
+            product += query(h, c) * load(call.k, call.own_k, call.key_dim, j, c)[0];
+          }
+        }
+        product = team_sum<kTeam>(product);
+        score[turn] = j < end ? product : -INFINITY;
+        largest = fmaxf(largest, score[turn]);
       }
+      if (largest == -INFINITY) continue;  // the team has met no token
+      const float shrink = exp2f(most[h] - largest);
+      most[h] = largest;
+      sum[h] *= shrink;
 #pragma unroll
-      for (int e = 0; e < N; ++e) sums[(team * kHeads + h) * call.value_dim + c + e] = total[e];
+      for (int e = 0; e < kKept; ++e) total[h][e] *= shrink;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const float weight = exp2f(score[turn] - largest);
+        sum[h] += weight;
+        if constexpr (kHeld) {
+#pragma unroll
+          for (int e = 0; e < N; ++e) total[h][e] += weight * rows.v[turn][e];
+        } else {
+          const int j = first + team;
+          for (int c = lane; c < call.value_dim; c += kTeam) {
+            float& here = sums_of(team, h)[c];
+            here = here * shrink + weight * load(call.v, call.own_v, call.value_dim, j, c)[0];
+          }
+        }
+      }
+    }
+    if constexpr (kHeld) rows = next;
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        if (lane * N + e < call.value_dim) sums_of(team, h)[lane * N + e] = total[h][e];
+      }
+    }
+    if (lane == 0) {
+      sums_of(team, h)[call.value_dim] = most[h];
+      sums_of(team, h)[call.value_dim + 1] = sum[h];
     }
   }
   __syncthreads();
-  for (int at = threadIdx.x; at < heads * call.value_dim; at += kStepThreads) {
-    float total = 0.0f;
+  // What the teams have, in their order; the column behind the channels is the sum.
+  for (int at = threadIdx.x; at < heads * (call.value_dim + 1); at += kStepThreads) {
+    const int h = at / (call.value_dim + 1), column = at % (call.value_dim + 1);
+    const int from = column < call.value_dim ? column : call.value_dim + 1;
+    float largest = -INFINITY, all = 0.0f;
 #pragma unroll
-    for (int other = 0; other < kTeams; ++other) total += sums[other * kHeads * call.value_dim + at];
-    partial_of(at / call.value_dim)[at % call.value_dim] = total;
+    for (int whose = 0; whose < kTeams; ++whose) largest = fmaxf(largest, sums_of(whose, h)[call.value_dim]);
+#pragma unroll
+    for (int whose = 0; whose < kTeams; ++whose) {
+      all += exp2f(sums_of(whose, h)[call.value_dim] - largest) * sums_of(whose, h)[from];
+    }
+    const std::int64_t head = static_cast<std::int64_t>(n) * call.heads + g * group + first_head + h;
+    float* partial = call.partial + (head * call.parts + part) * stride;
+    partial[from] = all;
+    if (column == 0) partial[call.value_dim] = largest;
   }
 }
 
@@ -255,7 +305,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(StepCall call) {
   flashgla::cuda::wait_for_previous();
   __shared__ float weights[kMergeThreads], totals[kMergeThreads], of_warps[2][32];
   const int n = blockIdx.x / call.heads, head = blockIdx.x % call.heads, thread = threadIdx.x;
-  const int i = call.positions[n], parts = i / kPart - call.first_key(i) / kPart + 1;
+  const int i = call.positions[n], tokens = i + 1 - call.first_key(i), each = call.part_of(tokens);
+  const int parts = (tokens + each - 1) / each;
   const std::int64_t stride = call.value_dim + 2;
   const float* partial = call.partial + (static_cast<std::int64_t>(n) * call.heads + head) * call.parts * stride;
   float most = -INFINITY;
@@ -379,13 +430,18 @@ void step(Context& context, const TensorView& q, const Token& token, const Tenso
                 .value_dim = static_cast<int>(v_cache.size(3)),
                 .rows = static_cast<int>(k_cache.size(1)),
                 .window = static_cast<int>(std::min<std::int64_t>(options.window, 1 << 30)),
+                .share = 1,
+                .parts = 1,
                 .scale = static_cast<float>(options.scale)};
-  call.parts = (call.rows + kPart - 1) / kPart + 1;
+  const int group = call.heads / call.groups, together = group == 1 ? 1 : 4;  // query heads of a block
+  const std::int64_t cells = q.size(0) * call.groups * ((group + together - 1) / together);
+  const std::int64_t blocks = static_cast<std::int64_t>(context.architecture().multiprocessors) * step_blocks(together);
+  call.share = static_cast<int>(std::max<std::int64_t>(1, blocks / std::max<std::int64_t>(1, cells)));
+  call.parts = std::max(call.share, (call.rows + kMany - 1) / kMany);
   call.partial = context.scratch()
                      .tensor(Shape({q.size(0) * q.size(1), call.parts, call.value_dim + 2}), DType::f32, "workspace")
                      .as<float>();
   if (context.planning() || q.numel() == 0) return;
-  const int group = call.heads / call.groups;
   house::with_element(q.dtype, [&](auto query) {
     using T = decltype(query);
     house::with_element(k_cache.dtype, [&](auto cached) {
@@ -401,7 +457,7 @@ void step(Context& context, const TensorView& q, const Token& token, const Tenso
               context, "softmax_attention step",
               step_kernel<decltype(vector)::value, decltype(team)::value, decltype(held)::value, kHeads, T, C>,
               call.sequences * call.groups * passes * call.parts, kStepThreads,
-              kTeams * kHeads * call.value_dim * static_cast<int>(sizeof(float)), call);
+              kTeams * kHeads * (call.value_dim + 2) * static_cast<int>(sizeof(float)), call);
         };
         group == 1 ? queue(std::integral_constant<int, 1>()) : queue(std::integral_constant<int, 4>());
       });
