@@ -527,7 +527,7 @@ void launch(Context& context, Params p) {
     p.groups += (layer.out + columns - 1) / columns;
     if (&layer == p.layers) p.groups_of_first = p.groups;
   }
-  const int blocks = std::min((p.groups + kWarps - 1) / kWarps, context.architecture().multiprocessors);
+  const int blocks = std::min(p.groups, context.architecture().multiprocessors);
   if (blocks == 0) return;
   constexpr int kAhead = kPiece / group_rows(kRows);
   p.pieces = (p.in / Vector<W>::kElements + 32 * kAhead - 1) / (32 * kAhead);
@@ -596,9 +596,8 @@ Support supports(const Problem& problem, const Architecture& architecture) {
   if (!problem.aligned) return Support::no("rows of whole 16-byte vectors only");
   if (problem.rows > kMostRows) return Support::no("at most 4 rows: more are faster as a matrix product");
   const std::int64_t rows = problem.rows > 2 ? kMostRows : problem.rows;
-  // Most groups of a block, and so what it may turn: blocks have eight at least.
-  const std::int64_t groups = std::max<std::int64_t>(
-      kWarps, problem.columns / (group_rows(static_cast<int>(rows)) * architecture.multiprocessors) + 2);
+  // Most groups of a block, and so what it may turn.
+  const std::int64_t groups = problem.columns / (group_rows(static_cast<int>(rows)) * architecture.multiprocessors) + 2;
   const std::int64_t angles = (rows * group_rows(static_cast<int>(rows)) + 1) * groups + 4;
   const std::int64_t shared =
       kStages * kPieceBytes + ((rows + 1) * problem.in + rows * (problem.heads + kWarps) + angles) * 4;
