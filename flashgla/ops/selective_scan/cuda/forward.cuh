@@ -7,12 +7,14 @@
 
 namespace flashgla::ops::selective_scan::cuda {
 
-// Of a warp.
+// Of a warp. What a chunk is walked with is there twice: the next chunk's is made meanwhile.
 struct ForwardShared {
-  float keys[kChunk][2][kStates];
-  float dt[kChunk][kRow];
-  float driven[kChunk][kRow];  // dt x
-  float sums[kChunk][kRow];    // over the states, of c h
+  struct Walk {
+    float keys[kChunk][2][kStates];
+    float dt[kChunk][kRow];
+    float driven[kChunk][kRow];  // dt x
+  } walks[2];
+  float sums[kChunk][kRow];  // over the states, of c h
   float bias[kWarp], skip[kWarp];
 };
 
@@ -34,7 +36,65 @@ __device__ __forceinline__ float output_of_own_channel(const float (&c)[kHalf], 
   return sum_of_own_channel(sums, lane);
 }
 
+// What a lane reads of a chunk: eight channels of its token and its part of b and c. Read chunk after chunk, so that
+// addresses are carried along.
+template <class T>
+class ForwardInputs {
+ public:
+  struct Own {
+    Vector<T, kWide> x, raw, z;
+    Vector<T, kHalf> keys;
+  };
+
+  __device__ __forceinline__ ForwardInputs(const Call<T>& call, const Where& where, const Place& place, int chunk)
+      : call_(call), left_(place.length - chunk * kChunk - where.token) {
+    const std::int64_t t = place.begin + chunk * kChunk + where.token;
+    const int channel = where.first + where.wide, state = where.lane % 2 * kHalf;
+    count_ = call.channels - channel;
+    x_ = call.x.row(place.line, t) + channel;
+    raw_ = call.raw.row(place.line, t) + channel;
+    z_ = call.z.row(place.line, t) + channel;
+    const bool second = where.lane / 2 % 2 != 0;
+    keys_ = (second ? call.c : call.b).row(place.line, t) + state;
+    keys_step_ = kChunk * (second ? call.c : call.b).token_stride;
+    states_ = call.states - state;
+  }
+
+  // Of the next chunk; zeros behind the sequence's end.
+  __device__ __forceinline__ Own next() {
+    Own own{Vector<T, kWide>::zero(), Vector<T, kWide>::zero(), Vector<T, kWide>::zero(), Vector<T, kHalf>::zero()};
+    if (left_ > 0) {
+      if (call_.vectors && count_ >= kWide) {
+        own.x = Vector<T, kWide>::load(x_);
+        own.raw = Vector<T, kWide>::load(raw_);
+        own.z = Vector<T, kWide>::load(z_);
+      } else {
+        own.x = load_eight<T>(x_, count_, false);
+        own.raw = load_eight<T>(raw_, count_, false);
+        own.z = load_eight<T>(z_, count_, false);
+      }
+      own.keys = load_eight<T>(keys_, states_, call_.key_vectors);
+    }
+    left_ -= kChunk;
+    x_ += kChunk * call_.x.token_stride;
+    raw_ += kChunk * call_.raw.token_stride;
+    z_ += kChunk * call_.z.token_stride;
+    keys_ += keys_step_;
+    return own;
+  }
+
+ private:
+  const Call<T>& call_;
+  int left_, count_, states_;  // tokens from this one on; channels and states from the lane's first
+  const T *x_, *raw_, *z_, *keys_;
+  std::int64_t keys_step_;
+};
+
 // kCarry: the pass before, of all segments but the last. y null: only ht and what is kept.
+//
+// The walk keeps the special function units busy, so what the channels need of the next chunk is computed between its
+// tokens, one channel behind each.
+static_assert(kWide == kChunk);
 template <class T, bool kCarry>
 __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Lines<T> y, float* ht) {
   flashgla::cuda::wait_for_previous();
@@ -54,61 +114,72 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   load_parameter(call, where, call.skip, shared.skip);
   __syncwarp();
 
-  Vector<T, kWide> x = load_wide(call, call.x, where, place, chunks.begin);
-  Vector<T, kWide> raw = load_wide(call, call.raw, where, place, chunks.begin), z = x;
-  if constexpr (!kCarry) z = load_wide(call, call.z, where, place, chunks.begin);
-  Vector<T, kHalf> keys = load_keys(call, where, place, chunks.begin);
+  const int end = min(place.length, chunks.end * kChunk);
+  float bias[kWide], dt[kWide], driven[kWide], gate[kWide];
+  load_floats(&shared.bias[where.wide], bias);
+  using Own = typename ForwardInputs<T>::Own;
+  // What the walk of a chunk and its outputs need of channel i.
+  const auto prepare = [&](const Own& own, int chunk, int i) {
+    dt[i] = step_of(own.raw[i] + bias[i], chunk * kChunk + where.token < end);
+    driven[i] = dt[i] * own.x[i];
+    gate[i] = own.z[i] * ops::cuda::sigmoid(own.z[i]);
+    if constexpr (kCarry) steps[i] += dt[i];
+  };
+  const auto store = [&](const Own& own, int chunk) {
+    ForwardShared::Walk& walk = shared.walks[chunk % 2];
+    store_floats(dt, &walk.dt[where.token][where.wide]);
+    store_floats(driven, &walk.driven[where.token][where.wide]);
+    store_keys(own.keys, where, walk.keys);
+  };
+  ForwardInputs<T> inputs(call, where, place, chunks.begin);
+  Own next = inputs.next();
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) prepare(next, chunks.begin, i);
+  store(next, chunks.begin);
+  Vector<T, kWide> x = next.x;
+  next = inputs.next();
+  __syncwarp();
+  const int channel = where.first + where.wide, count = call.channels - channel;
+  T* out = y.row(place.line, place.begin + chunks.begin * kChunk + where.token) + channel;
+  float4* kept = kept_at(call, where, place, chunks.begin);
   for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
-    {
-      float bias[kWide], dt[kWide], driven[kWide];
-      load_floats(&shared.bias[where.wide], bias);
-      steps_of(raw, bias, chunk * kChunk + where.token < place.length, dt);
+    if (!kCarry && call.kept != nullptr) store_square(h, kept, kWarp);
+    kept += call.tiles * (kWarps * 4 * kWarp);
+    const Own own = next;
+    next = inputs.next();
+    const ForwardShared::Walk& walk = shared.walks[chunk % 2];
+    float sums[kChunk], gate_now[kWide];  // sums: stored behind all tokens: no load of the next waits for a store
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) {
-        driven[i] = dt[i] * x[i];
-        if constexpr (kCarry) steps[i] += dt[i];
-      }
-      store_floats(dt, &shared.dt[where.token][where.wide]);
-      store_floats(driven, &shared.driven[where.token][where.wide]);
-    }
-    store_keys(keys, where, shared.keys);
-    if (!kCarry && call.kept != nullptr) store_square(h, kept_at(call, where, place, chunk), kWarp);
-    const Vector<T, kWide> own_x = x, own_z = z;
-    x = load_wide(call, call.x, where, place, chunk + 1);
-    raw = load_wide(call, call.raw, where, place, chunk + 1);
-    if constexpr (!kCarry) z = load_wide(call, call.z, where, place, chunk + 1);
-    keys = load_keys(call, where, place, chunk + 1);
-    __syncwarp();
-#pragma unroll 1
-    for (int four = 0; four < kChunk; four += 4) {
-      float own[4];  // stored behind all four, so that no load of the next token waits for a store
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        float dt[kPair], driven[kPair], b[kHalf], c[kHalf];
-        load_floats(&shared.dt[four + t][where.pair], dt);
-        load_floats(&shared.driven[four + t][where.pair], driven);
-        load_floats(&shared.keys[four + t][0][where.states], b);
-        advance(rates, dt, driven, b, h);
-        if constexpr (kCarry) continue;
-        load_floats(&shared.keys[four + t][1][where.states], c);
-        own[t] = output_of_own_channel(c, h, where.lane);
-      }
+    for (int t = 0; t < kChunk; ++t) {
+      float step[kPair], by[kPair], b[kHalf], c[kHalf];
+      load_floats(&walk.dt[t][where.pair], step);
+      load_floats(&walk.driven[t][where.pair], by);
+      load_floats(&walk.keys[t][0][where.states], b);
+      advance(rates, step, by, b, h);
+      gate_now[t] = gate[t];
+      prepare(own, chunk + 1, t);
       if constexpr (kCarry) continue;
+      load_floats(&walk.keys[t][1][where.states], c);
+      sums[t] = output_of_own_channel(c, h, where.lane);
+    }
+    __syncwarp();  // what was stored for the chunk before has been read
+    store(own, chunk + 1);
+    if constexpr (!kCarry) {
 #pragma unroll
-      for (int t = 0; t < 4; ++t) shared.sums[four + t][where.lane] = own[t];
+      for (int t = 0; t < kChunk; ++t) shared.sums[t][where.lane] = sums[t];
     }
     __syncwarp();
     if constexpr (kCarry) continue;
-    const int t = chunk * kChunk + where.token, channel = where.first + where.wide;
-    if (y.data == nullptr || t >= place.length) continue;
-    float sums[kWide], skip[kWide];
-    load_floats(&shared.sums[where.token][where.wide], sums);
-    load_floats(&shared.skip[where.wide], skip);
+    if (y.data != nullptr && chunk * kChunk + where.token < place.length) {
+      float outputs[kWide], skip[kWide];
+      load_floats(&shared.sums[where.token][where.wide], outputs);
+      load_floats(&shared.skip[where.wide], skip);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
-      sums[i] = fmaf(skip[i], own_x[i], sums[i]) * own_z[i] * ops::cuda::sigmoid(own_z[i]);
+      for (int i = 0; i < kWide; ++i) outputs[i] = fmaf(skip[i], x[i], outputs[i]) * gate_now[i];
+      store_eight(outputs, out, count, call.vectors);
     }
-    store_eight(sums, y.row(place.line, place.begin + t) + channel, call.channels - channel, call.vectors);
+    out += kChunk * y.token_stride;
+    x = own.x;
   }
   if constexpr (kCarry) {
     store_carried(call, where, where.segment, h, steps);

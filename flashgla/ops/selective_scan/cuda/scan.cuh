@@ -214,34 +214,18 @@ __device__ __forceinline__ Vector<T, kHalf> load_keys(const Call<T>& call, const
   return load_eight<T>(lines.row(place.line, place.begin + t) + state, call.states - state, call.key_vectors);
 }
 
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// ln(1 + u), u in [0, 1]: 2 artanh(s), s = u / (2 + u) <= 1/3, by the polynomial of base/cpu/simd_math.h.
-__device__ __forceinline__ float log1p_unit(float u) {
-  const float s = u * reciprocal(u + 2.0f), square = s * s;
-  float p = 0.12212455f;
-  p = fmaf(p, square, 0.10694981f);
-  p = fmaf(p, square, 0.14310521f);
-  p = fmaf(p, square, 0.19999339f);
-  p = fmaf(p, square, 0.33333340f);
-  return fmaf(s + s, p * square, s + s);
-}
 __device__ __forceinline__ float softplus(float x) {
-  return fmaxf(x, 0.0f) + log1p_unit(ops::cuda::power_of_two(-kLog2E * fabsf(x)));
+  return fmaxf(x, 0.0f) + ops::cuda::log_of_one_and(ops::cuda::power_of_two(-kLog2E * fabsf(x)));
 }
 
-// The steps of a lane's channels; 0 behind a sequence's end, where a state stays what it is. Without a branch, so that
-// the channels' chains of instructions fill each other's gaps.
+// A step of a channel; 0 behind a sequence's end, where a state stays what it is. Without a branch, so that the
+// channels' chains of instructions fill each other's gaps.
+__device__ __forceinline__ float step_of(float biased, bool real) { return softplus(biased) * (real ? 1.0f : 0.0f); }
 template <class T>
 __device__ __forceinline__ void steps_of(const Vector<T, kWide>& raw, const float (&bias)[kWide], bool real,
                                          float (&dt)[kWide]) {
-  const float mask = real ? 1.0f : 0.0f;
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) dt[i] = softplus(raw[i] + bias[i]) * mask;
+  for (int i = 0; i < kWide; ++i) dt[i] = step_of(raw[i] + bias[i], real);
 }
 
 __device__ __forceinline__ void store_floats(const float (&from)[8], float* to) {
