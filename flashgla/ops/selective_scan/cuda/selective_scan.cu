@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/cuda/backward.cuh"
@@ -101,12 +102,20 @@ __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> 
   const bool there = item < call.sequences * call.channels;
   const std::int64_t n = there ? item / call.channels : 0, e = there ? item % call.channels : 0;
   const Projection<T, P> projection(call, e);  // rank 0: of nothing
-  flashgla::cuda::wait_for_previous();
   const int state = static_cast<int>(threadIdx.x) % 4 * 4, count = call.states - state;
   float* own = call.h + (there ? item : 0) * call.states + state;
+  const P* const rates = call.a_log + e * call.states + state;
+  // Kernels before it may write these: into the second-level cache, where they are found even so.
+  if (count > 0) {
+    ptx::prefetch_l2(own);
+    ptx::prefetch_l2(rates);
+  }
+  ptx::prefetch_l2(call.dt_bias + e);
+  ptx::prefetch_l2(call.skip + e);
+  flashgla::cuda::wait_for_previous();
   float h[4], a_log[4], b[4], c[4];
   load_four(own, count, call.vectors, h);
-  load_four(call.a_log + e * call.states + state, count, call.vectors, a_log);
+  load_four(rates, count, call.vectors, a_log);
   load_four(call.b.row(n, 0) + state, count, call.vectors, b);
   load_four(call.c.row(n, 0) + state, count, call.vectors, c);
   const float x = to_float(call.x.row(n, 0)[e]), z = to_float(call.z.row(n, 0)[e]);

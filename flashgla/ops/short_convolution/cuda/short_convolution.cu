@@ -1,5 +1,6 @@
 // A thread walks through a chunk of time with a few neighbouring channels, whose last W-1 inputs (and, backward, the
 // gradients of the last W-1 inputs, not yet complete) it holds in registers. Notation as in reference.cpp.
+#include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/copy_ahead.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
@@ -532,9 +533,10 @@ __global__ void __launch_bounds__(256)
   float weights[kMostPast], past[kMostPast];
 #pragma unroll
   for (int j = 0; j < kMostPast; ++j) weights[j] = j < width - 1 ? parameter(weight, d * width + j) : 0.0f;
+  float* state = states + item * (width - 1);
+  if (there) ptx::prefetch_l2(state);
   flashgla::cuda::wait_for_previous();
   if (!there) return;
-  float* state = states + item * (width - 1);
   const float arriving = flashgla::cuda::to_float(*x.at(row, d));
 #pragma unroll
   for (int j = 0; j < kMostPast; ++j) past[j] = j < width - 1 ? state[j] : 0.0f;
