@@ -29,7 +29,7 @@ struct Implementation {
 // Best first, reference last.
 std::span<const Implementation> implementations();
 
-extern const Implementation kStream, kOneDNN, kConverted, kReference;
+extern const Implementation kStream, kPanels, kOneDNN, kConverted, kReference;
 extern const Implementation kCudaFewRows, kCublasLt, kCublasLtInParts, kCudaTiles;  // in builds with CUDA
 
 }  // namespace flashgla::ops::matmul

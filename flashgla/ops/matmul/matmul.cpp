@@ -9,7 +9,7 @@ std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
       kCudaFewRows, kCublasLt, kCublasLtInParts, kCudaTiles,
 #endif
-      kStream,      kOneDNN,   kConverted,       kReference};
+      kStream,      kPanels,   kOneDNN,          kConverted, kReference};
   return table;
 }
 

@@ -112,6 +112,9 @@ void bench(const testing::BenchOptions& options) {
   for (const Size size : {Size{4096, 256, 256}, Size{4096, 768, 256}, Size{4096, 256, 768}}) {
     benches.push_back(product_bench(size, kLinear, kF32));
   }
+  for (const Size size : {Size{512, 5632, 1024}, Size{512, 1024, 2816}, Size{32, 1024, 1024}, Size{512, 32, 1024}}) {
+    for (const testing::DTypePair dtypes : {kF32, kMixed}) benches.push_back(product_bench(size, kLinear, dtypes));
+  }
   benches.push_back(product_bench({4096, 256, 256}, kToInput, kF32));
   benches.push_back(product_bench({256, 256, 4096}, kToWeight, kF32));
   for (const Size size : {Size{1, 1024, 1024}, Size{1, 2816, 1024}, Size{1, 1024, 2816}, Size{1, 32000, 1024}}) {

@@ -37,6 +37,14 @@ TEST(Matmul, EveryImplementationAgreesWithTheReference) {
       EXPECT_EQ(testing::check_conformance(to_f32, coverage), "");
     }
   }
+  // Layers over the rows of a prompt, in panels: whole ones and not.
+  for (const Shape& size : {Shape({17, 1027, 1033}), Shape({64, 1024, 1024})}) {
+    for (const Form form : {Form{false, true, false, false, true}, Form{false, true, false, true, false}}) {
+      testing::OperatorCase layer = product_case(size[0], size[1], size[2], form, Kind::activation);
+      layer.dtypes = {{DType::f32, DType::bf16}};
+      EXPECT_EQ(testing::check_conformance(layer, coverage), "");
+    }
+  }
   EXPECT_EQ(coverage.missing(), "");
 }
 
@@ -142,9 +150,23 @@ TEST(Matmul, LongSumsHaveTheSameBitsForAnyNumberOfThreads) {
   }
 }
 
+TEST(Matmul, LayersHaveTheSameBitsForAnyNumberOfThreads) {
+  const Tensor x = testing::random_normal({700, 1030}, DType::f32, 1);
+  const Tensor weight = testing::random_normal({1050, 1030}, DType::bf16, 2);
+  const Tensor bias = testing::random_normal({1050}, DType::f32, 3);
+  Tensor expected;
+  for (const int threads : {1, 2, 5, 16}) {  // from tasks of many rows to tasks of few
+    Context context(Device::cpu(), threads);
+    const Tensor y = Tensor::empty({700, 1050}, DType::f32);
+    run(context, x, weight->transpose(0, 1), y, {false, bias});
+    if (!expected) expected = y;
+    EXPECT_TRUE(testing::same_bits(y, expected)) << threads << " threads";
+  }
+}
+
 TEST(Matmul, SelectionTakesTheFastPathForItsShapes) {
-  auto selected = [](std::int64_t m, DType a, DType b, DType c, bool b_transposed) {
-    const Problem problem{m, 64, 64, a, b, c, true, b_transposed, true, false};
+  auto selected = [](std::int64_t m, DType a, DType b, DType c, bool b_transposed, std::int64_t side = 64) {
+    const Problem problem{m, side, side, a, b, c, true, b_transposed, true, false};
     return std::string(select("matmul", implementations(), problem, Architecture{}, "").name);
   };
   EXPECT_EQ(selected(1, DType::f32, DType::bf16, DType::f32, true), "stream");
@@ -152,6 +174,11 @@ TEST(Matmul, SelectionTakesTheFastPathForItsShapes) {
   EXPECT_EQ(selected(16, DType::f32, DType::f32, DType::f32, false), "onednn");
   EXPECT_EQ(selected(17, DType::f32, DType::f32, DType::f32, true), "onednn");
   EXPECT_EQ(selected(17, DType::f32, DType::bf16, DType::f32, true), "onednn_converted");
+  EXPECT_EQ(selected(17, DType::f32, DType::bf16, DType::f32, true, 1024), "panels");
+  EXPECT_EQ(selected(1024, DType::f32, DType::bf16, DType::f32, true, 1024), "panels");
+  EXPECT_EQ(selected(1024, DType::f32, DType::bf16, DType::f32, false, 1024), "onednn_converted");
+  EXPECT_EQ(selected(1024, DType::f32, DType::f32, DType::f32, true, 1024), "onednn");
+  EXPECT_EQ(selected(4096, DType::f32, DType::bf16, DType::f32, true, 1024), "onednn_converted");
   EXPECT_EQ(selected(17, DType::f64, DType::f64, DType::f64, true), "reference");
 }
 
