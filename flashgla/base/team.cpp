@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -54,49 +56,57 @@ bool watch(const F& arrived) {
   return false;
 }
 
-// The tasks that a thread begins with. What it has not taken when others have ended theirs, they take.
-struct alignas(64) Share {
-  std::atomic<std::int64_t> next{0};
-  std::int64_t end = 0;
+// What a region is to those who work on it; written before they are called.
+struct Job {
+  const std::function<void(std::int64_t, std::int64_t)>* body = nullptr;
+  std::uint64_t number = 0;  // of regions so far
+  std::int64_t tasks = 0;
+  std::int64_t at_once = 1;  // tasks that are taken as one, where there are very many
+  std::int64_t units = 0;    // of so many
+  int shares = 0;
+  const NextRegion* next = nullptr;
 
-  // The owner takes most of many tasks at once, so that it walks through memory without a jump and has something left
-  // to give away where it is slower than others; who helps takes little.
-  static std::int64_t piece(std::int64_t left, bool own) {
-    constexpr std::int64_t kMany = 8;
-    if (!own) return std::max<std::int64_t>(1, left / 4);
-    return left >= kMany ? left - left / 4 : std::max<std::int64_t>(1, left / 2);
-  }
-
-  // Takes tasks [begin, end); false: none are left.
-  bool take(bool own, std::int64_t& begin, std::int64_t& taken_end) {
-    begin = next.load(std::memory_order_relaxed);
-    do {
-      if (begin >= end) return false;
-      taken_end = begin + piece(end - begin, own);
-    } while (!next.compare_exchange_weak(begin, taken_end, std::memory_order_relaxed));
-    return true;
-  }
+  std::int64_t first_of(int share) const { return units * share / shares; }
 };
 
-struct Region {
-  std::int64_t tasks;
-  int threads;
-  const std::function<void(std::int64_t, std::int64_t)>& body;
-  std::atomic<bool> failed{false};
-  std::exception_ptr failure{};
+// The owner of a share takes most of many tasks at once, so that it walks through memory without a jump and has
+// something left to give away where it is slower than others; who helps takes little.
+std::int64_t taken_at_once(std::int64_t left, bool own) {
+  constexpr std::int64_t kMany = 8;
+  if (!own) return std::max<std::int64_t>(1, left / 4);
+  return left >= kMany ? left - left / 4 : std::max<std::int64_t>(1, left / 2);
+}
 
-  void run(std::int64_t begin, std::int64_t end) {
-    try {
-      body(begin, end);
-    } catch (...) {
-      if (!failed.exchange(true)) failure = std::current_exception();
-    }
+constexpr int kUnitBits = 20;  // of a share's count; the others number the region
+constexpr std::int64_t kMostUnits = std::int64_t{1} << kUnitBits;
+
+// The tasks that a thread begins with. What it has not taken when others have ended theirs, they take.
+class alignas(64) Share {
+ public:
+  // Takes units [begin, end) of the job's share `index`, which is this; false: none are left.
+  bool take(const Job& job, int index, bool own, std::int64_t& begin, std::int64_t& end) {
+    const std::int64_t first = job.first_of(index), size = job.first_of(index + 1) - first;
+    std::uint64_t seen = taken_.load(std::memory_order_relaxed), next = 0;
+    do {
+      const bool begun = seen >> kUnitBits == job.number;
+      const auto taken = begun ? static_cast<std::int64_t>(seen & (kMostUnits - 1)) : 0;
+      if (taken >= size) return false;
+      const std::int64_t after = taken + taken_at_once(size - taken, own);
+      next = job.number << kUnitBits | static_cast<std::uint64_t>(after);
+      begin = first + taken;
+      end = first + after;
+    } while (!taken_.compare_exchange_weak(seen, next, std::memory_order_relaxed));
+    return true;
   }
+
+ private:
+  std::atomic<std::uint64_t> taken_{0};  // number of the region, and units taken in it
 };
 
 thread_local bool within_task = false;
 
-// The helpers of one calling thread.
+// The helpers of one calling thread. A region costs few cache lines: the job's, which all helpers read, and of each
+// helper its seat and its share, which others look at when they have ended theirs.
 class Team {
  public:
   Team() = default;
@@ -112,46 +122,54 @@ class Team {
     return team;
   }
 
-  void run(Region& region) {
-    while (static_cast<int>(helpers_.size()) + 1 < region.threads) {
-      const auto index = static_cast<std::uint64_t>(helpers_.size()) + 1;
-      helpers_.emplace_back([this, index] { help(index); });
+  void run(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
+           const NextRegion* next) {
+    while (static_cast<int>(helpers_.size()) + 1 < threads) {
+      seats_.push_back(std::make_unique<Seat>());
+      Seat& seat = *seats_.back();
+      const auto index = static_cast<int>(seats_.size());
+      helpers_.emplace_back([this, index, &seat] { help(index, seat); });
     }
-    region_ = &region;
-    shares_in_use_ = std::min(region.threads, kMostShares);
-    for (int i = 0; i < shares_in_use_; ++i) {
-      shares_[i].next.store(region.tasks * i / shares_in_use_, std::memory_order_relaxed);
-      shares_[i].end = region.tasks * (i + 1) / shares_in_use_;
-    }
-    ++number_;
-    open_.store(number_ << kCountBits, std::memory_order_release);
-    call(static_cast<std::uint64_t>(region.threads));
+    const std::int64_t at_once = (tasks + kMostUnits - 2) / (kMostUnits - 1);
+    job_ = {&body, job_.number + 1, tasks, at_once, (tasks + at_once - 1) / at_once, std::min(threads, kMostShares),
+            next};
+    failed_.store(false, std::memory_order_relaxed);
+    call(static_cast<std::uint64_t>(threads));
     within_task = true;
-    work(0);
+    work(job_, 0);
     within_task = false;
-    // Closed; those who came are waited for.
-    std::uint64_t inside = open_.fetch_and(kCountMask, std::memory_order_acq_rel) & kCountMask;
-    if (inside == 0) return;
-    if (watch([&] { return open_.load(std::memory_order_acquire) == 0; })) return;
-    // Asleep, so that a helper that lost its processor may have this one.
-    waiting_.store(1, std::memory_order_seq_cst);
-    while ((inside = open_.load(std::memory_order_seq_cst)) != 0) waiting_.wait(1, std::memory_order_acquire);
-    waiting_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i + 1 < threads; ++i) close(*seats_[static_cast<std::size_t>(i)]);
+    if (failed_.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
-  static constexpr int kCountBits = 16;
+  static constexpr int kMostShares = 64, kCountBits = 16;
   static constexpr std::uint64_t kCountMask = (std::uint64_t{1} << kCountBits) - 1, kStop = kCountMask;
+
+  // Where a helper says of a region, by its number, that it is inside or that it left. The caller leaves for those who
+  // have not come.
+  struct alignas(64) Seat {
+    std::atomic<std::uint64_t> state{0};
+
+    static std::uint64_t inside(std::uint64_t number) { return 2 * number + 1; }
+    static std::uint64_t left(std::uint64_t number) { return 2 * number; }
+
+    bool enter(std::uint64_t number) {
+      std::uint64_t seen = state.load(std::memory_order_relaxed);
+      return seen < left(number) &&
+             state.compare_exchange_strong(seen, inside(number), std::memory_order_acq_rel, std::memory_order_relaxed);
+    }
+  };
 
   // Tells everybody that there is a region for so many threads.
   void call(std::uint64_t threads) {
-    called_.store(number_ << kCountBits | threads, std::memory_order_seq_cst);
+    called_.store(job_.number << kCountBits | threads, std::memory_order_seq_cst);
     if (asleep_.load(std::memory_order_seq_cst) == 0) return;
     wake_.fetch_add(1, std::memory_order_seq_cst);
     wake_.notify_all();
   }
 
-  void help(std::uint64_t index) {
+  void help(int index, Seat& seat) {
     within_task = true;
     std::uint64_t seen = 0;
     for (;;) {
@@ -165,63 +183,93 @@ class Team {
       }
       seen = called_.load(std::memory_order_acquire);
       if ((seen & kCountMask) == kStop) return;
-      if (index < (seen & kCountMask)) join(seen >> kCountBits, index);
+      const std::uint64_t number = seen >> kCountBits;
+      if (index >= static_cast<int>(seen & kCountMask) || !seat.enter(number)) continue;
+      work(job_, index);
+      const Streams ahead = streams_of_next(job_, index);
+      seat.state.store(Seat::left(number), std::memory_order_seq_cst);
+      if (waiting_.load(std::memory_order_seq_cst) != 0) {
+        waiting_.store(0, std::memory_order_seq_cst);
+        waiting_.notify_one();
+      }
+      if (ahead.bytes > 0) bring(ahead, seen);
     }
   }
 
   // The thread's own share, then what is left of the others'.
-  void work(std::uint64_t index) {
-    Region& region = *region_;
-    const int first = static_cast<int>(index) % shares_in_use_;
-    for (int i = 0; i < shares_in_use_; ++i) {
-      Share& share = shares_[(first + i) % shares_in_use_];
+  void work(const Job job, int index) {
+    for (int i = 0; i < job.shares; ++i) {
+      const int share = (index + i) % job.shares;
       std::int64_t begin = 0, end = 0;
-      while (share.take(i == 0, begin, end)) {
-        if (region.failed.load(std::memory_order_relaxed)) return;
-        region.run(begin, end);
+      while (shares_[static_cast<std::size_t>(share)].take(job, share, i == 0, begin, end)) {
+        if (failed_.load(std::memory_order_relaxed)) return;
+        try {
+          (*job.body)(begin * job.at_once, std::min(job.tasks, end * job.at_once));
+        } catch (...) {
+          if (!failed_.exchange(true)) failure_ = std::current_exception();
+        }
       }
     }
   }
 
-  // Works on the region of that number, if it is open still.
-  void join(std::uint64_t number, std::uint64_t index) {
-    std::uint64_t inside = open_.load(std::memory_order_acquire);
-    do {
-      if (inside >> kCountBits != number) return;
-    } while (!open_.compare_exchange_weak(inside, inside + 1, std::memory_order_acq_rel));
-    work(index);
-    // The last one out wakes the caller, who may be gone already: nothing of the region is touched from here on.
-    if (open_.fetch_sub(1, std::memory_order_seq_cst) == 1 && waiting_.load(std::memory_order_seq_cst) != 0) {
-      waiting_.store(0, std::memory_order_seq_cst);
-      waiting_.notify_one();
+  static Streams streams_of_next(const Job& job, int index) {
+    if (job.next == nullptr || index >= job.shares) return {};
+    const std::int64_t tasks = job.next->tasks, begin = tasks * index / job.shares;
+    const std::int64_t own = tasks * (index + 1) / job.shares - begin;
+    return own > 0 ? job.next->streams(begin, begin + taken_at_once(own, true)) : Streams();
+  }
+
+  // Into the second-level cache, until there is a call.
+  void bring(const Streams& streams, std::uint64_t seen) {
+    constexpr std::int64_t kMostBytes = 64 * 1024, kLine = 64, kLinesAtOnce = 8;
+    const std::int64_t bytes = std::min(streams.bytes, kMostBytes / Streams::kMost);
+    for (std::int64_t at = 0; at < bytes; at += kLinesAtOnce * kLine) {
+      if (called_.load(std::memory_order_relaxed) != seen) return;
+      for (const std::byte* begin : streams.begin) {
+        for (std::int64_t line = 0; begin != nullptr && line < kLinesAtOnce; ++line) {
+          __builtin_prefetch(begin + at + line * kLine, 0, 2);
+        }
+      }
     }
   }
 
-  static constexpr int kMostShares = 64;
+  // A helper that is inside is waited for; one that has not come finds that it left.
+  void close(Seat& seat) {
+    const std::uint64_t left = Seat::left(job_.number);
+    std::uint64_t seen = seat.state.load(std::memory_order_acquire);
+    if (seen < left && seat.state.compare_exchange_strong(seen, left, std::memory_order_acq_rel)) return;
+    const auto gone = [&] { return seat.state.load(std::memory_order_seq_cst) == left; };
+    if (watch(gone)) return;
+    // Asleep, so that a helper that lost its processor may have this one.
+    for (;;) {
+      waiting_.store(1, std::memory_order_seq_cst);
+      if (gone()) break;
+      waiting_.wait(1, std::memory_order_seq_cst);
+    }
+    waiting_.store(0, std::memory_order_relaxed);
+  }
 
   std::vector<std::thread> helpers_;
-  std::uint64_t number_ = 0;  // of regions so far
-  // Read by who is counted in open_:
-  Region* region_ = nullptr;
-  int shares_in_use_ = 0;
-  std::array<Share, kMostShares> shares_;
+  std::vector<std::unique_ptr<Seat>> seats_;          // of each helper
   alignas(64) std::atomic<std::uint64_t> called_{0};  // number and threads of the last region
-  alignas(64) std::atomic<std::uint64_t> open_{0};    // its number while it is open, and how many helpers are inside
+  Job job_;                                           // read by who is inside
+  std::array<Share, kMostShares> shares_;
   alignas(64) std::atomic<std::uint32_t> wake_{0};
   std::atomic<int> asleep_{0};
   std::atomic<int> waiting_{0};  // the caller sleeps
+  std::atomic<bool> failed_{false};
+  std::exception_ptr failure_{};
 };
 
 }  // namespace
 
-void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body) {
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
+                 const NextRegion* next) {
   if (tasks <= 0) return;
   constexpr std::int64_t kMostThreads = 4096;
   threads = static_cast<int>(std::min({std::int64_t{threads}, tasks, kMostThreads}));
   if (threads <= 1 || within_task) return body(0, tasks);
-  Region region{tasks, threads, body};
-  Team::of_this_thread().run(region);
-  if (region.failure) std::rethrow_exception(region.failure);
+  Team::of_this_thread().run(threads, tasks, body, next);
 }
 
 }  // namespace flashgla

@@ -6,15 +6,32 @@
 // that takes it away in the middle of a task.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
 namespace flashgla {
 
+// What a thread reads first of a region: so many streams side by side, so many bytes of each.
+struct Streams {
+  static constexpr int kMost = 4;
+  std::array<const std::byte*, kMost> begin{};
+  std::int64_t bytes = 0;  // of each
+};
+
+// The region that follows one, as far as it is known.
+struct NextRegion {
+  std::int64_t tasks = 0;
+  std::function<Streams(std::int64_t begin, std::int64_t end)> streams;  // of who takes these tasks first
+};
+
 // Runs body(begin, end) on ranges that together are [0, tasks), on at most `threads` threads, of which the calling one
 // is the first. Each begins with a share of its own, the same tasks whenever so many run on so many threads, and then
 // takes what others have left. The first exception that one throws is rethrown; what nobody has begun by then is left
-// out. Within a body: all on the calling thread.
-void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body);
+// out. Within a body: all on the calling thread. `next`: helpers with nothing left to do bring what they will read of
+// it into their caches, until they are called.
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
+                 const NextRegion* next = nullptr);
 
 }  // namespace flashgla

@@ -88,6 +88,29 @@ TEST(Team, AHelperThatHoldsATaskIsWaitedFor) {
   }
 }
 
+TEST(Team, HelpersAskWhatTheyWillReadOfTheNextRegion) {
+  constexpr std::int64_t kTasks = 37, kNext = 100, kBytes = 1000;
+  const std::vector<std::byte> memory(kNext * kBytes);
+  for (const int threads : {1, 2, 3, 5}) {
+    std::vector<std::atomic<int>> asked(kNext);
+    const NextRegion next{
+        kNext, [&](std::int64_t begin, std::int64_t end) {
+          EXPECT_LT(begin, end);
+          for (std::int64_t task = begin; task < end; ++task) ++asked[static_cast<std::size_t>(task)];
+          return Streams{{memory.data() + begin * kBytes, memory.data() + (end - 1) * kBytes}, kBytes};
+        }};
+    for (int again = 0; again < 200; ++again) {
+      for (auto& count : asked) count = 0;
+      std::atomic<std::int64_t> done{0};
+      flashgla::run_on_team(
+          threads, kTasks, [&](std::int64_t begin, std::int64_t end) { done += end - begin; }, &next);
+      EXPECT_EQ(done, kTasks);
+      EXPECT_EQ(asked[0], 0) << "the caller has no time for it";
+      for (const auto& count : asked) EXPECT_LE(count, 1);
+    }
+  }
+}
+
 // As on a processor with fast and slow cores.
 TEST(Team, WhatASlowThreadHasNotBegunOthersTake) {
   constexpr int kTasks = 64, kFirstPiece = 24;  // of the helper's share of 32: what it takes at once

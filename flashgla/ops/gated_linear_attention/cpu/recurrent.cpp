@@ -419,7 +419,7 @@ void step(Context& context, const Problem& p, const StepInputs& in, const Tensor
   // The normaliser's state belongs to all channels: then there is one slice.
   std::int64_t columns = p.normalize ? p.value_dim : std::min(p.value_dim, kMostStepColumns);
   const auto slices_of = [&] { return (p.value_dim + columns - 1) / columns; };
-  while (!p.normalize && columns > kLeastStepColumns && p.batch * p.heads * slices_of() < 2 * context.threads()) {
+  while (!p.normalize && columns > kLeastStepColumns && p.batch * p.heads * slices_of() < context.threads()) {
     columns = std::max(kLeastStepColumns, padded(columns / 2));
   }
   const std::int64_t slices = slices_of();

@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 
+#include "flashgla/ops/linear_step/cpu/walk.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/quantised_linear/cpu/kernel.h"
 
@@ -131,13 +132,13 @@ void stream(Context& context, const Inputs& inputs, std::span<const Layer> layer
   const TensorView u = run_prologue(context, inputs);
   const Arranged arranged(context, u, layers);
   std::array<Work, kMostLayers> works;
-  std::int64_t tasks = 0;
+  Walk walk;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     works[i] = Work(context, layers[i], options.epilogue == Epilogue::swiglu ? 2 : 1);
-    tasks += works[i].tasks;
+    walk.add(layers[i], works[i].columns_a_task, works[i].tasks);
   }
   if (context.planning()) return;
-  parallel_for_ranges(context, tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+  const auto work_on = [&](std::int64_t begin, std::int64_t end) {
     std::int64_t before = 0;  // tasks of layers before this one
     for (std::size_t i = 0; i < layers.size(); before += works[i++].tasks) {
       const Work& work = works[i];
@@ -146,7 +147,8 @@ void stream(Context& context, const Inputs& inputs, std::span<const Layer> layer
       work.run(arranged, first * work.columns_a_task, std::min(last * work.columns_a_task, work.layer->y.size(1)),
                options);
     }
-  });
+  };
+  run_on_team(context.threads(), walk.tasks(), work_on, Order::of_this_thread().after(walk));
 }
 
 Support few_rows_in_f32(const Problem& problem, const Architecture&) {
