@@ -37,25 +37,37 @@ std::set<int> numbers_of(const std::string& list) {
   return numbers;
 }
 
-// Processors' worth of time that the control group allows; 0: no limit.
+// A control group and those around it, the outermost last.
+std::vector<std::string> groups_around(std::string group) {
+  std::vector<std::string> groups = {group};
+  while (group.find('/') != std::string::npos) groups.push_back(group.erase(group.find_last_of('/')));
+  return groups;
+}
+
+// Processors' worth of time that the control groups allow; 0: no limit.
 double time_quota(const std::string& root) {
-  std::string group;
+  std::string group, older_group;  // of the one hierarchy there is now, and of the older one for processors
   std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("0::")) group = line.substr(3);
+  for (std::string line; std::getline(file, line);) {  // "0::/path", "4:cpu,cpuacct:/path"
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (line.starts_with("0::")) group = line.substr(second + 1);
+    if (controllers.find(",cpu,") != std::string::npos) older_group = line.substr(second + 1);
   }
   double least = 0.0;
   const auto note = [&](double quota, double period) {
     if (quota > 0.0 && period > 0.0) least = least == 0.0 ? quota / period : std::min(least, quota / period);
   };
-  for (;; group.erase(group.find_last_of('/'))) {  // the group and those around it
-    std::istringstream limit(first_line(root + "/sys/fs/cgroup" + group + "/cpu.max"));
+  for (const std::string& one : groups_around(group)) {
+    std::istringstream limit(first_line(root + "/sys/fs/cgroup" + one + "/cpu.max"));
     double quota = 0.0, period = 0.0;
     if (limit >> quota >> period) note(quota, period);  // "max 100000" is no number
-    if (group.find('/') == std::string::npos) break;
   }
-  const std::string old = root + "/sys/fs/cgroup/cpu/cpu.cfs_";
-  note(std::atof(first_line(old + "quota_us").c_str()), std::atof(first_line(old + "period_us").c_str()));
+  for (const std::string& one : groups_around(older_group)) {
+    const std::string limit = root + "/sys/fs/cgroup/cpu" + one + "/cpu.cfs_";
+    note(std::atof(first_line(limit + "quota_us").c_str()), std::atof(first_line(limit + "period_us").c_str()));
+  }
   return least;
 }
 

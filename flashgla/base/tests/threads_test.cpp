@@ -106,7 +106,13 @@ TEST(Threads, OlderControlGroupsToo) {
   machine.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1");
   machine.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000");
   EXPECT_EQ(machine.choice(8).threads, 8);
-  machine.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000");
+  machine.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "500000");
+  EXPECT_EQ(machine.choice(8).threads, 5);
+  // The group of the process, which a container that has a name space of its own does not see.
+  machine.write("/proc/self/cgroup", "9:name=systemd:/\n4:cpuacct,cpu:/pods/one\n3:cpuset:/two\n0::/");
+  EXPECT_EQ(machine.choice(8).threads, 5);
+  machine.write("/sys/fs/cgroup/cpu/pods/cpu.cfs_quota_us", "200000");
+  machine.write("/sys/fs/cgroup/cpu/pods/cpu.cfs_period_us", "100000");
   EXPECT_EQ(machine.choice(8).threads, 2);
 }
 
