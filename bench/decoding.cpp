@@ -14,6 +14,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/model/cost.h"
 #include "flashgla/model/quantise.h"
+#include "flashgla/ops/gated_linear_attention/ring.h"
 #include "testing/compare.h"
 
 namespace flashgla::bench {
@@ -43,7 +44,7 @@ std::vector<Case> cases(Device device) {
       for (const std::int64_t sequences : {1, 16}) all.push_back({"gla-340m", sequences, DType::bf16, 0, preset});
     }
   } else {
-    for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16});
+    for (const std::int64_t sequences : {1, 8, 16, 64, 256}) all.push_back({"gla-1.3b", sequences, DType::bf16});
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
     all.push_back({"mamba-1.3b", 1, DType::bf16});
     all.push_back({"retnet-1.3b", 1, DType::bf16});
@@ -117,7 +118,8 @@ double bytes_read(const LanguageModel& model) {
   return static_cast<double>(bytes);
 }
 
-// Median milliseconds from one token of all sequences to the next, after so many that were all zeros.
+// Median milliseconds from one token of all sequences to the next, after so many that were all zeros; with a ring,
+// where one token of kRing writes the state, of such runs' means.
 double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, std::int64_t before,
                             double seconds) {
   using Clock = std::chrono::steady_clock;
@@ -129,6 +131,7 @@ double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t
   copy_memory(session.state.positions().data, model.device(), positions.data(), Device::cpu(),
               session.state.positions().bytes());
   generate::Decoding decoding(context, model, session, {.temperature = 0.0});
+  const std::int64_t together = session.state.has_ring() ? ops::gated_linear_attention::kRing : 1;
   std::vector<double> times;
   const auto begin = Clock::now();
   auto last = begin;
@@ -137,8 +140,11 @@ double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t
     decoding.step();
     decoding.draw();
     decoding.tokens();
+    if (t % together != 0) continue;
     const auto now = Clock::now();
-    if (t > 1) times.push_back(std::chrono::duration<double, std::milli>(now - last).count());
+    if (t > together) {
+      times.push_back(std::chrono::duration<double, std::milli>(now - last).count() / static_cast<double>(together));
+    }
     last = now;
     if (times.size() >= 5 && std::chrono::duration<double>(now - begin).count() > seconds) break;
   }
@@ -174,7 +180,10 @@ void bench_decoding(const testing::BenchOptions& options) {
     model.set_inference_dtype(activations);
     row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);
     const mixers::Cost cost = model::cost(model.config(), each.before + 1);
-    row.bytes = bytes_read(model) + static_cast<double>(each.sequences) * cost.decode_bytes;
+    // What is read and written of the states, or with a ring written every kRing tokens alone.
+    const bool ring = model.make_state(each.sequences, 0, model.ring_pays(each.sequences)).has_ring();
+    const double of_states = ring ? 0.5 + 0.5 / static_cast<double>(ops::gated_linear_attention::kRing) : 1.0;
+    row.bytes = bytes_read(model) + static_cast<double>(each.sequences) * cost.decode_bytes * of_states;
     row.flops = static_cast<double>(each.sequences) * cost.forward_flops;
     options.report(row);
   }

@@ -7,7 +7,7 @@
 namespace flashgla::generate {
 
 Session::Session(const model::LanguageModel& model, std::int64_t sequences)
-    : state(model.make_state(sequences)),
+    : state(model.make_state(sequences, 0, model.ring_pays(sequences))),
       logits(Tensor::zeros({sequences, model.config().vocab_size}, DType::f32, model.device())),
       seen(Tensor::zeros({sequences, model.config().vocab_size}, DType::u8, model.device())) {}
 

@@ -6,6 +6,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/gated_linear_attention/ring.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
 #include "flashgla/ops/rotary/rotary.h"
@@ -49,6 +50,7 @@ class GatedLayer : public Mixer {
 
   void for_each_parameter(const nn::ParameterVisitor& visit) override;
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override;
+  std::vector<StateEntry> ring_layout(std::int64_t sequences, DType parameters) const override;
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
@@ -65,6 +67,14 @@ class GatedLayer : public Mixer {
     return of.reshape(Shape({convolutions_[i].shape[0], settings_.conv_size}));
   }
   static TensorView entry(const LayerState& state, std::size_t i) { return state.empty() ? TensorView() : state[i]; }
+  // Of the normaliser, and of the ring: absent where there is none.
+  TensorView z_of(const LayerState& state) const {
+    return settings_.normalize ? entry(state, 1 + convolutions_.size()) : TensorView();
+  }
+  TensorView ring_of(const LayerState& state) const {
+    const std::size_t ring = 1 + convolutions_.size() + (settings_.normalize ? 1 : 0);
+    return ring < state.size() ? state[ring] : TensorView();
+  }
 
   // q, k and v from the projections: convolved and turned.
   void prepare(const nn::Pass& pass, const Channels& out, const LayerState& before, const LayerState& after);
@@ -210,6 +220,16 @@ std::vector<StateEntry> GatedLayer::state_layout(std::int64_t sequences, std::in
   return layout;
 }
 
+std::vector<StateEntry> GatedLayer::ring_layout(std::int64_t sequences, DType parameters) const {
+  const bool over_values = settings_.gate == Gate::value || settings_.gate == Gate::key_value;
+  if (over_values || settings_.normalize || settings_.kv_heads != settings_.num_heads) return {};
+  const std::int64_t K = key_features(), V = settings_.value_dim / settings_.num_heads;
+  StateEntry entry{"ring", Shape({sequences, settings_.kv_heads, attention::kRing, 2 * K + V}),
+                   accumulation_dtype(parameters)};
+  entry.ring = true;
+  return {entry};
+}
+
 Cost GatedLayer::cost(std::int64_t) const {
   Cost cost =
       scan_cost(settings_.num_heads, settings_.kv_heads, key_features(), settings_.value_dim / settings_.num_heads);
@@ -283,7 +303,7 @@ attention::Inputs GatedLayer::attention_inputs(const nn::Sequences& sequences) c
     (gates_[i].values ? inputs.gv : inputs.g) = gate_of(gates_[i], saved_.logits[i]);
   }
   inputs.h0 = entry(saved_.before, 0);
-  if (settings_.normalize && !saved_.before.empty()) inputs.z0 = saved_.before.back();
+  inputs.z0 = z_of(saved_.before);
   inputs.cu_seqlens = sequences.bounds;
   return inputs;
 }
@@ -325,6 +345,13 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
   const auto sized = [&](std::int64_t channels) { return Shape({batch, length, channels}); };
 
   saved_.before = before;
+  if (const TensorView inputs = ring_of(before)) {
+    saved_.before[0] = pass.keep().tensor(before[0].shape, before[0].dtype, "states");
+    attention::fold(context, {inputs, pass.positions}, before[0], saved_.before[0]);
+  }
+  if (const TensorView inputs = ring_of(after); inputs && !context.planning()) {
+    context.queue().zero(inputs.data, inputs.bytes());
+  }
   saved_.projected = pass.keep().tensor(sized(input_.out()), x.dtype, "gla: projections");
   input_.forward(context, x, saved_.projected);
   saved_.output_gate = {};
@@ -358,7 +385,7 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
   attention::Outputs outputs;
   outputs.o = saved_.o;
   outputs.ht = entry(after, 0);
-  if (settings_.normalize && !after.empty()) outputs.zt = after.back();
+  outputs.zt = z_of(after);
   if (pass.training() && pass.recompute == nn::Recompute::nothing) {
     const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options));
     if (bytes > 0) {
@@ -542,8 +569,12 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   }
   if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));
   const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
-  attention::step(context, inputs, state[0], settings_.normalize ? state.back() : TensorView(),
-                  o.split_last(settings_.num_heads), options);
+  const TensorView heads = o.split_last(settings_.num_heads);
+  if (const TensorView ring = ring_of(state)) {
+    attention::step(context, inputs, {ring, pass.positions}, state[0], heads, options);
+  } else {
+    attention::step(context, inputs, state[0], z_of(state), heads, options);
+  }
   linear_step::Inputs normalized{o,
                                  linear_step::Prologue::head_norm,
                                  norm_.empty() ? TensorView() : norm_.front().value,

@@ -22,6 +22,7 @@ struct StateEntry {
   // changed, so that `before` and `after` of a call may be the same memory; how many rows are filled is the
   // sequence's position (nn::Pass::positions).
   bool growing = false;
+  bool ring = false;  // one of ring_layout
 };
 
 // Of one token in a sequence of that many (means over the sequence), in one layer.
@@ -38,7 +39,8 @@ struct Cost {
   }
 };
 
-// The state of one layer: views in the order of Mixer::state_layout. Empty: zeros in, or not wanted out.
+// The state of one layer: views in the order of Mixer::state_layout, and behind them, where the state has a ring, of
+// ring_layout. Empty: zeros in, or not wanted out.
 using LayerState = std::vector<TensorView>;
 
 // Parameters that belong to a model and to no layer of it, such as HGRN2's lower bounds; owned by who builds the
@@ -67,6 +69,10 @@ class Mixer {
   // and values, has the parameters' dtype.
   virtual std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity,
                                                DType parameters) const = 0;
+
+  // What steps can append their inputs to, so that they seldom write what sums up: entries of constant size, which are
+  // zeros where nothing waits in them. Empty: steps have no use for it.
+  virtual std::vector<StateEntry> ring_layout(std::int64_t /*sequences*/, DType /*parameters*/) const { return {}; }
 
   // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
   // state that they end with; no overlap but of growing entries, and with pass.saved `before` stays as it is until

@@ -53,13 +53,6 @@ class Identity : public mixers::Mixer {
   }
 };
 
-// The next `count` entries of a state, if there is one.
-mixers::LayerState take(const mixers::LayerState& state, std::size_t begin, std::size_t count) {
-  if (state.empty()) return {};
-  const auto first = state.begin() + static_cast<std::ptrdiff_t>(begin);
-  return {first, first + static_cast<std::ptrdiff_t>(count)};
-}
-
 bool drops(const nn::Pass& pass) { return pass.dropout.branches > 0.0; }
 
 }  // namespace
@@ -83,7 +76,21 @@ Block::Block(const ModelConfig& config, std::int64_t layer) : layer_(layer) {
 
 void Block::add_part(nn::Norm norm, std::unique_ptr<mixers::Mixer> branch) {
   const std::size_t states = branch->state_layout(1, 1, DType::f32).size();
-  parts_.push_back({std::move(norm), std::move(branch), states, {}});
+  const std::size_t rings = branch->ring_layout(1, DType::f32).size();
+  parts_.push_back({std::move(norm), std::move(branch), states, rings, {}});
+}
+
+mixers::LayerState Block::state_of(const mixers::LayerState& state, const Part& part) const {
+  if (state.empty()) return {};
+  std::size_t begin = 0, ring = 0;
+  for (const Part& each : parts_) {
+    if (&each < &part) begin += each.states, ring += each.rings;
+    ring += each.states;
+  }
+  const auto at = [&](std::size_t i) { return state.begin() + static_cast<std::ptrdiff_t>(i); };
+  mixers::LayerState own(at(begin), at(begin + part.states));
+  if (ring + part.rings <= state.size()) own.insert(own.end(), at(ring), at(ring + part.rings));
+  return own;
 }
 
 void Block::for_each_parameter(const nn::ParameterVisitor& visit) {
@@ -97,12 +104,15 @@ void Block::share(mixers::SharedParameters& shared) {
   for (const Part& part : parts_) part.branch->share(shared);
 }
 
-std::vector<mixers::StateEntry> Block::state_layout(std::int64_t sequences, std::int64_t capacity,
-                                                    DType parameters) const {
+std::vector<mixers::StateEntry> Block::state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters,
+                                                    bool ring) const {
   std::vector<mixers::StateEntry> all;
-  for (const Part& part : parts_) {
-    const auto entries = part.branch->state_layout(sequences, capacity, parameters);
+  const auto append = [&](const std::vector<mixers::StateEntry>& entries) {
     all.insert(all.end(), entries.begin(), entries.end());
+  };
+  for (const Part& part : parts_) append(part.branch->state_layout(sequences, capacity, parameters));
+  for (const Part& part : parts_) {
+    if (ring) append(part.branch->ring_layout(sequences, parameters));
   }
   return all;
 }
@@ -150,7 +160,6 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
     saved.in = i == 0 ? x : pass.training() ? pass.saved->tensor(x.shape, x.dtype, "blocks: residual") : y;
   }
   const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
-  std::size_t states = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     // The sum of the stream and the part before goes into what this norm reads.
@@ -162,9 +171,8 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                         part.saved.statistics);
     }
     const bool last = i + 1 == parts_.size();
-    part.branch->forward(pass, part.saved.normalized, y || !last ? branch : TensorView(),
-                         take(before, states, part.states), take(after, states, part.states));
-    states += part.states;
+    part.branch->forward(pass, part.saved.normalized, y || !last ? branch : TensorView(), state_of(before, part),
+                         state_of(after, part));
   }
   if (!y) return;
   if (drops(pass))
@@ -201,10 +209,8 @@ void Block::prepare_steps(Context& context, DType activations) {
 }
 
 void Block::step(nn::Pass& pass, const TensorView& x, const mixers::LayerState& state) {
-  std::size_t states = 0;
   for (Part& part : parts_) {
-    part.branch->step(pass, part.norm, x, take(state, states, part.states));
-    states += part.states;
+    part.branch->step(pass, part.norm, x, state_of(state, part));
   }
 }
 

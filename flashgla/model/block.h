@@ -18,8 +18,9 @@ class Block {
 
   void for_each_parameter(const nn::ParameterVisitor& visit);
   void share(mixers::SharedParameters& shared);  // once, before parameters are bound
-  // Of all parts, in order; so are the states below.
-  std::vector<mixers::StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const;
+  // Of all parts, in order; so are the states below. With `ring` what steps append to lies behind them.
+  std::vector<mixers::StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters,
+                                               bool ring = false) const;
   mixers::Cost cost(std::int64_t length) const;
 
   // x, y [B,T,D]; y may be x without pass.saved, and otherwise x must stay as it is until backward. States as in
@@ -42,6 +43,7 @@ class Block {
     nn::Norm norm;
     std::unique_ptr<mixers::Mixer> branch;  // an MLP is a mixer that mixes nothing
     std::size_t states;                     // entries of its state
+    std::size_t rings;                      // of its ring, where the state has one
 
     struct Saved {
       TensorView in;          // [B,T,D]: what the norm reads, the block's x or a sum kept here
@@ -51,6 +53,8 @@ class Block {
   };
 
   void add_part(nn::Norm norm, std::unique_ptr<mixers::Mixer> branch);
+  // What of the block's state is the part's.
+  mixers::LayerState state_of(const mixers::LayerState& state, const Part& part) const;
   // y absent: only what backward needs.
   void run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState& before,
                    const mixers::LayerState& after);

@@ -50,6 +50,12 @@ std::size_t DecodeState::bytes() const {
   return constant_->bytes() + positions_->bytes() + bytes_per_token_ * static_cast<std::size_t>(sequences_ * capacity_);
 }
 
+bool DecodeState::has_ring() const {
+  const auto holds = [](const mixers::StateEntry& entry) { return entry.ring; };
+  return std::any_of(layouts_.begin(), layouts_.end(),
+                     [&](const auto& layout) { return std::any_of(layout.begin(), layout.end(), holds); });
+}
+
 void DecodeState::reserve(std::int64_t capacity) {
   if (capacity <= capacity_) return;
   if (capacity > most_tokens_.count) {
@@ -121,6 +127,9 @@ void DecodeState::reset_sequence(std::int64_t i) {
 
 void DecodeState::copy_sequence(std::int64_t i, const DecodeState& from, std::int64_t from_i) {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layers_[layer].size() != from.layers_[layer].size()) {
+      throw Error("decode state: a sequence is copied between states of which one has a ring");
+    }
     for (std::size_t entry = 0; entry < layers_[layer].size(); ++entry) {
       const TensorView to = layers_[layer][entry].select(0, i);
       const TensorView source = from.layers_[layer][entry].select(0, from_i);

@@ -30,6 +30,8 @@ class DecodeState {
   std::size_t layer_count() const { return layers_.size(); }
   const std::vector<mixers::StateEntry>& layout(std::size_t index) const { return layouts_[index]; }
 
+  // Whether steps append to a ring (Mixer::ring_layout) in any layer.
+  bool has_ring() const;
   // Whether any entry grows; if not, capacity means nothing.
   bool grows() const { return bytes_per_token_ > 0; }
   std::int64_t capacity() const { return capacity_; }

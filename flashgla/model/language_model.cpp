@@ -6,6 +6,7 @@
 #include "flashgla/ops/cross_entropy/cross_entropy.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/embedding/embedding.h"
+#include "flashgla/ops/gated_linear_attention/ring.h"
 #include "flashgla/ops/positions/positions.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
 
@@ -169,10 +170,14 @@ void LanguageModel::set_inference_dtype(DType dtype) {
   inference_dtype_ = dtype;
 }
 
-DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity) const {
-  const auto layouts_of = [this](std::int64_t count, std::int64_t tokens) {
+bool LanguageModel::ring_pays(std::int64_t sequences) const {
+  return ops::gated_linear_attention::ring_pays(device_, sequences);
+}
+
+DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity, bool ring) const {
+  const auto layouts_of = [this, ring](std::int64_t count, std::int64_t tokens) {
     DecodeState::Layouts layouts;
-    for (const auto& block : layers_.blocks) layouts.push_back(block->state_layout(count, tokens, dtype_));
+    for (const auto& block : layers_.blocks) layouts.push_back(block->state_layout(count, tokens, dtype_, ring));
     return layouts;
   };
   const auto& blocks = layers_.blocks;

@@ -69,7 +69,10 @@ class LanguageModel {
   void set_inference_dtype(DType dtype);
 
   // Also makes what steps read of the parameters alone (Mixer::prepare_steps): a state is of the parameters of now.
-  DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0) const;
+  // `ring`: with what steps append to (Mixer::ring_layout).
+  DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0, bool ring = false) const;
+  // Whether steps of so many sequences gain by a ring here.
+  bool ring_pays(std::int64_t sequences) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
   // with f64). Packed sequences: pass.sequences, B = 1. With `state`, sequences start from it and leave their end

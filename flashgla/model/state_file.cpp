@@ -12,15 +12,17 @@ namespace {
 constexpr const char* kKind = "flashgla decode state";
 
 // The state's tensors under the names that they have in the file (of growing ones the first `filled` rows of each
-// sequence, gathered in `rows`), the histories, and what the caller keeps beside them.
-std::vector<NamedTensor> state_tensors(const DecodeState& state, const std::vector<Tensor>& rows, const Tensor& tokens,
-                                       const Tensor& hashes, const std::vector<NamedTensor>& beside) {
+// sequence, gathered in `rows`), those of rings where asked for, the histories, and what the caller keeps beside them.
+std::vector<NamedTensor> state_tensors(const DecodeState& state, bool rings, const std::vector<Tensor>& rows,
+                                       const Tensor& tokens, const Tensor& hashes,
+                                       const std::vector<NamedTensor>& beside) {
   std::vector<NamedTensor> tensors;
   std::size_t growing = 0;
   for (std::size_t layer = 0; layer < state.layer_count(); ++layer) {
     for (std::size_t i = 0; i < state.layer(layer).size(); ++i) {
       const bool grows = state.layout(layer)[i].growing;
       const TensorView entry = grows ? rows[growing++].view() : state.layer(layer)[i];
+      if (!rings && state.layout(layer)[i].ring) continue;
       tensors.push_back({"layers." + std::to_string(layer) + "." + state.layout(layer)[i].name, entry});
     }
   }
@@ -102,7 +104,7 @@ void save_state(const LanguageModel& model, const DecodeState& state, const std:
     tokens.as<std::int64_t>()[i] = history.tokens;
     hashes.as<std::int64_t>()[i] = static_cast<std::int64_t>(history.hash);
   }
-  write_safetensors(path, state_tensors(state, rows, tokens, hashes, beside),
+  write_safetensors(path, state_tensors(state, true, rows, tokens, hashes, beside),
                     {{"kind", kKind},
                      {"version", std::to_string(random::kVersion)},
                      {"sequences", std::to_string(state.sequences())},
@@ -155,10 +157,13 @@ DecodeState load_state(const LanguageModel& model, const std::string& path, cons
       throw Error(path + ": corrupt (a history of " + std::to_string(count) + " tokens)");
     }
   }
-  DecodeState state = model.make_state(history->shape[0], longest);
+  const bool has_rings = std::any_of(file.tensors().begin(), file.tensors().end(),
+                                     [](const StoredTensor& stored) { return stored.name.ends_with(".ring"); });
+  // Without rings in the file nothing waits: those of the state stay zeros.
+  DecodeState state = model.make_state(history->shape[0], longest, has_rings || model.ring_pays(history->shape[0]));
   const Tensor hashes = Tensor::empty(Shape({state.sequences()}), DType::i64);
   const std::vector<Tensor> rows = filled_rows(state, filled);
-  file.read(state_tensors(state, rows, tokens, hashes, beside));
+  file.read(state_tensors(state, has_rings, rows, tokens, hashes, beside));
   copy_rows(state, filled, rows, true);
   const Tensor positions = Tensor::empty(state.positions().shape, DType::i32);
   for (std::int64_t i = 0; i < state.sequences(); ++i) {

@@ -129,6 +129,57 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   EXPECT_EQ(trial.compare(stepped, after, tokens), "");
 }
 
+// Of mixers whose steps can append to a ring: forward and steps go on from the same, and forward leaves zeros.
+TEST_P(EveryMixer, WhatWaitsInARingIsPartOfTheState) {
+  Trial trial(GetParam(), DType::f64);
+  constexpr std::int64_t kBatch = 3, kLength = 20;
+  const std::vector<StateEntry> rings = trial.mixer->ring_layout(kBatch, DType::f64);
+  if (rings.empty()) return;
+  std::vector<Tensor> memory;
+  LayerState before = trial.make_state(kBatch, 0.5, memory), stepped = trial.make_state(kBatch, 0.0, memory);
+  LayerState after = trial.after(before, memory);
+  for (const StateEntry& entry : rings) {
+    EXPECT_TRUE(entry.ring && !entry.growing && entry.shape[0] == kBatch) << entry.name;
+    for (LayerState* state : {&before, &stepped, &after}) {
+      memory.push_back(testing::random_normal(entry.shape, entry.dtype, 77, 0.3));
+      state->push_back(memory.back());
+    }
+    testing::poison(after.back());
+  }
+  for (std::size_t i = 0; i < before.size(); ++i) copy(before[i], stepped[i]);
+  const Tensor positions = positions_of(kBatch);
+  Context context(Device::cpu(), 1);
+  nn::Pass pass{context};
+  pass.positions = positions;
+  nn::Norm norm("norm", kHidden, 1e-6);
+  const nn::ParameterStore norm_store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
+                                      DType::f64, Device::cpu(), false);
+  testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);
+  const Tensor x = testing::random_normal(Shape({kBatch, kLength, kHidden}), DType::f64, 7);
+  const Tensor normalized = Tensor::empty(x->shape, DType::f64), y = Tensor::empty(x->shape, DType::f64);
+  norm.forward(context, x, {}, normalized, {}, {});
+  trial.mixer->forward(pass, normalized, y, before, after);
+  for (std::size_t i = after.size() - rings.size(); i < after.size(); ++i) {
+    EXPECT_EQ(testing::check_close("ring", after[i], Tensor::zeros(after[i].shape, DType::f64), 0.0), "");
+  }
+  const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
+  const Tensor expected = Tensor::empty(token->shape, DType::f64);
+  trial.mixer->prepare_steps(context, DType::f64);
+  for (std::int64_t t = 0; t < kLength; ++t) {
+    copy(x->select(1, t), token);
+    copy(x->select(1, t), expected);
+    ops::elementwise::add(context, testing::converted(y->select(1, t), DType::f64), expected);
+    trial.mixer->step(pass, norm, token, stepped);
+    EXPECT_EQ(testing::check_close("x + y", token, expected, 1e-12), "") << t;
+    for (std::int64_t n = 0; n < kBatch; ++n) ++positions.as<std::int32_t>()[n];
+  }
+  copy(x->select(1, 0), token);
+  copy(x->select(1, 0), expected);
+  trial.mixer->step(pass, norm, token, stepped);
+  trial.mixer->step(pass, norm, expected, after);
+  EXPECT_EQ(testing::check_close("the next", token, expected, 1e-12), "");
+}
+
 TEST_P(EveryMixer, PiecesEqualTheWhole) {
   Trial trial(GetParam(), DType::f64);
   constexpr std::int64_t kBatch = 2, kLength = 11;

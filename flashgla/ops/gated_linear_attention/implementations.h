@@ -6,6 +6,7 @@
 
 #include "flashgla/ops/dispatch.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+#include "flashgla/ops/gated_linear_attention/ring.h"
 
 namespace flashgla::ops::gated_linear_attention {
 
@@ -28,6 +29,11 @@ struct Implementation {
   // Names the kernels of "forward; backward; kept states" for tensors that lie like these; null: there is one way.
   std::string (*plan)(const Problem&, const Inputs&, const Outputs&, const Architecture&) = nullptr;
   bool sums_over_heads = false;  // whether supports is to be asked for problems with it
+  // A step beside a ring, of problems that it takes; null: the ring is folded in, and step does the rest.
+  bool (*takes_ring)(const Problem&) = nullptr;
+  void (*step_with_ring)(Context&, const Problem&, const StepInputs&, const Ring&, const TensorView& h,
+                         const TensorView& o) = nullptr;
+  void (*fold)(Context&, const Ring&, const TensorView& h, const TensorView& to) = nullptr;  // null: another row's
 };
 
 // Best first, reference last.

@@ -406,4 +406,50 @@ void step(Context& context, const Problem& p, const StepInputs& in, const Tensor
   forward(context, p, inputs, Outputs{.o = with_time(o), .ht = h, .zt = z});
 }
 
+namespace {
+
+// One cell, [K,V]; the first `filled` rows of `inputs` are k, log gate and v of the tokens behind h.
+template <class T>
+void fold_cell(std::int64_t K, std::int64_t V, const T* inputs, std::int64_t filled, const T* h, T* to, double* keys) {
+  const std::int64_t width = 2 * K + V;
+  // Steps that always fold leave zeros.
+  const bool neutral = std::all_of(inputs, inputs + filled * width, [](T x) { return x == T{0}; });
+  if (neutral) {
+    if (to != h) std::copy_n(h, K * V, to);
+    return;
+  }
+  for (std::int64_t i = 0; i < K; ++i) {
+    double product = 1.0;
+    for (std::int64_t row = filled - 1; row >= 0; --row) {
+      keys[row] = static_cast<double>(inputs[row * width + i]) * product;
+      product *= std::exp(static_cast<double>(inputs[row * width + K + i]));
+    }
+    for (std::int64_t j = 0; j < V; ++j) {
+      double sum = static_cast<double>(h[i * V + j]) * product;
+      for (std::int64_t row = 0; row < filled; ++row) {
+        sum += keys[row] * static_cast<double>(inputs[row * width + 2 * K + j]);
+      }
+      to[i * V + j] = static_cast<T>(sum);
+    }
+  }
+}
+
+}  // namespace
+
+void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to) {
+  const std::int64_t heads = h.size(1), K = h.size(2), V = h.size(3);
+  const Workers workers(context, h.size(0) * heads, kRing * sizeof(double));
+  if (context.planning()) return;
+  workers.run([&](std::int64_t cell, std::byte* memory) {
+    const std::int64_t filled = ring.positions.as<std::int32_t>()[cell / heads] % kRing;
+    const std::int64_t inputs = cell * kRing * (2 * K + V), state = cell * K * V;
+    auto* keys = reinterpret_cast<double*>(memory);
+    if (h.dtype == DType::f64) {
+      fold_cell(K, V, ring.inputs.as<double>() + inputs, filled, h.as<double>() + state, to.as<double>() + state, keys);
+    } else {
+      fold_cell(K, V, ring.inputs.as<float>() + inputs, filled, h.as<float>() + state, to.as<float>() + state, keys);
+    }
+  });
+}
+
 }  // namespace flashgla::ops::gated_linear_attention::reference

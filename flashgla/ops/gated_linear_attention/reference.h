@@ -12,5 +12,6 @@ void backward(Context& context, const Problem& problem, const Inputs& in, const 
               const OutputGradients& d_out, const InputGradients& d_in);
 void step(Context& context, const Problem& problem, const StepInputs& in, const TensorView& h, const TensorView& z,
           const TensorView& o);
+void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to);
 
 }  // namespace flashgla::ops::gated_linear_attention::reference

@@ -3,6 +3,7 @@
 #include <future>
 #include <memory>
 
+#include "flashgla/base/memory.h"
 #include "flashgla/ops/gated_linear_attention/flops.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 #include "flashgla/ops/gated_linear_attention/tests/spot_check.h"
@@ -105,6 +106,41 @@ struct Bench {
     }
   }
 
+  // Beside a ring: a token's mean of kRing, of which the last writes the state.
+  void time_ring(const Implementation& implementation, const Case& c, const CaseData& host, const CaseData& data,
+                 const StepInputs& token, const SpotCheck& check) {
+    Context context(options.device, options.threads);
+    context.force_implementation(implementation.name);
+    const Results results = make_results(data, true, 0);
+    const TensorView& h = results.out.ht;
+    const TensorView o = results.out.o.select(1, 0);
+    copy_memory(h.data, options.device, data.in.h0.data, options.device, h.bytes());
+    const Tensor inputs =
+        Tensor::zeros(Shape({c.batch, c.heads, kRing, 2 * c.key_dim + c.value_dim}), DType::f32, options.device);
+    std::vector<Tensor> positions;
+    for (std::int32_t at = 0; at < kRing; ++at) {
+      const Tensor same = Tensor::empty(Shape({c.batch}), DType::i32);
+      std::fill_n(same.as<std::int32_t>(), c.batch, at);
+      positions.push_back(testing::copied_to(same, options.device));
+    }
+    step(context, token, {inputs, positions[0]}, h, o, data.options);
+    fold(context, {inputs, positions[1]}, h, h);
+    BenchRow row{.operation = "gated_linear_attention step, ring",
+                 .implementation = implementation.name,
+                 .problem = describe_case(c)};
+    row.flops = flops_of(describe(data.in, data.options), step_flops);
+    constexpr double kTokens = kRing;
+    const double ring = static_cast<double>(inputs->bytes()) / kTokens;  // of a token
+    row.bytes = input_bytes(host.in) + static_cast<double>(o.bytes()) +
+                static_cast<double>(h.bytes()) * (1.0 + 1.0 / kTokens) + ring * (kTokens - 1.0) * (0.5 + 1.0 / kTokens);
+    row.refused = check.compare(results, false, &row.error);
+    const auto run = [&] {
+      for (const Tensor& at : positions) step(context, token, {inputs, at}, h, o, data.options);
+    };
+    if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds) / kTokens;
+    options.report(row);
+  }
+
   // States in f32, and where inputs are bf16 also states in bf16.
   void time_step(Case c) {
     c.states = true;
@@ -142,6 +178,7 @@ struct Bench {
         if (row.refused.empty()) row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
         options.report(row);
       }
+      if (implementation.step_with_ring != nullptr) time_ring(implementation, c, host, data, token, check);
     }
   }
 };

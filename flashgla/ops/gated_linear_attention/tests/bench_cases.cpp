@@ -132,7 +132,13 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
 }
 
 std::vector<Case> step_cases(Device device, bool sweep) {
-  if (device.kind == Device::Kind::cuda) return {timed(64, 1, 4, 256, 512, DType::bf16, GateKind::key)};
+  if (device.kind == Device::Kind::cuda) {
+    std::vector<Case> list;
+    for (const std::int64_t batch : {16, 64, 256}) {
+      list.push_back(timed(batch, 1, 4, 256, 512, DType::bf16, GateKind::key));
+    }
+    return list;
+  }
   std::vector<Case> list = {timed(1, 1, 4, 128, 256, DType::bf16, GateKind::key),
                             timed(64, 1, 4, 128, 256, DType::bf16, GateKind::key)};
   if (sweep) {

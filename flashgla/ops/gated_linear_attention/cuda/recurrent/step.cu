@@ -11,111 +11,15 @@
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrent/step.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kMostKeys = 512;
-constexpr int kFewLanes = 4;   // of a slice where there are few
-constexpr int kMostRank = 32;  // of a gate's projection
+using namespace one_token;
 
-struct StepParams {
-  Strided q, k, v, g, gv, o;  // token strides unused; with a gate's projection g is what it reads, by batch element
-  const void *gate_weight, *gate_bias;  // of that projection, by key channel of all heads; null: none, and no bias
-  int rank;                             // its columns
-  DType gate_weight_dtype, gate_bias_dtype;
-  float inverse_normalizer, gate_min;
-  void* h;
-  void* z;
-  int heads, group, key_dim, value_dim;
-  GateKind gate;
-  FeatureMap feature_map;
-  DType dtype, gate_dtype;
-  bool normalize;
-  float scale;
-  unsigned units;  // of work: B * G * slices of value channels
-
-  __device__ __forceinline__ bool gated_keys() const { return gate != GateKind::none && g.data != nullptr; }
-  __device__ __forceinline__ bool projects() const { return gate_weight != nullptr; }
-};
-
-// An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
-// under way together.
-struct Bits {
-  std::uint32_t bits = 0;
-  Bits() = default;
-  __device__ __forceinline__ Bits(DType dtype, const void* data, std::int64_t offset, bool wanted) {
-    const bool wide = dtype == DType::f32;
-    asm volatile(
-        "{\n.reg .pred wide, narrow;\nsetp.eq.s32 wide, %2, 1;\nsetp.eq.s32 narrow, %2, 2;\n"
-        "@wide ld.global.b32 %0, [%1];\n@narrow ld.global.u16 %0, [%1];\n}"
-        : "+r"(bits)
-        : "l"(static_cast<const char*>(data) + offset * (wide ? 4 : 2)), "r"(!wanted ? 0
-                                                                             : wide  ? 1
-                                                                                     : 2));
-  }
-  __device__ __forceinline__ float as_float(DType dtype) const {
-    return dtype == DType::f32    ? __uint_as_float(bits)
-           : dtype == DType::bf16 ? __uint_as_float(bits << 16)
-                                  : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-};
-
-// Four neighbouring channels of a state as they lie in memory. Loads of a row are many and early, so they stay raw
-// until they are used. No cache hints: evict-first is 5% slower.
-template <class S>
-struct Four;
-template <>
-struct Four<float> {
-  using Raw = float4;
-  static __device__ __forceinline__ Raw load(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
-  static __device__ __forceinline__ Raw pack(float4 x) { return x; }
-  static __device__ __forceinline__ float4 unpack(Raw x) { return x; }
-  static __device__ __forceinline__ void store(float* p, float4 x) { __stcg(reinterpret_cast<float4*>(p), x); }
-};
-template <>
-struct Four<__nv_bfloat16> {
-  using Raw = uint2;
-  static __device__ __forceinline__ Raw load(const __nv_bfloat16* p) {
-    return __ldcg(reinterpret_cast<const uint2*>(p));
-  }
-  static __device__ __forceinline__ Raw pack(float4 x) {
-    return make_uint2(ptx::pack_bf16(x.x, x.y), ptx::pack_bf16(x.z, x.w));
-  }
-  static __device__ __forceinline__ float4 unpack(Raw raw) {
-    const float2 low = ptx::unpack_bf16(raw.x), high = ptx::unpack_bf16(raw.y);
-    return make_float4(low.x, low.y, high.x, high.y);
-  }
-  static __device__ __forceinline__ void store(__nv_bfloat16* p, float4 x) {
-    __stcg(reinterpret_cast<uint2*>(p), pack(x));
-  }
-};
-
-// The same where V is no multiple of 4, so that vectors are not aligned: the `inside` channels that there are.
-template <class S>
-__device__ __forceinline__ typename Four<S>::Raw gather_four(const S* place, int inside) {
-  float x[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = i < inside ? Element<S>::load(place + i) : 0.0f;
-  return Four<S>::pack(make_float4(x[0], x[1], x[2], x[3]));
-}
-template <class S>
-__device__ __forceinline__ void scatter_four(S* place, int inside, float4 x) {
-  const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < inside) Element<S>::store(place + i, values[i]);
-  }
-}
-
-// Where it stands, not where it is used.
-__device__ __forceinline__ uint4 load_16(const uint4* from) {
-  uint4 x;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-  return x;
-}
+constexpr int kFewLanes = 4;  // of a slice where there are few
 
 // The rows of a gate's projection that belong to a thread's key channels. They are parameters, which no kernel of a
 // token writes: with few slices, where a token's time is what counts, they are asked for before the kernel waits.
@@ -123,81 +27,35 @@ template <bool kHeld>
 class GateRows {
  public:
   __device__ __forceinline__ void load(const StepParams& p, int head) {
-    if (!kHeld || !p.projects()) return;
+    if constexpr (kHeld) {
+      if (!p.projects()) return;
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const int k = threadIdx.x + j * kWarps * 32;
-      bias_[j] = bias_of(p, head, k);
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        if (k < p.key_dim && i < vectors_of(p)) held_[j][i] = load_16(row_of(p, head, k) + i);
-      }
+      for (int j = 0; j < kEach; ++j) rows_[j].load(p, head, threadIdx.x + j * kWarps * 32);
     }
   }
 
-  // Puts the decays of the thread's key channels in their places. `input`: in lane i of every warp, element i of what
-  // the projection reads. Called by whole warps.
+  // Puts the decays of the thread's key channels in their places. `input` as in GateRow::log_gate.
   __device__ __forceinline__ void put_decays(const StepParams& p, int head, float input, float* decays) const {
-    const auto put = [&](int j, const Bits& bias) {
-      const float gate = log_gate(p, head, j, bias.as_float(p.gate_bias_dtype), input);
-      decays[threadIdx.x + j * kWarps * 32] = exp2f(base_2_gate(gate));
-    };
     if constexpr (kHeld) {
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) put(j, bias_[j]);
+      for (int j = 0; j < kEach; ++j) {
+        const int k = threadIdx.x + j * kWarps * 32;
+        decays[k] = exp2f(base_2_gate(rows_[j].log_gate(p, head, k, input)));
+      }
     } else {
 #pragma unroll 1  // for want of registers
       for (int j = 0; j < kEach && j * kWarps * 32 < p.key_dim; ++j) {
-        put(j, bias_of(p, head, threadIdx.x + j * kWarps * 32));
+        const int k = threadIdx.x + j * kWarps * 32;
+        GateRow<0> row;
+        row.load(p, head, k);
+        decays[k] = exp2f(base_2_gate(row.log_gate(p, head, k, input)));
       }
     }
   }
 
  private:
-  static constexpr int kEach = kMostKeys / (kWarps * 32), kVectors = kHeld ? 4 : 1;
-
-  static __device__ __forceinline__ const uint4* row_of(const StepParams& p, int head, int k) {
-    const int bytes = p.rank * (p.gate_weight_dtype == DType::f32 ? 4 : 2);
-    return reinterpret_cast<const uint4*>(static_cast<const char*>(p.gate_weight) +
-                                          (static_cast<std::int64_t>(head) * p.key_dim + k) * bytes);
-  }
-  static __device__ __forceinline__ int vectors_of(const StepParams& p) {
-    return p.rank * (p.gate_weight_dtype == DType::f32 ? 4 : 2) / 16;
-  }
-  static __device__ __forceinline__ Bits bias_of(const StepParams& p, int head, int k) {
-    return Bits(p.gate_bias_dtype, p.gate_bias, static_cast<std::int64_t>(head) * p.key_dim + k,
-                k < p.key_dim && p.gate_bias != nullptr);
-  }
-
-  __device__ __forceinline__ float log_gate(const StepParams& p, int head, int j, float bias, float input) const {
-    const int k = threadIdx.x + j * kWarps * 32;
-    const bool wide = p.gate_weight_dtype == DType::f32;
-    float sum = bias;
-    const auto add = [&](std::uint32_t word, int i) {  // the i-th of the row
-      if (wide) {
-        sum = fmaf(__shfl_sync(0xffffffffu, input, i), __uint_as_float(word), sum);
-      } else {
-        const float2 pair = ptx::unpack_bf16(word);
-        sum = fmaf(__shfl_sync(0xffffffffu, input, 2 * i), pair.x, sum);
-        sum = fmaf(__shfl_sync(0xffffffffu, input, 2 * i + 1), pair.y, sum);
-      }
-    };
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        if (i >= vectors_of(p)) break;
-        add(held_[j][i].x, 4 * i), add(held_[j][i].y, 4 * i + 1);
-        add(held_[j][i].z, 4 * i + 2), add(held_[j][i].w, 4 * i + 3);
-      }
-    }
-    const auto* row = reinterpret_cast<const std::uint32_t*>(row_of(p, head, k < p.key_dim ? k : 0));
-#pragma unroll 1
-    for (int i = kHeld ? 4 * kVectors : 0; i < 4 * vectors_of(p); ++i) add(__ldg(row + i), i);
-    return fmaxf((fminf(sum, 0.0f) - log1pf(__expf(-fabsf(sum)))) * p.inverse_normalizer, p.gate_min);
-  }
-
-  uint4 held_[kEach][kVectors];  // the first vectors of each row; others are loaded when they are used
-  Bits bias_[kEach];
+  static constexpr int kEach = kMostKeys / (kWarps * 32);
+  GateRow<kHeld ? 4 : 0> rows_[kEach];
 };
 
 // What one token brings to a block's cell, a (batch element, key-value head), and slice of value channels: asked for
@@ -456,6 +314,12 @@ struct Launch {
   }
 };
 
+}  // namespace
+
+namespace one_token {
+
+namespace {
+
 // [B,heads,channels] or [B,heads].
 Strided of_one_token(const TensorView& view) {
   if (!view) return {};
@@ -464,18 +328,8 @@ Strided of_one_token(const TensorView& view) {
 
 }  // namespace
 
-bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state) {
-  const bool few =
-      problem.value_dim % 4 == 0 && has_few_slices(context, problem.batch * problem.heads, problem.value_dim);
-  if (!few && !(state == DType::f32 && problem.group() == 1)) return false;  // Flight::projects
-  const std::int64_t rank = gate.x.size(1);
-  return rank <= kMostRank && rank * static_cast<std::int64_t>(size_of(gate.weight.dtype)) % 16 == 0 &&
-         reinterpret_cast<std::uintptr_t>(gate.weight.data) % 16 == 0;
-}
-
-void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
-          const TensorView& o) {
-  if (context.planning()) return;
+StepParams step_params(const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
+                       const TensorView& o) {
   StepParams p{};
   p.q = of_one_token(inputs.q);
   p.k = of_one_token(inputs.k);
@@ -505,6 +359,24 @@ void step(Context& context, const Problem& problem, const StepInputs& inputs, co
     p.inverse_normalizer = static_cast<float>(1.0 / problem.gate_logit_normalizer);
     p.gate_min = static_cast<float>(problem.gate_clamp_min);
   }
+  return p;
+}
+
+}  // namespace one_token
+
+bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state) {
+  const bool few =
+      problem.value_dim % 4 == 0 && has_few_slices(context, problem.batch * problem.heads, problem.value_dim);
+  if (!few && !(state == DType::f32 && problem.group() == 1)) return false;  // Flight::projects
+  const std::int64_t rank = gate.x.size(1);
+  return rank <= kMostRank && rank * static_cast<std::int64_t>(size_of(gate.weight.dtype)) % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(gate.weight.data) % 16 == 0;
+}
+
+void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
+          const TensorView& o) {
+  if (context.planning()) return;
+  StepParams p = step_params(problem, inputs, h, z, o);
   const auto cells = static_cast<unsigned>(problem.batch * problem.heads);
   if (cells == 0 || p.value_dim == 0) return;
   const Launch launch{context, cells};

@@ -1,0 +1,96 @@
+// The decoding step beside a ring: launches, and the kernel that folds a ring in.
+#include <algorithm>
+
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrent/step_ring.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrent/step_ring.h"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+namespace {
+
+using namespace one_token;
+
+constexpr int kFoldRows = 8, kFoldThreads = 128;
+
+// Key rows [kFoldRows y, + kFoldRows) of a cell; grid: (B * G, K / kFoldRows).
+__global__ void __launch_bounds__(kFoldThreads)
+    fold_kernel(RingParams ring, const float* h, float* to, int heads, int key_dim, int value_dim) {
+  constexpr int kInputs = static_cast<int>(kRing);
+  __shared__ float keys[kInputs][kFoldRows], decays[kFoldRows];
+  flashgla::cuda::wait_for_previous();
+  const int filled = ring.positions[blockIdx.x / heads] % kInputs;
+  const int width = 2 * key_dim + value_dim, first = blockIdx.y * kFoldRows;
+  const float* inputs = ring.inputs + static_cast<std::int64_t>(blockIdx.x) * kInputs * width;
+  const int rows = min(kFoldRows, key_dim - first);
+  if (static_cast<int>(threadIdx.x) < rows) {
+    const int k = first + threadIdx.x;
+    float product = 1.0f;
+    for (int row = filled - 1; row >= 0; --row) {
+      keys[row][threadIdx.x] = inputs[row * width + k] * product;
+      product *= exp2f(base_2_gate(inputs[row * width + key_dim + k]));
+    }
+    decays[threadIdx.x] = product;
+  }
+  __syncthreads();
+  const std::int64_t place = (static_cast<std::int64_t>(blockIdx.x) * key_dim + first) * value_dim;
+  for (int v = threadIdx.x; v < value_dim; v += kFoldThreads) {
+    float sums[kFoldRows];
+#pragma unroll
+    for (int i = 0; i < kFoldRows; ++i) {
+      if (i < rows) sums[i] = decays[i] * h[place + static_cast<std::int64_t>(i) * value_dim + v];
+    }
+    for (int row = 0; row < filled; ++row) {
+      const float value = inputs[row * width + 2 * key_dim + v];
+#pragma unroll
+      for (int i = 0; i < kFoldRows; ++i) sums[i] = fmaf(keys[row][i], value, sums[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kFoldRows; ++i) {
+      if (i < rows) to[place + static_cast<std::int64_t>(i) * value_dim + v] = sums[i];
+    }
+  }
+}
+
+RingParams ring_params(const Ring& ring) { return {ring.inputs.as<float>(), ring.positions.as<std::int32_t>()}; }
+
+template <class... Arguments, class... Parameters>
+void launch(const Context& context, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared,
+            const Arguments&... arguments) {
+  using flashgla::cuda::Begin;
+  flashgla::cuda::launch(name, kernel, grid, threads, shared, static_cast<cudaStream_t>(context.stream()),
+                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
+                         arguments...);
+}
+
+}  // namespace
+
+bool takes_ring(const Problem& p) {
+  return p.group() == 1 && p.gate != GateKind::key_value && !p.normalize && p.key_dim % 4 == 0 &&
+         p.value_dim % 4 == 0 && p.key_dim <= kMostKeys;
+}
+
+void step_with_ring(Context& context, const Problem& problem, const StepInputs& inputs, const Ring& ring,
+                    const TensorView& h, const TensorView& o) {
+  if (context.planning()) return;
+  StepParams p = step_params(problem, inputs, h, {}, o);
+  const auto slices = (problem.value_dim + kRingSlice - 1) / kRingSlice;
+  p.units = static_cast<unsigned>(problem.batch * problem.heads * slices);
+  constexpr int kRows = 16, kBlocks = 2;
+  const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
+  const auto kernel =
+      p.key_dim > kMostKeys / 2 ? ring_step_kernel<2, kRows, kBlocks> : ring_step_kernel<1, kRows, kBlocks>;
+  launch(context, "gated_linear_attention step", kernel, dim3(std::min(p.units, kBlocks * multiprocessors)),
+         kWarps * 32, RingShared(p.key_dim).all * 4, p, ring_params(ring));
+}
+
+void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to) {
+  if (context.planning()) return;
+  const auto cells = static_cast<unsigned>(h.size(0) * h.size(1));
+  const auto groups = static_cast<unsigned>((h.size(2) + kFoldRows - 1) / kFoldRows);
+  launch(context, "gated_linear_attention fold", fold_kernel, dim3(cells, groups), kFoldThreads, 0, ring_params(ring),
+         static_cast<const float*>(h.data), static_cast<float*>(to.data), static_cast<int>(h.size(1)),
+         static_cast<int>(h.size(2)), static_cast<int>(h.size(3)));
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
