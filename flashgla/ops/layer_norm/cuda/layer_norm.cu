@@ -75,14 +75,23 @@ struct FirstOfRow {
 
 // What a thread adds to the two sums of a vector.
 template <int N, class T>
-__device__ __forceinline__ void add_distances(const Vector<T, N>& vector, float from, std::int64_t column, bool whole,
-                                              std::int64_t length, float& first, float& second) {
+__device__ __forceinline__ void add_distances(const Vector<T, N>& vector, float from, int count, float& first,
+                                              float& second) {
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    float distance = vector[j] - from;
-    if (!whole && column + j >= length) distance = 0.0f;
+    if (j >= count) break;
+    const float distance = vector[j] - from;
     first += distance;
     second = fmaf(distance, distance, second);
+  }
+}
+template <int N, class T>
+__device__ __forceinline__ void add_distances(const Vector<T, N>& vector, float from, std::int64_t column, bool whole,
+                                              std::int64_t length, float& first, float& second) {
+  if (whole) {
+    add_distances<N>(vector, from, N, first, second);
+  } else {
+    add_distances<N>(vector, from, static_cast<int>(length - column), first, second);
   }
 }
 
@@ -121,7 +130,7 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3
       t.bias.template load<N>(column, whole, grid.length, bias[i]);
     });
     Vector<T, N> held[kHeld], next[kHeld];
-    FirstOfRow<N, T> first, next_first;
+    FirstOfRow<N, T> next_first;
     const auto load = [&](std::int64_t which) {
       if (which >= grid.rows) return;
       const T* x = t.x.at(which, 0);
@@ -134,9 +143,8 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3
     for (; row < grid.rows; row += apart) {
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) held[i] = next[i];
-      first = next_first;
+      const float from = next_first.mean(grid.length);
       load(row + apart);
-      const float from = first.mean(grid.length);
       float distances = 0.0f, squares = 0.0f;
       ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
         add_distances<N>(held[i], from, column, whole, grid.length, distances, squares);
