@@ -193,9 +193,9 @@ struct Own {
     }
     const int channel = where.first + where.wide, count = call.channels - channel;
     const std::int64_t row = place.begin + t;
-    store_eight(dx, gradients.dx.row(place.line, row) + channel, count, call.vectors);
-    store_eight(draw, gradients.draw.row(place.line, row) + channel, count, call.vectors);
-    store_eight(dz, gradients.dz.row(place.line, row) + channel, count, call.vectors);
+    store_eight(dx, gradients.dx.at(place.line, row, channel), count, call.vectors);
+    store_eight(draw, gradients.draw.at(place.line, row, channel), count, call.vectors);
+    store_eight(dz, gradients.dz.at(place.line, row, channel), count, call.vectors);
   }
 };
 
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const float* partial, std
   float total = 0.0f;
 #pragma unroll 8
   for (std::int64_t tile = 0; tile < tiles; ++tile) total += partial[tile * rows * 2 * kStates + item];
-  (which == 0 ? db : dc).row(row / length, row % length)[state] = flashgla::cuda::from_float<T>(total);
+  *(which == 0 ? db : dc).at(row / length, row % length, state) = flashgla::cuda::from_float<T>(total);
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

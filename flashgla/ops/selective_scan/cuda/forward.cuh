@@ -51,11 +51,11 @@ class ForwardInputs {
     const std::int64_t t = place.begin + chunk * kChunk + where.token;
     const int channel = where.first + where.wide, state = where.lane % 2 * kHalf;
     count_ = call.channels - channel;
-    x_ = call.x.row(place.line, t) + channel;
-    raw_ = call.raw.row(place.line, t) + channel;
-    z_ = call.z.row(place.line, t) + channel;
+    x_ = call.x.at(place.line, t, channel);
+    raw_ = call.raw.at(place.line, t, channel);
+    z_ = call.z.at(place.line, t, channel);
     const bool second = where.lane / 2 % 2 != 0;
-    keys_ = (second ? call.c : call.b).row(place.line, t) + state;
+    keys_ = (second ? call.c : call.b).at(place.line, t, state);
     keys_step_ = kChunk * (second ? call.c : call.b).token_stride;
     states_ = call.states - state;
   }
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   next = inputs.next();
   __syncwarp();
   const int channel = where.first + where.wide, count = call.channels - channel;
-  T* out = y.row(place.line, place.begin + chunks.begin * kChunk + where.token) + channel;
+  T* out = y.at(place.line, place.begin + chunks.begin * kChunk + where.token, channel);
   float4* kept = kept_at(call, where, place, chunks.begin);
   for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     if (!kCarry && call.kept != nullptr) store_square(h, kept, kWarp);

@@ -8,11 +8,13 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
+#include "flashgla/ops/cuda/lines.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
 
 using flashgla::cuda::Vector;
+using ops::cuda::Lines;
 
 constexpr int kWarp = 32;
 constexpr int kWarps = 4;
@@ -27,25 +29,13 @@ constexpr int kRow = kWarp + 4;  // floats of a token's row of the warp's channe
 constexpr unsigned kAll = 0xffffffffu;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// A tensor [B,T,...], its last dimension contiguous.
+// Whether eight elements at a multiple of eight of each row lie at a multiple of 16 bytes.
 template <class T>
-struct Lines {
-  T* data = nullptr;
-  std::int64_t line_stride = 0, token_stride = 0;
-
-  Lines() = default;
-  explicit Lines(const TensorView& view)
-      : data(static_cast<T*>(view.data)), line_stride(view.stride[0]), token_stride(view.stride[1]) {}
-  __device__ __forceinline__ T* row(std::int64_t line, std::int64_t t) const {
-    return data + line * line_stride + t * token_stride;
-  }
-  // Whether eight elements at a multiple of eight of each row lie at a multiple of 16 bytes.
-  bool aligned() const {
-    const std::int64_t bytes = sizeof(T);
-    return data == nullptr || (reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && line_stride * bytes % 16 == 0 &&
-                               token_stride * bytes % 16 == 0);
-  }
-};
+bool aligned(const Lines<T>& lines) {
+  const std::int64_t bytes = sizeof(T);
+  return lines.data == nullptr || (reinterpret_cast<std::uintptr_t>(lines.data) % 16 == 0 &&
+                                   lines.line_stride * bytes % 16 == 0 && lines.token_stride * bytes % 16 == 0);
+}
 
 // What every kernel of a call knows.
 template <class T>
@@ -201,7 +191,7 @@ __device__ __forceinline__ Vector<T, kWide> load_wide(const Call<T>& call, const
   const int t = chunk * kChunk + where.token;
   if (t >= place.length) return Vector<T, kWide>::zero();
   const int channel = where.first + where.wide;
-  return load_eight<T>(lines.row(place.line, place.begin + t) + channel, call.channels - channel, call.vectors);
+  return load_eight<T>(lines.at(place.line, place.begin + t, channel), call.channels - channel, call.vectors);
 }
 
 // Of a chunk's b and c what a lane brings to shared memory, [token][b, c][state]: eight states of one of the two.
@@ -211,7 +201,7 @@ __device__ __forceinline__ Vector<T, kHalf> load_keys(const Call<T>& call, const
   const int t = chunk * kChunk + where.lane / 4, state = where.lane % 2 * kHalf;
   if (t >= place.length) return Vector<T, kHalf>::zero();
   const Lines<T>& lines = where.lane / 2 % 2 == 0 ? call.b : call.c;
-  return load_eight<T>(lines.row(place.line, place.begin + t) + state, call.states - state, call.key_vectors);
+  return load_eight<T>(lines.at(place.line, place.begin + t, state), call.states - state, call.key_vectors);
 }
 
 __device__ __forceinline__ float softplus(float x) {

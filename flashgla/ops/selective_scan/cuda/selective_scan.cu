@@ -116,11 +116,11 @@ __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> 
   float h[4], a_log[4], b[4], c[4];
   load_four(own, count, call.vectors, h);
   load_four(rates, count, call.vectors, a_log);
-  load_four(call.b.row(n, 0) + state, count, call.vectors, b);
-  load_four(call.c.row(n, 0) + state, count, call.vectors, c);
-  const float x = to_float(call.x.row(n, 0)[e]), z = to_float(call.z.row(n, 0)[e]);
+  load_four(call.b.at(n, 0, state), count, call.vectors, b);
+  load_four(call.c.at(n, 0, state), count, call.vectors, c);
+  const float x = to_float(*call.x.at(n, 0, e)), z = to_float(*call.z.at(n, 0, e));
   const float raw =
-      call.weight != nullptr ? sum_of_four(projection.of(call.ranks.row(n, 0))) : to_float(call.raw.row(n, 0)[e]);
+      call.weight != nullptr ? sum_of_four(projection.of(call.ranks.at(n, 0, 0))) : to_float(*call.raw.at(n, 0, e));
   const float dt = cuda::softplus(raw + to_float(call.dt_bias[e]));
   float sum = 0.0f;
 #pragma unroll
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> 
   }
   if (state == 0) {
     sum = fmaf(to_float(call.skip[e]), x, sum);
-    call.y.row(n, 0)[e] = flashgla::cuda::from_float<T>(sum * z * ops::cuda::sigmoid(z));
+    *call.y.at(n, 0, e) = flashgla::cuda::from_float<T>(sum * z * ops::cuda::sigmoid(z));
   }
 }
 
@@ -194,8 +194,8 @@ template <class T>
 cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& parameters, const TensorView& kept,
                       const Carried& carried, std::initializer_list<TensorView> beside) {
   using Lines = cuda::Lines<T>;
-  bool vectors = Lines(in.x).aligned() && Lines(in.raw).aligned() && Lines(in.z).aligned();
-  for (const TensorView& view : beside) vectors = vectors && (!view || Lines(view).aligned());
+  bool vectors = cuda::aligned(Lines(in.x)) && cuda::aligned(Lines(in.raw)) && cuda::aligned(Lines(in.z));
+  for (const TensorView& view : beside) vectors = vectors && (!view || cuda::aligned(Lines(view)));
   return {cuda::Lines<T>(in.x),
           cuda::Lines<T>(in.raw),
           cuda::Lines<T>(in.z),
@@ -215,7 +215,7 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           static_cast<float4*>(carried.states.data),
           static_cast<float*>(carried.steps.data),
           vectors,
-          Lines(in.b).aligned() && Lines(in.c).aligned()};
+          cuda::aligned(Lines(in.b)) && cuda::aligned(Lines(in.c))};
 }
 
 // Calls run(T()) with the kernels' type for the inputs'.
