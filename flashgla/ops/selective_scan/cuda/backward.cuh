@@ -274,12 +274,10 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
   __syncwarp();
 
-  for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
+  // From what a lane has read of a chunk; ahead() asks for the next.
+  const auto back_over = [&](int chunk, const Own<T>& own, const Vector<T, kHalf>& keys, float(&h)[kPair][kHalf],
+                             const auto& ahead) {
     const int first = chunk * kChunk;
-    const Own<T> own(call, gradients, where, place, chunk);
-    const Vector<T, kHalf> keys = load_keys(call, where, place, chunk);
-    float h[kPair][kHalf];
-    load_square(kept_at(call, where, place, chunk), kWarp, h);
     own.prepare(shared, where, first + where.token < place.length);
     store_keys(keys, where, shared.keys);
     __syncwarp();
@@ -327,6 +325,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       sum.store(sums, four, where.lane);
     }
     __syncwarp();
+    ahead();
     if (first + where.token < place.length) {
       const auto finish = [&](const Own<T>& of) {
         of.finish(call, gradients, shared, where, place, first + where.token, dskip);
@@ -349,6 +348,36 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     if (first + t < place.length) {
       float* to = gradients.partial + (where.tile * gradients.rows + row + first) * (2 * kStates) + item;
       *reinterpret_cast<float2*>(to) = total;
+    }
+  };
+  // Before what is left of the chunk behind is written; f32, and ptxas for 8.0, have no registers for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr bool kEarly = sizeof(T) == 2;
+#else
+  constexpr bool kEarly = false;
+#endif
+  float h[kPair][kHalf];
+  if constexpr (!kEarly) {
+    for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
+      const Own<T> own(call, gradients, where, place, chunk);
+      const Vector<T, kHalf> keys = load_keys(call, where, place, chunk);
+      load_square(kept_at(call, where, place, chunk), kWarp, h);
+      back_over(chunk, own, keys, h, [] {});
+    }
+  } else {
+    const int last = max(chunks.end, 1) - 1;
+    Own<T> own(call, gradients, where, place, last);
+    Vector<T, kHalf> keys = load_keys(call, where, place, last);
+    load_square(kept_at(call, where, place, last), kWarp, h);
+    for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
+      Own<T> next = own;
+      back_over(chunk, own, keys, h, [&] {
+        if (chunk == chunks.begin) return;
+        next = Own<T>(call, gradients, where, place, chunk - 1);
+        keys = load_keys(call, where, place, chunk - 1);
+        load_square(kept_at(call, where, place, chunk - 1), kWarp, h);
+      });
+      own = next;
     }
   }
   const std::int64_t slot = where.sequence * call.segments + where.segment;
