@@ -23,20 +23,33 @@ Encode find_encode(const std::string& operation) {
   return reinterpret_cast<Encode>(function);
 }
 
-}  // namespace
-
-CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuint64_t, 4>& sizes,
-                       const std::array<cuuint64_t, 3>& strides, int rows) {
+CUtensorMap encoded(const char* operation, CUtensorMapDataType type, void* data, const std::array<cuuint64_t, 4>& sizes,
+                    const std::array<cuuint64_t, 3>& strides, int across, int rows, CUtensorMapSwizzle swizzle) {
   static const Encode encode = find_encode(operation);
   CUtensorMap map{};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, data, sizes.data(), strides.data(), box,
-                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(across), static_cast<cuuint32_t>(rows), 1, 1},
+                   steps[4] = {1, 1, 1, 1};
+  const CUresult status =
+      encode(&map, type, 4, data, sizes.data(), strides.data(), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw Error(std::string(operation) + ": the driver refused a tensor map (" + std::to_string(status) + ")");
   }
   return map;
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuint64_t, 4>& sizes,
+                       const std::array<cuuint64_t, 3>& strides, int rows) {
+  return encoded(operation, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes, strides, 64, rows,
+                 CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap tensor_map_of_rows(const char* operation, bool wide, void* data, const std::array<cuuint64_t, 4>& sizes,
+                               const std::array<cuuint64_t, 3>& strides, int across, int rows) {
+  return encoded(operation, wide ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes,
+                 strides, across, rows, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace flashgla::cuda

@@ -4,6 +4,7 @@
 // is being transformed, and what is to be written takes their place there.
 #pragma once
 
+#include "flashgla/base/cuda/tensor_map.h"
 #include "flashgla/ops/long_convolution/cuda/spans.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
@@ -16,7 +17,8 @@ constexpr int kForwardChannels = kForwardPair * kTeams, kBackwardChannels = kTea
 constexpr int kTeamPoints = 2 * kChannelRoom;                                        // of two channels, or of x and dy
 constexpr int kFusedPointBytes = kTeams * kTeamPoints * static_cast<int>(sizeof(float2));
 constexpr int kStagedBytes = 64 << 10;
-constexpr int kFusedBytes = kFusedPointBytes + kStagedBytes + SpanTransform::kTurns * static_cast<int>(sizeof(float2));
+constexpr int kTurnBytes = SpanTransform::kTurns * static_cast<int>(sizeof(float2)), kBarrierBytes = 16;
+constexpr int kFusedBytes = kFusedPointBytes + kStagedBytes + kTurnBytes + kBarrierBytes;
 
 // A block's share of a call.
 struct FusedShare {
@@ -240,14 +242,61 @@ __device__ __forceinline__ void walk_sequences(const Call<T>& call, int first, i
   if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
 }
 
-// filters: [blocks,kForwardChannels,kPoints].
-template <class T>
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The same where the copy engine takes tokens in and outputs out, for one thread of the block: ask(n, buffer) has it
+// count down barrier `buffer`, and compute(n, buffer, half_way) calls half_way().
+template <int kBuffers, class T, class Ask, class Compute, class Store>
+__device__ __forceinline__ void walk_sequences_of_boxes(const Call<T>& call, int first, int chunks,
+                                                        std::uint32_t barriers, const Ask& ask, const Compute& compute,
+                                                        const Store& store) {
+  int last = -1, buffer = 0;
+  std::uint32_t turns = 0;  // of a buffer, a bit
+  const bool leads = threadIdx.x == 0;
+  for (int n = first; n < call.sequences;) {
+    const int next = sequence_from(call, n + chunks, chunks), other = kBuffers - 1 - buffer;
+    ptx::mbarrier_wait(barriers + 8 * buffer, turns >> buffer & 1);
+    turns ^= 1u << buffer;
+    __syncthreads();
+    if (kBuffers == 2 && leads && last >= 0) store(last, other);
+    compute(n, buffer, [&] {
+      if (kBuffers == 1 || !leads || next >= call.sequences) return;
+      ptx::store_bulk_wait_read();
+      ask(next, other);
+    });
+    ptx::fence_async_proxy();
+    if (kBuffers == 1) {
+      __syncthreads();
+      if (leads) {
+        store(n, 0);
+        ptx::store_bulk_wait_read();
+        if (next < call.sequences) ask(next, 0);
+      }
+    }
+    last = n;
+    n = next;
+    buffer = other;
+  }
+  __syncthreads();
+  if (!leads) return;
+  if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
+  ptx::store_bulk_wait_read();
+}
+#endif
+
+// x and y for the copy engine, in boxes of a block's channels and kSpan tokens.
+struct BoxMaps {
+  CUtensorMap x, y;
+};
+
+// filters: [blocks,kForwardChannels,kPoints]. kBoxes: by `maps`, which is for lines that are one sequence each;
+// where it is not compiled for Hopper's own instructions, as without.
+template <class T, bool kBoxes>
 __global__ void __launch_bounds__(kFusedThreads, 1)
-    fused_forward_kernel(Call<T> call, float2* filters, Lines<T> y, int chunks) {
+    fused_forward_kernel(Call<T> call, float2* filters, Lines<T> y, int chunks, const __grid_constant__ BoxMaps maps) {
   constexpr int kPair = kForwardPair, kAcross = kForwardChannels;
   using Tokens = Staged<T, kAcross>;
   constexpr int kBuffers = kStagedBytes / (Tokens::kElements * static_cast<int>(sizeof(T)));
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   float2* points = reinterpret_cast<float2*>(memory) + SpanTransform::team() * kTeamPoints;
   const auto staged = [&](int buffer) {
     return Tokens{reinterpret_cast<T*>(memory + kFusedPointBytes) + buffer * Tokens::kElements};
@@ -255,6 +304,30 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   const SpanTransform transform(reinterpret_cast<float2*>(memory + kFusedPointBytes + kStagedBytes));
   const FusedShare share(call.channels, kAcross);
   float2* own = filters_of<kPair>(filters);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const std::uint32_t barriers = ptx::shared_address(memory + kFusedPointBytes + kStagedBytes + kTurnBytes);
+  if (kBoxes && threadIdx.x == 0) {
+    ptx::mbarrier_init(barriers, 1);
+    ptx::mbarrier_init(barriers + 8, 1);
+    ptx::fence_barrier_init();
+  }
+  const auto ask_boxes = [&](int n, int buffer) {
+    constexpr int kBytes = Tokens::kElements * static_cast<int>(sizeof(T));
+    const std::uint32_t barrier = barriers + 8 * buffer, to = ptx::shared_address(staged(buffer).rows);
+    ptx::mbarrier_arrive_expect(barrier, kBytes);
+    for (int i = 0; i < kSpans; ++i) {
+      ptx::copy_box(to + i * (kBytes / kSpans), &maps.x, share.channel, i * kSpan, n, 0, barrier);
+    }
+  };
+  const auto store_boxes = [&](int n, int buffer) {
+    constexpr int kBytes = Tokens::kElements * static_cast<int>(sizeof(T));
+    const std::uint32_t from = ptx::shared_address(staged(buffer).rows);
+    for (int i = 0; i < spans_of(call.place_of(n)); ++i) {
+      ptx::store_box(&maps.y, share.channel, i * kSpan, n, 0, from + i * (kBytes / kSpans));
+    }
+    ptx::store_bulk_commit();
+  };
+#endif
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   const auto ask = [&](int n, int buffer) {
@@ -263,10 +336,16 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   const int first = sequence_from(call, share.chunk, chunks);
   const Staged<float, kAcross> filter{reinterpret_cast<float*>(memory + kFusedPointBytes)};
   make_filters<kPair>(call, transform, share.channel, filter, points, own, [&] {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (kBoxes) {
+      if (threadIdx.x == 0 && first < call.sequences) ask_boxes(first, 0);
+      return;
+    }
+#endif
     if (first < call.sequences) ask(first, 0);
     ptx::copy_async_commit();
   });
-  const auto compute = [&](int n, int buffer) {
+  const auto compute = [&](int n, int buffer, const auto& half_way) {
     const int spans = spans_of(call.place_of(n));
     const bool active = (transform.span() & ~1) < spans;  // of a warp
     if (active) {
@@ -288,10 +367,11 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       convolve(g, x, spans);
 #pragma unroll
       for (int a = 0; a < kSpans; ++a) {
-        if (a < spans) at[a * kSpanRoom] = x[a];
+        at[a * kSpanRoom] = x[a];
         g[a] = next[a];
       }
     }
+    half_way();
     transform.meet();
     if (active) {
       float values[kPair][kOwn];
@@ -299,9 +379,12 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       store_staged(staged(buffer), values);
     }
   };
-  walk_sequences<kBuffers>(call, first, chunks, ask, compute, [&](int n, int buffer) {
-    staged(buffer).store(y, call.place_of(n), share.channel, call.channels);
-  });
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if (kBoxes) return walk_sequences_of_boxes<kBuffers>(call, first, chunks, barriers, ask_boxes, compute, store_boxes);
+#endif
+  walk_sequences<kBuffers>(
+      call, first, chunks, ask, [&](int n, int buffer) { compute(n, buffer, [] {}); },
+      [&](int n, int buffer) { staged(buffer).store(y, call.place_of(n), share.channel, call.channels); });
 }
 
 // filters: [blocks,kBackwardChannels,kPoints]; dfilter [chunks,rows,D].
@@ -349,19 +432,12 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       float2* at = points + transform.place_of_slot(i);
       load_slot<kSpanRoom>(at, spans, x);
       load_slot<kSpanRoom>(at + kChannelRoom, spans, w);
-#pragma unroll
-      for (int late = 0; late < kSpans; ++late) {
-        if (late >= spans) break;
-#pragma unroll
-        for (int early = 0; early <= late; ++early) {
-          sums[i][late - early] = add_product(sums[i][late - early], conjugate(x[early]), w[late]);
-        }
-      }
+      add_correlation(x, w, spans, sums[i]);
       load_slot<kSpan>(own + transform.slot(i), kSpans, x);
       correlate(x, w, spans);
 #pragma unroll
       for (int a = 0; a < kSpans; ++a) {
-        if (a < spans) at[kChannelRoom + a * kSpanRoom] = w[a];
+        at[kChannelRoom + a * kSpanRoom] = w[a];
       }
     }
     transform.meet();

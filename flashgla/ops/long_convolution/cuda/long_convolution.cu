@@ -1,4 +1,5 @@
 // The row of the table that runs on CUDA: short sequences by direct sums, long ones by transforms.
+#include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
@@ -192,6 +193,22 @@ void backward_by_blocks(Context& context, const Inputs& in, const float* skip, c
   });
 }
 
+// Whether the copy engine can take a call's tokens and outputs.
+bool by_boxes(const Inputs& in, const TensorView& y) {
+  const int each = 16 / static_cast<int>(size_of(y.dtype));
+  return !in.cu_seqlens && !in.past && ops::cuda::are_aligned({&in.x, &y}, each);
+}
+
+CUtensorMap box_map(const TensorView& view) {
+  const auto size = [&](int dim) { return static_cast<cuuint64_t>(view.size(dim)); };
+  const auto bytes = [&](int dim) {  // of a dimension of one element any stride would do, but zero
+    return std::max<cuuint64_t>(
+        16, static_cast<cuuint64_t>(view.stride[static_cast<std::size_t>(dim)]) * size_of(view.dtype));
+  };
+  return flashgla::cuda::tensor_map_of_rows(kName, view.dtype == DType::f32, view.data, {size(2), size(1), size(0), 1},
+                                            {bytes(1), bytes(0), bytes(0)}, cuda::kForwardChannels, cuda::kSpan);
+}
+
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
@@ -210,8 +227,11 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
                                      0, call, Lines<T>(y));
     }
     if (cut.fused()) {
-      ops::cuda::queue_kernel(context, kName, cuda::fused_forward_kernel<T>, cut.fused_blocks(chunks),
-                              cuda::kFusedThreads, cuda::kFusedBytes, call, filters, Lines<T>(y), chunks);
+      const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, y);
+      const cuda::BoxMaps maps = boxes ? cuda::BoxMaps{box_map(in.x), box_map(y)} : cuda::BoxMaps();
+      const auto kernel = boxes ? cuda::fused_forward_kernel<T, true> : cuda::fused_forward_kernel<T, false>;
+      ops::cuda::queue_kernel(context, kName, kernel, cut.fused_blocks(chunks), cuda::kFusedThreads, cuda::kFusedBytes,
+                              call, filters, Lines<T>(y), chunks, maps);
     }
     if (cut.direct) {
       queue_direct(context, cuda::sum_kernel<T, false>, call.lines, call.length, call.channels, call, call.x,

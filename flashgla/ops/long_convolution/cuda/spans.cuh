@@ -3,6 +3,8 @@
 // 16 and 16 with one exchange between, which stays within half a warp.
 #pragma once
 
+#include <type_traits>
+
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/long_convolution/cuda/transform.cuh"
 
@@ -113,28 +115,56 @@ __device__ __forceinline__ void load_slot(const float2* from, int spans, float2 
   for (int a = 0; a < kSpans; ++a) to[a] = a < spans ? from[a * kStep] : float2{0.0f, 0.0f};
 }
 
+// The functions below leave out the upper half where all of it is zeros; more branches would keep sums from running
+// beside each other.
+constexpr int kHalf = kSpans / 2;
+
 // Span m becomes the sum over a <= m of g[m - a] x[a].
 __device__ __forceinline__ void convolve(const float2 (&g)[kSpans], float2 (&x)[kSpans], int spans) {
+  const auto sums = [&](auto from) {
+    constexpr int kFrom = decltype(from)::value;
 #pragma unroll
-  for (int m = kSpans - 1; m >= 0; --m) {
-    if (m >= spans) continue;
-    float2 y = product(g[0], x[m]);
+    for (int m = kFrom + kHalf - 1; m >= kFrom; --m) {
+      float2 y = product(g[0], x[m]);
 #pragma unroll
-    for (int a = 0; a < m; ++a) y = add_product(y, g[m - a], x[a]);
-    x[m] = y;
-  }
+      for (int a = 0; a < m; ++a) y = add_product(y, g[m - a], x[a]);
+      x[m] = y;
+    }
+  };
+  if (spans > kHalf) sums(std::integral_constant<int, kHalf>());
+  sums(std::integral_constant<int, 0>());
 }
 
 // Span m becomes the sum over a >= m of the conjugate of g[a - m] times x[a].
 __device__ __forceinline__ void correlate(const float2 (&g)[kSpans], float2 (&x)[kSpans], int spans) {
+  const auto sums = [&](auto to) {
+    constexpr int kTo = decltype(to)::value;
 #pragma unroll
-  for (int m = 0; m < kSpans; ++m) {
-    if (m >= spans) break;
-    float2 y = product(conjugate(g[0]), x[m]);
+    for (int m = 0; m < kTo; ++m) {
+      float2 y = product(conjugate(g[0]), x[m]);
 #pragma unroll
-    for (int a = m + 1; a < kSpans; ++a) y = add_product(y, conjugate(g[a - m]), x[a]);
-    x[m] = y;
-  }
+      for (int a = m + 1; a < kTo; ++a) y = add_product(y, conjugate(g[a - m]), x[a]);
+      x[m] = y;
+    }
+  };
+  spans > kHalf ? sums(std::integral_constant<int, kSpans>()) : sums(std::integral_constant<int, kHalf>());
+}
+
+// sums[l] += the sum over a of the conjugate of x[a] times w[a + l].
+__device__ __forceinline__ void add_correlation(const float2 (&x)[kSpans], const float2 (&w)[kSpans], int spans,
+                                                float2 (&sums)[kSpans]) {
+  const auto add = [&](auto from) {
+    constexpr int kFrom = decltype(from)::value;
+#pragma unroll
+    for (int late = kFrom; late < kFrom + kHalf; ++late) {
+#pragma unroll
+      for (int early = 0; early <= late; ++early) {
+        sums[late - early] = add_product(sums[late - early], conjugate(x[early]), w[late]);
+      }
+    }
+  };
+  add(std::integral_constant<int, 0>());
+  if (spans > kHalf) add(std::integral_constant<int, kHalf>());
 }
 
 }  // namespace flashgla::ops::long_convolution::cuda
