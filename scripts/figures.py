@@ -291,6 +291,33 @@ def gpu_decoding_table():
     return sentences(run.origin(shown) + ".") + "\n\n" + table(["what", "ms", "of the floor", ""], rows)
 
 
+def gpu_steps_table(what):
+    """Where a step's time goes: scripts/kernel_times/step_times.py."""
+    path = FIGURES / "gpu-steps.json"
+    if not path.exists():
+        raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    step = next((step for step in saved["steps"] if step["what"] == what), None)
+    if step is None:
+        raise Missing(f"{path.relative_to(ROOT)} has no {what}")
+    kernels = sum(row["milliseconds"] for row in step["operators"])
+    least = 0.002 * kernels
+    shown = [row for row in step["operators"] if row["milliseconds"] >= least]
+    rest = [row for row in step["operators"] if row["milliseconds"] < least]
+    if rest:
+        sums = {key: sum(row[key] for row in rest) for key in ("milliseconds", "launches", "floor_milliseconds")}
+        shown.append({"operator": f"{len(rest)} others", **sums, "floor_milliseconds": 0.0})
+    rows = [[row["operator"], f"{row['milliseconds']:.3g}", f"{row['launches']:.0f}",
+             f"{row['milliseconds'] / kernels:.1%}",
+             f"{row['floor_milliseconds'] / row['milliseconds']:.2f}" if row["floor_milliseconds"] else ""]
+            for row in shown]
+    which = "that" if step["counted"] else "another"
+    origin = sentences(f"`scripts/kernel_times/step_times.py`, commit {saved['commit']}, {saved['date']},",
+                       f"{saved['machine']}: {step['problem']}, {milliseconds(step)} ms by the bench,",
+                       f"{kernels:.3g} ms in kernels, which were counted in {which} run.")
+    return origin + "\n\n" + table(["operator", "ms", "launches", "of all", "its floor over its time"], rows)
+
+
 def gpu_attention_table():
     run = Run(FIGURES / "gpu-attention.json")
     rows = []
@@ -401,6 +428,8 @@ def quantisation_length_table():
 
 
 TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
+          **{f"gpu-steps-{what.split()[0]}": functools.partial(gpu_steps_table, what)
+             for what in ("training step", "prompt", "token")},
           "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
           "small-models": small_models_sentences, "fuzz": fuzz_table,
           "quantisation": quantisation_tables, "quantisation-length": quantisation_length_table,
@@ -440,7 +469,8 @@ def take_rows(run, kind):
 
 def take(path):
     """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of scripts/fuzz.sh to those there."""
-    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised".
+    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised",
+    # scripts/kernel_times/step_times.py "steps".
     FIGURES.mkdir(parents=True, exist_ok=True)
     taken = json.loads(path.read_text(encoding="utf-8"))
     if "targets" in taken:
@@ -450,6 +480,9 @@ def take(path):
         return
     if "runs" in taken:
         (FIGURES / "small-models.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        return
+    if "steps" in taken:
+        (FIGURES / "gpu-steps.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         return
     if "quantised" in taken:
         (FIGURES / "quantisation.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")

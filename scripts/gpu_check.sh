@@ -3,7 +3,8 @@
 # and of the whole model. Ends by itself after GPU_CHECK_SECONDS at the latest.
 #   scripts/gpu_check.sh [--help] [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
-# OUT: folder for logs, bench.txt, bench.json, sweep.txt and sweep.json (default build-cuda/gpu_check).
+# OUT: folder for logs, and what was timed as text and JSON (default build-cuda/gpu_check): bench, operators, model,
+# steps (where a step's time goes), sweep.
 # GPU_CHECK_SECONDS (1800): what has not ended by then is stopped, and failed. GPU_CHECK_SANITIZER_SECONDS (600): how
 # long each run of compute-sanitizer may take. GPU_CHECK_SWEEP (1): 0 leaves out the bench's grid of shapes;
 # GPU_CHECK_SWEEP_OF (cuda_sm90): the implementation that it times.
@@ -145,6 +146,12 @@ time_rows bench gated_linear_attention --seconds 0.05 "$@"
 time_rows operators matmul adamw cross_entropy elementwise embedding forget_gate global_norm layer_norm linear_step \
   log_sigmoid_gate rms_norm rms_norm_swish_gate sampling short_convolution swiglu --seconds 0.05
 time_rows model model_training_step model_prefill model_decoding --seconds 2
+if "$root/scripts/kernel_times/kernel_times.sh" --where >/dev/null 2>&1; then
+  bounded "$root/scripts/kernel_times/step_times.py" "$bin/flashgla" --save "$out/steps.json" | tee "$out/steps.txt"
+  report "${PIPESTATUS[0]}" "steps by operator" "$out/steps.txt"
+else
+  echo "skipped: no CUPTI, which says where a step's time goes"
+fi
 if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
   time_rows sweep gated_linear_attention --seconds 0.005 --sweep --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}"
 fi
