@@ -137,7 +137,8 @@ def step(flashgla, operation, problem, tokens, floors, is_graph, seconds, folder
     product = rate["ceiling: bf16 matrix product"]["flops"] / rate["ceiling: bf16 matrix product"]["milliseconds"]
     of_operators = floors(tokens)
     rows = []
-    for name, (milliseconds, launches) in sorted(of_one_step(counted(times), is_graph).items(), key=lambda item: -item[1][0]):
+    longest_first = sorted(of_one_step(counted(times), is_graph).items(), key=lambda item: -item[1][0])
+    for name, (milliseconds, launches) in longest_first:
         flops, moved = of_operators.get(name, (0, 0))
         rows.append({"operator": name, "milliseconds": milliseconds, "launches": launches,
                      "floor_milliseconds": max(flops / product, moved / copy)})
