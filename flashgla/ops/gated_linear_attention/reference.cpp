@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 namespace flashgla::ops::gated_linear_attention::reference {
 

@@ -2,9 +2,9 @@
 
 #include <vector>
 
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_problem.h"
 #include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 namespace flashgla::ops::gated_linear_attention::chunk {
 

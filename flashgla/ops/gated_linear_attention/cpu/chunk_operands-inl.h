@@ -10,13 +10,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "flashgla/ops/gated_linear_attention/cpu/chunk_gemm-inl.h"
+#include "flashgla/ops/cpu/gemm-inl.h"
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_problem.h"
 #include "flashgla/ops/gated_linear_attention/cpu/rows-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE {
+using namespace flashgla::ops::gemm::HWY_NAMESPACE;
 
 namespace rows_of = flashgla::ops::gated_linear_attention::HWY_NAMESPACE;
 using rows_of::Exp2;

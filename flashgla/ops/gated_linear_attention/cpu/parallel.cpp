@@ -1,7 +1,7 @@
 #include "flashgla/ops/gated_linear_attention/cpu/parallel.h"
 
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/gated_linear_attention/cpu/parallel.cpp"

@@ -2,9 +2,9 @@
 // form that cancels. The states come from checkpoints at the starts of segments and one segment's recomputation.
 #include <cmath>
 
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/gated_linear_attention/cpu/recurrent_backward.cpp"

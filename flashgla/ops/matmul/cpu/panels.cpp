@@ -4,7 +4,7 @@
 // the bits depend on neither threads nor pieces.
 #include <algorithm>
 
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/matmul/implementations.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,7 +12,7 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // comes first
 #include "flashgla/base/cpu/simd_math.h"
-#include "flashgla/ops/gated_linear_attention/cpu/chunk_gemm-inl.h"
+#include "flashgla/ops/cpu/gemm-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -21,8 +21,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
-namespace gemm = flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE;
-using gated_linear_attention::Carver;
+namespace gemm = flashgla::ops::gemm::HWY_NAMESPACE;
 using gemm::Start;
 using simd::VF32;
 
@@ -161,8 +160,8 @@ void run_panels(Context& context, const TensorView& a, const TensorView& b, cons
       context.scratch().tensor(Shape({count, a.size(1), width}), DType::f32, "matmul: panels of rows");
   const std::int64_t across = (c.size(1) + kColumnsOfTask - 1) / kColumnsOfTask;
   const std::int64_t rows = rows_of_task(c.size(0), across, context.threads()), down = (c.size(0) + rows - 1) / rows;
-  const gated_linear_attention::Workers workers(
-      context, down * across, HWY_DYNAMIC_DISPATCH(Multiply)(panels, b, c, options, 0, rows, 0, nullptr));
+  const Workers workers(context, down * across,
+                        HWY_DYNAMIC_DISPATCH(Multiply)(panels, b, c, options, 0, rows, 0, nullptr));
   if (context.planning()) return;
   parallel_for(context, count, [&](std::int64_t panel) {
     HWY_DYNAMIC_DISPATCH(Arrange)(a, panel * width, panels.as<float>() + panel * a.size(1) * width);

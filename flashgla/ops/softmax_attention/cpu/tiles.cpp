@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "flashgla/ops/gated_linear_attention/cpu/workers.h"
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
 #include "flashgla/ops/softmax_attention/probability_mask.h"
 
@@ -13,7 +13,7 @@
 // clang-format off
 #include "hwy/foreach_target.h"  // comes first
 #include "flashgla/base/cpu/simd_math.h"
-#include "flashgla/ops/gated_linear_attention/cpu/chunk_gemm-inl.h"
+#include "flashgla/ops/cpu/gemm-inl.h"
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
@@ -22,9 +22,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
-namespace gemm = flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE;
-using gated_linear_attention::Carver;
-using gated_linear_attention::Workers;
+namespace gemm = flashgla::ops::gemm::HWY_NAMESPACE;
 using gemm::Start;
 using simd::VF32;
 
@@ -364,8 +362,6 @@ HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
 HWY_EXPORT(Step);
 HWY_EXPORT(CopyRow);
-
-using gated_linear_attention::Workers;
 
 constexpr std::int64_t kQueries = 64;  // of a task of the forward
 constexpr std::int64_t kKeys = 256;    // of a task of a step

@@ -1,11 +1,11 @@
 // Small matrix products: C[m][n] = start + A[m][p] B[p][n]. A is read element by element (any strides), B and C in
 // vectors, n padded to whole vectors. Per element the sum over p runs in order, whatever the tile: how rows are shared
 // between threads changes no bit. Included once per SIMD target.
-#if defined(FLASHGLA_CHUNK_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FLASHGLA_CHUNK_GEMM_INL_H_
-#undef FLASHGLA_CHUNK_GEMM_INL_H_
+#if defined(FLASHGLA_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FLASHGLA_GEMM_INL_H_
+#undef FLASHGLA_GEMM_INL_H_
 #else
-#define FLASHGLA_CHUNK_GEMM_INL_H_
+#define FLASHGLA_GEMM_INL_H_
 #endif
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE {
+namespace flashgla::ops::gemm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 namespace simd = flashgla::simd::HWY_NAMESPACE;
@@ -193,7 +193,7 @@ inline HWY_NOINLINE void Transpose(std::int64_t rows, std::int64_t columns, cons
 #endif
 }
 
-}  // namespace flashgla::ops::gated_linear_attention::chunk::HWY_NAMESPACE
+}  // namespace flashgla::ops::gemm::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif

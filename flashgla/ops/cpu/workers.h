@@ -8,7 +8,7 @@
 
 #include "flashgla/base/context.h"
 
-namespace flashgla::ops::gated_linear_attention {
+namespace flashgla::ops {
 
 class Workers {
  public:
@@ -57,4 +57,4 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-}  // namespace flashgla::ops::gated_linear_attention
+}  // namespace flashgla::ops
