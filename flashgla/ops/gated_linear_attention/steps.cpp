@@ -13,6 +13,20 @@ namespace flashgla::ops::gated_linear_attention {
 
 namespace {
 
+// Of what a step reads or writes beside the tokens, which may be of another dtype than they.
+void check_kept(const char* name, const TensorView& view, const Shape& shape, const char* symbols, const Problem& p,
+                Device device) {
+  check_present(name, view);
+  check_device(name, view, device);
+  check_shape(name, view, shape, symbols);
+  const bool good =
+      p.dtype == DType::f64 ? view.dtype == DType::f64 : view.dtype == DType::f32 || view.dtype == DType::bf16;
+  if (!good) {
+    refuse(name, std::string("has dtype ") + name_of(view.dtype), p.dtype == DType::f64 ? "f64 (as q)" : "f32 or bf16");
+  }
+  check_contiguous(name, view);
+}
+
 void check_projection(const Problem& p, const StepInputs& in) {
   const GateProjection& gate = in.projection;
   check_absent("g", in.g, "only without a gate's projection");
@@ -26,19 +40,8 @@ void check_projection(const Problem& p, const StepInputs& in) {
   check_dtype("projection.x", gate.x, p.dtype, "as q");
   check_shape("projection.x", gate.x, Shape({p.batch, gate.x.size(1)}), "B,R");
   if (gate.x.stride[1] != 1) refuse("projection.x", "is strided along R", "contiguous rows");
-  const auto check_parameter = [&](const char* name, const TensorView& view, const Shape& shape, const char* symbols) {
-    check_device(name, view, in.q.device);
-    check_shape(name, view, shape, symbols);
-    check_contiguous(name, view);
-    const bool good =
-        p.dtype == DType::f64 ? view.dtype == DType::f64 : view.dtype == DType::f32 || view.dtype == DType::bf16;
-    if (!good) {
-      refuse(name, std::string("has dtype ") + name_of(view.dtype),
-             p.dtype == DType::f64 ? "f64 (as q)" : "f32 or bf16");
-    }
-  };
-  check_parameter("projection.weight", gate.weight, Shape({p.heads * p.key_dim, gate.x.size(1)}), "G K,R");
-  if (gate.bias) check_parameter("projection.bias", gate.bias, Shape({p.heads * p.key_dim}), "G K");
+  check_kept("projection.weight", gate.weight, Shape({p.heads * p.key_dim, gate.x.size(1)}), "G K,R", p, in.q.device);
+  if (gate.bias) check_kept("projection.bias", gate.bias, Shape({p.heads * p.key_dim}), "G K", p, in.q.device);
 }
 
 // Rows with a step, best first, and the one of them for a problem.
@@ -109,21 +112,9 @@ void run_step(Context& context, const StepInputs& in, const Ring& ring, const Te
   check_tokens("o", o, shapes.tokens(p.query_heads, p.value_dim), "q's with v's channels", p.dtype, device);
   check_not_broadcast("o", o);
   if (ring && p.normalize) refuse("normalize", "is true", "false beside a ring");
-  auto check_step_state = [&](const char* name, const TensorView& view, const Shape& shape, const char* symbols) {
-    check_present(name, view);
-    check_device(name, view, device);
-    check_shape(name, view, shape, symbols);
-    const bool good =
-        p.dtype == DType::f64 ? view.dtype == DType::f64 : view.dtype == DType::f32 || view.dtype == DType::bf16;
-    if (!good) {
-      refuse(name, std::string("has dtype ") + name_of(view.dtype),
-             p.dtype == DType::f64 ? "f64 (as q)" : "f32 or bf16");
-    }
-    check_contiguous(name, view);
-  };
-  check_step_state("h", h, shapes.h(), "B,G,K,V");
+  check_kept("h", h, shapes.h(), "B,G,K,V", p, device);
   if (p.normalize) {
-    check_step_state("z", z, shapes.z(), "B,G,K");
+    check_kept("z", z, shapes.z(), "B,G,K", p, device);
     if (z.dtype != h.dtype) check_dtype("z", z, h.dtype, "as h");
   } else {
     check_absent("z", z, "only with normalize");
