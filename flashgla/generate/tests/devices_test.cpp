@@ -5,36 +5,15 @@
 
 #include "flashgla/base/names.h"
 #include "flashgla/generate/decoding.h"
-#include "flashgla/generate/generator.h"
+#include "flashgla/generate/tests/small_model.h"
 #include "testing/compare.h"
 #include "testing/temporary_folder.h"
 
 namespace flashgla::generate {
 namespace {
 
-model::ModelConfig small_config(const char* use_short_conv) {
-  model::ModelConfig config;
-  config.hidden_size = 64;
-  config.num_hidden_layers = 2;
-  config.set("num_heads", "2");
-  config.intermediate_size = 96;
-  config.set("use_short_conv", use_short_conv);
-  config.initializer_range = 0.3;  // far from uniform
-  config.vocab_size = 258;
-  config.bos_token_id = 256;
-  config.eos_token_id = 257;
-  return config;
-}
-
-// A model on a device, with the same weights on every one.
-struct Writer {
-  explicit Writer(Device device, const char* use_short_conv = "true")
-      : context(device, 2),
-        model(small_config(use_short_conv), DType::f32, device, false),
-        tokenizer(text::make_byte_tokenizer()),
-        generator(context, model, *tokenizer) {
-    model.parameters().initialize(3);
-  }
+struct Writer : SmallModel {
+  using SmallModel::SmallModel;
 
   Session begun(const std::string& prompt) {
     Session session(model, 1);
@@ -50,17 +29,6 @@ struct Writer {
     generator.generate(session, options, [&](std::size_t, std::string_view piece) { text += piece; });
     return text;
   }
-  std::vector<char> logits(const Session& session) {
-    context.queue().synchronize();
-    const Tensor host = testing::copied_to(session.logits, Device::cpu());
-    const auto* bytes = static_cast<const char*>(host->data);
-    return {bytes, bytes + host->bytes()};
-  }
-
-  Context context;
-  model::LanguageModel model;
-  std::unique_ptr<text::Tokenizer> tokenizer;
-  Generator generator;
 };
 
 const ops::sampling::Options kManners[] = {{.temperature = 1.0, .seed = 7},

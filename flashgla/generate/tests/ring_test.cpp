@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "flashgla/base/names.h"
-#include "flashgla/generate/generator.h"
+#include "flashgla/generate/tests/small_model.h"
 #include "testing/devices.h"
 #include "testing/temporary_folder.h"
 
@@ -16,30 +16,10 @@ namespace {
 constexpr std::int64_t kSequences = ops::gated_linear_attention::kRing;
 constexpr ops::sampling::Options kManner = {.temperature = 0.9, .top_k = 50, .seed = 5};
 
-model::ModelConfig ring_config() {
-  model::ModelConfig config;
-  config.hidden_size = 64;
-  config.num_hidden_layers = 2;
-  config.set("num_heads", "2");
-  config.intermediate_size = 96;
-  config.set("use_short_conv", "true");
-  config.initializer_range = 0.3;  // far from uniform
-  config.vocab_size = 258;
-  config.bos_token_id = 256;
-  config.eos_token_id = 257;
-  return config;
-}
-
 enum class Kind { without, with };
 
-struct RingWriter {
-  explicit RingWriter(Device device)
-      : context(device, 2),
-        model(ring_config(), DType::f32, device, false),
-        tokenizer(text::make_byte_tokenizer()),
-        generator(context, model, *tokenizer) {
-    model.parameters().initialize(3);
-  }
+struct RingWriter : SmallModel {
+  using SmallModel::SmallModel;
 
   // Sequences whose prompts have 1 to 16 tokens.
   Session begun(Kind kind) {
@@ -68,17 +48,6 @@ struct RingWriter {
     generator.generate(session, options, [&](std::size_t i, std::string_view piece) { texts[i] += piece; });
     return texts;
   }
-  std::vector<char> logits(const Session& session) {
-    context.queue().synchronize();
-    const Tensor host = testing::copied_to(session.logits, Device::cpu());
-    const auto* bytes = static_cast<const char*>(host->data);
-    return {bytes, bytes + host->bytes()};
-  }
-
-  Context context;
-  model::LanguageModel model;
-  std::unique_ptr<text::Tokenizer> tokenizer;
-  Generator generator;
 };
 
 TEST(GenerationWithARing, IsThereForManySequencesOfAGpu) {

@@ -90,40 +90,57 @@ TEST_P(EveryMixer, ParametersGradientsAreAddedTo) {
   EXPECT_EQ(testing::check_close("gradients", trial.store->all_gradients(), once, 1e-12), "");
 }
 
+// A whole sequence of a few and its tokens one by one, behind a norm, as a block has it.
+struct WholeAndSteps {
+  static constexpr std::int64_t kBatch = 3;
+
+  WholeAndSteps(Trial& of, std::int64_t length) : trial(of), shape({kBatch, length, kHidden}) {
+    pass.positions = positions;
+    testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);
+    testing::poison(y);
+  }
+  void forward(const LayerState& before, const LayerState& after) {
+    const Tensor normalized = Tensor::empty(shape, DType::f64);
+    norm.forward(context, x, {}, normalized, {}, {});
+    trial.mixer->forward(pass, normalized, y, before, after);
+    trial.mixer->prepare_steps(context, DType::f64);
+  }
+  // Each token's step makes x + y of it.
+  void expect_steps(const LayerState& state) {
+    const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
+    const Tensor expected = Tensor::empty(token->shape, DType::f64);
+    for (std::int64_t t = 0; t < shape[1]; ++t) {
+      copy(x->select(1, t), token);
+      copy(x->select(1, t), expected);
+      ops::elementwise::add(context, testing::converted(y->select(1, t), DType::f64), expected);
+      trial.mixer->step(pass, norm, token, state);
+      EXPECT_EQ(testing::check_close("x + y", token, expected, 1e-12), "") << t;
+      for (std::int64_t n = 0; n < kBatch; ++n) ++positions.as<std::int32_t>()[n];
+    }
+  }
+
+  Trial& trial;
+  const Shape shape;
+  const Tensor x = testing::random_normal(shape, DType::f64, 7), y = Tensor::empty(shape, DType::f64);
+  const Tensor positions = positions_of(kBatch);
+  Context context{Device::cpu(), 1};
+  nn::Pass pass{context};
+  nn::Norm norm{"norm", kHidden, 1e-6};
+  const nn::ParameterStore norm_store{[this](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
+                                      DType::f64, Device::cpu(), false};
+};
+
 TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
   Trial trial(GetParam(), DType::f64);
-  constexpr std::int64_t kBatch = 3, kLength = 8;
-  const Shape shape({kBatch, kLength, kHidden});
-  const Tensor x = testing::random_normal(shape, DType::f64, 7);
-  const Tensor y = Tensor::empty(shape, DType::f64);
+  constexpr std::int64_t kBatch = WholeAndSteps::kBatch, kLength = 8;
   std::vector<Tensor> memory;
   const LayerState before = trial.make_state(kBatch, 0.5, memory);
   const LayerState stepped = trial.make_state(kBatch, 0.0, memory);
   for (std::size_t i = 0; i < before.size(); ++i) copy(before[i], stepped[i]);
   const LayerState after = trial.after(before, memory);
-  const Tensor positions = positions_of(kBatch);
-  Context context(Device::cpu(), 1);
-  nn::Pass pass{context};
-  pass.positions = positions;
-  testing::poison(y);
-  nn::Norm norm("norm", kHidden, 1e-6);
-  const nn::ParameterStore norm_store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
-                                      DType::f64, Device::cpu(), false);
-  testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);
-  const Tensor normalized = Tensor::empty(shape, DType::f64);
-  norm.forward(context, x, {}, normalized, {}, {});
-  trial.mixer->forward(pass, normalized, y, before, after);
-  const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
-  const Tensor expected = Tensor::empty(token->shape, DType::f64);
-  trial.mixer->prepare_steps(context, DType::f64);
-  for (std::int64_t t = 0; t < kLength; ++t) {
-    copy(x->select(1, t), token);
-    copy(x->select(1, t), expected);
-    ops::elementwise::add(context, testing::converted(y->select(1, t), DType::f64), expected);
-    trial.mixer->step(pass, norm, token, stepped);
-    EXPECT_EQ(testing::check_close("x + y", token, expected, 1e-12), "") << t;
-    for (std::int64_t n = 0; n < kBatch; ++n) ++positions.as<std::int32_t>()[n];
-  }
+  WholeAndSteps both(trial, kLength);
+  both.forward(before, after);
+  both.expect_steps(stepped);
   std::vector<std::int64_t> tokens;
   for (std::int64_t n = 0; n < kBatch; ++n) tokens.push_back(kPositions[n] + kLength);
   EXPECT_EQ(trial.compare(stepped, after, tokens), "");
@@ -132,7 +149,7 @@ TEST_P(EveryMixer, StepByStepEqualsTheWhole) {
 // Of mixers whose steps can append to a ring: forward and steps go on from the same, and forward leaves zeros.
 TEST_P(EveryMixer, WhatWaitsInARingIsPartOfTheState) {
   Trial trial(GetParam(), DType::f64);
-  constexpr std::int64_t kBatch = 3, kLength = 20;
+  constexpr std::int64_t kBatch = WholeAndSteps::kBatch;
   const std::vector<StateEntry> rings = trial.mixer->ring_layout(kBatch, DType::f64);
   if (rings.empty()) return;
   std::vector<Tensor> memory;
@@ -147,36 +164,18 @@ TEST_P(EveryMixer, WhatWaitsInARingIsPartOfTheState) {
     testing::poison(after.back());
   }
   for (std::size_t i = 0; i < before.size(); ++i) copy(before[i], stepped[i]);
-  const Tensor positions = positions_of(kBatch);
-  Context context(Device::cpu(), 1);
-  nn::Pass pass{context};
-  pass.positions = positions;
-  nn::Norm norm("norm", kHidden, 1e-6);
-  const nn::ParameterStore norm_store([&](const nn::ParameterVisitor& visit) { norm.for_each_parameter(visit); },
-                                      DType::f64, Device::cpu(), false);
-  testing::fill_normal(norm_store.parameters().front()->value, 9, 0.2, 1.0);
-  const Tensor x = testing::random_normal(Shape({kBatch, kLength, kHidden}), DType::f64, 7);
-  const Tensor normalized = Tensor::empty(x->shape, DType::f64), y = Tensor::empty(x->shape, DType::f64);
-  norm.forward(context, x, {}, normalized, {}, {});
-  trial.mixer->forward(pass, normalized, y, before, after);
+  WholeAndSteps both(trial, 20);
+  both.forward(before, after);
   for (std::size_t i = after.size() - rings.size(); i < after.size(); ++i) {
     EXPECT_EQ(testing::check_close("ring", after[i], Tensor::zeros(after[i].shape, DType::f64), 0.0), "");
   }
+  both.expect_steps(stepped);
   const Tensor token = Tensor::empty(Shape({kBatch, kHidden}), DType::f64);
   const Tensor expected = Tensor::empty(token->shape, DType::f64);
-  trial.mixer->prepare_steps(context, DType::f64);
-  for (std::int64_t t = 0; t < kLength; ++t) {
-    copy(x->select(1, t), token);
-    copy(x->select(1, t), expected);
-    ops::elementwise::add(context, testing::converted(y->select(1, t), DType::f64), expected);
-    trial.mixer->step(pass, norm, token, stepped);
-    EXPECT_EQ(testing::check_close("x + y", token, expected, 1e-12), "") << t;
-    for (std::int64_t n = 0; n < kBatch; ++n) ++positions.as<std::int32_t>()[n];
-  }
-  copy(x->select(1, 0), token);
-  copy(x->select(1, 0), expected);
-  trial.mixer->step(pass, norm, token, stepped);
-  trial.mixer->step(pass, norm, expected, after);
+  copy(both.x->select(1, 0), token);
+  copy(both.x->select(1, 0), expected);
+  trial.mixer->step(both.pass, both.norm, token, stepped);
+  trial.mixer->step(both.pass, both.norm, expected, after);
   EXPECT_EQ(testing::check_close("the next", token, expected, 1e-12), "");
 }
 
