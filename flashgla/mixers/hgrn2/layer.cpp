@@ -82,7 +82,7 @@ class Hgrn2 : public Mixer {
  private:
   static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   TensorView heads_of(const TensorView& channels) const { return channels.split_last(heads_); }
-  TensorView weight_of(std::size_t i, const TensorView& of) const { return of.reshape(Shape({channels_, width_})); }
+  TensorView weight_of(const TensorView& of) const { return of.reshape(Shape({channels_, width_})); }
   // Layer 0's bound is 0.
   bool bounded() const { return bounds_ != nullptr && layer_ > 0; }
   // The layer's bounds in scratch [D], and as every row of x reads them; absent without.
@@ -92,7 +92,7 @@ class Hgrn2 : public Mixer {
   convolution::Inputs convolution_inputs(const nn::Pass& pass, std::size_t i) const {
     convolution::Inputs inputs;
     inputs.x = input_.part(saved_.projected, i);
-    inputs.weight = weight_of(i, convolutions_[i].value);
+    inputs.weight = weight_of(convolutions_[i].value);
     inputs.initial_state = saved_.before.empty() ? TensorView() : saved_.before[i + 1];
     inputs.cu_seqlens = pass.sequences.bounds;
     return inputs;
@@ -239,7 +239,7 @@ void Hgrn2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   }
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     convolution::backward(context, convolution_inputs(pass, i), {dchannels[i], {}},
-                          {input_.part(dprojected, i), weight_of(i, convolutions_[i].gradient), {}},
+                          {input_.part(dprojected, i), weight_of(convolutions_[i].gradient), {}},
                           convolution::Activation::none);
   }
   input_.backward(context, x, dprojected, dx);
@@ -254,7 +254,7 @@ void Hgrn2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   linear_step::run(context, norm.before_step(context, x), input_.step_layers(projected));
   for (std::size_t i = 0; i < convolutions_.size(); ++i) {
     const TensorView channels = input_.part(projected, i);
-    convolution::step(context, channels, weight_of(i, convolutions_[i].value), state[i + 1], channels,
+    convolution::step(context, channels, weight_of(convolutions_[i].value), state[i + 1], channels,
                       convolution::Activation::none);
   }
   const TensorView q = input_.part(projected, kQ), f = input_.part(projected, kF);
