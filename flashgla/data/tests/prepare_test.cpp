@@ -282,7 +282,7 @@ TEST_F(Preparing, OptionsThatCannotBeAreNamed) {
 }
 
 TEST_F(Preparing, AFullDiskIsReportedAndLeavesNothing) {
-  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP();
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here, which is always full";
   // Every write to the train part fails as on a full disk.
   AtomicFile probe(path("probe"));
   probe.write("x");
