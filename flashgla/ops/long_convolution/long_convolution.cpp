@@ -1,5 +1,6 @@
 #include "flashgla/ops/long_convolution/long_convolution.h"
 
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/long_convolution/implementations.h"
 
 namespace flashgla::ops::long_convolution {
@@ -19,23 +20,6 @@ constexpr const char* kName = "long_convolution";
 
 const Implementation& selected(const Context& context, const Inputs& in) {
   return select(kName, implementations(), Problem{in.x.dtype}, context.architecture(), context.forced_implementation());
-}
-
-void check_bounds(const Arguments& arguments, const Context& context, const TensorView& bounds, std::int64_t length) {
-  arguments.check("cu_seqlens", bounds, DType::i32, Layout::contiguous);
-  arguments.check_rank("cu_seqlens", bounds, 1);
-  if (bounds.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
-  if (context.planning() || context.device().kind != Device::Kind::cpu) return;
-  const auto* bound = bounds.as<std::int32_t>();
-  const std::int64_t last = bounds.size(0) - 1;
-  for (std::int64_t n = 0; n <= last; ++n) {
-    const bool ok = n == 0 ? bound[n] == 0 : bound[n] >= bound[n - 1];
-    if (ok && (n < last || bound[n] == length)) continue;
-    arguments.fail("cu_seqlens", "holds " + std::to_string(bound[n]) + " at position " + std::to_string(n),
-                   n == 0      ? "0"
-                   : n == last ? std::to_string(length) + " (x's length)"
-                               : "no less than the one before");
-  }
 }
 
 // Whether filter and past have room for every sequence's tokens.
@@ -66,10 +50,7 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
     arguments.fail("filter", "has shape " + to_string(in.filter.shape), "[L," + std::to_string(channels) + "]");
   }
   arguments.check("skip", in.skip, parameters_of(dtype), Shape({channels}), "x's channels", Layout::contiguous);
-  if (in.cu_seqlens) {
-    if (in.x.size(0) != 1) arguments.fail("x", "has shape " + to_string(in.x.shape), "a batch of 1 with cu_seqlens");
-    check_bounds(arguments, context, in.cu_seqlens, in.x.size(1));
-  }
+  if (in.cu_seqlens) check_cu_seqlens(arguments, context, in.cu_seqlens, "x", in.x);
   if (in.past) {
     const std::int64_t sequences = sequences_of(in);
     arguments.check("past", in.past, parameters_of(dtype), Layout::contiguous);

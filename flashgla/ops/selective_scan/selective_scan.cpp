@@ -1,5 +1,6 @@
 #include "flashgla/ops/selective_scan/selective_scan.h"
 
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/selective_scan/implementations.h"
 
 namespace flashgla::ops::selective_scan {
@@ -20,23 +21,6 @@ constexpr const char* kName = "selective_scan";
 const Implementation& selected(const Context& context, const Inputs& in) {
   return select(kName, implementations(), Problem{in.x.dtype, in.b.size(-1)}, context.architecture(),
                 context.forced_implementation());
-}
-
-void check_bounds(const Arguments& arguments, const Context& context, const TensorView& bounds, std::int64_t length) {
-  arguments.check("cu_seqlens", bounds, DType::i32, Layout::contiguous);
-  arguments.check_rank("cu_seqlens", bounds, 1);
-  if (bounds.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
-  if (context.planning() || context.device().kind != Device::Kind::cpu) return;
-  const auto* bound = bounds.as<std::int32_t>();
-  const std::int64_t last = bounds.size(0) - 1;
-  for (std::int64_t n = 0; n <= last; ++n) {
-    const bool ok = n == 0 ? bound[n] == 0 : bound[n] >= bound[n - 1];
-    if (ok && (n < last || bound[n] == length)) continue;
-    arguments.fail("cu_seqlens", "holds " + std::to_string(bound[n]) + " at position " + std::to_string(n),
-                   n == 0      ? "0"
-                   : n == last ? std::to_string(length) + " (x's length)"
-                               : "no less than the one before");
-  }
 }
 
 // rank: of x, 3, or 2 in a step. projected: raw is computed.
@@ -63,10 +47,7 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
     arguments.check_absent("cu_seqlens", in.cu_seqlens, "in a step");
     return;
   }
-  if (in.cu_seqlens) {
-    if (in.x.size(0) != 1) arguments.fail("x", "has shape " + to_string(in.x.shape), "a batch of 1 with cu_seqlens");
-    check_bounds(arguments, context, in.cu_seqlens, in.x.size(1));
-  }
+  if (in.cu_seqlens) check_cu_seqlens(arguments, context, in.cu_seqlens, "x", in.x);
 }
 
 void check_state(const Arguments& arguments, const char* name, const TensorView& state, const Inputs& in,

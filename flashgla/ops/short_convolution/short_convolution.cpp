@@ -1,5 +1,6 @@
 #include "flashgla/ops/short_convolution/short_convolution.h"
 
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/short_convolution/implementations.h"
 
 namespace flashgla::ops::short_convolution {
@@ -39,25 +40,8 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
   arguments.check("x", x, kFloating);
   arguments.check_rank("x", x, 3);
   check_weight(arguments, x, inputs.weight);
-  const TensorView& cu_seqlens = inputs.cu_seqlens;
-  if (cu_seqlens) {
-    arguments.check("cu_seqlens", cu_seqlens, {DType::i32, DType::i64}, Layout::contiguous);
-    arguments.check_rank("cu_seqlens", cu_seqlens, 1);
-    if (cu_seqlens.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
-    if (x.size(0) != 1) arguments.fail("x", "has shape " + to_string(x.shape), "a batch of 1 with cu_seqlens");
-    if (!context.planning() && context.device().kind == Device::Kind::cpu) {
-      const std::int64_t count = cu_seqlens.size(0) - 1;
-      auto fail_at = [&](std::int64_t n, const std::string& expected) {
-        arguments.fail("cu_seqlens",
-                       "holds " + std::to_string(boundary(cu_seqlens, n)) + " at position " + std::to_string(n),
-                       expected);
-      };
-      if (boundary(cu_seqlens, 0) != 0) fail_at(0, "0");
-      for (std::int64_t n = 0; n < count; ++n) {
-        if (boundary(cu_seqlens, n + 1) < boundary(cu_seqlens, n)) fail_at(n + 1, "no less than the one before");
-      }
-      if (boundary(cu_seqlens, count) != x.size(1)) fail_at(count, std::to_string(x.size(1)) + " (x's length)");
-    }
+  if (inputs.cu_seqlens) {
+    check_cu_seqlens(arguments, context, inputs.cu_seqlens, "x", x, {DType::i32, DType::i64});
   }
   if (inputs.initial_state) {
     check_state(arguments, "initial_state", inputs.initial_state, x, inputs.weight, sequences_of(inputs));

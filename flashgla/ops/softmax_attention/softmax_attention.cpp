@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/dropout/mask.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
 
@@ -58,15 +59,7 @@ void check_positions(const Arguments& arguments, const TensorView& positions, st
   arguments.check("positions", positions, DType::i32, Shape({sequences}), "sequences", Layout::contiguous);
 }
 
-void check_bounds(const Arguments& arguments, const TensorView& x, const TensorView& cu_seqlens) {
-  if (!cu_seqlens) return;
-  arguments.check("cu_seqlens", cu_seqlens, DType::i32, Layout::contiguous);
-  arguments.check_rank("cu_seqlens", cu_seqlens, 1);
-  if (cu_seqlens.size(0) < 1) arguments.fail("cu_seqlens", "has shape [0]", "[N+1]");
-  if (x.size(0) != 1) arguments.fail("q", "has shape " + to_string(x.shape), "a batch of 1 with cu_seqlens");
-}
-
-void check_inputs(const Arguments& arguments, const Inputs& in) {
+void check_inputs(const Arguments& arguments, const Context& context, const Inputs& in) {
   arguments.check("q", in.q, kFloating);
   arguments.check_rank("q", in.q, 4);
   arguments.check("k", in.k, in.q.dtype);
@@ -78,7 +71,7 @@ void check_inputs(const Arguments& arguments, const Inputs& in) {
   arguments.check("k", in.k, in.q.dtype, Shape({in.q.size(0), in.q.size(1), groups, in.q.size(3)}), "q");
   arguments.check_rank("v", in.v, 4);
   arguments.check("v", in.v, in.q.dtype, Shape({in.q.size(0), in.q.size(1), groups, in.v.size(3)}), "k");
-  check_bounds(arguments, in.q, in.cu_seqlens);
+  if (in.cu_seqlens) check_cu_seqlens(arguments, context, in.cu_seqlens, "q", in.q);
   if (!in.past_k && !in.past_v) return;
   const std::int64_t sequences = sequences_of(in.q, in.cu_seqlens);
   arguments.check("past_k", in.past_k, kFloating, Layout::contiguous);
@@ -102,7 +95,7 @@ void check_outputs(const Arguments& arguments, const Inputs& in, const Outputs& 
 
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, const Options& options) {
   const Arguments arguments(kName, context);
-  check_inputs(arguments, inputs);
+  check_inputs(arguments, context, inputs);
   check_outputs(arguments, inputs, outputs, false);
   check_dropout(arguments, options.dropout);
   const Options complete = completed(options, inputs.q.size(3));
@@ -112,7 +105,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
 void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const TensorView& d_o,
               const InputGradients& gradients, const Options& options) {
   const Arguments arguments(kName, context);
-  check_inputs(arguments, inputs);
+  check_inputs(arguments, context, inputs);
   check_outputs(arguments, inputs, outputs, true);
   check_dropout(arguments, options.dropout);
   arguments.check("d_o", d_o, inputs.q.dtype, outputs.o.shape, "o");
@@ -132,7 +125,7 @@ void append(Context& context, std::span<const Appended> tensors, const TensorVie
     arguments.check("x", x, tensors[0].x.dtype);
     arguments.check("x", x, kFloating);
     arguments.check_rank("x", x, 4);
-    check_bounds(arguments, x, cu_seqlens);
+    if (cu_seqlens) check_cu_seqlens(arguments, context, cu_seqlens, "x", x);
     const std::int64_t sequences = sequences_of(x, cu_seqlens);
     if (positions) check_positions(arguments, positions, sequences);
     arguments.check("cache", cache, tensors[0].cache.dtype, Layout::contiguous);

@@ -160,6 +160,9 @@ TEST(SoftmaxAttention, RefusesBadArgumentsByName) {
   EXPECT_EQ(error({q, k, k}), "softmax_attention: k has 3 heads; expected a divisor of q's 4");
   EXPECT_EQ(error({q, good, k}), "softmax_attention: v has shape [1,3,3,8]; expected [1,3,2,8] (as k)");
   EXPECT_EQ(error({q, good, good, good, good}), "softmax_attention: positions is absent; expected a tensor");
+  std::int32_t past_the_end[] = {0, 2, 4};
+  EXPECT_EQ(error({q, good, good, {}, {}, {}, {past_the_end, Shape({3})}}),
+            "softmax_attention: cu_seqlens holds 4 at position 2; expected 3 (q's length)");
   EXPECT_EQ(testing::error_of([&] {
               forward(context, {q, good, good}, {o, {}}, {0.0, -1});
             }),
