@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "flashgla/ops/feature_map/implementations.h"
+#include "flashgla/ops/feature_map/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
@@ -8,33 +9,7 @@
 namespace flashgla::ops::feature_map {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 constexpr Map kMaps[] = {Map::as_is, Map::relu, Map::elu_plus_one, Map::both_signs, Map::dpfp};
-
-Shape features_of_shape(const Shape& shape, Map map) {
-  Shape features = shape;
-  features[-1] = features_of(map, shape[-1]);
-  return features;
-}
-
-// What is divided by its sum is about 1 there, so that the sum is far from 0 where features have signs.
-testing::OperatorCase case_of(const Shape& shape, const Options& options, bool is_backward) {
-  const Shape features = features_of_shape(shape, options.map);
-  testing::OperatorCase result;
-  result.name = std::string(is_backward ? "backward " : "forward ") + to_string(shape) + ", map " +
-                std::to_string(static_cast<int>(options.map)) + (options.divide ? ", divided" : "");
-  const bool shifted = options.divide && options.map == Map::as_is;
-  result.arguments = {{"x", shape, Role::input, Kind::activation, shifted ? 0.2 : 1.0, shifted ? 1.0 : 0.0},
-                      is_backward ? testing::Argument{"dy", features} : testing::Argument{"y", features, Role::output}};
-  if (is_backward) result.arguments.push_back({"dx", shape, Role::output});
-  result.run = [=](Context& context, const NamedTensors& t) {
-    is_backward ? backward(context, t["x"], t["dy"], t["dx"], options) : forward(context, t["x"], t["y"], options);
-  };
-  return result;
-}
 
 TEST(FeatureMap, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
