@@ -114,6 +114,7 @@ constexpr TrainingProblem kTrainingProblems[] = {
     {"gla-1.3b 8x2048 bf16", "gla-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"gla-1.3b 1x16384 bf16", "gla-1.3b", 1, 16384, DType::bf16, Device::Kind::cuda},
     {"retnet-1.3b 8x2048 bf16", "retnet-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
+    {"linear-attention-1.3b 8x2048 bf16", "linear-attention-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"mamba-1.3b 8x2048 bf16", "mamba-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"mamba2-1.3b 8x2048 bf16", "mamba2-1.3b", 8, 2048, DType::bf16, Device::Kind::cuda},
     {"rwkv-1b5 8x2048 bf16", "rwkv-1b5", 8, 2048, DType::bf16, Device::Kind::cuda},
