@@ -22,13 +22,14 @@ mkdir -p "$run"
 [ -f "$run/stories.jsonl" ] || "$flashgla" data stories --seed 1 --megabytes 8 --out "$run/stories.jsonl"
 [ -f "$run/tokens/train.bin" ] || "$flashgla" data prepare "$run/stories.jsonl" --out "$run/tokens" --tokenizer byte
 "$flashgla" train --config configs/quickstart.json --data "$run/tokens" --out "$run/model" --resume
-"$flashgla" plot "$run/model" --out "$run/loss.png"
+curve=$run/loss.png
+"$flashgla" plot "$run/model" --out "$curve" || curve='not drawn (see above)'
 echo
 echo "The model writes:"
 "$flashgla" generate "$run/model" --prompt "One morning" --max-tokens 400 --temperature 0.8 --seed 1
 cat <<END
 
-Loss curve: $run/loss.png      Model: $run/model
+Loss curve: $curve      Model: $run/model
 Next:
   $flashgla generate $run/model --interactive             talk to it
   $flashgla train --help                                  train on your own text

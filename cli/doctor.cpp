@@ -15,6 +15,7 @@
 #ifdef FLASHGLA_CUDA
 #include "bench/cuda/ceilings.h"
 #endif
+#include "cli/gnuplot.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "flashgla/base/context.h"
@@ -50,18 +51,6 @@ std::string instruction_sets() {
   if (targets & HWY_AVX2) names += "AVX2, ";
   if (targets & HWY_NEON) names += "NEON, ";
   return names + "portable baseline";
-}
-
-bool program_on_path(const std::string& program) {
-  const char* path = std::getenv("PATH");
-  if (path == nullptr) return false;
-  const std::string folders = path;
-  for (std::size_t begin = 0; begin <= folders.size();) {
-    const std::size_t end = std::min(folders.find(':', begin), folders.size());
-    if (access((std::filesystem::path(folders.substr(begin, end - begin)) / program).c_str(), X_OK) == 0) return true;
-    begin = end + 1;
-  }
-  return false;
 }
 
 struct Report {
@@ -221,10 +210,10 @@ void run_doctor() {
   if (space.available < (std::uintmax_t{1} << 30)) {
     report.problem("free disk here", "less than 1 GB", "checkpoints may not fit");
   }
-  if (program_on_path("gnuplot")) {
+  if (has_gnuplot()) {
     report.line("gnuplot", "found: `flashgla plot` writes PNG");
   } else {
-    report.line("gnuplot", "missing: `flashgla plot` draws in the terminal only (Debian: gnuplot-nox)");
+    report.line("gnuplot", "missing: `flashgla plot` draws nothing (Debian: gnuplot-nox)");
   }
 #ifdef FLASHGLA_CUDA
   const auto before_cuda = std::chrono::steady_clock::now();

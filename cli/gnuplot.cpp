@@ -1,6 +1,10 @@
 #include "cli/gnuplot.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
@@ -14,13 +18,27 @@ std::string gnuplot_string(const std::string& text) {
   return result + "'";
 }
 
+bool has_gnuplot() {
+  const char* path = std::getenv("PATH");
+  if (path == nullptr) return false;
+  const std::string folders = path;
+  for (std::size_t begin = 0; begin <= folders.size();) {
+    const std::size_t end = std::min(folders.find(':', begin), folders.size());
+    if (access((std::filesystem::path(folders.substr(begin, end - begin)) / "gnuplot").c_str(), X_OK) == 0) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
 void run_gnuplot(const std::string& script) {
+  // A shell that does not find it would end this program, too, by a broken pipe.
+  if (!has_gnuplot()) throw Error("plot: there is no gnuplot on PATH; install it (Debian: gnuplot-nox)");
   FILE* pipe = ::popen("gnuplot 2>/dev/null", "w");
   if (pipe == nullptr) throw Error("plot: gnuplot cannot be started");
   const bool written = std::fwrite(script.data(), 1, script.size(), pipe) == script.size();
   const int status = ::pclose(pipe);
   if (!written || status != 0) {
-    throw Error("plot: gnuplot failed; is it installed (Debian: gnuplot-nox) and the output writable?");
+    throw Error("plot: gnuplot failed; is the output writable?");
   }
 }
 

@@ -9,6 +9,8 @@ namespace flashgla::cli {
 // As a string of gnuplot's.
 std::string gnuplot_string(const std::string& text);
 
+bool has_gnuplot();
+
 // Runs a script. Throws Error naming what may be missing.
 void run_gnuplot(const std::string& script);
 

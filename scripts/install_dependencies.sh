@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing of the Debian packages that FlashGLA builds with. Says what; does nothing when all is there.
+# Without gnuplot, which draws loss curves and nothing else, it goes on.
 #   install_dependencies.sh [python] [check]   with what the Python package needs, with what scripts/check.sh needs
 set -euo pipefail
 
@@ -22,19 +23,28 @@ for group; do
   esac
 done
 
-missing=()
-for package in "${packages[@]}"; do
-  dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
-done
+optional=gnuplot-nox
+find_missing() {  # sets missing
+  missing=()
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q '^ii' || missing+=("$package")
+  done
+}
+find_missing
 [ ${#missing[@]} -eq 0 ] && exit 0
-
-if ! command -v apt-get >/dev/null; then
-  echo "error: these Debian packages are missing and there is no apt-get to install them: ${missing[*]}" >&2
+give_up() {
+  if [ "${missing[*]}" = "$optional" ]; then
+    echo "notice: $optional is missing and could not be installed ($*); there will be no loss curves"
+    exit 0
+  fi
+  echo "error: $*; missing: ${missing[*]}" >&2
   exit 1
-fi
+}
+
+command -v apt-get >/dev/null || give_up "there is no apt-get to install Debian packages with"
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "error: run as root or install sudo; missing: ${missing[*]}" >&2; exit 1; }
+  command -v sudo >/dev/null || give_up "run as root or install sudo"
   as_root=(sudo)
 fi
 echo "Installing: ${missing[*]}"
@@ -42,7 +52,7 @@ log=$(mktemp)
 if ! { "${as_root[@]}" apt-get update && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
        apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
   tail -n 20 "$log" >&2
-  echo "error: installing failed; the whole log is in $log" >&2
-  exit 1
+  find_missing
+  give_up "installing failed; the whole log is in $log"
 fi
 rm -f "$log"

@@ -15,6 +15,8 @@ succeeds '' train $small --steps 24 --out run --resume
 succeeds '' plot run --out loss.png
 holds 'a PNG was drawn' sh -c 'head -c 4 loss.png | grep -q PNG'
 succeeds '.' plot run --terminal
+holds 'without gnuplot it says so' sh -c 'PATH=$PWD "$1" plot run --out none.png 2>&1 | grep -q "no gnuplot on PATH"' \
+  - "$flashgla"
 refuses '--resume' train $small --steps 5 --out run
 
 "$flashgla" train $small --steps 100000 --out interrupted >stdout 2>stderr &
