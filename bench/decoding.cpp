@@ -175,7 +175,7 @@ void bench_decoding(const testing::BenchOptions& options) {
       options.report(row);
       continue;
     }
-    const auto made = noise_model(each.preset, each.dtype, options.device, each.quantised);
+    const auto made = noise_model(each.preset, each.dtype, options.device, each.quantised, options.threads);
     LanguageModel& model = *made;
     model.set_inference_dtype(activations);
     row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);

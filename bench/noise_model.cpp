@@ -5,7 +5,7 @@
 namespace flashgla::bench {
 
 std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DType dtype, Device device,
-                                                  const std::string& quantised) {
+                                                  const std::string& quantised, int threads) {
   nn::Placements placements;
   if (!quantised.empty()) {
     const model::QuantisationPreset formats = model::find_quantisation_preset(quantised);
@@ -13,7 +13,8 @@ std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DTy
       return nn::Placement{formats.of(parameter.quantisation), nullptr};
     };
   }
-  auto model = std::make_unique<model::LanguageModel>(model::preset(preset), dtype, device, false, placements);
+  auto model =
+      std::make_unique<model::LanguageModel>(model::preset(preset), dtype, device, false, placements, nullptr, threads);
   for (const nn::Parameter* parameter : model->parameters().parameters()) {
     if (!ops::quantised_linear::is_packed(parameter->value)) continue;
     const std::int64_t block = parameter->value.size(2);

@@ -31,6 +31,7 @@ model::LoadOptions ModelFlags::load_options(Device device) const {
   model::LoadOptions options;
   options.device = device;
   options.map = map;
+  options.threads = threads;
   if (!dtype.empty()) options.dtype = dtype_from_name(dtype);
   return options;
 }

@@ -40,9 +40,10 @@ void parallel_for(const Context& context, std::int64_t tasks, const std::functio
 
 void parallel_for_ranges(const Context& context, std::int64_t items, std::int64_t grain,
                          const std::function<void(std::int64_t, std::int64_t)>& body) {
-  const std::int64_t step = std::max<std::int64_t>(grain, 1);
-  run_on_team(context.threads(), (items + step - 1) / step,
-              [&](std::int64_t begin, std::int64_t end) { body(begin * step, std::min(items, end * step)); });
+  Cut cut;
+  cut.add(items, grain);
+  cut.share_out(context.threads());
+  run_on_team(cut, [&](std::size_t, std::int64_t begin, std::int64_t end) { body(begin, end); });
 }
 
 void parallel_for_blocks(const Context& context, std::int64_t items, std::int64_t grain,

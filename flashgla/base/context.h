@@ -62,9 +62,9 @@ TensorView on_device(Context& context, const TensorView& host, const char* label
 // first exception thrown by a task is rethrown here.
 void parallel_for(const Context& context, std::int64_t tasks, const std::function<void(std::int64_t)>& body);
 
-// As parallel_for, in ranges of neighbouring items, each a multiple of `grain` but the last: body(begin, end). Where
-// they end depends on the number of threads and on chance, so an item's result must not depend on the range that it is
-// in.
+// As parallel_for, in ranges of neighbouring items, about a multiple of `grain` each: body(begin, end). Each thread
+// begins with those that the rule of base/cut.h says; where ranges end depends on chance too, so an item's result must
+// not depend on the range that it is in.
 void parallel_for_ranges(const Context& context, std::int64_t items, std::int64_t grain,
                          const std::function<void(std::int64_t, std::int64_t)>& body);
 

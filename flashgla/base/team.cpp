@@ -64,9 +64,11 @@ struct Job {
   std::int64_t at_once = 1;  // tasks that are taken as one, where there are very many
   std::int64_t units = 0;    // of so many
   int shares = 0;
+  const Cut* cut = nullptr;  // says where shares begin; without one all are alike
+  bool help = true;          // whether those that have ended theirs take what others have left
   const NextRegion* next = nullptr;
 
-  std::int64_t first_of(int share) const { return units * share / shares; }
+  std::int64_t first_of(int share) const { return cut != nullptr ? cut->first_task(share) : units * share / shares; }
 };
 
 // The owner of a share takes most of many tasks at once, so that it walks through memory without a jump and has
@@ -103,7 +105,9 @@ class alignas(64) Share {
   std::atomic<std::uint64_t> taken_{0};  // number of the region, and units taken in it
 };
 
-thread_local bool within_task = false;
+constexpr int kMostThreads = 4096;
+
+thread_local bool within_task = false, nobody_helps = false;
 
 // The helpers of one calling thread. A region costs few cache lines: the job's, which all helpers read, and of each
 // helper its seat and its share, which others look at when they have ended theirs.
@@ -123,7 +127,7 @@ class Team {
   }
 
   void run(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
-           const NextRegion* next) {
+           const Cut* cut = nullptr, const NextRegion* next = nullptr) {
     while (static_cast<int>(helpers_.size()) + 1 < threads) {
       seats_.push_back(std::make_unique<Seat>());
       Seat& seat = *seats_.back();
@@ -131,8 +135,15 @@ class Team {
       helpers_.emplace_back([this, index, &seat] { help(index, seat); });
     }
     const std::int64_t at_once = (tasks + kMostUnits - 2) / (kMostUnits - 1);
-    job_ = {&body, job_.number + 1, tasks, at_once, (tasks + at_once - 1) / at_once, std::min(threads, kMostShares),
-            next};
+    job_.body = &body;
+    ++job_.number;
+    job_.tasks = tasks;
+    job_.at_once = at_once;
+    job_.units = (tasks + at_once - 1) / at_once;
+    job_.shares = cut != nullptr ? cut->shares() : std::min(threads, Cut::kMostShares);
+    job_.cut = cut;
+    job_.help = !nobody_helps;
+    job_.next = next;
     failed_.store(false, std::memory_order_relaxed);
     call(static_cast<std::uint64_t>(threads));
     within_task = true;
@@ -143,7 +154,7 @@ class Team {
   }
 
  private:
-  static constexpr int kMostShares = 64, kCountBits = 16;
+  static constexpr int kCountBits = 16;
   static constexpr std::uint64_t kCountMask = (std::uint64_t{1} << kCountBits) - 1, kStop = kCountMask;
 
   // Where a helper says of a region, by its number, that it is inside or that it left. The caller leaves for those who
@@ -198,7 +209,8 @@ class Team {
 
   // The thread's own share, then what is left of the others'.
   void work(const Job job, int index) {
-    for (int i = 0; i < job.shares; ++i) {
+    if (!job.help && index >= job.shares) return;
+    for (int i = 0; i < (job.help ? job.shares : 1); ++i) {
       const int share = (index + i) % job.shares;
       std::int64_t begin = 0, end = 0;
       while (shares_[static_cast<std::size_t>(share)].take(job, share, i == 0, begin, end)) {
@@ -213,9 +225,8 @@ class Team {
   }
 
   static Streams streams_of_next(const Job& job, int index) {
-    if (job.next == nullptr || index >= job.shares) return {};
-    const std::int64_t tasks = job.next->tasks, begin = tasks * index / job.shares;
-    const std::int64_t own = tasks * (index + 1) / job.shares - begin;
+    if (job.next == nullptr || index >= job.next->cut->shares()) return {};
+    const std::int64_t begin = job.next->cut->first_task(index), own = job.next->cut->first_task(index + 1) - begin;
     return own > 0 ? job.next->streams(begin, begin + taken_at_once(own, true)) : Streams();
   }
 
@@ -233,11 +244,11 @@ class Team {
     }
   }
 
-  // A helper that is inside is waited for; one that has not come finds that it left.
+  // A helper that is inside is waited for; one that has not come finds that it left, where others did its share.
   void close(Seat& seat) {
     const std::uint64_t left = Seat::left(job_.number);
     std::uint64_t seen = seat.state.load(std::memory_order_acquire);
-    if (seen < left && seat.state.compare_exchange_strong(seen, left, std::memory_order_acq_rel)) return;
+    if (job_.help && seen < left && seat.state.compare_exchange_strong(seen, left, std::memory_order_acq_rel)) return;
     const auto gone = [&] { return seat.state.load(std::memory_order_seq_cst) == left; };
     if (watch(gone)) return;
     // Asleep, so that a helper that lost its processor may have this one.
@@ -253,7 +264,7 @@ class Team {
   std::vector<std::unique_ptr<Seat>> seats_;          // of each helper
   alignas(64) std::atomic<std::uint64_t> called_{0};  // number and threads of the last region
   Job job_;                                           // read by who is inside
-  std::array<Share, kMostShares> shares_;
+  std::array<Share, Cut::kMostShares> shares_;
   alignas(64) std::atomic<std::uint32_t> wake_{0};
   std::atomic<int> asleep_{0};
   std::atomic<int> waiting_{0};  // the caller sleeps
@@ -263,13 +274,26 @@ class Team {
 
 }  // namespace
 
-void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
-                 const NextRegion* next) {
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (tasks <= 0) return;
-  constexpr std::int64_t kMostThreads = 4096;
-  threads = static_cast<int>(std::min({std::int64_t{threads}, tasks, kMostThreads}));
+  threads = static_cast<int>(std::min({std::int64_t{threads}, tasks, std::int64_t{kMostThreads}}));
   if (threads <= 1 || within_task) return body(0, tasks);
-  Team::of_this_thread().run(threads, tasks, body, next);
+  Team::of_this_thread().run(threads, tasks, body);
 }
+
+void run_on_team(const Cut& cut, const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body,
+                 const NextRegion* next) {
+  if (cut.threads() <= 1 || within_task) {
+    for (std::size_t i = 0; i < cut.matrices(); ++i) {
+      if (cut.rows(i) > 0) body(i, 0, cut.rows(i));
+    }
+    return;
+  }
+  const auto range = [&](std::int64_t begin, std::int64_t end) { cut.for_each(begin, end, body); };
+  Team::of_this_thread().run(std::min(cut.threads(), kMostThreads), cut.tasks(), range, &cut, next);
+}
+
+NobodyHelps::NobodyHelps() : before_(std::exchange(nobody_helps, true)) {}
+NobodyHelps::~NobodyHelps() { nobody_helps = before_; }
 
 }  // namespace flashgla

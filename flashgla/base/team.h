@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "flashgla/base/cut.h"
+
 namespace flashgla {
 
 // What a thread reads first of a region: so many streams side by side, so many bytes of each.
@@ -22,16 +24,32 @@ struct Streams {
 
 // The region that follows one, as far as it is known.
 struct NextRegion {
-  std::int64_t tasks = 0;
+  const Cut* cut = nullptr;
   std::function<Streams(std::int64_t begin, std::int64_t end)> streams;  // of who takes these tasks first
 };
 
 // Runs body(begin, end) on ranges that together are [0, tasks), on at most `threads` threads, of which the calling one
 // is the first. Each begins with a share of its own, the same tasks whenever so many run on so many threads, and then
 // takes what others have left. The first exception that one throws is rethrown; what nobody has begun by then is left
-// out. Within a body: all on the calling thread. `next`: helpers with nothing left to do bring what they will read of
-// it into their caches, until they are called.
-void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body,
+// out. Within a body: all on the calling thread.
+void run_on_team(int threads, std::int64_t tasks, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+// The same over the rows of matrices, body(matrix, begin, end), where thread i begins with share i of the cut. `next`:
+// helpers with nothing left to do bring what they will read of it into their caches, until they are called.
+void run_on_team(const Cut& cut, const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body,
                  const NextRegion* next = nullptr);
+
+// While it lives, nobody takes what others have left in the calling thread's regions, and all are waited for: where it
+// counts who does what, as with the first to write a page of memory.
+class NobodyHelps {
+ public:
+  NobodyHelps();
+  ~NobodyHelps();
+  NobodyHelps(const NobodyHelps&) = delete;
+  NobodyHelps& operator=(const NobodyHelps&) = delete;
+
+ private:
+  bool before_;
+};
 
 }  // namespace flashgla

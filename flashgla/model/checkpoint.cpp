@@ -340,7 +340,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
     LoadOptions own = options;
     own.dtype.reset();
     own.device = Device::cpu();
-    return dequantise(*load_model(folder, own), *options.dtype, options.device);
+    return dequantise(*load_model(folder, own), *options.dtype, options.device, options.threads);
   }
   if (quantised && options.device != Device::cpu()) {
     throw Error(folder + ": its weights are of 8 or 4 bits, which are for the CPU; --device cpu, or --dtype bf16 to " +
@@ -367,7 +367,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
   }
   const auto place = [&](const nn::Parameter& parameter) { return places[parameter.name]; };
   auto model = std::make_unique<LanguageModel>(config, dtype, options.device, options.training, place,
-                                               options.map ? weights_read : nullptr);
+                                               options.map ? weights_read : nullptr, options.threads);
   const auto& parameters = model->parameters().parameters();
   if (layout.convert != nullptr) {
     if (quantised) throw Error(folder + ": weights of 8 or 4 bits are not read in the layout " + config.layout);

@@ -22,6 +22,7 @@ struct LoadOptions {
   std::optional<DType> dtype;
   Device device;
   bool training = false;
+  int threads = 0;  // of the decoding steps that the weights' pages are placed for on the CPU; 0: a Context's
   // Matrices stay in the mapped file, which nobody may change meanwhile: for one file on the CPU, with its tensors in
   // the model's order (as save_model writes them) and in their own dtype.
   bool map = false;

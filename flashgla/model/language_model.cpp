@@ -140,7 +140,7 @@ const ModelConfig& validated(const ModelConfig& config) {
 }  // namespace
 
 LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training,
-                             const nn::Placements& placements, std::shared_ptr<const void> keeps)
+                             const nn::Placements& placements, std::shared_ptr<const void> keeps, int threads)
     : config_(validated(config)),
       dtype_(dtype),
       device_(device),
@@ -153,7 +153,7 @@ LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device devi
   }
   store_ = std::make_unique<nn::ParameterStore>(
       [this](const nn::ParameterVisitor& visit) { layers_.for_each_parameter(visit); }, dtype, device, training,
-      placements);
+      placements, threads);
   if (!store_->packed()) return;
   if (training) throw Error("model", "weights", "are of 8 or 4 bits", "floats for training");
   if (device != Device::cpu()) throw Error("model", "weights", "are of 8 or 4 bits", "floats on " + name_of(device));

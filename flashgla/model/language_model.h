@@ -49,8 +49,9 @@ class LanguageModel {
   // dtype: of parameters and activations while training (f32, bf16; f64 for gradient checks). For inference the
   // parameters keep `dtype` and activations are f32 (f64 with f64). Parameters are not initialised. placements: some
   // lie elsewhere or are packed, on the CPU and for inference alone; `keeps` is what the model holds for them.
+  // threads: as nn::ParameterStore.
   LanguageModel(const ModelConfig& config, DType dtype, Device device, bool training,
-                const nn::Placements& placements = {}, std::shared_ptr<const void> keeps = nullptr);
+                const nn::Placements& placements = {}, std::shared_ptr<const void> keeps = nullptr, int threads = 0);
   LanguageModel(const LanguageModel&) = delete;
   LanguageModel& operator=(const LanguageModel&) = delete;
 

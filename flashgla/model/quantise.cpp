@@ -118,8 +118,9 @@ std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const Quanti
   return result;
 }
 
-std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device) {
-  auto result = std::make_unique<LanguageModel>(model.config(), dtype, device, false);
+std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device, int threads) {
+  auto result =
+      std::make_unique<LanguageModel>(model.config(), dtype, device, false, nn::Placements{}, nullptr, threads);
   const auto& from = model.parameters().parameters();
   const auto& to = result->parameters().parameters();
   Context context;

@@ -39,7 +39,7 @@ struct QuantiseOptions {
 // finite or too large, and when the model has been quantised already.
 std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const QuantiseOptions& options);
 
-// The same model with all weights in floats.
-std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device);
+// The same model with all weights in floats. threads: as LanguageModel.
+std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device, int threads = 0);
 
 }  // namespace flashgla::model

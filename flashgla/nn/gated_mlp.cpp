@@ -6,7 +6,7 @@ namespace flashgla::nn {
 
 GatedMLP::GatedMLP(const std::string& name, std::int64_t hidden, std::int64_t intermediate, double deviation)
     : gate_up_({{name + ".gate_proj", intermediate, Quantisation::mlp},
-                {name + ".up_proj", intermediate, Quantisation::mlp}},
+                {name + ".up_proj", intermediate, Quantisation::mlp, Streamed::beside}},
                hidden, deviation),
       down_({{name + ".down_proj", hidden, Quantisation::mlp}}, intermediate, deviation) {}
 

@@ -16,6 +16,7 @@ Linear::Linear(const std::vector<Part>& parts, std::int64_t in, double deviation
     // Parts are one matrix, and a panel of one must not hold rows of the next.
     const bool whole = parts.size() == 1 || part.out % ops::quantised_linear::kPanelRows == 0;
     weight.quantisation = whole ? part.quantisation : Quantisation::none;
+    if (!weights_.empty()) weight.streamed = part.streamed;
     weights_.push_back(std::move(weight));
     out_ += part.out;
     if (!bias) continue;

@@ -18,6 +18,7 @@ class Linear {
     std::string name;  // "<name>.weight" in the checkpoint
     std::int64_t out;
     Quantisation quantisation = Quantisation::mixer;
+    Streamed streamed = Streamed::behind;  // of parts behind the first
   };
   // weights normal(0, deviation); bias: each part has one, zeros, named "<name>.bias".
   Linear(const std::vector<Part>& parts, std::int64_t in, double deviation, bool bias = false);

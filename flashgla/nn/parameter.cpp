@@ -8,6 +8,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/base/random.h"
 #include "flashgla/base/transfer.h"
+#include "flashgla/nn/pages.h"
 
 namespace flashgla::nn {
 
@@ -22,7 +23,7 @@ std::uint64_t hash_name(const std::string& name) {  // FNV-1a
 }  // namespace
 
 ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype,
-                               Device device, bool gradients, const Placements& placements) {
+                               Device device, bool gradients, const Placements& placements, int threads) {
   std::set<std::string> names;
   std::vector<Placement> places;
   std::int64_t elements = 0, packed_bytes = 0;
@@ -41,9 +42,10 @@ ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)
   });
   const DType gradient_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
   values_ = Tensor::empty(Shape({elements}), dtype, device);
-  if (packed_bytes > 0) packed_ = Tensor::zeros(Shape({packed_bytes}), DType::u8, device);
+  if (packed_bytes > 0) packed_ = Tensor::empty(Shape({packed_bytes}), DType::u8, device);
   if (gradients) gradients_ = Tensor::zeros(Shape({count_}), gradient_dtype, device);
   std::int64_t begin = 0, packed_begin = 0;
+  std::vector<Parameter*> own;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = *parameters_[i];
     const Placement& place = places[i];
@@ -56,8 +58,10 @@ ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)
       parameter.value = (place.format ? packed_ : values_)->slice(0, from, from + shape.numel()).reshape(shape);
       if (gradients) parameter.gradient = gradients_->slice(0, from, from + shape.numel()).reshape(shape);
       from += shape.numel();
+      own.push_back(&parameter);
     }
   }
+  if (device == Device::cpu()) place_pages(own, Context(device, threads).threads());
 }
 
 std::size_t ParameterStore::value_bytes() const {

@@ -25,6 +25,13 @@ enum class Quantisation : std::uint8_t {
   sensitive,  // what writes to the residual stream behind a norm, and the head
 };
 
+// How a decoding step reads a matrix's rows (base/cut.h).
+enum class Streamed : std::uint8_t {
+  alone,   // in a region of its own, or of no other's kind
+  behind,  // going on from the rows of the parameter before it, where these end at its own in memory: one matrix
+  beside,  // in the same region as the parameter before it
+};
+
 struct Parameter {
   std::string name;  // as in the checkpoint: "model.layers.0.attn.q_proj.weight"
   Shape shape;
@@ -37,6 +44,7 @@ struct Parameter {
   // looked up, matrices of element-wise factors, those shared by heads.
   bool multiplied = true;
   Quantisation quantisation = Quantisation::none;
+  Streamed streamed = Streamed::alone;
   // Hears the inputs of each forward of the linear layer whose first weight this is (model/calibration.h).
   std::function<void(Context&, const TensorView& x)> observe{};
   TensorView value;     // bound by ParameterStore
@@ -65,9 +73,10 @@ using Placements = std::function<Placement(const Parameter&)>;
 class ParameterStore {
  public:
   // visit_all calls its argument once for every parameter, always in the same order. Binds value (and, with
-  // `gradients`, gradient) of each.
+  // `gradients`, gradient) of each. Values are not initialised; on the CPU their pages are placed (nn/pages.h) for
+  // steps on so many threads, 0: as many as a Context has.
   ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype, Device device,
-                 bool gradients, const Placements& placements = {});
+                 bool gradients, const Placements& placements = {}, int threads = 0);
 
   const std::vector<Parameter*>& parameters() const { return parameters_; }
   std::int64_t count() const { return count_; }  // elements

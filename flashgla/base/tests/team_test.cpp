@@ -89,12 +89,17 @@ TEST(Team, AHelperThatHoldsATaskIsWaitedFor) {
 }
 
 TEST(Team, HelpersAskWhatTheyWillReadOfTheNextRegion) {
-  constexpr std::int64_t kTasks = 37, kNext = 100, kBytes = 1000;
+  constexpr std::int64_t kRows = 37, kNext = 100, kBytes = 1000;
   const std::vector<std::byte> memory(kNext * kBytes);
   for (const int threads : {1, 2, 3, 5}) {
     std::vector<std::atomic<int>> asked(kNext);
+    Cut now, following;
+    now.add(kRows, 1);
+    now.share_out(threads);
+    following.add(kNext, 1);
+    following.share_out(threads);
     const NextRegion next{
-        kNext, [&](std::int64_t begin, std::int64_t end) {
+        &following, [&](std::int64_t begin, std::int64_t end) {
           EXPECT_LT(begin, end);
           for (std::int64_t task = begin; task < end; ++task) ++asked[static_cast<std::size_t>(task)];
           return Streams{{memory.data() + begin * kBytes, memory.data() + (end - 1) * kBytes}, kBytes};
@@ -103,8 +108,8 @@ TEST(Team, HelpersAskWhatTheyWillReadOfTheNextRegion) {
       for (auto& count : asked) count = 0;
       std::atomic<std::int64_t> done{0};
       flashgla::run_on_team(
-          threads, kTasks, [&](std::int64_t begin, std::int64_t end) { done += end - begin; }, &next);
-      EXPECT_EQ(done, kTasks);
+          now, [&](std::size_t, std::int64_t begin, std::int64_t end) { done += end - begin; }, &next);
+      EXPECT_EQ(done, kRows);
       EXPECT_EQ(asked[0], 0) << "the caller has no time for it";
       for (const auto& count : asked) EXPECT_LE(count, 1);
     }

@@ -71,11 +71,12 @@ struct Arranged {
   }
 };
 
-// A layer's columns as tasks of the region.
+// A layer's columns in the region.
 struct Work {
   const Layer* layer = nullptr;
   TensorView product;  // what the products go to: y, or gate and up beside each other
-  std::int64_t columns_a_task = 1, tasks = 0;
+  // Columns come by whole rows of the weight, or panels of them: so many to each, so many of these, and at once.
+  std::int64_t unit = 1, rows = 0, at_once = 1;
 
   Work() = default;
   Work(Context& context, const Layer& of, std::int64_t halves) : layer(&of), product(of.y) {
@@ -83,14 +84,11 @@ struct Work {
     if (halves == 2) {
       product = context.scratch().tensor(Shape({of.y.size(0), 2 * out}), DType::f32, "linear step: gate and up");
     }
-    if (of.weight.dtype == DType::u8) {
-      constexpr std::int64_t kPanels = 4;
-      columns_a_task = (of.y.size(0) <= 2 ? kPanels : 1) * quantised_linear::kPanelRows;
-    } else {
-      const std::int64_t row_bytes = of.weight.size(1) * static_cast<std::int64_t>(size_of(of.weight.dtype));
-      columns_a_task = matmul::streamed_columns_a_task(halves * row_bytes);
-    }
-    tasks = (out + columns_a_task - 1) / columns_a_task;
+    const bool packed = of.weight.dtype == DType::u8;
+    if (packed) unit = quantised_linear::kPanelRows;
+    rows = (out + unit - 1) / unit;
+    const bool streams = !packed || of.y.size(0) <= 2;
+    if (streams) at_once = rows_at_once(halves * static_cast<std::int64_t>(of.weight.bytes()) / of.weight.size(0));
   }
 
   // Columns [begin, end) of the product; bytes of packed weights go by whole panels.
@@ -110,8 +108,9 @@ struct Work {
                            {accumulate, layer->bias}, begin, end);
   }
 
-  void run(const Arranged& u, std::int64_t begin, std::int64_t end, const Options& options) const {
-    const std::int64_t out = layer->y.size(1);
+  // Rows [first, last) of the weight, or panels.
+  void run(const Arranged& u, std::int64_t first, std::int64_t last, const Options& options) const {
+    const std::int64_t out = layer->y.size(1), begin = first * unit, end = std::min(last * unit, out);
     multiply(u, begin, end, options.epilogue == Epilogue::add);
     if (options.epilogue == Epilogue::swiglu) multiply(u, out + begin, out + end, false);
     for (std::int64_t n = 0; n < layer->y.size(0); ++n) {
@@ -135,20 +134,14 @@ void stream(Context& context, const Inputs& inputs, std::span<const Layer> layer
   Walk walk;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     works[i] = Work(context, layers[i], options.epilogue == Epilogue::swiglu ? 2 : 1);
-    walk.add(layers[i], works[i].columns_a_task, works[i].tasks);
+    walk.add(layers[i], works[i].rows, works[i].at_once);
   }
   if (context.planning()) return;
-  const auto work_on = [&](std::int64_t begin, std::int64_t end) {
-    std::int64_t before = 0;  // tasks of layers before this one
-    for (std::size_t i = 0; i < layers.size(); before += works[i++].tasks) {
-      const Work& work = works[i];
-      const std::int64_t first = std::max<std::int64_t>(begin - before, 0), last = std::min(end - before, work.tasks);
-      if (first >= last) continue;
-      work.run(arranged, first * work.columns_a_task, std::min(last * work.columns_a_task, work.layer->y.size(1)),
-               options);
-    }
+  walk.share_out(context.threads());
+  const auto work_on = [&](std::size_t layer, std::int64_t begin, std::int64_t end) {
+    works[layer].run(arranged, begin, end, options);
   };
-  run_on_team(context.threads(), walk.tasks(), work_on, Order::of_this_thread().after(walk));
+  run_on_team(walk.cut(), work_on, Order::of_this_thread().after(walk));
 }
 
 Support few_rows_in_f32(const Problem& problem, const Architecture&) {

@@ -1,7 +1,6 @@
 // Where regions over weights read, so that idle threads can bring near what the next one reads.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -9,59 +8,52 @@
 
 #include "flashgla/base/team.h"
 #include "flashgla/ops/linear_step/linear_step.h"
-#include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::ops::linear_step {
 
-// The weights of a region's layers in the order of its tasks. They may be gone when this is asked: addresses are only
-// computed.
+// The weights of a region's layers, by the rule that says who reads which rows of them. They may be gone when streams
+// is asked: addresses are only computed.
 class Walk {
  public:
-  void add(const linear_step::Layer& layer, std::int64_t columns_a_task, std::int64_t tasks) {
-    const bool packed = layer.weight.dtype == DType::u8;
-    const std::int64_t unit = packed ? quantised_linear::kPanelRows : 1;
-    one_stream_ = packed && layer.y.size(0) > 2;
-    parts_[count_++] = {static_cast<const std::byte*>(layer.weight.data),
-                        static_cast<std::int64_t>(layer.weight.bytes()) / layer.weight.size(0), tasks,
-                        columns_a_task / unit, (layer.y.size(1) + unit - 1) / unit};
-    tasks_ += tasks;
+  // Rows of the weight, or its panels; with swiglu those of gate, beside which as many of up are read.
+  void add(const linear_step::Layer& layer, std::int64_t rows, std::int64_t at_once) {
+    const std::int64_t row_bytes = static_cast<std::int64_t>(layer.weight.bytes()) / layer.weight.size(0);
+    one_stream_ = layer.weight.dtype == DType::u8 && layer.y.size(0) > 2;
+    parts_[cut_.matrices()] = {static_cast<const std::byte*>(layer.weight.data), row_bytes};
+    cut_.add(rows, at_once);
   }
+  void share_out(int threads) { cut_.share_out(threads); }
 
-  std::int64_t tasks() const { return tasks_; }
+  const Cut& cut() const { return cut_; }
   const std::byte* begin() const { return parts_[0].weight; }
 
   // What the kernels read first for these tasks: four streams, a quarter of the rows apart.
   Streams streams(std::int64_t begin, std::int64_t end) const {
-    std::int64_t before = 0;
-    for (std::size_t i = 0; i < count_; before += parts_[i++].tasks) {
-      const Part& part = parts_[i];
-      const std::int64_t first = begin - before, last = std::min(end - before, part.tasks);
-      if (first >= last) continue;
-      const std::int64_t from = first * part.rows_a_task, to = std::min(last * part.rows_a_task, part.rows);
+    Streams found;
+    cut_.for_each(begin, end, [&](std::size_t matrix, std::int64_t from, std::int64_t to) {
+      if (found.bytes > 0) return;
+      const Part& part = parts_[matrix];
       const std::int64_t count = one_stream_ || to - from < Streams::kMost ? 1 : Streams::kMost;
       const std::int64_t each = (to - from) / count;
-      Streams found;
       found.bytes = each * part.row_bytes;
       for (std::int64_t s = 0; s < count; ++s) {
         found.begin[static_cast<std::size_t>(s)] = part.weight + (from + s * each) * part.row_bytes;
       }
-      return found;
-    }
-    return {};
+    });
+    return found;
   }
 
  private:
-  // Rows are those of the weight, or its panels.
   struct Part {
     const std::byte* weight = nullptr;
-    std::int64_t row_bytes = 0, tasks = 0, rows_a_task = 0, rows = 0;
+    std::int64_t row_bytes = 0;
   };
 
-  std::array<Part, kMostLayers> parts_{};
-  std::size_t count_ = 0;
-  std::int64_t tasks_ = 0;
+  Cut cut_;
+  std::array<Part, Cut::kMostMatrices> parts_{};
   bool one_stream_ = false;
 };
+static_assert(kMostLayers <= Cut::kMostMatrices);
 
 // A token's regions follow each other as the last token's did.
 class Order {
@@ -76,10 +68,12 @@ class Order {
     constexpr std::size_t kMost = 4096;  // models come and go
     if (followers_.size() > kMost) followers_.clear();
     Follower& of_last = followers_[last_];
-    if (of_last.walk.begin() != now.begin() || of_last.walk.tasks() != now.tasks()) {
+    const Cut& known = of_last.walk.cut();
+    if (of_last.walk.begin() != now.begin() || known.tasks() != now.cut().tasks() ||
+        known.shares() != now.cut().shares()) {
       of_last.walk = now;
       const Walk* walk = &of_last.walk;
-      of_last.region = {now.tasks(),
+      of_last.region = {&walk->cut(),
                         [walk](std::int64_t begin, std::int64_t end) { return walk->streams(begin, end); }};
     }
     last_ = now.begin();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "flashgla/base/cut.h"
 #include "flashgla/ops/matmul/implementations.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -214,11 +215,6 @@ void stream_columns(const TensorView& arranged, const TensorView& b, const Tenso
   HWY_DYNAMIC_DISPATCH(StreamColumns)(arranged, b, c, options, begin, end);
 }
 
-std::int64_t streamed_columns_a_task(std::int64_t row_bytes) {
-  constexpr std::int64_t kBytes = 32 * 1024, kAtOnce = 4;
-  return std::max<std::int64_t>(1, kBytes / (std::max<std::int64_t>(1, row_bytes) * kAtOnce)) * kAtOnce;
-}
-
 namespace {
 
 void run_stream(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
@@ -227,7 +223,7 @@ void run_stream(Context& context, const TensorView& a, const TensorView& b, cons
   const TensorView arranged = context.scratch().tensor(arranged_shape(a), DType::f32, "matmul: rows in f32");
   if (context.planning()) return;
   arrange(a, b.dtype, arranged);
-  const std::int64_t grain = streamed_columns_a_task(a.size(1) * static_cast<std::int64_t>(size_of(b.dtype)));
+  const std::int64_t grain = rows_at_once(a.size(1) * static_cast<std::int64_t>(size_of(b.dtype)));
   parallel_for_ranges(context, c.size(1), grain, [&](std::int64_t begin, std::int64_t end) {
     stream_columns(arranged, b, c, options, begin, end);
   });

@@ -19,7 +19,4 @@ void arrange(const TensorView& a, DType weight, const TensorView& arranged);
 void stream_columns(const TensorView& arranged, const TensorView& b, const TensorView& c, const Options& options,
                     std::int64_t begin, std::int64_t end);
 
-// Columns that are worth a task of their own, where each is a row of `row_bytes`.
-std::int64_t streamed_columns_a_task(std::int64_t row_bytes);
-
 }  // namespace flashgla::ops::matmul

@@ -1,5 +1,6 @@
 // Few rows of x by a packed matrix: bound by its bytes. Each row of panels is read once, by one thread, from its first
 // byte to its last.
+#include "flashgla/base/cut.h"
 #include "flashgla/ops/quantised_linear/cpu/kernel.h"
 
 namespace flashgla::ops::quantised_linear {
@@ -29,8 +30,8 @@ void run_packed(Context& context, const TensorView& x, const TensorView& weight,
   if (context.planning()) return;
   encode(context, x, groups, kernel, all);
   const Call call{format_of(weight), weight.as<std::uint8_t>(), groups, all, y, options};
-  const std::int64_t panels_a_task = rows <= 2 ? 4 : 1;
-  parallel_for_ranges(context, weight.size(0), panels_a_task,
+  const std::int64_t panels_at_once = rows <= 2 ? rows_at_once(call.panel_bytes()) : 1;
+  parallel_for_ranges(context, weight.size(0), panels_at_once,
                       [&](std::int64_t begin, std::int64_t end) { kernel.multiply(call, begin, end); });
 }
 
