@@ -2,6 +2,8 @@
 # Configures and builds a preset of CMakePresets.json into its folder, quietly:
 #   build.sh PRESET [TARGET...] [-- CMAKE_ARGUMENT...]
 # Presets: release (build), debug (build-debug), sanitize (build-sanitize), cuda (build-cuda), cuda-native.
+# As many compilers at once as there are processors, where CMAKE_BUILD_PARALLEL_LEVEL does not say how many: more take
+# each other's memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1
@@ -14,6 +16,7 @@ folder=build-$preset
 [ "$preset" != release ] || folder=build
 mkdir -p "$folder"
 log=$folder/build.log
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 started=$SECONDS
 echo "Building into $folder (log: $log)"
 if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
