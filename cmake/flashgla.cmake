@@ -32,22 +32,69 @@ function(flashgla_precompile target name)
   endif()
 endfunction()
 
-# Compiles a target's sources in PARTS of about the same number (FLASHGLA_JOIN_SOURCES): headers are parsed and templates
-# made once a part. Sources with options of their own, those in cpu/ (Highway includes them once an instruction set) and
-# those in cuda/ stay alone, and so do operators that need oneDNN, for programs of other operators (the Python extension)
-# that are to be linked without it.
+# Sets PREFIX_0, PREFIX_1, ...: the sources behind PARTS in their order, about as many bytes in each list.
+function(flashgla_share prefix parts)
+  set(total 1)
+  foreach(number RANGE ${parts})
+    set(${prefix}_${number} "")
+  endforeach()
+  foreach(source IN LISTS ARGN)
+    get_filename_component(path ${source} ABSOLUTE)
+    file(SIZE ${path} size)
+    math(EXPR total "${total} + ${size}")
+  endforeach()
+  set(before 0)
+  foreach(source IN LISTS ARGN)
+    get_filename_component(path ${source} ABSOLUTE)
+    file(SIZE ${path} size)
+    math(EXPR part "(${before} + ${size} / 2) * ${parts} / ${total}")
+    math(EXPR before "${before} + ${size}")
+    list(APPEND ${prefix}_${part} ${source})
+    set(${prefix}_${part} ${${prefix}_${part}} PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# Compiles sources of a target in PARTS of about the same size, named NAME0, NAME1, ... (FLASHGLA_JOIN_SOURCES): headers
+# are parsed and templates made once a part. Sources with options of their own stay alone.
+function(flashgla_join_sources target name parts)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  flashgla_share(part ${parts} ${ARGN})
+  math(EXPR last "${parts} - 1")
+  foreach(number RANGE ${last})
+    if(part_${number})
+      set_property(SOURCE ${part_${number}} TARGET_DIRECTORY ${target} PROPERTY UNITY_GROUP ${name}${number})
+    endif()
+  endforeach()
+endfunction()
+
+# The same for sources that Highway includes once an instruction set: a part includes all of its sources for the first,
+# then all for the next, so that Highway itself is parsed once a part and instruction set. Each source says that it is
+# the file to include again; a part says after them that it is itself.
+function(flashgla_join_simd_sources target name parts)
+  flashgla_share(part ${parts} ${ARGN})
+  math(EXPR last "${parts} - 1")
+  foreach(number RANGE ${last})
+    if(part_${number})
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}${number}.cpp)
+      set(again "#undef HWY_TARGET_INCLUDE\n#define HWY_TARGET_INCLUDE \"${file}\"\n")
+      list(TRANSFORM part_${number} REPLACE "(.+)" "#include \"\\1\"\n" OUTPUT_VARIABLE includes)
+      list(JOIN includes "" includes)
+      file(CONFIGURE OUTPUT ${file} @ONLY CONTENT "${again}#include \"hwy/foreach_target.h\"\n${includes}${again}")
+      target_sources(${target} PRIVATE ${file})
+      set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+      set_property(SOURCE ${part_${number}} TARGET_DIRECTORY ${target} PROPERTY HEADER_FILE_ONLY ON)
+    endif()
+  endforeach()
+endfunction()
+
+# All C++ sources of a target, but those in cuda/, in PARTS; 0: each alone.
 function(flashgla_join target parts)
   if(NOT FLASHGLA_JOIN_SOURCES OR parts EQUAL 0)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
-  set(alone ${sources})
-  list(FILTER alone INCLUDE REGEX "(cpu|cuda)/|\\.cu$|ops/(cross_entropy|linear_step|matmul|quantised_linear)/")
-  set_property(SOURCE ${alone} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
-  list(REMOVE_ITEM sources ${alone})
-  list(LENGTH sources count)
-  math(EXPR batch "(${count} + ${parts} - 1) / ${parts}")
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
+  list(FILTER sources EXCLUDE REGEX "cuda/|\\.cu$|^${CMAKE_BINARY_DIR}")
+  flashgla_join_sources(${target} part ${parts} ${sources})
 endfunction()
 
 # SIMD sources are compiled for AVX-512, AVX2 and the portable baseline (plain C++ on x86-64, NEON on Arm).

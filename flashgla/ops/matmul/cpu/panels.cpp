@@ -25,7 +25,7 @@ namespace gemm = flashgla::ops::gemm::HWY_NAMESPACE;
 using gemm::Start;
 using simd::VF32;
 
-constexpr std::int64_t kColumns = 64;        // rows of w at once, in f32 in the second-level cache
+constexpr std::int64_t kPanelColumns = 64;   // rows of w at once, in f32 in the second-level cache
 constexpr std::int64_t kPanelBytes = 24576;  // of a panel's piece of K, in the first-level cache
 constexpr std::int64_t kApart = 16;          // elements between those rows, so that they share no set of a cache
 
@@ -33,7 +33,7 @@ constexpr std::int64_t kApart = 16;          // elements between those rows, so 
 std::int64_t PanelRows() { return 2 * gemm::Lanes(); }
 
 // Rows [first, first + PanelRows()) of a as a panel [K,PanelRows()], zeros behind the last row.
-void Arrange(const TensorView& a, std::int64_t first, float* to) {
+void ArrangePanel(const TensorView& a, std::int64_t first, float* to) {
   constexpr std::int64_t kFew = 64, kFour = 4;  // of k, so that what is written is near
   constexpr std::int64_t kLine = 16;
   const std::int64_t width = PanelRows(), k_size = a.size(1), stride = a.stride[0];
@@ -65,11 +65,11 @@ void widen(const BFloat16* w, std::int64_t stride, std::int64_t count, std::int6
 void put(const float* sums, std::int64_t padded, std::int64_t count, float* turned, const TensorView& c,
          std::int64_t first_row, std::int64_t first_column, const Options& options) {
   const std::int64_t width = PanelRows(), rows = std::min(width, c.size(0) - first_row);
-  gemm::Transpose(padded, width, sums, width, turned, kColumns);
+  gemm::Transpose(padded, width, sums, width, turned, kPanelColumns);
   const auto sum = [](VF32 x, VF32 y) { return hn::Add(x, y); };
   for (std::int64_t i = 0; i < rows; ++i) {
     float* out = c.as<float>() + (first_row + i) * c.stride[0] + first_column;
-    const float* row = turned + i * kColumns;
+    const float* row = turned + i * kPanelColumns;
     if (options.accumulate) {
       simd::map(sum, count, out, out, row);
     } else {
@@ -84,7 +84,8 @@ void put(const float* sums, std::int64_t padded, std::int64_t count, float* turn
   }
 }
 
-// Columns [column, column + kColumns) of rows [row, row + rows) of c; without memory: only the bytes that it needs.
+// Columns [column, column + kPanelColumns) of rows [row, row + rows) of c; without memory: only the bytes that it
+// needs.
 std::size_t Multiply(const TensorView& panels, const TensorView& b, const TensorView& c, const Options& options,
                      std::int64_t row, std::int64_t rows, std::int64_t column, std::byte* memory) {
   Carver carver(memory);
@@ -92,13 +93,13 @@ std::size_t Multiply(const TensorView& panels, const TensorView& b, const Tensor
   const std::int64_t most = kPanelBytes / static_cast<std::int64_t>(sizeof(float)) / width;
   const std::int64_t pieces = (k_size + most - 1) / most, piece = (k_size + pieces - 1) / pieces;
   const std::int64_t panel_count = (rows + width - 1) / width, apart = piece + kApart;
-  float* weights = carver.take<float>(kColumns * apart);
-  float* sums = carver.take<float>(panel_count * kColumns * width);
-  float* turned = carver.take<float>(width * kColumns);
+  float* weights = carver.take<float>(kPanelColumns * apart);
+  float* sums = carver.take<float>(panel_count * kPanelColumns * width);
+  float* turned = carver.take<float>(width * kPanelColumns);
   if (memory == nullptr) return carver.used();
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(BFloat16)),
                  kFloat = static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t count = std::min(kColumns, b.size(1) - column), padded = (count + 3) / 4 * 4;
+  const std::int64_t count = std::min(kPanelColumns, b.size(1) - column), padded = (count + 3) / 4 * 4;
   const BFloat16* w = b.as<BFloat16>() + column * stride;
   gemm::Ahead ahead;
   for (std::int64_t begin = 0; begin < k_size; begin += piece) {
@@ -112,7 +113,7 @@ std::size_t Multiply(const TensorView& panels, const TensorView& b, const Tensor
     }
     for (std::int64_t p = 0; p < panel_count; ++p) {
       const float* panel = panels.as<float>() + ((row / width + p) * k_size + begin) * width;
-      float* to = sums + p * kColumns * width;
+      float* to = sums + p * kPanelColumns * width;
       const gemm::Strided from{weights, apart, 1};
       if (begin == 0) {
         gemm::Gemm<Start::zero>(padded, width, end - begin, from, panel, width, to, width, nullptr, nullptr, &ahead);
@@ -122,7 +123,7 @@ std::size_t Multiply(const TensorView& panels, const TensorView& b, const Tensor
     }
   }
   for (std::int64_t p = 0; p < panel_count; ++p) {
-    put(sums + p * kColumns * width, padded, count, turned, c, row + p * width, column, options);
+    put(sums + p * kPanelColumns * width, padded, count, turned, c, row + p * width, column, options);
   }
   return carver.used();
 }
@@ -135,12 +136,12 @@ HWY_AFTER_NAMESPACE();
 namespace flashgla::ops::matmul {
 
 HWY_EXPORT(PanelRows);
-HWY_EXPORT(Arrange);
+HWY_EXPORT(ArrangePanel);
 HWY_EXPORT(Multiply);
 
 namespace {
 
-constexpr std::int64_t kColumnsOfTask = HWY_NAMESPACE::kColumns;
+constexpr std::int64_t kColumnsOfTask = HWY_NAMESPACE::kPanelColumns;
 // oneDNN was as fast or faster beyond these, where turning the rows round costs more beside the products.
 constexpr std::int64_t kMostRows = 1024, kLeastSide = 1024;
 
@@ -164,7 +165,7 @@ void run_panels(Context& context, const TensorView& a, const TensorView& b, cons
                         HWY_DYNAMIC_DISPATCH(Multiply)(panels, b, c, options, 0, rows, 0, nullptr));
   if (context.planning()) return;
   parallel_for(context, count, [&](std::int64_t panel) {
-    HWY_DYNAMIC_DISPATCH(Arrange)(a, panel * width, panels.as<float>() + panel * a.size(1) * width);
+    HWY_DYNAMIC_DISPATCH(ArrangePanel)(a, panel * width, panels.as<float>() + panel * a.size(1) * width);
   });
   workers.run([&](std::int64_t item, std::byte* memory) {
     const std::int64_t row = item % down * rows;
