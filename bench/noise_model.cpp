@@ -15,15 +15,19 @@ std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DTy
   }
   auto model =
       std::make_unique<model::LanguageModel>(model::preset(preset), dtype, device, false, placements, nullptr, threads);
+  const Context context(Device::cpu(), threads);
   for (const nn::Parameter* parameter : model->parameters().parameters()) {
     if (!ops::quantised_linear::is_packed(parameter->value)) continue;
     const std::int64_t block = parameter->value.size(2);
     auto* bytes = parameter->value.as<std::uint8_t>();
-    for (std::int64_t i = 0; i < parameter->value.numel(); ++i) {
-      const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
-      const bool scale = i % block < ops::quantised_linear::kScaleBytes;  // f16: 2^-10 and a little
-      bytes[i] = static_cast<std::uint8_t>(scale ? (i % 2 ? 0x14u : noise >> 25) : noise >> 24);
-    }
+    const auto fill = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
+        const bool scale = i % block < ops::quantised_linear::kScaleBytes;  // f16: 2^-10 and a little
+        bytes[i] = static_cast<std::uint8_t>(scale ? (i % 2 ? 0x14u : noise >> 25) : noise >> 24);
+      }
+    };
+    parallel_for_blocks(context, parameter->value.numel(), std::int64_t{1} << 20, fill);
   }
   model->parameters().initialize(1);
   return model;

@@ -139,28 +139,40 @@ inline void multiply_rows(const Call& call, std::int64_t panel, std::int64_t spa
   }
 }
 
-// Rows [m, rows) of x.
+// One or two rows of x, which wait for memory: panels side by side, `spacing` of them apart.
 template <Format kFormat, int kPanels>
-inline void multiply_all_rows(const Call& call, std::int64_t panel, std::int64_t spacing, std::int64_t m,
-                              std::int64_t rows) {
-  for (; m + 4 <= rows; m += 4) multiply_rows<kFormat, kPanels, 4>(call, panel, spacing, m);
-  if (rows - m == 3) multiply_rows<kFormat, kPanels, 3>(call, panel, spacing, m);
-  if (rows - m == 2) multiply_rows<kFormat, kPanels, 2>(call, panel, spacing, m);
-  if (rows - m == 1) multiply_rows<kFormat, kPanels, 1>(call, panel, spacing, m);
+inline void multiply_few_rows(const Call& call, std::int64_t panel, std::int64_t spacing) {
+  if (call.y.size(0) == 1) return multiply_rows<kFormat, kPanels, 1>(call, panel, spacing, 0);
+  multiply_rows<kFormat, kPanels, 2>(call, panel, spacing, 0);
 }
 
-// Two rows of x and fewer wait for memory: their panels lie a quarter of the range apart. Of many rows some stay in the
-// cache while all panels of the range pass by.
+// Rows [m, rows) of x.
+template <Format kFormat>
+inline void multiply_all_rows(const Call& call, std::int64_t panel, std::int64_t m, std::int64_t rows) {
+  for (; m + 4 <= rows; m += 4) multiply_rows<kFormat, 1, 4>(call, panel, 0, m);
+  if (rows - m == 3) multiply_rows<kFormat, 1, 3>(call, panel, 0, m);
+  if (rows - m == 2) multiply_rows<kFormat, 1, 2>(call, panel, 0, m);
+  if (rows - m == 1) multiply_rows<kFormat, 1, 1>(call, panel, 0, m);
+}
+
+// Of few rows four panels at once, a quarter of the range apart, and the rest beside each other. Of many rows some stay
+// in the cache while all panels of the range pass by.
 template <Format kFormat>
 inline void multiply_panels(const Call& call, std::int64_t begin, std::int64_t end) {
   constexpr std::int64_t kRowsInCache = 64;
   constexpr int kStreams = 4;
   const std::int64_t rows = call.y.size(0);
-  const std::int64_t quarter = rows <= 2 ? (end - begin) / kStreams : 0;
-  for (std::int64_t i = 0; i < quarter; ++i) multiply_all_rows<kFormat, kStreams>(call, begin + i, quarter, 0, rows);
+  if (rows <= 2) {
+    const std::int64_t quarter = (end - begin) / kStreams, rest = begin + kStreams * quarter;
+    for (std::int64_t i = 0; i < quarter; ++i) multiply_few_rows<kFormat, kStreams>(call, begin + i, quarter);
+    if (end - rest == 3) multiply_few_rows<kFormat, 3>(call, rest, 1);
+    if (end - rest == 2) multiply_few_rows<kFormat, 2>(call, rest, 1);
+    if (end - rest == 1) multiply_few_rows<kFormat, 1>(call, rest, 1);
+    return;
+  }
   for (std::int64_t m = 0; m < rows; m += kRowsInCache) {
-    for (std::int64_t panel = begin + kStreams * quarter; panel < end; ++panel) {
-      multiply_all_rows<kFormat, 1>(call, panel, 0, m, std::min(rows, m + kRowsInCache));
+    for (std::int64_t panel = begin; panel < end; ++panel) {
+      multiply_all_rows<kFormat>(call, panel, m, std::min(rows, m + kRowsInCache));
     }
   }
 }
