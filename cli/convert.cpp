@@ -100,11 +100,19 @@ void run_convert(const ConvertArguments& arguments) {
   if (fs::equivalent(in, arguments.out, ignored)) {
     throw Error("convert: the output is the input, " + in + "; name another folder");
   }
+  if (fs::is_directory(fs::path(arguments.out) / "checkpoints", ignored)) {
+    throw Error("convert: the output is a run's folder, " + arguments.out + "; name another folder");
+  }
   std::optional<model::QuantiseOptions> quantise;
   std::optional<model::Calibration> calibration;
   if (!arguments.quantise.empty()) {
     quantise.emplace();
     quantise->preset = model::find_quantisation_preset(arguments.quantise);
+    const auto& [name, mlp, mixer, sensitive] = quantise->preset;
+    constexpr auto kFew = ops::quantised_linear::Format::q4;
+    if (arguments.method == "gptq" && mlp != kFew && mixer != kFew && sensitive != kFew) {
+      throw Error("convert: --method gptq is for matrices of 4 bits, and " + arguments.quantise + " has none");
+    }
     quantise->only = arguments.only;
     save.metadata["quantisation"] = arguments.quantise + (arguments.only.empty() ? "" : " of " + arguments.only);
   }

@@ -139,6 +139,13 @@ Memory describe_memory(const model::ModelConfig& config) {
   return memory;
 }
 
+// Of all tensors, where some are of 8 or 4 bits.
+double bytes_of_formats(const Files& files) {
+  std::uint64_t bytes = 0;
+  for (const auto& [format, row] : files.formats) bytes += row.second;
+  return static_cast<double>(bytes);
+}
+
 void print_json(const Model& model) {
   Json object = {{"source", model.source}, {"config", Json::parse(model::to_json(model.config))}};
   object["parameters"] = model::parameter_count(model.config);
@@ -155,6 +162,9 @@ void print_json(const Model& model) {
                             {"training_bf16_without_activations", memory.training_bf16},
                             {"decode_state_per_sequence", memory.state},
                             {"decode_state_per_token", memory.state_per_token}};
+  if (model.files && !model.files->formats.empty()) {
+    object["memory_bytes"]["weights_as_stored"] = bytes_of_formats(*model.files);
+  }
   if (model.files) {
     object["files"] = {{"weights", model.files->weights},
                        {"bytes", model.files->bytes},
@@ -200,7 +210,10 @@ void print_text(const Model& model) {
              format_count(static_cast<double>(count)));
   const Memory memory = describe_memory(model.config);
   fmt::print("\nMemory\n");
-  fmt::print("  {:<46} {} as bf16, {} as f32\n", "weights", format_bytes(memory.weights_bf16),
+  const bool packed = model.files && !model.files->formats.empty();
+  const std::string stored =
+      packed ? fmt::format("{} as stored; decoded ", format_bytes(bytes_of_formats(*model.files))) : "";
+  fmt::print("  {:<46} {}{} as bf16, {} as f32\n", "weights", stored, format_bytes(memory.weights_bf16),
              format_bytes(memory.weights_f32));
   fmt::print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
              "training: weights, gradients, optimizer", format_bytes(memory.training_f32),

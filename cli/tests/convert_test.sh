@@ -27,6 +27,7 @@ done
 succeeds '.' convert run some --quantise q4 --quantise-only mlp --quiet
 succeeds 'as q4, q8 and' convert q4 copied-q4 --quiet
 succeeds '[(].*, q4 and q8[)]' info copied-q4
+succeeds 'weights +[0-9.]+ .?B as stored; decoded' info copied-q4
 succeeds '.' convert q4 decoded --dtype bf16
 succeeds '.' generate decoded --prompt One --max-tokens 5 --mmap
 succeeds '.' generate q4 --prompt One --max-tokens 5 --save-state q4.state
@@ -34,6 +35,10 @@ succeeds '.' convert run calibrated --quantise q4 --calibrate stories.jsonl --ca
 succeeds '.' convert run gptq --quantise q4 --calibrate stories.jsonl --method gptq --calibration-tokens 500 --quiet
 succeeds 'kl' evaluate run calibrated gptq --data tokens --limit 1 --kl 100 --quiet
 refuses 'calibrate' convert run out --quantise q4 --method gptq
+refuses 'gptq is for matrices of 4 bits, and q8 has none' \
+  convert run out --quantise q8 --calibrate stories.jsonl --method gptq
+refuses 'would have to be decoded as bf16' generate q4 --prompt One --mmap --dtype bf16
+refuses "output is a run's folder, run" convert run run --quantise q4
 refuses 'another model' generate q8 --load-state q4.state
 refuses '8 or 4 bits' train --data tokens --initial-weights q4 --steps 1 --out again
 refuses '8 or 4 bits already' convert q4 out --quantise q8

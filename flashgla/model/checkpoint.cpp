@@ -336,6 +336,10 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
   if (quantised && options.training) {
     throw Error(folder + ": its weights are of 8 or 4 bits; train the model in floats that it was made of");
   }
+  if (quantised && options.dtype && options.map) {
+    throw Error(folder + ": its weights are of 8 or 4 bits and would have to be decoded as " + name_of(*options.dtype) +
+                "; leave out the dtype, or do not map them");
+  }
   if (quantised && options.dtype) {
     LoadOptions own = options;
     own.dtype.reset();
