@@ -2,7 +2,7 @@
 # Figure 4 of the paper: accuracy in multi-query associative recall by model width.
 #   figure4.sh OUT [--size tiny|full] [--settings T:PAIRS,...] [--widths LIST] [--models LIST] [--rates LIST]
 #              [--layers N] [--epochs N] [--sequences N] [--device D] [--dtype f32|bf16]
-#              [--dropout P] [--range R] [--jobs N]
+#              [--dropout P] [--range R] [--clip-norm X] [--seed N] [--jobs N]
 # Trains every model of the grid on the task and takes the best accuracy over the learning rates. What has been trained
 # is not trained again, and what was cut off goes on. OUT/figure4.txt has the table, OUT/figure4.json its numbers and
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
@@ -16,14 +16,15 @@ flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
 usage() { sed -n '2,12p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
-sequences='' device='' jobs='' dtype=f32 dropout='' range=''
+sequences='' device='' jobs='' dtype=f32 dropout='' range='' clip_norm=0 seed=123
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
   case $1 in
     --size | --settings | --widths | --models | --rates | --layers | --epochs | --sequences | --device | --dtype | \
-      --dropout | --range | --jobs)
-      declare "${1#--}=$2" ;;
+      --dropout | --range | --clip-norm | --seed | --jobs)
+      option=${1#--}
+      declare "${option//-/_}=$2" ;;
     *) usage ;;
   esac
   shift 2
@@ -76,10 +77,10 @@ train() {  # MODEL SETTING WIDTH RATE
     --dtype "$dtype" --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) \
     --learning-rate "$4" \
     --initial-learning-rate 0 --final-learning-rate 0 --warmup-tokens 0 --beta2 0.999 --weight-decay 0.1 \
-    --clip-norm 0 --embedding-dropout "$fallout" --attention-dropout "$fallout" \
+    --clip-norm "$clip_norm" --embedding-dropout "$fallout" --attention-dropout "$fallout" \
     --evaluate-every "$steps" --evaluation-tokens 0 \
     --checkpoint-every $((steps * 4)) --keep-checkpoints 1 --log-every "$steps" --stop-accuracy 0.99 --patience 8 \
-    --seed 123 --quiet >"$out/$name.log" 2>&1 ||
+    --seed "$seed" --quiet >"$out/$name.log" 2>&1 ||
     { echo "error: $name: $(tail -n 1 "$out/$name.log")" >&2; return 1; }
   touch "$run/done"
   echo "$name: $(grep -o '"accuracy":[0-9.e-]*' "$run/metrics.jsonl" | tail -n 1)"
@@ -105,6 +106,7 @@ while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
 cat >"$out/settings.json" <<END
 {"size": "$size", "layers": $layers, "epochs": $epochs, "sequences": $sequences, "words": $words, "device": "$device",
- "dtype": "$dtype", "dropout": $dropout, "range": $range, "date": "$(date -u +%F)"}
+ "dtype": "$dtype", "dropout": $dropout, "range": $range, "clip_norm": $clip_norm, "seed": $seed,
+ "date": "$(date -u +%F)"}
 END
 python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$rates" | tee "$out/figure4.txt"
