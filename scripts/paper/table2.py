@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The losses of table2.sh's runs: mean training loss of the last 200 steps, the paper's measure, over the seeds.
+"""The losses of table2.sh's runs: mean training loss of the last 200 steps, the paper's measure (of runs of less than
+800 the last quarter), over the seeds.
 
     python3 table2.py gather OUT SEEDS NAME:GATE:HEADS:PAPER:FIRST_VERSION...    writes OUT/table2.json, prints a table
     python3 table2.py document OUT...    writes one run, or several of a size with other normalizers, into
@@ -19,12 +20,16 @@ import paper
 LAST = 200
 
 
+def last_of(steps):
+    return min(LAST, max(1, steps // 4))
+
+
 def of_run(folder):
     with open(folder / "metrics.jsonl", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     train = [row["loss"] for row in rows if row["kind"] == "train"]
     validation = [row["loss"] for row in rows if row["kind"] == "eval"]
-    return {"steps": len(train), "loss": statistics.fmean(train[-LAST:]),
+    return {"steps": len(train), "loss": statistics.fmean(train[-last_of(len(train)):]),
             "validation": validation[-1] if validation else None}
 
 
@@ -39,7 +44,10 @@ def gather(out, seeds, rows):
     table = []
     for text in rows:
         name, gate, heads, paper, first = text.split(":")
-        runs = [of_run(out / f"{name}-{seed}") for seed in range(1, seeds + 1)]
+        folders = [out / f"{name}-{seed}" for seed in range(1, seeds + 1)]
+        runs = [of_run(folder) for folder in folders if (folder / "done").exists()]
+        if not runs:
+            continue
         table.append({"name": name, "gate": gate, "heads": int(heads), "paper": paper, "first_version": first,
                       "runs": runs})
     settings = json.loads((out / "settings.json").read_text())
@@ -55,8 +63,8 @@ def section(runs):
     settings, steps = runs[0]["settings"], runs[0]["rows"][0]["runs"][0]["steps"]
     lines = [textwrap.fill(
         f"{settings['text']} (bytes), on {settings['device']}, {settings['date']}; {steps} steps. Loss "
-        "in nats, mean over the last 200 steps and over seeds, with the standard deviation between them; perplexities "
-        "of the paper are of words.", 120), "",
+        f"in nats, mean over the last {last_of(steps)} steps and over seeds, with the standard deviation between them; "
+        "perplexities of the paper are of words.", 120), "",
         "| gate | normalizer | heads | seeds | training loss | validation | the paper's | its first version's |",
         "|---|---|---|---|---|---|---|---|"]
     for run in runs:

@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Table 2 of the paper and its first version's ablation: the gate, and the number of heads, by training loss.
 #   table2.sh OUT [--size small|medium] [--text FILE_OR_FOLDER] [--seeds N] [--steps N] [--device D] [--jobs N]
-#     [--normalizer N]
+#     [--normalizer N] [--only NAMES]
 # Trains GLA's layer without a gate, with a constant one, with one of a head, of the keys' channels (GLA), of the
 # values' channels and of both, and GLA with 1 and 8 heads. What is trained already is not trained again. OUT/table2.txt
 # has the result beside the paper's, OUT/table2.json its numbers; table2.py writes them into docs/PAPER.md.
 #   small   configs/char-level.json's size, bytes of one text of about 1 MB: minutes a run on two cores
 #   medium  25M parameters, for a GPU: 98M tokens a run, about a minute each on an H200 (--steps for fewer)
-# N jobs train side by side (1). Gates' logarithms are divided by the normalizer (16, the paper's). Without a text small
-# makes stories of 1 MB, and medium takes the sources of this machine's Python (python_sources.py).
+# Of NAMES alone, with commas (none, constant, scalar, value, key, key_value, key_1_head, key_8_heads), where there is
+# no time for all: the table has what is trained. N jobs train side by side (1). Gates' logarithms are divided by the
+# normalizer (16, the paper's). Without a text small makes stories of 1 MB, and medium takes the sources of this
+# machine's Python (python_sources.py).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,12p' "$0" >&2; exit 2; }
+usage() { sed -n '2,14p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1 normalizer=16
+out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1 normalizer=16 only=''
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
@@ -26,6 +28,7 @@ while [ $# -gt 0 ]; do
     --device) device=$2 ;;
     --jobs) jobs=$2 ;;
     --normalizer) normalizer=$2 ;;
+    --only) only=$2 ;;
     *) usage ;;
   esac
   shift 2
@@ -77,6 +80,7 @@ train() {  # NAME GATE HEADS SEED
 for ((seed = 1; seed <= seeds; ++seed)); do
   for row in $rows; do
     IFS=: read -r name gate heads _ _ <<<"$row"
+    [[ -z $only || ,$only, == *,$name,* ]] || continue
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || exit 1; done
     train "$name" "$gate" "$heads" "$seed" &
   done
