@@ -2,8 +2,10 @@
 // h the state before the chunk, H the state after it and dH its gradient (README.md):
 //   dP = tril(do v^T)          dq = do h^T + dP k              dk = total * (v dH^T) + dP^T q
 //   dv = (total * k) dH + P^T do      dh = total * dH + q^T do
-//   dg_t = sum over i >= t in the chunk of (q_i dq_i - k_i dk_i)  +  sum over V of dH * H
-// so that the suffix sums over the sequence never grow past a chunk. Compiled once per SIMD target.
+//   dg_t = sum over V of dh * h  -  sum over i < t in the chunk of (q_i dq_i - k_i dk_i)
+// so that the sums over the sequence never grow past a chunk. From the chunk's start: whatever is taken away again, a
+// gate before it has let through; of dH * H none may have. dgv the other way, from the chunk's end, for do o has the
+// rounding of o. Compiled once per SIMD target.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "flashgla/ops/gated_linear_attention/cpu/chunk_backward.cpp"
 #include "hwy/foreach_target.h"
@@ -40,8 +42,8 @@ struct BackwardBuffers {
   float* dp;
   float* row_k;       // [ldk]
   float* row_v;       // [ldv]
-  float* boundary_k;  // [ldk] sum over V of dH * H
-  float* boundary_v;  // [ldv] sum over K
+  float* boundary_k;  // [ldk] sum over V of dh * h
+  float* boundary_v;  // [ldv] sum over K of dH * H
   Ahead ahead;
   float* d_state;  // [values][ldk]
   float* states;   // kSegmentBlocks + 1 of them: before each chunk of the segment, and after the last
@@ -66,18 +68,26 @@ struct BackwardBuffers {
   }
 };
 
-// boundary_k = sum over V, boundary_v = sum over K of dH * H.
-HWY_NOINLINE void Boundary(const Shapes& s, const float* d_state, const float* state, BackwardBuffers& b) {
+// Sums over V of a state times its gradient, [ldk].
+HWY_NOINLINE void SumOverValues(const Shapes& s, const float* d_state, const float* state, float* sums) {
   const D d;
-  FillZero(b.boundary_k, s.ldk);
+  FillZero(sums, s.ldk);
+  for (std::int64_t v = 0; v < s.values; ++v) {
+    for (std::int64_t k = 0; k < padded(s.K); k += Lanes()) {
+      const Vec product = hn::Mul(hn::LoadU(d, d_state + v * s.ldk + k), hn::LoadU(d, state + v * s.ldk + k));
+      hn::StoreU(hn::Add(hn::LoadU(d, sums + k), product), d, sums + k);
+    }
+  }
+}
+// And over K, [values].
+HWY_NOINLINE void SumOverKeys(const Shapes& s, const float* d_state, const float* state, float* sums) {
+  const D d;
   for (std::int64_t v = 0; v < s.values; ++v) {
     Vec row = hn::Zero(d);
     for (std::int64_t k = 0; k < padded(s.K); k += Lanes()) {
-      const Vec product = hn::Mul(hn::LoadU(d, d_state + v * s.ldk + k), hn::LoadU(d, state + v * s.ldk + k));
-      row = hn::Add(row, product);
-      hn::StoreU(hn::Add(hn::LoadU(d, b.boundary_k + k), product), d, b.boundary_k + k);
+      row = hn::Add(row, hn::Mul(hn::LoadU(d, d_state + v * s.ldk + k), hn::LoadU(d, state + v * s.ldk + k)));
     }
-    b.boundary_v[v] = hn::GetLane(hn::SumOfLanes(d, row));
+    sums[v] = hn::GetLane(hn::SumOfLanes(d, row));
   }
 }
 
@@ -220,16 +230,21 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
   AdvanceGradient(s, keys.gates, keys.gates_values, count, head, b);
 }
 
-// The gate's gradient from its per-token terms: suffix sums on top of the boundary's. terms [count][ld].
+// The gate's gradient from its per-token terms [count][ld]: the boundary's less the sums before each token, or the
+// boundary's and the sums from it on.
+template <bool kFromStart>
 HWY_NOINLINE void StoreGateGradients(const Gates& gates, const Rows& target, std::int64_t begin, std::int64_t count,
                                      std::int64_t channels, std::int64_t ld, const float* terms, float* sum,
                                      double* total, float* row) {
   const D d;
   if (gates.log2.step == 1) {
-    for (std::int64_t t = count; t-- > 0;) {
+    for (std::int64_t n = 0; n < count; ++n) {
+      const std::int64_t t = kFromStart ? n : count - 1 - n;
       for (std::int64_t i = 0; i < padded(channels); i += Lanes()) {
-        const Vec value = hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, terms + t * ld + i));
-        hn::StoreU(value, d, sum + i);
+        const Vec before = hn::LoadU(d, sum + i), term = hn::LoadU(d, terms + t * ld + i);
+        const Vec after = kFromStart ? hn::Sub(before, term) : hn::Add(before, term);
+        const Vec value = kFromStart ? before : after;
+        hn::StoreU(after, d, sum + i);
         // exp(-inf) h = 0 whatever h; the sums only approach it.
         hn::StoreU(hn::IfThenZeroElse(hn::Eq(gates.log2.at(t, i), hn::Set(d, -HUGE_VALF)), value), d, row + i);
       }
@@ -239,17 +254,20 @@ HWY_NOINLINE void StoreGateGradients(const Gates& gates, const Rows& target, std
   }
   double running = 0.0;
   for (std::int64_t i = 0; i < channels; ++i) running += static_cast<double>(sum[i]);
-  for (std::int64_t t = count; t-- > 0;) {
+  for (std::int64_t n = 0; n < count; ++n) {
+    const std::int64_t t = kFromStart ? n : count - 1 - n;
     Vec token = hn::Zero(d);
     for (std::int64_t i = 0; i < padded(channels); i += Lanes())
       token = hn::Add(token, hn::LoadU(d, terms + t * ld + i));
-    running += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, token)));
+    const auto term = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, token)));
+    if (!kFromStart) running += term;
     const bool reset = gates.log2.row(t)[0] == -HUGE_VALF;
     if (total != nullptr && !reset) *total += running;
     if (target) {
       row[0] = reset ? 0.0f : static_cast<float>(running);
       StoreRow(target.dtype, row, 1, target.row(begin + t));
     }
+    if (kFromStart) running -= term;
   }
 }
 
@@ -261,7 +279,7 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
   const std::int64_t wide_v = padded(s.values);
   const bool wants_dg = static_cast<bool>(task.dg) || dg_sum != nullptr;
   PrepareKeys(s, task, begin, count, keys);
-  if (wants_dg || task.dgv) Boundary(s, b.d_state, next_state, b);
+  if (task.dgv) SumOverKeys(s, b.d_state, next_state, b.boundary_v);
   FillZero(b.dg, kBlock * s.ldk);
   FillZero(b.dgv, kBlock * s.ldv);
 
@@ -314,10 +332,12 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
     if (task.dv) StoreRow(task.dv.dtype, dv, s.V, task.dv.row(begin + t));
   }
   if (wants_dg) {
-    StoreGateGradients(keys.gates, task.dg, begin, count, s.K, s.ldk, b.dg, b.boundary_k, dg_sum, b.row_k);
+    SumOverValues(s, b.d_state, state, b.boundary_k);
+    StoreGateGradients<true>(keys.gates, task.dg, begin, count, s.K, s.ldk, b.dg, b.boundary_k, dg_sum, b.row_k);
   }
   if (task.dgv) {
-    StoreGateGradients(keys.gates_values, task.dgv, begin, count, s.V, s.ldv, b.dgv, b.boundary_v, nullptr, b.row_v);
+    StoreGateGradients<false>(keys.gates_values, task.dgv, begin, count, s.V, s.ldv, b.dgv, b.boundary_v, nullptr,
+                              b.row_v);
   }
 }
 
