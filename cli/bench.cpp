@@ -277,6 +277,7 @@ void add_bench(CLI::App& app) {
   verb->add_option("--threads", arguments->threads,
                    "CPU threads; 0: all. Several, such as 1,2,4,8: a table of how each row scales")
       ->delimiter(',')
+      ->allow_extra_args(false)  // what follows is an operator
       ->capture_default_str()
       ->check(non_negative_number());
   verb->add_option("--seconds", arguments->seconds, "Time spent on each figure")

@@ -29,6 +29,7 @@ succeeds '341,707,776' info gla-340m
 refuses 'no-such-model' info no-such-model
 
 refuses 'frobnicate.*known: ' bench frobnicate
+refuses 'frobnicate.*known: ' bench --threads 1,2 frobnicate
 refuses 'tpu' bench --device tpu
 refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
