@@ -5,13 +5,13 @@
 "$flashgla" data stories --seed 7 --megabytes 0.1 --out stories.jsonl --quiet >/dev/null
 "$flashgla" data prepare stories.jsonl --out tokens --quiet >/dev/null
 "$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --out run >/dev/null 2>&1
-head -n 10 stories.jsonl >few.jsonl
+head -n 6 stories.jsonl >few.jsonl
 printf 'Once there was a fox.\nIt lived in a wood, and was happy there. Long ago a lamp was lit by a road.\n' >text.txt
 
 # text, documents, tokens
 succeeds 'perplexity +[0-9]' evaluate run --data text.txt --quiet
 succeeds '"bits_per_byte": [0-9]' evaluate run --data few.jsonl --window 64 --json --quiet
-succeeds '"documents": 10' evaluate run --data few.jsonl --window 64 --stride 16 --json --quiet
+succeeds '"documents": 6' evaluate run --data few.jsonl --window 64 --stride 16 --json --quiet
 succeeds 'word_perplexity' evaluate run --data few.jsonl --carry --window 50 --quiet
 succeeds 'bits_per_byte' evaluate run --data tokens --limit 5 --quiet
 succeeds 'loss' evaluate run --data tokens/train.bin --limit 5 --quiet
