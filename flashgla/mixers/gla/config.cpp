@@ -81,22 +81,24 @@ std::unique_ptr<Mixer> GlaConfig::create(const Common& common, std::int64_t laye
 
 namespace {
 
-constexpr Renaming kOlderNames[] = {{".g_norm_swish_gate.", ".g_norm."}};  // or saved unfused
-constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}};
-constexpr Refusal kRefused[] = {{"use_gk", "true"}, {"use_gv", "false"}};
+constexpr Renaming kGlaOlderNames[] = {{".g_norm_swish_gate.", ".g_norm."}};  // or saved unfused
+constexpr Renaming kGlaOlderKeys[] = {{"norm_eps", "rms_norm_eps"}};
+constexpr Refusal kGlaRefused[] = {{"use_gk", "true"}, {"use_gv", "false"}};
 
-constexpr Layout kLayouts[] = {
+constexpr Layout kGlaLayouts[] = {
     {.name = "fla",
      .model_type = "gla",
      .architecture = "GLAForCausalLM",
-     .older_keys = kOlderKeys,
-     .refused = kRefused,
-     .older_names = kOlderNames},
+     .older_keys = kGlaOlderKeys,
+     .refused = kGlaRefused,
+     .older_names = kGlaOlderNames},
     kGlaAuthorsLayout,
 };
 
-constexpr Layout kVariantLayouts[] = {
-    {.name = "fla", .model_type = "gla_variant", .architecture = "GLAVariantForCausalLM", .older_names = kOlderNames}};
+constexpr Layout kVariantLayouts[] = {{.name = "fla",
+                                       .model_type = "gla_variant",
+                                       .architecture = "GLAVariantForCausalLM",
+                                       .older_names = kGlaOlderNames}};
 
 constexpr PresetRow kVariantPresets[] = {
     {"gla-340m-scalar", "the paper's ablation: a scalar gate a head",
@@ -111,7 +113,7 @@ constexpr PresetRow kVariantPresets[] = {
      R"({"hidden_size": 1024, "num_heads": 4, "tie_word_embeddings": true, "gate": "none"})"},
 };
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kGlaPresets[] = {
     // initializer_range: ahead of 0.02 at this width (train/README.md)
     {"gla-tiny", "0.8M parameters, byte level: minutes on two cores",
      R"({"hidden_size": 128, "num_hidden_layers": 4, "num_heads": 2, "intermediate_size": 320, "use_short_conv": true,
@@ -133,8 +135,8 @@ constexpr PresetRow kPresets[] = {
 }  // namespace
 
 constinit const Registration kGla{"gla", "gated linear attention (Yang et al. 2024)",
-                                  []() -> std::unique_ptr<Config> { return std::make_unique<GlaConfig>(); }, kLayouts,
-                                  kPresets};
+                                  []() -> std::unique_ptr<Config> { return std::make_unique<GlaConfig>(); },
+                                  kGlaLayouts, kGlaPresets};
 
 constinit const Registration kGlaVariant{
     "gla_variant", "GLA's layer with another gate: of values, both sides, scalar, constant, none",

@@ -32,19 +32,19 @@ void GsaConfig::validate(const Common& common) const {
 namespace {
 
 // flash-linear-attention's config reads these keys, and writes expand_k and expand_v.
-constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"expand_k", "exapnd_k"}};
+constexpr Renaming kGsaOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"expand_k", "exapnd_k"}};
 // Its norm has hidden_size channels, whatever the values have.
-constexpr Refusal kRefused[] = {
+constexpr Refusal kGsaRefused[] = {
     {"expand_v", "1|1.0"}, {"exapnd_v", "1|1.0"}, {"feature_map", "\"swish\""},   {"clamp_min", ""},
     {"clamp_max", ""},     {"use_norm", "true"},  {"elementwise_affine", "true"}, {"use_output_gate", "false"}};
 
-constexpr Layout kLayouts[] = {{.name = "fla",
-                                .model_type = "gsa",
-                                .architecture = "GSAForCausalLM",
-                                .older_keys = kOlderKeys,
-                                .refused = kRefused}};
+constexpr Layout kGsaLayouts[] = {{.name = "fla",
+                                   .model_type = "gsa",
+                                   .architecture = "GSAForCausalLM",
+                                   .older_keys = kGsaOlderKeys,
+                                   .refused = kGsaRefused}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kGsaPresets[] = {
     {"gsa-1.3b", "gated slot attention of the 1.3B size, 64 slots",
      R"({"hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 4})"},
 };
@@ -52,7 +52,7 @@ constexpr PresetRow kPresets[] = {
 }  // namespace
 
 constinit const Registration kGsa{"gsa", "gated slot attention (Zhang et al. 2024)",
-                                  []() -> std::unique_ptr<Config> { return std::make_unique<GsaConfig>(); }, kLayouts,
-                                  kPresets};
+                                  []() -> std::unique_ptr<Config> { return std::make_unique<GsaConfig>(); },
+                                  kGsaLayouts, kGsaPresets};
 
 }  // namespace flashgla::mixers

@@ -21,11 +21,11 @@ namespace {
 namespace attention = ops::gated_linear_attention;
 namespace convolution = ops::short_convolution;
 
-enum Part : std::size_t { kQ, kK, kV, kF };  // of the projections; the first three are convolved
-constexpr std::array kConvolved = {kQ, kK, kV};
-enum Call : std::size_t { kKeys, kValues };  // which of the slots' halves a call of the operator updates and reads
-
 class Gsa : public Mixer {
+  enum Part : std::size_t { kQ, kK, kV, kF };  // of the projections; the first three are convolved
+  static constexpr std::array kConvolved = {kQ, kK, kV};
+  enum Call : std::size_t { kKeys, kValues };  // which of the slots' halves a call of the operator updates and reads
+
  public:
   Gsa(const GsaConfig& config, const Common& common, const std::string& name)
       : config_(config),

@@ -33,16 +33,16 @@ void Hgrn2Config::validate(const Common& common) const {
 
 namespace {
 
-constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}};
-constexpr Refusal kRefused[] = {{"elementwise_affine", "true"}};
+constexpr Renaming kHgrn2OlderKeys[] = {{"norm_eps", "rms_norm_eps"}};
+constexpr Refusal kHgrn2Refused[] = {{"elementwise_affine", "true"}};
 
-constexpr Layout kLayouts[] = {{.name = "fla",
-                                .model_type = "hgrn2",
-                                .architecture = "HGRN2ForCausalLM",
-                                .older_keys = kOlderKeys,
-                                .refused = kRefused}};
+constexpr Layout kHgrn2Layouts[] = {{.name = "fla",
+                                     .model_type = "hgrn2",
+                                     .architecture = "HGRN2ForCausalLM",
+                                     .older_keys = kHgrn2OlderKeys,
+                                     .refused = kHgrn2Refused}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kHgrn2Presets[] = {
     {"hgrn2-1.3b", "HGRN2 of the 1.3B size", R"({"hidden_size": 2048, "num_hidden_layers": 24})"},
 };
 
@@ -50,6 +50,6 @@ constexpr PresetRow kPresets[] = {
 
 constinit const Registration kHgrn2{"hgrn2", "HGRN2 (Qin et al. 2024)",
                                     []() -> std::unique_ptr<Config> { return std::make_unique<Hgrn2Config>(); },
-                                    kLayouts, kPresets};
+                                    kHgrn2Layouts, kHgrn2Presets};
 
 }  // namespace flashgla::mixers

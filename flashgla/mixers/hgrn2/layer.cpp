@@ -20,10 +20,10 @@ namespace {
 namespace attention = ops::gated_linear_attention;
 namespace convolution = ops::short_convolution;
 
-enum Part : std::size_t { kQ, kF, kI };  // of the projections
-constexpr std::array kParts = {kQ, kF, kI};
-
 class Hgrn2 : public Mixer {
+  enum Part : std::size_t { kQ, kF, kI };  // of the projections
+  static constexpr std::array kParts = {kQ, kF, kI};
+
  public:
   Hgrn2(const Hgrn2Config& config, const Common& common, std::int64_t layer, const std::string& name)
       : layer_(layer),

@@ -23,27 +23,28 @@ void HyenaConfig::validate(const Common&) const {
 namespace {
 
 // What the authors' operators can be told and this one cannot.
-constexpr Refusal kRefused[] = {{"order", "2"},
-                                {"num_inner_mlps", "2"},
-                                {"num_heads", "1"},
-                                {"num_blocks", "1"},
-                                {"inner_factor", "1"},
-                                {"outer_mixing", "false"},
-                                {"short_filter_order", "3"},
-                                {"modulate", "true"},
-                                {"filter_dropout", "0.0|0"},
-                                {"activation", "\"id\""}};
+constexpr Refusal kHyenaRefused[] = {{"order", "2"},
+                                     {"num_inner_mlps", "2"},
+                                     {"num_heads", "1"},
+                                     {"num_blocks", "1"},
+                                     {"inner_factor", "1"},
+                                     {"outer_mixing", "false"},
+                                     {"short_filter_order", "3"},
+                                     {"modulate", "true"},
+                                     {"filter_dropout", "0.0|0"},
+                                     {"activation", "\"id\""}};
 
-constexpr Layout kLayouts[] = {
-    {.name = "own", .model_type = "hyena", .architecture = "HyenaForCausalLM", .refused = kRefused}};
+constexpr Layout kHyenaLayouts[] = {
+    {.name = "own", .model_type = "hyena", .architecture = "HyenaForCausalLM", .refused = kHyenaRefused}};
 
-constexpr PresetRow kPresets[] = {{"hyena-340m", "Hyena in the frame of the paper's 340M models",
-                                   R"({"hidden_size": 1024, "num_hidden_layers": 24, "tie_word_embeddings": true})"}};
+constexpr PresetRow kHyenaPresets[] = {
+    {"hyena-340m", "Hyena in the frame of the paper's 340M models",
+     R"({"hidden_size": 1024, "num_hidden_layers": 24, "tie_word_embeddings": true})"}};
 
 }  // namespace
 
 constinit const Registration kHyena{"hyena", "Hyena (Poli et al. 2023), of order 2",
                                     []() -> std::unique_ptr<Config> { return std::make_unique<HyenaConfig>(); },
-                                    kLayouts, kPresets};
+                                    kHyenaLayouts, kHyenaPresets};
 
 }  // namespace flashgla::mixers

@@ -84,14 +84,14 @@ struct LinearAttentionConfig : ConfigOf<LinearAttentionConfig> {
 };
 
 // A map that queries and keys share is one module with two names there, of which a checkpoint has one or the other.
-constexpr Renaming kOlderNames[] = {{".feature_map_q.", ".feature_map_k."}};
+constexpr Renaming kLinearOlderNames[] = {{".feature_map_q.", ".feature_map_k."}};
 
-constexpr Layout kLayouts[] = {{.name = "fla",
-                                .model_type = "linear_attn",
-                                .architecture = "LinearAttentionForCausalLM",
-                                .older_names = kOlderNames}};
+constexpr Layout kLinearLayouts[] = {{.name = "fla",
+                                      .model_type = "linear_attn",
+                                      .architecture = "LinearAttentionForCausalLM",
+                                      .older_names = kLinearOlderNames}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kLinearPresets[] = {
     {"linear-attention-1.3b", "linear attention with elu + 1 and the normaliser",
      R"({"hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 4, "feature_map": "elu",
          "norm_feature_map": true})"},
@@ -101,6 +101,7 @@ constexpr PresetRow kPresets[] = {
 
 constinit const Registration kLinearAttention{
     "linear_attn", "linear attention (Katharopoulos et al. 2020)",
-    []() -> std::unique_ptr<Config> { return std::make_unique<LinearAttentionConfig>(); }, kLayouts, kPresets};
+    []() -> std::unique_ptr<Config> { return std::make_unique<LinearAttentionConfig>(); }, kLinearLayouts,
+    kLinearPresets};
 
 }  // namespace flashgla::mixers

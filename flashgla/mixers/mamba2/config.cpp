@@ -32,46 +32,47 @@ void Mamba2Config::validate(const Common& common) const {
 
 namespace {
 
-constexpr Renaming kNames[] = {{"model.embeddings.", "backbone.embeddings."},
-                               {"model.layers.", "backbone.layers."},
-                               {".attn_norm.", ".norm."},
-                               {".attn.", ".mixer."},
-                               {"model.norm.", "backbone.norm_f."}};
+constexpr Renaming kMamba2Names[] = {{"model.embeddings.", "backbone.embeddings."},
+                                     {"model.layers.", "backbone.layers."},
+                                     {".attn_norm.", ".norm."},
+                                     {".attn.", ".mixer."},
+                                     {"model.norm.", "backbone.norm_f."}};
 // The names of state-spaces' own checkpoints.
-constexpr Renaming kOlderNames[] = {{"model.embeddings.", "backbone.embedding."}};
+constexpr Renaming kMamba2OlderNames[] = {{"model.embeddings.", "backbone.embedding."}};
 
 // Limits of dt other than none, a norm before the gate and one D a channel are not implemented.
 constexpr const char* kNoLimit = R"([0.0,"Infinity"]|[0,"Infinity"]|[0.0,{"__float__":"Infinity"}])";
-constexpr Refusal kRefused[] = {{"dt_limit", kNoLimit},  {"time_step_limit", kNoLimit}, {"norm_before_gate", "false"},
-                                {"D_has_hdim", "false"}, {"rmsnorm", "true"},           {"rms_norm", "true"}};
+constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},        {"time_step_limit", kNoLimit},
+                                      {"norm_before_gate", "false"}, {"D_has_hdim", "false"},
+                                      {"rmsnorm", "true"},           {"rms_norm", "true"}};
 
-constexpr Renaming kHfKeys[] = {{"hidden_size", "hidden_size"},
-                                {"num_hidden_layers", "num_hidden_layers"},
-                                {"norm_eps", "layer_norm_epsilon"},
-                                {"hidden_act", "hidden_act"},
-                                {"tie_word_embeddings", "tie_word_embeddings"},
-                                {"initializer_range", "initializer_range"},
-                                {"vocab_size", "vocab_size"},
-                                {"bos_token_id", "bos_token_id"},
-                                {"eos_token_id", "eos_token_id"},
-                                {"state_size", "state_size"},
-                                {"expand", "expand"},
-                                {"head_dim", "head_dim"},
-                                {"num_heads", "num_heads"},
-                                {"n_groups", "n_groups"},
-                                {"conv_kernel", "conv_kernel"},
-                                {"use_bias", "use_bias"},
-                                {"use_conv_bias", "use_conv_bias"}};
+constexpr Renaming kMamba2HfKeys[] = {{"hidden_size", "hidden_size"},
+                                      {"num_hidden_layers", "num_hidden_layers"},
+                                      {"norm_eps", "layer_norm_epsilon"},
+                                      {"hidden_act", "hidden_act"},
+                                      {"tie_word_embeddings", "tie_word_embeddings"},
+                                      {"initializer_range", "initializer_range"},
+                                      {"vocab_size", "vocab_size"},
+                                      {"bos_token_id", "bos_token_id"},
+                                      {"eos_token_id", "eos_token_id"},
+                                      {"state_size", "state_size"},
+                                      {"expand", "expand"},
+                                      {"head_dim", "head_dim"},
+                                      {"num_heads", "num_heads"},
+                                      {"n_groups", "n_groups"},
+                                      {"conv_kernel", "conv_kernel"},
+                                      {"use_bias", "use_bias"},
+                                      {"use_conv_bias", "use_conv_bias"}};
 
-constexpr Layout kLayouts[] = {
+constexpr Layout kMamba2Layouts[] = {
     {.name = "fla",
      .model_type = "mamba2",
      .architecture = "Mamba2ForCausalLM",
      .defaults = R"({"hidden_size": 2048, "num_hidden_layers": 48, "norm_eps": 1e-5, "use_mlp": false,
                      "hidden_act": "silu"})",
-     .refused = kRefused,
-     .names = kNames,
-     .older_names = kOlderNames},
+     .refused = kMamba2Refused,
+     .names = kMamba2Names,
+     .older_names = kMamba2OlderNames},
     {.name = "hf",
      .model_type = "mamba2",
      .architecture = "Mamba2ForCausalLM",
@@ -79,13 +80,13 @@ constexpr Layout kLayouts[] = {
      .defaults = R"({"hidden_size": 4096, "num_hidden_layers": 64, "layer_norm_epsilon": 1e-5, "use_mlp": false,
                      "hidden_act": "silu", "initializer_range": 0.1, "vocab_size": 32768, "bos_token_id": 0,
                      "eos_token_id": 2, "n_groups": 8})",
-     .keys = kHfKeys,
-     .refused = kRefused,
-     .names = kNames,
-     .older_names = kOlderNames,
+     .keys = kMamba2HfKeys,
+     .refused = kMamba2Refused,
+     .names = kMamba2Names,
+     .older_names = kMamba2OlderNames,
      .closed = true}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kMamba2Presets[] = {
     {"mamba2-1.3b", "Mamba-2 of the 1.3B size, 48 layers without MLPs",
      R"({"hidden_size": 2048, "num_hidden_layers": 48})"},
     {"mamba2-130m", "state-spaces' mamba2-130m with another tokenizer, tied embeddings",
@@ -96,6 +97,6 @@ constexpr PresetRow kPresets[] = {
 
 constinit const Registration kMamba2{"mamba2", "Mamba-2 (Dao and Gu 2024)",
                                      []() -> std::unique_ptr<Config> { return std::make_unique<Mamba2Config>(); },
-                                     kLayouts, kPresets};
+                                     kMamba2Layouts, kMamba2Presets};
 
 }  // namespace flashgla::mixers

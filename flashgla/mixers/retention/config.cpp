@@ -46,21 +46,21 @@ struct RetentionConfig : ConfigOf<RetentionConfig> {
   }
 };
 
-constexpr Renaming kOlderNames[] = {{".g_norm_swish_gate.", ".g_norm."}};
-constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"num_heads", "num_attention_heads"}};
+constexpr Renaming kRetentionOlderNames[] = {{".g_norm_swish_gate.", ".g_norm."}};
+constexpr Renaming kRetentionOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"num_heads", "num_attention_heads"}};
 // Keys and values shared by heads with decays of their own are not implemented. use_short_conv and conv_size are in
 // flash-linear-attention's configs, but its model never looks at them.
-constexpr Refusal kRefused[] = {{"num_kv_heads", ""}, {"feature_map", ""}};
+constexpr Refusal kRetentionRefused[] = {{"num_kv_heads", ""}, {"feature_map", ""}};
 
-constexpr Layout kLayouts[] = {{.name = "fla",
-                                .model_type = "retnet",
-                                .architecture = "RetNetForCausalLM",
-                                .defaults = R"({"hidden_ratio": 2})",
-                                .older_keys = kOlderKeys,
-                                .refused = kRefused,
-                                .older_names = kOlderNames}};
+constexpr Layout kRetentionLayouts[] = {{.name = "fla",
+                                         .model_type = "retnet",
+                                         .architecture = "RetNetForCausalLM",
+                                         .defaults = R"({"hidden_ratio": 2})",
+                                         .older_keys = kRetentionOlderKeys,
+                                         .refused = kRetentionRefused,
+                                         .older_names = kRetentionOlderNames}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kRetentionPresets[] = {
     {"retnet-340m", "the paper's RetNet of about 340M, tied embeddings",
      R"({"hidden_size": 1024, "num_hidden_layers": 24, "num_heads": 4, "tie_word_embeddings": true})"},
     {"retnet-1.3b", "the paper's 1.3B RetNet", R"({"hidden_size": 2048, "num_hidden_layers": 24, "num_heads": 8})"},
@@ -70,6 +70,6 @@ constexpr PresetRow kPresets[] = {
 
 constinit const Registration kRetention{"retnet", "multi-scale retention (Sun et al. 2023)",
                                         []() -> std::unique_ptr<Config> { return std::make_unique<RetentionConfig>(); },
-                                        kLayouts, kPresets};
+                                        kRetentionLayouts, kRetentionPresets};
 
 }  // namespace flashgla::mixers

@@ -52,15 +52,15 @@ TensorView rwkv_mixes(const std::vector<const nn::Parameter*>& vectors, bool gra
 namespace {
 
 // Those of transformers. RWKV-LM's: emb, blocks.N.{ln0, ln1, att, ln2, ffn}, ln_out, head.
-constexpr Renaming kNames[] = {{"model.embeddings.", "rwkv.embeddings."},
-                               {"model.embedding_norm.", "rwkv.blocks.0.pre_ln."},
-                               {"model.layers.", "rwkv.blocks."},
-                               {".attn_norm.", ".ln1."},
-                               {".attn.", ".attention."},
-                               {".mlp_norm.", ".ln2."},
-                               {".mlp.", ".feed_forward."},
-                               {"model.norm.", "rwkv.ln_out."},
-                               {"lm_head.", "head."}};
+constexpr Renaming kRwkvNames[] = {{"model.embeddings.", "rwkv.embeddings."},
+                                   {"model.embedding_norm.", "rwkv.blocks.0.pre_ln."},
+                                   {"model.layers.", "rwkv.blocks."},
+                                   {".attn_norm.", ".ln1."},
+                                   {".attn.", ".attention."},
+                                   {".mlp_norm.", ".ln2."},
+                                   {".mlp.", ".feed_forward."},
+                                   {"model.norm.", "rwkv.ln_out."},
+                                   {"lm_head.", "head."}};
 constexpr Renaming kAuthorsNames[] = {{"model.embeddings.", "emb."},
                                       {"model.embedding_norm.", "blocks.0.ln0."},
                                       {"model.layers.", "blocks."},
@@ -74,27 +74,27 @@ constexpr Renaming kAuthorsNames[] = {{"model.embeddings.", "emb."},
                                       {"model.norm.", "ln_out."},
                                       {"lm_head.", "head."}};
 
-constexpr Renaming kHfKeys[] = {{"hidden_size", "hidden_size"},
-                                {"num_hidden_layers", "num_hidden_layers"},
-                                {"intermediate_size", "intermediate_size"},
-                                {"norm_eps", "layer_norm_epsilon"},
-                                {"tie_word_embeddings", "tie_word_embeddings"},
-                                {"vocab_size", "vocab_size"},
-                                {"bos_token_id", "bos_token_id"},
-                                {"eos_token_id", "eos_token_id"},
-                                {"max_position_embeddings", "context_length"},
-                                {"attention_hidden_size", "attention_hidden_size"}};
+constexpr Renaming kRwkvHfKeys[] = {{"hidden_size", "hidden_size"},
+                                    {"num_hidden_layers", "num_hidden_layers"},
+                                    {"intermediate_size", "intermediate_size"},
+                                    {"norm_eps", "layer_norm_epsilon"},
+                                    {"tie_word_embeddings", "tie_word_embeddings"},
+                                    {"vocab_size", "vocab_size"},
+                                    {"bos_token_id", "bos_token_id"},
+                                    {"eos_token_id", "eos_token_id"},
+                                    {"max_position_embeddings", "context_length"},
+                                    {"attention_hidden_size", "attention_hidden_size"}};
 constexpr Renaming kAuthorsKeys[] = {
     {"hidden_size", "n_embd"},    {"num_hidden_layers", "n_layer"},       {"intermediate_size", "dim_ffn"},
     {"vocab_size", "vocab_size"}, {"max_position_embeddings", "ctx_len"}, {"attention_hidden_size", "dim_att"}};
 constexpr Refusal kAuthorsRefused[] = {{"head_qk", "0"}, {"tiny_att_dim", "0|-1"}, {"pre_ffn", "0"}};
 
-constexpr Layout kLayouts[] = {
+constexpr Layout kRwkvLayouts[] = {
     {.name = "own",
      .model_type = "rwkv",
      .architecture = "RwkvForCausalLM",
      .defaults = R"({"norm_eps": 1e-5, "norm_type": "layer_norm", "embedding_norm": true})",
-     .names = kNames},
+     .names = kRwkvNames},
     {.name = "hf",
      .model_type = "rwkv",
      .architecture = "RwkvForCausalLM",
@@ -102,8 +102,8 @@ constexpr Layout kLayouts[] = {
      .defaults = R"({"hidden_size": 4096, "num_hidden_layers": 32, "layer_norm_epsilon": 1e-5,
                      "norm_type": "layer_norm", "embedding_norm": true, "vocab_size": 50277, "bos_token_id": 0,
                      "eos_token_id": 0, "context_length": 1024})",
-     .keys = kHfKeys,
-     .names = kNames,
+     .keys = kRwkvHfKeys,
+     .names = kRwkvNames,
      .closed = true},
     {.name = "authors",
      .model_type = "rwkv",
@@ -116,7 +116,7 @@ constexpr Layout kLayouts[] = {
      .names = kAuthorsNames,
      .closed = true}};
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kRwkvPresets[] = {
     {"rwkv-169m", "RWKV-4 169M", R"({"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 50277,
                                     "bos_token_id": 0, "eos_token_id": 0})"},
     {"rwkv-1b5", "RWKV-4 1.5B", R"({"hidden_size": 2048, "num_hidden_layers": 24, "vocab_size": 50277,
@@ -126,7 +126,7 @@ constexpr PresetRow kPresets[] = {
 }  // namespace
 
 constinit const Registration kRwkv{"rwkv", "RWKV-4 (Peng et al. 2023): time mix and channel mix",
-                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); }, kLayouts,
-                                   kPresets};
+                                   []() -> std::unique_ptr<Config> { return std::make_unique<RwkvConfig>(); },
+                                   kRwkvLayouts, kRwkvPresets};
 
 }  // namespace flashgla::mixers

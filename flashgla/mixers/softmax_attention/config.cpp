@@ -34,7 +34,7 @@ void SoftmaxAttentionConfig::validate(const Common& common) const {
 
 namespace {
 
-constexpr Renaming kOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"qkv_bias", "attention_bias"}};
+constexpr Renaming kSoftmaxOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"qkv_bias", "attention_bias"}};
 constexpr Refusal kFlaRefused[] = {{"attnres_block_size", ""}, {"elementwise_affine", "true"}};
 
 constexpr Renaming kLlamaKeys[] = {{"hidden_size", "hidden_size"},
@@ -83,11 +83,11 @@ constexpr Renaming kHfNames[] = {{"model.embeddings.", "model.embed_tokens."},
                                  {".mlp_norm.", ".post_attention_layernorm."}};
 constexpr const char* kIgnored[] = {".rotary_emb.inv_freq"};  // of old files
 
-constexpr Layout kLayouts[] = {
+constexpr Layout kSoftmaxLayouts[] = {
     {.name = "fla",
      .model_type = "transformer",
      .architecture = "TransformerForCausalLM",
-     .older_keys = kOlderKeys,
+     .older_keys = kSoftmaxOlderKeys,
      .refused = kFlaRefused},
     {.name = "hf",
      .model_type = "llama",
@@ -110,7 +110,7 @@ constexpr Layout kLayouts[] = {
      .closed = true},
 };
 
-constexpr PresetRow kPresets[] = {
+constexpr PresetRow kSoftmaxPresets[] = {
     {"transformer-tiny", "0.8M parameters, byte level: minutes on two cores",
      R"({"hidden_size": 128, "num_hidden_layers": 4, "num_heads": 4, "intermediate_size": 320,
          "initializer_range": 0.05, "tie_word_embeddings": true, "vocab_size": 258, "bos_token_id": 256,
@@ -130,8 +130,8 @@ constinit const Registration kSoftmaxAttention{
     "transformer",
     "softmax attention: Transformer++, LLaMA, Mistral",
     []() -> std::unique_ptr<Config> { return std::make_unique<SoftmaxAttentionConfig>(); },
-    kLayouts,
-    kPresets,
+    kSoftmaxLayouts,
+    kSoftmaxPresets,
     "attn"};
 
 }  // namespace flashgla::mixers

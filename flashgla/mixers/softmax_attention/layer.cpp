@@ -10,12 +10,12 @@ namespace flashgla::mixers {
 
 namespace {
 
-namespace attention = ops::softmax_attention;
+namespace softmax_attention = ops::softmax_attention;
 using ops::rotary::Direction;
 
-enum Part : std::size_t { kQ, kK, kV };  // of the projections
-
 class SoftmaxAttention : public Mixer {
+  enum Part : std::size_t { kQ, kK, kV };  // of the projections
+
  public:
   SoftmaxAttention(const SoftmaxAttentionConfig& config, const Common& common, std::int64_t layer,
                    const std::string& name)
@@ -51,8 +51,8 @@ class SoftmaxAttention : public Mixer {
     const auto tokens = static_cast<double>(length), window = static_cast<double>(config_.window_size.value_or(0));
     constexpr double kBytes = 2.0;  // of a bf16 model
     Cost cost;
-    cost.forward_flops = heads * attention::forward_flops(k, k, tokens, window);
-    cost.training_flops = heads * attention::training_flops(k, k, tokens, window);
+    cost.forward_flops = heads * softmax_attention::forward_flops(k, k, tokens, window);
+    cost.training_flops = heads * softmax_attention::training_flops(k, k, tokens, window);
     cost.decode_bytes =
         kBytes * 2.0 * static_cast<double>(config_.kv_heads()) * k * (window > 0.0 ? std::min(tokens, window) : tokens);
     return cost;
@@ -79,8 +79,9 @@ class SoftmaxAttention : public Mixer {
   }
   // q and k as attention takes them, from the projections; with norms into `normalized`, else in place.
   void prepare(const nn::Pass& pass, bool want_deviations);
-  attention::Inputs attention_inputs(const nn::Pass& pass) const {
-    attention::Inputs inputs{saved_.heads[kQ], saved_.heads[kK], saved_.heads[kV], {}, {}, {}, pass.sequences.bounds};
+  softmax_attention::Inputs attention_inputs(const nn::Pass& pass) const {
+    softmax_attention::Inputs inputs{saved_.heads[kQ],     saved_.heads[kK], saved_.heads[kV], {}, {}, {},
+                                     pass.sequences.bounds};
     if (!saved_.before.empty() && pass.positions) {
       inputs.past_k = saved_.before[0];
       inputs.past_v = saved_.before[1];
@@ -89,8 +90,8 @@ class SoftmaxAttention : public Mixer {
     return inputs;
   }
 
-  attention::Options options_of(const nn::Pass& pass) const {
-    attention::Options options;
+  softmax_attention::Options options_of(const nn::Pass& pass) const {
+    softmax_attention::Options options;
     options.window = config_.window_size.value_or(0);
     options.dropout = pass.dropout.attention_mask(layer_);
     return options;
@@ -145,14 +146,15 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const Tensor
   saved_.lse = pass.training() ? pass.saved->tensor(Shape({batch, length, config_.num_heads}), wide,
                                                     "attention: sums of exponentials")
                                : TensorView();
-  attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_of(pass));
+  softmax_attention::forward(context, attention_inputs(pass), {saved_.o, saved_.lse}, options_of(pass));
   if (!after.empty()) {
     const auto appended = [&](std::size_t part) {
       const std::size_t entry = part - kK;
-      return attention::Appended{saved_.heads[part], before.empty() ? TensorView() : before[entry], after[entry]};
+      return softmax_attention::Appended{saved_.heads[part], before.empty() ? TensorView() : before[entry],
+                                         after[entry]};
     };
-    const attention::Appended both[] = {appended(kK), appended(kV)};
-    attention::append(context, both, pass.positions, pass.sequences.bounds);
+    const softmax_attention::Appended both[] = {appended(kK), appended(kV)};
+    softmax_attention::append(context, both, pass.positions, pass.sequences.bounds);
   }
   if (y) output_.forward(context, saved_.o.reshape(rows), y);
 }
@@ -172,8 +174,8 @@ void SoftmaxAttention::backward(nn::Pass& pass, const TensorView& x, const Tenso
   output_.backward(context, saved_.o.reshape(rows), dy, d_o.reshape(rows));
   const TensorView dprojected = scratch.tensor(saved_.projected.shape, x.dtype, "attention: gradients");
   const TensorView dq = heads(dprojected, kQ), dk = heads(dprojected, kK);
-  attention::backward(context, attention_inputs(pass), {saved_.o, saved_.lse}, d_o, {dq, dk, heads(dprojected, kV)},
-                      options_of(pass));
+  softmax_attention::backward(context, attention_inputs(pass), {saved_.o, saved_.lse}, d_o,
+                              {dq, dk, heads(dprojected, kV)}, options_of(pass));
   rotate(pass, heads_to_turn(dprojected), Direction::inverse);
   for (const std::size_t part : {kQ, kK}) {
     const TensorView gradient = part == kQ ? dq : dk;
@@ -206,8 +208,8 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
   }
   const TensorView o = scratch.tensor(Shape({batch, output_.in()}), x.dtype, "attention: outputs");
   const auto token = [&](std::size_t part) { return heads(projected, part).select(1, 0); };
-  attention::step(context, token(kQ), {token(kK), token(kV)}, state[0], state[1], pass.positions,
-                  o.split_last(config_.num_heads), options_of(pass));
+  softmax_attention::step(context, token(kQ), {token(kK), token(kV)}, state[0], state[1], pass.positions,
+                          o.split_last(config_.num_heads), options_of(pass));
   const linear_step::Layer output = output_.step_layer(x);
   linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
 }
