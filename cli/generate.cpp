@@ -44,8 +44,6 @@ struct GenerateArguments {
   bool only_new = false;
 };
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 // \n, \t, \r and \\ as a shell's user types them.
 std::string unescaped(const std::string& text) {
   std::string result;

@@ -20,10 +20,6 @@ int terminal_columns() {
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // Divides value by 1000 until it is below 1000 or has reached 10^12; returns how often.
 std::size_t reduce_by_thousands(double& value) {
   std::size_t unit = 0;
@@ -37,6 +33,10 @@ std::size_t reduce_by_thousands(double& value) {
 int digits_for(double value, std::size_t unit) { return unit == 0 ? 0 : std::abs(value) < 10.0 ? 2 : 1; }
 
 }  // namespace
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 std::string format_duration(double seconds) {
   const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));

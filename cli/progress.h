@@ -34,6 +34,7 @@ class Progress {
   std::chrono::steady_clock::time_point last_draw_;
 };
 
+double seconds_since(std::chrono::steady_clock::time_point start);
 // "3m12s", "2h05m"
 std::string format_duration(double seconds);
 // "1.34 GB", "12.0 MB"

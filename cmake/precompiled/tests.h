@@ -1,4 +1,6 @@
 // What tests include of the system.
+#define R123_USE_SSE 0  // as in base/random.h
+#include <Random123/philox.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -6,6 +6,10 @@
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #pragma once
 
+// Nothing here uses its forms for SSE, whose headers take a third of a second to read.
+#ifndef R123_USE_SSE
+#define R123_USE_SSE 0
+#endif
 #include <Random123/philox.h>
 
 #include <cmath>

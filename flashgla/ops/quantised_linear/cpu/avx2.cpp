@@ -17,6 +17,7 @@ namespace flashgla::ops::quantised_linear {
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 HWY_PUSH_ATTRIBUTES("avx2,fma,f16c")
+namespace avx2 {
 namespace {
 
 struct Isa {
@@ -67,9 +68,10 @@ struct Isa {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
+}  // namespace avx2
 HWY_POP_ATTRIBUTES
 
-const Kernel kAvx2Kernel = kKernel;
+const Kernel kAvx2Kernel = avx2::kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
 #endif

@@ -19,6 +19,7 @@ bool has_avx512() {
 }
 
 HWY_PUSH_ATTRIBUTES("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+namespace avx512 {
 namespace {
 
 #include "flashgla/ops/quantised_linear/cpu/avx512_inl.h"
@@ -39,9 +40,10 @@ struct Isa : Avx512 {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
+}  // namespace avx512
 HWY_POP_ATTRIBUTES
 
-const Kernel kAvx512Kernel = kKernel;
+const Kernel kAvx512Kernel = avx512::kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
 #endif

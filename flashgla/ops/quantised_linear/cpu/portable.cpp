@@ -9,6 +9,7 @@
 
 namespace flashgla::ops::quantised_linear {
 
+namespace portable {
 namespace {
 
 struct Isa {
@@ -90,7 +91,8 @@ struct Isa {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
+}  // namespace portable
 
-const Kernel kPortableKernel = kKernel;
+const Kernel kPortableKernel = portable::kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
