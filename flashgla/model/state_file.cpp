@@ -4,6 +4,7 @@
 #include "flashgla/base/random.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/checksum.h"
+#include "flashgla/ops/gated_linear_attention/ring.h"
 
 namespace flashgla::model {
 
@@ -68,6 +69,32 @@ void copy_rows(const DecodeState& state, const std::vector<std::int64_t>& filled
       }
     }
   }
+}
+
+// The same state without its rings, folded into what they lie beside.
+DecodeState without_rings(const LanguageModel& model, const DecodeState& from, std::int64_t capacity) {
+  Context context(model.device());
+  for (std::size_t layer = 0; layer < from.layer_count(); ++layer) {
+    const auto& layout = from.layout(layer);
+    const auto state = std::find_if(layout.begin(), layout.end(), [](const auto& entry) { return entry.name == "h"; });
+    for (std::size_t i = 0; i < layout.size(); ++i) {
+      if (!layout[i].ring) continue;
+      const TensorView& h = from.layer(layer).at(static_cast<std::size_t>(state - layout.begin()));
+      ops::gated_linear_attention::fold(context, {from.layer(layer)[i], from.positions()}, h, h);
+    }
+  }
+  context.queue().synchronize();
+  DecodeState to = model.make_state(from.sequences(), capacity);
+  for (std::size_t layer = 0; layer < to.layer_count(); ++layer) {
+    for (std::size_t i = 0; i < to.layer(layer).size(); ++i) {
+      const TensorView &source = from.layer(layer)[i], &own = to.layer(layer)[i];
+      copy_memory(own.data, own.device, source.data, source.device, source.bytes());
+    }
+  }
+  copy_memory(to.positions().data, to.positions().device, from.positions().data, from.positions().device,
+              from.positions().bytes());
+  to.history = from.history;
+  return to;
 }
 
 }  // namespace
@@ -176,6 +203,7 @@ DecodeState load_state(const LanguageModel& model, const std::string& path, cons
     positions.as<std::int32_t>()[i] = static_cast<std::int32_t>(tokens.as<std::int64_t>()[i]);
   }
   copy_memory(state.positions().data, state.positions().device, positions->data, Device::cpu(), positions->bytes());
+  if (has_rings && !model.ring_pays(state.sequences())) return without_rings(model, state, longest);
   return state;
 }
 
