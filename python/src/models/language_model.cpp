@@ -67,6 +67,7 @@ struct LoadedModel {
       : folder(train::find_model_folder(path, checkpoint)), context(device_from_name(device), threads) {
     model::LoadOptions options;
     options.device = context.device();
+    options.threads = threads;
     if (dtype) options.dtype = dtype_from_name(*dtype);
     model = model::load_model(folder, options);
     if (text::has_tokenizer(folder)) tokenizer = text::load_tokenizer(folder);
