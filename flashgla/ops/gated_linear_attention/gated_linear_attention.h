@@ -97,8 +97,8 @@ std::size_t states_bytes(const Context& context, const Problem& problem);
 // Workspace is taken from context.scratch() and given back. Every element of the outputs is written.
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, const Options& options = {});
 
-// `outputs` as forward wrote them: o is read where normalize or gv need it, ht for the gates' final-state term (when
-// absent it is recomputed), states if present.
+// `outputs` as forward wrote them: o is read where normalize or gv need it, states if
+// present; ht is not.
 void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const OutputGradients& output_gradients,
               const InputGradients& input_gradients, const Options& options = {});
 

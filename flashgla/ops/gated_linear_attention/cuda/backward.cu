@@ -224,8 +224,7 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
 
 void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
-  Layout layout = layout_of(problem, inputs, {.states = outputs.states});
-  layout.end_state = !d_out.d_ht || outputs.ht;
+  const Layout layout = layout_of(problem, inputs, {.states = outputs.states});
   const Plan plan = make_plan(problem, layout, context.architecture(), hopper);
   check_states_tag(context, plan, outputs.states);
   const auto kernels = [&](const Inputs& in, const Outputs& out, const OutputGradients& d, const InputGradients& to) {

@@ -242,8 +242,8 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   // States are there, or one pass finds them without workspace.
   Layout inputs = l;
   inputs.o = {};
-  const bool one_kernel = faster && (l.states || (chunks && offsets_fit(p, inputs, sizes))) && l.end_state &&
-                          device.shared_memory >= kFusedSharedBytes;
+  const bool one_kernel =
+      faster && (l.states || (chunks && offsets_fit(p, inputs, sizes))) && device.shared_memory >= kFusedSharedBytes;
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
   if (one_kernel) {

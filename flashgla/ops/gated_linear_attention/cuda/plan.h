@@ -25,8 +25,7 @@ struct RowStrides {
 // else.
 struct Layout {
   RowStrides q, k, v, g, gv, o;
-  bool states = true;     // Outputs.states is given
-  bool end_state = true;  // of a backward: ht is given, or there is no gradient of it
+  bool states = true;  // Outputs.states is given
 };
 Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 // Every tensor's elements side by side.

@@ -455,8 +455,7 @@ TEST(Laws, GradientsNotAskedForAreNotNeeded) {
           if (from[i] && present++ == wanted) *to[i] = from[i];
         }
         one.d_in = only;
-        // Neither is the final state: what backward needs of it, it
-        // recomputes.
+        // Neither is the final state.
         const Outputs out{.o = forward_only.out.o};
         run_planned(device, row.name,
                     [&](Context& x) { backward(x, data.in, out, data.d_out, one.d_in, data.options); });
@@ -467,6 +466,37 @@ TEST(Laws, GradientsNotAskedForAreNotNeeded) {
                   "");
       }
     });
+  }
+}
+
+// What no gate has let through is in no dg, however much larger than the rest it is: the last tokens' keys with a large
+// gradient of the final state, the first ones' queries with a large initial state. A last chunk of a few tokens;
+// sequences and heads enough for a block each.
+TEST(Laws, LargeStatesLeaveGateGradientsExact) {
+  const std::pair<GateKind, GateValues> kinds[] = {{GateKind::constant, GateValues::trained},
+                                                   {GateKind::scalar, GateValues::times_1},
+                                                   {GateKind::scalar, GateValues::times_4},
+                                                   {GateKind::key, GateValues::times_1}};
+  for (const auto& [gate, values] : kinds) {
+    for (const bool at_end : {true, false}) {
+      const Case c{.name = name_of(gate),
+                   .batch = 34,
+                   .length = 75,
+                   .query_heads = 4,
+                   .heads = 4,
+                   .key_dim = 32,
+                   .value_dim = 32,
+                   .gate = gate,
+                   .gate_values = values,
+                   .dtype = DType::bf16,
+                   .gate_dtype = DType::bf16};
+      SCOPED_TRACE(describe_case(c) + (at_end ? ", dht large" : ", h0 large"));
+      CaseData data = make_data(c);
+      data.options.scale = at_end ? 0.01 : 1.0;
+      const TensorView& large = at_end ? data.d_out.d_ht : data.in.h0;
+      for (std::int64_t i = 0; i < large.numel(); ++i) large.as<float>()[i] *= 20.0f;
+      expect_reference_results(data, true);
+    }
   }
 }
 

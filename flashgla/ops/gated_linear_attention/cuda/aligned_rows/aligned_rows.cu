@@ -215,8 +215,8 @@ void backward_with_aligned_rows(Context& context, const Problem& problem, const 
   d_aligned.d_o = copies.values(d_out.d_o);
   d_aligned.d_ht = copies.state(d_out.d_ht);
   Outputs found = outputs;
-  found.o = {};
-  found.ht = d_out.d_ht ? copies.state(outputs.ht) : TensorView();  // of no use else
+  found.o = {};  // neither is read
+  found.ht = {};
   InputGradients to = d_in;
   to.dq = copies.written_keys(d_in.dq);
   to.dk = copies.written_keys(d_in.dk);

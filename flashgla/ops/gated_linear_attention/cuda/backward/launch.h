@@ -38,7 +38,7 @@ struct FusedBackward {
 // K, V <= 64, G = H, states kept. Key gates.
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream);
-// The same without gates or with one a token, ht given where dht is: on mma.sync; and on Hopper, from states kept at
+// The same without gates or with one a token: on mma.sync; and on Hopper, from states kept at
 // every fourth chunk, rows of q, k, v and do as the copy engine takes them.
 void launch_backward_rows(const Params& p, const FusedBackward& f, bool gated, cudaStream_t stream);
 void launch_backward_by_role(const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream);

@@ -57,7 +57,7 @@ __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32
   }
 }
 
-// Grid: N x G. One query head a kv head; states kept; ht given where dht is.
+// Grid: N x G. One query head a kv head; states kept.
 template <bool kGated>
 __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackward& f, char* shared) {
   using Layout = RowsShared;

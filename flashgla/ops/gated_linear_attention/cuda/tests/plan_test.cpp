@@ -137,7 +137,6 @@ TEST(Plan, ForwardAndBackwardAgreeOnStates) {
         ASSERT_EQ(forward.states.bytes == 0, forward.states.kind == StatesKind::none);
         Layout other = drawn.layout;
         other.o = {};
-        other.end_state = false;
         other.q.on_piece = other.o.on_piece = false;
         const Plan backward = make_plan(drawn.problem, other, device, hopper);
         ASSERT_TRUE(same_states(forward.states, backward.states)) << to_string(forward) << "\n" << to_string(backward);
