@@ -1,0 +1,158 @@
+// How 64x64 tiles of bf16 and accumulators of them lie, for a group of 128 threads.
+//
+// A tile lies in shared memory as 64 rows of 128 bytes whose eight 16-byte pieces are permuted by the row (the
+// 128-byte swizzle of the copy engine and of wgmma; also free of bank conflicts for ldmatrix). Accumulators are laid
+// out alike by mma.sync and wgmma: warp w of the group holds rows 16w..16w+15, lane l of it rows l/4 and l/4+8 and,
+// of each 8 columns, 2(l%4) and the next. So one kernel source serves both.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kGroupThreads = 128;
+
+using Accumulator = float[32];  // 4 * (8-column block) + {row l/4: 2, row l/4+8: 2}
+
+// Byte offset of element (row, column).
+__device__ __forceinline__ std::uint32_t element_offset(int row, int column) {
+  return tile_piece(row, column >> 3) + ((column & 7) << 1);
+}
+
+// Row and column in the tile of element i of this thread's accumulator.
+__device__ __forceinline__ int row_of_element(int thread, int i) {
+  return (thread >> 5) * 16 + ((thread & 31) >> 2) + 8 * ((i >> 1) & 1);
+}
+__device__ __forceinline__ int column_of_element(int thread, int i) { return 8 * (i / 4) + 2 * (thread & 3) + (i & 1); }
+
+__device__ __forceinline__ void clear(Accumulator& a) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] = 0.0f;
+}
+
+// Rows lane / 4 and lane / 4 + 8 of the warp times x and y.
+__device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
+}
+
+// The thread within its group, threadIdx.x as the compiler does not know it: addresses that depend on it are worked out
+// anew instead of being kept, for registers are scarcer than instructions here.
+__device__ __forceinline__ int fresh_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread & (kGroupThreads - 1);  // not negative: no sign to look after
+}
+
+// Where a block has several groups that go their own ways: which one this thread is of, as the compiler sees a warp to
+// agree on it, and the group's barriers. The block's own is __syncthreads.
+__device__ __forceinline__ int own_group() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+// The same as the compiler does not know it.
+__device__ __forceinline__ int fresh_group() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<unsigned>(thread) / kGroupThreads;
+}
+__device__ __forceinline__ void sync_group() {
+  ptx::barrier(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads);
+}
+__device__ __forceinline__ bool sync_group_or(bool predicate) {
+  return ptx::barrier_or(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads, predicate);
+}
+
+// blockIdx.x, likewise.
+__device__ __forceinline__ unsigned fresh_block() {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
+}
+
+// What lies in registers, out of the way of a call. The compiler would otherwise keep it in memory all along.
+template <class T, int count>
+struct Aside {
+  T kept[count];
+  Aside() = default;
+  __device__ __forceinline__ explicit Aside(const T (&x)[count]) { put(x); }
+  __device__ __forceinline__ void put(const T (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) kept[i] = x[i];
+    asm volatile("" ::"l"(kept) : "memory");
+  }
+  __device__ __forceinline__ void restore(T (&x)[count]) const {
+    asm volatile("" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = kept[i];
+  }
+};
+
+// Local memory by hand, for what a rarely taken path cannot hold: registers too many are spilled in the common path
+// too.
+template <class T, int count>
+struct Local {
+  volatile T x[count];
+  __device__ __forceinline__ void put(const T (&from)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = from[i];
+  }
+  __device__ __forceinline__ void get(T (&to)[count]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) to[i] = x[i];
+  }
+};
+
+// ---- copies ----
+// Row strides are below 2^24 elements (backward.cu sees to it), so that offsets within a chunk fit 32 bits.
+
+// rows x columns (a multiple of 8) of a matrix into a tile, zeros elsewhere. Asynchronous.
+__device__ __forceinline__ void copy_tile(std::uint32_t tile, const __nv_bfloat16* source, int row_stride, int rows,
+                                          int columns, int thread) {
+  const int piece = thread & 7, first = thread >> 3, inside = piece * 8 < columns ? rows : 0;
+  row_stride = anew(row_stride);
+  const __nv_bfloat16* from = source + first * row_stride + piece * 8;
+  const std::uint32_t to = tile + tile_piece(first, piece);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    ptx::copy_async_16(to + 16 * 128 * i, from, first + 16 * i < inside ? 16 : 0);  // without bytes nothing is read
+    from += 16 * row_stride;
+  }
+}
+// A tile that lies in memory as it lies in shared memory. Asynchronous.
+__device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int thread) {
+  const char* from = static_cast<const char*>(image) + 16 * thread;
+  tile += 16 * thread;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    ptx::copy_async_16(tile + 16 * kGroupThreads * i, from + 16 * kGroupThreads * i);
+  }
+}
+
+// Puts an accumulator into a tile, rounded to bf16. Each warp writes its own 16 rows only.
+__device__ __forceinline__ void put_tile(char* tile, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const int at = (lane & 3) * 4;
+    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row, j) + at) = ptx::pack_bf16(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row + 8, j) + at) = ptx::pack_bf16(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+// An accumulator to memory as a tile image, through `tile`.
+__device__ __forceinline__ void store_image(void* image, char* tile, const Accumulator& a, int thread) {
+  put_tile(tile, a, thread);
+  __syncwarp();
+  const int lane = thread & 31, begin = (thread >> 5) * 2048;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = begin + (lane + 32 * i) * 16;
+    *reinterpret_cast<uint4*>(static_cast<char*>(image) + at) = *reinterpret_cast<const uint4*>(tile + at);
+  }
+  __syncwarp();
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,362 @@
+// Products of 64x64 tiles by a group of 128 threads: on mma.sync, and on wgmma with what else Hopper has.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/layout.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// How an operand's tile is stored: a's as [m][k] or [k][m], b's as [n][k] or [k][n], first index the row.
+enum class Stored { k_inner, k_outer };
+// When mma.sync loads operands: as far ahead as there are registers, or half a product at a time, where the registers
+// that loads far ahead take would spill others.
+enum class Loads { ahead, in_turn };
+
+// mma.sync: sm_80 and later.
+struct TensorCore80 {
+  static constexpr bool available = true;
+  static constexpr bool copies_in_bulk = false;
+  // Between begin and finish lie products only; both name the registers these use (accumulators that go on, operands).
+  template <class... Registers>
+  static __device__ __forceinline__ void begin(Registers&...) {}  // operands are written, barrier passed
+  template <class... Registers>
+  static __device__ __forceinline__ void finish(Registers&...) {}  // accumulators may be read, operands overwritten
+  static __device__ __forceinline__ void publish() {}  // before the barrier after ordinary writes to operands
+  // Products in flight by groups: commit ends a group, wait leaves at most the latest `pending` unfinished.
+  static __device__ __forceinline__ void commit() {}
+  template <int pending, class... Registers>
+  static __device__ __forceinline__ void wait(Registers&...) {}
+  // Operand k16 of a product, as load_a gives it, into a tile: the warp's own 16 rows.
+  static __device__ __forceinline__ void put_fragment(std::uint32_t tile, const std::uint32_t (&r)[4], int k16,
+                                                      int thread) {
+    const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+    __syncwarp();  // other lanes may have read what is written over
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t at = tile + tile_piece(row + 8 * (i & 1), 2 * k16 + (i >> 1)) + 4 * (lane & 3);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(r[i]) : "memory");
+    }
+  }
+
+  // The same transposed: the operand's columns become rows 16 k16.., the warp's 16 rows their columns.
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31, warp = thread >> 5;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t x = ptx::transpose_matrix(r[i]);
+      const int row = 16 * k16 + 8 * (i >> 1) + (lane >> 2);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + tile_piece(row, 2 * warp + (i & 1)) + 4 * (lane & 3)), "r"(x)
+                   : "memory");
+    }
+  }
+
+  template <Stored stored>
+  static __device__ __forceinline__ void load_a(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int thread) {
+    const int lane = thread & 31, m = (thread >> 5) * 16;
+    if constexpr (stored == Stored::k_inner) {
+      ptx::load_matrix_4(r, tile + tile_piece(m + (lane & 15), 2 * k16 + (lane >> 4)));
+    } else {
+      const int row = 16 * k16 + (lane & 7) + ((lane & 16) ? 8 : 0);
+      ptx::load_matrix_4_transposed(r, tile + tile_piece(row, (m >> 3) + ((lane >> 3) & 1)));
+    }
+  }
+  // Columns 8j..8j+15.
+  template <Stored stored>
+  static __device__ __forceinline__ void load_b(std::uint32_t (&r)[4], std::uint32_t tile, int k16, int j, int thread) {
+    const int lane = thread & 31;
+    if constexpr (stored == Stored::k_inner) {
+      ptx::load_matrix_4(r, tile + tile_piece(8 * j + (lane & 7) + ((lane & 16) ? 8 : 0), 2 * k16 + ((lane >> 3) & 1)));
+    } else {
+      ptx::load_matrix_4_transposed(r,
+                                    tile + tile_piece(16 * k16 + (lane & 7) + ((lane & 8) ? 8 : 0), j + (lane >> 4)));
+    }
+  }
+  static __device__ __forceinline__ void multiply(float* d, const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                  std::uint32_t b1) {
+    ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(d), a, b0, b1);
+  }
+
+  template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
+  static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile,
+                                                 int thread) {
+    if constexpr (kFresh) clear(d);
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      if (kLoads == Loads::in_turn && k16 % 2 == 0) __syncwarp();
+      std::uint32_t a[4], b[4];
+      load_a<a_stored>(a, a_tile, k16, thread);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        load_b<b_stored>(b, b_tile, k16, j, thread);
+        multiply(d + 4 * j, a, b[0], b[1]);
+        multiply(d + 4 * j + 4, a, b[2], b[3]);
+      }
+    }
+  }
+  // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k].
+  template <class... Accumulators>
+  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int thread,
+                                                               Accumulators&... d) {
+    ((product<Stored::k_inner, Stored::k_inner>(d, a_tile, b_tiles, thread), b_tiles += kTileBytes), ...);
+  }
+  // a: an accumulator rounded to bf16.
+  template <Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
+  static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
+                                                 int thread) {
+    if constexpr (kFresh) clear(d);
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      if (kLoads == Loads::in_turn) __syncwarp();
+      const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        std::uint32_t b[4];
+        load_b<b_stored>(b, b_tile, k16, j, thread);
+        multiply(d + 4 * j, fragment, b[0], b[1]);
+        multiply(d + 4 * j + 4, fragment, b[2], b[3]);
+      }
+    }
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// wgmma reads both operands from shared memory, once a group instead of once a warp.
+struct TensorCore90 {
+  static constexpr bool available = true;
+  static constexpr bool copies_in_bulk = true;  // the copy engine with its barriers is there too
+  // The compiler must not move what makes or reads registers of a product into its pipeline.
+  template <int count>
+  static __device__ __forceinline__ void pin(float (&a)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(a[i])::"memory");
+  }
+  static __device__ __forceinline__ void pin(std::uint32_t (&a)[16]) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
+  }
+  template <class... Registers>
+  static __device__ __forceinline__ void begin(Registers&... registers) {
+    (pin(registers), ...);
+    ptx::wgmma_fence();
+  }
+  template <class... Registers>
+  static __device__ __forceinline__ void finish(Registers&... registers) {
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    (pin(registers), ...);
+  }
+  static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
+  static __device__ __forceinline__ void commit() { ptx::wgmma_commit(); }
+  template <int pending, class... Registers>
+  static __device__ __forceinline__ void wait(Registers&... registers) {
+    ptx::wgmma_wait<pending>();
+    (pin(registers), ...);
+  }
+  // The copy engine, told by one thread, and mbarriers (8 bytes each) that count what it has brought or who has come.
+  static __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
+    ptx::mbarrier_init(barrier, arrivals);
+  }
+  static __device__ __forceinline__ void publish_barriers() { ptx::fence_barrier_init(); }
+  static __device__ __forceinline__ void arrive(std::uint32_t barrier) { ptx::mbarrier_arrive(barrier); }
+  static __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
+    ptx::mbarrier_arrive_expect(barrier, bytes);
+  }
+  static __device__ __forceinline__ void copy_in(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+    ptx::copy_bulk(to, from, bytes, barrier);
+  }
+  // The box of a tensor map from these coordinates on.
+  static __device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, int channel, int token, int head,
+                                                  int batch, std::uint32_t barrier) {
+    ptx::copy_box(to, map, channel, token, head, batch, barrier);
+  }
+  // And from a tile to memory, as copy_out: what lies outside the tensor is not written.
+  static __device__ __forceinline__ void copy_box_out(const void* map, int channel, int token, int head, int batch,
+                                                      std::uint32_t from) {
+    ptx::store_box(map, channel, token, head, batch, from);
+  }
+  static __device__ __forceinline__ void wait_at(std::uint32_t barrier, int parity) {
+    ptx::mbarrier_wait(barrier, parity);
+  }
+  // Blocks of a cluster. There: where in the block of that rank lies what is at this address here.
+  static __device__ __forceinline__ std::uint32_t there(std::uint32_t address, int rank) {
+    return ptx::cluster_address(address, static_cast<std::uint32_t>(rank));
+  }
+  static __device__ __forceinline__ void arrive_there(std::uint32_t barrier) { ptx::mbarrier_arrive_cluster(barrier); }
+  static __device__ __forceinline__ void expect_bytes_there(std::uint32_t barrier, int bytes) {
+    ptx::mbarrier_arrive_expect_cluster(barrier, bytes);
+  }
+  static __device__ __forceinline__ void copy_there(std::uint32_t to, std::uint32_t from, int bytes,
+                                                    std::uint32_t barrier) {
+    ptx::copy_bulk_cluster(to, from, bytes, barrier);
+  }
+  // All their threads, in two halves: who waits finds the barriers that were published before. Nothing else is ordered.
+  static __device__ __forceinline__ void arrive_at_cluster() { ptx::cluster_arrive(); }
+  static __device__ __forceinline__ void wait_for_cluster() { ptx::cluster_wait(); }
+  // Arrives when what this thread has asked for by copy_async is there.
+  static __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
+    ptx::mbarrier_arrive_after_copies(barrier);
+  }
+  // From shared memory, in groups; waiting is for the latest group to have been read.
+  static __device__ __forceinline__ void copy_out(void* to, std::uint32_t from, int bytes) {
+    ptx::store_bulk(to, from, bytes);
+  }
+  static __device__ __forceinline__ void commit_copies_out() { ptx::store_bulk_commit(); }
+  static __device__ __forceinline__ void wait_for_copies_out() { ptx::store_bulk_wait_read(); }
+  // A group gives or takes registers, so many a thread.
+  template <int registers>
+  static __device__ __forceinline__ void give() {
+    ptx::give_registers<registers>();
+  }
+  template <int registers>
+  static __device__ __forceinline__ void take() {
+    ptx::take_registers<registers>();
+  }
+  static __device__ __forceinline__ void put_fragment(std::uint32_t tile, const std::uint32_t (&r)[4], int k16,
+                                                      int thread) {
+    const int lane = thread & 31;
+    ptx::store_matrix_4(tile + tile_piece((thread >> 5) * 16 + (lane & 15), 2 * k16 + (lane >> 4)), r[0], r[1], r[2],
+                        r[3]);
+  }
+
+  static __device__ __forceinline__ void put_fragment_transposed(std::uint32_t tile, const std::uint32_t (&r)[4],
+                                                                 int k16, int thread) {
+    const int lane = thread & 31, row = 16 * k16 + (lane & 7) + ((lane & 16) ? 8 : 0);
+    ptx::store_matrix_4_transposed(tile + tile_piece(row, 2 * (thread >> 5) + ((lane >> 3) & 1)), r[0], r[1], r[2],
+                                   r[3]);
+  }
+
+  // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
+  // swizzle.
+  static __device__ __forceinline__ std::uint64_t descriptor(Stored stored, std::uint32_t tile, int k16) {
+    const std::uint32_t low = (((tile & 0x3ffff) >> 4) | (1u << 16)) + k16 * (stored == Stored::k_inner ? 2 : 128);
+    return (static_cast<std::uint64_t>((1u << 30) | 64u) << 32) | low;
+  }
+#define FLASHGLA_ACCUMULATOR(how, d)                                                                              \
+  how(d[0]), how(d[1]), how(d[2]), how(d[3]), how(d[4]), how(d[5]), how(d[6]), how(d[7]), how(d[8]), how(d[9]),   \
+      how(d[10]), how(d[11]), how(d[12]), how(d[13]), how(d[14]), how(d[15]), how(d[16]), how(d[17]), how(d[18]), \
+      how(d[19]), how(d[20]), how(d[21]), how(d[22]), how(d[23]), how(d[24]), how(d[25]), how(d[26]), how(d[27]), \
+      how(d[28]), how(d[29]), how(d[30]), how(d[31])
+#define FLASHGLA_REGISTERS                                                                                          \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+  "%30,%31}"
+  // d += a b, or with kFresh d = a b.
+  template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
+  static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
+    steps<a_stored, b_stored, 0, 4, kFresh>(d, a_tile, b_tile);
+  }
+  // Of a product k-steps kFirst .. kFirst + kCount - 1 alone.
+  template <Stored a_stored, Stored b_stored, int kFirst, int kCount, bool kFresh = false>
+  static __device__ __forceinline__ void steps(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
+      const std::uint64_t a = descriptor(a_stored, a_tile, k16), b = descriptor(b_stored, b_tile, k16);
+      if (kFresh && k16 == kFirst) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 0, 1, 1, %34, %35;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 1, 1, 1, %34, %35;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
+      }
+    }
+  }
+  // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k]. One
+  // wide product: a is read once.
+  static __device__ __forceinline__ void products_side_by_side(std::uint32_t a_tile, std::uint32_t b_tiles, int,
+                                                               Accumulator& d0, Accumulator& d1, Accumulator& d2) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t a = descriptor(Stored::k_inner, a_tile, k16), b = descriptor(Stored::k_inner, b_tiles, k16);
+      asm volatile(
+          "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+          "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+          "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+          "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+          "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+          "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95}"
+          ", %96, %97, 1, 1, 1, 0, 0;"
+          : FLASHGLA_ACCUMULATOR("+f", d0), FLASHGLA_ACCUMULATOR("+f", d1), FLASHGLA_ACCUMULATOR("+f", d2)
+          : "l"(a), "l"(b));
+    }
+  }
+  template <Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
+  static __device__ __forceinline__ void product(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile,
+                                                 int) {
+    steps<b_stored, 0, 4, kFresh>(d, a, b_tile);
+  }
+  // Of a product k-steps kFirst .. kFirst + kCount - 1 alone.
+  template <Stored b_stored, int kFirst, int kCount, bool kFresh = false>
+  static __device__ __forceinline__ void steps(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
+      const std::uint64_t b = descriptor(b_stored, b_tile, k16);
+      if (kFresh && k16 == kFirst) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", {%32,%33,%34,%35}, %36, 0, 1, 1, %37;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
+                       "n"(b_stored == Stored::k_outer));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
+                       "n"(b_stored == Stored::k_outer));
+      }
+    }
+  }
+  // Columns 8 kFirst .. 8 kFirst + 15 of a b, from rows of b's tile, stored [n][k].
+  template <int kFirst>
+  static __device__ __forceinline__ void sixteen_columns(float (&c)[8], const std::uint32_t (&a)[16],
+                                                         std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
+      if (k16 == 0) {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 0, "
+            "1, 1, 0;"
+            : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3]), "=f"(c[4]), "=f"(c[5]), "=f"(c[6]), "=f"(c[7])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      } else {
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, "
+            "1, 1, 0;"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+            : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b));
+      }
+    }
+  }
+  // d += a b, or d -= a b, with a's part of k-step k16 where a_at(k16) says; b stored [k][n].
+  template <bool kFresh, bool kMinus, class Place>
+  static __device__ __forceinline__ void product_of(Accumulator& d, Place a_at, std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t a = a_at(k16), b = descriptor(Stored::k_outer, b_tile, k16);
+      if (kFresh && k16 == 0) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 0, %34, 1, 0, 1;"
+                     : FLASHGLA_ACCUMULATOR("=f", d)
+                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                     ", %32, %33, 1, %34, 1, 0, 1;"
+                     : FLASHGLA_ACCUMULATOR("+f", d)
+                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
+      }
+    }
+  }
+#undef FLASHGLA_ACCUMULATOR
+#undef FLASHGLA_REGISTERS
+};
+#else
+struct TensorCore90 {
+  static constexpr bool available = false;  // kernels compile to nothing
+};
+#endif
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
