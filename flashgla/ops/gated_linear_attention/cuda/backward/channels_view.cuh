@@ -229,7 +229,15 @@ struct ChannelsView {
     const int thread = fresh_thread(), stride = anew(static_cast<int>(p.g.token)) * kGateBytes;
     const std::uint32_t tile = stage_of(index) + Layout::g;
     if constexpr (kInF32) {
-      load_f32_gates<kTile / 2>(tile, Rows{from, stride, rows, p.key_dim}, own_half(), thread);
+      const Rows gates{from, stride, rows, p.key_dim};
+      if constexpr (kAnchors) {
+        load_f32_gates<kTile / 2>(tile, gates, own_half(), thread);
+      } else {  // in two turns: mma.sync has fewer registers to spare
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {
+          load_f32_gates<kTile / 4>(tile, gates, own_half() + turn * (kTile / 4), thread);
+        }
+      }
     } else {
       const int first = own_half() + thread / 8, inside = thread % 8 * 8 < p.key_dim ? rows : 0;
 #pragma unroll
@@ -367,19 +375,6 @@ struct ChannelsView {
     }
   }
 
-  // Of logits, k-step t of a tile of dg times the slopes, from the tile of gates.
-  __device__ __forceinline__ void times_slopes(std::uint32_t (&dg)[4], std::uint32_t g_tile, int t, int thread) const {
-    const float inverse = __fdividef(1.0f, p.logit_scale);
-    std::uint32_t gates[4];
-    TensorCore80::load_a<k_inner>(gates, g_tile, t, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 gradient = ptx::unpack_bf16(dg[i]), gate = ptx::unpack_bf16(gates[i]);
-      dg[i] = ptx::pack_bf16(gradient.x * slope_of_gate(gate.x, p.logit_scale, inverse),
-                             gradient.y * slope_of_gate(gate.y, p.logit_scale, inverse));
-    }
-  }
-
   // dv and dg of the chunk after. held: dv, in the first group.
   __device__ __forceinline__ void finish_after(int index, const Accumulator& held) const {
     const int after = index + 1, rows = rows_in(after);
@@ -414,14 +409,15 @@ struct ChannelsView {
     }
     visit_sums<Core, true, 2>(earlier, parts, fresh_thread(), [&](int t, const float(&part)[8]) {
       const int thread = fresh_thread();
+      float sums[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sums[i] = part[i] + float_at(from_beyond, column_of_element(thread, 8 * t + i));
+      }
+      if (kByLogits && !cut_off()) times_slopes(sums, stage + Layout::g, t, p.logit_scale, fresh_thread());
       std::uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int column = column_of_element(thread, 8 * t + 2 * i);
-        r[i] = ptx::pack_bf16(part[2 * i] + float_at(from_beyond, column),
-                              part[2 * i + 1] + float_at(from_beyond, column + 1));
-      }
-      if (kByLogits && !cut_off()) times_slopes(r, stage + Layout::g, t, fresh_thread());
+      for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(sums[2 * i], sums[2 * i + 1]);
       Core::put_fragment(stage + Layout::g, r, t, thread);
     });
     __syncwarp();

@@ -135,9 +135,27 @@ __device__ __forceinline__ float slope_of_logit(float x, float scale, float leas
 }
 // The slope from the gate that a logit has become, where no least one cuts it off: 1 - sigmoid(x) times the scale, to
 // the gate's own relative rounding.
-__device__ __forceinline__ float slope_of_gate(float gate, float scale, float inverse_scale) {
-  const float log_sigmoid = gate * inverse_scale, small = log_sigmoid * fmaf(-0.5f, log_sigmoid, -1.0f);
-  return scale * (log_sigmoid > -0.0078125f ? small : 1.0f - ptx::exp2(log_sigmoid * kLog2E));
+struct SlopeOfGate {
+  float scale, log2_of, linear, square;
+  __device__ __forceinline__ float operator()(float gate) const {
+    const float y = gate * log2_of, small = y * fmaf(square, y, linear);  // 1 - 2^y = -y ln 2 - (y ln 2)^2 / 2 - ..
+    return y > -0.01f ? small : fmaf(-scale, ptx::exp2(y), scale);
+  }
+};
+__device__ __forceinline__ SlopeOfGate slope_of_gate(float scale) {
+  return {scale, __fdividef(kLog2E, scale), -0.69314718f * scale, -0.24022651f * scale};
+}
+// Eight elements of an accumulator of dg, those of k-step t of a tile of gates, times the slopes.
+__device__ __forceinline__ void times_slopes(float (&dg)[8], std::uint32_t g_tile, int t, float scale, int thread) {
+  const SlopeOfGate slope = slope_of_gate(scale);
+  std::uint32_t gates[4];
+  TensorCore80::load_a<Stored::k_inner>(gates, g_tile, t, thread);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 gate = ptx::unpack_bf16(gates[i]);
+    dg[2 * i] *= slope(gate.x);
+    dg[2 * i + 1] *= slope(gate.y);
+  }
 }
 // One row's piece of a tile.
 __device__ __forceinline__ void turn_logits(std::uint32_t at, float scale, float least) {
@@ -162,7 +180,22 @@ __device__ __forceinline__ uint4 times_slope(const uint4& gradients, const uint4
   for (int e = 0; e < 8; ++e) d[e] *= slope_of_logit(x[e], p.logit_scale, p.gate_min);
   return pack_8(d);
 }
-// dg to the rows of a tensor, from a tile; `logits` are rows of the same shape.
+// dg to the rows of a tensor, from a tile, times the slopes from one of gates.
+__device__ __forceinline__ void store_tile_by_gates(const Rows& r, std::uint32_t gates, std::uint32_t tile, float scale,
+                                                    int thread) {
+  const SlopeOfGate slope = slope_of_gate(scale);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+#pragma unroll 1
+  for (int i = 0; i < kRowsEach && i < left; ++i) {
+    float d[8], g[8];
+    unpack_8(load_shared_16(tile + own_piece(thread, i)), d);
+    unpack_8(load_shared_16(gates + own_piece(thread, i)), g);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) d[e] *= slope(g[e]);
+    *reinterpret_cast<uint4*>(const_cast<char*>(r.data) + (row + i) * r.stride + thread % 8 * 16) = pack_8(d);
+  }
+}
+// The same; `logits` are rows of the same shape.
 __device__ __forceinline__ void store_tile_by_logits(const Rows& r, const Rows& logits, std::uint32_t tile,
                                                      const Params& p, int thread) {
   const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
