@@ -1,0 +1,459 @@
+// Gradients of one chunk, head after head, on Hopper: what gradients.cuh does on mma.sync, by groups of 128 threads
+// with a role each. Between heads dq and dk stay in the products' registers, for d_o and v come to them decayed.
+//     group 0   dq += (scale e^(G_i) d_o_i) h^T;   a_i = scale e^(G_i) d_o_i . (q h)_i
+//     group 1   ds = (v d_o^T) L;   dk += (e^(G_C - G_j) v_j) dh^T;   dv_j = e^(G_C - G_j) (k dh)_j + sum_i P_ij d_o_i;
+//               b_j = v_j . the first of dv's terms
+//     group 2   a warp brings v, d_o, h and dh of the heads ahead and sums gates; three: <h, dh>, and one of them dg
+// README.md has the equations.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/ring.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
+
+// What groups tell each other of one head.
+struct alignas(16) HeadSums {
+  float gates[kChunk];
+  float queries[kChunk];  // a_i
+  float keys[kChunk];     // b_j
+  float rows[4][kChunk];  // sums over a warp's 16 keys of scores times their gradients, for each query
+  float columns[kChunk];  // sums over queries, for each key
+  float states[3];        // parts of <h, dh>
+  float total;            // of all gates
+};
+
+template <int kTiles>
+struct GradientsByRole {
+  static constexpr int groups = 3, threads = groups * kGroupThreads, stages = 3;
+  // Of a head sums are read when its stage may be another's already: by the warp that makes dg, which is through with a
+  // head before it leaves the second one behind it.
+  static constexpr int sum_stages = stages + 2, emptying = 2 * kGroupThreads / 32 + 3;
+  // Of a thread: what the compiler has for each, and what the keys' group has of the helpers'.
+  static constexpr int registers = 168, key_registers = 240, helping_registers = 96;
+  static_assert(registers + key_registers + helping_registers <= groups * registers);
+  // Shared memory. q and k; scores as group 1's threads have them; stages of v, d_o, h and dh.
+  static constexpr int q = 0, k = kTiles * kTileBytes, scores = 2 * kTiles * kTileBytes;
+  static constexpr int first_stage = scores + kChunk * kChunk * 4;
+  static constexpr int v = 0, d_o = kTileBytes, h = 2 * kTileBytes, dh = h + kTiles * kTileBytes;
+  static constexpr int stage = dh + kTiles * kTileBytes;
+  static constexpr int sums = first_stage + stages * stage;
+  static constexpr int barriers = sums + sum_stages * static_cast<int>(sizeof(HeadSums));
+  static constexpr int total = barriers + 2 * stages * 8;
+  static_assert(total <= 227 * 1024);
+};
+static_assert(kImageBytes == kTileBytes);  // the copy engine brings a state's tiles at once
+
+// dg of tokens 2 lane and the next: what reaches from before a token to it or beyond. By one warp.
+__device__ __forceinline__ float2 gate_gradients(const HeadSums& s, int lane) {
+  const auto pair = [lane](const float(&x)[kChunk]) { return *reinterpret_cast<const float2*>(x + 2 * lane); };
+  const float2 queries = pair(s.queries), keys = pair(s.keys), columns = pair(s.columns);
+  float behind[2] = {queries.x - columns.x, queries.y - columns.y}, states = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 rows = pair(s.rows[i]);
+    behind[0] += rows.x;
+    behind[1] += rows.y;
+  }
+#pragma unroll
+  for (int i = 0; i < 3; ++i) states += s.states[i];
+  states *= ptx::exp2(s.total);
+  const float later = sum_of_lanes_behind(behind[0] + behind[1], lane) + behind[1];
+  const float earlier = sum_of_lanes_before(keys.x + keys.y, lane);
+  return make_float2(states + (later + behind[0]) + earlier, states + later + (earlier + keys.x));
+}
+
+// Pairs of bf16, of rows lane / 4 and that plus 8 as an operand has them, times a factor a row.
+__device__ __forceinline__ void scale_operand(std::uint32_t (&to)[16], const std::uint32_t (&x)[16], float upper,
+                                              float lower) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = ptx::unpack_bf16(x[i]);
+    const float factor = i & 1 ? lower : upper;
+    to[i] = ptx::pack_bf16(pair.x * factor, pair.y * factor);
+  }
+}
+// Of each of the thread's two rows, the sum over the quad of an accumulator times an operand.
+__device__ __forceinline__ float2 dot_rows(const Accumulator& a, const std::uint32_t (&x)[16]) {
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = ptx::unpack_bf16(x[i]);
+    float& row = i & 1 ? sum.y : sum.x;
+    row = fmaf(a[2 * i], pair.x, fmaf(a[2 * i + 1], pair.y, row));
+  }
+  return make_float2(sum_of_quad(sum.x), sum_of_quad(sum.y));
+}
+
+// Sixteen sums over the eight lanes of a warp that have the same lane % 4: of columns 8 j + 2 (lane % 4) and the next,
+// j < 8. Lane l gets those of columns 2 l and the next.
+template <int kCount>
+__device__ __forceinline__ void give_half(float (&x)[16], int lane) {
+  const bool upper = lane & 2 * kCount;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float given = upper ? x[i] : x[i + kCount], kept = upper ? x[i + kCount] : x[i];
+    x[i] = kept + __shfl_xor_sync(kWarp, given, 2 * kCount);
+  }
+}
+__device__ __forceinline__ float2 sum_columns(float (&x)[16], int lane) {
+  give_half<8>(x, lane);
+  give_half<4>(x, lane);
+  give_half<2>(x, lane);
+  return make_float2(x[0], x[1]);
+}
+
+struct GradientsMaps {
+  RowMap q, k, v, d_o;
+};
+
+template <class CoreIn, int kTiles>
+struct GradientsView {
+  using Core = CoreIn;
+  using Layout = GradientsByRole<kTiles>;
+  const Params& p;
+  const ChunkGradients& d;
+  const GradientsMaps& maps;
+  std::int64_t chunk;
+  ChunkPlace place;
+  int begin, heads;  // the block's first head, and how many it has
+  char* memory;
+  std::uint32_t base;
+  Ring<Core, Layout::stages> ring;
+
+  __device__ __forceinline__ std::uint32_t stage(int i) const {
+    return base + Layout::first_stage + i % Layout::stages * Layout::stage;
+  }
+  __device__ __forceinline__ HeadSums& sums(int i) const {
+    return reinterpret_cast<HeadSums*>(memory + Layout::sums)[i % Layout::sum_stages];
+  }
+};
+
+// f32 parts of dq or dk, as accumulators have them.
+template <int kTiles, class View>
+__device__ __forceinline__ void store_parts(const View& view, float* to, const Accumulator (&x)[kTiles], int thread) {
+  const int row = row_of_element(thread, 0);
+  const std::int64_t token = view.place.batch * view.p.sequences.length + view.place.token + row;
+#pragma unroll
+  for (int lower = 0; lower < 2; ++lower) {
+    if (row + 8 * lower >= view.place.rows) continue;
+    float* const at = to + (blockIdx.y * view.d.tokens + token + 8 * lower) * view.p.key_dim + 2 * (thread & 3);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int e = 4 * j + 2 * lower;
+        *reinterpret_cast<float2*>(at + kTile * tile + 8 * j) = make_float2(x[tile][e], x[tile][e + 1]);
+      }
+    }
+  }
+}
+
+// Both reading groups, once the scores' gradients lie in their tile, and the tile's place.
+__device__ __forceinline__ void sync_readers() { ptx::barrier(4, 2 * kGroupThreads); }
+template <class View>
+__device__ __forceinline__ std::uint32_t score_gradients(const View& view) {
+  return view.base + View::Layout::scores;
+}
+
+template <int kTiles, class View>
+__device__ __forceinline__ void queries_group(const View& view) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31;
+  const int row = row_of_element(thread, 0);
+  const std::uint32_t q = view.base + Layout::q, k = view.base + Layout::k;
+  Accumulator dq[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) clear(dq[tile]);
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    view.ring.wait_filled(i);
+    HeadSums& sums = view.sums(i);
+    const std::uint32_t stage = view.stage(i), h = stage + Layout::h;
+    const float upper = ptx::exp2(sums.gates[row]) * view.p.scale,
+                lower = ptx::exp2(sums.gates[row + 8]) * view.p.scale;
+    std::uint32_t d_o[16], decayed[16];
+    load_operand<Stored::k_inner>(d_o, stage + Layout::d_o, thread);
+    scale_operand(decayed, d_o, upper, lower);
+    Accumulator o;
+    Core::begin(o, decayed, dq[0], dq[kTiles - 1]);
+    Core::template product<Stored::k_inner, Stored::k_outer, true>(o, q, h, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_outer>(o, q + kTileBytes, h + kTileBytes, thread);
+    }
+    Core::commit();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Core::template product<Stored::k_inner>(dq[tile], decayed, h + tile * kTileBytes, thread);
+    }
+    Core::commit();
+    Core::template wait<1>(o);
+    const float2 common = dot_rows(o, d_o);
+    if ((lane & 3) == 0) {
+      sums.queries[row] = common.x * upper;
+      sums.queries[row + 8] = common.y * lower;
+    }
+    Core::template wait<0>(decayed, dq[0], dq[kTiles - 1]);
+    view.ring.leave(i, lane);
+  }
+  sync_readers();
+  Core::begin(dq[0], dq[kTiles - 1]);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    Core::template product<Stored::k_outer, Stored::k_outer>(dq[tile], score_gradients(view), k + tile * kTileBytes,
+                                                             thread);
+  }
+  Core::finish(dq[0], dq[kTiles - 1]);
+  store_parts<kTiles>(view, view.d.dq, dq, thread);
+}
+
+// Pairs of a head's tokens, transposed: rows keys, columns queries. From v d_o^T: weights become the decayed scores,
+// and d_scores gains its part of this head, but for the scale.
+template <class View>
+__device__ __forceinline__ void pairs_of_head(const View& view, HeadSums& sums, const Accumulator& made,
+                                              float (&d_scores)[32], std::uint32_t (&weights)[16], int thread) {
+  const int lane = thread & 31, warp = thread >> 5, row = row_of_element(thread, 0);
+  const std::uint32_t own = view.base + View::Layout::scores + 16 * thread;
+  const float upper = sums.gates[row], lower = sums.gates[row + 8];
+  float of_queries[16];  // over the warp's keys, of queries 8 j + 2 (lane % 4) and the next
+  float2 of_keys = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    weights[2 * j] = weights[2 * j + 1] = 0u;
+    of_queries[2 * j] = of_queries[2 * j + 1] = 0.0f;
+    if (j < 2 * warp) continue;  // queries before all of the warp's keys
+    const int column = 8 * j + 2 * (lane & 3);
+    const float2 there = *reinterpret_cast<const float2*>(sums.gates + column);
+    const uint4 bits = load_shared_16(own + 16 * kGroupThreads * j);
+    const float scores[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                             __uint_as_float(bits.w)};
+    const bool diagonal = j <= 2 * warp + 1;
+    float decayed[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int ahead = column + (e & 1) - (row + 8 * (e >> 1));  // of its key the query is
+      float reach = ptx::exp2((e & 1 ? there.y : there.x) - (e & 2 ? lower : upper));
+      if (diagonal && ahead < 0) reach = 0.0f;
+      decayed[e] = scores[e] * reach;
+      d_scores[4 * j + e] = fmaf(made[4 * j + e], reach, d_scores[4 * j + e]);
+      const float common = diagonal && ahead <= 0 ? 0.0f : decayed[e] * made[4 * j + e];
+      (e & 2 ? of_keys.y : of_keys.x) += common;
+      of_queries[2 * j + (e & 1)] += common;
+    }
+    weights[2 * j] = ptx::pack_bf16(decayed[0], decayed[1]);
+    weights[2 * j + 1] = ptx::pack_bf16(decayed[2], decayed[3]);
+  }
+  const float2 rows = sum_columns(of_queries, lane);
+  *reinterpret_cast<float2*>(sums.rows[warp] + 2 * lane) = rows;
+  const float2 columns = make_float2(sum_of_quad(of_keys.x), sum_of_quad(of_keys.y));
+  if ((lane & 3) == 0) {
+    sums.columns[row] = columns.x;
+    sums.columns[row + 8] = columns.y;
+  }
+}
+
+template <int kTiles, class View>
+__device__ __forceinline__ void keys_group(const View& view) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31;
+  const int row = row_of_element(thread, 0);
+  const std::uint32_t q = view.base + Layout::q, k = view.base + Layout::k;
+  Accumulator dk[kTiles], d_scores;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) clear(dk[tile]);
+  clear(d_scores);
+  view.ring.wait_filled(0);  // q and k come with the first head
+  {
+    Accumulator scores;
+    Core::begin(scores);
+    Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k, q, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_inner>(scores, k + kTileBytes, q + kTileBytes, thread);
+    }
+    Core::finish(scores);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const auto word = [&](int e) { return __float_as_uint(scores[4 * j + e] * view.p.scale); };
+      store_shared_16(view.base + Layout::scores + 16 * (thread + kGroupThreads * j),
+                      make_uint4(word(0), word(1), word(2), word(3)));
+    }
+  }
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    view.ring.wait_filled(i);
+    HeadSums& sums = view.sums(i);
+    const std::uint32_t stage = view.stage(i), v = stage + Layout::v, d_o = stage + Layout::d_o,
+                        dh = stage + Layout::dh;
+    const float upper = ptx::exp2(sums.total - sums.gates[row]), lower = ptx::exp2(sums.total - sums.gates[row + 8]);
+    Accumulator made, dv;
+    std::uint32_t decayed[16], weights[16];
+    {
+      std::uint32_t plain[16];
+      load_operand<Stored::k_inner>(plain, v, thread);
+      scale_operand(decayed, plain, upper, lower);
+    }
+    Core::begin(made, dv, decayed, dk[0], dk[kTiles - 1]);
+    Core::template product<Stored::k_inner, Stored::k_inner, true>(made, v, d_o, thread);
+    Core::commit();
+    Core::template product<Stored::k_inner, Stored::k_outer, true>(dv, k, dh, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_outer>(dv, k + kTileBytes, dh + kTileBytes, thread);
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Core::template product<Stored::k_inner>(dk[tile], decayed, dh + tile * kTileBytes, thread);
+    }
+    Core::commit();
+    Core::template wait<1>(made);
+    pairs_of_head(view, sums, made, d_scores, weights, thread);
+    Core::template wait<0>(dv, decayed, dk[0], dk[kTiles - 1]);
+    scale_rows(dv, upper, lower);
+    {
+      std::uint32_t plain[16];
+      load_operand<Stored::k_inner>(plain, v, thread);
+      const float2 common = dot_rows(dv, plain);
+      if ((lane & 3) == 0) {
+        sums.keys[row] = common.x;
+        sums.keys[row + 8] = common.y;
+      }
+    }
+    Core::begin(dv, weights);
+    Core::template product<Stored::k_outer>(dv, weights, d_o, thread);
+    Core::finish(dv, weights);
+    view.ring.leave(i, lane);
+    if (view.d.dv.data == nullptr) continue;
+    const Rows to = rows_of(view.d.dv, view.place, view.begin + i);
+    store_pieces(dv, lane,
+                 [&](int r, int piece, uint4 words) { store_row_piece(to, 16 * (thread >> 5) + r, piece, words); });
+  }
+  // The scores' gradients take the scores' place, which this group alone has read.
+  ptx::barrier(1, kGroupThreads);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d_scores[i] *= view.p.scale;
+  put_rounded<Core>(score_gradients(view), d_scores, thread);
+  Core::publish();
+  sync_readers();
+  Core::begin(dk[0], dk[kTiles - 1]);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    Core::template product<Stored::k_inner, Stored::k_outer>(dk[tile], score_gradients(view), q + tile * kTileBytes,
+                                                             thread);
+  }
+  Core::finish(dk[0], dk[kTiles - 1]);
+  store_parts<kTiles>(view, view.d.dk, dk, thread);
+}
+
+// Heads are brought as far ahead as there are stages.
+template <int kTiles, class View>
+__device__ __forceinline__ void gradients_bringer(const View& view, int lane) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  constexpr int kBytes = kTiles * kTileBytes;
+  const Params& p = view.p;
+  float2 gates = load_gates(p, view.place, view.begin);
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    if (i >= Layout::stages) view.ring.wait_emptied(i - Layout::stages);
+    const int head = view.begin + i;
+    const std::uint32_t stage = view.stage(i);
+    const std::int64_t state = p.state_tile(view.chunk, head, 0, 0);
+    const Bringer<Core> bringer(p, view.place, view.ring.filled(i), lane);
+    bringer.expect(i == 0 ? 2 + 2 * kTiles : 2, 2 * kBytes);
+    if (i == 0) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        bringer.bring(view.base + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
+        bringer.bring(view.base + Layout::q + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
+      }
+    }
+    bringer.bring(stage + Layout::v, p.v, view.maps.v, head);
+    bringer.bring(stage + Layout::d_o, view.d.d_o, view.maps.d_o, head);
+    bringer.bring_image(stage + Layout::dh, view.d.state_gradients + state, kBytes);
+    bringer.bring_image(stage + Layout::h, static_cast<const char*>(p.states) + state, kBytes);
+    const GateSums g = sum_gates(gates, lane);
+    HeadSums& sums = view.sums(i);
+    *reinterpret_cast<float2*>(sums.gates + 2 * lane) = make_float2(g.first, g.second);
+    if (lane == 0) sums.total = g.total;
+    bringer.finish();
+    if (i + 1 < view.heads) gates = load_gates(p, view.place, head + 1);
+  }
+}
+
+// Part `part` of <h, dh> of each head; the first warp of the three makes dg of the head before.
+template <int kTiles, class View>
+__device__ __forceinline__ void states_warp(const View& view, int part, int lane) {
+  using Layout = typename View::Layout;
+  const auto make_dg = [&](int i) {
+    if (part != 0 || view.d.dg.data == nullptr) return;
+    view.ring.wait_emptied(i);
+    const float2 dg = gate_gradients(view.sums(i), lane);
+    const std::int64_t at = view.place.offset(view.d.dg, 2 * lane, view.begin + i);
+    if (2 * lane < view.place.rows) store_as(view.p.gate_dtype, view.d.dg.data, at, dg.x);
+    if (2 * lane + 1 < view.place.rows) store_as(view.p.gate_dtype, view.d.dg.data, at + view.d.dg.token, dg.y);
+  };
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    view.ring.wait_filled(i);
+    const std::uint32_t h = view.stage(i) + Layout::h, dh = view.stage(i) + Layout::dh;
+    float common = 0.0f;
+#pragma unroll 2
+    for (int at = 16 * (32 * part + lane); at < kTiles * kTileBytes; at += 16 * 32 * 3) {
+      float x[8], y[8];
+      unpack_8(load_shared_16(h + at), x);
+      unpack_8(load_shared_16(dh + at), y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
+    if (lane == 0) view.sums(i).states[part] = common;
+    view.ring.leave(i, lane);
+    if (i > 0) make_dg(i - 1);
+  }
+  make_dg(view.heads - 1);
+}
+
+template <class Core, int kTiles>
+__device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGradients& d, const GradientsMaps& maps,
+                                                  int heads_each, char* memory) {
+  using Layout = GradientsByRole<kTiles>;
+  const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
+  if (n < 0) return;
+  const Span span = span_of(p.sequences, n);
+  const GradientsView<Core, kTiles> view{p,
+                                         d,
+                                         maps,
+                                         chunk,
+                                         ChunkPlace(span, (chunk - span.chunk_begin) * kChunk),
+                                         static_cast<int>(blockIdx.y) * heads_each,
+                                         heads_each,
+                                         memory,
+                                         ptx::shared_address(memory),
+                                         {ptx::shared_address(memory) + Layout::barriers}};
+  if (threadIdx.x == 0) view.ring.init(Layout::emptying);
+  __syncthreads();
+  const int group = own_group();
+  if (group == 0) {
+    queries_group<kTiles>(view);
+  } else if (group == 1) {
+    Core::template take<Layout::key_registers>();
+    keys_group<kTiles>(view);
+  } else {
+    Core::template give<Layout::helping_registers>();
+    const int warp = __shfl_sync(kWarp, static_cast<int>(threadIdx.x) / 32, 0) % 4;
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    warp == 0 ? gradients_bringer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
+  }
+}
+
+template <class Core, int kTiles>
+__global__ void __launch_bounds__(GradientsByRole<kTiles>::threads, 1)
+    gradients_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ChunkGradients d,
+                             const __grid_constant__ GradientsMaps maps, const int heads_each) {
+  extern __shared__ __align__(1024) char memory[];
+  if constexpr (Core::available) gradients_by_role<Core, kTiles>(p, d, maps, heads_each, memory);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys
