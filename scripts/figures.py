@@ -312,8 +312,8 @@ def gpu_steps_table(what):
              f"{row['floor_milliseconds'] / row['milliseconds']:.2f}" if row["floor_milliseconds"] else ""]
             for row in shown]
     which = "that" if step["counted"] else "another"
-    origin = sentences(f"`scripts/kernel_times/step_times.py`, commit {saved['commit']}, {saved['date']},",
-                       f"{saved['machine']}: {step['problem']}, {milliseconds(step)} ms by the bench,",
+    origin = sentences(f"`scripts/kernel_times/step_times.py`, commit {step['commit']}, {step['date']},",
+                       f"{step['machine']}: {step['problem']}, {milliseconds(step)} ms by the bench,",
                        f"{kernels:.3g} ms in kernels, which were counted in {which} run.")
     return origin + "\n\n" + table(["operator", "ms", "launches", "of all", "its floor over its time"], rows)
 
@@ -468,7 +468,8 @@ def take_rows(run, kind):
 
 
 def take(path):
-    """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of scripts/fuzz.sh to those there."""
+    """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of steps one by one, of scripts/fuzz.sh
+    to those there."""
     # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised",
     # scripts/kernel_times/step_times.py "steps".
     FIGURES.mkdir(parents=True, exist_ok=True)
@@ -482,7 +483,10 @@ def take(path):
         (FIGURES / "small-models.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         return
     if "steps" in taken:
-        (FIGURES / "gpu-steps.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+        path = FIGURES / "gpu-steps.json"
+        steps = {step["what"]: step for step in json.loads(path.read_text(encoding="utf-8"))["steps"]}
+        steps.update({step["what"]: step for step in taken["steps"]})
+        path.write_text(json.dumps({"steps": list(steps.values())}, indent=1) + "\n", encoding="utf-8")
         return
     if "quantised" in taken:
         (FIGURES / "quantisation.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")

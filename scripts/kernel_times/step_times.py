@@ -143,14 +143,15 @@ def step(flashgla, operation, problem, tokens, floors, is_graph, seconds, folder
         rows.append({"operator": name, "milliseconds": milliseconds, "launches": launches,
                      "floor_milliseconds": max(flops / product, moved / copy)})
     said = {key: bench_run[key] for key in ("machine", "commit", "date")}
-    return said, {"operation": operation, "problem": problem, "milliseconds": row["milliseconds"], "counted": once,
-                  "operators": rows}
+    return {**said, "operation": operation, "problem": problem, "milliseconds": row["milliseconds"], "counted": once,
+            "operators": rows}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flashgla", nargs="?", default="build-cuda/bin/flashgla")
     parser.add_argument("--save", required=True, metavar="FILE")
+    parser.add_argument("--only", default="", metavar="WHAT", help="token, prompt or training (default: all)")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each step is timed (default 1)")
     parser.add_argument("--once", action="store_true", help="the step's time is that of the run with kernels counted")
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="where the counts of kernels are left")
@@ -162,9 +163,10 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"steps": []}
         for what, operation, problem, tokens, floors, is_graph in STEPS:
-            said, found = step(arguments.flashgla, operation, problem, tokens, floors, is_graph,
-                               arguments.seconds, folder, arguments.once)
-            saved.update(said)
+            if arguments.only not in what:
+                continue
+            found = step(arguments.flashgla, operation, problem, tokens, floors, is_graph,
+                         arguments.seconds, folder, arguments.once)
             saved["steps"].append({"what": what, **found})
             print(f"{problem}, {what}: {found['milliseconds']:.3f} ms")
             for row in found["operators"]:
