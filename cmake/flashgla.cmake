@@ -67,17 +67,6 @@ function(flashgla_join_sources target name parts)
   endforeach()
 endfunction()
 
-# Compiles sources of a target as one FILE that includes them between the lines BEFORE and AFTER.
-function(flashgla_include_sources target file)
-  cmake_parse_arguments(ARG "" "BEFORE;AFTER" "" ${ARGN})
-  list(TRANSFORM ARG_UNPARSED_ARGUMENTS REPLACE "(.+)" "#include \"\\1\"\n" OUTPUT_VARIABLE includes)
-  list(JOIN includes "" includes)
-  file(CONFIGURE OUTPUT ${file} @ONLY CONTENT "${ARG_BEFORE}${includes}${ARG_AFTER}")
-  target_sources(${target} PRIVATE ${file})
-  set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
-  set_property(SOURCE ${ARG_UNPARSED_ARGUMENTS} TARGET_DIRECTORY ${target} PROPERTY HEADER_FILE_ONLY ON)
-endfunction()
-
 # In PARTS sources that Highway includes once an instruction set: a part includes all of its sources for the first, then
 # all for the next, so that Highway itself is parsed once a part and instruction set. Each source says that it is the
 # file to include again; a part says after them that it is itself.
@@ -88,8 +77,12 @@ function(flashgla_join_simd_sources target name parts)
     if(part_${number})
       set(file ${CMAKE_CURRENT_BINARY_DIR}/${name}${number}.cpp)
       set(again "#undef HWY_TARGET_INCLUDE\n#define HWY_TARGET_INCLUDE \"${file}\"\n")
-      flashgla_include_sources(${target} ${file} ${part_${number}}
-        BEFORE "${again}#include \"hwy/foreach_target.h\"\n" AFTER "${again}")
+      list(TRANSFORM part_${number} REPLACE "(.+)" "#include \"\\1\"\n" OUTPUT_VARIABLE includes)
+      list(JOIN includes "" includes)
+      file(CONFIGURE OUTPUT ${file} @ONLY CONTENT "${again}#include \"hwy/foreach_target.h\"\n${includes}${again}")
+      target_sources(${target} PRIVATE ${file})
+      set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+      set_property(SOURCE ${part_${number}} TARGET_DIRECTORY ${target} PROPERTY HEADER_FILE_ONLY ON)
     endif()
   endforeach()
 endfunction()

@@ -17,7 +17,6 @@ namespace flashgla::ops::quantised_linear {
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 HWY_PUSH_ATTRIBUTES("avx2,fma,f16c")
-namespace avx2 {
 namespace {
 
 struct Isa {
@@ -68,10 +67,9 @@ struct Isa {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
-}  // namespace avx2
 HWY_POP_ATTRIBUTES
 
-const Kernel kAvx2Kernel = avx2::kKernel;
+const Kernel kAvx2Kernel = kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
 #endif

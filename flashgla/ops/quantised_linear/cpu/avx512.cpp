@@ -19,7 +19,6 @@ bool has_avx512() {
 }
 
 HWY_PUSH_ATTRIBUTES("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
 namespace {
 
 #include "flashgla/ops/quantised_linear/cpu/avx512_inl.h"
@@ -40,10 +39,9 @@ struct Isa : Avx512 {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
-}  // namespace avx512
 HWY_POP_ATTRIBUTES
 
-const Kernel kAvx512Kernel = avx512::kKernel;
+const Kernel kAvx512Kernel = kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
 #endif

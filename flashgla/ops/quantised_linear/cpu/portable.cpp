@@ -9,7 +9,6 @@
 
 namespace flashgla::ops::quantised_linear {
 
-namespace portable {
 namespace {
 
 struct Isa {
@@ -91,8 +90,7 @@ struct Isa {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
-}  // namespace portable
 
-const Kernel kPortableKernel = portable::kKernel;
+const Kernel kPortableKernel = kKernel;
 
 }  // namespace flashgla::ops::quantised_linear

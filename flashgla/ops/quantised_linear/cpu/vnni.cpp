@@ -15,7 +15,6 @@ namespace flashgla::ops::quantised_linear {
 bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 HWY_PUSH_ATTRIBUTES("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
-namespace vnni {
 namespace {
 
 #include "flashgla/ops/quantised_linear/cpu/avx512_inl.h"
@@ -48,10 +47,9 @@ struct Isa : Avx512 {
 #include "flashgla/ops/quantised_linear/cpu/kernel_inl.h"
 
 }  // namespace
-}  // namespace vnni
 HWY_POP_ATTRIBUTES
 
-const Kernel kVnniKernel = vnni::kKernel;
+const Kernel kVnniKernel = kKernel;
 
 }  // namespace flashgla::ops::quantised_linear
 #endif
