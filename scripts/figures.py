@@ -235,8 +235,9 @@ def gpu_training_table():
 OPERATIONS = {"elementwise": ("add", "add_to", "convert", "scale", "zero", "column_sum", "silu", "squared_relu",
                               "sigmoid_gate"),
               "global_norm": ("sum", "non-finite")}
-OPERATORS = ("adamw", "elementwise", "embedding", "global_norm", "hyena_filter", "layer_norm", "log_sigmoid_gate",
-             "long_convolution", "rms_norm", "rms_norm_swish_gate", "short_convolution", "swiglu", "token_shift", "wkv")
+OPERATORS = ("adamw", "elementwise", "embedding", "feature_map", "global_norm", "hyena_filter", "layer_norm",
+             "log_sigmoid_gate", "long_convolution", "rms_norm", "rms_norm_swish_gate", "short_convolution", "swiglu",
+             "token_shift", "wkv")
 CPU_OPERATORS = ("hyena_filter", "long_convolution", "token_shift", "wkv")
 
 
