@@ -115,6 +115,41 @@ def cpu_table():
     return origin + "\n\n" + table(["what", "share", ""], rows)
 
 
+CPU_THREADS = [  # name, operation, problem
+    ("GLA forward, chunk form, f32, B2 T2048 H4 K128 V128", FORWARD, "B2 T2048 H4 K128 V128 f32 key gate"),
+    ("GLA forward and backward, the same", BOTH, "B2 T2048 H4 K128 V128 f32 key gate"),
+    ("training step, d 256, 8 layers, 8 x 512 tokens, f32", "model_training_step", "d256 8 layers 8x512 tokens f32"),
+    ("the same of a Transformer", "model_training_step", "transformer d256 8 layers 8x512 tokens f32"),
+    *((f"token of `gla-340m`, {name}", "model_decoding", f"gla-340m batch 1 bf16{kind}")
+      for name, kind in (("bf16", ""), ("q8", " q8"), ("q4", " q4"))),
+]
+
+
+def cpu_threads_table():
+    """Milliseconds by the number of threads, in brackets the share of the floor by the ceilings of each row's run."""
+    run = Run(FIGURES / "cpu-threads.json")
+    counts = sorted({row["threads"] for row in run.rows})
+    used = []
+
+    def cell(operation, problem, threads):
+        found = [row for row in run.rows if (row["operation"], row["problem"], row["threads"])
+                 == (operation, problem, threads) and row["implementation"] in ("all", "cpu_chunk")]
+        used.extend(found)
+        if not found:
+            return ""
+        return f"{milliseconds(found[0])} ({found[0]['floor_milliseconds'] / found[0]['milliseconds']:.2f})"
+
+    rows = [[name, *(cell(operation, problem, threads) for threads in counts)]
+            for name, operation, problem in CPU_THREADS]
+    rows = [row for row in rows if any(row[1:])]
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in used))
+    dates = ", ".join(dict.fromkeys(row["date"] for row in used))
+    said = sentences(f"`flashgla bench --threads N` in several calls, commit {commits}, {dates}, {run.machine}.",
+                     "Milliseconds by the number of threads, in brackets the share of what",
+                     "oneDNN's fp32 product (GLA, training) or reading memory (tokens) did with as many in that call.")
+    return said + "\n\n" + table(["threads", *map(str, counts)], rows)
+
+
 GPU_CASES = [  # name, problem
     ("key gate, B32 T2048 H16 K64 V64", "B32 T2048 H16 K64 V64 bf16 key gate"),
     ("key gate, B16 T2048 H4 K128 V256", "B16 T2048 H4 K128 V256 bf16 key gate"),
@@ -428,7 +463,8 @@ def quantisation_length_table():
     return table(("weights", "first quarter of 65,536 tokens", "second", "third", "last"), rows)
 
 
-TABLES = {"cpu": cpu_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table, "gpu-decoding": gpu_decoding_table,
+TABLES = {"cpu": cpu_table, "cpu-threads": cpu_threads_table, "gpu": gpu_table, "gpu-operator": gpu_operator_table,
+          "gpu-decoding": gpu_decoding_table,
           **{f"gpu-steps-{what.split()[0]}": functools.partial(gpu_steps_table, what)
              for what in ("training step", "prompt", "token")},
           "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
@@ -445,13 +481,17 @@ KINDS = {"gated_linear_attention": "gpu", "model_decoding": "gpu-decoding", "mod
 
 
 def kind_of(run, operation):
-    return "cpu-operators" if run["device"] == "cpu" else KINDS.get(operation, "gpu-operators")
+    if run["device"] == "cpu":
+        return "cpu-threads" if "--threads" in run["command"] else "cpu-operators"
+    return KINDS.get(operation, "gpu-operators")
 
 
 def take_rows(run, kind):
     """Puts a run's rows of a kind into its file, in place of those of the same name; each says its call."""
     path = FIGURES / f"{kind}.json"
     said = {"commit": run["commit"], "date": run["date"], "command": run["command"]}
+    if kind == "cpu-threads":
+        said["threads"] = run["threads"]
     rows = [{**row, **said} for row in run["rows"] if row["operation"].startswith("ceiling")
             or kind_of(run, row["operation"].split()[0]) == kind]
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**run, "rows": []}
@@ -459,7 +499,7 @@ def take_rows(run, kind):
         raise SystemExit(f"{path.relative_to(ROOT)} is of {kept['machine']}, the run of {run['machine']}")
 
     def name(row):
-        return row["operation"], row["problem"], row["implementation"]
+        return row["operation"], row["problem"], row["implementation"], row.get("threads")
 
     new = {name(row): row for row in rows}
     old = [{**{key: kept[key] for key in said}, **row} for row in kept["rows"]]
@@ -469,8 +509,8 @@ def take_rows(run, kind):
 
 
 def take(path):
-    """Takes a run into docs/figures/: of the CPU as it is, of a GPU row by row, of steps one by one, of scripts/fuzz.sh
-    to those there."""
+    """Takes a run into docs/figures/: of the CPU as it is, of a GPU and of a number of --threads row by row, of steps
+    one by one, of scripts/fuzz.sh to those there."""
     # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised",
     # scripts/kernel_times/step_times.py "steps".
     FIGURES.mkdir(parents=True, exist_ok=True)
@@ -496,7 +536,7 @@ def take(path):
     if run.commit.endswith("-dirty") or run.commit == "unknown":
         print(f"note: {path} is of commit {run.commit}; figures for the documents are best of a committed tree")
     operations = {row["operation"].split()[0] for row in run.rows if not row["operation"].startswith("ceiling")}
-    if run.device == "cpu" and not operations <= set(CPU_OPERATORS):
+    if run.device == "cpu" and "--threads" not in run.command and not operations <= set(CPU_OPERATORS):
         (FIGURES / "cpu.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         print(f"docs/figures/cpu.json: {run.origin()}")
         return
