@@ -4,7 +4,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients_by_role.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk.cuh"
@@ -40,30 +40,32 @@ int splits_of(const Params& p, int blocks_each, int multiprocessors) {
 std::int64_t tokens_of(const Problem& problem) { return problem.batch * problem.length; }
 
 template <bool kBackwards>
-void queue_walk(const Params& p, const Walk& walk, bool hopper, cudaStream_t stream) {
-  if (hopper) return launch_walk_by_role(p, walk, kBackwards, stream);
+void queue_walk(const Params& p, const Walk& walk, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(p.heads * tiles_of(p.key_dim)), static_cast<unsigned>(p.sequences.count));
-  launch(kName, walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream, Begin::after_previous, p, walk);
+  launch("gated_linear_attention shared keys", walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream,
+         Begin::after_previous, p, walk);
 }
 
-void queue_outputs(const Params& p, int multiprocessors, bool hopper, cudaStream_t stream) {
-  const int splits = splits_of(p, hopper ? 1 : kOutputsBlocks, multiprocessors);
-  if (hopper) return launch_outputs_by_role(p, splits, stream);
-  const auto queue = [&](auto* kernel, int bytes) {
-    launch(kName, kernel, blocks_of(p, splits), kGroupThreads, bytes, stream, Begin::after_previous, p,
-           p.heads / splits);
-  };
-  p.key_dim == kTile ? queue(outputs_kernel<1>, OutputsPlan<1>::bytes)
-                     : queue(outputs_kernel<2>, OutputsPlan<2>::bytes);
+template <int kTiles>
+void queue_outputs(const Params& p, int multiprocessors, cudaStream_t stream) {
+  const int splits = splits_of(p, kOutputsBlocks, multiprocessors);
+  launch("gated_linear_attention shared keys", outputs_kernel<kTiles>,
+         dim3(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(splits)), kGroupThreads,
+         OutputsPlan<kTiles>::bytes, stream, Begin::after_previous, p, p.heads / splits);
 }
 
+template <int kTiles>
 void queue_gradients(const Params& p, const ChunkGradients& d, int splits, bool hopper, cudaStream_t stream) {
-  if (hopper) return launch_gradients_by_role(p, d, splits, stream);
-  const auto queue = [&](auto* kernel, int bytes) {
-    launch(kName, kernel, blocks_of(p, splits), kGradientThreads, bytes, stream, Begin::after_previous, p, d,
+  const dim3 blocks(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(splits));
+  const auto queue = [&](auto* kernel, int threads, int bytes) {
+    launch("gated_linear_attention shared keys", kernel, blocks, threads, bytes, stream, Begin::after_previous, p, d,
            p.heads / splits);
   };
-  p.key_dim == kTile ? queue(gradients_kernel<1>, kGradientBytes<1>) : queue(gradients_kernel<2>, kGradientBytes<2>);
+  if (hopper) {
+    queue(gradients_by_role_kernel<TensorCore90, kTiles>, ByRole<kTiles>::threads, ByRole<kTiles>::total);
+  } else {
+    queue(gradients_kernel<kTiles>, kGradientThreads, kGradientBytes<kTiles>);
+  }
 }
 
 void check_rows(bool aligned) {
@@ -85,9 +87,8 @@ void forward_with_shared_keys(Context& context, const Plan& plan, Params p, cons
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const int multiprocessors = context.architecture().multiprocessors;
   queue_walk<false>(
-      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)},
-      plan.hopper, stream);
-  queue_outputs(p, multiprocessors, plan.hopper, stream);
+      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)}, stream);
+  p.key_dim == kTile ? queue_outputs<1>(p, multiprocessors, stream) : queue_outputs<2>(p, multiprocessors, stream);
 }
 
 void backward_with_shared_keys(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
@@ -109,19 +110,19 @@ void backward_with_shared_keys(Context& context, const Plan& plan, Params p, con
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const Gradients d = gradients_of(problem, d_out, d_in);
   if (plan.finds_states) {
-    queue_walk<false>(p, {p.k, p.v, static_cast<const float*>(p.h0), nullptr, static_cast<char*>(p.states)},
-                      plan.hopper, stream);
+    queue_walk<false>(p, {p.k, p.v, static_cast<const float*>(p.h0), nullptr, static_cast<char*>(p.states)}, stream);
   }
   queue_walk<true>(
       p, {p.q, d.d_o, static_cast<const float*>(d_out.d_ht.data), static_cast<float*>(d_in.dh0.data), state_gradients},
-      plan.hopper, stream);
+      stream);
   const ChunkGradients chunks{d.d_o, d.dv, d.dg, state_gradients, dq, dk, tokens};
-  queue_gradients(p, chunks, splits, plan.hopper, stream);
+  p.key_dim == kTile ? queue_gradients<1>(p, chunks, splits, plan.hopper, stream)
+                     : queue_gradients<2>(p, chunks, splits, plan.hopper, stream);
   const auto blocks = static_cast<unsigned>((tokens * p.key_dim / 4 + kSumThreads - 1) / kSumThreads);
   const auto sum = [&](const float* parts, const Strided& to) {
     if (to.data == nullptr) return;
-    launch(kName, sum_splits_kernel, dim3(blocks), kSumThreads, 0, stream, Begin::after_previous, p, parts, to, tokens,
-           splits);
+    launch("gated_linear_attention shared keys", sum_splits_kernel, dim3(blocks), kSumThreads, 0, stream,
+           Begin::after_previous, p, parts, to, tokens, splits);
   };
   sum(dq, d.dq);
   sum(dk, d.dk);
