@@ -1,5 +1,4 @@
 // A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
-#include "flashgla/ops/cuda/copy_ahead.cuh"
 #include "flashgla/ops/cuda/rms_backward.cuh"
 #include "flashgla/ops/layer_norm/implementations.h"
 
@@ -108,10 +107,7 @@ struct Moments {
 
 constexpr std::int64_t kForwardBlocks = 396;  // three for each multiprocessor of a large GPU, which have room at once
 
-// Rows of a team that are on their way, of which a thread holds so many vectors.
-constexpr int rows_ahead(int held) { return held > 2 ? 2 : 3; }
-
-// Teams take rows in turns; the next ones are on their way to shared memory while one is worked on.
+// Teams take rows in turns; the next one is on its way while one is worked on.
 template <int kHeld, int N, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3 : 1)
     forward_kernel(ForwardOperands<T> t, RowGrid grid) {
@@ -133,44 +129,28 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3
       t.weight.template load<N>(column, whole, grid.length, weight[i]);
       t.bias.template load<N>(column, whole, grid.length, bias[i]);
     });
-    extern __shared__ uint4 on_their_way[];
-    const auto place = [&](int slot, int i) {  // [kAhead][kHeld][kThreads]
-      return reinterpret_cast<T*>(on_their_way) + ((slot * kHeld + i) * RowGrid::kThreads + threadIdx.x) * N;
-    };
-    const auto begin_row = [&](std::int64_t which, int slot) {
-      if (which < grid.rows) {
-        const T* x = t.x.at(which, 0);
-        ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-          if (whole) ops::cuda::begin_copy<N>(place(slot, i), x + column);
-        });
-      }
-      ops::cuda::end_group();
-    };
-    constexpr int kAhead = rows_ahead(kHeld);
-    Vector<T, N> held[kHeld];
+    Vector<T, N> held[kHeld], next[kHeld];
     FirstOfRow<N, T> next_first;
-#pragma unroll
-    for (int ahead = 0; ahead < kAhead; ++ahead) begin_row(row + ahead * apart, ahead);
-    if (row < grid.rows) next_first.load(t.x.at(row, 0), grid.length);
-    for (int slot = 0; row < grid.rows; row += apart, slot = slot + 1 == kAhead ? 0 : slot + 1) {
-      const T* x = t.x.at(row, 0);
-      ops::cuda::wait_for_groups_before<kAhead - 1>();
+    const auto load = [&](std::int64_t which) {
+      if (which >= grid.rows) return;
+      const T* x = t.x.at(which, 0);
       ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-        held[i] = whole ? Vector<T, N>::load(place(slot, i)) : ops::cuda::load_vector<N>(x, column, false, grid.length);
+        next[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
       });
+      next_first.load(x, grid.length);
+    };
+    load(row);
+    for (; row < grid.rows; row += apart) {
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) held[i] = next[i];
       const float from = next_first.mean(grid.length);
-      begin_row(row + kAhead * apart, slot);
+      load(row + apart);
       float distances = 0.0f, squares = 0.0f;
       ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
         add_distances<N>(held[i], from, column, whole, grid.length, distances, squares);
       });
       const Moments moments(from, sums.of(distances, squares), each, t.epsilon);
       keep(moments);
-      if (row + apart < grid.rows) {
-        next_first.load(t.x.at(row + apart, 0), grid.length);
-      } else {
-        flashgla::cuda::release_next();
-      }
       T* y = t.y.at(row, 0);
       ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
         float out[N];
@@ -340,11 +320,9 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
                                     static_cast<float>(epsilon)};
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(
-        context, "layer_norm", forward_kernel<held.value, N, T>,
-        std::min(grid.blocks(), held.value > 0 ? kForwardBlocks : grid.blocks()), RowGrid::kThreads,
-        rows_ahead(held.value) * held.value * RowGrid::kThreads * static_cast<int>(sizeof(Vector<T, N>)), operands,
-        grid);
+    ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>,
+                            std::min(grid.blocks(), held.value > 0 ? kForwardBlocks : grid.blocks()), RowGrid::kThreads,
+                            0, operands, grid);
   });
 }
 
