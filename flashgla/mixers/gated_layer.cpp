@@ -51,6 +51,9 @@ class GatedLayer : public Mixer {
   void for_each_parameter(const nn::ParameterVisitor& visit) override;
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override;
   std::vector<StateEntry> ring_layout(std::int64_t sequences, DType parameters) const override;
+  void fold_ring(Context& context, const LayerState& state, const TensorView& positions) const override {
+    if (const TensorView inputs = ring_of(state)) attention::fold(context, {inputs, positions}, state[0], state[0]);
+  }
   void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;

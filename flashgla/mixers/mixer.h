@@ -73,6 +73,8 @@ class Mixer {
   // What steps can append their inputs to, so that they seldom write what sums up: entries of constant size, which are
   // zeros where nothing waits in them. Empty: steps have no use for it.
   virtual std::vector<StateEntry> ring_layout(std::int64_t /*sequences*/, DType /*parameters*/) const { return {}; }
+  // Folds what waits in the state's ring into what sums up, in place. positions i32 [sequences]: tokens so far.
+  virtual void fold_ring(Context&, const LayerState& /*state*/, const TensorView& /*positions*/) const {}
 
   // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
   // state that they end with; no overlap but of growing entries, and with pass.saved `before` stays as it is until

@@ -117,6 +117,10 @@ std::vector<mixers::StateEntry> Block::state_layout(std::int64_t sequences, std:
   return all;
 }
 
+void Block::fold_ring(Context& context, const mixers::LayerState& state, const TensorView& positions) const {
+  for (const Part& part : parts_) part.branch->fold_ring(context, state_of(state, part), positions);
+}
+
 mixers::Cost Block::cost(std::int64_t length) const {
   mixers::Cost cost;
   for (const Part& part : parts_) cost += part.branch->cost(length);

@@ -21,6 +21,8 @@ class Block {
   // Of all parts, in order; so are the states below. With `ring` what steps append to lies behind them.
   std::vector<mixers::StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters,
                                                bool ring = false) const;
+  // As of a Mixer.
+  void fold_ring(Context& context, const mixers::LayerState& state, const TensorView& positions) const;
   mixers::Cost cost(std::int64_t length) const;
 
   // x, y [B,T,D]; y may be x without pass.saved, and otherwise x must stay as it is until backward. States as in

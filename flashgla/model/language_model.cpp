@@ -174,6 +174,14 @@ bool LanguageModel::ring_pays(std::int64_t sequences) const {
   return ops::gated_linear_attention::ring_pays(device_, sequences);
 }
 
+void LanguageModel::fold_rings(const DecodeState& state) const {
+  Context context(device_);
+  for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
+    layers_.blocks[i]->fold_ring(context, state.layer(i), state.positions());
+  }
+  context.queue().synchronize();
+}
+
 DecodeState LanguageModel::make_state(std::int64_t sequences, std::int64_t capacity, bool ring) const {
   const auto layouts_of = [this, ring](std::int64_t count, std::int64_t tokens) {
     DecodeState::Layouts layouts;

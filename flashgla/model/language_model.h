@@ -62,18 +62,20 @@ class LanguageModel {
   nn::ParameterStore& parameters() { return *store_; }
   const nn::ParameterStore& parameters() const { return *store_; }
 
-  // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence. The model must
-  // outlive it.
   // Activations of evaluate and prefill, and of steps of more than a few sequences: f32, or bf16 beside bf16
   // parameters, which is what matrix units multiply at their full rate. f32 unless it is set; nothing of a training
   // model.
   void set_inference_dtype(DType dtype);
 
-  // Also makes what steps read of the parameters alone (Mixer::prepare_steps): a state is of the parameters of now.
+  // capacity: tokens that growing states (those of softmax attention) have room for, of each sequence. The model must
+  // outlive it. Also makes what steps read of the parameters alone (Mixer::prepare_steps): a state is of the parameters
+  // of now.
   // `ring`: with what steps append to (Mixer::ring_layout).
   DecodeState make_state(std::int64_t sequences, std::int64_t capacity = 0, bool ring = false) const;
   // Whether steps of so many sequences gain by a ring here.
   bool ring_pays(std::int64_t sequences) const;
+  // Mixer::fold_ring of every layer of a state that has a ring; returns when it is done.
+  void fold_rings(const DecodeState& state) const;
 
   // Loss of each token: tokens, targets i32 [B,T] (target -1: ignored, loss 0), losses f32 [B*T] (natural log; f64
   // with f64). Packed sequences: pass.sequences, B = 1. With `state`, sequences start from it and leave their end

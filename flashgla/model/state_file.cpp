@@ -4,7 +4,6 @@
 #include "flashgla/base/random.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/checksum.h"
-#include "flashgla/ops/gated_linear_attention/ring.h"
 
 namespace flashgla::model {
 
@@ -73,17 +72,7 @@ void copy_rows(const DecodeState& state, const std::vector<std::int64_t>& filled
 
 // The same state without its rings, folded into what they lie beside.
 DecodeState without_rings(const LanguageModel& model, const DecodeState& from, std::int64_t capacity) {
-  Context context(model.device());
-  for (std::size_t layer = 0; layer < from.layer_count(); ++layer) {
-    const auto& layout = from.layout(layer);
-    const auto state = std::find_if(layout.begin(), layout.end(), [](const auto& entry) { return entry.name == "h"; });
-    for (std::size_t i = 0; i < layout.size(); ++i) {
-      if (!layout[i].ring) continue;
-      const TensorView& h = from.layer(layer).at(static_cast<std::size_t>(state - layout.begin()));
-      ops::gated_linear_attention::fold(context, {from.layer(layer)[i], from.positions()}, h, h);
-    }
-  }
-  context.queue().synchronize();
+  model.fold_rings(from);
   DecodeState to = model.make_state(from.sequences(), capacity);
   for (std::size_t layer = 0; layer < to.layer_count(); ++layer) {
     for (std::size_t i = 0; i < to.layer(layer).size(); ++i) {
