@@ -1,5 +1,6 @@
 #include "flashgla/mixers/mamba/config.h"
 
+#include "flashgla/mixers/backbone_names.h"
 #include "flashgla/mixers/mamba/mamba.h"
 #include "flashgla/mixers/mixer.h"
 
@@ -22,14 +23,6 @@ void MambaConfig::validate(const Common& common) const {
 }
 
 namespace {
-
-constexpr Renaming kMambaNames[] = {{"model.embeddings.", "backbone.embeddings."},
-                                    {"model.layers.", "backbone.layers."},
-                                    {".attn_norm.", ".norm."},
-                                    {".attn.", ".mixer."},
-                                    {"model.norm.", "backbone.norm_f."}};
-// The names of state-spaces' own checkpoints.
-constexpr Renaming kOlderMambaNames[] = {{"model.embeddings.", "backbone.embedding."}};
 
 constexpr Refusal kRefusedOfMamba[] = {{"rms_norm", "true"}};
 
@@ -56,8 +49,8 @@ constexpr Layout kMambaLayouts[] = {
      .defaults = R"({"hidden_size": 2048, "num_hidden_layers": 48, "norm_eps": 1e-5, "use_mlp": false,
                      "hidden_act": "silu"})",
      .refused = kRefusedOfMamba,
-     .names = kMambaNames,
-     .older_names = kOlderMambaNames},
+     .names = kBackboneNames,
+     .older_names = kOlderBackboneNames},
     {.name = "hf",
      .model_type = "mamba",
      .architecture = "MambaForCausalLM",
@@ -67,8 +60,8 @@ constexpr Layout kMambaLayouts[] = {
                      "eos_token_id": 0, "tie_word_embeddings": true})",
      .keys = kHfKeysOfMamba,
      .refused = kRefusedOfMamba,
-     .names = kMambaNames,
-     .older_names = kOlderMambaNames,
+     .names = kBackboneNames,
+     .older_names = kOlderBackboneNames,
      .closed = true}};
 
 constexpr PresetRow kMambaPresets[] = {

@@ -1,5 +1,6 @@
 #include "flashgla/mixers/mamba2/config.h"
 
+#include "flashgla/mixers/backbone_names.h"
 #include "flashgla/mixers/mamba2/mamba2.h"
 #include "flashgla/mixers/mixer.h"
 
@@ -32,14 +33,6 @@ void Mamba2Config::validate(const Common& common) const {
 
 namespace {
 
-constexpr Renaming kMamba2Names[] = {{"model.embeddings.", "backbone.embeddings."},
-                                     {"model.layers.", "backbone.layers."},
-                                     {".attn_norm.", ".norm."},
-                                     {".attn.", ".mixer."},
-                                     {"model.norm.", "backbone.norm_f."}};
-// The names of state-spaces' own checkpoints.
-constexpr Renaming kMamba2OlderNames[] = {{"model.embeddings.", "backbone.embedding."}};
-
 // Limits of dt other than none, a norm before the gate and one D a channel are not implemented.
 constexpr const char* kNoLimit = R"([0.0,"Infinity"]|[0,"Infinity"]|[0.0,{"__float__":"Infinity"}])";
 constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},        {"time_step_limit", kNoLimit},
@@ -71,8 +64,8 @@ constexpr Layout kMamba2Layouts[] = {
      .defaults = R"({"hidden_size": 2048, "num_hidden_layers": 48, "norm_eps": 1e-5, "use_mlp": false,
                      "hidden_act": "silu"})",
      .refused = kMamba2Refused,
-     .names = kMamba2Names,
-     .older_names = kMamba2OlderNames},
+     .names = kBackboneNames,
+     .older_names = kOlderBackboneNames},
     {.name = "hf",
      .model_type = "mamba2",
      .architecture = "Mamba2ForCausalLM",
@@ -82,8 +75,8 @@ constexpr Layout kMamba2Layouts[] = {
                      "eos_token_id": 2, "n_groups": 8})",
      .keys = kMamba2HfKeys,
      .refused = kMamba2Refused,
-     .names = kMamba2Names,
-     .older_names = kMamba2OlderNames,
+     .names = kBackboneNames,
+     .older_names = kOlderBackboneNames,
      .closed = true}};
 
 constexpr PresetRow kMamba2Presets[] = {
