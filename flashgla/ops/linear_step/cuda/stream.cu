@@ -58,7 +58,7 @@ struct Params {
   int norm_is_f32;
   Prologue prologue;
   Epilogue epilogue;
-  float epsilon, inverse_normalizer, clamp_min;
+  float inverse_in, epsilon, inverse_normalizer, clamp_min;
   LayerParams layers[2];
   int groups_of_first;  // groups of layers[0]; the rest are layers[1]'s
   int groups;
@@ -98,6 +98,9 @@ struct Vector<float> {
     w[2] = __uint_as_float(raw.z), w[3] = __uint_as_float(raw.w);
   }
 };
+
+// x sigmoid(x); by a quotient of two ulp.
+__device__ __forceinline__ float swish(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // Where element i of a row of u lies: plane (i / 4) % planes, place i / (4 planes), in fours.
 template <int kPlanes>
@@ -207,13 +210,11 @@ class InputMaker {
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += deviations_[row * kWarps + w];
-    return rsqrtf(total / static_cast<float>(p.in) + p.epsilon);
+    return rsqrtf(total * p.inverse_in + p.epsilon);
   }
 
  private:
-  static constexpr int kHeld = kRows == 1 ? 6 : kRows == 2 ? 4 : 2;  // fours of a row that a thread loads at once
-
-  static __device__ __forceinline__ float swish(float x) { return x / (1.0f + __expf(-x)); }
+  static constexpr int kHeld = kRows == 1 ? 6 : kRows == 2 ? 3 : 2;  // fours of a row that a thread loads at once
 
   __device__ __forceinline__ float4 load(const float* from, std::int64_t stride, int four, int n) const {
     if (four >= p.in / 4 || n >= p.rows) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -391,8 +392,7 @@ __device__ __forceinline__ float sums_over_lanes(float (&v)[M], int lane) {
 }
 
 template <class W, int kRows, bool kTurns>
-__global__ void __launch_bounds__(kThreads, kRows == 1 && !kTurns ? 3 : 2)
-    stream_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 2) stream_kernel(const __grid_constant__ Params p) {
   using V = Vector<W>;
   constexpr int kPlanes = V::kElements / 4;
   constexpr int kGroup = group_rows(kRows), kAhead = kPiece / kGroup;  // vectors of a row in a lane's piece
@@ -407,34 +407,42 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 && !kTurns ? 3 : 2)
   auto* const room = reinterpret_cast<float*>(ring + p.stages * kPiece * kThreads);
   const std::conditional_t<kTurns, Turns<kRows, kGroup>, NoTurns<kGroup>> turns(p, room, first, end);
 
-  // This lane's vectors of a piece, into its places of a slot.
-  const auto copy_piece = [&](int group, int piece, int slot) {
-    if (group < end) {
-      const auto rows = turns.rows(group);
+  // What is copied next: this lane's first vectors of the rows of a group (null beyond the last row), and the piece.
+  int next_group = begin, next_piece = 0;
+  const uint4* next_rows[kGroup];
+  const auto begin_group = [&] {
+    if (next_group >= end) return;
+    const auto rows = turns.rows(next_group);
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) {
+      next_rows[r] = rows.column(r) < rows.layer->out ? static_cast<const uint4*>(rows.layer->weight) +
+                                                            static_cast<std::int64_t>(rows.row(r)) * vectors + lane
+                                                      : nullptr;
+    }
+  };
+  // This lane's vectors of the next piece, into its places of a slot.
+  const auto copy_piece = [&](int slot) {
+    if (next_group < end) {
+      const int first_vector = next_piece * kAhead * 32;
+      const auto places = ptx::shared_address(ring + slot * kPiece * kThreads + thread);
 #pragma unroll
       for (int r = 0; r < kGroup; ++r) {
-        const auto* weights =
-            static_cast<const uint4*>(rows.layer->weight) + static_cast<std::int64_t>(rows.row(r)) * vectors;
 #pragma unroll
         for (int s = 0; s < kAhead; ++s) {
-          const int at = (piece * kAhead + s) * 32 + lane;
-          if (at >= vectors || rows.column(r) >= rows.layer->out) continue;
-          ptx::copy_async_16(ptx::shared_address(&ring[(slot * kPiece + r * kAhead + s) * kThreads + thread]),
-                             weights + at);
+          if (first_vector + s * 32 + lane >= vectors || next_rows[r] == nullptr) continue;
+          ptx::copy_async_16(places + (r * kAhead + s) * kThreads * 16, next_rows[r] + first_vector + s * 32);
         }
+      }
+      if (++next_piece == p.pieces) {
+        next_piece = 0, next_group += kWarps;
+        begin_group();
       }
     }
     ptx::copy_async_commit();
   };
-  const auto advance = [&](int& group, int& piece) {
-    if (++piece == p.pieces) piece = 0, group += kWarps;
-  };
-  int next_group = begin, next_piece = 0;
+  begin_group();
 #pragma unroll 1
-  for (int slot = 0; slot < kStages; ++slot) {
-    copy_piece(next_group, next_piece, slot);
-    advance(next_group, next_piece);
-  }
+  for (int slot = 0; slot < kStages; ++slot) copy_piece(slot);
   InputMaker<kRows, kPlanes> inputs(p, room + p.angle_floats);
   flashgla::cuda::release_next();
   inputs.load_weights();
@@ -451,44 +459,54 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 && !kTurns ? 3 : 2)
   const float factor = inputs.factor(n_of_lane);
   float sums[kSums] = {};
   float before = 0.0f, bias = 0.0f;  // what it needs of memory, asked for early
+  // Adds the products of a lane's vectors `at` of the group's rows.
+  const auto add_products = [&](const uint4(&raw)[kPiece], int s, int at) {
+    float w[kGroup][V::kElements];
+#pragma unroll
+    for (int r = 0; r < kGroup; ++r) V::unpack(raw[r * kAhead + s], w[r]);
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        const float4 four = *reinterpret_cast<const float4*>(u + n * p.in + 4 * (plane * vectors + at));
+        const float v[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int r = 0; r < kGroup; ++r) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[n * kGroup + r] = fmaf(v[j], w[r][4 * plane + j], sums[n * kGroup + r]);
+        }
+      }
+    }
+  };
   int slot = 0;
+  float* y = nullptr;  // null: this lane finishes no value of the group
   for (int group = begin, piece = 0; group < end;) {
-    const auto rows = turns.rows(group);
-    const int column = rows.column(r_of_lane);
-    float* const y = rows.layer->y + n_of_lane * rows.layer->y_stride + column;
-    const bool there = n_of_lane < p.rows && column < rows.layer->out;
-    if (piece == 0 && there) {
-      if (p.epilogue == Epilogue::add) before = __ldcg(y);
-      bias = rows.layer->bias ? load_parameter(rows.layer->bias, rows.layer->bias_is_f32, column) : 0.0f;
+    if (piece == 0) {
+      const auto rows = turns.rows(group);
+      const int column = rows.column(r_of_lane);
+      y = nullptr;
+      if (n_of_lane < p.rows && column < rows.layer->out) {
+        y = rows.layer->y + n_of_lane * rows.layer->y_stride + column;
+        if (p.epilogue == Epilogue::add) before = __ldcg(y);
+        bias = rows.layer->bias ? load_parameter(rows.layer->bias, rows.layer->bias_is_f32, column) : 0.0f;
+      }
     }
     ptx::copy_async_wait<kStages - 1>();
     uint4 raw[kPiece];
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) raw[i] = ring[(slot * kPiece + i) * kThreads + thread];
-    copy_piece(next_group, next_piece, slot);
-    advance(next_group, next_piece);
+    copy_piece(slot);
+    const int first_vector = piece * kAhead * 32;
+    if (first_vector + kAhead * 32 <= vectors) {  // for all lanes
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s) {
-      const int at = (piece * kAhead + s) * 32 + lane;
-      if (at >= vectors) break;
-      float w[kGroup][V::kElements];
+      for (int s = 0; s < kAhead; ++s) add_products(raw, s, first_vector + s * 32 + lane);
+    } else {
 #pragma unroll
-      for (int r = 0; r < kGroup; ++r) V::unpack(raw[r * kAhead + s], w[r]);
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-#pragma unroll
-        for (int plane = 0; plane < kPlanes; ++plane) {
-          const float4 four = *reinterpret_cast<const float4*>(u + n * p.in + 4 * (plane * vectors + at));
-          const float v[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-          for (int r = 0; r < kGroup; ++r) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[n * kGroup + r] = fmaf(v[j], w[r][4 * plane + j], sums[n * kGroup + r]);
-          }
-        }
+      for (int s = 0; s < kAhead; ++s) {
+        if (first_vector + s * 32 + lane < vectors) add_products(raw, s, first_vector + s * 32 + lane);
       }
     }
-    if (piece + 1 == p.pieces) {
+    if (++piece == p.pieces) {
       float a = sums_over_lanes(sums, lane) * factor + bias;
 #pragma unroll
       for (float& each : sums) each = 0.0f;
@@ -506,16 +524,16 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 && !kTurns ? 3 : 2)
           a += before;
           break;
         case Epilogue::swiglu:
-          a = a / (1.0f + __expf(-a)) * other;
+          a = swish(a) * other;
           break;
         case Epilogue::log_sigmoid:
           a = fmaxf(log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
           break;
       }
-      const bool writes = lane % kLanesOfSum == 0 && !(rows.paired && r_of_lane >= kGroup / 2);
-      if (there && writes) *y = a;
+      const bool writes = lane % kLanesOfSum == 0 && !(p.epilogue == Epilogue::swiglu && r_of_lane >= kGroup / 2);
+      if (y != nullptr && writes) *y = a;
+      piece = 0, group += kWarps;
     }
-    advance(group, piece);
     if (++slot == kStages) slot = 0;
   }
 }
@@ -564,6 +582,7 @@ void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> l
   p.norm_is_f32 = inputs.norm_weight.dtype == DType::f32;
   p.prologue = inputs.prologue;
   p.epilogue = options.epilogue;
+  p.inverse_in = 1.0f / static_cast<float>(p.in);
   p.epsilon = static_cast<float>(inputs.epsilon);
   p.inverse_normalizer = static_cast<float>(1.0 / options.normalizer);
   p.clamp_min = static_cast<float>(options.clamp_min);

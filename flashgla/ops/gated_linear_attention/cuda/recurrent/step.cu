@@ -39,6 +39,7 @@ class GateRows {
     if constexpr (kHeld) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
+        if (j * kWarps * 32 >= p.key_dim) break;
         const int k = threadIdx.x + j * kWarps * 32;
         decays[k] = exp2f(base_2_gate(rows_[j].log_gate(p, head, k, input)));
       }
