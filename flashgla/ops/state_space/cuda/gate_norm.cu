@@ -23,10 +23,10 @@ struct Skips {
   const float* skip;
   std::uint32_t value_dim;
 
-  template <int N>
+  template <int N, bool kWhole>
   __device__ __forceinline__ void load(std::int64_t column, std::int64_t length, float (&out)[N]) const {
     const auto first = static_cast<std::uint32_t>(column);
-    if (value_dim % N == 0) {  // of one head, since columns are multiples of N
+    if (kWhole || value_dim % N == 0) {  // of one head, since columns are multiples of N
       const float factor = skip[first / value_dim];
 #pragma unroll
       for (int i = 0; i < N; ++i) out[i] = factor;
@@ -43,25 +43,51 @@ struct GateOperands {
   Skips skips;
 };
 
-// Some of a row's elements: o, x and z as they lie.
-template <int N, class T>
+// Where a row of them begins.
+template <class T>
+struct GateRow {
+  const T *o, *x, *z;
+  __device__ __forceinline__ GateRow(const GateOperands<T>& t, std::int64_t row)
+      : o(t.o.at(row, 0)), x(t.x.at(row, 0)), z(t.z.at(row, 0)) {}
+};
+
+// kWhole, here and in the kernels: all vectors lie wholly in their row and in a head, and the weight is there and
+// aligned. What else there may be is several times as much code, which a multiprocessor's instruction cache does not
+// hold.
+template <int N, bool kWhole, class T>
 struct GateVectors {
   Vector<T, N> o, x, z;
 
-  __device__ __forceinline__ void load(const GateOperands<T>& t, std::int64_t row, std::int64_t column, bool whole,
-                                       std::int64_t length) {
-    o = house::load_vector<N>(t.o.at(row, 0), column, whole, length);
-    x = house::load_vector<N>(t.x.at(row, 0), column, whole, length);
-    z = house::load_vector<N>(t.z.at(row, 0), column, whole, length);
+  __device__ __forceinline__ void load(const GateRow<T>& row, std::int64_t column, bool whole, std::int64_t length) {
+    o = house::load_vector<N>(row.o, column, whole, length);
+    x = house::load_vector<N>(row.x, column, whole, length);
+    z = house::load_vector<N>(row.z, column, whole, length);
   }
   // o + skip x.
   __device__ __forceinline__ void sums(const Skips& skips, std::int64_t column, std::int64_t length,
                                        float (&s)[N]) const {
-    skips.load<N>(column, length, s);
+    skips.load<N, kWhole>(column, length, s);
 #pragma unroll
     for (int j = 0; j < N; ++j) s[j] = fmaf(s[j], x[j], o[j]);
   }
 };
+
+template <bool kWhole, int N>
+__device__ __forceinline__ void load_weight(const house::WeightVector& weight, std::int64_t column, bool whole,
+                                            std::int64_t length, float (&out)[N]) {
+  const auto load = [&](const auto* from) {
+    const auto vector = Vector<std::remove_cvref_t<decltype(*from)>, N>::load(from + column);
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = vector[i];
+  };
+  if constexpr (!kWhole) {
+    weight.load<N>(column, whole, length, out);
+  } else if (weight.wide) {
+    load(static_cast<const float*>(weight.data));
+  } else {
+    load(static_cast<const __nv_bfloat16*>(weight.data));
+  }
+}
 
 __device__ __forceinline__ float silu(float z) { return z * house::sigmoid(z); }
 
@@ -74,7 +100,7 @@ struct ForwardOperands {
   float epsilon;
 };
 
-template <int kHeld, int N, class T>
+template <int kHeld, int N, bool kWhole, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == RowGrid::kMost ? 2 : 0)  // 0: not said; ptxas else spills
     forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::wait_for_previous();
@@ -83,15 +109,16 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == RowGrid::kMost ? 2
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
   if (row >= grid.rows) return;  // whole teams
   constexpr int kSlots = kHeld == 0 ? 1 : kHeld;
-  GateVectors<N, T> held[kSlots];
+  GateVectors<N, kWhole, T> held[kSlots];
   float gated[kSlots][N];
+  const GateRow<T> from(t.in, row);
   if constexpr (kHeld > 0) {  // all loads before the first use
     house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      held[i].load(t.in, row, column, whole, grid.length);
+      held[i].load(from, column, kWhole || whole, grid.length);
     });
   }
   const auto gate = [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) held[0].load(t.in, row, column, whole, grid.length);
+    if constexpr (kHeld == 0) held[0].load(from, column, kWhole || whole, grid.length);
     held[i].sums(t.in.skips, column, grid.length, gated[i]);
 #pragma unroll
     for (int j = 0; j < N; ++j) gated[i][j] *= silu(held[i].z[j]);
@@ -108,10 +135,10 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == RowGrid::kMost ? 2
   house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
     if constexpr (kHeld == 0) gate(0, column, whole);
     float weight[N], out[N];
-    t.weight.template load<N>(column, whole, grid.length, weight);
+    load_weight<kWhole>(t.weight, column, whole, grid.length, weight);
 #pragma unroll
     for (int j = 0; j < N; ++j) out[j] = gated[i][j] * r * weight[j];
-    house::store_vector<N>(y_row, column, whole, grid.length, Vector<T, N>::of(out));
+    house::store_vector<N>(y_row, column, kWhole || whole, grid.length, Vector<T, N>::of(out));
   });
 }
 
@@ -125,19 +152,18 @@ struct BackwardOperands {
 };
 
 // What an element of y adds to dweight but for r, and with its weight to the row's product with what is normalised.
-template <int N, class T>
-__device__ __forceinline__ void products(const GateVectors<N, T>& in, const float (&s)[N], const Vector<T, N>& dy,
-                                         float (&out)[N]) {
+template <int N, bool kWhole, class T>
+__device__ __forceinline__ void products(const GateVectors<N, kWhole, T>& in, const float (&s)[N],
+                                         const Vector<T, N>& dy, float (&out)[N]) {
 #pragma unroll
   for (int j = 0; j < N; ++j) out[j] = dy[j] * s[j] * silu(in.z[j]);
 }
 
 // The norm's gradient dy_j weight_j r - s_j silu(z_j) pull goes through the gate; s: o + skip x.
-template <int N, class T>
-__device__ __forceinline__ void store_gradients(const BackwardOperands<T>& t, std::int64_t row, std::int64_t column,
-                                                bool whole, std::int64_t length, const GateVectors<N, T>& in,
-                                                const float (&s)[N], const Vector<T, N>& dy, const float (&weight)[N],
-                                                float r, float pull) {
+template <int N, bool kWhole, class T>
+__device__ __forceinline__ void store_gradients(T* ds, T* dz, std::int64_t column, bool whole, std::int64_t length,
+                                                const GateVectors<N, kWhole, T>& in, const float (&s)[N],
+                                                const Vector<T, N>& dy, const float (&weight)[N], float r, float pull) {
   float to_s[N], to_z[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
@@ -146,13 +172,13 @@ __device__ __forceinline__ void store_gradients(const BackwardOperands<T>& t, st
     to_s[j] = gradient * gate;
     to_z[j] = gradient * s[j] * house::silu_slope(z, sigmoid);
   }
-  house::store_vector<N>(t.ds.at(row, 0), column, whole, length, Vector<T, N>::of(to_s));
-  house::store_vector<N>(t.dz.at(row, 0), column, whole, length, Vector<T, N>::of(to_z));
+  house::store_vector<N>(ds, column, kWhole || whole, length, Vector<T, N>::of(to_s));
+  house::store_vector<N>(dz, column, kWhole || whole, length, Vector<T, N>::of(to_z));
 }
 
 // A block takes the rows of one block of partial sums, its teams every teams()th of them; the next one is on its way
 // into the L2 while one is worked on.
-template <int kHeld, int N, class T>
+template <int kHeld, int N, bool kWhole, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwardBlocksEach : 1)
     backward_kernel(BackwardOperands<T> t, RowGrid grid, house::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
@@ -166,18 +192,19 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwa
   }
   const std::int64_t end = partial.end(blockIdx.x);
   for (std::int64_t row = partial.begin(blockIdx.x) + team.index(); row < end; row += grid.teams()) {
-    GateVectors<N, T> in[kHeld];
+    const GateRow<T> from(t.in, row);
+    const T* const dy_row = t.dy.at(row, 0);
+    GateVectors<N, kWhole, T> in[kHeld];
     Vector<T, N> dy[kHeld];
     house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      in[i].load(t.in, row, column, whole, grid.length);
-      dy[i] = house::load_vector<N>(t.dy.at(row, 0), column, whole, grid.length);
+      in[i].load(from, column, kWhole || whole, grid.length);
+      dy[i] = house::load_vector<N>(dy_row, column, kWhole || whole, grid.length);
     });
     if (const std::int64_t next = row + grid.teams(); next < end && team.rank() % (128 / (N * sizeof(T))) == 0) {
+      const GateRow<T> later(t.in, next);
+      const T* const later_dy = t.dy.at(next, 0);
       house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int, std::int64_t column, bool) {
-        ptx::prefetch_l2(t.in.o.at(next, column));
-        ptx::prefetch_l2(t.in.x.at(next, column));
-        ptx::prefetch_l2(t.in.z.at(next, column));
-        ptx::prefetch_l2(t.dy.at(next, column));
+        for (const T* begin : {later.o, later.x, later.z, later_dy}) ptx::prefetch_l2(begin + column);
       });
     }
     const float r = t.rstd[row];
@@ -185,8 +212,8 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwa
     house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
       float s[N], product[N], weight[N];
       in[i].sums(t.in.skips, column, grid.length, s);
-      t.weight.template load<N>(column, whole, grid.length, weight);
-      products<N, T>(in[i], s, dy[i], product);
+      load_weight<kWhole>(t.weight, column, whole, grid.length, weight);
+      products(in[i], s, dy[i], product);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         dot = fmaf(product[j], weight[j], dot);
@@ -194,11 +221,12 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwa
       }
     });
     const float pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
+    T *const ds = t.ds.at(row, 0), *const dz = t.dz.at(row, 0);
     house::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
       float s[N], weight[N];
       in[i].sums(t.in.skips, column, grid.length, s);
-      t.weight.template load<N>(column, whole, grid.length, weight);
-      store_gradients<N, T>(t, row, column, whole, grid.length, in[i], s, dy[i], weight, r, pull);
+      load_weight<kWhole>(t.weight, column, whole, grid.length, weight);
+      store_gradients(ds, dz, column, whole, grid.length, in[i], s, dy[i], weight, r, pull);
     });
   }
   if (!t.want_dweight) return;
@@ -215,11 +243,12 @@ __global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills
   Team team(grid.team, shared);
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
   if (row >= grid.rows) return;
-  GateVectors<N, T> in;
+  const GateRow<T> from(t.in, row);
+  GateVectors<N, false, T> in;
   Vector<T, N> dy;
   float s[N], weight[N], dot = 0.0f;
   const auto load = [&](std::int64_t column, bool whole) {
-    in.load(t.in, row, column, whole, grid.length);
+    in.load(from, column, whole, grid.length);
     dy = house::load_vector<N>(t.dy.at(row, 0), column, whole, grid.length);
     in.sums(t.in.skips, column, grid.length, s);
     t.weight.template load<N>(column, whole, grid.length, weight);
@@ -227,14 +256,14 @@ __global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills
   house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
     load(column, whole);
     float product[N];
-    products<N, T>(in, s, dy, product);
+    products(in, s, dy, product);
 #pragma unroll
     for (int j = 0; j < N; ++j) dot = fmaf(product[j], weight[j], dot);
   });
   const float r = t.rstd[row], pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
   house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
     load(column, whole);
-    store_gradients<N, T>(t, row, column, whole, grid.length, in, s, dy, weight, r, pull);
+    store_gradients(t.ds.at(row, 0), t.dz.at(row, 0), column, whole, grid.length, in, s, dy, weight, r, pull);
   });
 }
 
@@ -248,11 +277,11 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
   float total = 0.0f;
 #pragma unroll 4
   for (std::int64_t row = partial.begin(block); row < partial.end(block); ++row) {
-    GateVectors<1, T> in;
-    in.load(t.in, row, column, true, partial.columns);
+    GateVectors<1, false, T> in;
+    in.load(GateRow<T>(t.in, row), column, true, partial.columns);
     float s[1], product[1];
     in.sums(t.in.skips, column, partial.columns, s);
-    products<1, T>(in, s, house::load_vector<1>(t.dy.at(row, 0), column, true, partial.columns), product);
+    products(in, s, house::load_vector<1>(t.dy.at(row, 0), column, true, partial.columns), product);
     total = fmaf(product[0], t.rstd[row], total);
   }
   partial.sums[block * partial.columns + column] = total;
@@ -269,6 +298,16 @@ void with_vectors(DType dtype, std::initializer_list<const TensorView*> tensors,
                                            : run(zero, integral_constant<int, 1>());
   };
   dtype == DType::f32 ? of(float{}) : of(__nv_bfloat16{});
+}
+
+// Calls run(bool_constant), true where the kernels' kWhole holds.
+template <int N, class Run>
+void with_wholeness(const Gate& in, const house::WeightVector& weight, const Run& run) {
+  if constexpr (N > 1) {
+    const std::int64_t length = in.o.size(-1), value_dim = length / in.skip.numel();
+    if (value_dim % N == 0 && weight.data != nullptr && weight.aligned) return run(std::true_type());
+  }
+  run(std::false_type());
 }
 
 template <class T>
@@ -292,8 +331,10 @@ void gate_norm(Context& context, const Gate& in, const TensorView& weight, doubl
                                       rstd ? rstd.as<float>() : nullptr, static_cast<float>(epsilon)};
     const RowGrid grid(rows, in.o.size(-1), N);
     house::with_held_vectors(grid, [&](auto held) {
-      house::queue_kernel(context, "state_space gate", forward_kernel<held.value, N, T>, grid.blocks(),
-                          RowGrid::kThreads, 0, operands, grid);
+      with_wholeness<N>(in, operands.weight, [&](auto whole) {
+        house::queue_kernel(context, "state_space gate", forward_kernel<held.value, N, whole.value, T>, grid.blocks(),
+                            RowGrid::kThreads, 0, operands, grid);
+      });
     });
   });
 }
@@ -324,8 +365,10 @@ void gate_norm_backward(Context& context, const Gate& in, const TensorView& weig
     house::with_held_vectors(grid, [&](auto held) {
       if constexpr (held.value > 0) {
         const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
-        queue(backward_kernel<held.value, N, T>, partial.blocks(), floats * static_cast<int>(sizeof(float)), grid,
-              partial);
+        with_wholeness<N>(in, operands.weight, [&](auto whole) {
+          queue(backward_kernel<held.value, N, whole.value, T>, partial.blocks(),
+                floats * static_cast<int>(sizeof(float)), grid, partial);
+        });
       } else {
         const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
         // Before ds and dz, which may take dy's place.

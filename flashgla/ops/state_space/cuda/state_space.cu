@@ -83,6 +83,25 @@ struct Gradients {
   const T *dk, *dq;  // [rows,H,K]
 };
 
+// Where a row of them begins: worked out once, for the code that it takes where rows do not lie evenly is long.
+template <class T>
+struct GradientsRow {
+  const T *c, *raw, *dv, *ds;
+  T *dc, *draw;
+  const float* dg;
+  float *da_log, *dskip;
+  __device__ __forceinline__ GradientsRow(const Gradients<T>& t, std::int64_t row)
+      : c(t.c.at(row, 0)),
+        raw(t.raw.at(row, 0)),
+        dv(t.dv.at(row, 0)),
+        ds(t.ds.at(row, 0)),
+        dc(t.dc.at(row, 0)),
+        draw(t.draw.at(row, 0)),
+        dg(t.dg.at(row, 0)),
+        da_log(t.da_log.at(row, 0)),
+        dskip(t.dskip.at(row, 0)) {}
+};
+
 // Over `lanes` neighbours, a power of two of at most 32.
 __device__ __forceinline__ float sum_of_lanes(float x, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
@@ -94,20 +113,21 @@ __global__ void __launch_bounds__(kThreads)
     backward_kernel(Gradients<T> t, Parameters p, Sizes sizes, KeyGradients keys, int lanes) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t row = blockIdx.x;
+  const GradientsRow<T> of(t, row);
   const int lane = static_cast<int>(threadIdx.x) % lanes, value_dim = static_cast<int>(sizes.value_dim);
   // All threads go round equally often, for their sums are of whole warps.
 #pragma unroll 2
   for (std::int64_t begin = 0; begin < sizes.heads; begin += kThreads / lanes) {
     const std::int64_t h = begin + threadIdx.x / lanes;
     const bool inside = h < sizes.heads;
-    const float s = inside ? to_float(*t.raw.at(row, h)) + p.dt_bias[h] : 0.0f, dt = softplus(s);
+    const float s = inside ? to_float(of.raw[h]) + p.dt_bias[h] : 0.0f, dt = softplus(s);
     const float beside = inside ? p.skip[h] : 0.0f;
     float to_dt = 0.0f, to_skip = 0.0f;
     for (int i = lane * N; inside && i < value_dim; i += lanes * N) {
       const std::int64_t at = h * value_dim + i;
-      const auto to_v = t.dv.template load<N>(row, at), to_s = t.ds.template load<N>(row, at);
+      const auto to_v = Vector<T, N>::load(of.dv + at), to_s = Vector<T, N>::load(of.ds + at);
       float z[N];
-      with_bias(z, t.c.template load<N>(row, at), p, at);
+      with_bias(z, Vector<T, N>::load(of.c + at), p, at);
 #pragma unroll
       for (int e = 0; e < N; ++e) {
         const float sigmoid = ops::cuda::sigmoid(z[e]), x = z[e] * sigmoid;
@@ -115,15 +135,15 @@ __global__ void __launch_bounds__(kThreads)
         to_skip = fmaf(to_s[e], x, to_skip);
         z[e] = fmaf(dt, to_v[e], beside * to_s[e]) * ops::cuda::silu_slope(z[e], sigmoid);
       }
-      t.dc.template store<N>(row, at, z);
+      Vector<T, N>::of(z).store(of.dc + at);
     }
     to_dt = sum_of_lanes(to_dt, lanes);
     to_skip = sum_of_lanes(to_skip, lanes);
     if (inside && lane == 0) {
-      const float A = -expf(p.a_log[h]), gradient = *t.dg.at(row, h);
-      *t.draw.at(row, h) = from_float<T>(fmaf(A, gradient, to_dt) * ops::cuda::sigmoid(s));
-      *t.da_log.at(row, h) = gradient * A * dt;
-      *t.dskip.at(row, h) = to_skip;
+      const float A = -expf(p.a_log[h]), gradient = of.dg[h];
+      of.draw[h] = from_float<T>(fmaf(A, gradient, to_dt) * ops::cuda::sigmoid(s));
+      of.da_log[h] = gradient * A * dt;
+      of.dskip[h] = to_skip;
     }
   }
   const int states = static_cast<int>(sizes.states), key_dim = static_cast<int>(keys.key_dim);
@@ -138,10 +158,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int e = 0; e < N; ++e) sum[e] += more[e];
     }
-    with_bias(z, t.c.template load<N>(row, sizes.inner + i), p, sizes.inner + i);
+    with_bias(z, Vector<T, N>::load(of.c + sizes.inner + i), p, sizes.inner + i);
 #pragma unroll
     for (int e = 0; e < N; ++e) sum[e] *= ops::cuda::silu_slope(z[e], ops::cuda::sigmoid(z[e]));
-    t.dc.template store<N>(row, sizes.inner + i, sum);
+    Vector<T, N>::of(sum).store(of.dc + sizes.inner + i);
   }
 }
 
