@@ -7,7 +7,7 @@
 //     dk_j = 2^(B - b_j) dh v_j + sum_i a_ij q_i                    (group 2)
 //     dh before the chunk = 2^B dh + sum_i scale 2^b_i q_i do_i^T   (group 3)
 //     h after a chunk = 2^B h + sum_j 2^(B - b_j) k_j v_j^T         (group 4), ahead of the others by a segment
-//     dg_t = sum of 2^B dh h + sum_i q_i . (h's part of dq_i) - sum_{i<t} (q_i . dq_i - k_i . dk_i)
+//     dg_t = sum of dh h before the chunk - sum_{i<t} (q_i . dq_i - k_i . dk_i)
 // No exponent is positive, whatever the gates are: nothing tells steep chunks from others. a_ij is rounded alike where
 // it makes dq and where it makes dk, so that what must cancel in dg does so to f32. Group 5 is four warps: one brings
 // k, v and kept states, one q and do, one sums gates, one makes dg. Who waits for whom: backward/README.md.
@@ -56,27 +56,34 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
       const std::uint32_t q = at.stage + Layout::q, v = at.tiles + Layout::v;
       if (p.sequences.cu_seqlens != nullptr && rows < kChunk) at.clear_rows(v, rows);
       std::uint32_t queries[16];
-      float with_h = 0.0f;
       if constexpr (kGated) {
         const float decay = ptx::exp2(view.float_at(at.sums, kTile - 1));
-        load_weighed(queries, q, thread, [&](int k8) {
+        const auto factors = [&](int k8) {
           return load_shared_uint2(at.sums + Layout::query_factors + 8 * (4 * k8 + (thread & 3)));
-        });
+        };
+        load_weighed(queries, q, thread, factors);
         scale_rows(dh, decay, decay);
+        Core::begin(queries, dh);
+        Core::template product<Stored::k_outer>(dh, queries, at.stage + Layout::d_o, thread);
+        Core::finish(dh);
+        load_weighed<true>(queries, q, fresh_thread(), factors);
+        Core::begin(queries, dh);
+        Core::template product<Stored::k_outer>(dh, queries, at.stage + Layout::d_o, thread);
+        Core::finish(dh);
         view.wait_ringed(Layout::found, at.number);
-        const float2 dot = dot_rows(at.tiles + Layout::h, dh, thread);
-        with_h = dot.x + dot.y;
+        const float2 with_h = dot_rows(at.tiles + Layout::h, dh, thread);
+        at.leave(view);
+        const float sum = sum_of_warp(with_h.x + with_h.y);
+        Core::wait_at(view.base + Layout::dots_read, (at.gone_through - 1) & 1);
+        if (thread % 32 == 0) view.put_float(view.base + Layout::beyond, thread / 32, sum);
+        __syncwarp();
+        Core::arrive(view.base + Layout::dots_there);
       } else {
         load_weighed(queries, q, thread, [&](int) { return scale; });
-      }
-      Core::begin(queries, dh);
-      Core::template product<Stored::k_outer>(dh, queries, at.stage + Layout::d_o, thread);
-      Core::finish(dh);
-      at.leave(view);
-      if constexpr (kGated) {
-        Core::wait_at(view.base + Layout::dots_read, (at.gone_through - 1) & 1);
-        view.put_beyond(fresh_thread() / 32, with_h);
-        Core::arrive(view.base + Layout::dots_there);
+        Core::begin(queries, dh);
+        Core::template product<Stored::k_outer>(dh, queries, at.stage + Layout::d_o, thread);
+        Core::finish(dh);
+        at.leave(view);
       }
       at.step();
     }
@@ -260,9 +267,9 @@ __device__ __forceinline__ void sum_gates(const View& view) {
   }
 }
 
-// One warp: dg, from the chunk's start. What h's part of dq has is added and taken away in the same numbers. From its
-// end on what keys have of dh would be taken away from what h there has of them, which were rounded apart: an error of
-// 2^-9 of a term that no gate has let through.
+// One warp: dg, from the chunk's start. What is taken away again has to be in dh h in the same numbers: therefore dh
+// is made of scale 2^b q to 16 bits. From the chunk's end on it would be k dk, of which h there has another rounding,
+// and no gate has let through the last of it.
 template <class View>
 __device__ __forceinline__ void make_gate_gradients(const View& view, const FusedBackward& f) {
   using Core = typename View::Core;
@@ -283,7 +290,7 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
       Core::wait_at(view.base + Layout::dots_there, gone_through & 1);
       float run = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 8; ++w) run += view.float_at(beyond, w);
+      for (int w = 0; w < 4; ++w) run += view.float_at(beyond, w);
       const auto difference = [&](int token) {
         return view.float_at(dots, token) - view.float_at(dots, kTile + token);
       };

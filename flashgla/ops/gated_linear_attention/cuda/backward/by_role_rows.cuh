@@ -66,8 +66,8 @@ __device__ __forceinline__ uint2 split_factors(float x, float y) {
   return make_uint2(high, ptx::pack_bf16(x - rounded.x, y - rounded.y));
 }
 // A tile [token][channel] as an operand [channel][token]; columns 8 k8 + 2 (thread % 4) and the next times factors(k8),
-// as split_factors gives them.
-template <class Factors>
+// as split_factors gives them. kRest: what rounding leaves of that.
+template <bool kRest = false, class Factors>
 __device__ __forceinline__ void load_weighed(std::uint32_t (&operand)[16], std::uint32_t tile, int thread,
                                              Factors factors) {
   load_operand<Stored::k_outer>(operand, tile, thread);
@@ -77,7 +77,8 @@ __device__ __forceinline__ void load_weighed(std::uint32_t (&operand)[16], std::
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       std::uint32_t& word = operand[2 * k8 + i];
-      word = times_split(word, f.x, f.y);
+      const std::uint32_t product = times_split(word, f.x, f.y);
+      word = kRest ? ptx::fma_bf16(word, f.y, ptx::fma_bf16(word, f.x, product ^ 0x80008000u)) : product;
     }
   }
 }
@@ -141,11 +142,6 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       }
       Core::template wait<0>(d);
       scale_rows(d, factors[0], factors[1]);
-      float of_state = 0.0f;
-      if (kGated && of_queries) {
-        const float2 dot = dot_rows(q, d, thread);
-        of_state = dot.x + dot.y;
-      }
       Core::begin(pairs, d);
       Core::template product<k_outer>(d, pairs, z, thread);
       if (!of_queries) Core::arrive(view.base + Layout::dh_read);
@@ -159,7 +155,6 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
             view.put_float(view.base + Layout::dots, row, dot.x);
             view.put_float(view.base + Layout::dots, row + 8, dot.y);
           }
-          if (of_queries) view.put_beyond(4 + warp, of_state);
           __syncwarp();
           Core::arrive(view.base + Layout::dots_there);
         }

@@ -44,9 +44,8 @@ struct ByRole {
   static constexpr int sum_ring = 2 * segment, sums = out + row_groups * kTileBytes, query_factors = kTile * 4,
                        key_factors = 2 * kTile * 4, chunk_sums = 3 * kTile * 4;
   static constexpr int dots = sums + (kGated ? sum_ring * chunk_sums : 0);  // q . dq [64], k . dk [64]
-  // [4 warps of dh's group]: 2^B dh h; [4 of dq's]: q dq, of h's part.
-  static constexpr int beyond = dots + (kGated ? 2 * kTile * 4 : 0);
-  static constexpr int brought = beyond + 2 * 4 * 4;   // [ring] by chunks brought: k, v, b (and a kept h) are there
+  static constexpr int beyond = dots + (kGated ? 2 * kTile * 4 : 0);  // [4 warps of dh's group]: dh h at the start
+  static constexpr int brought = beyond + 4 * 4;       // [ring] by chunks brought: k, v, b (and a kept h) are there
   static constexpr int found = brought + ring * 8;     // [ring] the same: h is there
   static constexpr int freed = found + ring * 8;       // [ring] by chunks gone through: their slot is free
   static constexpr int filled = freed + ring * 8;      // [stages]: q and do are there
@@ -158,13 +157,6 @@ struct RoleView {
   }
   static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
     store_shared_4(address + 4 * i, __float_as_uint(x));
-  }
-  // The sum over a warp of what dg has from beyond its tokens.
-  __device__ __forceinline__ void put_beyond(int part, float sum) const {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (fresh_thread() % 32 == 0) put_float(base + Layout::beyond, part, sum);
-    __syncwarp();
   }
 };
 

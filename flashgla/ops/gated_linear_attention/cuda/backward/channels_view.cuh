@@ -229,7 +229,15 @@ struct ChannelsView {
     const int thread = fresh_thread(), stride = anew(static_cast<int>(p.g.token)) * kGateBytes;
     const std::uint32_t tile = stage_of(index) + Layout::g;
     if constexpr (kInF32) {
-      load_f32_gates<kTile / 2>(tile, Rows{from, stride, rows, p.key_dim}, own_half(), thread);
+      const Rows gates{from, stride, rows, p.key_dim};
+      if constexpr (kAnchors) {
+        load_f32_gates<kTile / 2>(tile, gates, own_half(), thread);
+      } else {  // in two turns: mma.sync has fewer registers to spare
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {
+          load_f32_gates<kTile / 4>(tile, gates, own_half() + turn * (kTile / 4), thread);
+        }
+      }
     } else {
       const int first = own_half() + thread / 8, inside = thread % 8 * 8 < p.key_dim ? rows : 0;
 #pragma unroll

@@ -22,13 +22,57 @@
 // by a few stages, through the epilogue into the next pair.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/keys_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
+
+// The products over tiles of values, one after the other, from stage `slot` on, which has been filled `phase` times.
+template <class View>
+__device__ __forceinline__ void multiply_values(const View& view, unsigned unit, bool first, int& slot, int& phase,
+                                                Accumulator& across, Accumulator& within, Accumulator& pairs,
+                                                Accumulator& between, float& through) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const PairPlace& at = view.place_of(unit);
+  // Late: do times v', h and v, which lie side by side; v times dh. Early: v times do', dh and do; do times h.
+  if constexpr (!View::kBulk) view.load_values(at, 0);
+  Core::begin(across, within, pairs, between);
+#pragma unroll 1
+  for (int tile = 0; tile * kTile < view.p.value_dim; ++tile) {
+    if constexpr (View::kBulk) {
+      Core::wait_at(view.base + Layout::full + 8 * slot, phase);
+    } else {
+      ptx::copy_async_wait<0>();
+      View::meet();
+      if ((tile + 1) * kTile < view.p.value_dim) view.load_values(view.place_of(unit), tile + 1);
+    }
+    const int at_stage = (View::kBulk ? slot : tile % Layout::stages) * Layout::stage;
+    const std::uint32_t stage = view.base + at_stage;
+    Core::begin();
+    Core::products_side_by_side(stage + (view.late ? Layout::d_o_late : Layout::v_early),
+                                stage + (view.late ? Layout::v_early : Layout::d_o_late), fresh_thread(), between,
+                                across, pairs);
+    Core::template product<View::k_inner, View::k_inner>(within,
+                                                         stage + (view.late ? Layout::v_late : Layout::d_o_early),
+                                                         stage + (view.late ? Layout::dh : Layout::h), fresh_thread());
+    Core::commit();
+    if (View::kGated && !view.late && first) {
+      through += dot_of_rows(view.shared + at_stage + Layout::h, view.shared + at_stage + Layout::dh, fresh_thread());
+    }
+    if (View::kBulk && View::kGate == GateTile::narrow && first && (tile + 1) * kTile >= view.p.value_dim) {
+      ptx::copy_async_wait<0>();
+      view.turn_gates(at);
+    }
+    Core::template wait<0>(across, within, pairs, between);
+    if constexpr (View::kBulk) {
+      Core::arrive(view.base + Layout::empty + 8 * slot);  // at once: copies are what the products wait for
+      if (++slot == view.depth()) {
+        slot = 0;
+        phase ^= 1;
+      }
+    }
+  }
+}
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them. kGrouped: several query heads a key-value head.
@@ -38,133 +82,16 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   using Layout = PairShared<Core>;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
-  const std::uint32_t base = ptx::shared_address(shared);
-  const bool late = own_group() == 1;
-  const int part = late ? 1 : 0;
-  const int value_tiles = tiles_of(p.value_dim), depth = min(Layout::stages, value_tiles);
+  using View = PairView<Core, kGate>;
+  const View view{p, w, d, maps, items, shared, ptx::shared_address(shared), own_group() == 1};
+  const std::uint32_t base = view.base;
+  const bool late = view.late;
+  const int part = view.part(), depth = view.depth();
   const std::uint32_t full = base + Layout::full, inputs = base + Layout::inputs, empty = base + Layout::empty,
                       inputs_free = base + Layout::inputs_free, known = base + Layout::known;
-  PairPlace* const places = reinterpret_cast<PairPlace*>(shared + Layout::places);
-  const auto place_of = [&](unsigned unit) -> PairPlace& { return places[unit % Layout::kept_places]; };
-  // What is the same in all threads, so that the compiler knows it of a warp's.
-  const auto alike = [](bool x) { return __any_sync(0xffffffffu, x) != 0; };
-  const auto meet = [] { ptx::barrier(3, kPairThreads); };
-  const auto meet_group = [] { ptx::barrier(1 + fresh_group(), kGroupThreads); };
-  const auto parts = [&](int which) -> ColumnParts& {
-    return reinterpret_cast<ColumnParts*>(shared + Layout::parts)[which];
-  };
-  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
-  const auto own = [&](int offset) { return Layout::epilogue + part * Layout::group + offset; };
-  const std::uint32_t own_q = base + own(Layout::q), own_k = base + own(Layout::k), own_a = base + own(Layout::a),
-                      own_gates = base + own(Layout::gates);
-
-  const auto rows_at = [&](const PairPlace& at, const Strided& x, int element, int head, int channel, int channels) {
-    const std::int64_t token = at.token + (late ? kChunk : 0);
-    return Rows{
-        static_cast<const char*>(x.data) + (at.batch * x.batch + token * x.token + head * x.head + channel) * element,
-        static_cast<int>(x.token * element), late ? at.rows_late : at.rows_early, channels - channel};
-  };
-  // A tile of values by all threads, each group its own chunk's rows.
-  const auto load_values = [&](const PairPlace& at, int tile) {
-    const int thread = fresh_thread(), value = tile * kTile;
-    const std::uint32_t stage = base + tile % Layout::stages * Layout::stage;
-    const int head = at.kv_head * p.group + at.in_group;
-    load_tile(stage + (late ? Layout::d_o_late : Layout::d_o_early), rows_at(at, d.d_o, 2, head, value, p.value_dim),
-              thread);
-    load_tile(stage + (late ? Layout::v_late : Layout::v_early), rows_at(at, p.v, 2, at.kv_head, value, p.value_dim),
-              thread);
-    const char* state = late ? w.state_gradients + at.gradient : static_cast<const char*>(p.states) + at.state;
-    copy_image(stage + (late ? Layout::dh : Layout::h), state + tile * kImageBytes, thread);
-    ptx::copy_async_commit();
-  };
-  // q~, k~ and decays.
-  const auto q_image = [&](const PairPlace& at, int of) {
-    const std::int64_t head = at.kv_head * p.group + at.in_group;
-    return w.prepared.q +
-           (((at.chunk + of) * p.heads * p.group + head) * tiles_of(p.key_dim) + at.key_tile) * kImageBytes;
-  };
-  const auto kv_at = [&](const PairPlace& at, int of) {
-    return ((at.chunk + of) * p.heads + at.kv_head) * tiles_of(p.key_dim) + at.key_tile;
-  };
-  const auto order_inputs = [&](const PairPlace& at) {
-    if constexpr (kBulk) {
-      constexpr int of_decays = kGated ? kTile * 4 : 0;
-      const int chunks = at.rows_late > 0 ? 2 : 1;
-      Core::expect_bytes(inputs, chunks * (2 * kTileBytes + of_decays));
-      for (int of = 0; of < chunks; ++of) {
-        const std::uint32_t to = base + Layout::epilogue + of * Layout::group;
-        if (kGate == GateTile::none && w.prepared.plain) {
-          const auto bring = [&](std::uint32_t to, const RowMap& rows, int head) {
-            Core::copy_box(to, &rows.map, at.key_tile * kTile, static_cast<int>(at.token) + of * kChunk,
-                           head * rows.head_step, static_cast<int>(at.batch) * rows.batch_step, inputs);
-          };
-          bring(to + Layout::q, maps.q, at.kv_head * p.group + at.in_group);
-          bring(to + Layout::k, maps.k, at.kv_head);
-          continue;
-        }
-        Core::copy_in(to + Layout::q, q_image(at, of), kTileBytes, inputs);
-        Core::copy_in(to + Layout::k, w.prepared.k + kv_at(at, of) * kImageBytes, kTileBytes, inputs);
-        if constexpr (kGated) {
-          Core::copy_in(base + Layout::decays + of * of_decays, w.prepared.decay + kv_at(at, of) * kTile, of_decays,
-                        inputs);
-        }
-      }
-    }
-  };
-  const auto load_inputs = [&](const PairPlace& at) {
-    const int thread = fresh_thread();
-    if (!late || at.rows_late > 0) {
-      copy_image(own_q, q_image(at, part), thread);
-      copy_image(own_k, w.prepared.k + kv_at(at, part) * kImageBytes, thread);
-      if (kGated && thread < kTile) {
-        floats(Layout::decays)[part * kTile + thread] = w.prepared.decay[kv_at(at, part) * kTile + thread];
-      }
-    }
-  };
-  // Gates of its chunk by each group, those of f32 when they are summed.
-  const auto gates_from = [&](const PairPlace& at, int channel, int element) {
-    const std::int64_t token = at.token + (late ? kChunk : 0);
-    return static_cast<const char*>(p.g.data) +
-           (at.batch * p.g.batch + token * p.g.token + at.kv_head * p.g.head + channel) * element;
-  };
-  const auto load_gates = [&](const PairPlace& at) {
-    const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
-    if constexpr (kGate == GateTile::narrow) {
-      load_tile(own_gates, rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), thread);
-      ptx::copy_async_commit();
-    } else if constexpr (kGate == GateTile::token) {
-      const int element = p.gate_dtype == DType::f32 ? 4 : 2;
-      if (thread < kTile) {  // read again by the same thread
-        floats(own(Layout::gates))[thread] =
-            thread < rows ? load_as(p.gate_dtype, gates_from(at, 0, element), thread * p.g.token) : 0.0f;
-      }
-    }
-  };
-
-  // What a constant gate has for chunks that the call might have had.
-  if constexpr (kGate == GateTile::token) {
-    if (p.gate == GateKind::constant && p.sequences.cu_seqlens != nullptr) {
-      const std::int64_t rows = p.sequences.most_chunks * p.heads,
-                         there = p.sequences.chunk_begin[p.sequences.count] * p.heads;
-      for (int tile = 0; tile < tiles_of(p.key_dim); ++tile) {
-        for (std::int64_t i = there + blockIdx.x * blockDim.x + threadIdx.x; i < rows; i += gridDim.x * blockDim.x) {
-          w.gate_parts[tile * rows + i] = 0.0f;
-        }
-      }
-    }
-    __syncwarp();  // so that the compiler knows warps to be together again
-  }
-
-  const auto find_first = [&] {
-    PairPlace at{};
-    at.item = blockIdx.x;
-    if (!find_pair(at, p)) {
-      at.in_group = p.group;
-      find_next(at, at, p, items);
-      at.unit = 0;
-    }
-    return at;
-  };
+  const std::uint32_t own_q = view.own_tile(Layout::q), own_k = view.own_tile(Layout::k),
+                      own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
+  view.clear_missing_gates();
   if constexpr (kBulk) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < Layout::stages; ++i) {
@@ -179,69 +106,12 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     __syncthreads();
     if (threadIdx.x >= kPairThreads) {
       Core::template give<Layout::copying_registers>();
-      // One thread of each warp tells the copy engine of one part: h, and the walk; dh, and what the epilogue wants;
-      // rows of do and of v. One thread for all of it would be what the products wait for.
-      const int brings = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
-      if (threadIdx.x % 32 != 0) return;
-      if (brings == 0) place_of(0) = find_first();
-      flashgla::cuda::wait_for_previous();
-      if (brings == 0) Core::arrive(known);
-      int slot = 0, phase = 0;
-#pragma unroll 1
-      for (unsigned unit = 0;; ++unit) {
-        Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
-        const PairPlace& at = place_of(unit);
-        if (at.rows_early == 0) return;
-        const bool both = at.rows_late > 0;
-        const auto step = [&] {
-          if (++slot == depth) {
-            slot = 0;
-            phase ^= 1;
-          }
-        };
-        if (brings < 2) {
-          const char* from = brings == 0 ? static_cast<const char*>(p.states) + at.state
-                                         : static_cast<const char*>(w.state_gradients) + at.gradient;
-          const std::uint32_t to = base + (brings == 0 ? Layout::h : Layout::dh);
-#pragma unroll 1
-          for (int tile = 0; tile < value_tiles; ++tile) {
-            const std::uint32_t barrier = full + 8 * slot;
-            Core::wait_at(empty + 8 * slot, phase ^ 1);
-            Core::expect_bytes(barrier, kTileBytes);
-            Core::copy_in(to + slot * Layout::stage, from, kTileBytes, barrier);
-            from += kImageBytes;
-            if (brings == 1 && tile + 1 == depth) {
-              Core::wait_at(inputs_free, (unit & 1) ^ 1);
-              order_inputs(at);
-            }
-            step();
-          }
-          if (brings == 0) {
-            find_next(place_of(unit + 1), at, p, items);
-            Core::arrive(known + 8 * ((unit + 1) % Layout::kept_places));
-          }
-        } else {
-          const RowMap& of = brings == 2 ? maps.d_o : maps.v;
-          const int head = (brings == 2 ? at.kv_head * p.group + at.in_group : at.kv_head) * of.head_step;
-          const int batch = static_cast<int>(at.batch) * of.batch_step, token = static_cast<int>(at.token);
-          const std::uint32_t to_early = base + (brings == 2 ? Layout::d_o_early : Layout::v_early),
-                              to_late = base + (brings == 2 ? Layout::d_o_late : Layout::v_late);
-#pragma unroll 1
-          for (int tile = 0; tile < value_tiles; ++tile) {
-            const std::uint32_t barrier = full + 8 * slot, at_stage = slot * Layout::stage;
-            Core::wait_at(empty + 8 * slot, phase ^ 1);
-            Core::expect_bytes(barrier, (both ? 2 : 1) * kTileBytes);
-            Core::copy_box(to_early + at_stage, &of.map, tile * kTile, token, head, batch, barrier);
-            if (both) Core::copy_box(to_late + at_stage, &of.map, tile * kTile, token + kChunk, head, batch, barrier);
-            step();
-          }
-        }
-      }
+      return view.bring();
     }
     Core::template take<Layout::working_registers>();
     flashgla::cuda::wait_for_previous();
   } else {
-    if (threadIdx.x == 0) place_of(0) = find_first();
+    if (threadIdx.x == 0) view.place_of(0) = view.find_first();
     __syncthreads();
   }
 
@@ -249,12 +119,12 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
 #pragma unroll 1
   for (unsigned unit = 0;;) {
-    const PairPlace& at = place_of(unit);
+    const PairPlace& at = view.place_of(unit);
     if constexpr (kBulk) {
       Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
     }
-    if (alike(at.rows_early == 0)) break;
-    const bool first = !kGrouped || alike(at.in_group == 0);
+    if (View::alike(at.rows_early == 0)) break;
+    const bool first = !kGrouped || View::alike(at.in_group == 0);
     // The gradient that has pairs across the chunks too, dq of the late one and dk of the early one, and the one with
     // those within the chunk alone. The late group holds pairs as [query][key], the early one as [key][query].
     Accumulator across, within, pairs, between;
@@ -262,66 +132,26 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     clear(within);
     clear(pairs);
     clear(between);
-    float through = 0.0f;                // early: sum over values of h dh, half of key channel thread / 2
-    if (kBulk && first) load_gates(at);  // they stay for the other query heads
+    float through = 0.0f;                     // early: sum over values of h dh, half of key channel thread / 2
+    if (kBulk && first) view.load_gates(at);  // they stay for the other query heads
 
-    // Late: do times v', h and v, which lie side by side; v times dh. Early: v times do', dh and do; do times h.
-    if constexpr (!kBulk) load_values(at, 0);
-    Core::begin(across, within, pairs, between);
-#pragma unroll 1
-    for (int tile = 0; tile * kTile < p.value_dim; ++tile) {
-      if constexpr (kBulk) {
-        Core::wait_at(full + 8 * slot, phase);
-      } else {
-        ptx::copy_async_wait<0>();
-        meet();
-        if ((tile + 1) * kTile < p.value_dim) load_values(place_of(unit), tile + 1);
-      }
-      const int at_stage = (kBulk ? slot : tile % Layout::stages) * Layout::stage;
-      const std::uint32_t stage = base + at_stage;
-      Core::begin();
-      Core::products_side_by_side(stage + (late ? Layout::d_o_late : Layout::v_early),
-                                  stage + (late ? Layout::v_early : Layout::d_o_late), fresh_thread(), between, across,
-                                  pairs);
-      Core::template product<k_inner, k_inner>(within, stage + (late ? Layout::v_late : Layout::d_o_early),
-                                               stage + (late ? Layout::dh : Layout::h), fresh_thread());
-      Core::commit();
-      if (kGated && !late && first) {
-        through += dot_of_rows(shared + at_stage + Layout::h, shared + at_stage + Layout::dh, fresh_thread());
-      }
-      Core::template wait<0>(across, within, pairs, between);
-      if constexpr (kBulk) {
-        Core::arrive(empty + 8 * slot);  // at once: copies are what the products wait for
-        if (++slot == depth) {
-          slot = 0;
-          phase ^= 1;
-        }
-      }
-    }
+    multiply_values(view, unit, first, slot, phase, across, within, pairs, between, through);
 
     // The pairs inside the chunk, and between the two.
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
     const int rows = late ? at.rows_late : at.rows_early, channel = at.key_tile * kTile;
     const int query_head = at.kv_head * p.group + at.in_group;
-    const bool both = alike(at.rows_late > 0), last = !kGrouped || alike(at.in_group + 1 == p.group);
-    const auto turn_gates = [&] {
-      if constexpr (kGate == GateTile::narrow) {
-        if (p.logit_scale != 0.0f)
-          turn_tile_of_logits(own_gates, late ? at.rows_late : at.rows_early, p, fresh_thread());
-      }
-    };
+    const bool both = View::alike(at.rows_late > 0), last = !kGrouped || View::alike(at.in_group + 1 == p.group);
     if constexpr (kBulk) {
       Core::wait_at(inputs, unit & 1);
-      ptx::copy_async_wait<0>();
-      if (first) turn_gates();
     } else {
-      meet();
-      load_gates(at);
-      load_inputs(at);
+      View::meet();
+      view.load_gates(at);
+      view.load_inputs(at);
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
-      turn_gates();
-      meet();
+      view.turn_gates(at);
+      View::meet();
     }
     // Tokens beyond the chunks' may be another sequence's. Where products go on right into across and within, these are
     // not changed in a branch, nor below: the compiler would make every wgmma wait.
@@ -334,7 +164,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     };
     if constexpr (!kGated) clear_rows_beyond();
-    if (alike(at.rows_late < kTile)) {
+    if (View::alike(at.rows_late < kTile)) {
       if constexpr (kGated) clear_rows_beyond();
       const int columns_of_pairs = late ? kTile : at.rows_early, columns_between = late ? kTile : at.rows_late;
 #pragma unroll
@@ -351,12 +181,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       within[i] = first || !late ? within[i] : 0.0f;
     }
     // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~.
-    const int across_tile = own(late ? Layout::q : Layout::k), within_tile = own(late ? Layout::k : Layout::q);
-    const float *decays = floats(Layout::decays) + part * kTile,
-                *other_decays = floats(Layout::decays) + (1 - part) * kTile;
-    float *beyond = floats(Layout::beyond), *run = floats(Layout::run) + part * kTile,
-          *row_sums = floats(Layout::row_sums) + part * kTile, *crossings = floats(Layout::crossings) + part * 4;
-    ColumnParts &by_keys = parts(part), &quarters = parts(4 + part);
+    const int across_tile = view.own(late ? Layout::q : Layout::k),
+              within_tile = view.own(late ? Layout::k : Layout::q);
+    const float *decays = view.floats(Layout::decays) + part * kTile,
+                *other_decays = view.floats(Layout::decays) + (1 - part) * kTile;
+    float *beyond = view.floats(Layout::beyond), *run = view.floats(Layout::run) + part * kTile,
+          *row_sums = view.floats(Layout::row_sums) + part * kTile,
+          *crossings = view.floats(Layout::crossings) + part * 4;
+    ColumnParts &by_keys = view.parts(part), &quarters = view.parts(4 + part);
     const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
     const auto scale_columns = [&](Accumulator& a, const float* factors, bool wanted = true) {
 #pragma unroll
@@ -375,7 +207,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
     // Of its columns: what the exponents of dq's and dk's factors begin with; 2^-B, with the sign of q dq - k dk in
     // terms of across and within.
-    float *starts = floats(Layout::columns) + part * 3 * kTile, *signs = starts + 2 * kTile;
+    float *starts = view.floats(Layout::columns) + part * 3 * kTile, *signs = starts + 2 * kTile;
     if (kGated && thread < kTile) {
       const float decay = decays[thread], inverse = steep ? 1.0f : __fdividef(1.0f, decay);
       starts[thread] = steep ? 0.0f : __log2f(fabsf(p.scale)) - __log2f(decay);
@@ -400,7 +232,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const std::uint32_t crossed_tile =
         base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
     if constexpr (kGated) {
-      if (both) sum_beyond(parts(3 - part), shared + across_tile, across, thread);
+      if (both) sum_beyond(view.parts(3 - part), shared + across_tile, across, thread);
       // Not in the branch: it changes an accumulator, after which the compiler would make every wgmma wait.
       scale_columns(across, other_decays, both);
     }
@@ -435,7 +267,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       if (kGated && !late) sum_beyond(by_keys, shared + across_tile, across, thread);
     };
     Core::publish();
-    meet_group();
+    View::meet_group();
     Accumulator b;             // running sums of gates, times kBase to base 2; of steep tiles none
     Local<float, 32> steep_e;  // of steep tiles scale q dq - k dk
     constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
@@ -473,63 +305,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         Core::template product<k_outer, k_outer>(within, own_a, base + across_tile, thread);
         Core::finish(across, within);
       }
-      meet();
+      View::meet();
     } else {
       if constexpr (kGated) {
         Core::begin(across, crossed);
         Core::template product<k_outer>(across, crossed, crossed_tile, thread);
         Core::finish(across);
         sum_keys_of_early();
-        load_operand<k_inner>(operand, own_a, thread);
-        meet();
-        if (!late) put_operand<Core, true>(own_a, operand, thread);  // [query][key]
-        load_tile(own_q, rows_at(at, p.q, 2, query_head, channel, p.key_dim), thread);
-        load_tile(own_k, rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), thread);
-        ptx::copy_async_commit();
-        if constexpr (kGate == GateTile::narrow) load_gates(at);  // another query head has had their place
-        ptx::copy_async_wait<0>();
-        turn_gates();
-        __syncwarp();  // a warp reads what it has loaded
-        Accumulator dq, dk;
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          dq[i] = late ? across[i] : within[i];
-          dk[i] = late ? within[i] : across[i];
-        }
-        finish_by_blocks<Core>(
-            dq, dk, steep_e, own_q, own_k, own_a, own_gates, p.scale,
-            [&](Accumulator& sums, int thread) {
-              if constexpr (kGate == GateTile::narrow) {
-                sum_block(sums, own_gates, thread);
-              } else {
-                const int element = kGate == GateTile::wide || p.gate_dtype == DType::f32 ? 4 : 2;
-                const char* from = gates_from(at, kGate == GateTile::wide ? channel : 0, element);
-                sum_block_of(sums, thread, [&](int row, int column) {
-                  float2 g = make_float2(0.0f, 0.0f);
-                  if (row < rows) {
-                    if constexpr (kGate == GateTile::token) {
-                      g.x = g.y = load_as(p.gate_dtype, from, row * p.g.token) * kLog2E;
-                    } else if (channel + column < p.key_dim) {
-                      g = *reinterpret_cast<const float2*>(from + (row * p.g.token + column) * 4);
-                      g = make_float2(g.x * kLog2E, g.y * kLog2E);
-                    }
-                  }
-                  return g;
-                });
-              }
-            },
-            [&](const Accumulator& beyond_keys, float2 to_end) {
-              const int thread = fresh_thread();
-              sum_beyond(by_keys, shared + own(Layout::k), beyond_keys, thread);
-              by_keys[thread / 32][2 * (thread % 32)] *= to_end.x;
-              by_keys[thread / 32][2 * (thread % 32) + 1] *= to_end.y;
-            });
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          dq[i] *= p.scale;
-          across[i] = late ? dq[i] : dk[i];
-          within[i] = late ? dk[i] : dq[i];
-        }
+        finish_steep_pair(view, at, rows, across, within, steep_e, thread);
         clear(b);
       }
     }
@@ -549,30 +332,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
 
     if constexpr (kGate == GateTile::token) {
-      // b of this thread's two rows.
-      if (thread < kTile) {
-        row_sums[thread] = ptx::larger_or_nan(floats(own(Layout::gates))[thread] * kLog2E, kStrongest);
-      }
-      meet_group();
-      float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, sum, distance);
-        if (lane >= distance) sum += before;
-      }
-      even = sum - odd;
-      odd = sum;
-      const int row = row_of_element(thread, 0);
-      const auto at_row = [&](int r) {
-        const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
-        return steep ? 0.0f : r % 2 != 0 ? of_odd : of_even;
-      };
-      const float low = at_row(row), high = at_row(row + 8);
-#pragma unroll
-      for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
+      sum_token_gates(view, b, row_sums, steep, thread);
     } else if constexpr (kGate == GateTile::wide) {
       // Of steep tiles none: a branch around it would spill what both ways have to agree on.
-      sum_wide_gates(b, reinterpret_cast<const float*>(gates_from(at, channel, 4)), p.g.token, steep ? 0 : rows,
+      sum_wide_gates(b, reinterpret_cast<const float*>(view.gates_from(at, channel, 4)), p.g.token, steep ? 0 : rows,
                      p.key_dim - channel, quarters, 1 + part, thread);
     }
 
@@ -581,14 +344,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if constexpr (kGated) {
       if (thread < kTile && (!late || first)) {
         const int own_part = again<Core>(part, fresh_group);
-        float* own_run = floats(Layout::run) + own_part * kTile;
+        float* own_run = view.floats(Layout::run) + own_part * kTile;
         float sum = first ? beyond[thread] : own_run[thread], by_pairs = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sum += parts(own_part)[i][thread];
-          if (both) by_pairs += parts(2 + own_part)[i][thread];
+          sum += view.parts(own_part)[i][thread];
+          if (both) by_pairs += view.parts(2 + own_part)[i][thread];
         }
-        own_run[thread] = sum + floats(Layout::decays)[own_part * kTile + thread] * by_pairs;
+        own_run[thread] = sum + view.floats(Layout::decays)[own_part * kTile + thread] * by_pairs;
       }
       if (first) {
         clear(e);
@@ -638,12 +401,16 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         Core::put_fragment(own_k, r, k16, thread);
       }
       __syncwarp();
-      Rows to_rows = rows_at(at, to, 2, head, channel_again(), p.key_dim);
+      Rows to_rows = view.rows_at(at, to, 2, head, channel_again(), p.key_dim);
       if (to.data == nullptr) to_rows.rows = 0;
       if constexpr (kGate == GateTile::narrow) {
         if (by_logits) {
-          const Rows logits = rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
-          return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
+          // From the gates, unless a least one cuts them off, or by blocks their place was another's.
+          if (steep || p.gate_min > -std::numeric_limits<float>::infinity()) {
+            const Rows logits = view.rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
+            return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
+          }
+          return store_tile_by_gates(to_rows, own_gates, own_k, p.logit_scale, fresh_thread());
         }
       }
       store_pieces(to_rows, own_k, thread);
@@ -680,63 +447,17 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
               crossings[0] + crossings[1] + crossings[2] + crossings[3];
         }
       } else {
-        float sums[2] = {};
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
-          sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
-        }
-        meet_group();  // the gates in row_sums have been read
-        if ((lane & 3) == 0) {
-          row_sums[row_of_element(thread, 0)] = sums[0];
-          row_sums[row_of_element(thread, 2)] = sums[1];
-        }
-        meet_group();
-        if (warp == 0) {
-          const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
-          float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
-#pragma unroll
-          for (int distance = 1; distance < 32; distance *= 2) {
-            from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
-            const float after = __shfl_down_sync(0xffffffffu, sum, distance);
-            if (lane + distance < 32) sum += after;
-          }
-          float after = __shfl_down_sync(0xffffffffu, sum, 1);
-          after = from_beyond + (lane < 31 ? after : 0.0f);
-          const Sequences& s = p.sequences;
-          const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
-          const std::int64_t token = (s.cu_seqlens ? 0 : at.batch * s.length) + at.token + part * kChunk;
-          float* to = w.gate_parts + (at.key_tile * tokens + token + 2 * lane) * p.heads + at.kv_head;
-          if (2 * lane < rows) to[0] = after + odd + even;
-          if (2 * lane + 1 < rows) to[p.heads] = after + odd;
-        }
+        store_token_gates(view, at, rows, e, signs, run, row_sums, thread);
       }
     } else {
       // dg: sums from the chunk's end back, of e as two or three numbers of bf16, while dq and dk leave.
       constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
       const std::uint32_t tiles[3] = {own_a, own_q, own_gates};
-#pragma unroll
-      for (int part_of = 0; part_of < kParts; ++part_of) {
-#pragma unroll
-        for (int k16 = 0; k16 < 4; ++k16) {
-          std::uint32_t r[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float &low = e[8 * k16 + 2 * i], &high = e[8 * k16 + 2 * i + 1];
-            r[i] = ptx::pack_bf16(low, high);
-            const float2 rounded = ptx::unpack_bf16(r[i]);
-            low -= rounded.x;
-            high -= rounded.y;
-          }
-          Core::put_fragment(tiles[part_of], r, k16, thread_shuffled<Core>(thread));
-        }
-      }
+      put_parts<Core, kParts>(tiles, e, thread);
       std::uint32_t triangle[16];
       triangle_of_ones<Triangle::upper>(triangle, thread);
       Core::publish();
-      meet_group();
+      View::meet_group();
       Accumulator dg;
       Core::begin(triangle);
       Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
@@ -759,7 +480,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         store(
             d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); }, p.logit_scale != 0.0f);
       } else if (d.dg.data != nullptr) {
-        const Rows to = rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
+        const Rows to = view.rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
         const int own = thread_shuffled<Core>(thread);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -778,7 +499,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if constexpr (!kBulk) {
       if (unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
       __syncthreads();
-      if (threadIdx.x == 0) find_next(place_of(unit), at, p, items);
+      if (threadIdx.x == 0) find_next(view.place_of(unit), at, p, items);
       __syncthreads();
     }
   }

@@ -86,6 +86,11 @@ __device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator
   return make_float2(sums[0], sums[1]);
 }
 
+__device__ __forceinline__ float sum_of_warp(float sum) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  return sum;
+}
 // The four lanes that share rows of an accumulator, together.
 __device__ __forceinline__ float2 sum_over_row(float2 x) {
 #pragma unroll

@@ -180,7 +180,22 @@ __device__ __forceinline__ uint4 times_slope(const uint4& gradients, const uint4
   for (int e = 0; e < 8; ++e) d[e] *= slope_of_logit(x[e], p.logit_scale, p.gate_min);
   return pack_8(d);
 }
-// dg to the rows of a tensor, from a tile; `logits` are rows of the same shape.
+// dg to the rows of a tensor, from a tile, times the slopes from one of gates.
+__device__ __forceinline__ void store_tile_by_gates(const Rows& r, std::uint32_t gates, std::uint32_t tile, float scale,
+                                                    int thread) {
+  const SlopeOfGate slope = slope_of_gate(scale);
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+#pragma unroll 1
+  for (int i = 0; i < kRowsEach && i < left; ++i) {
+    float d[8], g[8];
+    unpack_8(load_shared_16(tile + own_piece(thread, i)), d);
+    unpack_8(load_shared_16(gates + own_piece(thread, i)), g);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) d[e] *= slope(g[e]);
+    *reinterpret_cast<uint4*>(const_cast<char*>(r.data) + (row + i) * r.stride + thread % 8 * 16) = pack_8(d);
+  }
+}
+// The same; `logits` are rows of the same shape.
 __device__ __forceinline__ void store_tile_by_logits(const Rows& r, const Rows& logits, std::uint32_t tile,
                                                      const Params& p, int thread) {
   const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;

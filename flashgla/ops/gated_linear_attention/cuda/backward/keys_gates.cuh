@@ -1,0 +1,164 @@
+// What make_dq_dk_dg (backward/keys.cuh) does for gates alone: their sums, tiles out of one anchor's reach, dg on its
+// way out.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/keys_view.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Of a tile that falls by more than kSteep, by blocks: across and within from what reaches beyond the chunk to dq and
+// dk, and scale q dq - k dk.
+template <class View>
+__device__ __forceinline__ void finish_steep_pair(const View& view, const PairPlace& at, int rows, Accumulator& across,
+                                                  Accumulator& within, Local<float, 32>& steep_e, int thread) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  constexpr GateTile kGate = View::kGate;
+  const Params& p = view.p;
+  const bool late = view.late;
+  const int channel = at.key_tile * kTile, query_head = at.kv_head * p.group + at.in_group;
+  const std::uint32_t own_q = view.own_tile(Layout::q), own_k = view.own_tile(Layout::k),
+                      own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
+  ColumnParts& by_keys = view.parts(view.part());
+  std::uint32_t operand[16];
+  load_operand<View::k_inner>(operand, own_a, thread);
+  View::meet();
+  if (!late) put_operand<Core, true>(own_a, operand, thread);  // [query][key]
+  load_tile(own_q, view.rows_at(at, p.q, 2, query_head, channel, p.key_dim), thread);
+  load_tile(own_k, view.rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), thread);
+  ptx::copy_async_commit();
+  if constexpr (kGate == GateTile::narrow) view.load_gates(at);  // another query head has had their place
+  ptx::copy_async_wait<0>();
+  view.turn_gates(at);
+  __syncwarp();  // a warp reads what it has loaded
+  Accumulator dq, dk;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq[i] = late ? across[i] : within[i];
+    dk[i] = late ? within[i] : across[i];
+  }
+  finish_by_blocks<Core>(
+      dq, dk, steep_e, own_q, own_k, own_a, own_gates, p.scale,
+      [&](Accumulator& sums, int thread) {
+        if constexpr (kGate == GateTile::narrow) {
+          sum_block(sums, own_gates, thread);
+        } else {
+          const int element = kGate == GateTile::wide || p.gate_dtype == DType::f32 ? 4 : 2;
+          const char* from = view.gates_from(at, kGate == GateTile::wide ? channel : 0, element);
+          sum_block_of(sums, thread, [&](int row, int column) {
+            float2 g = make_float2(0.0f, 0.0f);
+            if (row < rows) {
+              if constexpr (kGate == GateTile::token) {
+                g.x = g.y = load_as(p.gate_dtype, from, row * p.g.token) * kLog2E;
+              } else if (channel + column < p.key_dim) {
+                g = *reinterpret_cast<const float2*>(from + (row * p.g.token + column) * 4);
+                g = make_float2(g.x * kLog2E, g.y * kLog2E);
+              }
+            }
+            return g;
+          });
+        }
+      },
+      [&](const Accumulator& beyond_keys, float2 to_end) {
+        const int thread = fresh_thread();
+        sum_beyond(by_keys, view.shared + view.own(Layout::k), beyond_keys, thread);
+        by_keys[thread / 32][2 * (thread % 32)] *= to_end.x;
+        by_keys[thread / 32][2 * (thread % 32) + 1] *= to_end.y;
+      });
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dq[i] *= p.scale;
+    across[i] = late ? dq[i] : dk[i];
+    within[i] = late ? dk[i] : dq[i];
+  }
+}
+
+// Running sums of gates of one a token, where an accumulator has its elements; of a steep tile none.
+template <class View>
+__device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b, float* row_sums, bool steep,
+                                                int thread) {
+  const int lane = thread & 31;
+  if (thread < kTile) {
+    row_sums[thread] = ptx::larger_or_nan(view.floats(view.own(View::Layout::gates))[thread] * kLog2E, kStrongest);
+  }
+  View::meet_group();
+  float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float before = __shfl_up_sync(0xffffffffu, sum, distance);
+    if (lane >= distance) sum += before;
+  }
+  even = sum - odd;
+  odd = sum;
+  const int row = row_of_element(thread, 0);
+  const auto at_row = [&](int r) {
+    const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
+    return steep ? 0.0f : r % 2 != 0 ? of_odd : of_even;
+  };
+  const float low = at_row(row), high = at_row(row + 8);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
+}
+
+// dg of one gate a token, this key tile's part, from e, 2^-B with its sign, and what it has from beyond the chunk.
+template <class View>
+__device__ __forceinline__ void store_token_gates(const View& view, const PairPlace& at, int rows, const Accumulator& e,
+                                                  const float* signs, const float* run, float* row_sums, int thread) {
+  const Params& p = view.p;
+  const int warp = thread >> 5, lane = thread & 31;
+  float sums[2] = {};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
+    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
+  }
+  View::meet_group();  // the gates in row_sums have been read
+  if ((lane & 3) == 0) {
+    row_sums[row_of_element(thread, 0)] = sums[0];
+    row_sums[row_of_element(thread, 2)] = sums[1];
+  }
+  View::meet_group();
+  if (warp == 0) {
+    const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
+    float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
+      const float after = __shfl_down_sync(0xffffffffu, sum, distance);
+      if (lane + distance < 32) sum += after;
+    }
+    float after = __shfl_down_sync(0xffffffffu, sum, 1);
+    after = from_beyond + (lane < 31 ? after : 0.0f);
+    const Sequences& s = p.sequences;
+    const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
+    const std::int64_t token = (s.cu_seqlens ? 0 : at.batch * s.length) + at.token + view.part() * kChunk;
+    float* to = view.w.gate_parts + (at.key_tile * tokens + token + 2 * lane) * p.heads + at.kv_head;
+    if (2 * lane < rows) to[0] = after + odd + even;
+    if (2 * lane + 1 < rows) to[p.heads] = after + odd;
+  }
+}
+
+// e as a sum of numbers of bf16, a tile each.
+template <class Core, int kParts>
+__device__ __forceinline__ void put_parts(const std::uint32_t (&tiles)[3], Accumulator& e, int thread) {
+#pragma unroll
+  for (int part_of = 0; part_of < kParts; ++part_of) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float &low = e[8 * k16 + 2 * i], &high = e[8 * k16 + 2 * i + 1];
+        r[i] = ptx::pack_bf16(low, high);
+        const float2 rounded = ptx::unpack_bf16(r[i]);
+        low -= rounded.x;
+        high -= rounded.y;
+      }
+      Core::put_fragment(tiles[part_of], r, k16, thread_shuffled<Core>(thread));
+    }
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
