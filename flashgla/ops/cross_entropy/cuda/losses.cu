@@ -2,11 +2,13 @@
 // for that are read twice.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
 #include "flashgla/ops/cross_entropy/cuda/losses.h"
 #include "flashgla/ops/cuda/first_bad.cuh"
+#include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/cuda/with_element.cuh"
 
@@ -21,11 +23,13 @@ using flashgla::cuda::Vector;
 constexpr int kMostThreads = 1024;
 constexpr int kHitThreads = 256;
 constexpr int kMostVectors = 8;  // of 16 bytes that a thread keeps
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 template <class T>
 struct Logits {
   T* data;
-  std::int64_t row_stride, words;
+  std::int64_t row_stride;
+  int words;  // targets are no wider
   const std::int32_t* targets;
   float* losses;
   bool gradient;
@@ -36,7 +40,7 @@ struct Logits {
 
 template <class T>
 __device__ __forceinline__ float exponential(float x) {
-  if constexpr (sizeof(T) == 2) return __expf(x);
+  if constexpr (sizeof(T) == 2) return ops::cuda::power_of_two(1.44269504f * x);
   return expf(x);
 }
 
@@ -62,61 +66,92 @@ __device__ __forceinline__ void for_each_word(const Vector<T, N>& vector, std::i
   }
 }
 
+// Elements behind the row's end are -inf, which no maximum is and whose exponentials are zeros: tests for the end at
+// each element were most of the kernel's instructions.
 template <int N, class T>
-__device__ __forceinline__ void store_gradient(T* row, const Vector<T, N>& z, std::int64_t first, std::int64_t words,
-                                               std::int64_t target, float largest, float factor, float scale) {
-  float out[N] = {};
-  for_each_word(z, first, words, [&](float value, int j) {
-    out[j] = exponential<T>(value - largest) * factor - (first + j == target ? scale : 0.0f);
-  });
+__device__ __forceinline__ Vector<T, N> load_words(const T* row, int first, int words) {
+  float values[N];
+  if (first + N <= words) return Vector<T, N>::load(row + first);
+#pragma unroll
+  for (int j = 0; j < N; ++j) values[j] = first + j < words ? flashgla::cuda::to_float(row[first + j]) : -kInfinity;
+  return Vector<T, N>::of(values);
+}
+
+// What lets ptxas keep no element of a vector as f32 beside it, for which there are no registers.
+template <int N, class T>
+__device__ __forceinline__ void keep_packed(Vector<T, N>& z) {
+#pragma unroll
+  for (int i = 0; i < Vector<T, N>::kWords; ++i) asm volatile("" : "+r"(z.words[i]));
+}
+
+template <int N, class T>
+__device__ __forceinline__ float larger_of(float largest, const Vector<T, N>& z) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) largest = fmaxf(largest, z[j]);
+  return largest;
+}
+
+template <int N, class T>
+__device__ __forceinline__ float sum_of_exponentials(float total, const Vector<T, N>& z, float largest) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) total += exponential<T>(z[j] - largest);
+  return total;
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store_gradient(T* row, const Vector<T, N>& z, int first, int target, float largest,
+                                               float factor, float scale) {
+  float out[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) out[j] = exponential<T>(z[j] - largest) * factor;
+  if (const int at = target - first; at >= 0 && at < N) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] -= j == at ? scale : 0.0f;
+  }
   Vector<T, N>::of(out).store(row + first);
 }
 
 // kVectors: how many each thread keeps; 0: none, the row is read a second time.
 template <int kVectors, class T>
-__global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads) losses_kernel(const Logits<T> p) {
+__global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads, kVectors == kMostVectors ? 2 : 1)
+    losses_kernel(const Logits<T> p) {
   constexpr int N = kVectorOf<T>;
   __shared__ float shared[2][kWarp];
   flashgla::cuda::wait_for_previous();
-  const std::int64_t row_index = blockIdx.x, apart = std::int64_t{blockDim.x} * N,
-                     begin = std::int64_t{threadIdx.x} * N;
+  const std::int64_t row_index = blockIdx.x;
+  const int apart = static_cast<int>(blockDim.x) * N, begin = static_cast<int>(threadIdx.x) * N;
   T* row = p.data + row_index * p.row_stride;
-  const std::int64_t target = p.targets[row_index];
+  const int target = p.targets[row_index];
   if (target < 0 || target >= p.words) {
     if (threadIdx.x == 0) {
       p.losses[row_index] = target == -1 ? 0.0f : __uint_as_float(0x7fc00000u);
       if (target != -1) flashgla::ops::cuda::note_bad(p.bad_target, p.first_row + row_index);
     }
-    for (std::int64_t first = begin; p.gradient && first < p.words; first += apart)
-      Vector<T, N>::zero().store(row + first);
+    for (int first = begin; p.gradient && first < p.words; first += apart) Vector<T, N>::zero().store(row + first);
     return;
   }
   const float z_target = flashgla::cuda::to_float(row[target]);
   Vector<T, N> kept[kVectors > 0 ? kVectors : 1];
-  float largest = __uint_as_float(0xff800000u), total = 0.0f;
+  float largest = -kInfinity, total = 0.0f;
   if constexpr (kVectors > 0) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      if (begin + i * apart < p.words) kept[i] = Vector<T, N>::load(row + begin + i * apart);
-    }
+    for (int i = 0; i < kVectors; ++i) kept[i] = load_words<N>(row, begin + i * apart, p.words);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      for_each_word(kept[i], begin + i * apart, p.words, [&](float z, int) { largest = fmaxf(largest, z); });
-    }
+    for (int i = 0; i < kVectors; ++i) largest = larger_of(largest, kept[i]);
     largest = block_max(largest, shared[0]);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      for_each_word(kept[i], begin + i * apart, p.words, [&](float z, int) { total += exponential<T>(z - largest); });
+      keep_packed(kept[i]);
+      total = sum_of_exponentials(total, kept[i], largest);
     }
   } else {
     float own = largest;
-    for (std::int64_t first = begin; first < p.words; first += apart) {
-      const Vector<T, N> z = Vector<T, N>::load(row + first);
-      float higher = own;
-      for_each_word(z, first, p.words, [&](float value, int) { higher = fmaxf(higher, value); });
+    for (int first = begin; first < p.words; first += apart) {
+      const Vector<T, N> z = load_words<N>(row, first, p.words);
+      const float higher = larger_of(own, z);
       if (higher > own) total *= exponential<T>(own - higher);
       own = higher;
-      for_each_word(z, first, p.words, [&](float value, int) { total += exponential<T>(value - own); });
+      total = sum_of_exponentials(total, z, own);
     }
     largest = block_max(own, shared[0]);
     if (own < largest) total *= exponential<T>(own - largest);
@@ -129,13 +164,13 @@ __global__ void __launch_bounds__(kVectors == kMostVectors ? 512 : kMostThreads)
   if constexpr (kVectors > 0) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const std::int64_t first = begin + i * apart;
-      if (first < p.words) store_gradient<N>(row, kept[i], first, p.words, target, largest, factor, p.scale);
+      const int first = begin + i * apart;
+      keep_packed(kept[i]);
+      if (first < p.words) store_gradient(row, kept[i], first, target, largest, factor, p.scale);
     }
   } else {
-    for (std::int64_t first = begin; first < p.words; first += apart) {
-      const Vector<T, N> z = Vector<T, N>::load(row + first);
-      store_gradient<N>(row, z, first, p.words, target, largest, factor, p.scale);
+    for (int first = begin; first < p.words; first += apart) {
+      store_gradient(row, load_words<N>(row, first, p.words), first, target, largest, factor, p.scale);
     }
   }
 }
@@ -163,10 +198,10 @@ __global__ void __launch_bounds__(kHitThreads) hits_kernel(const T* logits, std:
 
 template <class T>
 void queue(Context& context, std::int64_t rows, const Logits<T>& p) {
-  const std::int64_t vectors = (p.words + kVectorOf<T> - 1) / kVectorOf<T>;
+  const int vectors = (p.words + kVectorOf<T> - 1) / kVectorOf<T>;
   const auto wanted = static_cast<std::uint64_t>((vectors + kMostVectors - 1) / kMostVectors);
   const int threads = static_cast<int>(std::clamp<std::uint64_t>(std::bit_ceil(wanted), 128, 512));
-  const std::int64_t each = (vectors + threads - 1) / threads;
+  const int each = (vectors + threads - 1) / threads;
   const auto launch = [&](auto* kernel, int block) {
     ops::cuda::queue_kernel(context, "cross_entropy: losses", kernel, rows, block, 0, p);
   };
@@ -184,8 +219,8 @@ void take_losses(Context& context, const TensorView& logits, const std::int32_t*
   ops::cuda::with_element(logits.dtype, [&](auto zero) {
     using T = decltype(zero);
     queue<T>(context, logits.size(0),
-             {static_cast<T*>(logits.data), logits.stride[0], logits.size(1), targets, losses, gradient,
-              static_cast<float>(scale), bad_target, first_row});
+             {static_cast<T*>(logits.data), logits.stride[0], static_cast<int>(logits.size(1)), targets, losses,
+              gradient, static_cast<float>(scale), bad_target, first_row});
   });
 }
 
