@@ -54,7 +54,7 @@ class GatedLayer : public Mixer {
   void fold_ring(Context& context, const LayerState& state, const TensorView& positions) const override {
     if (const TensorView inputs = ring_of(state)) attention::fold(context, {inputs, positions}, state[0], state[0]);
   }
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   Cost cost(std::int64_t length) const override;
@@ -338,7 +338,7 @@ void GatedLayer::normalize(Context& context, const TensorView& o, const TensorVi
   }
 }
 
-void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                          const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "flashgla/mixers/config.h"
+#include "flashgla/nn/linear.h"
 #include "flashgla/nn/norm.h"
 #include "flashgla/nn/parameter.h"
 #include "flashgla/nn/pass.h"
@@ -76,10 +77,10 @@ class Mixer {
   // Folds what waits in the state's ring into what sums up, in place. positions i32 [sequences]: tokens so far.
   virtual void fold_ring(Context&, const LayerState& /*state*/, const TensorView& /*positions*/) const {}
 
-  // y = mix(x); x, y [B,T,D] contiguous. `before` is the state that the sequences start from, `after` receives the
-  // state that they end with; no overlap but of growing entries, and with pass.saved `before` stays as it is until
-  // backward. y absent: only what backward needs (and `after`) is computed.
-  virtual void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  // y = mix(x), with what nn::Output adds to it; x, y [B,T,D] contiguous. `before` is the state that the sequences
+  // start from, `after` receives the state that they end with; no overlap but of growing entries, and with pass.saved
+  // `before` stays as it is until backward. y absent: only what backward needs (and `after`) is computed.
+  virtual void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                        const LayerState& after) = 0;
 
   // dx overwritten; parameters' gradients accumulated. No gradient flows into the state before (truncated

@@ -17,7 +17,7 @@ class Feedforward : public mixers::Mixer {
   void for_each_parameter(const nn::ParameterVisitor& visit) override { mlp_.for_each_parameter(visit); }
   std::vector<mixers::StateEntry> state_layout(std::int64_t, std::int64_t, DType) const override { return {}; }
   mixers::Cost cost(std::int64_t) const override { return {}; }
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const mixers::LayerState&,
                const mixers::LayerState&) override {
     mlp_.forward(pass, x, y);
   }
@@ -38,9 +38,11 @@ class Identity : public mixers::Mixer {
   void for_each_parameter(const nn::ParameterVisitor&) override {}
   std::vector<mixers::StateEntry> state_layout(std::int64_t, std::int64_t, DType) const override { return {}; }
   mixers::Cost cost(std::int64_t) const override { return {}; }
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const mixers::LayerState&,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const mixers::LayerState&,
                const mixers::LayerState&) override {
-    if (y) ops::elementwise::convert(pass.context, x, y);
+    if (!y) return;
+    if (y.residual) return ops::elementwise::add_to(pass.context, x, y.residual, y.to);
+    ops::elementwise::convert(pass.context, x, y.to);
   }
   void backward(nn::Pass& pass, const TensorView&, const TensorView& dy, const TensorView& dx) override {
     ops::elementwise::convert(pass.context, dy, dx);
@@ -175,7 +177,7 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                         part.saved.statistics);
     }
     const bool last = i + 1 == parts_.size();
-    part.branch->forward(pass, part.saved.normalized, y || !last ? branch : TensorView(), state_of(before, part),
+    part.branch->forward(pass, part.saved.normalized, {y || !last ? branch : TensorView(), {}}, state_of(before, part),
                          state_of(after, part));
   }
   if (!y) return;

@@ -15,7 +15,7 @@ void GatedMLP::for_each_parameter(const ParameterVisitor& visit) {
   down_.for_each_parameter(visit);
 }
 
-void GatedMLP::forward(Pass& pass, const TensorView& x, const TensorView& y) {
+void GatedMLP::forward(Pass& pass, const TensorView& x, const Output& y) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   const std::int64_t rows = x.as_rows().size(0);

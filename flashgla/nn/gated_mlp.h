@@ -18,7 +18,7 @@ class GatedMLP {
   void for_each_parameter(const ParameterVisitor& visit);
 
   // x, y [...,hidden]. y absent: only what backward needs is computed.
-  void forward(Pass& pass, const TensorView& x, const TensorView& y);
+  void forward(Pass& pass, const TensorView& x, const Output& y);
   // A decoding step: x [N,hidden] += mlp(norm(x)).
   void step(Pass& pass, const Norm& norm, const TensorView& x) const;
   // x as in forward; dx overwritten.

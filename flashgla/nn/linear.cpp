@@ -92,10 +92,14 @@ std::vector<ops::linear_step::Layer> Linear::step_layers(const TensorView& y) co
   return layers;
 }
 
-void Linear::forward(Context& context, const TensorView& x, const TensorView& y) const {
+void Linear::forward(Context& context, const TensorView& x, const Output& y) const {
   if (weights_.front().observe) weights_.front().observe(context, x.as_rows());
-  for (const ops::linear_step::Layer& layer : step_layers(y.as_rows())) {
-    ops::quantised_linear::multiply(context, x.as_rows(), layer.weight, layer.y, {false, layer.bias});
+  std::int64_t begin = 0;
+  for (const ops::linear_step::Layer& layer : step_layers(y.to.as_rows())) {
+    const std::int64_t end = begin + layer.y.size(1);
+    const TensorView addend = y.residual ? y.residual.as_rows().slice(-1, begin, end) : TensorView();
+    ops::quantised_linear::multiply(context, x.as_rows(), layer.weight, layer.y, {false, layer.bias, addend});
+    begin = end;
   }
 }
 

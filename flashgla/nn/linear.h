@@ -10,6 +10,14 @@
 
 namespace flashgla::nn {
 
+// Where an output goes: to = residual + output, summed before it is rounded.
+struct Output {
+  TensorView to;        // absent: not wanted
+  TensorView residual;  // absent: zero; may be `to`
+
+  explicit operator bool() const { return static_cast<bool>(to); }
+};
+
 // y = x W^T + b, with W [out,in] the rows of the parts' weights one below the other. A checkpoint sees the parts; the
 // columns of y are theirs in order.
 class Linear {
@@ -32,7 +40,8 @@ class Linear {
   TensorView part(const TensorView& y, std::size_t i) const;
 
   // x [...,in], y [...,out].
-  void forward(Context& context, const TensorView& x, const TensorView& y) const;
+  void forward(Context& context, const TensorView& x, const Output& y) const;
+  void forward(Context& context, const TensorView& x, const TensorView& y) const { forward(context, x, Output{y, {}}); }
 
   // This layer as one of a decoding step, with its output there: one for each run of parts whose weights lie behind one
   // another in one format.

@@ -75,7 +75,7 @@ class Gsa : public Mixer {
     return cost += scan_cost(config_.num_heads, config_.kv_heads(), config_.num_slots, value_dim_);
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -178,7 +178,7 @@ void Gsa::normalize(Context& context, const TensorView& statistics) const {
   norm_.forward(context, saved_.activated, {}, saved_.normalized, {}, statistics);
 }
 
-void Gsa::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void Gsa::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                   const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

@@ -74,7 +74,7 @@ class Hgrn2 : public Mixer {
 
   Cost cost(std::int64_t) const override { return scan_cost(heads_, heads_, channels_ / heads_, channels_ / heads_); }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -162,7 +162,7 @@ void Hgrn2::prepare(const nn::Pass& pass, const LayerState& after) const {
   ops::forget_gate::forward(context, f, for_rows(own_bounds(context, f.dtype), f), saved_.g, saved_.k, 1.0);
 }
 
-void Hgrn2::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void Hgrn2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                     const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

@@ -107,7 +107,7 @@ class Hyena : public Mixer {
     return {sums, 3.0 * sums, 2.0 * 4.0 * tokens * channels};
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   bool prepares_steps() const override { return true; }
@@ -238,7 +238,7 @@ void Hyena::filter_backward(Context& context, DType dtype, const TensorView& dfi
   elementwise::add(context, dpositions, positions_.gradient.reshape(positions.shape));
 }
 
-void Hyena::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void Hyena::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                     const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

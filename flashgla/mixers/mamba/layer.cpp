@@ -82,7 +82,7 @@ class Mamba : public Mixer {
     return {6.0 * states, 24.0 * states, 2.0 * 4.0 * (states + static_cast<double>(inner_ * (width_ - 1)))};
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -174,7 +174,7 @@ void Mamba::convolve(const nn::Pass& pass, const LayerState& after) const {
   ops::elementwise::silu_forward(pass.context, saved_.convolved, saved_.u);
 }
 
-void Mamba::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void Mamba::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                     const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

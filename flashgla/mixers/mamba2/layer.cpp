@@ -84,7 +84,7 @@ class Mamba2 : public Mixer {
 
   Cost cost(std::int64_t) const override { return scan_cost(heads_, heads_, key_dim_, inner_ / heads_); }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -216,7 +216,7 @@ void Mamba2::normalize(Context& context, bool deviations) const {
   }
 }
 
-void Mamba2::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                      const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

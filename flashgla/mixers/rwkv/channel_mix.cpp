@@ -40,7 +40,7 @@ class ChannelMix : public Mixer {
     return {11.0 * hidden + 2.0 * width, 36.0 * hidden + 7.0 * width, 2.0 * 4.0 * hidden};
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -64,7 +64,7 @@ class ChannelMix : public Mixer {
   } saved_;
 };
 
-void ChannelMix::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void ChannelMix::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                          const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
@@ -82,7 +82,10 @@ void ChannelMix::forward(nn::Pass& pass, const TensorView& x, const TensorView& 
   const TensorView hidden = context.scratch().tensor(wide, x.dtype, "mlp: hidden");
   elementwise::squared_relu_forward(context, saved_.k, hidden);
   value_.forward(context, hidden, saved_.v);
-  if (y) elementwise::sigmoid_gate_forward(context, saved_.r, saved_.v, y);
+  if (!y) return;
+  const TensorView gated = y.residual ? context.scratch().tensor(x.shape, x.dtype, "mlp: outputs") : y.to;
+  elementwise::sigmoid_gate_forward(context, saved_.r, saved_.v, gated);
+  if (y.residual) elementwise::add_to(context, gated, y.residual, y.to);
 }
 
 void ChannelMix::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {

@@ -61,7 +61,7 @@ class TimeMix : public Mixer {
     return {18.0 * inner + 9.0 * hidden, 70.0 * inner + 30.0 * hidden, 2.0 * 4.0 * (3.0 * inner + hidden)};
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -98,7 +98,7 @@ class TimeMix : public Mixer {
   } saved_;
 };
 
-void TimeMix::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void TimeMix::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                       const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

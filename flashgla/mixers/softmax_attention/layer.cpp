@@ -58,7 +58,7 @@ class SoftmaxAttention : public Mixer {
     return cost;
   }
 
-  void forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+  void forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                const LayerState& after) override;
   void backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) override;
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
@@ -122,7 +122,7 @@ void SoftmaxAttention::prepare(const nn::Pass& pass, bool want_deviations) {
   }
 }
 
-void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const TensorView& y, const LayerState& before,
+void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
                                const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());

@@ -44,7 +44,7 @@ Outcome outcome_of(const Variant& variant, DType dtype, Device device, DType rou
   Arena saved(device);
   nn::Pass pass{context, &saved, recompute};
   pass.positions = positions;
-  trial.mixer->forward(pass, x, y, before, after);
+  trial.mixer->forward(pass, x, {y, {}}, before, after);
   trial.mixer->backward(pass, x, dy, dx);
   Outcome outcome;
   context.queue().synchronize();

@@ -53,12 +53,12 @@ TEST_P(EveryMixer, GradientsAgreeWithFiniteDifferences) {
     testing::poison(dx);
     testing::poison(y);
     trial.store->zero_gradients();
-    trial.mixer->forward(pass, x, y, before, {});
+    trial.mixer->forward(pass, x, {y, {}}, before, {});
     trial.mixer->backward(pass, x, dy, dx);
     const auto loss = [&] {
       nn::Pass inference{context};
       inference.positions = positions;
-      trial.mixer->forward(inference, x, y, before, {});
+      trial.mixer->forward(inference, x, {y, {}}, before, {});
       return testing::dot(y, dy);
     };
     EXPECT_EQ(testing::check_gradient("x", x, dx, loss, 24, 1e-6), "");
@@ -67,6 +67,23 @@ TEST_P(EveryMixer, GradientsAgreeWithFiniteDifferences) {
                 "");
     }
   }
+}
+
+TEST_P(EveryMixer, AddsItsOutputToTheResidual) {
+  Trial trial(GetParam(), DType::f64);
+  const Shape shape({2, 6, kHidden});
+  const Tensor x = testing::random_normal(shape, DType::f64, 7),
+               residual = testing::random_normal(shape, DType::f64, 8);
+  const Tensor expected = Tensor::empty(shape, DType::f64), sum = Tensor::empty(shape, DType::f64);
+  const Tensor in_place = testing::converted(residual, DType::f64);
+  Context context;
+  nn::Pass pass{context};
+  trial.mixer->forward(pass, x, {expected, {}}, {}, {});
+  trial.mixer->forward(pass, x, {sum, residual}, {}, {});
+  trial.mixer->forward(pass, x, {in_place, in_place}, {}, {});
+  ops::elementwise::add(context, residual, expected);
+  EXPECT_EQ(testing::check_close("residual + y", sum, expected, 1e-12), "");
+  EXPECT_TRUE(testing::same_bits(in_place, sum));
 }
 
 TEST_P(EveryMixer, ParametersGradientsAreAddedTo) {
@@ -82,7 +99,7 @@ TEST_P(EveryMixer, ParametersGradientsAreAddedTo) {
   for (int run = 0; run < 2; ++run) {
     Arena saved;
     nn::Pass pass{context, &saved};
-    trial.mixer->forward(pass, x, y, {}, {});
+    trial.mixer->forward(pass, x, {y, {}}, {}, {});
     trial.mixer->backward(pass, x, dy, dx);
     if (run == 0) once = testing::converted(trial.store->all_gradients(), DType::f64);
   }
@@ -102,7 +119,7 @@ struct WholeAndSteps {
   void forward(const LayerState& before, const LayerState& after) {
     const Tensor normalized = Tensor::empty(shape, DType::f64);
     norm.forward(context, x, {}, normalized, {}, {});
-    trial.mixer->forward(pass, normalized, y, before, after);
+    trial.mixer->forward(pass, normalized, {y, {}}, before, after);
     trial.mixer->prepare_steps(context, DType::f64);
   }
   // Each token's step makes x + y of it.
@@ -197,7 +214,7 @@ TEST_P(EveryMixer, PiecesEqualTheWhole) {
   };
   const LayerState before = copy_of_start();
   const LayerState end = trial.after(before, memory);
-  trial.mixer->forward(pass, x, y, before, end);
+  trial.mixer->forward(pass, x, {y, {}}, before, end);
   for (const std::int64_t cut : {1, 4, 10}) {
     const Tensor positions = positions_of(kBatch);
     pass.positions = positions;
@@ -206,7 +223,7 @@ TEST_P(EveryMixer, PiecesEqualTheWhole) {
       const Tensor piece = testing::converted(x->slice(1, begin, stop), DType::f64);
       const Tensor out = Tensor::empty(piece->shape, DType::f64);
       const LayerState next = trial.after(state, memory);
-      trial.mixer->forward(pass, piece, out, state, next);
+      trial.mixer->forward(pass, piece, {out, {}}, state, next);
       EXPECT_EQ(testing::check_close("y", out, y->slice(1, begin, stop), 1e-12), "") << cut;
       state = next;
       for (std::int64_t n = 0; n < kBatch; ++n)
@@ -234,7 +251,7 @@ TEST_P(EveryMixer, PackedSequencesEqualSeparateOnes) {
   packed.sequences.bounds = packed.sequences.host = cu_seqlens;
   packed.positions = positions;
   testing::poison(y);
-  trial.mixer->forward(packed, x, y, before, after);
+  trial.mixer->forward(packed, x, {y, {}}, before, after);
   nn::Pass separate{context};
   for (std::int64_t n = 0; n < 4; ++n) {
     const std::int64_t begin = bounds[static_cast<std::size_t>(n)];
@@ -249,7 +266,7 @@ TEST_P(EveryMixer, PackedSequencesEqualSeparateOnes) {
     const LayerState end_state = begin < end ? trial.after(start, memory) : start;
     const Tensor out = Tensor::empty(Shape({1, end - begin, kHidden}), DType::f64);
     if (begin < end) {
-      trial.mixer->forward(separate, x->slice(1, begin, end), out, start, end_state);
+      trial.mixer->forward(separate, x->slice(1, begin, end), {out, {}}, start, end_state);
       EXPECT_EQ(testing::check_close("y", y->slice(1, begin, end), out, 1e-12), "");
     }
     EXPECT_EQ(trial.compare(own(after), end_state, {kPositions[n] + end - begin}), "") << n;

@@ -24,7 +24,11 @@ struct Implementation {
   Support (*supports)(const Problem&, const Architecture&);
   // Takes its workspace before it looks whether the context is planning.
   void (*run)(Context&, const TensorView& a, const TensorView& b, const TensorView& c, const Options&);
+  bool adds_elsewhere = false;  // takes Options.addend, which others find in c, with accumulate
 };
+
+// The same product with its addend, if there is one, copied into c.
+Options added_in_place(Context& context, const TensorView& c, const Options& options);
 
 // Best first, reference last.
 std::span<const Implementation> implementations();

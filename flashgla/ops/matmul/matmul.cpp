@@ -1,5 +1,6 @@
 #include "flashgla/ops/matmul/matmul.h"
 
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/matmul/implementations.h"
 
 namespace flashgla::ops::matmul {
@@ -29,6 +30,16 @@ void check_matrix(const Arguments& arguments, const char* name, const TensorView
 
 }  // namespace
 
+Options added_in_place(Context& context, const TensorView& c, const Options& options) {
+  if (!options.addend) return options;
+  if (options.addend.data != c.data) {
+    const bool by_columns = c.stride[1] != 1 && c.size(1) > 1;
+    const auto in_rows = [&](const TensorView& view) { return by_columns ? view.transpose(0, 1) : view; };
+    elementwise::convert(context, in_rows(options.addend), in_rows(c));
+  }
+  return {true, options.bias, {}};
+}
+
 void run(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options) {
   const Arguments arguments("matmul", context);
   check_matrix(arguments, "a", a, {DType::f64, DType::f32, DType::bf16});
@@ -43,6 +54,17 @@ void run(Context& context, const TensorView& a, const TensorView& b, const Tenso
     arguments.check("bias", options.bias, a.dtype == DType::f64 ? DTypes{DType::f64} : DTypes{DType::f32, DType::bf16},
                     Shape({b.size(1)}), "b's columns", Layout::contiguous);
   }
+  if (options.addend) {
+    arguments.check("addend", options.addend, c.dtype, c.shape, "c", Layout::any);
+    if (options.accumulate) arguments.fail("addend", "is present", "none with accumulate");
+    const int dense = c.stride[1] == 1 || c.size(1) <= 1 ? 1 : 0;  // the dimension along which c is contiguous
+    if (options.addend.stride[static_cast<std::size_t>(dense)] != 1 && c.size(dense) > 1) {
+      arguments.fail("addend",
+                     "has strides [" + std::to_string(options.addend.stride[0]) + "," +
+                         std::to_string(options.addend.stride[1]) + "]",
+                     "1 where c has it");
+    }
+  }
   if (c.numel() == 0) return;
   const Problem problem{a.size(0),
                         b.size(1),
@@ -54,8 +76,9 @@ void run(Context& context, const TensorView& a, const TensorView& b, const Tenso
                         b.stride[0] == 1 || b.size(0) <= 1,
                         c.stride[1] == 1 || c.size(1) <= 1,
                         static_cast<bool>(options.bias)};
-  select("matmul", implementations(), problem, context.architecture(), context.forced_implementation())
-      .run(context, a, b, c, options);
+  const Implementation& selected =
+      select("matmul", implementations(), problem, context.architecture(), context.forced_implementation());
+  selected.run(context, a, b, c, selected.adds_elsewhere ? options : added_in_place(context, c, options));
 }
 
 }  // namespace flashgla::ops::matmul

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <unordered_map>
 
@@ -173,6 +174,15 @@ void add_bias(const TensorView& bias, const TensorView& c, const Tile& tile) {
   }
 }
 
+// Just before the product adds to it.
+void copy_tile(const TensorView& from, const TensorView& c, const Tile& tile) {
+  if (from.data == c.data) return;
+  for (std::int64_t row = tile.row; row < tile.row + tile.rows; ++row) {
+    std::memcpy(element(c, row, tile.col), element(from, row, tile.col),
+                static_cast<std::size_t>(tile.cols) * size_of(c.dtype));
+  }
+}
+
 void run_primitive(const TensorView& a, const TensorView& b, const TensorView& c, const Tile& tile, bool accumulate,
                    const TensorView& bias) {
   const Key key{tile.rows,
@@ -232,7 +242,8 @@ void run_tiles(Context& context, const TensorView& a, const TensorView& b, const
     const std::int64_t part = index / tiles.count(), begin = part * k_piece, end = std::min(k_size, begin + k_piece);
     const TensorView a_part = a.slice(1, begin, end), b_part = b.slice(0, begin, end);
     const TensorView to = part == 0 ? c : others.select(0, part - 1);
-    const bool accumulate = part == 0 && options.accumulate;
+    const bool accumulate = part == 0 && (options.accumulate || options.addend);
+    if (part == 0 && options.addend) copy_tile(options.addend, c, tile);
     if (sgemm) {
       run_sgemm(a_part, b_part, to, tile, accumulate);
     } else {
@@ -246,7 +257,9 @@ void run_tiles(Context& context, const TensorView& a, const TensorView& b, const
 void run_onednn(Context& context, const TensorView& a, const TensorView& b, const TensorView& c,
                 const Options& options) {
   if (c.stride[1] != 1 && c.size(1) > 1) {
-    run_tiles(context, b.transpose(0, 1), a.transpose(0, 1), c.transpose(0, 1), options);
+    Options transposed = options;
+    if (options.addend) transposed.addend = options.addend.transpose(0, 1);
+    run_tiles(context, b.transpose(0, 1), a.transpose(0, 1), c.transpose(0, 1), transposed);
   } else {
     run_tiles(context, a, b, c, options);
   }
@@ -312,7 +325,7 @@ const Implementation kOneDNN{"onednn", Device::Kind::cpu,
                                const Support dtypes = supports_f32_and_bf16({problem.a, problem.b, problem.c});
                                return dtypes ? supports_shape(problem) : dtypes;
                              },
-                             run_onednn};
+                             run_onednn, true};
 
 const Implementation kConverted{"onednn_converted", Device::Kind::cpu,
                                 [](const Problem& problem, const Architecture&) {

@@ -31,24 +31,37 @@ bool overlaps(const TensorView& view, const Matrix& matrix) {
   return matrix.leading < view.size(matrix.transposed ? 0 : 1);
 }
 
+// Whether one layout and alignment, c's, says how both lie.
+bool lies_as(const TensorView& addend, const TensorView& c) {
+  return addend.stride[0] == c.stride[0] && addend.stride[1] == c.stride[1] &&
+         matrix_of(addend).alignment >= matrix_of(c).alignment;
+}
+
 // By cuBLASLt; by tiles what it has no algorithm for.
 void multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& c, const Options& options) {
   const Matrix c_matrix = matrix_of(c);
   if (c_matrix.transposed && !options.bias) {
-    return multiply(context, b.transpose(0, 1), a.transpose(0, 1), c.transpose(0, 1), options);
+    Options transposed = options;
+    if (options.addend) transposed.addend = options.addend.transpose(0, 1);
+    return multiply(context, b.transpose(0, 1), a.transpose(0, 1), c.transpose(0, 1), transposed);
   }
-  const Key key{a.size(0),    b.size(1), a.size(1),          matrix_of(a),
-                matrix_of(b), c_matrix,  options.accumulate, static_cast<bool>(options.bias)};
+  if (options.addend && !lies_as(options.addend, c)) {
+    return multiply(context, a, b, c, added_in_place(context, c, options));
+  }
+  const bool adds = options.accumulate || options.addend;
+  const Key key{a.size(0),    b.size(1), a.size(1), matrix_of(a),
+                matrix_of(b), c_matrix,  adds,      static_cast<bool>(options.bias)};
   // The library adds a bias by vectors of which it does not say how they must lie.
   constexpr std::uintptr_t kBiasAlignment = 16;
   const bool odd_bias = options.bias && (options.bias.dtype != c.dtype ||
                                          reinterpret_cast<std::uintptr_t>(options.bias.data) % kBiasAlignment != 0);
   const bool odd = c_matrix.transposed || overlaps(a, key.a) || overlaps(b, key.b) || key.k == 0 || odd_bias;
-  if (odd) return cuda::multiply_by_tiles(context, a, b, c, options);
+  if (odd) return cuda::multiply_by_tiles(context, a, b, c, added_in_place(context, c, options));
   auto& products = context.queue().resource<cuda::Products>();
   const cuda::Plan& plan = products.plan(key);
-  if (!plan.available) return cuda::multiply_by_tiles(context, a, b, c, options);
-  if (!context.planning()) products.run(plan, a.data, b.data, c.data, options.bias.data);
+  if (!plan.available) return cuda::multiply_by_tiles(context, a, b, c, added_in_place(context, c, options));
+  if (context.planning()) return;
+  products.run(plan, {a.data, b.data, options.addend ? options.addend.data : c.data, c.data, options.bias.data});
 }
 
 // f32 x bf16: the f32 operand in three bf16 parts that add up to it, so that every product is exact as with f32
@@ -96,8 +109,8 @@ Support mixed_supports(const Problem& problem, const Architecture&) {
 }  // namespace
 
 const Implementation kCudaFewRows{"cuda_few_rows", Device::Kind::cuda, few_rows_supports, cuda::multiply_few_rows};
-const Implementation kCublasLt{"cublaslt", Device::Kind::cuda, library_supports, multiply};
-const Implementation kCublasLtInParts{"cublaslt_in_parts", Device::Kind::cuda, mixed_supports, multiply_mixed};
+const Implementation kCublasLt{"cublaslt", Device::Kind::cuda, library_supports, multiply, true};
+const Implementation kCublasLtInParts{"cublaslt_in_parts", Device::Kind::cuda, mixed_supports, multiply_mixed, true};
 const Implementation kCudaTiles{"cuda_tiles", Device::Kind::cuda,
                                 [](const Problem& problem, const Architecture&) { return has_dtypes(problem); },
                                 cuda::multiply_by_tiles};

@@ -196,18 +196,13 @@ Plan& Products::plan(const Key& key) {
   return *(plans_[key] = std::move(plan));
 }
 
-void Products::queue_product(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b,
-                             void* c, const void* bias) {
+void Products::queue_product(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& operands) {
   const float one = 1.0f, zero = 0.0f;
-  if (plan.key.bias) set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  check(cublaslt().matmul(handle_, plan.description, &one, b, plan.b, a, plan.a, plan.key.accumulate ? &one : &zero, c,
-                          plan.c, c, plan.c, &algorithm, workspace_.get(), kWorkspace,
-                          static_cast<cudaStream_t>(queue_.stream())),
+  if (plan.key.bias) set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+  check(cublaslt().matmul(handle_, plan.description, &one, operands.b, plan.b, operands.a, plan.a,
+                          plan.key.accumulate ? &one : &zero, operands.addend, plan.c, operands.c, plan.c, &algorithm,
+                          workspace_.get(), kWorkspace, static_cast<cudaStream_t>(queue_.stream())),
         "cublasLtMatmul");
-}
-
-void Products::run(const Plan& plan, const void* a, const void* b, void* c, const void* bias) {
-  queue_product(plan, plan.algorithm, a, b, c, bias);
 }
 
 void Products::adopt(const Choices& others) {
@@ -242,14 +237,15 @@ double Products::microseconds_of(const Plan& plan, const cublasLtMatmulAlgo_t& a
   constexpr int kRuns = 5;
   constexpr double kEnough = 5e3;  // microseconds
   const Sizes sizes(plan.key);
-  std::byte *a = memory, *b = a + sizes.a, *c = b + sizes.b, *bias = c + sizes.c;
+  std::byte *a = memory, *b = a + sizes.a, *c = b + sizes.b;
+  const Operands operands{a, b, c, c, c + sizes.c};
   Event begin(queue_, true), end(queue_, true);
-  queue_product(plan, algorithm, a, b, c, bias);  // loads the kernel
+  queue_product(plan, algorithm, operands);  // loads the kernel
   double best = 0.0;
   double total = 0.0;
   for (int round = 0; round < 2 || (total < kEnough && round < 20); ++round) {
     begin.record();
-    for (int i = 0; i < kRuns; ++i) queue_product(plan, algorithm, a, b, c, bias);
+    for (int i = 0; i < kRuns; ++i) queue_product(plan, algorithm, operands);
     end.record();
     end.synchronize();
     const double each = end.elapsed_milliseconds(begin) * 1e3 / kRuns;

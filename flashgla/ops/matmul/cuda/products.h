@@ -62,8 +62,13 @@ class Products {
   // Made at the first call for this product; after that a look-up.
   Plan& plan(const Key& key);
 
+  struct Operands {
+    const void *a, *b, *addend;  // addend lies as c, or is c; read where the plan's product accumulates
+    void* c;
+    const void* bias;
+  };
   // Queues the product; the plan must be available.
-  void run(const Plan& plan, const void* a, const void* b, void* c, const void* bias);
+  void run(const Plan& plan, const Operands& operands) { queue_product(plan, plan.algorithm, operands); }
 
   // Of this library and device, for all products so far.
   const Choices& choices() const { return choices_; }
@@ -86,8 +91,7 @@ class Products {
   bool fits(const Plan& plan);  // whether the plan's algorithm can compute it
   void set_algorithm(Plan& plan);
   double microseconds_of(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, std::byte* memory);
-  void queue_product(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const void* a, const void* b, void* c,
-                     const void* bias);
+  void queue_product(const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Operands& operands);
 
   Queue& queue_;
   cublasLtHandle_t handle_ = nullptr;

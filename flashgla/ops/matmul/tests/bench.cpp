@@ -22,6 +22,7 @@ testing::OperatorBench product_bench(Size size, Form form, testing::DTypePair dt
   bench.problem = std::to_string(size.m) + "x" + std::to_string(size.n) + "x" + std::to_string(size.k) + " " +
                   (form.a_transposed ? "T" : "N") + (form.b_transposed ? "T " : "N ") + name_of(dtypes.activation);
   if (dtypes.parameter != dtypes.activation) bench.problem += std::string(" x ") + name_of(dtypes.parameter);
+  if (form.addend) bench.problem += " + residual";
   bench.timed = product_case(size.m, size.n, size.k, form, c_kind);
   bench.checked = product_case(std::min<std::int64_t>(size.m, 70), 90, 130, form, c_kind);
   bench.timed.dtypes = bench.checked.dtypes = {dtypes};
@@ -29,7 +30,7 @@ testing::OperatorBench product_bench(Size size, Form form, testing::DTypePair dt
   bench.flops = 2.0 * static_cast<double>(size.m * size.n * size.k);
   const auto a_size = static_cast<double>(size_of(dtypes.activation));
   const auto b_bytes = static_cast<double>(size.n * size.k) * static_cast<double>(size_of(dtypes.parameter));
-  const double c_size = form.accumulate ? 2.0 * sizeof(float) : a_size;
+  const double c_size = form.accumulate ? 2.0 * sizeof(float) : form.addend ? 2.0 * a_size : a_size;
   bench.bytes = static_cast<double>(size.m * size.k) * a_size + static_cast<double>(size.m * size.n) * c_size + b_bytes;
   if (size.m <= 16) bench.copies = testing::copies_beyond_cache(b_bytes);  // as in decoding: no weight is still cached
   return bench;
@@ -38,6 +39,7 @@ testing::OperatorBench product_bench(Size size, Form form, testing::DTypePair dt
 constexpr testing::DTypePair kF32{DType::f32, DType::f32}, kBf16{DType::bf16, DType::bf16};
 constexpr testing::DTypePair kMixed{DType::f32, DType::bf16};
 constexpr Form kLinear{false, true, false, false, false}, kToInput{}, kToWeight{true, false, false, true, false};
+constexpr Form kToStream{false, true, false, false, false, true};  // of what adds to the residual stream
 
 // A weight [out,in] of the 1.3B model (d 2048, MLP 5632, vocabulary 32,000), and how many layers have one.
 struct Weight {
@@ -80,6 +82,15 @@ void bench_training_step(const testing::BenchOptions& options) {
   }
 }
 
+// What ends a part of a block, beside the same products of that step: o, down, and an output of twice the width.
+void bench_sums(const testing::BenchOptions& options) {
+  std::vector<testing::OperatorBench> benches;
+  for (const std::int64_t in : {2048, 4096, 5632}) {
+    for (const Form form : {kLinear, kToStream}) benches.push_back(product_bench({16384, 2048, in}, form, kBf16));
+  }
+  testing::run_benches(benches, {"cublaslt"}, options);
+}
+
 // Decoding with the same weights.
 void bench_decoding(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
@@ -101,6 +112,7 @@ void bench_decoding(const testing::BenchOptions& options) {
 void bench(const testing::BenchOptions& options) {
   if (options.device.kind == Device::Kind::cuda) {
     bench_training_step(options);
+    bench_sums(options);
     bench_decoding(options);
   }
   std::vector<testing::OperatorBench> benches;

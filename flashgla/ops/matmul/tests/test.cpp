@@ -45,7 +45,38 @@ TEST(Matmul, EveryImplementationAgreesWithTheReference) {
       EXPECT_EQ(testing::check_conformance(layer, coverage), "");
     }
   }
+  // An addend that lies elsewhere, in c's order.
+  for (const Shape& size : {Shape({1, 37, 65}), Shape({140, 72, 33}), Shape({4, 3, 0})}) {
+    for (const Form form : {Form{false, true, false, false, true, true}, Form{true, false, true, false, false, true}}) {
+      testing::OperatorCase sum = product_case(size[0], size[1], size[2], form, Kind::activation);
+      sum.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::f32, DType::bf16}};
+      EXPECT_EQ(testing::check_conformance(sum, coverage), "");
+    }
+  }
   EXPECT_EQ(coverage.missing(), "");
+}
+
+// Sums in place and elsewhere are the same bits: what a block recomputes is summed in other memory.
+TEST(Matmul, WhereTheAddendLiesChangesNoBit) {
+  for (const Device device : testing::test_devices()) {
+    Context context(device);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::int64_t m : {1, 40, 300}) {
+        const Tensor a = testing::copied_to(testing::random_normal({m, 520}, dtype, 1), device);
+        const Tensor b = testing::copied_to(testing::random_normal({520, 136}, dtype, 2), device);
+        const Tensor addend = testing::copied_to(testing::random_normal({m, 136}, dtype, 3), device);
+        const Tensor elsewhere = Tensor::empty({m, 136}, dtype, device);
+        const Tensor in_place = testing::copied_to(addend, device), itself = testing::copied_to(addend, device);
+        run(context, a, b, elsewhere, {false, {}, addend});
+        run(context, a, b, in_place, {true, {}, {}});
+        run(context, a, b, itself, {false, {}, itself});
+        context.queue().synchronize();
+        const Tensor expected = testing::copied_to(elsewhere, Device::cpu());
+        EXPECT_TRUE(testing::same_bits(testing::copied_to(in_place, Device::cpu()), expected)) << name_of(dtype) << m;
+        EXPECT_TRUE(testing::same_bits(testing::copied_to(itself, Device::cpu()), expected)) << name_of(dtype) << m;
+      }
+    }
+  }
 }
 
 TEST(Matmul, SeveralTilesAndPanels) {
@@ -345,6 +376,11 @@ TEST(Matmul, RefusesBadArgumentsByName) {
   EXPECT_EQ(error(a, half, c), "matmul: b has dtype f16; expected f32 or bf16");
   EXPECT_EQ(error(a, b, doubles), "matmul: c has dtype f64; expected f32");
   EXPECT_EQ(error(a, b, c, {false, a}), "matmul: bias has shape [4,6]; expected [5] (as b's columns)");
+  EXPECT_EQ(error(a, b, c, {false, {}, a}), "matmul: addend has shape [4,6]; expected [4,5] (as c)");
+  EXPECT_EQ(error(a, b, c, {true, {}, c}), "matmul: addend is present; expected none with accumulate");
+  const Tensor turned = Tensor::zeros({5, 4}, DType::f32);
+  EXPECT_EQ(error(a, b, c, {false, {}, turned.view().transpose(0, 1)}),
+            "matmul: addend has strides [1,4]; expected 1 where c has it");
   TensorView skipping = wide.view();
   skipping.shape = Shape({4, 6});
   skipping.stride = {12, 2};
