@@ -116,6 +116,8 @@ if command -v compute-sanitizer >/dev/null; then
   sanitize_steps memcheck bf16 --dtype bf16 --order windows --graphs off --steps 4 --evaluate-every 2
   sanitize_steps memcheck f32 --dtype f32 --order segments --segments 2 --steps 4 --evaluate-every 2
   sanitize_steps racecheck bf16 --dtype bf16 --order windows --graphs off --steps 1 --evaluate-every 0
+  # Generation by 16 sequences, whose state waits in a ring.
+  sanitize memcheck ring "$bin/flashgla_generate_test" --gtest_filter='GenerationWithARing.WritesTheSameText'
   # Of operators alone: initcheck does not see what cuBLASLt's kernels store by the copy engine, so that in a model each
   # kernel behind a product is named. What a model reads before it is written is found by the tests of models and
   # training that fill the arenas with NaN.
