@@ -157,8 +157,8 @@ void add_convert(CLI::App& app) {
                    "Cut the weights into files of at most this size, such as 2GB");
   verb->add_option(
           "--layout", arguments->layout,
-          "Names of tensors and keys: fla (flash-linear-attention), hf (transformers), own or authors, for models "
-          "that have several; current: as they are; fused-mlp: gate and up projections in one matrix, as before "
+          "Names of tensors and keys: fla (flash-linear-attention), hf or mistral (transformers), own or authors, for "
+          "models that have several; current: as they are; fused-mlp: gate and up projections in one matrix, as before "
           "2025-02")
       ->capture_default_str();
   auto* quantise = verb->add_option(

@@ -18,6 +18,11 @@ NAMES = {"chunk_materialized": "ours, states kept", "chunk_recomputed": "ours, s
          "recurrent": "ours, token by token", "softmax_cudnn": "softmax, cuDNN",
          "softmax_flash": "softmax, FlashAttention", "torch_chunks": "chunk form in PyTorch",
          "torch_recurrence": "recurrence in PyTorch"}
+# Kernels of the form in two passes, and what they do.
+KERNELS = {"forward_prepare_kernel": "within chunks: pairs of tokens, q and k with their decays",
+           "recurrence_kernel": "from chunk to chunk, and what each chunk has of both: o; dv",
+           "make_dq_dk_dg_kernel": "dq, dk and dg of each chunk"}
+KERNEL = re.compile(r"^ *([\d.]+) ms .* us .*?(\S+)$")
 BOTH = "gated_linear_attention fwd+bwd"
 
 
@@ -34,6 +39,22 @@ def read(out):
     return {key: run[key] for key in ("machine", "commit", "date")} | {"batch": batch}, forms
 
 
+def shares(out):
+    """By length, the share of each of KERNELS in their time forward and backward."""
+    by_length = {}
+    for path in out.glob("kernels-*.txt"):
+        times = dict.fromkeys(KERNELS, 0.0)
+        for line in path.read_text().splitlines():
+            match = KERNEL.match(line)
+            for kernel in times:
+                if match and kernel in match[2]:
+                    times[kernel] += float(match[1])
+        total = sum(times.values())
+        if total > 0:
+            by_length[int(path.stem.split("-")[1])] = {kernel: ms / total for kernel, ms in times.items()}
+    return dict(sorted(by_length.items()))
+
+
 def draw(forms, png):
     rows = {name: {length: (ms, memory / 2 ** 30) for length, (ms, memory) in by_length.items()}
             for name, by_length in forms.items()}
@@ -42,25 +63,35 @@ def draw(forms, png):
                          ("forward and backward, ms", "memory beyond the inputs, GiB"))
 
 
-def section(about, forms):
+def section(about, forms, kernels):
     lengths = sorted({length for rows in forms.values() for length in rows})
     intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of "
              "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
              "what is held beyond the inputs in GiB.")
     rows = [[name, *(f"{by[n][0]:.3g}, {by[n][1] / 2 ** 30:.2g}" if n in by else "" for n in lengths)]
             for name, by in forms.items()]
-    return "\n\n".join([textwrap.fill(intro, 120), paper.table(["form", *map(str, lengths)], rows),
-                        "![speed and memory of the operator by length](figures/paper/figure2.png)"])
+    parts = [textwrap.fill(intro, 120), paper.table(["form", *map(str, lengths)], rows),
+             "![speed and memory of the operator by length](figures/paper/figure2.png)"]
+    if kernels:
+        said = ("The first version of the paper draws how much of the time is spent within chunks and between them. Of "
+                "ours with states kept, which has kernels for both, forward and backward together (CUPTI):")
+        parts += [textwrap.fill(said, 120),
+                  paper.table(["kernel", "what it does", *map(str, kernels)],
+                              [[f"`{kernel}`", does, *(f"{by[kernel]:.0%}" for by in kernels.values())]
+                               for kernel, does in KERNELS.items()])]
+    return "\n\n".join(parts)
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    about, forms = read(pathlib.Path(sys.argv[1]))
+    out = pathlib.Path(sys.argv[1])
+    about, forms = read(out)
+    kernels = shares(out)
     paper.FIGURES.mkdir(parents=True, exist_ok=True)
-    (paper.FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms}, indent=1) + "\n")
+    (paper.FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms, "kernels": kernels}, indent=1) + "\n")
     draw(forms, paper.FIGURES / "figure2.png")
-    paper.put("figure2", section(about, forms))
+    paper.put("figure2", section(about, forms, kernels))
 
 
 main()

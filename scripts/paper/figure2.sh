@@ -4,11 +4,12 @@
 # GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 8 (the paper's: 32): with chunks' states
 # kept, with states recomputed, token by token; and in PyTorch, which must be there with CUDA: softmax attention of
 # cuDNN and FlashAttention, the chunk form and the recurrence that go through memory. OUT/figure2.json has the rows;
-# figure2.py writes them into docs/PAPER.md and draws them. What is measured already is not measured again.
+# figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is (kernel_times.sh), OUT/kernels-LENGTH.txt has
+# the time of each kernel of the first of these forms. What is measured already is not measured again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,8p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 seconds=0.1
 shift
@@ -21,9 +22,18 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 mkdir -p "$out"
-[ ! -f "$out/figure2.json" ] || exit 0
 problem='B8 T'
-"$flashgla" bench gated_linear_attention --sweep --device cuda --only ' H4 K128 V256 bf16 key gate, ' \
-  --implementation cuda_sm90 --seconds "$seconds" --save "$out/figure2.partial" \
-  --peer "python3 $root/scripts/torch_peers.py --only '$problem' --unaware '$problem' --seconds $seconds"
-mv "$out/figure2.partial" "$out/figure2.json"
+if [ ! -f "$out/figure2.json" ]; then
+  "$flashgla" bench gated_linear_attention --sweep --device cuda --only ' H4 K128 V256 bf16 key gate, ' \
+    --implementation cuda_sm90 --seconds "$seconds" --save "$out/figure2.partial" \
+    --peer "python3 $root/scripts/torch_peers.py --only '$problem' --unaware '$problem' --seconds $seconds"
+  mv "$out/figure2.partial" "$out/figure2.json"
+fi
+times=$root/scripts/kernel_times/kernel_times.sh
+"$times" --where >/dev/null 2>&1 || exit 0
+for length in 1024 2048 4096 8192; do
+  [ ! -f "$out/kernels-$length.txt" ] || continue
+  "$times" "$out/kernels-$length.partial" "$flashgla" bench gated_linear_attention --sweep --device cuda \
+    --only "B8 T$length H4 K128 V256 bf16 key gate, chunk_materialized" --implementation cuda_sm90 --seconds 0.02 >/dev/null
+  mv "$out/kernels-$length.partial" "$out/kernels-$length.txt"
+done
