@@ -58,13 +58,13 @@ def main():
         sys.exit(f"error: {out} holds no run of this grid")
     run = {"settings": json.loads((out / "settings.json").read_text()), "runs": rows}
     (out / "figure4.json").write_text(json.dumps(run, indent=1) + "\n")
-    print(f"{'tokens':>6} {'pairs':>5} {'width':>5}" + "".join(f" {model:>10}" for model in models))
+    print(f"{'tokens':>6} {'pairs':>5} {'width':>5}" + "".join(f" {model:>12}" for model in models))
     for setting in settings:
         length, pairs = setting.split(":")
         for width in widths:
             cells = [points.get((model, setting, width)) for model in models]
             print(f"{length:>6} {pairs:>5} {width:>5}" + "".join(
-                f" {'-' if cell is None else format(cell['accuracy'], '.3f'):>10}" for cell in cells))
+                f" {'-' if cell is None else format(cell['accuracy'], '.3f'):>12}" for cell in cells))
         if shutil.which("gnuplot"):
             draw(points, models, setting, widths, out / f"figure4-{setting.replace(':', '-')}.png")
 

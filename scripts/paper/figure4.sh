@@ -6,14 +6,15 @@
 # Trains every model of the grid on the task and takes the best accuracy over the learning rates. What has been trained
 # is not trained again, and what was cut off goes on. OUT/figure4.txt has the table, OUT/figure4.json its numbers and
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
-#   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: a model takes some two minutes on two cores
+#   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: all six models take some two minutes on two cores
 #   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
-# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena. N jobs train side by side. A
+# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_large, retnet_small:
+# the state of a layer of GLA is a quarter of RetNet's, and these two have each other's. N jobs train side by side. A
 # run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the best.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,12p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13p' "$0" >&2; exit 2; }
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
 sequences='' device='' jobs='' dtype=f32 dropout='' range='' clip_norm=0 seed=123
@@ -33,7 +34,7 @@ done
 case $size in
   tiny) words=128 validation=500 usual_range=0.1 most_tokens=4096
     usual_dropout=0 gla=', "num_heads": 1, "expand_k": 1.0, "use_short_conv": true'
-    defaults=(64:4 32 1e-2 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
+    defaults=(64:4 32 5e-3 10 20000 cpu 2 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   full) words=8192 validation=3000 usual_range=0.02 most_tokens=65536
     usual_dropout=0.1 gla=', "num_heads": 2'
     defaults=('256:16,512:64' '64,128' '4.64e-3,2.15e-3' 64 100000 auto 8 'attention,gla,retnet,mamba,rwkv,hyena') ;;
@@ -54,11 +55,15 @@ describe() {
       fields="\"model_type\": \"transformer\", \"num_heads\": 1, \"qkv_bias\": true, \"o_bias\": true,
               \"use_rope\": false, \"learned_positions\": true, \"max_position_embeddings\": $3" ;;
     gla) fields="\"model_type\": \"gla\"$gla" ;;
+    gla_large) fields='"model_type": "gla", "num_heads": 2, "expand_k": 1.0, "expand_v": 2.0' ;;
     retnet) fields='"model_type": "retnet", "num_heads": 2' ;;
+    retnet_small) fields='"model_type": "retnet", "num_heads": 2, "expand_k": 0.5, "expand_v": 1.0' ;;
     mamba) fields='"model_type": "mamba"' ;;
     rwkv) fields='"model_type": "rwkv", "embedding_norm": false, "zero_init": false' ;;
     hyena) fields="\"model_type\": \"hyena\", \"l_max\": $3" ;;
-    *) echo "error: the model is $1; expected attention, gla, retnet, mamba, rwkv or hyena" >&2; exit 2 ;;
+    *)
+      echo "error: the model is $1; expected attention, gla, gla_large, retnet, retnet_small, mamba, rwkv or hyena" >&2
+      exit 2 ;;
   esac
   local blocks='"identity_mlp": true, "norm_type": "layer_norm"'
   [ "$1" != mamba ] || blocks='"use_mlp": false'
@@ -71,7 +76,6 @@ train() {  # MODEL SETTING WIDTH RATE
   local tokens_a_step=$((length * 512 < most_tokens ? length * 512 : most_tokens))
   local run=$out/$name model=$out/models/$1-${2/:/-}-$3.json steps=$((sequences * length / tokens_a_step))
   local fallout=$dropout
-  [ ! -f "$run/done" ] || return 0
   [ "$1" != mamba ] || fallout=0
   "$flashgla" train --data "$out/task-${2/:/-}" --model "$model" --out "$run" --resume --device "$device" \
     --dtype "$dtype" --length "$length" --batch-tokens "$tokens_a_step" --steps $((steps * epochs)) \
@@ -83,8 +87,40 @@ train() {  # MODEL SETTING WIDTH RATE
     --seed "$seed" --quiet >"$out/$name.log" 2>&1 ||
     { echo "error: $name: $(tail -n 1 "$out/$name.log")" >&2; return 1; }
   touch "$run/done"
-  echo "$name: $(grep -o '"accuracy":[0-9.e-]*' "$run/metrics.jsonl" | tail -n 1)"
+  report "$name" $((steps * epochs))
 }
+
+report() {  # NAME STEPS: its best accuracy, and how far the grid is (runs are subshells: files count those that ended)
+  local steps accuracy ended left=''
+  touch "$out/.ended-$1"
+  ended=("$out"/.ended-*)
+  steps=$(grep -o '"step":[0-9]*' "$out/$1/metrics.jsonl" | tail -n 1)
+  accuracy=$(grep -o '"accuracy":[0-9.e-]*' "$out/$1/metrics.jsonl" | cut -d: -f2 | sort -g | tail -n 1)
+  if [ ${#ended[@]} -lt "$to_train" ]; then
+    left=", some $((((SECONDS - began) * (to_train - ${#ended[@]}) / ${#ended[@]} + 59) / 60)) min left"
+  fi
+  echo "$1: accuracy $accuracy, ended at step ${steps#*:} of $2 (${#ended[@]} of $to_train runs$left)"
+}
+
+to_train=0 trained=0
+for setting in ${settings//,/ }; do
+  for width in ${widths//,/ }; do
+    for rate in ${rates//,/ }; do
+      for model in ${models//,/ }; do
+        describe "$model" "$width" "${setting%:*}" >/dev/null
+        if [ -f "$out/$model-${setting/:/-}-$width-$rate/done" ]; then
+          trained=$((trained + 1))
+        else
+          to_train=$((to_train + 1))
+        fi
+      done
+    done
+  done
+done
+echo "$to_train runs to train, $jobs side by side, at most $epochs epochs each; $trained trained before." \
+  "Each epoch of a run is a line of $out/NAME/metrics.jsonl."
+rm -f "$out"/.ended-*
+began=$SECONDS
 
 for setting in ${settings//,/ }; do
   task=$out/task-${setting/:/-}
@@ -95,6 +131,7 @@ for setting in ${settings//,/ }; do
   for width in ${widths//,/ }; do
     for rate in ${rates//,/ }; do
       for model in ${models//,/ }; do
+        [ ! -f "$out/$model-${setting/:/-}-$width-$rate/done" ] || continue
         describe "$model" "$width" "${setting%:*}" >"$out/models/$model-${setting/:/-}-$width.json"
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || exit 1; done
         train "$model" "$setting" "$width" "$rate" &
