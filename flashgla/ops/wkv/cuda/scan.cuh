@@ -73,6 +73,7 @@ template <int V>
 struct Parameters {
   float w[V], u[V];
 
+  Parameters() = default;
   template <class T>
   __device__ __forceinline__ Parameters(const Call<T>& call, int channel) {
 #pragma unroll

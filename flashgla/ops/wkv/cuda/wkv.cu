@@ -6,6 +6,7 @@
 #include "flashgla/ops/wkv/cuda/backward.cuh"
 #include "flashgla/ops/wkv/cuda/forward.cuh"
 #include "flashgla/ops/wkv/cuda/tile_backward.cuh"
+#include "flashgla/ops/wkv/cuda/tile_forward.cuh"
 #include "flashgla/ops/wkv/implementations.h"
 
 namespace flashgla::ops::wkv {
@@ -18,6 +19,7 @@ using bf16 = __nv_bfloat16;
 constexpr std::int64_t kThreadsWanted = 131072, kLeastSegment = 64;
 // Blocks of tiles that fill it twice, and the fewest tiles of a part.
 constexpr std::int64_t kTileBlocksWanted = 512, kLeastTilesOfPart = 2;
+constexpr std::int64_t kMostTileTokens = std::int64_t{1} << 30;  // of a line: counted in 32 bits
 
 // How time is cut, by the sizes alone, so that neither memory nor bits depend on where tensors lie.
 struct Cut {
@@ -35,7 +37,8 @@ struct Cut {
       part = std::max((part + cuda::kPartTokens - 1) / cuda::kPartTokens, kLeastTilesOfPart) * cuda::kPartTokens;
       parts = std::max<std::int64_t>((sizes.length + part - 1) / part, 1);
     }
-    tiled = !packed && sizes.length >= cuda::kTileSegment && blocks * parts >= cuda::kLeastTileBlocks;
+    tiled = !packed && sizes.length >= cuda::kTileSegment && sizes.length <= kMostTileTokens &&
+            blocks * parts >= cuda::kLeastTileBlocks;
     if (tiled) {
       segments = (sizes.length + segment - 1) / segment;
       return;
@@ -120,7 +123,7 @@ cuda::Parts parts_of(Context& context, const Inputs& in) {
   if (!cut.tiled || cut.parts == 1) return {};
   const Shape shape({in.k.size(0) * cut.parts, 3, in.k.size(2)});
   const TensorView ends = context.scratch().tensor(shape, DType::f32, "wkv: states");
-  return {cut.part, cut.parts, static_cast<float*>(ends.data)};
+  return {static_cast<int>(cut.part), static_cast<int>(cut.parts), static_cast<float*>(ends.data)};
 }
 
 std::int64_t blocks_of(std::int64_t threads) { return (threads + cuda::kThreads - 1) / cuda::kThreads; }
@@ -128,15 +131,6 @@ std::int64_t blocks_of(std::int64_t threads) { return (threads + cuda::kThreads 
 template <class T>
 std::int64_t blocks_of(const cuda::Call<T>& call, int each) {
   return blocks_of(call.lines * call.segments * (call.channels / each));
-}
-
-// Makes the ends of parts what each starts from, or backward receives.
-template <class T, bool kForward>
-void join_parts(Context& context, cuda::Call<T> call, const cuda::Parts& parts) {
-  call.segment = parts.tokens;
-  call.segments = parts.count;
-  ops::cuda::queue_kernel(context, "wkv", cuda::join_kernel<T, kForward>, blocks_of(call.lines * call.channels),
-                          cuda::kThreads, 0, call, parts.ends);
 }
 
 // y and ht absent: only the prefixes.
@@ -156,10 +150,7 @@ void run_forward(Context& context, const Inputs& in, const Parameters& parameter
                                 cuda::kForwardThreads, cuda::kForwardTileBytes<T>, call, parts, to,
                                 static_cast<float*>(ht.data));
       };
-      if (parts.count > 1) {
-        queue(cuda::tile_forward_kernel<T, true>);
-        join_parts<T, true>(context, call, parts);
-      }
+      if (parts.count > 1) queue(cuda::tile_forward_kernel<T, true>);
       queue(cuda::tile_forward_kernel<T, false>);
     });
   }
@@ -214,10 +205,7 @@ void backward_by_tiles(Context& context, const Inputs& in, const Parameters& par
       ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, 32), cuda::kBackwardThreads,
                               cuda::kBackwardTileBytes<T>, call, parts, gradients);
     };
-    if (parts.count > 1) {
-      queue(cuda::tile_backward_kernel<T, true>);
-      join_parts<T, false>(context, call, parts);
-    }
+    if (parts.count > 1) queue(cuda::tile_backward_kernel<T, true>);
     queue(cuda::tile_backward_kernel<T, false>);
   });
 }
@@ -258,7 +246,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, c
   const Cut cut(sizes, static_cast<bool>(in.cu_seqlens));
   const Parameters parameters = parameters_of(context, in);
   const TensorView prefixes = prefixes_of(context, in, kept);
-  const bool tiles = by_tiles(context, in, {&in.k, &in.v, &in.r, &dy});
+  const bool tiles = by_tiles(context, in, {&in.k, &in.v, &in.r, &dy, &to.dk, &to.dv, &to.dr});
   const cuda::Parts parts = parts_of(context, in);
   const std::int64_t lines = in.k.size(0), rows = lines * (tiles ? parts.count : cut.segments);
   const PartialGradients sums{scratch.tensor({rows, sizes.channels}, DType::f32, "wkv: sums"),

@@ -25,12 +25,16 @@ TEST(Wkv, EveryImplementationAgreesWithTheReference) {
       {1, 650, 32, {5, 300, 301, 650}},  // and sequences within and across them
       {2, 300, 70, {}, true, true, 5.0, -6.0},
   };
-  // On Hopper by tiles: lines in parts, in one, and keys that have one unit in some warps; elsewhere nothing that the
-  // forms before do not have.
+  // On Hopper by tiles: lines in one and in parts, with keys that leave all tiles calm, some, or none; elsewhere
+  // nothing that the forms before do not have.
   if (cuda_device_count() > 0) {
     forms.insert(forms.end(), {{16, 530, 128, {}, true, true, 2.0, 1.0},
                                {33, 130, 128, {}, true, false},
-                               {32, 70, 112, {}, true, true, 12.0, 2.5}});
+                               {32, 70, 112, {}, true, true, 12.0, 2.5},
+                               {33, 400, 128, {}, true, true, 7.0, 1.0},
+                               {4, 2100, 264, {}, false, false},
+                               {4, 1600, 256, {}, true, true, 7.0, -1.0},
+                               {15, 4700, 32}});
   }
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
