@@ -8,6 +8,7 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/channels_by_blocks.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/channels_half_blocks.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/channels_view.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -174,6 +175,7 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
     store_shared_4(view.base + Layout::last, last);
     store_shared_4(view.base + Layout::last_rows, rows);
     store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(rung));
+    store_shared_4(view.base + Layout::gates_held, 0);
   }
   if constexpr (ChannelsView<Core, kGates>::kAnchors) {
     Triangles::put(view.triangles());
@@ -241,7 +243,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     view.take_in(index);
     Core::publish();
     __syncthreads();  // all tiles are there, and E of the chunk after
-    if (index < view.last_chunk()) view.finish_after(index, held);
+    constexpr bool kMayBeHeld = kWalk != Walk::one_anchor && view.kAnchors;
+    if (index < view.last_chunk()) view.template finish_after<kMayBeHeld>(index, held);
     if (index < 0) break;
     view.put_index(index);
 
@@ -269,6 +272,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       const bool steep = __syncthreads_or(!in_range);  // the operands are there
       if (!steep) {
         view.load_before(index);
+        if constexpr (view.kAnchors) view.put_gates_held(false);
         products_of_chunk(view, index, d, held, decay);
         __syncthreads();  // the operands have been read
         index = view.index_there();
@@ -276,13 +280,18 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         continue;
       }
       view.reload(view.index_now(index));
-    } else if (view.kAnchors && rung == Rung::anchors) {
-      if constexpr (view.kAnchors) {
+      if constexpr (view.kAnchors) __syncthreads();
+    } else if (!view.kAnchors) {
+      __syncthreads();  // E and dv of the chunk after have been read
+    }
+    if constexpr (view.kAnchors) {
+      if (rung == Rung::anchors) {
         const bool in_range = view.template gate_in_place<true>(index, held, decay);
         Core::publish();
         const bool steep = __syncthreads_or(!in_range);
         if (!steep) {
           view.load_before(index);
+          view.put_gates_held(false);
           anchored_products(view, index, d, held);
           __syncthreads();
           index = view.index_there();
@@ -290,9 +299,21 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
           continue;
         }
         view.reload(index);
+        __syncthreads();
       }
-    } else {
-      __syncthreads();  // E and dv of the chunk after have been read
+      const bool are_numbers = gate_half_blocks(view, index, held);
+      Core::publish();
+      if (!__syncthreads_or(!are_numbers)) {
+        view.load_before(index);
+        std::uint32_t others[16];
+        half_block_products(view, index, d, held, others);
+        __syncthreads();
+        index = view.index_there();
+        leave_half_blocks(view, index, d, others);
+        continue;
+      }
+      view.reload(index);
+      view.put_gates_held(false);
     }
     index = chunk_by_blocks(view, d, held);
     view.store_rows(index, d);

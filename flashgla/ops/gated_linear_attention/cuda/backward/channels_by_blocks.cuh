@@ -11,7 +11,8 @@ template <class Core>
 __device__ __forceinline__ Rung rung_after_blocks(std::uint32_t room, const BlockSums& blocks) {
   const float2 all = sum_of_blocks(blocks);
   if (__all_sync(0xffffffffu, all.x >= -kSteep && all.y >= -kSteep) != 0) return Rung::one_anchor;
-  return std::is_same_v<Core, TensorCore90> && each_is_near(room) ? Rung::anchors : Rung::blocks;
+  if (!std::is_same_v<Core, TensorCore90>) return Rung::blocks;
+  return each_is_near(room) ? Rung::anchors : Rung::half_blocks;
 }
 
 // From q, k and g as loaded to dq or dk, E in its tiles, dv or dh, as after the other rungs but for dq's and dk's

@@ -3,19 +3,19 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/half_blocks.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Triangles of ones as operands of wgmma, in shared memory: a band of rows of 16 columns, 48 of zeros, the lower
-// triangle, 48 of ones, columns 0..7 of all rows, then columns 8..15; and another with the triangle below the diagonal,
-// for sums that do not count a token's own row. K-step k16 is the 64 rows from 48 - 16 k16 on.
+// Triangles of ones as operands of wgmma, in shared memory: a band of rows of 16 columns, 49 of zeros, the lower
+// triangle, 48 of ones, columns 0..7 of all rows, then columns 8..15. K-step k16 is the 64 rows from 49 - 16 k16 on,
+// and from a row earlier for sums that do not count a token's own row.
 struct Triangles {
-  static constexpr int rows = 112, band = 2 * rows * 16, bytes = 2 * band;
+  static constexpr int rows = 113, bytes = 2 * rows * 16;
   static __device__ __forceinline__ void put(std::uint32_t at) {
-    for (int piece = threadIdx.x; piece < 4 * rows; piece += kFusedThreads) {
-      const int first = piece / rows % 2 * 8, end = piece % rows - 48 + (piece < 2 * rows ? 1 : 0);  // ones before it
+    for (int piece = threadIdx.x; piece < 2 * rows; piece += kFusedThreads) {
+      const int first = piece / rows * 8, end = piece % rows - 48;  // ones before it
       std::uint32_t words[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -28,7 +28,7 @@ struct Triangles {
   // Distance of groups of 8 columns: all rows; of groups of 8 rows: 128 bytes; no swizzle.
   template <bool kBefore>
   static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t at, int k16) {
-    const std::uint32_t start = at + (kBefore ? band : 0) + 16 * (48 - 16 * k16);
+    const std::uint32_t start = at + 16 * ((kBefore ? 48 : 49) - 16 * k16);
     return (std::uint64_t{128 / 16} << 32) | (((start & 0x3ffff) >> 4) | (rows << 16));
   }
 };
@@ -47,9 +47,11 @@ struct ChannelsShared {
   // written.
   static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, index = last_rows + 4,
                        rung = index + 4;
+  static constexpr int gates_held = rung + 4;  // whether the chunk under way went by half blocks
   // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
-  static constexpr int anchors = rung + 4, by_queries = anchors;
-  static constexpr int total = anchors + Anchors::bytes;
+  static constexpr int anchors = gates_held + 16, by_queries = anchors;
+  static constexpr int diagonal = anchors + Anchors::bytes;  // [64] of each group: what tokens have with themselves
+  static constexpr int total = diagonal + 2 * kTile * 4;
 };
 
 // E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
@@ -208,6 +210,17 @@ struct ChannelsView {
     if (threadIdx.x == 0) store_shared_4(base + Layout::rung, static_cast<std::uint32_t>(next));
     __syncwarp();
   }
+  __device__ __forceinline__ std::uint32_t diagonal() const {
+    return base + Layout::diagonal + (first_group ? 0 : 4 * kTile);
+  }
+  // Whether the chunk's gates were held at the least: dg of it is found with the next one.
+  __device__ __forceinline__ void put_gates_held(bool held) const {
+    if (threadIdx.x == 0) store_shared_4(base + Layout::gates_held, held ? 1 : 0);
+    __syncwarp();
+  }
+  __device__ __forceinline__ bool gates_held() const {
+    return __shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(base + Layout::gates_held)), 0) != 0;
+  }
 
   // So many chunks are left to the kernel of Walk::rest.
   __device__ __forceinline__ void leave_rest(int chunks, Accumulator& held) const {
@@ -273,6 +286,11 @@ struct ChannelsView {
       const auto step = static_cast<std::int64_t>(Places::load(at.at(0, 2 * Places::count + Places::g)));
       ask_for_f32_gates(Rows{gates - step, static_cast<int>(step / kChunk), kChunk, p.key_dim}, fresh_thread());
     }
+  }
+  // The gates of the chunk under way in memory.
+  __device__ __forceinline__ const char* own_gates(int index) const {
+    return places().template get<char>(index, Places::g) +
+           static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + Places::g)));
   }
   // q or k of the chunk under way once more, as they are.
   __device__ __forceinline__ void reload(int index) const {
@@ -376,6 +394,7 @@ struct ChannelsView {
   }
 
   // dv and dg of the chunk after. held: dv, in the first group.
+  template <bool kMayBeHeld>
   __device__ __forceinline__ void finish_after(int index, const Accumulator& held) const {
     const int after = index + 1, rows = rows_in(after);
     const std::uint32_t stage = stage_of(after);
@@ -389,9 +408,24 @@ struct ChannelsView {
     if (f.gradients.dg.data == nullptr) return;
     const std::uint32_t parts[4] = {stage + Layout::v, stage + Layout::k, stage + Layout::d_o, stage + Layout::q};
     const std::uint32_t from_beyond = base + Layout::beyond;
+    float weight = 1.0f;  // of what is from beyond: 0 where it has been added
     Accumulator earlier;
     start_sums<Core, true, 2>(earlier, parts, triangles());
     wait_for_sums<Core>(earlier);
+    if (kMayBeHeld && gates_held()) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        float(&sums)[8] = reinterpret_cast<float(&)[8]>(earlier[8 * t]);
+        const int thread = fresh_thread();
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] += float_at(from_beyond, column_of_element(thread, 8 * t + i));
+        times_held(sums, stage + Layout::g, t, thread);
+      }
+      weight = 0.0f;
+    }
+    const auto from_all = [&](float part, int column) {
+      return kMayBeHeld ? fmaf(weight, float_at(from_beyond, column), part) : part + float_at(from_beyond, column);
+    };
     if constexpr (kInF32) {
       auto* to = places().template get<float>(after, Places::dg);
       const int stride = static_cast<int>(f.gradients.dg.token);
@@ -401,8 +435,8 @@ struct ChannelsView {
         for (int i = 0; i < 4; ++i) {
           const int row = row_of_element(thread, 8 * t + 2 * i), column = column_of_element(thread, 8 * t + 2 * i);
           if (row >= rows || column >= p.key_dim) continue;
-          *reinterpret_cast<float2*>(to + row * stride + column) = make_float2(
-              part[2 * i] + float_at(from_beyond, column), part[2 * i + 1] + float_at(from_beyond, column + 1));
+          *reinterpret_cast<float2*>(to + row * stride + column) =
+              make_float2(from_all(part[2 * i], column), from_all(part[2 * i + 1], column + 1));
         }
       });
       return;
@@ -411,9 +445,7 @@ struct ChannelsView {
       const int thread = fresh_thread();
       float sums[8];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        sums[i] = part[i] + float_at(from_beyond, column_of_element(thread, 8 * t + i));
-      }
+      for (int i = 0; i < 8; ++i) sums[i] = from_all(part[i], column_of_element(thread, 8 * t + i));
       if (kByLogits && !cut_off()) times_slopes(sums, stage + Layout::g, t, p.logit_scale, fresh_thread());
       std::uint32_t r[4];
 #pragma unroll

@@ -61,7 +61,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     if constexpr (kPairs) {
       __syncthreads();
     } else {
-      sync_group();
+      sync_fresh_group();
     }
   };
   const auto own_unit = [&] { return fresh_block() * (blockDim.x / kGroupThreads) + group; };
@@ -289,8 +289,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       const auto served = [&](bool own) {
         ptx::copy_async_wait<1>();
         Core::publish();
-        beyond = kPairs ? __syncthreads_or(!own) : sync_group_or(!own);
-        return __any_sync(0xffffffffu, kPairs && beyond ? sync_group_or(!own) : beyond) == 0;
+        beyond = kPairs ? __syncthreads_or(!own) : sync_fresh_group_or(!own);
+        return __any_sync(0xffffffffu, kPairs && beyond ? sync_fresh_group_or(!own) : beyond) == 0;
       };
       const auto refill_gates = [&](auto in_halves) {
         if (kPairs && beyond) __syncthreads();
@@ -303,8 +303,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           one_anchor = false;
           if (served(anchored.take(g_tile))) {
             refill_gates(std::true_type());
+            Local<Place, 1> aside;  // registers are for the products
+            aside.x[0] = g_next;
             Accumulator o;
             if (anchored.template products<Core>(o, h, q, k, v, h_tile)) rung = Rung::one_anchor;
+            g_next = aside.x[0];
             leave_chunk(o, o_scale);
             continue;
           }
@@ -312,33 +315,62 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       } else {
         one_anchor = served(rung == Rung::one_anchor && gate_by_channel<Core>(q, k, g_tile, decay, thread));
       }
+      const auto reload = [&] {
+        const auto again = [&](Place next, const Strided& s, int chunks_back) {
+          const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
+          return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
+        };
+        const int ahead = left > kChunk ? 2 : 1;
+        load_tile(q, again(q_next, p.q, ahead), fresh_thread());
+        load_tile(k, again(k_next, p.k, ahead), fresh_thread());
+        ptx::copy_async_commit();
+        ptx::copy_async_wait<0>();
+        __syncwarp();  // a warp reads what it has loaded
+      };
+      if constexpr (kAsynchronous) {
+        if (!one_anchor) {
+          if (rung == Rung::one_anchor) reload();
+          Local<Place, 6> walk;  // registers are for the products
+          walk.put(places);
+          std::uint32_t queries[16];
+          gate_half_blocks<Core>(queries, q, k, g_tile);
+          Core::publish();
+          sync_fresh_group();
+          const NextRung next = rung_of_half_blocks(q);
+          if (!next.is_nan) {
+            rung = next.rung;
+            Accumulator o;
+            half_block_products<Core>(o, h, queries, q, k, v, h_tile);
+            walk.get(places);
+            refill_gates(std::true_type());
+            leave_chunk(o, o_scale);
+            continue;
+          }
+          walk.get(places);
+          sync_fresh_group();       // all have read the factors
+          rung = Rung::one_anchor;  // q and k are lost
+        }
+      }
       if (!one_anchor) {
         Local<float, 32> state;
         Local<Place, 6> walk;
         state.put(h);
         walk.put(places);
-        if (rung != Rung::one_anchor) {
-          decay = decay_of_rows(g_tile, fresh_thread());
-        } else {
-          const auto again = [&](Place next, const Strided& s, int chunks_back) {
-            const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
-            return rows_at(next + own - step_of(s) * chunks_back, s, rows_here(), K);
-          };
-          const int ahead = left > kChunk ? 2 : 1;
-          load_tile(q, again(q_next, p.q, ahead), fresh_thread());
-          load_tile(k, again(k_next, p.k, ahead), fresh_thread());
-          ptx::copy_async_commit();
-          ptx::copy_async_wait<0>();
-          __syncwarp();  // a warp reads what it has loaded
-        }
+        if (rung == Rung::one_anchor) reload();
+        decay = decay_of_rows(g_tile, fresh_thread());
         Accumulator s;
         clear(s);
-        gate_by_blocks<Core>(
-            s, q, k, g_tile, 1.0f, [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
+        const std::uint32_t q_tile = alike_shuffled<TensorCore80>(q);  // nothing holds it
+        gate_by_blocks<Core, false, kAsynchronous>(
+            s, q_tile, q_tile + (k - q), g_tile, 1.0f,
+            [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
             [&](float2 sum, bool each_near) {
               const bool one_reaches = __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0,
                          near = __all_sync(0xffffffffu, each_near) != 0;
-              rung = one_reaches ? Rung::one_anchor : kAsynchronous && near ? Rung::anchors : Rung::blocks;
+              rung = one_reaches      ? Rung::one_anchor
+                     : !kAsynchronous ? Rung::blocks
+                     : near           ? Rung::anchors
+                                      : Rung::half_blocks;
             });
         std::uint32_t pairs[16];
         select_pairs<false>(pairs, s, fresh_thread());
@@ -346,7 +378,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         state.get(h);
         walk.get(places);
         Core::publish();
-        sync_group();
+        sync_fresh_group();
       }
       refill_gates(std::false_type());
     } else if constexpr (by_token) {
@@ -401,7 +433,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         if (!one_anchor) {
           gate_steeply();
           Core::publish();
-          sync_group();
+          sync_fresh_group();
         }
       } else {
         if (one_anchor) {
@@ -411,7 +443,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           gate_steeply();
         }
         Core::publish();
-        sync_group();
+        sync_fresh_group();
       }
     } else {
       Core::publish();

@@ -29,8 +29,9 @@ __device__ __forceinline__ void sum_from_anchor(Accumulator& sums, std::uint32_t
 // The factors of Anchors, and ones, in the queries' tile: those that a warp finds in its own rows. For the state they
 // are f32; for queries, which are rounded at each anchor, since f32 would take 32 registers more, sums of two bf16
 // numbers.
-struct AnchorFactors {
-  static constexpr int kOnes = kBlocks, kOfState = kOnes + 1;
+template <int kAnchors>
+struct AnchorFactorsOf {
+  static constexpr int kOnes = kAnchors, kOfState = kOnes + 1;
   std::uint32_t tile;
 
   __device__ __forceinline__ std::uint32_t place(int t, int channel) const {
@@ -45,12 +46,23 @@ struct AnchorFactors {
   __device__ __forceinline__ void put(int t, float2 of_rows, int thread) const {
     if (thread % 4 != 0) return;
     const int row = row_of_element(thread, 0);
-    if (t < kBlocks) {
+    if (t < kAnchors) {
       put_for_query(t, row, of_rows.x);
       put_for_query(t, row + 8, of_rows.y);
     }
+    put_for_state(t, of_rows, thread);
+  }
+  __device__ __forceinline__ void put_for_state(int t, float2 of_rows, int thread) const {
+    if (thread % 4 != 0) return;
+    const int row = row_of_element(thread, 0);
     store_shared_4(place(kOfState + t, row), __float_as_uint(of_rows.x));
     store_shared_4(place(kOfState + t, row + 8), __float_as_uint(of_rows.y));
+  }
+  // Of a channel and the next one.
+  __device__ __forceinline__ float2 of_queries(int t, int channel) const {
+    const uint2 parts = load_shared_uint2(place(t, channel));
+    const float2 first = ptx::unpack_bf16(parts.x), second = ptx::unpack_bf16(parts.y);
+    return make_float2(first.x + first.y, second.x + second.y);
   }
   // Of this thread's rows of the state.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
@@ -60,17 +72,25 @@ struct AnchorFactors {
   __device__ __forceinline__ void put_ones(int thread) const {
     if (thread % 32 < 16) put_for_query(kOnes, thread / 32 * 16 + thread % 32, 1.0f);
   }
-  __device__ __forceinline__ void scale_queries(std::uint32_t (&queries)[16], int t, int thread) const {
-    const std::uint32_t at = place(t, 2 * (thread % 4));
+  // By vector t, or of this thread's two rows each by its own.
+  template <bool kAlike>
+  __device__ __forceinline__ void scale_queries(std::uint32_t (&queries)[16], int t, int of_second, int thread) const {
+    const std::uint32_t at = place(t, 2 * (thread % 4)), at_second = place(of_second, 2 * (thread % 4));
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const uint2 factor = load_shared_uint2(at + j / 2 * (16 * 128) + j % 2 * 32);
-      const std::uint32_t high = __byte_perm(factor.x, factor.y, 0x5410), low = __byte_perm(factor.x, factor.y, 0x7632);
-      queries[2 * j] = times_split(queries[2 * j], high, low);
-      queries[2 * j + 1] = times_split(queries[2 * j + 1], high, low);
+      const int offset = j / 2 * (16 * 128) + j % 2 * 32;
+      const auto scale = [&](std::uint32_t& x, uint2 factor) {
+        const std::uint32_t high = __byte_perm(factor.x, factor.y, 0x5410),
+                            low = __byte_perm(factor.x, factor.y, 0x7632);
+        x = times_split(x, high, low);
+      };
+      const uint2 factor = load_shared_uint2(at + offset);
+      scale(queries[2 * j], factor);
+      scale(queries[2 * j + 1], kAlike ? factor : load_shared_uint2(at_second + offset));
     }
   }
 };
+using AnchorFactors = AnchorFactorsOf<kBlocks>;
 
 // What a chunk has in registers between its gates and its products.
 struct AnchoredChunk {
@@ -120,7 +140,7 @@ struct AnchoredChunk {
     vectors.put_ones(fresh_thread());
     Core::publish();
     const float least = ptx::exp2(-kRange);
-    const bool one_reaches = !sync_group_or(!(all.x >= least && all.y >= least));
+    const bool one_reaches = !sync_fresh_group_or(!(all.x >= least && all.y >= least));
 
     const auto scale_state = [&](int t) {
       const float2 of_rows = vectors.of_rows(t, fresh_shuffled());
@@ -138,7 +158,8 @@ struct AnchoredChunk {
       Core::finish(h, scores);
       const int thread = fresh_shuffled();
       select_block(pairs, scores, block, false, thread);
-      vectors.scale_queries(queries, thread / 32 >= block ? block : AnchorFactors::kOnes, thread);
+      const int vector = thread / 32 >= block ? block : AnchorFactors::kOnes;
+      vectors.scale_queries<true>(queries, vector, vector, thread);
     };
     step(std::integral_constant<int, 0>{});
     step(std::integral_constant<int, 1>{});

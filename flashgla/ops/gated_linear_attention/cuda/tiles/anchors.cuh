@@ -17,7 +17,7 @@ constexpr float kLongest = 4096.0f;  // bits over a chunk, beyond which anchors 
 constexpr float kLongestStep = 125.0f, kLongestSubnormal = 140.0f;
 
 // The rung that a chunk is tried on: that of its neighbour that came before, as that one's gates would have it.
-enum class Rung { one_anchor, anchors, blocks };
+enum class Rung { one_anchor, anchors, half_blocks, blocks };
 
 // Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
 __device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumu
 }
 
 struct Anchors {
-  static constexpr int kOnes = kBlocks + 1, bytes = 256 * (kOnes + 1);  // vectors of 256 bytes
+  static constexpr int kOnes = 2 * kBlocks + 1, bytes = 256 * (kOnes + 1);  // vectors of 256 bytes; half_blocks.cuh
   std::uint32_t shared;
 
   __device__ __forceinline__ std::uint32_t factor(int t) const { return shared + 256 * t; }

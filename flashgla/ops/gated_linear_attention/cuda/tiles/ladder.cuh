@@ -151,11 +151,19 @@ __device__ __forceinline__ float2 own_exponent(const Accumulator& sums, std::uin
 // as it may be, and q 2^G and k 2^(sum of later gates) in place, q and scores times scale. x_tile: room for a tile; the
 // gates may lie there. sum_gates(sums, thread): sum_block of the warp's rows. take_sums(of the chunk, of channels 2
 // lane and the next; whether each block is near), by all warps. What others of the block read of the tiles they have
-// read before. kAside: q waits in local memory, for kernels short of registers.
-template <class Core, bool kAside = false, class SumGates, class TakeSums>
+// read before. For kernels short of registers: kAside: q waits in local memory; kFresh: nothing holds the barrier's
+// number.
+template <class Core, bool kAside = false, bool kFresh = false, class SumGates, class TakeSums>
 __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_t q_tile, std::uint32_t k_tile,
                                                std::uint32_t x_tile, float scale, SumGates sum_gates,
                                                TakeSums take_sums) {
+  const auto sync = [] {
+    if constexpr (kFresh) {
+      sync_fresh_group();
+    } else {
+      sync_group();
+    }
+  };
   constexpr int kToEnd = kBlocks;     // after the queries' factors
   const std::uint32_t room = q_tile;  // until it gets q 2^G
   std::uint32_t held[kAside ? 1 : 16];
@@ -187,7 +195,7 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
   publish_block(room, sums, near, fresh_thread());
   Local<float, 8> inside;
   if (!near) halve_block(inside, queries_of, keys_of, sums, scale, fresh_thread() % 32);
-  sync_group();
+  sync();
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
     const BlockSums blocks = read_blocks(room, lane);
@@ -220,7 +228,7 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
     Core::put_fragment(x_tile, gated, k16, thread);
     Core::put_fragment(k_tile, later, k16, thread);
   }
-  sync_group();
+  sync();
   add_scores(scores, queries, &inside, x_tile, room, near);
   __syncwarp();
   put_rounded<Core>(q_tile, queries, fresh_thread());

@@ -130,9 +130,10 @@ struct TensorCore90 {
 #pragma unroll
     for (int i = 0; i < count; ++i) asm volatile("" : "+f"(a[i])::"memory");
   }
-  static __device__ __forceinline__ void pin(std::uint32_t (&a)[16]) {
+  template <int count>
+  static __device__ __forceinline__ void pin(std::uint32_t (&a)[count]) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i])::"memory");
+    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(a[i])::"memory");
   }
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&... registers) {
@@ -330,6 +331,37 @@ struct TensorCore90 {
             : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b));
       }
     }
+  }
+  // Columns 8 kFirst .. 8 kFirst + 7 likewise.
+  template <int kFirst>
+  static __device__ __forceinline__ void eight_columns(float (&c)[4], const std::uint32_t (&a)[16],
+                                                       std::uint32_t b_tile) {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
+      if (k16 == 0) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 0, 1, 1, 0;"
+                     : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+      } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b));
+      }
+    }
+  }
+  // d += half a k-step of a b: of a's columns 8 kHalf .. 8 kHalf + 7 alone. a: all of it or that k-step's.
+  template <Stored b_stored, int kHalf, int count>
+  static __device__ __forceinline__ void half_step(Accumulator& d, const std::uint32_t (&a)[count],
+                                                   std::uint32_t b_tile) {
+    constexpr int k16 = kHalf / 2, at = count == 4 ? 0 : 4 * k16;
+    constexpr bool kFirst = kHalf % 2 == 0;
+    const std::uint64_t b = descriptor(b_stored, b_tile, k16);
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
+                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
+                 : FLASHGLA_ACCUMULATOR("+f", d)
+                 : "r"(kFirst ? a[at] : 0u), "r"(kFirst ? a[at + 1] : 0u), "r"(kFirst ? 0u : a[at + 2]),
+                   "r"(kFirst ? 0u : a[at + 3]), "l"(b), "n"(b_stored == Stored::k_outer));
   }
   // d += a b, or d -= a b, with a's part of k-step k16 where a_at(k16) says; b stored [k][n].
   template <bool kFresh, bool kMinus, class Place>
