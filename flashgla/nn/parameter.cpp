@@ -10,6 +10,10 @@
 #include "flashgla/base/transfer.h"
 #include "flashgla/nn/pages.h"
 
+#ifdef FLASHGLA_CUDA
+#include "flashgla/nn/cuda/normals.h"
+#endif
+
 namespace flashgla::nn {
 
 namespace {
@@ -18,6 +22,18 @@ std::uint64_t hash_name(const std::string& name) {  // FNV-1a
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return hash;
+}
+
+// Whether it has queued the drawing of a value's normals on its device: the bits that the CPU draws, in no time.
+bool drew_on_device(const Context& context, const TensorView& value, const random::Stream& stream, double deviation) {
+#ifdef FLASHGLA_CUDA
+  if (value.device.kind == Device::Kind::cuda && (value.dtype == DType::f32 || value.dtype == DType::bf16)) {
+    cuda::draw_normals(context, value, stream, deviation);
+    return true;
+  }
+#endif
+  static_cast<void>(context), static_cast<void>(value), static_cast<void>(stream), static_cast<void>(deviation);
+  return false;
 }
 
 }  // namespace
@@ -96,7 +112,7 @@ std::string ParameterStore::name_at(std::int64_t element) const {
 
 void ParameterStore::initialize(std::uint64_t seed) {
   constexpr std::int64_t kBlock = 1 << 16;  // elements, a multiple of 256
-  const Context context;                    // drawn on the CPU, whatever the device: the same values everywhere
+  const Context context, there(values_->device);
   Transfer transfer(values_->device);
   for (const Parameter* parameter : parameters_) {
     const TensorView& value = parameter->value;
@@ -104,10 +120,11 @@ void ParameterStore::initialize(std::uint64_t seed) {
     const auto size = static_cast<std::int64_t>(size_of(value.dtype));
     const random::Stream stream(seed, random::Use::parameters, hash_name(parameter->name));
     const double deviation = parameter->deviation;
+    const Initialization initialization = parameter->initialization;
+    if (initialization == Initialization::normal && drew_on_device(there, value, stream, deviation)) continue;
     transfer.to_device(value.data, value.bytes(), [&](void* piece, std::size_t begin_byte, std::size_t bytes) {
       const std::int64_t first = static_cast<std::int64_t>(begin_byte) / size;  // a multiple of 256: pieces are large
       const TensorView part(piece, value.dtype, Shape({static_cast<std::int64_t>(bytes) / size}));
-      const Initialization initialization = parameter->initialization;
       if (initialization == Initialization::zeros || initialization == Initialization::ones) {
         return fill(part, initialization == Initialization::ones ? 1.0 : 0.0);
       }
@@ -139,6 +156,7 @@ void ParameterStore::initialize(std::uint64_t seed) {
     });
   }
   transfer.finish();
+  there.queue().synchronize();
 }
 
 bool are_adjacent(const TensorView& matrix, const TensorView& next) {

@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "flashgla/base/names.h"
 #include "flashgla/model/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
@@ -422,6 +423,21 @@ TEST(LanguageModel, GradientDescentLowersTheLoss) {
   }
   EXPECT_NEAR(losses.front(), std::log(17.0), 0.1);
   EXPECT_LT(losses.back(), 0.2 * losses.front()) << "32 random targets can be learnt by heart";
+}
+
+TEST(LanguageModel, InitialValuesAreTheSameOnEveryDevice) {
+  for (const ModelConfig& config : {small_models().front().config, small_models().back().config}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      LanguageModel cpu(config, dtype, Device::cpu(), false);
+      cpu.parameters().initialize(5);
+      for (const Device device : testing::test_devices()) {
+        LanguageModel here(config, dtype, device, false);
+        here.parameters().initialize(5);
+        const Tensor values = testing::copied_to(here.parameters().all_values(), Device::cpu());
+        EXPECT_TRUE(testing::same_bits(values, cpu.parameters().all_values())) << flashgla::name_of(device);
+      }
+    }
+  }
 }
 
 TEST(LanguageModel, InitialisationDependsOnSeedAndNameAlone) {
