@@ -20,42 +20,59 @@ struct ForwardOperands {
   float epsilon;
 };
 
+// Rows next to each other that a team takes at once.
+constexpr int rows_at_once(int held) { return held > 0 && held <= 2 ? 2 : 1; }
+
 template <int kHeld, int N, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
+  constexpr int kRows = rows_at_once(kHeld), kPlaces = kHeld == 0 ? 1 : kHeld;
   __shared__ float shared[RowGrid::kSharedFloats];
   Team team(grid.team, shared);
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
+  const std::int64_t row = (std::int64_t{blockIdx.x} * grid.teams() + team.index()) * kRows;
   if (row >= grid.rows) return;  // whole teams
-  const T* x_row = t.x.at(row, 0);
-  const T* gate_row = t.gate.at(row, 0);
-  T* y_row = t.y.at(row, 0);
-  Vector<T, N> x[kHeld == 0 ? 1 : kHeld], gate[kHeld == 0 ? 1 : kHeld];
+  const int rows = row + kRows <= grid.rows ? kRows : 1;
+  Vector<T, N> x[kRows][kPlaces], gate[kRows][kPlaces];
+  const auto load = [&](int k, int i, std::int64_t column, bool whole) {
+    x[k][i] = ops::cuda::load_vector<N>(t.x.at(row + k, 0), column, whole, grid.length);
+    gate[k][i] = ops::cuda::load_vector<N>(t.gate.at(row + k, 0), column, whole, grid.length);
+  };
   if constexpr (kHeld > 0) {  // all loads before the first use
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      x[i] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
-      gate[i] = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
-    });
-  }
-  float squares = 0.0f;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) x[0] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
 #pragma unroll
-    for (int j = 0; j < N; ++j) squares += x[i][j] * x[i][j];
-  });
-  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
-  if (t.rstd && team.rank() == 0) t.rstd[row] = r;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) {
-      x[0] = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
-      gate[0] = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
+    for (int k = 0; k < kRows; ++k) {
+      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+        if (k < rows) load(k, i, column, whole);
+      });
     }
-    float weight[N], out[N];
+  }
+  float r[kRows];
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    float squares = 0.0f;
+    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+      if constexpr (kHeld == 0) x[0][0] = ops::cuda::load_vector<N>(t.x.at(row, 0), column, whole, grid.length);
+#pragma unroll
+      for (int j = 0; j < N; ++j) squares += x[k][i][j] * x[k][i][j];
+    });
+    r[k] = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+    if (t.rstd && team.rank() == 0 && k < rows) t.rstd[row + k] = r[k];
+  }
+  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
+    if constexpr (kHeld == 0) load(0, 0, column, whole);
+    float weight[N];
     t.weight.template load<N>(column, whole, grid.length, weight);
 #pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = x[i][j] * r * weight[j] * (gate[i][j] * ops::cuda::sigmoid(gate[i][j]));
-    ops::cuda::store_vector<N>(y_row, column, whole, grid.length, Vector<T, N>::of(out));
+    for (int k = 0; k < kRows; ++k) {
+      if (k >= rows) break;
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float z = gate[k][i][j];
+        out[j] = x[k][i][j] * r[k] * weight[j] * (z * ops::cuda::sigmoid(z));
+      }
+      ops::cuda::store_vector<N>(t.y.at(row + k, 0), column, whole, grid.length, Vector<T, N>::of(out));
+    }
   });
 }
 
@@ -187,7 +204,8 @@ void forward_of(Context& context, const TensorView& x, const TensorView& gate, c
                                     static_cast<float>(epsilon)};
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(context, "rms_norm_swish_gate", forward_kernel<held.value, N, T>, grid.blocks(),
+    ops::cuda::queue_kernel(context, "rms_norm_swish_gate", forward_kernel<held.value, N, T>,
+                            (grid.blocks() + rows_at_once(held.value) - 1) / rows_at_once(held.value),
                             RowGrid::kThreads, 0, operands, grid);
   });
 }
