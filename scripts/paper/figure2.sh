@@ -7,9 +7,7 @@
 # figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is (kernel_times.sh), OUT/kernels-LENGTH.txt has
 # the time of each kernel of the first of these forms. What is measured already is not measured again.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,9p' "$0" >&2; exit 2; }
+. "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 seconds=0.1
 shift
@@ -21,6 +19,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
+need_program
 mkdir -p "$out"
 problem='B8 T'
 if [ ! -f "$out/figure2.json" ]; then

@@ -12,9 +12,7 @@
 # the state of a layer of GLA is a quarter of RetNet's, and these two have each other's. N jobs train side by side. A
 # run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the best.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,13p' "$0" >&2; exit 2; }
+. "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
 sequences='' device='' jobs='' dtype=f32 dropout='' range='' clip_norm=0 seed=123
@@ -44,6 +42,7 @@ settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${ra
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
 jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout}
 range=${range:-$usual_range}
+need_program
 mkdir -p "$out/models"
 
 # MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;

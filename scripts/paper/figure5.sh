@@ -13,9 +13,7 @@
 # as many of 4 T). A model that cannot be trained here is named and left out.
 # Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,16p' "$0" >&2; exit 2; }
+. "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' asked_sequences=''
 device=auto
@@ -45,6 +43,7 @@ esac
 window=$((14 * length))  # read at once
 [ "$size" != full ] || window=$length
 steps=${steps:-$default_steps} batch=${asked_batch:-$batch} sequences=${asked_sequences:-$sequences}
+need_program
 mkdir -p "$out"
 
 if [ -z "$text" ]; then

@@ -9,9 +9,7 @@
 # off too (.partial). LIST, of these presets, with commas: gla-1.3b, transformer-1.3b, mamba-1.3b, retnet-1.3b,
 # mamba2-1.3b. What is measured already is not measured again. S seconds for each figure: at least ten steps are made.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,11p' "$0" >&2; exit 2; }
+. "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 seconds=1 models=gla-1.3b,transformer-1.3b,mamba-1.3b,retnet-1.3b,mamba2-1.3b
 shift
@@ -24,6 +22,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
+need_program
 mkdir -p "$out"
 for by in length batch; do
   for model in ${models//,/ }; do

@@ -12,9 +12,7 @@
 # normalizer (16, the paper's). Without a text small makes stories of 1 MB, and medium takes the sources of this
 # machine's Python (python_sources.py).
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
-flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
-usage() { sed -n '2,14p' "$0" >&2; exit 2; }
+. "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1 normalizer=16 only=''
 shift
@@ -47,6 +45,7 @@ case $size in
   *) echo "error: the size is $size; expected small or medium" >&2; exit 2 ;;
 esac
 [ -z "$steps" ] || flags+=(--steps "$steps")
+need_program
 mkdir -p "$out"
 if [ -z "$text" ] && [ "$size" = medium ]; then
   text=$out/python-sources.jsonl

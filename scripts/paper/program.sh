@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# Sourced by the scripts of figures and of table 2: sets root, and flashgla, the program that they run. usage() says
+# what is above a script's first command; need_program() stops where the program is not built.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
+
+usage() {
+  sed -n '2,/^set /s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+}
+
+need_program() {
+  command -v "$flashgla" >/dev/null && return
+  echo "error: there is no $flashgla" >&2
+  echo "to mend: scripts/build.sh, in the project's folder, or FLASHGLA_PROGRAM=the program" >&2
+  exit 1
+}
