@@ -294,15 +294,11 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   attention::backward(context, inputs, outputs, {d_o.split_last(heads_), {}, {}},
                       {of_heads(dq), of_heads(dk), dv.split_last(heads_), dg, {}, {}, {}}, options);
 
-  const TensorView dconvolved = like(saved_.convolved), da_log = like(saved_.g), dskip = like(saved_.g);
-  state_space::backward(context, state_space_inputs(saved_.convolved, saved_.projected), skip_.value,
-                        {dv, d_o, dk, dq, dg}, {dconvolved, times_of(dprojected), da_log, dskip});
-  ops::elementwise::column_sum(context, times_of(dprojected), dt_bias_.gradient, true);
-  ops::elementwise::column_sum(context, da_log, a_log_.gradient, true);
-  ops::elementwise::column_sum(context, dskip, skip_.gradient, true);
-  for (const nn::Parameter& bias : convolution_bias_) {
-    ops::elementwise::column_sum(context, dconvolved, bias.gradient, true);
-  }
+  const TensorView dconvolved = like(saved_.convolved);
+  state_space::backward(
+      context, state_space_inputs(saved_.convolved, saved_.projected), skip_.value, {dv, d_o, dk, dq, dg},
+      {dconvolved, times_of(dprojected), convolution_bias_.empty() ? TensorView() : convolution_bias_.front().gradient,
+       dt_bias_.gradient, a_log_.gradient, skip_.gradient});
   convolution::backward(context, convolution_inputs(pass), {dconvolved, {}},
                         {channels_of(dprojected), convolution_.gradient.reshape(Shape({channels_, width_})), {}},
                         convolution::Activation::none);

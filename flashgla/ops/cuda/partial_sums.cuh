@@ -38,8 +38,10 @@ constexpr int kReduceColumns = 8, kReduceDown = 32;  // of a block of threads: a
 constexpr int kReduceBatch = 8;                      // blocks' sums that a thread asks for before it adds the first
 constexpr int kReduceThreads = kReduceColumns * kReduceDown;
 
+// Out: out(column) is where a column's sum goes.
+template <class Out>
 static __global__ void __launch_bounds__(kReduceThreads)
-    reduce_partial_sums_kernel(PartialSums partial, float* out, bool accumulate) {
+    reduce_partial_sums_kernel(PartialSums partial, Out out, bool accumulate) {
   using flashgla::cuda::kWarp;
   flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
@@ -47,7 +49,7 @@ static __global__ void __launch_bounds__(kReduceThreads)
   const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + across;
   const bool there = column < partial.columns, writes = there && down == 0;
-  float result = writes && accumulate ? out[column] : 0.0f, total = 0.0f;
+  float result = writes && accumulate ? *out(column) : 0.0f, total = 0.0f;
   const auto blocks = static_cast<int>(partial.blocks());
   const float* from = partial.sums + down * partial.columns + column;
   const std::int64_t apart = kReduceDown * partial.columns;
@@ -70,13 +72,24 @@ static __global__ void __launch_bounds__(kReduceThreads)
   if (!writes) return;
 #pragma unroll
   for (int i = 0; i < kReduceThreads / kWarp; ++i) result += shared[i][across];
-  out[column] = result;
+  *out(column) = result;
 }
 
-// out[column] (+)= sum over blocks.
-inline void reduce(const Context& context, const PartialSums& partial, float* out, bool accumulate) {
-  queue_kernel(context, "sums of blocks of rows", reduce_partial_sums_kernel,
+// Neighbouring places.
+struct SumsOut {
+  float* out;
+  __device__ __forceinline__ float* operator()(std::int64_t column) const { return out + column; }
+};
+
+// *out(column) (+)= sum over blocks.
+template <class Out>
+void reduce(const Context& context, const PartialSums& partial, const Out& out, bool accumulate) {
+  queue_kernel(context, "sums of blocks of rows", reduce_partial_sums_kernel<Out>,
                (partial.columns + kReduceColumns - 1) / kReduceColumns, kReduceThreads, 0, partial, out, accumulate);
+}
+
+inline void reduce(const Context& context, const PartialSums& partial, float* out, bool accumulate) {
+  reduce(context, partial, SumsOut{out}, accumulate);
 }
 
 }  // namespace flashgla::ops::cuda

@@ -54,4 +54,12 @@ struct KeyGradients {
       : rows(dk.size(-2)), key_dim(dk.size(-1)), rows_a_group(rows / (sizes.states / key_dim)) {}
 };
 
+// For implementations that leave sums over the tokens to column_sum: what they sum of each token and head, [...,H] f32
+// in scratch, and dc.
+struct HeadTerms {
+  TensorView ddt_bias, da_log, dskip;
+  HeadTerms(Context& context, const TensorView& raw);
+};
+void add_up(Context& context, const HeadTerms& terms, const InputGradients& to);
+
 }  // namespace flashgla::ops::state_space

@@ -1,5 +1,6 @@
 // The definition, in f64.
 #include <cmath>
+#include <vector>
 
 #include "flashgla/ops/elements.h"
 #include "flashgla/ops/state_space/implementations.h"
@@ -50,8 +51,19 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
   const Sizes sizes(from.dv, inputs.c, inputs.raw.size(-1));
   const KeyGradients keys(from.dk, sizes);
   const Elements skip(skip_view), dv(from.dv), ds(from.ds), dk(from.dk), dq(from.dq), dg(from.dg);
-  const Elements dc(to.dc), draw(to.draw), da_log(to.da_log), dskip(to.dskip);
-  const std::int64_t V = sizes.value_dim, K = keys.key_dim, group = keys.rows_a_group;
+  const Elements dc(to.dc), draw(to.draw);
+  const std::int64_t V = sizes.value_dim, K = keys.key_dim, group = keys.rows_a_group, H = sizes.heads;
+  const auto of_rows = [&](std::int64_t length) {
+    return std::vector<double>(static_cast<std::size_t>(dc.rows() * length));
+  };
+  std::vector<double> biases = of_rows(dc.length()), times = of_rows(H), decays = of_rows(H), skips = of_rows(H);
+  const auto at = [](std::vector<double>& terms, std::int64_t i) -> double& {
+    return terms[static_cast<std::size_t>(i)];
+  };
+  const auto set_dc = [&](std::int64_t row, std::int64_t i, double gradient) {
+    dc.set(row, i, gradient);
+    at(biases, row * dc.length() + i) = gradient;
+  };
   parallel_for(context, dc.rows(), [&](std::int64_t row) {
     for (std::int64_t h = 0; h < sizes.heads; ++h) {
       const double dt = softplus(in.s(row, h)), A = -std::exp(in.a_log(h));
@@ -60,20 +72,33 @@ void reference_backward(Context& context, const Inputs& inputs, const TensorView
         const double z = in.z(row, i), x = silu(z);
         to_dt += dv(row, i) * x;
         to_skip += ds(row, i) * x;
-        dc.set(row, i, (dt * dv(row, i) + skip(h) * ds(row, i)) * silu_slope(z));
+        set_dc(row, i, (dt * dv(row, i) + skip(h) * ds(row, i)) * silu_slope(z));
       }
-      draw.set(row, h, to_dt * sigmoid(in.s(row, h)));
-      da_log.set(row, h, dg(row, h) * A * dt);
-      dskip.set(row, h, to_skip);
+      draw.set(row, h, at(times, row * H + h) = to_dt * sigmoid(in.s(row, h)));
+      at(decays, row * H + h) = dg(row, h) * A * dt;
+      at(skips, row * H + h) = to_skip;
     }
     for (std::int64_t i = 0; i < 2 * sizes.states; ++i) {
       const Elements& each = i < sizes.states ? dk : dq;
       const std::int64_t state = i % sizes.states, first = state / K * group;
       double sum = 0.0;
       for (std::int64_t h = first; h < first + group; ++h) sum += each(row * keys.rows + h, state % K);
-      dc.set(row, sizes.inner + i, sum * silu_slope(in.z(row, sizes.inner + i)));
+      set_dc(row, sizes.inner + i, sum * silu_slope(in.z(row, sizes.inner + i)));
     }
   });
+  const auto add_up = [&](const std::vector<double>& terms, const TensorView& view) {
+    const Elements sums(view);
+    for (std::int64_t i = 0; i < sums.length(); ++i) {
+      double sum = 0.0;
+      for (std::int64_t row = 0; row < dc.rows(); ++row)
+        sum += terms[static_cast<std::size_t>(row * sums.length() + i)];
+      sums.add(i, sum);
+    }
+  };
+  if (to.dbias) add_up(biases, to.dbias);
+  add_up(times, to.ddt_bias);
+  add_up(decays, to.da_log);
+  add_up(skips, to.dskip);
 }
 
 void reference_gate(Context& context, const Gate& in, const TensorView& y_view) {

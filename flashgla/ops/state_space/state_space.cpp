@@ -1,5 +1,6 @@
 #include "flashgla/ops/state_space/state_space.h"
 
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/state_space/implementations.h"
 
@@ -102,8 +103,14 @@ void backward(Context& context, const Inputs& inputs, const TensorView& skip, co
   arguments.check("dg", from.dg, accumulator_of(c.dtype), raw.shape, "raw");
   arguments.check("dc", to.dc, c.dtype, c.shape, "c");
   arguments.check("draw", to.draw, c.dtype, raw.shape, "raw");
-  arguments.check("da_log", to.da_log, accumulator_of(c.dtype), raw.shape, "raw");
-  arguments.check("dskip", to.dskip, accumulator_of(c.dtype), raw.shape, "raw");
+  const auto check_sums = [&](const char* name, const TensorView& sums, std::int64_t size) {
+    arguments.check(name, sums, accumulator_of(c.dtype), Shape({size}), "the channels it belongs to",
+                    Layout::contiguous);
+  };
+  if (to.dbias) check_sums("dbias", to.dbias, c.size(-1));
+  check_sums("ddt_bias", to.ddt_bias, heads);
+  check_sums("da_log", to.da_log, heads);
+  check_sums("dskip", to.dskip, heads);
   selected(context, c.dtype).backward(context, inputs, skip, from, to);
 }
 
@@ -131,6 +138,18 @@ void gate_norm_backward(Context& context, const Gate& inputs, const TensorView& 
     arguments.check("dweight", dweight, accumulator_of(o.dtype), weight.shape, "weight", Layout::contiguous);
   }
   selected(context, o.dtype).gate_norm_backward(context, inputs, weight, rstd, dy, ds, dz, dweight);
+}
+
+HeadTerms::HeadTerms(Context& context, const TensorView& raw)
+    : ddt_bias(context.scratch().tensor(raw.shape, DType::f32, "state_space: terms of ddt_bias")),
+      da_log(context.scratch().tensor(raw.shape, DType::f32, "state_space: terms of da_log")),
+      dskip(context.scratch().tensor(raw.shape, DType::f32, "state_space: terms of dskip")) {}
+
+void add_up(Context& context, const HeadTerms& terms, const InputGradients& to) {
+  if (to.dbias) elementwise::column_sum(context, to.dc, to.dbias, true);
+  elementwise::column_sum(context, terms.ddt_bias, to.ddt_bias, true);
+  elementwise::column_sum(context, terms.da_log, to.da_log, true);
+  elementwise::column_sum(context, terms.dskip, to.dskip, true);
 }
 
 void gate_then_norm(Context& context, GateAlone gate, const Gate& inputs, const TensorView& weight, double epsilon,

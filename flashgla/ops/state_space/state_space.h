@@ -42,12 +42,14 @@ struct OutputGradients {
   TensorView dg;  // [...,H]
 };
 
-// Overwritten. The gradients of bias, dt_bias, a_log and skip are the sums over the tokens of dc, draw, da_log, dskip.
 struct InputGradients {
-  TensorView dc;      // [...,E+2S]
-  TensorView draw;    // [...,H]
-  TensorView da_log;  // [...,H] f32
-  TensorView dskip;   // [...,H] f32
+  TensorView dc;    // [...,E+2S], overwritten
+  TensorView draw;  // [...,H], overwritten
+  // Sums over the tokens, added to; f32 and contiguous.
+  TensorView dbias;     // [E+2S]; absent: not wanted
+  TensorView ddt_bias;  // [H]
+  TensorView da_log;    // [H]
+  TensorView dskip;     // [H]
 };
 
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs);

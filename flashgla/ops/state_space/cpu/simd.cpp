@@ -85,9 +85,9 @@ void forward_of(Context& context, const Inputs& in, const Outputs& out, const Pa
 
 template <class T>
 void backward_of(Context& context, const Inputs& in, const OutputGradients& from, const InputGradients& to,
-                 const Parameters& p) {
+                 const HeadTerms& terms, const Parameters& p) {
   const TypedRows<T> c(in.c), raw(in.raw), dv(from.dv), ds(from.ds), dc(to.dc), draw(to.draw);
-  const TypedRows<float> dg(from.dg), da_log(to.da_log), dskip(to.dskip);
+  const TypedRows<float> dg(from.dg), ddt_bias(terms.ddt_bias), da_log(terms.da_log), dskip(terms.dskip);
   const Sizes sizes(from.dv, in.c, in.raw.size(-1));
   const KeyGradients keys(from.dk, sizes);
   const std::int64_t V = sizes.value_dim, K = keys.key_dim, group = keys.rows_a_group;
@@ -110,7 +110,8 @@ void backward_of(Context& context, const Inputs& in, const OutputGradients& from
                         VF32 to_s) { return hn::Mul(hn::MulAdd(step, to_v, hn::Mul(beside, to_s)), silu_slope(x)); },
                     count, dc[row] + begin, inputs, values, sums);
         });
-        draw[row][h] = static_cast<T>(to_dt * sigmoid(s));
+        ddt_bias[row][h] = to_dt * sigmoid(s);
+        draw[row][h] = static_cast<T>(ddt_bias[row][h]);
         da_log[row][h] = gradient * A * dt;
         dskip[row][h] = to_skip;
       }
@@ -173,8 +174,8 @@ void Forward(Context& context, const Inputs& in, const Outputs& out, const Param
   (in.c.dtype == DType::f32 ? forward_of<float> : forward_of<BFloat16>)(context, in, out, p);
 }
 void Backward(Context& context, const Inputs& in, const OutputGradients& from, const InputGradients& to,
-              const Parameters& p) {
-  (in.c.dtype == DType::f32 ? backward_of<float> : backward_of<BFloat16>)(context, in, from, to, p);
+              const HeadTerms& terms, const Parameters& p) {
+  (in.c.dtype == DType::f32 ? backward_of<float> : backward_of<BFloat16>)(context, in, from, to, terms, p);
 }
 void GateOf(Context& context, const TensorView& o, const TensorView& x, const TensorView& z, const TensorView& y,
             const float* skip, std::int64_t heads) {
@@ -217,7 +218,9 @@ void simd_backward(Context& context, const Inputs& inputs, const TensorView& ski
                    const InputGradients& to) {
   const ArenaScope scope(context.scratch());
   const Parameters parameters = parameters_of(context, inputs, skip);
-  if (!context.planning()) HWY_DYNAMIC_DISPATCH(Backward)(context, inputs, from, to, parameters);
+  const HeadTerms terms(context, inputs.raw);
+  if (!context.planning()) HWY_DYNAMIC_DISPATCH(Backward)(context, inputs, from, to, terms, parameters);
+  add_up(context, terms, to);
 }
 
 void simd_gate(Context& context, const Gate& in, const TensorView& y) {

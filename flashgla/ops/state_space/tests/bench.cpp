@@ -14,8 +14,9 @@ void bench(const testing::BenchOptions& options) {
         std::to_string(form.rows) + " tokens, " + std::to_string(form.heads) + " heads " + name_of(dtypes.activation);
     benches.push_back(
         testing::bytes_bound("state_space forward", problem, dtypes, forward_case(form), forward_case(small)));
-    benches.push_back(
-        testing::bytes_bound("state_space backward", problem, dtypes, backward_case(form), backward_case(small)));
+    benches.push_back(testing::bytes_bound("state_space backward", problem, dtypes,
+                                           backward_case(form, dtypes.activation, true),
+                                           backward_case(small, dtypes.activation, true)));
     for (const bool backward : {false, true}) {
       benches.push_back(testing::bytes_bound(backward ? "state_space gate, norm backward" : "state_space gate, norm",
                                              problem, dtypes, gate_case(form, backward, dtypes.activation),

@@ -49,23 +49,33 @@ inline testing::OperatorCase forward_case(const Form& form) {
   return result;
 }
 
-inline testing::OperatorCase backward_case(const Form& form) {
+// Implementations may sum dc as they have rounded it to bf16, by 2^-9 of itself. sums_of_keys: gradients of keys come
+// as sums over a group's heads.
+inline testing::OperatorCase backward_case(const Form& form, DType dtype, bool sums_of_keys = false) {
   testing::OperatorCase result;
+  result.dtypes = {{dtype, dtype}};
+  const double of_sums = dtype == DType::bf16 ? 0x1p-9 : 0.0;
   result.name = "backward " + to_string(form.wide(form.channels()));
   result.arguments = inputs_of(form);
   result.arguments.push_back(parameter("skip", form.heads));
   result.arguments.push_back({"dv", form.wide(form.inner())});
   result.arguments.push_back({"ds", form.wide(form.inner())});
-  result.arguments.push_back({.name = "dk", .shape = form.keys(), .strided = false});
-  result.arguments.push_back({.name = "dq", .shape = form.keys(), .strided = false});
+  const Shape keys = sums_of_keys ? Shape({form.rows, form.groups, form.key_dim}) : form.keys();
+  result.arguments.push_back({.name = "dk", .shape = keys, .strided = false});
+  result.arguments.push_back({.name = "dq", .shape = keys, .strided = false});
   result.arguments.push_back({"dg", form.wide(form.heads), Role::input, Kind::accumulator});
   result.arguments.push_back({"dc", form.wide(form.channels()), Role::output});
   result.arguments.push_back({"draw", form.wide(form.heads), Role::output});
-  result.arguments.push_back({"da_log", form.wide(form.heads), Role::output, Kind::accumulator});
-  result.arguments.push_back({"dskip", form.wide(form.heads), Role::output, Kind::accumulator});
+  const auto sums = [&](const char* name, std::int64_t size, double relative) {
+    result.arguments.push_back({name, Shape({size}), Role::accumulated, Kind::accumulator, 1.0, 0.0, false, relative});
+  };
+  if (form.bias) sums("dbias", form.channels(), of_sums);
+  sums("ddt_bias", form.heads, 0.0);
+  sums("da_log", form.heads, 0.0);
+  sums("dskip", form.heads, 0.0);
   result.run = [](Context& context, const NamedTensors& t) {
     backward(context, inputs_in(t), t["skip"], {t["dv"], t["ds"], t["dk"], t["dq"], t["dg"]},
-             {t["dc"], t["draw"], t["da_log"], t["dskip"]});
+             {t["dc"], t["draw"], t["dbias"], t["ddt_bias"], t["da_log"], t["dskip"]});
   };
   return result;
 }

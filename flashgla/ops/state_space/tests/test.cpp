@@ -14,10 +14,17 @@ TEST(StateSpace, EveryImplementationAgreesWithTheReference) {
   for (const Form& form : {Form{1, 1, 1, 1, 1}, Form{7, 3, 20, 1, 9}, Form{9, 4, 64, 2, 33, false},
                            Form{70, 8, 300, 4, 16}, Form{33, 6, 8, 1, 300}, Form{0, 2, 4, 1, 4}}) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
-    EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
     for (const DType dtype : {DType::f32, DType::bf16}) {
+      EXPECT_EQ(testing::check_conformance(backward_case(form, dtype), coverage), "");
+      EXPECT_EQ(testing::check_conformance(backward_case(form, dtype, true), coverage), "");
       EXPECT_EQ(testing::check_conformance(gate_case(form, false, dtype), coverage), "");
       EXPECT_EQ(testing::check_conformance(gate_case(form, true, dtype), coverage), "");
+    }
+  }
+  // Heads of one vector, of a warp's, and more rows than a block of sums has.
+  for (const Form& form : {Form{3, 6, 8, 2, 8}, Form{517, 3, 64, 1, 24}, Form{19, 2, 256, 2, 40, false}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      EXPECT_EQ(testing::check_conformance(backward_case(form, dtype, true), coverage), "");
     }
   }
   for (const Form& form : {Form{5, 8, 520, 1, 1}, Form{3, 5, 2000, 1, 1}}) {  // of four vectors a thread, and more
@@ -58,25 +65,21 @@ TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
     return sum;
   };
   loss();
-  const Tensor ds = empty(inner), dz = empty(inner), dc = empty(all), draw = empty(heads), da = empty(heads),
-               dskip = empty(heads);
-  const Tensor dweight = Tensor::zeros({12}, DType::f64);
+  const Tensor ds = empty(inner), dz = empty(inner), dc = empty(all), draw = empty(heads);
+  const auto zeros = [](std::int64_t size) { return Tensor::zeros({size}, DType::f64); };
+  const Tensor dweight = zeros(12), dbias = zeros(form.channels()), ddt_bias = zeros(4), da_log = zeros(4),
+               dskip = zeros(4);
   gate_norm_backward(context, {o, x, skip, z}, weight, rstd, dy, ds, dz, dweight);
-  backward(context, inputs, skip, {dv, ds, dk, dq, dg}, {dc, draw, da, dskip});
-  const auto summed = [](const Tensor& rows) {
-    Tensor sum = Tensor::zeros({rows->size(1)}, DType::f64);
-    for (std::int64_t i = 0; i < rows->numel(); ++i) sum.as<double>()[i % rows->size(1)] += rows.as<double>()[i];
-    return sum;
-  };
+  backward(context, inputs, skip, {dv, ds, dk, dq, dg}, {dc, draw, dbias, ddt_bias, da_log, dskip});
   EXPECT_EQ(testing::check_gradient("dc", c, dc, loss), "");
   EXPECT_EQ(testing::check_gradient("draw", raw, draw, loss), "");
   EXPECT_EQ(testing::check_gradient("ds", o, ds, loss), "");
   EXPECT_EQ(testing::check_gradient("dz", z, dz, loss), "");
   EXPECT_EQ(testing::check_gradient("dweight", weight, dweight, loss), "");
-  EXPECT_EQ(testing::check_gradient("dbias", bias, summed(dc), loss), "");
-  EXPECT_EQ(testing::check_gradient("ddt_bias", dt_bias, summed(draw), loss), "");
-  EXPECT_EQ(testing::check_gradient("da_log", a_log, summed(da), loss), "");
-  EXPECT_EQ(testing::check_gradient("dskip", skip, summed(dskip), loss), "");
+  EXPECT_EQ(testing::check_gradient("dbias", bias, dbias, loss), "");
+  EXPECT_EQ(testing::check_gradient("ddt_bias", dt_bias, ddt_bias, loss), "");
+  EXPECT_EQ(testing::check_gradient("da_log", a_log, da_log, loss), "");
+  EXPECT_EQ(testing::check_gradient("dskip", skip, dskip, loss), "");
 }
 
 TEST(StateSpace, RefusesBadArgumentsByName) {
