@@ -2,18 +2,12 @@
 // the scores, whose products with q and k come once at the end. README.md has the equations.
 #pragma once
 
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/parts.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
 constexpr int kGradientThreads = 2 * kGroupThreads;
-
-struct ChunkGradients {
-  Strided d_o, dv, dg;          // dv, dg without data: not wanted
-  const char* state_gradients;  // at the end of each chunk, as Params::states
-  float *dq, *dk;               // [splits, tokens, K]
-  std::int64_t tokens;
-};
 
 // Shared memory: q and k; two stages of v, d_o, the state and its gradient; parts of dv; numbers a token (TokenSums).
 template <int kTiles>

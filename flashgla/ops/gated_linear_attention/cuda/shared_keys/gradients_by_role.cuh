@@ -3,29 +3,33 @@
 //     group 0   dq += (scale e^(G_i) d_o_i) h^T;   a_i = scale e^(G_i) d_o_i . (q h)_i
 //     group 1   ds = (v d_o^T) L;   dk += (e^(G_C - G_j) v_j) dh^T;   dv_j = e^(G_C - G_j) (k dh)_j + sum_i P_ij d_o_i;
 //               b_j = v_j . the first of dv's terms
-//     group 2   brings v, d_o, h and dh of the heads ahead; sums gates; <h, dh>; dg
+//     group 2   a warp brings v, d_o, h and dh of the heads ahead and sums gates; three: <h, dh>, and one of them dg
 // README.md has the equations.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gate_sums.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/ring.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
 // What groups tell each other of one head.
 struct alignas(16) HeadSums {
-  float gates[kChunk];
+  float gates[kChunk];    // sums
   float queries[kChunk];  // a_i
   float keys[kChunk];     // b_j
   float rows[4][kChunk];  // sums over a warp's 16 keys of scores times their gradients, for each query
   float columns[kChunk];  // sums over queries, for each key
-  float states[4];        // parts of <h, dh>
-  float total;            // of all gates
+  float states[3];        // parts of <h, dh>
+  __device__ __forceinline__ float total() const { return gates[kChunk - 1]; }  // of all gates
 };
 
 template <int kTiles>
-struct ByRole {
+struct GradientsByRole {
   static constexpr int groups = 3, threads = groups * kGroupThreads, stages = 3;
+  // Of a head sums are read when its stage may be another's already: by the warp that makes dg, which is through with a
+  // head before it leaves the second one behind it.
+  static constexpr int sum_stages = stages + 2, emptying = 2 * kGroupThreads / 32 + 3;
   // Of a thread: what the compiler has for each, and what the keys' group has of the helpers'.
   static constexpr int registers = 168, key_registers = 240, helping_registers = 96;
   static_assert(registers + key_registers + helping_registers <= groups * registers);
@@ -35,7 +39,7 @@ struct ByRole {
   static constexpr int v = 0, d_o = kTileBytes, h = 2 * kTileBytes, dh = h + kTiles * kTileBytes;
   static constexpr int stage = dh + kTiles * kTileBytes;
   static constexpr int sums = first_stage + stages * stage;
-  static constexpr int barriers = sums + stages * static_cast<int>(sizeof(HeadSums));
+  static constexpr int barriers = sums + sum_stages * static_cast<int>(sizeof(HeadSums));
   static constexpr int total = barriers + 2 * stages * 8;
   static_assert(total <= 227 * 1024);
 };
@@ -51,9 +55,10 @@ __device__ __forceinline__ float2 gate_gradients(const HeadSums& s, int lane) {
     const float2 rows = pair(s.rows[i]);
     behind[0] += rows.x;
     behind[1] += rows.y;
-    states += s.states[i];
   }
-  states *= ptx::exp2(s.total);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) states += s.states[i];
+  states *= ptx::exp2(s.total());
   const float later = sum_of_lanes_behind(behind[0] + behind[1], lane) + behind[1];
   const float earlier = sum_of_lanes_before(keys.x + keys.y, lane);
   return make_float2(states + (later + behind[0]) + earlier, states + later + (earlier + keys.x));
@@ -99,12 +104,18 @@ __device__ __forceinline__ float2 sum_columns(float (&x)[16], int lane) {
   return make_float2(x[0], x[1]);
 }
 
+struct GradientsMaps {
+  RowMap q, k, v, d_o;
+};
+
 template <class CoreIn, int kTiles>
 struct GradientsView {
   using Core = CoreIn;
-  using Layout = ByRole<kTiles>;
+  using Layout = GradientsByRole<kTiles>;
   const Params& p;
   const ChunkGradients& d;
+  const GradientsMaps& maps;
+  const float* gate_sums;
   std::int64_t chunk;
   ChunkPlace place;
   int begin, heads;  // the block's first head, and how many it has
@@ -115,8 +126,11 @@ struct GradientsView {
   __device__ __forceinline__ std::uint32_t stage(int i) const {
     return base + Layout::first_stage + i % Layout::stages * Layout::stage;
   }
+  __device__ __forceinline__ int place_of_sums(int i) const {
+    return Layout::sums + i % Layout::sum_stages * static_cast<int>(sizeof(HeadSums));
+  }
   __device__ __forceinline__ HeadSums& sums(int i) const {
-    return reinterpret_cast<HeadSums*>(memory + Layout::sums)[i % Layout::stages];
+    return *reinterpret_cast<HeadSums*>(memory + place_of_sums(i));
   }
 };
 
@@ -277,7 +291,8 @@ __device__ __forceinline__ void keys_group(const View& view) {
     HeadSums& sums = view.sums(i);
     const std::uint32_t stage = view.stage(i), v = stage + Layout::v, d_o = stage + Layout::d_o,
                         dh = stage + Layout::dh;
-    const float upper = ptx::exp2(sums.total - sums.gates[row]), lower = ptx::exp2(sums.total - sums.gates[row + 8]);
+    const float upper = ptx::exp2(sums.total() - sums.gates[row]),
+                lower = ptx::exp2(sums.total() - sums.gates[row + 8]);
     Accumulator made, dv;
     std::uint32_t decayed[16], weights[16];
     {
@@ -336,90 +351,83 @@ __device__ __forceinline__ void keys_group(const View& view) {
   store_parts<kTiles>(view, view.d.dk, dk, thread);
 }
 
-// Head i is brought while head i - 2 is read; the copies' end is told in the next turn.
+// Heads are brought as far ahead as there are stages.
 template <int kTiles, class View>
-__device__ __forceinline__ void helping_group(const View& view) {
+__device__ __forceinline__ void gradients_bringer(const View& view, int lane) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
-  constexpr int kStages = Layout::stages;
+  constexpr int kBytes = kTiles * kTileBytes;
   const Params& p = view.p;
-  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31, warp = thread >> 5;
-  float2 gates = make_float2(0.0f, 0.0f);
-  if (warp == 0) gates = load_gates(p, view.place, view.begin);
 #pragma unroll 1
-  for (int i = 0; i < view.heads + kStages; ++i) {
-    ptx::barrier(3, kGroupThreads);  // all are done with the head whose place is taken
-    if (i >= kStages) view.ring.wait_emptied(i - kStages);
-    if (i < view.heads) {
-      const std::uint32_t stage = view.stage(i);
-      if (thread == 0) {
-        constexpr int kBytes = kTiles * kTileBytes;
-        const std::int64_t state = p.state_tile(view.chunk, view.begin + i, 0, 0);
-        Core::expect_bytes(view.ring.filled(i), 2 * kBytes);
-        Core::copy_in(stage + Layout::h, static_cast<const char*>(p.states) + state, kBytes, view.ring.filled(i));
-        Core::copy_in(stage + Layout::dh, view.d.state_gradients + state, kBytes, view.ring.filled(i));
-      }
-      __syncwarp();
-      load_tile(stage + Layout::d_o, rows_of(view.d.d_o, view.place, view.begin + i), thread);
-      load_tile(stage + Layout::v, rows_of(p.v, view.place, view.begin + i), thread);
-      if (i == 0) {
+  for (int i = 0; i < view.heads; ++i) {
+    if (i >= Layout::stages) view.ring.wait_emptied(i - Layout::stages);
+    const int head = view.begin + i;
+    const std::uint32_t stage = view.stage(i);
+    const std::int64_t state = p.state_tile(view.chunk, head, 0, 0);
+    const Bringer<Core> bringer(p, view.place, view.ring.filled(i), lane);
+    bringer.expect(i == 0 ? 2 + 2 * kTiles : 2, 2 * kBytes + kGateBytes);
+    if (i == 0) {
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          load_tile(view.base + Layout::q + tile * kTileBytes, rows_of(p.q, view.place, 0, tile * kTile), thread);
-          load_tile(view.base + Layout::k + tile * kTileBytes, rows_of(p.k, view.place, 0, tile * kTile), thread);
-        }
+      for (int tile = 0; tile < kTiles; ++tile) {
+        bringer.bring(view.base + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
+        bringer.bring(view.base + Layout::q + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
       }
     }
-    ptx::copy_async_commit();
-    if (i > 0 && i <= view.heads) {
-      ptx::copy_async_wait<1>();
-      Core::publish();
-      Core::arrive(view.ring.filled(i - 1));
-    }
-    if (warp == 0) {
-      HeadSums& sums = view.sums(i);
-      if (i >= kStages && view.d.dg.data != nullptr) {
-        const float2 dg = gate_gradients(sums, lane);
-        const std::int64_t at = view.place.offset(view.d.dg, 2 * lane, view.begin + i - kStages);
-        if (2 * lane < view.place.rows) store_as(p.gate_dtype, view.d.dg.data, at, dg.x);
-        if (2 * lane + 1 < view.place.rows) store_as(p.gate_dtype, view.d.dg.data, at + view.d.dg.token, dg.y);
-      }
-      if (i < view.heads) {
-        const GateSums g = sum_gates(gates, lane);
-        __syncwarp();
-        *reinterpret_cast<float2*>(sums.gates + 2 * lane) = make_float2(g.first, g.second);
-        if (lane == 0) sums.total = g.total;
-        if (i + 1 < view.heads) gates = load_gates(p, view.place, view.begin + i + 1);
-      }
-    }
-    if (i > 0 && i <= view.heads) {  // <h, dh> of the head before
-      view.ring.wait_filled(i - 1);
-      const std::uint32_t h = view.stage(i - 1) + Layout::h + 16 * thread, dh = h + kTiles * kTileBytes;
-      float common = 0.0f;
-#pragma unroll
-      for (int piece = 0; piece < 4 * kTiles; ++piece) {
-        float x[8], y[8];
-        unpack_8(load_shared_16(h + 16 * kGroupThreads * piece), x);
-        unpack_8(load_shared_16(dh + 16 * kGroupThreads * piece), y);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
-      }
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
-      if (lane == 0) view.sums(i - 1).states[warp] = common;
-    }
+    bringer.bring(stage + Layout::v, p.v, view.maps.v, head);
+    bringer.bring(stage + Layout::d_o, view.d.d_o, view.maps.d_o, head);
+    bringer.bring_image(stage + Layout::dh, view.d.state_gradients + state, kBytes);
+    bringer.bring_image(stage + Layout::h, static_cast<const char*>(p.states) + state, kBytes);
+    bringer.bring_image(view.base + view.place_of_sums(i) + static_cast<int>(offsetof(HeadSums, gates)),
+                        view.gate_sums + gate_sums_at(p, view.chunk, head), kGateBytes);
+    bringer.finish();
   }
 }
 
+// Part `part` of <h, dh> of each head; the first warp of the three makes dg of the head before.
+template <int kTiles, class View>
+__device__ __forceinline__ void states_warp(const View& view, int part, int lane) {
+  using Layout = typename View::Layout;
+  const auto make_dg = [&](int i) {
+    if (part != 0 || view.d.dg.data == nullptr) return;
+    view.ring.wait_emptied(i);
+    const float2 dg = gate_gradients(view.sums(i), lane);
+    const std::int64_t at = view.place.offset(view.d.dg, 2 * lane, view.begin + i);
+    if (2 * lane < view.place.rows) store_as(view.p.gate_dtype, view.d.dg.data, at, dg.x);
+    if (2 * lane + 1 < view.place.rows) store_as(view.p.gate_dtype, view.d.dg.data, at + view.d.dg.token, dg.y);
+  };
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    view.ring.wait_filled(i);
+    const std::uint32_t h = view.stage(i) + Layout::h, dh = view.stage(i) + Layout::dh;
+    float common = 0.0f;
+#pragma unroll 2
+    for (int at = 16 * (32 * part + lane); at < kTiles * kTileBytes; at += 16 * 32 * 3) {
+      float x[8], y[8];
+      unpack_8(load_shared_16(h + at), x);
+      unpack_8(load_shared_16(dh + at), y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
+    if (lane == 0) view.sums(i).states[part] = common;
+    view.ring.leave(i, lane);
+    if (i > 0) make_dg(i - 1);
+  }
+  make_dg(view.heads - 1);
+}
+
 template <class Core, int kTiles>
-__device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGradients& d, int heads_each,
-                                                  char* memory) {
-  using Layout = ByRole<kTiles>;
+__device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGradients& d, const GradientsMaps& maps,
+                                                  const float* gate_sums, int heads_each, char* memory) {
+  using Layout = GradientsByRole<kTiles>;
   const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) return;
   const Span span = span_of(p.sequences, n);
   const GradientsView<Core, kTiles> view{p,
                                          d,
+                                         maps,
+                                         gate_sums,
                                          chunk,
                                          ChunkPlace(span, (chunk - span.chunk_begin) * kChunk),
                                          static_cast<int>(blockIdx.y) * heads_each,
@@ -427,8 +435,7 @@ __device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGr
                                          memory,
                                          ptx::shared_address(memory),
                                          {ptx::shared_address(memory) + Layout::barriers}};
-  // Helpers, and one of them with the copy engine's bytes.
-  if (threadIdx.x == 0) view.ring.init(kGroupThreads + 1, 2 * kGroupThreads / 32);
+  if (threadIdx.x == 0) view.ring.init(Layout::emptying);
   __syncthreads();
   const int group = own_group();
   if (group == 0) {
@@ -438,16 +445,18 @@ __device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGr
     keys_group<kTiles>(view);
   } else {
     Core::template give<Layout::helping_registers>();
-    helping_group<kTiles>(view);
+    const int warp = __shfl_sync(kWarp, static_cast<int>(threadIdx.x) / 32, 0) % 4;
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    warp == 0 ? gradients_bringer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
   }
 }
 
 template <class Core, int kTiles>
-__global__ void __launch_bounds__(ByRole<kTiles>::threads, 1)
+__global__ void __launch_bounds__(GradientsByRole<kTiles>::threads, 1)
     gradients_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ChunkGradients d,
-                             const int heads_each) {
+                             const __grid_constant__ GradientsMaps maps, const float* gate_sums, const int heads_each) {
   extern __shared__ __align__(1024) char memory[];
-  if constexpr (Core::available) gradients_by_role<Core, kTiles>(p, d, heads_each, memory);
+  if constexpr (Core::available) gradients_by_role<Core, kTiles>(p, d, maps, gate_sums, heads_each, memory);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys

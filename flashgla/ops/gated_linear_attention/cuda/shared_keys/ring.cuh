@@ -1,7 +1,9 @@
-// Stages of shared memory that one part of a block fills and others empty. Use i of them all is of stage i % kStages.
+// Stages of shared memory that a warp fills and others empty, and how tiles come there. Use i of them all is of stage
+// i % kStages.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/parts.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
@@ -14,10 +16,11 @@ struct Ring {
   __device__ __forceinline__ std::uint32_t emptied(int i) const { return filled(i) + kStages * 8; }
   __device__ __forceinline__ void wait_filled(int i) const { Core::wait_at(filled(i), i / kStages & 1); }
   __device__ __forceinline__ void wait_emptied(int i) const { Core::wait_at(emptied(i), i / kStages & 1); }
-  // By one thread, how many fill and how many warps empty a stage; then __syncthreads.
-  __device__ __forceinline__ void init(int filling, int emptying) const {
+  // By one thread, with how many warps empty a stage; then __syncthreads. Who fills it arrives twice: with the bytes
+  // that the copy engine brings, and when all else is there.
+  __device__ __forceinline__ void init(int emptying) const {
     for (int i = 0; i < kStages; ++i) {
-      Core::init_barrier(filled(i), filling);
+      Core::init_barrier(filled(i), 2);
       Core::init_barrier(emptied(i), emptying);
     }
     Core::publish_barriers();
@@ -26,6 +29,52 @@ struct Ring {
   __device__ __forceinline__ void leave(int i, int lane) const {
     __syncwarp();
     if (lane == 0) Core::arrive(emptied(i));
+  }
+};
+
+// A chunk's rows as they are brought. `whole`: by the copy engine, else in pieces by the warp that asks, for what
+// follows the chunk is another sequence's.
+template <class Core>
+struct Bringer {
+  const ChunkPlace& place;
+  bool whole;
+  std::uint32_t barrier;
+  int lane;
+
+  __device__ __forceinline__ Bringer(const Params& p, const ChunkPlace& at, std::uint32_t filled, int own_lane)
+      : place(at), whole(at.rows == kChunk || p.sequences.cu_seqlens == nullptr), barrier(filled), lane(own_lane) {}
+
+  // Before the first tile: how many tiles of rows will come, and bytes of images.
+  __device__ __forceinline__ void expect(int tiles, int image_bytes) const {
+    if (lane == 0) Core::expect_bytes(barrier, (whole ? tiles * kTileBytes : 0) + image_bytes);
+    __syncwarp();
+  }
+  // 64 channels.
+  __device__ __forceinline__ void bring(std::uint32_t tile, const Strided& x, const RowMap& map, int head,
+                                        int channel = 0) const {
+    if (whole) {
+      if (lane == 0) {
+        Core::copy_box(tile, &map.map, channel, place.token, head * map.head_step, place.batch * map.batch_step,
+                       barrier);
+      }
+    } else {
+      const Rows rows = rows_of(x, place, head, channel);
+#pragma unroll 1
+      for (int part = 0; part < 4; ++part) load_tile(tile, rows, lane + 32 * part);
+    }
+  }
+  __device__ __forceinline__ void bring_image(std::uint32_t tile, const void* image, int bytes) const {
+    if (lane == 0) Core::copy_in(tile, image, bytes, barrier);
+  }
+  // All that the warp itself has brought and written is there.
+  __device__ __forceinline__ void finish() const {
+    if (!whole) {
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<0>();
+      Core::publish();
+    }
+    __syncwarp();
+    if (lane == 0) Core::arrive(barrier);
   }
 };
 

@@ -4,7 +4,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients_by_role.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk.cuh"
@@ -39,33 +39,41 @@ int splits_of(const Params& p, int blocks_each, int multiprocessors) {
 
 std::int64_t tokens_of(const Problem& problem) { return problem.batch * problem.length; }
 
+// Room for sums of gates, which the forms for Hopper read; null for the others.
+float* take_gate_sums(Context& context, const Plan& plan, const Params& p) {
+  if (!plan.hopper) return nullptr;
+  const std::int64_t bytes = p.sequences.most_chunks * p.heads * kChunk * static_cast<std::int64_t>(sizeof(float));
+  return static_cast<float*>(context.scratch().allocate(static_cast<std::size_t>(bytes), "gla: sums of gates"));
+}
+
+// Of these functions' gate_sums, null: the form on mma.sync.
 template <bool kBackwards>
-void queue_walk(const Params& p, const Walk& walk, cudaStream_t stream) {
+void queue_walk(const Params& p, const Walk& walk, const float* gate_sums, cudaStream_t stream) {
+  if (gate_sums != nullptr) return launch_walk_by_role(p, walk, gate_sums, kBackwards, stream);
   const dim3 blocks(static_cast<unsigned>(p.heads * tiles_of(p.key_dim)), static_cast<unsigned>(p.sequences.count));
-  launch("gated_linear_attention shared keys", walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream,
-         Begin::after_previous, p, walk);
+  launch(kName, walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream, Begin::after_previous, p, walk);
 }
 
-template <int kTiles>
-void queue_outputs(const Params& p, int multiprocessors, cudaStream_t stream) {
-  const int splits = splits_of(p, kOutputsBlocks, multiprocessors);
-  launch("gated_linear_attention shared keys", outputs_kernel<kTiles>,
-         dim3(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(splits)), kGroupThreads,
-         OutputsPlan<kTiles>::bytes, stream, Begin::after_previous, p, p.heads / splits);
-}
-
-template <int kTiles>
-void queue_gradients(const Params& p, const ChunkGradients& d, int splits, bool hopper, cudaStream_t stream) {
-  const dim3 blocks(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(splits));
-  const auto queue = [&](auto* kernel, int threads, int bytes) {
-    launch("gated_linear_attention shared keys", kernel, blocks, threads, bytes, stream, Begin::after_previous, p, d,
+void queue_outputs(const Params& p, const float* gate_sums, int multiprocessors, cudaStream_t stream) {
+  const bool by_role = gate_sums != nullptr;
+  const int splits = splits_of(p, by_role ? 1 : kOutputsBlocks, multiprocessors);
+  if (by_role) return launch_outputs_by_role(p, gate_sums, splits, stream);
+  const auto queue = [&](auto* kernel, int bytes) {
+    launch(kName, kernel, blocks_of(p, splits), kGroupThreads, bytes, stream, Begin::after_previous, p,
            p.heads / splits);
   };
-  if (hopper) {
-    queue(gradients_by_role_kernel<TensorCore90, kTiles>, ByRole<kTiles>::threads, ByRole<kTiles>::total);
-  } else {
-    queue(gradients_kernel<kTiles>, kGradientThreads, kGradientBytes<kTiles>);
-  }
+  p.key_dim == kTile ? queue(outputs_kernel<1>, OutputsPlan<1>::bytes)
+                     : queue(outputs_kernel<2>, OutputsPlan<2>::bytes);
+}
+
+void queue_gradients(const Params& p, const ChunkGradients& d, const float* gate_sums, int splits,
+                     cudaStream_t stream) {
+  if (gate_sums != nullptr) return launch_gradients_by_role(p, d, gate_sums, splits, stream);
+  const auto queue = [&](auto* kernel, int bytes) {
+    launch(kName, kernel, blocks_of(p, splits), kGradientThreads, bytes, stream, Begin::after_previous, p, d,
+           p.heads / splits);
+  };
+  p.key_dim == kTile ? queue(gradients_kernel<1>, kGradientBytes<1>) : queue(gradients_kernel<2>, kGradientBytes<2>);
 }
 
 void check_rows(bool aligned) {
@@ -83,12 +91,15 @@ void forward_with_shared_keys(Context& context, const Plan& plan, Params p, cons
   if (p.states == nullptr) {
     p.states = context.scratch().allocate(static_cast<std::size_t>(p.states_bytes()), "gla: states");
   }
+  float* const gate_sums = take_gate_sums(context, plan, p);
   if (context.planning() || p.sequences.most_chunks == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (gate_sums != nullptr) launch_gate_sums(p, gate_sums, stream);
   const int multiprocessors = context.architecture().multiprocessors;
   queue_walk<false>(
-      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)}, stream);
-  p.key_dim == kTile ? queue_outputs<1>(p, multiprocessors, stream) : queue_outputs<2>(p, multiprocessors, stream);
+      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)},
+      gate_sums, stream);
+  queue_outputs(p, gate_sums, multiprocessors, stream);
 }
 
 void backward_with_shared_keys(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
@@ -105,24 +116,26 @@ void backward_with_shared_keys(Context& context, const Plan& plan, Params p, con
   const std::int64_t part_bytes = splits * tokens * p.key_dim * static_cast<std::int64_t>(sizeof(float));
   auto* const dq = static_cast<float*>(take(part_bytes, "gla backward: parts of dq and dk"));
   auto* const dk = static_cast<float*>(take(part_bytes, "gla backward: parts of dq and dk"));
+  float* const gate_sums = take_gate_sums(context, plan, p);
   if (context.planning() || p.sequences.most_chunks == 0) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  if (gate_sums != nullptr) launch_gate_sums(p, gate_sums, stream);
   const Gradients d = gradients_of(problem, d_out, d_in);
   if (plan.finds_states) {
-    queue_walk<false>(p, {p.k, p.v, static_cast<const float*>(p.h0), nullptr, static_cast<char*>(p.states)}, stream);
+    queue_walk<false>(p, {p.k, p.v, static_cast<const float*>(p.h0), nullptr, static_cast<char*>(p.states)}, gate_sums,
+                      stream);
   }
   queue_walk<true>(
       p, {p.q, d.d_o, static_cast<const float*>(d_out.d_ht.data), static_cast<float*>(d_in.dh0.data), state_gradients},
-      stream);
+      gate_sums, stream);
   const ChunkGradients chunks{d.d_o, d.dv, d.dg, state_gradients, dq, dk, tokens};
-  p.key_dim == kTile ? queue_gradients<1>(p, chunks, splits, plan.hopper, stream)
-                     : queue_gradients<2>(p, chunks, splits, plan.hopper, stream);
+  queue_gradients(p, chunks, gate_sums, splits, stream);
   const auto blocks = static_cast<unsigned>((tokens * p.key_dim / 4 + kSumThreads - 1) / kSumThreads);
   const auto sum = [&](const float* parts, const Strided& to) {
     if (to.data == nullptr) return;
-    launch("gated_linear_attention shared keys", sum_splits_kernel, dim3(blocks), kSumThreads, 0, stream,
-           Begin::after_previous, p, parts, to, tokens, splits);
+    launch(kName, sum_splits_kernel, dim3(blocks), kSumThreads, 0, stream, Begin::after_previous, p, parts, to, tokens,
+           splits);
   };
   sum(dq, d.dq);
   sum(dk, d.dk);

@@ -2,16 +2,10 @@
 // their gradients at the end of every chunk.
 #pragma once
 
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/parts.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
-
-struct Walk {
-  Strided keys, values;  // k and v; backwards q and d_o
-  const float* start;    // f32 [N,G,K,V], or null: zeros
-  float* end;            // likewise; null: not wanted
-  char* images;          // bf16, as Params::states
-};
 
 constexpr int kWalkStages = 3;
 constexpr int kWalkBytes = kWalkStages * 2 * kTileBytes;

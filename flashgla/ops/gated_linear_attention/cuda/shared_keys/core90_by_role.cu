@@ -1,0 +1,64 @@
+// Launchers of this folder's kernels for Hopper.
+#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients_by_role.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs_by_role.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk_by_role.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
+
+namespace {
+
+using flashgla::cuda::Begin;
+using flashgla::cuda::launch;
+
+// Calls run(integral_constant) with a head's key tiles.
+template <class Run>
+void with_tiles(const Params& p, const Run& run) {
+  p.key_dim == kTile ? run(std::integral_constant<int, 1>()) : run(std::integral_constant<int, 2>());
+}
+
+RowMap keys_of(const Params& p, const Strided& x) { return row_map_of(p, x, p.heads, p.key_dim); }
+RowMap values_of(const Params& p, const Strided& x) { return row_map_of(p, x, p.heads, p.value_dim); }
+
+}  // namespace
+
+void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(p.sequences.most_chunks),
+                    static_cast<unsigned>((p.heads + kGateThreads - 1) / kGateThreads));
+  launch(kName, gate_sums_kernel, blocks, kGateThreads, 0, stream, Begin::after_previous, p, gate_sums);
+}
+
+void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, bool backwards,
+                         cudaStream_t stream) {
+  const WalkMaps maps{keys_of(p, walk.keys), values_of(p, walk.values)};
+  with_tiles(p, [&](auto tiles) {
+    using Layout = WalkByRole<decltype(tiles)::value>;
+    auto* const kernel = backwards ? walk_by_role_kernel<TensorCore90, decltype(tiles)::value, true>
+                                   : walk_by_role_kernel<TensorCore90, decltype(tiles)::value, false>;
+    const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
+                      static_cast<unsigned>(p.sequences.count));
+    launch(kName, kernel, blocks, Layout::threads, Layout::total, stream, Begin::after_previous, p, walk, maps,
+           gate_sums);
+  });
+}
+
+void launch_outputs_by_role(const Params& p, const float* gate_sums, int splits, cudaStream_t stream) {
+  const OutputsMaps maps{keys_of(p, p.q), keys_of(p, p.k), values_of(p, p.v)};
+  with_tiles(p, [&](auto tiles) {
+    using Layout = OutputsByRole<decltype(tiles)::value>;
+    launch(kName, outputs_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks_of(p, splits), Layout::threads,
+           Layout::total, stream, Begin::after_previous, p, maps, gate_sums, p.heads / splits);
+  });
+}
+
+void launch_gradients_by_role(const Params& p, const ChunkGradients& d, const float* gate_sums, int splits,
+                              cudaStream_t stream) {
+  const GradientsMaps maps{keys_of(p, p.q), keys_of(p, p.k), values_of(p, p.v), values_of(p, d.d_o)};
+  with_tiles(p, [&](auto tiles) {
+    using Layout = GradientsByRole<decltype(tiles)::value>;
+    launch(kName, gradients_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks_of(p, splits), Layout::threads,
+           Layout::total, stream, Begin::after_previous, p, d, maps, gate_sums, p.heads / splits);
+  });
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys
