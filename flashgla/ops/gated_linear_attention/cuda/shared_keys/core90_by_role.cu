@@ -1,7 +1,7 @@
 // Launchers of this folder's kernels for Hopper.
 #include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/forward_by_role.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients_by_role.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs_by_role.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk_by_role.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
@@ -42,12 +42,14 @@ void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_su
   });
 }
 
-void launch_outputs_by_role(const Params& p, const float* gate_sums, int splits, cudaStream_t stream) {
-  const OutputsMaps maps{keys_of(p, p.q), keys_of(p, p.k), values_of(p, p.v)};
+void launch_forward_by_role(const Params& p, const float* gate_sums, cudaStream_t stream) {
+  const ForwardMaps maps{keys_of(p, p.q), keys_of(p, p.k), values_of(p, p.v)};
   with_tiles(p, [&](auto tiles) {
-    using Layout = OutputsByRole<decltype(tiles)::value>;
-    launch(kName, outputs_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks_of(p, splits), Layout::threads,
-           Layout::total, stream, Begin::after_previous, p, maps, gate_sums, p.heads / splits);
+    using Layout = ForwardByRole<decltype(tiles)::value>;
+    const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
+                      static_cast<unsigned>(p.sequences.count));
+    launch(kName, forward_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks, Layout::threads, Layout::total,
+           stream, Begin::after_previous, p, maps, gate_sums);
   });
 }
 

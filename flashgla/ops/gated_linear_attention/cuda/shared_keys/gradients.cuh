@@ -344,20 +344,29 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   }
 }
 
-// Sums over the splits, rounded: x [splits, tokens, K] to a head's rows of a tensor. A thread has four channels.
+// Sums over the splits, rounded: of dq (blockIdx.y 0) and dk, to a head's rows of a tensor. A thread has four channels.
 constexpr int kSumThreads = 256;
+struct SplitSums {
+  const float* parts[2];  // [splits, tokens, K]
+  Strided to[2];          // without data: not wanted
+};
 __global__ void __launch_bounds__(kSumThreads)
-    sum_splits_kernel(const __grid_constant__ Params p, const float* x, const __grid_constant__ Strided to,
-                      std::int64_t tokens, int splits) {
+    sum_splits_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitSums sums, std::int64_t tokens,
+                      int splits) {
   const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x) * 4;
-  if (at >= tokens * p.key_dim) return;
-  float4 sum = *reinterpret_cast<const float4*>(x + at);
+  const Strided& to = sums.to[blockIdx.y];
+  if (at >= tokens * p.key_dim || to.data == nullptr) return;
+  const float* const x = sums.parts[blockIdx.y] + at;
+  float4 sum = *reinterpret_cast<const float4*>(x);
   for (int split = 1; split < splits; ++split) {
-    const float4 more = *reinterpret_cast<const float4*>(x + split * tokens * p.key_dim + at);
+    const float4 more = *reinterpret_cast<const float4*>(x + split * tokens * p.key_dim);
     sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
   }
-  const std::int64_t token = at / p.key_dim, channel = at % p.key_dim, length = p.sequences.length;
-  auto* row = static_cast<__nv_bfloat16*>(to.data) + token / length * to.batch + token % length * to.token + channel;
+  const int log2_of_keys = p.key_dim == kTile ? 6 : 7;
+  const auto token = static_cast<std::uint32_t>(at >> log2_of_keys),
+             length = static_cast<std::uint32_t>(p.sequences.length), batch = token / length;
+  auto* row = static_cast<__nv_bfloat16*>(to.data) + batch * to.batch + (token - batch * length) * to.token +
+              (at & (p.key_dim - 1));
   *reinterpret_cast<uint2*>(row) = make_uint2(ptx::pack_bf16(sum.x, sum.y), ptx::pack_bf16(sum.z, sum.w));
 }
 

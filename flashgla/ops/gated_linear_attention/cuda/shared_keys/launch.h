@@ -32,8 +32,9 @@ constexpr const char* kName = "gated_linear_attention shared keys";
 void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream);
 void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, bool backwards,
                          cudaStream_t stream);
+// States, where p has room for them, and outputs.
+void launch_forward_by_role(const Params& p, const float* gate_sums, cudaStream_t stream);
 // splits: over how many blocks the heads of a chunk are split.
-void launch_outputs_by_role(const Params& p, const float* gate_sums, int splits, cudaStream_t stream);
 void launch_gradients_by_role(const Params& p, const ChunkGradients& d, const float* gate_sums, int splits,
                               cudaStream_t stream);
 

@@ -54,10 +54,8 @@ void queue_walk(const Params& p, const Walk& walk, const float* gate_sums, cudaS
   launch(kName, walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream, Begin::after_previous, p, walk);
 }
 
-void queue_outputs(const Params& p, const float* gate_sums, int multiprocessors, cudaStream_t stream) {
-  const bool by_role = gate_sums != nullptr;
-  const int splits = splits_of(p, by_role ? 1 : kOutputsBlocks, multiprocessors);
-  if (by_role) return launch_outputs_by_role(p, gate_sums, splits, stream);
+void queue_outputs(const Params& p, int multiprocessors, cudaStream_t stream) {
+  const int splits = splits_of(p, kOutputsBlocks, multiprocessors);
   const auto queue = [&](auto* kernel, int bytes) {
     launch(kName, kernel, blocks_of(p, splits), kGroupThreads, bytes, stream, Begin::after_previous, p,
            p.heads / splits);
@@ -88,18 +86,20 @@ void check_rows(bool aligned) {
 void forward_with_shared_keys(Context& context, const Plan& plan, Params p, const Outputs& outputs) {
   check_rows(!plan.rows && is_aligned(outputs.o));
   const ArenaScope scope(context.scratch());
-  if (p.states == nullptr) {
+  float* const gate_sums = take_gate_sums(context, plan, p);
+  if (p.states == nullptr && gate_sums == nullptr) {
     p.states = context.scratch().allocate(static_cast<std::size_t>(p.states_bytes()), "gla: states");
   }
-  float* const gate_sums = take_gate_sums(context, plan, p);
   if (context.planning() || p.sequences.most_chunks == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (gate_sums != nullptr) launch_gate_sums(p, gate_sums, stream);
-  const int multiprocessors = context.architecture().multiprocessors;
+  if (gate_sums != nullptr) {
+    launch_gate_sums(p, gate_sums, stream);
+    return launch_forward_by_role(p, gate_sums, stream);
+  }
   queue_walk<false>(
-      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)},
-      gate_sums, stream);
-  queue_outputs(p, gate_sums, multiprocessors, stream);
+      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)}, nullptr,
+      stream);
+  queue_outputs(p, context.architecture().multiprocessors, stream);
 }
 
 void backward_with_shared_keys(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
@@ -131,14 +131,9 @@ void backward_with_shared_keys(Context& context, const Plan& plan, Params p, con
       gate_sums, stream);
   const ChunkGradients chunks{d.d_o, d.dv, d.dg, state_gradients, dq, dk, tokens};
   queue_gradients(p, chunks, gate_sums, splits, stream);
-  const auto blocks = static_cast<unsigned>((tokens * p.key_dim / 4 + kSumThreads - 1) / kSumThreads);
-  const auto sum = [&](const float* parts, const Strided& to) {
-    if (to.data == nullptr) return;
-    launch(kName, sum_splits_kernel, dim3(blocks), kSumThreads, 0, stream, Begin::after_previous, p, parts, to, tokens,
-           splits);
-  };
-  sum(dq, d.dq);
-  sum(dk, d.dk);
+  const dim3 blocks(static_cast<unsigned>((tokens * p.key_dim / 4 + kSumThreads - 1) / kSumThreads), 2);
+  launch(kName, sum_splits_kernel, blocks, kSumThreads, 0, stream, Begin::after_previous, p,
+         SplitSums{{dq, dk}, {d.dq, d.dk}}, tokens, splits);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,0 +1,249 @@
+// States and outputs in one walk through time, on Hopper: a block has two heads of a sequence, each of a group of 128
+// threads whose registers hold its state, and a warp that brings chunks.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gate_sums.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/ring.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
+
+template <int kTiles>
+struct ForwardByRole {
+  static constexpr int heads = 2, threads = (heads + 1) * kGroupThreads, stages = 3;
+  // Of a thread: what the compiler has for each, and what a head's group has of the third's.
+  static constexpr int registers = 168, head_registers = 232, helping_registers = 40;
+  static_assert(heads * head_registers + helping_registers <= (heads + 1) * registers);
+  // Shared memory: stages of q, k and each head's v and sums of gates; each head's state as the products read it and as
+  // it leaves.
+  static constexpr int k = kTiles * kTileBytes, v = 2 * kTiles * kTileBytes, gates = v + heads * kTileBytes;
+  static constexpr int stage = (gates + heads * kGateBytes + 1023) / 1024 * 1024;
+  static constexpr int states = stages * stage, barriers = states + heads * kTiles * kTileBytes;
+  static constexpr int total = barriers + 2 * stages * 8;
+  static_assert(total <= 227 * 1024);
+};
+
+struct ForwardMaps {
+  RowMap q, k, v;
+};
+
+template <class CoreIn, int kTiles>
+struct ForwardView {
+  using Core = CoreIn;
+  using Layout = ForwardByRole<kTiles>;
+  const Params& p;
+  const ForwardMaps& maps;
+  const float* gate_sums;
+  Span span;
+  int chunks, n, first_head;
+  char* memory;
+  std::uint32_t base;
+  Ring<Core, Layout::stages> ring;
+
+  __device__ __forceinline__ int stage(int step) const { return step % Layout::stages * Layout::stage; }
+  __device__ __forceinline__ ChunkPlace place(int step) const {
+    return ChunkPlace(span, static_cast<std::int64_t>(step) * kChunk);
+  }
+};
+
+// Scores of a chunk's pairs times their decay, as an operand; 0 where a key is behind its query.
+__device__ __forceinline__ void decay_scores(std::uint32_t (&weights)[16], const Accumulator& scores,
+                                             const float* gates, float upper, float lower, float scale, int thread) {
+  const int lane = thread & 31, warp = thread >> 5, row = row_of_element(thread, 0);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    weights[2 * j] = weights[2 * j + 1] = 0u;
+    if (j > 2 * warp + 1) continue;  // keys behind all of the warp's queries
+    const int column = 8 * j + 2 * (lane & 3);
+    const float2 there = *reinterpret_cast<const float2*>(gates + column);
+    const bool diagonal = j >= 2 * warp;
+    float decayed[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float reach = ptx::exp2((e & 2 ? lower : upper) - (e & 1 ? there.y : there.x)) * scale;
+      const bool sees = !diagonal || column + (e & 1) <= row + 8 * (e >> 1);
+      decayed[e] = sees ? scores[4 * j + e] * reach : 0.0f;
+    }
+    weights[2 * j] = ptx::pack_bf16(decayed[0], decayed[1]);
+    weights[2 * j + 1] = ptx::pack_bf16(decayed[2], decayed[3]);
+  }
+}
+
+// Keys of a tile, transposed (rows channels, columns tokens), times what their values have left at the chunk's end.
+__device__ __forceinline__ void load_decayed_keys(std::uint32_t (&keys)[16], std::uint32_t tile, const float* gates,
+                                                  int thread) {
+  const float total = gates[kChunk - 1];
+  load_operand<Stored::k_outer>(keys, tile, thread);
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) {
+    const float2 there = *reinterpret_cast<const float2*>(gates + 8 * (i / 2) + 2 * (thread & 3));
+    const float2 left = make_float2(ptx::exp2(total - there.x), ptx::exp2(total - there.y));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float2 pair = ptx::unpack_bf16(keys[i + row]);
+      keys[i + row] = ptx::pack_bf16(pair.x * left.x, pair.y * left.y);
+    }
+  }
+}
+
+template <int kTiles, class View>
+__device__ __forceinline__ void forward_group(const View& view, int of) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const Params& p = view.p;
+  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31, warp = thread >> 5;
+  const int row = row_of_element(thread, 0), head = view.first_head + of;
+  const bool there = head < p.heads;
+  const std::int64_t state = (static_cast<std::int64_t>(view.n) * p.heads + head) * p.key_dim * kTile;
+  const std::uint32_t image = view.base + Layout::states + of * kTiles * kTileBytes;
+  Accumulator h[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    clear(h[tile]);
+    if (!there || p.h0 == nullptr) continue;
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const auto* from = reinterpret_cast<const float2*>(static_cast<const float*>(p.h0) + state +
+                                                         (tile * kTile + row_of_element(thread, i)) * kTile +
+                                                         column_of_element(thread, i));
+      h[tile][i] = from->x;
+      h[tile][i + 1] = from->y;
+    }
+  }
+#pragma unroll 1
+  for (int step = 0; step < view.chunks; ++step) {
+    if (thread == 0) Core::wait_for_copies_out();
+    sync_group();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) put_rounded<Core>(image + tile * kTileBytes, h[tile], thread);
+    Core::publish();
+    sync_group();
+    if (thread == 0 && there && p.states != nullptr) {
+      Core::copy_out(static_cast<char*>(p.states) + p.state_tile(view.span.chunk_begin + step, head, 0, 0), image,
+                     kTiles * kTileBytes);
+      Core::commit_copies_out();
+    }
+    view.ring.wait_filled(step);
+    const std::uint32_t stage = view.base + view.stage(step);
+    const auto* const gates =
+        reinterpret_cast<const float*>(view.memory + view.stage(step) + Layout::gates + of * kGateBytes);
+    const float upper = gates[row], lower = gates[row + 8], decay = ptx::exp2(gates[kChunk - 1]);
+    const std::uint32_t v = stage + Layout::v + of * kTileBytes;
+    Accumulator scores, o;
+    std::uint32_t keys[kTiles][16], weights[16];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      load_decayed_keys(keys[tile], stage + Layout::k + tile * kTileBytes, gates, thread);
+      scale_rows(h[tile], decay, decay);
+    }
+    Core::begin(scores, o, h[0], h[kTiles - 1], keys[0], keys[kTiles - 1]);
+    Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, stage, stage + Layout::k, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_inner>(scores, stage + kTileBytes,
+                                                               stage + Layout::k + kTileBytes, thread);
+    }
+    Core::commit();
+    Core::template product<Stored::k_inner, Stored::k_outer, true>(o, stage, image, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_outer>(o, stage + kTileBytes, image + kTileBytes, thread);
+    }
+    Core::commit();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Core::template product<Stored::k_outer>(h[tile], keys[tile], v, thread);
+    }
+    Core::commit();
+    Core::template wait<2>(scores);
+    decay_scores(weights, scores, gates, upper, lower, p.scale, thread);
+    Core::template wait<1>(o);
+    scale_rows(o, ptx::exp2(upper) * p.scale, ptx::exp2(lower) * p.scale);
+    Core::begin(o, weights);
+    Core::template product<Stored::k_outer>(o, weights, v, thread);
+    Core::finish(o, weights, h[0], h[kTiles - 1], keys[0], keys[kTiles - 1]);
+    view.ring.leave(step, lane);
+    if (!there) continue;
+    const Rows to = rows_of(p.o, view.place(step), head);
+    store_pieces(o, lane, [&](int r, int piece, uint4 x) { store_row_piece(to, 16 * warp + r, piece, x); });
+  }
+  if (thread == 0) Core::wait_for_copies_out();  // shared memory is there until they have been read
+  if (!there || p.ht == nullptr) return;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      *reinterpret_cast<float2*>(static_cast<float*>(p.ht) + state +
+                                 (tile * kTile + row_of_element(thread, i)) * kTile + column_of_element(thread, i)) =
+          make_float2(h[tile][i], h[tile][i + 1]);
+    }
+  }
+}
+
+// Chunks are brought as far ahead as there are stages.
+template <int kTiles, class View>
+__device__ __forceinline__ void forward_bringer(const View& view) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const Params& p = view.p;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+#pragma unroll 1
+  for (int step = 0; step < view.chunks; ++step) {
+    if (step >= Layout::stages) view.ring.wait_emptied(step - Layout::stages);
+    const ChunkPlace at = view.place(step);
+    const std::uint32_t stage = view.base + view.stage(step);
+    const Bringer<Core> bringer(p, at, view.ring.filled(step), lane);
+    bringer.expect(2 * kTiles + Layout::heads, Layout::heads * kGateBytes);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      bringer.bring(stage + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
+      bringer.bring(stage + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
+    }
+#pragma unroll
+    for (int of = 0; of < Layout::heads; ++of) {
+      // The last in place of a head that is not there.
+      const int head = view.first_head + of < p.heads ? view.first_head + of : p.heads - 1;
+      bringer.bring(stage + Layout::v + of * kTileBytes, p.v, view.maps.v, head);
+      bringer.bring_image(stage + Layout::gates + of * kGateBytes,
+                          view.gate_sums + gate_sums_at(p, view.span.chunk_begin + step, head), kGateBytes);
+    }
+    bringer.finish();
+  }
+}
+
+template <class Core, int kTiles>
+__device__ __forceinline__ void forward_by_role(const Params& p, const ForwardMaps& maps, const float* gate_sums,
+                                                char* memory) {
+  using Layout = ForwardByRole<kTiles>;
+  const int n = static_cast<int>(blockIdx.y);
+  const Span span = span_of(p.sequences, n);
+  const std::uint32_t base = ptx::shared_address(memory);
+  const ForwardView<Core, kTiles> view{p,
+                                       maps,
+                                       gate_sums,
+                                       span,
+                                       static_cast<int>((span.length + kChunk - 1) / kChunk),
+                                       n,
+                                       static_cast<int>(blockIdx.x) * Layout::heads,
+                                       memory,
+                                       base,
+                                       {base + Layout::barriers}};
+  if (threadIdx.x == 0) view.ring.init(Layout::heads * kGroupThreads / 32);
+  __syncthreads();
+  const int group = own_group();
+  if (group < Layout::heads) {
+    Core::template take<Layout::head_registers>();
+    forward_group<kTiles>(view, group);
+  } else {
+    Core::template give<Layout::helping_registers>();
+    if (threadIdx.x / 32 == Layout::heads * kGroupThreads / 32) forward_bringer<kTiles>(view);
+  }
+}
+
+template <class Core, int kTiles>
+__global__ void __launch_bounds__(ForwardByRole<kTiles>::threads, 1)
+    forward_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ForwardMaps maps,
+                           const float* gate_sums) {
+  extern __shared__ __align__(1024) char memory[];
+  if constexpr (Core::available) forward_by_role<Core, kTiles>(p, maps, gate_sums, memory);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys
