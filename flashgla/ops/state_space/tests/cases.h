@@ -49,8 +49,9 @@ inline testing::OperatorCase forward_case(const Form& form) {
   return result;
 }
 
-// Implementations may sum dc as they have rounded it to bf16, by 2^-9 of itself. sums_of_keys: gradients of keys come
-// as sums over a group's heads.
+// Implementations may sum dc as they have rounded it to bf16, by 2^-9 of itself. A token's terms of ddt_bias, through v
+// and g, may cancel: with one token, to 2^-7 of themselves, each with f32's errors. sums_of_keys: gradients of keys
+// come as sums over a group's heads.
 inline testing::OperatorCase backward_case(const Form& form, DType dtype, bool sums_of_keys = false) {
   testing::OperatorCase result;
   result.dtypes = {{dtype, dtype}};
@@ -70,7 +71,7 @@ inline testing::OperatorCase backward_case(const Form& form, DType dtype, bool s
     result.arguments.push_back({name, Shape({size}), Role::accumulated, Kind::accumulator, 1.0, 0.0, false, relative});
   };
   if (form.bias) sums("dbias", form.channels(), of_sums);
-  sums("ddt_bias", form.heads, 0.0);
+  sums("ddt_bias", form.heads, 0x1p-14);
   sums("da_log", form.heads, 0.0);
   sums("dskip", form.heads, 0.0);
   result.run = [](Context& context, const NamedTensors& t) {

@@ -24,7 +24,7 @@ RowMap values_of(const Params& p, const Strided& x) { return row_map_of(p, x, p.
 
 void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(p.sequences.most_chunks),
-                    static_cast<unsigned>((p.heads + kGateThreads - 1) / kGateThreads));
+                    static_cast<unsigned>((p.heads + kGateHeads - 1) / kGateHeads));
   launch(kName, gate_sums_kernel, blocks, kGateThreads, 0, stream, Begin::after_previous, p, gate_sums);
 }
 

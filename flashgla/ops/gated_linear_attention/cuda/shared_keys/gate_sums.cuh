@@ -6,32 +6,34 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
-constexpr int kGateThreads = 64;        // a head each
-constexpr int kGateBytes = kChunk * 4;  // of a head's chunk
+constexpr int kGateHeads = 32, kGateThreads = 256;  // of a block
+constexpr int kGateBytes = kChunk * 4;              // of a head's chunk
 __device__ __forceinline__ std::int64_t gate_sums_at(const Params& p, std::int64_t chunk, int head) {
   return (chunk * p.heads + head) * kChunk;
 }
 
+// A block has a chunk of some heads: gates come by tokens, a warp sums a head's.
 __global__ void __launch_bounds__(kGateThreads) gate_sums_kernel(const __grid_constant__ Params p, float* sums) {
-  constexpr int kAtOnce = 16;
+  constexpr int kWarps = kGateThreads / 32, kEach = kChunk * kGateHeads / kGateThreads;
+  __shared__ float gates[kGateHeads][kChunk + 1];
   const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
-  const int head = static_cast<int>(blockIdx.y) * kGateThreads + static_cast<int>(threadIdx.x);
-  if (n < 0 || head >= p.heads) return;
+  if (n < 0) return;
   const Span span = span_of(p.sequences, n);
   const ChunkPlace place(span, (chunk - span.chunk_begin) * kChunk);
-  float* const to = sums + gate_sums_at(p, chunk, head);
-  float sum = 0.0f;
-#pragma unroll 1
-  for (int first = 0; first < kChunk; first += kAtOnce) {
-    float x[kAtOnce];
+  const int first = static_cast<int>(blockIdx.y) * kGateHeads, lane = static_cast<int>(threadIdx.x) & 31,
+            warp = static_cast<int>(threadIdx.x) >> 5;
+  float x[kEach];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[i] = load_gate(p, place, first + i, head);
+  for (int i = 0; i < kEach; ++i) {
+    x[i] = first + lane < p.heads ? load_gate(p, place, warp + kWarps * i, first + lane) : 0.0f;
+  }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[i] = sum += x[i];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i += 4) {
-      *reinterpret_cast<float4*>(to + first + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-    }
+  for (int i = 0; i < kEach; ++i) gates[lane][warp + kWarps * i] = x[i];
+  __syncthreads();
+  for (int of = warp; of < kGateHeads && first + of < p.heads; of += kWarps) {
+    const GateSums all = sum_gates(make_float2(gates[of][2 * lane], gates[of][2 * lane + 1]), lane);
+    *reinterpret_cast<float2*>(sums + gate_sums_at(p, chunk, first + of) + 2 * lane) =
+        make_float2(all.first, all.second);
   }
 }
 

@@ -1,8 +1,8 @@
 // Gradients of one chunk, head after head, on Hopper: what gradients.cuh does on mma.sync, by groups of 128 threads
 // with a role each. Between heads dq and dk stay in the products' registers, for d_o and v come to them decayed.
-//     group 0   dq += (scale e^(G_i) d_o_i) h^T;   a_i = scale e^(G_i) d_o_i . (q h)_i
-//     group 1   ds = (v d_o^T) L;   dk += (e^(G_C - G_j) v_j) dh^T;   dv_j = e^(G_C - G_j) (k dh)_j + sum_i P_ij d_o_i;
-//               b_j = v_j . the first of dv's terms
+//     group 0   ds = (v d_o^T) L;   dq += (scale e^(G_i) d_o_i) h^T;   a_i = scale e^(G_i) d_o_i . (q h)_i
+//     group 1   dk += (e^(G_C - G_j) v_j) dh^T;   dv_j = e^(G_C - G_j) (k dh)_j + sum_i P_ij d_o_i;   b_j = v_j . the
+//               first of dv's terms
 //     group 2   a warp brings v, d_o, h and dh of the heads ahead and sums gates; three: <h, dh>, and one of them dg
 // README.md has the equations.
 #pragma once
@@ -30,10 +30,10 @@ struct GradientsByRole {
   // Of a head sums are read when its stage may be another's already: by the warp that makes dg, which is through with a
   // head before it leaves the second one behind it.
   static constexpr int sum_stages = stages + 2, emptying = 2 * kGroupThreads / 32 + 3;
-  // Of a thread: what the compiler has for each, and what the keys' group has of the helpers'.
-  static constexpr int registers = 168, key_registers = 240, helping_registers = 96;
-  static_assert(registers + key_registers + helping_registers <= groups * registers);
-  // Shared memory. q and k; scores as group 1's threads have them; stages of v, d_o, h and dh.
+  // Of a thread: what the compiler has for each, and what the queries' group has of the helpers'.
+  static constexpr int registers = 168, query_registers = 240, helping_registers = 96;
+  static_assert(registers + query_registers + helping_registers <= groups * registers);
+  // Shared memory. q and k; scores as each working group's threads have them; stages of v, d_o, h and dh.
   static constexpr int q = 0, k = kTiles * kTileBytes, scores = 2 * kTiles * kTileBytes;
   static constexpr int first_stage = scores + kChunk * kChunk * 4;
   static constexpr int v = 0, d_o = kTileBytes, h = 2 * kTileBytes, dh = h + kTiles * kTileBytes;
@@ -154,100 +154,65 @@ __device__ __forceinline__ void store_parts(const View& view, float* to, const A
   }
 }
 
-// Both reading groups, once the scores' gradients lie in their tile, and the tile's place.
-__device__ __forceinline__ void sync_readers() { ptx::barrier(4, 2 * kGroupThreads); }
+// Both working groups. In the scores' place: scores as accumulators have them, transposed (rows keys, columns queries);
+// behind all heads, a tile of their gradients.
+__device__ __forceinline__ void sync_workers() { ptx::barrier(4, 2 * kGroupThreads); }
 template <class View>
-__device__ __forceinline__ std::uint32_t score_gradients(const View& view) {
+__device__ __forceinline__ std::uint32_t scores_place(const View& view) {
   return view.base + View::Layout::scores;
 }
-
-template <int kTiles, class View>
-__device__ __forceinline__ void queries_group(const View& view) {
-  using Core = typename View::Core;
-  using Layout = typename View::Layout;
-  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31;
-  const int row = row_of_element(thread, 0);
-  const std::uint32_t q = view.base + Layout::q, k = view.base + Layout::k;
-  Accumulator dq[kTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) clear(dq[tile]);
-#pragma unroll 1
-  for (int i = 0; i < view.heads; ++i) {
-    view.ring.wait_filled(i);
-    HeadSums& sums = view.sums(i);
-    const std::uint32_t stage = view.stage(i), h = stage + Layout::h;
-    const float upper = ptx::exp2(sums.gates[row]) * view.p.scale,
-                lower = ptx::exp2(sums.gates[row + 8]) * view.p.scale;
-    std::uint32_t d_o[16], decayed[16];
-    load_operand<Stored::k_inner>(d_o, stage + Layout::d_o, thread);
-    scale_operand(decayed, d_o, upper, lower);
-    Accumulator o;
-    Core::begin(o, decayed, dq[0], dq[kTiles - 1]);
-    Core::template product<Stored::k_inner, Stored::k_outer, true>(o, q, h, thread);
-    if constexpr (kTiles == 2) {
-      Core::template product<Stored::k_inner, Stored::k_outer>(o, q + kTileBytes, h + kTileBytes, thread);
-    }
-    Core::commit();
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      Core::template product<Stored::k_inner>(dq[tile], decayed, h + tile * kTileBytes, thread);
-    }
-    Core::commit();
-    Core::template wait<1>(o);
-    const float2 common = dot_rows(o, d_o);
-    if ((lane & 3) == 0) {
-      sums.queries[row] = common.x * upper;
-      sums.queries[row + 8] = common.y * lower;
-    }
-    Core::template wait<0>(decayed, dq[0], dq[kTiles - 1]);
-    view.ring.leave(i, lane);
-  }
-  sync_readers();
-  Core::begin(dq[0], dq[kTiles - 1]);
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    Core::template product<Stored::k_outer, Stored::k_outer>(dq[tile], score_gradients(view), k + tile * kTileBytes,
-                                                             thread);
-  }
-  Core::finish(dq[0], dq[kTiles - 1]);
-  store_parts<kTiles>(view, view.d.dq, dq, thread);
+template <class View>
+__device__ __forceinline__ std::uint32_t own_scores(const View& view, int thread, int j) {
+  return scores_place(view) + 16 * (thread + kGroupThreads * j);
 }
 
-// Pairs of a head's tokens, transposed: rows keys, columns queries. From v d_o^T: weights become the decayed scores,
-// and d_scores gains its part of this head, but for the scale.
+// What a head's pairs of a thread share: their decays, and the scores times these, of columns 8 j + 2 (lane % 4) and
+// the next of the thread's two rows. A query sees its key and what is before it.
+struct DecayedPairs {
+  float reach[4], scores[4];
+  bool diagonal;
+  int ahead[4];  // of its key the query is
+};
 template <class View>
-__device__ __forceinline__ void pairs_of_head(const View& view, HeadSums& sums, const Accumulator& made,
-                                              float (&d_scores)[32], std::uint32_t (&weights)[16], int thread) {
+__device__ __forceinline__ DecayedPairs decayed_pairs(const View& view, const HeadSums& sums, float upper, float lower,
+                                                      int j, int thread) {
+  const int warp = thread >> 5, row = row_of_element(thread, 0), column = 8 * j + 2 * (thread & 3);
+  const float2 there = *reinterpret_cast<const float2*>(sums.gates + column);
+  const uint4 bits = load_shared_16(own_scores(view, thread, j));
+  const float scores[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                           __uint_as_float(bits.w)};
+  DecayedPairs pairs;
+  pairs.diagonal = j <= 2 * warp + 1;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    pairs.ahead[e] = column + (e & 1) - (row + 8 * (e >> 1));
+    const float reach = ptx::exp2((e & 1 ? there.y : there.x) - (e & 2 ? lower : upper));
+    pairs.reach[e] = pairs.diagonal && pairs.ahead[e] < 0 ? 0.0f : reach;
+    pairs.scores[e] = scores[e] * pairs.reach[e];
+  }
+  return pairs;
+}
+
+// From v d_o^T: d_scores gains its part of this head, but for the scale; and what pairs give to dg.
+template <class View>
+__device__ __forceinline__ void add_score_gradients(const View& view, HeadSums& sums, const Accumulator& made,
+                                                    float (&d_scores)[32], int thread) {
   const int lane = thread & 31, warp = thread >> 5, row = row_of_element(thread, 0);
-  const std::uint32_t own = view.base + View::Layout::scores + 16 * thread;
   const float upper = sums.gates[row], lower = sums.gates[row + 8];
   float of_queries[16];  // over the warp's keys, of queries 8 j + 2 (lane % 4) and the next
   float2 of_keys = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    weights[2 * j] = weights[2 * j + 1] = 0u;
     of_queries[2 * j] = of_queries[2 * j + 1] = 0.0f;
     if (j < 2 * warp) continue;  // queries before all of the warp's keys
-    const int column = 8 * j + 2 * (lane & 3);
-    const float2 there = *reinterpret_cast<const float2*>(sums.gates + column);
-    const uint4 bits = load_shared_16(own + 16 * kGroupThreads * j);
-    const float scores[4] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                             __uint_as_float(bits.w)};
-    const bool diagonal = j <= 2 * warp + 1;
-    float decayed[4];
+    const DecayedPairs pairs = decayed_pairs(view, sums, upper, lower, j, thread);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int ahead = column + (e & 1) - (row + 8 * (e >> 1));  // of its key the query is
-      float reach = ptx::exp2((e & 1 ? there.y : there.x) - (e & 2 ? lower : upper));
-      if (diagonal && ahead < 0) reach = 0.0f;
-      decayed[e] = scores[e] * reach;
-      d_scores[4 * j + e] = fmaf(made[4 * j + e], reach, d_scores[4 * j + e]);
-      const float common = diagonal && ahead <= 0 ? 0.0f : decayed[e] * made[4 * j + e];
+      d_scores[4 * j + e] = fmaf(made[4 * j + e], pairs.reach[e], d_scores[4 * j + e]);
+      const float common = pairs.diagonal && pairs.ahead[e] <= 0 ? 0.0f : pairs.scores[e] * made[4 * j + e];
       (e & 2 ? of_keys.y : of_keys.x) += common;
       of_queries[2 * j + (e & 1)] += common;
     }
-    weights[2 * j] = ptx::pack_bf16(decayed[0], decayed[1]);
-    weights[2 * j + 1] = ptx::pack_bf16(decayed[2], decayed[3]);
   }
   const float2 rows = sum_columns(of_queries, lane);
   *reinterpret_cast<float2*>(sums.rows[warp] + 2 * lane) = rows;
@@ -259,16 +224,79 @@ __device__ __forceinline__ void pairs_of_head(const View& view, HeadSums& sums, 
 }
 
 template <int kTiles, class View>
-__device__ __forceinline__ void keys_group(const View& view) {
+__device__ __forceinline__ void queries_group(const View& view) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31;
   const int row = row_of_element(thread, 0);
   const std::uint32_t q = view.base + Layout::q, k = view.base + Layout::k;
-  Accumulator dk[kTiles], d_scores;
+  Accumulator dq[kTiles], d_scores;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) clear(dq[tile]);
+  clear(d_scores);
+  sync_workers();  // scores are there
+#pragma unroll 1
+  for (int i = 0; i < view.heads; ++i) {
+    view.ring.wait_filled(i);
+    HeadSums& sums = view.sums(i);
+    const std::uint32_t stage = view.stage(i), h = stage + Layout::h;
+    const float upper = ptx::exp2(sums.gates[row]) * view.p.scale,
+                lower = ptx::exp2(sums.gates[row + 8]) * view.p.scale;
+    std::uint32_t d_o[16], decayed[16];
+    load_operand<Stored::k_inner>(d_o, stage + Layout::d_o, thread);
+    scale_operand(decayed, d_o, upper, lower);
+    Accumulator made, o;
+    Core::begin(made, o, decayed, dq[0], dq[kTiles - 1]);
+    Core::template product<Stored::k_inner, Stored::k_inner, true>(made, stage + Layout::v, stage + Layout::d_o,
+                                                                   thread);
+    Core::commit();
+    Core::template product<Stored::k_inner, Stored::k_outer, true>(o, q, h, thread);
+    if constexpr (kTiles == 2) {
+      Core::template product<Stored::k_inner, Stored::k_outer>(o, q + kTileBytes, h + kTileBytes, thread);
+    }
+    Core::commit();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Core::template product<Stored::k_inner>(dq[tile], decayed, h + tile * kTileBytes, thread);
+    }
+    Core::commit();
+    Core::template wait<2>(made);
+    add_score_gradients(view, sums, made, d_scores, thread);
+    Core::template wait<1>(o);
+    const float2 common = dot_rows(o, d_o);
+    if ((lane & 3) == 0) {
+      sums.queries[row] = common.x * upper;
+      sums.queries[row + 8] = common.y * lower;
+    }
+    Core::template wait<0>(decayed, dq[0], dq[kTiles - 1]);
+    view.ring.leave(i, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) d_scores[i] *= view.p.scale;
+  sync_workers();  // scores have been read
+  put_rounded<Core>(scores_place(view), d_scores, thread);
+  Core::publish();
+  sync_workers();
+  Core::begin(dq[0], dq[kTiles - 1]);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    Core::template product<Stored::k_outer, Stored::k_outer>(dq[tile], scores_place(view), k + tile * kTileBytes,
+                                                             thread);
+  }
+  Core::finish(dq[0], dq[kTiles - 1]);
+  store_parts<kTiles>(view, view.d.dq, dq, thread);
+}
+
+template <int kTiles, class View>
+__device__ __forceinline__ void keys_group(const View& view) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31, warp = thread >> 5;
+  const int row = row_of_element(thread, 0);
+  const std::uint32_t q = view.base + Layout::q, k = view.base + Layout::k;
+  Accumulator dk[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) clear(dk[tile]);
-  clear(d_scores);
   view.ring.wait_filled(0);  // q and k come with the first head
   {
     Accumulator scores;
@@ -281,40 +309,44 @@ __device__ __forceinline__ void keys_group(const View& view) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const auto word = [&](int e) { return __float_as_uint(scores[4 * j + e] * view.p.scale); };
-      store_shared_16(view.base + Layout::scores + 16 * (thread + kGroupThreads * j),
-                      make_uint4(word(0), word(1), word(2), word(3)));
+      store_shared_16(own_scores(view, thread, j), make_uint4(word(0), word(1), word(2), word(3)));
     }
   }
+  sync_workers();
 #pragma unroll 1
   for (int i = 0; i < view.heads; ++i) {
     view.ring.wait_filled(i);
     HeadSums& sums = view.sums(i);
-    const std::uint32_t stage = view.stage(i), v = stage + Layout::v, d_o = stage + Layout::d_o,
-                        dh = stage + Layout::dh;
-    const float upper = ptx::exp2(sums.total() - sums.gates[row]),
-                lower = ptx::exp2(sums.total() - sums.gates[row + 8]);
-    Accumulator made, dv;
+    const std::uint32_t stage = view.stage(i), v = stage + Layout::v, dh = stage + Layout::dh;
+    const float gates[2] = {sums.gates[row], sums.gates[row + 8]};
+    const float upper = ptx::exp2(sums.total() - gates[0]), lower = ptx::exp2(sums.total() - gates[1]);
+    Accumulator dv;
     std::uint32_t decayed[16], weights[16];
     {
       std::uint32_t plain[16];
       load_operand<Stored::k_inner>(plain, v, thread);
       scale_operand(decayed, plain, upper, lower);
     }
-    Core::begin(made, dv, decayed, dk[0], dk[kTiles - 1]);
-    Core::template product<Stored::k_inner, Stored::k_inner, true>(made, v, d_o, thread);
-    Core::commit();
+    Core::begin(dv, decayed, dk[0], dk[kTiles - 1]);
     Core::template product<Stored::k_inner, Stored::k_outer, true>(dv, k, dh, thread);
     if constexpr (kTiles == 2) {
       Core::template product<Stored::k_inner, Stored::k_outer>(dv, k + kTileBytes, dh + kTileBytes, thread);
     }
+    Core::commit();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       Core::template product<Stored::k_inner>(dk[tile], decayed, dh + tile * kTileBytes, thread);
     }
     Core::commit();
-    Core::template wait<1>(made);
-    pairs_of_head(view, sums, made, d_scores, weights, thread);
-    Core::template wait<0>(dv, decayed, dk[0], dk[kTiles - 1]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      weights[2 * j] = weights[2 * j + 1] = 0u;
+      if (j < 2 * warp) continue;  // queries before all of the warp's keys
+      const DecayedPairs pairs = decayed_pairs(view, sums, gates[0], gates[1], j, thread);
+      weights[2 * j] = ptx::pack_bf16(pairs.scores[0], pairs.scores[1]);
+      weights[2 * j + 1] = ptx::pack_bf16(pairs.scores[2], pairs.scores[3]);
+    }
+    Core::template wait<1>(dv);
     scale_rows(dv, upper, lower);
     {
       std::uint32_t plain[16];
@@ -326,25 +358,19 @@ __device__ __forceinline__ void keys_group(const View& view) {
       }
     }
     Core::begin(dv, weights);
-    Core::template product<Stored::k_outer>(dv, weights, d_o, thread);
-    Core::finish(dv, weights);
+    Core::template product<Stored::k_outer>(dv, weights, stage + Layout::d_o, thread);
+    Core::finish(dv, weights, decayed, dk[0], dk[kTiles - 1]);
     view.ring.leave(i, lane);
     if (view.d.dv.data == nullptr) continue;
     const Rows to = rows_of(view.d.dv, view.place, view.begin + i);
-    store_pieces(dv, lane,
-                 [&](int r, int piece, uint4 words) { store_row_piece(to, 16 * (thread >> 5) + r, piece, words); });
+    store_pieces(dv, lane, [&](int r, int piece, uint4 words) { store_row_piece(to, 16 * warp + r, piece, words); });
   }
-  // The scores' gradients take the scores' place, which this group alone has read.
-  ptx::barrier(1, kGroupThreads);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) d_scores[i] *= view.p.scale;
-  put_rounded<Core>(score_gradients(view), d_scores, thread);
-  Core::publish();
-  sync_readers();
+  sync_workers();
+  sync_workers();
   Core::begin(dk[0], dk[kTiles - 1]);
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    Core::template product<Stored::k_inner, Stored::k_outer>(dk[tile], score_gradients(view), q + tile * kTileBytes,
+    Core::template product<Stored::k_inner, Stored::k_outer>(dk[tile], scores_place(view), q + tile * kTileBytes,
                                                              thread);
   }
   Core::finish(dk[0], dk[kTiles - 1]);
@@ -439,9 +465,9 @@ __device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGr
   __syncthreads();
   const int group = own_group();
   if (group == 0) {
+    Core::template take<Layout::query_registers>();
     queries_group<kTiles>(view);
   } else if (group == 1) {
-    Core::template take<Layout::key_registers>();
     keys_group<kTiles>(view);
   } else {
     Core::template give<Layout::helping_registers>();
