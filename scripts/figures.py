@@ -486,14 +486,25 @@ def kind_of(run, operation):
     return KINDS.get(operation, "gpu-operators")
 
 
+def models_row(row):
+    """A row as it is saved: one of the sweep of lengths (Figure 6) is its model's, unless it recomputes. None: of the
+    rest of that sweep."""
+    match = re.fullmatch(r"by (length|batch): (.*)", row["problem"])
+    if match is None:
+        return row
+    if match[1] == "batch" or match[2].endswith(" recomputed"):
+        return None
+    return {**row, "problem": match[2]}
+
+
 def take_rows(run, kind):
     """Puts a run's rows of a kind into its file, in place of those of the same name; each says its call."""
     path = FIGURES / f"{kind}.json"
     said = {"commit": run["commit"], "date": run["date"], "command": run["command"]}
     if kind == "cpu-threads":
         said["threads"] = run["threads"]
-    rows = [{**row, **said} for row in run["rows"] if row["operation"].startswith("ceiling")
-            or kind_of(run, row["operation"].split()[0]) == kind]
+    rows = [{**row, **said} for row in map(models_row, run["rows"]) if row and (
+        row["operation"].startswith("ceiling") or kind_of(run, row["operation"].split()[0]) == kind)]
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**run, "rows": []}
     if kept["machine"] != run["machine"]:
         raise SystemExit(f"{path.relative_to(ROOT)} is of {kept['machine']}, the run of {run['machine']}")

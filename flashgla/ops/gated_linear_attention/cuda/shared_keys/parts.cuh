@@ -35,16 +35,14 @@ __device__ __forceinline__ void store_row_piece(const Rows& to, int row, int pie
   }
 }
 
-// The gate of a chunk's token in base 2; 0 beyond the sequence.
-__device__ __forceinline__ float load_gate(const Params& p, const ChunkPlace& chunk, int row, int head) {
-  if (row >= chunk.rows) return 0.0f;
-  const float gate = load_as(p.gate_dtype, p.g.data, chunk.offset(p.g, row, head));
-  return ptx::larger_or_nan(gate * kLog2E, kLeastGate);
-}
-// Those of tokens 2 lane and the next.
+// Gates of a chunk's tokens 2 lane and the next, in base 2; 0 beyond the sequence.
 __device__ __forceinline__ float2 load_gates(const Params& p, const ChunkPlace& chunk, int head) {
   const int row = 2 * (threadIdx.x & 31);
-  return make_float2(load_gate(p, chunk, row, head), load_gate(p, chunk, row + 1, head));
+  const std::int64_t at = chunk.offset(p.g, row, head);
+  const auto gate = [&](std::int64_t offset) {
+    return ptx::larger_or_nan(load_as(p.gate_dtype, p.g.data, offset) * kLog2E, kLeastGate);
+  };
+  return make_float2(row < chunk.rows ? gate(at) : 0.0f, row + 1 < chunk.rows ? gate(at + p.g.token) : 0.0f);
 }
 
 // Sums of a chunk's gates through tokens 2 lane and 2 lane + 1, and of all.
