@@ -19,10 +19,12 @@ ROW = re.compile(r"^by (length|batch): (\S+) (\d+)x(\d+) bf16( recomputed)?$")
 
 def read(out):
     """What the runs have in common; by length and by batch of each model: tokens a second in thousands, GiB."""
-    about, by = {}, {"length": {}, "batch": {}}
+    about, by = {"machine": [], "commit": [], "date": []}, {"length": {}, "batch": {}}
     for path in sorted([*out.glob("*.json"), *out.glob("*.partial")]):
         run = json.loads(path.read_text())
-        about = {key: run[key] for key in ("machine", "commit", "date")}
+        for key, said in about.items():
+            if run[key] not in said:
+                said.append(run[key])
         for row in run["rows"]:
             match = ROW.match(row["problem"])
             if match is None or row.get("refused"):
@@ -32,7 +34,7 @@ def read(out):
             by[match[1]].setdefault(name, {})[length if match[1] == "length" else batch] = figures
             if match[1] == "length" and length == LENGTHS[0]:  # 8 sequences of 2K belong to both
                 by["batch"].setdefault(name, {})[batch] = figures
-    return about, by
+    return {key: ", ".join(sorted(said)) for key, said in about.items()}, by
 
 
 def draw(rows, png, label, ticks):
@@ -49,7 +51,7 @@ def table(models, head, columns):
 
 
 def section(about, by):
-    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; bf16 with f32 master weights. "
+    intro = (f"One {about['machine']}, commits {about['commit']}, {about['date']}; bf16 with f32 master weights. "
              "Thousands of tokens a second, and GiB held (weights, gradients, optimizer, what backward reads). A step "
              f"of {LENGTHS[-1]:,} tokens by the length of its sequences:")
     return "\n\n".join([textwrap.fill(intro, 120),
