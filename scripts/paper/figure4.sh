@@ -8,9 +8,10 @@
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
 #   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: all six models take some two minutes on two cores
 #   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
-# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_large, retnet_small:
-# the state of a layer of GLA is a quarter of RetNet's, and these two have each other's. N jobs train side by side. A
-# run ends at 99% accuracy, or when eight evaluations (one an epoch) in a row were not better than the best.
+# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_conv, GLA with a short
+# convolution (which tiny's gla has, too), and gla_large, retnet_small: the state of a layer of GLA is a quarter of
+# RetNet's, and these two have each other's. N jobs train side by side. A run ends at 99% accuracy, or when eight
+# evaluations (one an epoch) in a row were not better than the best.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
@@ -54,6 +55,7 @@ describe() {
       fields="\"model_type\": \"transformer\", \"num_heads\": 1, \"qkv_bias\": true, \"o_bias\": true,
               \"use_rope\": false, \"learned_positions\": true, \"max_position_embeddings\": $3" ;;
     gla) fields="\"model_type\": \"gla\"$gla" ;;
+    gla_conv) fields='"model_type": "gla", "num_heads": 2, "use_short_conv": true' ;;
     gla_large) fields='"model_type": "gla", "num_heads": 2, "expand_k": 1.0, "expand_v": 2.0' ;;
     retnet) fields='"model_type": "retnet", "num_heads": 2' ;;
     retnet_small) fields='"model_type": "retnet", "num_heads": 2, "expand_k": 0.5, "expand_v": 1.0' ;;
@@ -61,7 +63,8 @@ describe() {
     rwkv) fields='"model_type": "rwkv", "embedding_norm": false, "zero_init": false' ;;
     hyena) fields="\"model_type\": \"hyena\", \"l_max\": $3" ;;
     *)
-      echo "error: the model is $1; expected attention, gla, gla_large, retnet, retnet_small, mamba, rwkv or hyena" >&2
+      echo "error: the model is $1; expected attention, gla, gla_conv, gla_large, retnet, retnet_small, mamba, rwkv" \
+        "or hyena" >&2
       exit 2 ;;
   esac
   local blocks='"identity_mlp": true, "norm_type": "layer_norm"'
