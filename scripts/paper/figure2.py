@@ -89,7 +89,8 @@ def main():
     about, forms = read(out)
     kernels = shares(out)
     paper.FIGURES.mkdir(parents=True, exist_ok=True)
-    (paper.FIGURES / "figure2.json").write_text(json.dumps({"about": about, "forms": forms, "kernels": kernels}, indent=1) + "\n")
+    saved = {"about": about, "forms": forms, "kernels": kernels}
+    (paper.FIGURES / "figure2.json").write_text(json.dumps(saved, indent=1) + "\n")
     draw(forms, paper.FIGURES / "figure2.png")
     paper.put("figure2", section(about, forms, kernels))
 
