@@ -23,8 +23,8 @@ def accuracy_of(run):
 
 def draw(points, models, setting, widths, png):
     script = ["set terminal pngcairo noenhanced size 640,480 font ',11'", f"set output '{png}'",
-              "set xlabel 'model width'", "set ylabel 'accuracy'", "set yrange [0:1.02]", "set logscale x 2", "set grid",
-              "set key outside right center", f"set xtics ({', '.join(widths)})",
+              "set xlabel 'model width'", "set ylabel 'accuracy'", "set yrange [0:1.02]", "set logscale x 2",
+              "set grid", "set key outside right center", f"set xtics ({', '.join(widths)})",
               f"set xrange [{0.9 * int(widths[0])}:{1.1 * int(widths[-1])}]",
               "set linetype 5 lc rgb '#444444'",
               f"set title '{setting.split(':')[0]} tokens, {setting.split(':')[1]} pairs'"]
