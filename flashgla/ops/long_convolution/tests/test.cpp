@@ -26,7 +26,7 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
       {2, 300, 5, {3000, 20}},
   };
   // On a GPU more than its transform; in whole rows, with several sequences a block.
-  if (cuda_device_count() > 0) forms.insert(forms.end(), {{1, 4500, 3}, {3, 1100, 16}, {18, 520, 8}});
+  if (cuda_device_count() > 0) forms.insert(forms.end(), {{1, 4500, 3}, {3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}});
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
