@@ -162,7 +162,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& call, const G
 }
 
 // dx of a chunk's channels from d on, and what it adds to dweight, but for the filter's factor.
-template <int W, int N, class T>
+template <int W, int N, bool kSilu, class T>
 __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<T>& t, const Walk& walk, std::int64_t d,
                                               const Filter<W, N>& filter, unsigned char* shared,
                                               float (&dweight)[W][N]) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
       load<N>(ahead.place_of(i, k, 0), e[W - 1 + k]);
       load<N>(ahead.place_of(i, k, 1), dz[k]);
     }
-    if (call.silu) {
+    if constexpr (kSilu) {
 #pragma unroll
       for (int k = 0; k < K; ++k) {
 #pragma unroll
@@ -258,7 +258,7 @@ template <int W, int N, class T>
 constexpr int kBackwardShared = std::max(TokensAhead<2, N, T>::kBytes, W* N* kThreads* static_cast<int>(sizeof(float)));
 
 // `blocks`: of all but states, kDown chunks by slices of channels; what they add to dweight is summed over the chunks.
-template <int W, int N, class T>
+template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(Call call, std::int64_t blocks, Gradients<T> t, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float dweight[W][N] = {};
   if (d < call.channels && chunk < call.pieces(kChunk)) {
     const Filter<W, N> filter(call, d);
-    walk_backward<W, N>(call, t, Walk(call, chunk), d, filter, shared, dweight);
+    walk_backward<W, N, kSilu>(call, t, Walk(call, chunk), d, filter, shared, dweight);
   }
   flashgla::cuda::release_next();  // to the sums
   __syncthreads();                 // of the tokens, whose memory is taken

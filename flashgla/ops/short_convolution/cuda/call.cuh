@@ -74,14 +74,17 @@ struct Filter {
 
   __device__ __forceinline__ Filter(const Call& call, std::int64_t d) : factor(call.silu ? -kLog2OfE : 1.0f) {
     float flat[W][N];  // as they lie
+    if (N > 1 && call.wide_weight) {
 #pragma unroll
-    for (int j = 0; j < W; ++j) {
-      if constexpr (N == 1) {
-        flat[j][0] = call.weight_at(d * W + j);
-      } else if (call.wide_weight) {
-        load<N>(static_cast<const float*>(call.weight) + d * W + j * N, flat[j]);
-      } else {
-        load<N>(static_cast<const bf16*>(call.weight) + d * W + j * N, flat[j]);
+      for (int j = 0; j < W; ++j) load<N>(static_cast<const float*>(call.weight) + d * W + j * N, flat[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        if constexpr (N == 1) {
+          flat[j][0] = call.weight_at(d * W + j);
+        } else {
+          load<N>(static_cast<const bf16*>(call.weight) + d * W + j * N, flat[j]);
+        }
       }
     }
 #pragma unroll

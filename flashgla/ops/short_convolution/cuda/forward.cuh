@@ -2,6 +2,7 @@
 // waits for another, and blocks that run at a time lie close together in memory.
 #pragma once
 
+#include "flashgla/ops/cuda/division.cuh"
 #include "flashgla/ops/short_convolution/cuda/call.cuh"
 
 namespace flashgla::ops::short_convolution::cuda {
@@ -30,10 +31,11 @@ __device__ __forceinline__ void read(const Call& call, const Lines<T>& x, std::i
   }
 }
 
-// `blocks`: of all but states, tiles by slices of channels.
-template <int W, int N, class T>
+// `blocks`: of all but states, tiles by slices of channels; the divisions are by how many there are of a line.
+template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
-    forward_kernel(Call call, std::int64_t blocks, Lines<T> x, Lines<T> y, float* final_state) {
+    forward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_tiles, std::int64_t blocks,
+                   Lines<T> x, Lines<T> y, float* final_state) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= blocks) {
@@ -45,19 +47,23 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
     });
     return;
   }
-  const auto slices = static_cast<std::uint32_t>(call.slices(N)), tile = blockIdx.x / slices;
-  const auto tiles = static_cast<std::uint32_t>(call.pieces_of_line(kTile));
-  const std::int64_t d = std::int64_t{(blockIdx.x - tile * slices) * kAcross + threadIdx.x % kAcross} * N;
-  const std::int64_t line = tile / tiles;
-  const std::int64_t begin = std::int64_t{tile % tiles} * kTile + threadIdx.x / kAcross * kForwardTokens;
+  const std::uint32_t tile = by_slices.of(blockIdx.x), above = by_tiles.of(tile);
+  const std::int64_t d = std::int64_t{(blockIdx.x - tile * by_slices.by) * kAcross + threadIdx.x % kAcross} * N;
+  const std::int64_t line = above;
+  const std::int64_t begin = std::int64_t{tile - above * by_tiles.by} * kTile + threadIdx.x / kAcross * kForwardTokens;
   if (d >= call.channels || begin >= call.length) return;
   constexpr int K = kForwardTokens + W - 1;
   Vector<T, N> held[K];
   read<K, N>(call, x, line, begin - (W - 1), d, held);
   const Filter<W, N> filter(call, d);
   T* to = y.at(line, begin, d);
-  Place place = ops::cuda::place_at(call, line, begin);
-  if (begin - (W - 1) >= place.begin && begin + kForwardTokens <= place.end) {
+  Place place{line, 0, call.length};
+  bool inside = begin >= W - 1 && begin + kForwardTokens <= call.length;
+  if (call.cu_seqlens != nullptr) {
+    place = ops::cuda::place_at(call, line, begin);
+    inside = begin - (W - 1) >= place.begin && begin + kForwardTokens <= place.end;
+  }
+  if (inside) {
     float e[K][N];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -73,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
 #pragma unroll
         for (int i = 0; i < N; ++i) out[k][i] = filter.convolved(e, first + k, i);
       }
-      if (call.silu) {
+      if constexpr (kSilu) {
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k) {
 #pragma unroll

@@ -83,12 +83,16 @@ bool is_wide(const Inputs& inputs, int elements, std::initializer_list<const Ten
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   const Call call = call_of(inputs, activation);
-  const std::int64_t blocks = call.pieces(cuda::kTile) * call.slices(N);
+  const std::int64_t tiles = call.pieces_of_line(cuda::kTile), blocks = call.lines * tiles * call.slices(N);
+  const ops::cuda::Division by_slices(static_cast<std::uint32_t>(std::max<std::int64_t>(call.slices(N), 1)));
+  const ops::cuda::Division by_tiles(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1)));
   auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
   with_width(inputs.weight.size(1), [&](auto width) {
-    ops::cuda::queue_kernel(context, "short_convolution", cuda::forward_kernel<width.value, N, T>,
-                            blocks + (final_state ? call.state_blocks() : 0), kThreads, 0, call, blocks,
-                            Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+    ops::cuda::queue_kernel(
+        context, "short_convolution",
+        call.silu ? cuda::forward_kernel<width.value, N, T, true> : cuda::forward_kernel<width.value, N, T, false>,
+        blocks + (final_state ? call.state_blocks() : 0), kThreads, 0, call, by_slices, by_tiles, blocks,
+        Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
   });
 }
 
@@ -101,9 +105,11 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
                                      to.d_initial_state ? to.d_initial_state.as<float>() : nullptr};
   const std::int64_t blocks = partial.blocks() * call.slices(N);
   with_width(inputs.weight.size(1), [&](auto width) {
-    ops::cuda::queue_kernel(context, "short_convolution", cuda::backward_kernel<width.value, N, T>,
-                            blocks + (to.d_initial_state ? call.state_blocks() : 0), kThreads,
-                            cuda::kBackwardShared<width.value, N, T>, call, blocks, gradients, partial);
+    ops::cuda::queue_kernel(
+        context, "short_convolution",
+        call.silu ? cuda::backward_kernel<width.value, N, T, true> : cuda::backward_kernel<width.value, N, T, false>,
+        blocks + (to.d_initial_state ? call.state_blocks() : 0), kThreads, cuda::kBackwardShared<width.value, N, T>,
+        call, blocks, gradients, partial);
   });
 }
 
