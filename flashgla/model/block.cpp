@@ -163,27 +163,19 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                                                             "norms: statistics")
                                        : TensorView();
     saved.normalized = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
-    saved.in = i == 0 ? x : pass.training() ? pass.saved->tensor(x.shape, x.dtype, "blocks: residual") : y;
+    saved.in = i == 0 ? x : pass.keep().tensor(x.shape, x.dtype, "blocks: residual");
   }
-  const TensorView branch = context.scratch().tensor(x.shape, x.dtype, "blocks: branch");
+  const TensorView whole = drops(pass) ? context.scratch().tensor(x.shape, x.dtype, "blocks: branch") : TensorView();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
-    // The sum of the stream and the part before goes into what this norm reads.
-    if (i == 0 || drops(pass)) {
-      if (i > 0) ops::dropout::run(context, branch, parts_[i - 1].saved.in, part.saved.in, mask_of(pass, i - 1));
-      part.norm.forward(context, part.saved.in, {}, part.saved.normalized, {}, part.saved.statistics);
-    } else {
-      part.norm.forward(context, branch, parts_[i - 1].saved.in, part.saved.normalized, part.saved.in,
-                        part.saved.statistics);
-    }
-    const bool last = i + 1 == parts_.size();
-    part.branch->forward(pass, part.saved.normalized, {y || !last ? branch : TensorView(), {}}, state_of(before, part),
-                         state_of(after, part));
+    const TensorView in = part.saved.in, sum = i + 1 < parts_.size() ? parts_[i + 1].saved.in : y;
+    part.norm.forward(context, in, {}, part.saved.normalized, {}, part.saved.statistics);
+    // The branch adds the stream to what it writes, but where something of it falls out first.
+    nn::Output output;
+    if (sum) output = whole ? nn::Output{whole, {}} : nn::Output{sum, in};
+    part.branch->forward(pass, part.saved.normalized, output, state_of(before, part), state_of(after, part));
+    if (sum && whole) ops::dropout::run(context, whole, in, sum, mask_of(pass, i));
   }
-  if (!y) return;
-  if (drops(pass))
-    return ops::dropout::run(context, branch, parts_.back().saved.in, y, mask_of(pass, parts_.size() - 1));
-  ops::elementwise::add_to(context, branch, parts_.back().saved.in, y);
 }
 
 void Block::run_backward(nn::Pass& pass, const TensorView& d) {

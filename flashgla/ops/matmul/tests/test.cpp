@@ -61,9 +61,9 @@ TEST(Matmul, WhereTheAddendLiesChangesNoBit) {
   for (const Device device : testing::test_devices()) {
     Context context(device);
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      for (const std::int64_t m : {1, 40, 300}) {
-        const Tensor a = testing::copied_to(testing::random_normal({m, 520}, dtype, 1), device);
-        const Tensor b = testing::copied_to(testing::random_normal({520, 136}, dtype, 2), device);
+      for (const auto& [m, k] : {std::pair{1, 520}, std::pair{40, 520}, std::pair{140, 72}, std::pair{300, 520}}) {
+        const Tensor a = testing::copied_to(testing::random_normal({m, k}, dtype, 1), device);
+        const Tensor b = testing::copied_to(testing::random_normal({k, 136}, dtype, 2), device);
         const Tensor addend = testing::copied_to(testing::random_normal({m, 136}, dtype, 3), device);
         const Tensor elsewhere = Tensor::empty({m, 136}, dtype, device);
         const Tensor in_place = testing::copied_to(addend, device), itself = testing::copied_to(addend, device);
