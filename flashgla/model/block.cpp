@@ -50,7 +50,7 @@ class Identity : public mixers::Mixer {
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const mixers::LayerState&) override {
     const ArenaScope scope(pass.context.scratch());
     const TensorView normalized = pass.context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
-    norm.forward(pass.context, x, {}, normalized, {}, {});
+    norm.forward(pass.context, x, normalized, {});
     ops::elementwise::add(pass.context, normalized, x);
   }
 };
@@ -169,7 +169,7 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part& part = parts_[i];
     const TensorView in = part.saved.in, sum = i + 1 < parts_.size() ? parts_[i + 1].saved.in : y;
-    part.norm.forward(context, in, {}, part.saved.normalized, {}, part.saved.statistics);
+    part.norm.forward(context, in, part.saved.normalized, part.saved.statistics);
     // The branch adds the stream to what it writes, but where something of it falls out first.
     nn::Output output;
     if (sum) output = whole ? nn::Output{whole, {}} : nn::Output{sum, in};
@@ -190,7 +190,7 @@ void Block::run_backward(nn::Pass& pass, const TensorView& d) {
     Part& part = parts_[i];
     if (recompute) {
       part.saved.normalized = normalized;
-      part.norm.forward(context, part.saved.in, {}, normalized, {}, {});
+      part.norm.forward(context, part.saved.in, normalized, {});
     }
     if (dropped) ops::dropout::run(context, d, {}, dropped, mask_of(pass, i));
     part.branch->backward(pass, part.saved.normalized, dropped ? dropped : d, branch);

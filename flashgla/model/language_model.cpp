@@ -256,7 +256,7 @@ TensorView LanguageModel::positions_of(const nn::Pass& pass, const TensorView& t
 
 void LanguageModel::embed(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const {
   look_up(pass, tokens, x);
-  for (const nn::Norm& norm : layers_.embedding_norm) norm.forward(pass.context, x, {}, x, {}, {});
+  for (const nn::Norm& norm : layers_.embedding_norm) norm.forward(pass.context, x, x, {});
 }
 
 void LanguageModel::look_up(const nn::Pass& pass, const TensorView& tokens, const TensorView& x) const {
@@ -307,7 +307,7 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   embed(inference, tokens, x);
   run_blocks(inference, x, state);
   const TensorView rows = rows_of(context, x, scored.places);
-  layers_.final_norm.forward(context, rows, {}, rows, {}, {});
+  layers_.final_norm.forward(context, rows, rows, {});
   TensorView classes = head().value;
   if (ops::quantised_linear::is_packed(classes)) {
     classes = context.scratch().tensor(head().shape, DType::f32, "head in f32");
@@ -339,7 +339,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     embedded = inputs.back();
     embedded_statistics = pass.saved->tensor(norm.statistics_shape(tokens.numel()), losses.dtype, "norms: statistics");
     inputs.back() = pass.saved->tensor(shape, dtype_, "blocks: residual");
-    norm.forward(context, embedded, {}, inputs.back(), {}, embedded_statistics);
+    norm.forward(context, embedded, inputs.back(), embedded_statistics);
   }
   drop_embeddings(pass, inputs.back());
   for (std::size_t i = 0; i < layers_.blocks.size(); ++i) {
@@ -357,7 +357,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     const TensorView normalized = scratch.tensor(rows.shape, dtype_, "norms: outputs");
     const TensorView statistics =
         scratch.tensor(layers_.final_norm.statistics_shape(losses.numel()), losses.dtype, "norms: statistics");
-    layers_.final_norm.forward(context, rows, {}, normalized, {}, statistics);
+    layers_.final_norm.forward(context, rows, normalized, statistics);
     ops::cross_entropy::forward_backward(context, {normalized, head().value, targets.reshape(losses.shape)}, losses,
                                          drows, head().gradient, gradient_scale);
     layers_.final_norm.backward(context, rows, statistics, drows, drows, false);
@@ -409,7 +409,7 @@ void LanguageModel::prefill(Context& context, const TensorView& tokens, const nn
   for (std::int64_t i = 0; i < count; ++i) {
     ops::elementwise::convert(context, x.as_rows().slice(0, bounds[i + 1] - 1, bounds[i + 1]), last.slice(0, i, i + 1));
   }
-  layers_.final_norm.forward(context, last, {}, last, {}, {});
+  layers_.final_norm.forward(context, last, last, {});
   ops::quantised_linear::multiply(context, last, head().value, logits);
 }
 
@@ -431,7 +431,7 @@ void LanguageModel::hidden_states(nn::Pass& pass, const TensorView& tokens, cons
   inference.positions = state ? state->positions() : TensorView();
   embed(inference, tokens, hidden.reshape(Shape({1, total, config_.hidden_size})));
   run_blocks(inference, hidden.reshape(Shape({1, total, config_.hidden_size})), state);
-  layers_.final_norm.forward(pass.context, hidden, {}, hidden, {}, {});
+  layers_.final_norm.forward(pass.context, hidden, hidden, {});
 }
 
 void LanguageModel::logits(Context& context, const TensorView& hidden, const TensorView& logits) {

@@ -52,13 +52,11 @@ Shape Norm::statistics_shape(std::int64_t rows) const {
   return kind_ == NormKind::rms ? Shape({rows}) : Shape({2, rows});
 }
 
-void Norm::forward(Context& context, const TensorView& x, const TensorView& residual, const TensorView& y,
-                   const TensorView& sum, const TensorView& statistics) const {
+void Norm::forward(Context& context, const TensorView& x, const TensorView& y, const TensorView& statistics) const {
   if (kind_ == NormKind::rms) {
-    return ops::rms_norm::forward(context, {x, residual, weight_.value}, {y, sum, statistics}, epsilon_);
+    return ops::rms_norm::forward(context, {x, weight_.value}, {y, statistics}, epsilon_);
   }
-  if (residual) ops::elementwise::add_to(context, x, residual, sum);
-  ops::layer_norm::forward(context, {residual ? sum : x, weight_.value, bias_.front().value},
+  ops::layer_norm::forward(context, {x, weight_.value, bias_.front().value},
                            {y, part_of(statistics, 0), part_of(statistics, 1)}, epsilon_);
 }
 
@@ -66,7 +64,7 @@ ops::linear_step::Inputs Norm::before_step(Context& context, const TensorView& x
   ops::linear_step::Inputs inputs;
   if (kind_ == NormKind::layer) {
     inputs.x = context.scratch().tensor(x.shape, x.dtype, "norms: outputs");
-    forward(context, x, {}, inputs.x, {}, {});
+    forward(context, x, inputs.x, {});
     return inputs;
   }
   inputs.x = x;

@@ -28,9 +28,8 @@ class Norm {
   // Of what forward leaves for backward: f32 (f64 with f64).
   Shape statistics_shape(std::int64_t rows) const;
 
-  // With `residual`, sum = x + residual is normalised (and written). statistics absent: inference.
-  void forward(Context& context, const TensorView& x, const TensorView& residual, const TensorView& y,
-               const TensorView& sum, const TensorView& statistics) const;
+  // y may be x. statistics absent: inference.
+  void forward(Context& context, const TensorView& x, const TensorView& y, const TensorView& statistics) const;
 
   // x [N,D] normalised, as what a decoding step's linear layers read: in their prologue, or here into scratch.
   ops::linear_step::Inputs before_step(Context& context, const TensorView& x) const;

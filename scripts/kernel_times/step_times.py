@@ -37,8 +37,8 @@ def training_floors(tokens):
         # q, k, g, v read and o written; these and do read, dq, dk, dg, dv written.
         "gated_linear_attention": of_layers(3 * KEYS + 2 * VALUES + 6 * KEYS + 3 * VALUES),
         "swiglu": of_layers(3 * BETWEEN + 6 * BETWEEN),  # backward with the output again
-        # The first norm of a block, the second with the sum before it; backward x and dy read, dx added to.
-        "rms_norm": of_layers(2 * WIDTH + 4 * WIDTH + 2 * 4 * WIDTH),
+        # Two norms of a block; backward x and dy read, dx added to.
+        "rms_norm": of_layers(2 * 2 * WIDTH + 2 * 4 * WIDTH),
         "rms_norm_swish_gate": of_layers(3 * VALUES + 5 * VALUES),
         "log_sigmoid_gate": of_layers(2 * KEYS + 3 * KEYS),
         "adamw": (0, PARAMETERS * (4 + 3 * 8 + 2)),
@@ -55,7 +55,7 @@ def prompt_floors(tokens):
         "matrix products": (2 * tokens * (MATRICES - WIDTH * WORDS), 0),  # of the head one row
         "gated_linear_attention": of_layers(3 * KEYS + 2 * VALUES),
         "swiglu": of_layers(3 * BETWEEN),
-        "rms_norm": of_layers(2 * WIDTH + 4 * WIDTH),
+        "rms_norm": of_layers(2 * 2 * WIDTH),
         "rms_norm_swish_gate": of_layers(3 * VALUES),
         "log_sigmoid_gate": of_layers(2 * KEYS),
     }

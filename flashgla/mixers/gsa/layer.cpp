@@ -175,7 +175,7 @@ void Gsa::scan(nn::Pass& pass, Call call, const LayerState& after) {
 
 void Gsa::normalize(Context& context, const TensorView& statistics) const {
   ops::elementwise::silu_forward(context, saved_.o[kValues], saved_.activated);
-  norm_.forward(context, saved_.activated, {}, saved_.normalized, {}, statistics);
+  norm_.forward(context, saved_.activated, saved_.normalized, statistics);
 }
 
 void Gsa::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,

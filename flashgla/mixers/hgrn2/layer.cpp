@@ -196,7 +196,7 @@ void Hgrn2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
                                                            "norms: statistics")
                                       : TensorView();
   saved_.normalized = again("hgrn2: normalised outputs");
-  norm_.forward(context, saved_.o, {}, saved_.normalized, {}, saved_.statistics);
+  norm_.forward(context, saved_.o, saved_.normalized, saved_.statistics);
   if (y) output_.forward(context, saved_.normalized, y);
 }
 
@@ -211,7 +211,7 @@ void Hgrn2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
       for (TensorView& view : saved_.channels) view = like(view);
     }
     prepare(pass, {});
-    norm_.forward(context, saved_.o, {}, saved_.normalized, {}, {});
+    norm_.forward(context, saved_.o, saved_.normalized, {});
   }
   const TensorView dprojected = like(saved_.projected), d_o = like(saved_.o);
   output_.backward(context, saved_.normalized, dy, d_o);

@@ -114,7 +114,7 @@ void ChannelMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const TensorView normalized = scratch.tensor(x.shape, x.dtype, "norms: outputs");
-  norm.forward(context, x, {}, normalized, {}, {});
+  norm.forward(context, x, normalized, {});
   const TensorView mixed = scratch.tensor(Shape({2, x.size(0), hidden_}), x.dtype, "mlp: shifted tokens");
   token_shift::step(context, normalized, mixes(), state[0], mixed);
   const TensorView k = scratch.tensor(Shape({x.size(0), width_}), x.dtype, "mlp: keys");

@@ -152,7 +152,7 @@ void TimeMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, co
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const TensorView normalized = scratch.tensor(x.shape, x.dtype, "norms: outputs");
-  norm.forward(context, x, {}, normalized, {}, {});
+  norm.forward(context, x, normalized, {});
   const TensorView mixed = scratch.tensor(Shape({3, x.size(0), hidden_}), x.dtype, "rwkv: shifted tokens");
   token_shift::step(context, normalized, mixes(), state[1], mixed);
   const TensorView inner = scratch.tensor(Shape({3, x.size(0), inner_}), x.dtype, "rwkv: keys, values, receptances");

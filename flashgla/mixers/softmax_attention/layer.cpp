@@ -116,7 +116,7 @@ class SoftmaxAttention : public Mixer {
 void SoftmaxAttention::prepare(const nn::Pass& pass, bool want_deviations) {
   if (norms_.empty()) return rotate(pass, heads_to_turn(saved_.projected), Direction::forward);
   for (const std::size_t part : {kQ, kK}) {
-    norms_[part].forward(pass.context, heads(saved_.projected, part), {}, saved_.heads[part], {},
+    norms_[part].forward(pass.context, heads(saved_.projected, part), saved_.heads[part],
                          want_deviations ? saved_.rstd[part] : TensorView());
     rotate(pass, saved_.heads[part], Direction::forward);
   }
@@ -202,7 +202,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
   if (!norms_.empty()) {
     for (const std::size_t part : {kQ, kK}) {
       const TensorView own = heads(projected, part);
-      norms_[part].forward(context, own, {}, own, {}, {});
+      norms_[part].forward(context, own, own, {});
     }
     rotate(pass, heads_to_turn(projected), Direction::forward);
   }

@@ -118,7 +118,7 @@ struct WholeAndSteps {
   }
   void forward(const LayerState& before, const LayerState& after) {
     const Tensor normalized = Tensor::empty(shape, DType::f64);
-    norm.forward(context, x, {}, normalized, {}, {});
+    norm.forward(context, x, normalized, {});
     trial.mixer->forward(pass, normalized, {y, {}}, before, after);
     trial.mixer->prepare_steps(context, DType::f64);
   }

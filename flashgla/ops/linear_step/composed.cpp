@@ -13,7 +13,7 @@ TensorView run_prologue(Context& context, const Inputs& inputs) {
   if (inputs.prologue == Prologue::none) return x;
   const TensorView u = context.scratch().tensor(x.shape, x.dtype, "linear step: inputs");
   if (inputs.prologue == Prologue::rms_norm) {
-    rms_norm::forward(context, {x, {}, inputs.norm_weight}, {u, {}, {}}, inputs.epsilon);
+    rms_norm::forward(context, {x, inputs.norm_weight}, {u, {}}, inputs.epsilon);
     return u;
   }
   const std::int64_t heads = x.size(1) / inputs.head_size;
@@ -21,8 +21,7 @@ TensorView run_prologue(Context& context, const Inputs& inputs) {
     rms_norm_swish_gate::forward(context, x.split_last(heads), inputs.gate.split_last(heads), inputs.norm_weight,
                                  u.split_last(heads), {}, inputs.epsilon);
   } else {
-    rms_norm::forward(context, {x.split_last(heads), {}, inputs.norm_weight}, {u.split_last(heads), {}, {}},
-                      inputs.epsilon);
+    rms_norm::forward(context, {x.split_last(heads), inputs.norm_weight}, {u.split_last(heads), {}}, inputs.epsilon);
   }
   return u;
 }

@@ -10,18 +10,14 @@ namespace {
 
 void reference_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
   if (context.planning()) return;
-  const Elements x(inputs.x), residual(inputs.residual), weight(inputs.weight);
-  const Elements y(outputs.y), sum(outputs.sum), rstd(outputs.rstd);
+  const Elements x(inputs.x), weight(inputs.weight);
+  const Elements y(outputs.y), rstd(outputs.rstd);
   const std::int64_t length = x.length();
   parallel_for(context, x.rows(), [&](std::int64_t row) {
-    if (inputs.residual) {
-      for (std::int64_t d = 0; d < length; ++d) sum.set(row, d, x(row, d) + residual(row, d));
-    }
-    const Elements& s = inputs.residual ? sum : x;
     double squares = 0.0;
-    for (std::int64_t d = 0; d < length; ++d) squares += s(row, d) * s(row, d);
+    for (std::int64_t d = 0; d < length; ++d) squares += x(row, d) * x(row, d);
     const double r = 1.0 / std::sqrt(squares / static_cast<double>(length) + epsilon);
-    for (std::int64_t d = 0; d < length; ++d) y.set(row, d, s(row, d) * r * (inputs.weight ? weight(d) : 1.0));
+    for (std::int64_t d = 0; d < length; ++d) y.set(row, d, x(row, d) * r * (inputs.weight ? weight(d) : 1.0));
     if (outputs.rstd) rstd.set(row, r);
   });
 }

@@ -36,12 +36,6 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, dou
   const TensorView& x = inputs.x;
   arguments.check("x", x, kFloating);
   check_parameters(arguments, x, inputs.weight, outputs.rstd);
-  if (inputs.residual) {
-    arguments.check("residual", inputs.residual, x.dtype, x.shape, "x");
-    arguments.check("sum", outputs.sum, x.dtype, x.shape, "x");
-  } else {
-    arguments.check_absent("sum", outputs.sum, "without residual");
-  }
   arguments.check("y", outputs.y, x.dtype, x.shape, "x");
   if (!(epsilon >= 0.0)) arguments.fail("epsilon", "is " + std::to_string(epsilon), "at least 0");
   selected(context, x, inputs.weight).forward(context, inputs, outputs, epsilon);

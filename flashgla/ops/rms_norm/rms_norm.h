@@ -1,11 +1,10 @@
-// Root-mean-square normalisation over the last dimension, with the residual addition in front of it fused in.
+// Root-mean-square normalisation over the last dimension.
 // Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4.
 //
-//     s = x + residual                     (s = x without residual), rounded to x's dtype
-//     r = 1 / sqrt(mean_d(s_d^2) + epsilon)
-//     y_d = s_d r weight_d                 (weight 1 when absent)
+//     r = 1 / sqrt(mean_d(x_d^2) + epsilon)
+//     y_d = x_d r weight_d                 (weight 1 when absent)
 //
-// Shapes: x, residual, y, sum, dy, dx [...,D] (rows = all dimensions but the last; any strides, last dimension
+// Shapes: x, y, dy, dx [...,D] (rows = all dimensions but the last; any strides, last dimension
 // contiguous); weight [D]; rstd [rows] contiguous.
 // dtypes: activations one of f64, f32, bf16, f16; weight that dtype, f32 or bf16 (f64 with f64); rstd and dweight f32
 // (f64 with f64). Arithmetic in f32 (f64 with f64). Throw Error naming the argument.
@@ -18,19 +17,17 @@ namespace flashgla::ops::rms_norm {
 
 struct Inputs {
   TensorView x;
-  TensorView residual;  // absent: zero
-  TensorView weight;    // absent: ones
+  TensorView weight;  // absent: ones
 };
 
 struct Outputs {
-  TensorView y;     // may be x when there is no residual
-  TensorView sum;   // x + residual; present exactly when residual is; may be x or residual
+  TensorView y;     // may be x
   TensorView rstd;  // r for each row; absent: not wanted (inference)
 };
 
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon);
 
-// `x` is what was normalised: x, or Outputs.sum. With u_d = dy_d weight_d:
+// With u_d = dy_d weight_d:
 //     dx_d = r (u_d - x_d r^2 mean_e(u_e x_e));  dweight_d += sum over rows of dy_d x_d r
 // dx is overwritten, or added to with accumulate_dx (the residual branch's gradient is already there). dweight is
 // accumulated; absent: not computed. dx may be dy when not accumulating.

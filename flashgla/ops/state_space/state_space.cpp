@@ -157,7 +157,7 @@ void gate_then_norm(Context& context, GateAlone gate, const Gate& inputs, const 
   const ArenaScope scope(context.scratch());
   const TensorView gated = context.scratch().tensor(inputs.o.shape, inputs.o.dtype, "state_space: gated");
   gate(context, inputs, gated);
-  rms_norm::forward(context, {gated, {}, weight}, {y, {}, rstd}, epsilon);
+  rms_norm::forward(context, {gated, weight}, {y, rstd}, epsilon);
 }
 
 void norm_then_gate_backward(Context& context, GateAlone gate, GateAloneBackward backward, const Gate& inputs,

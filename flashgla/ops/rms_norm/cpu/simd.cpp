@@ -24,19 +24,13 @@ using simd::VF32;
 template <class T>
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, const float* weight, double epsilon) {
   const TypedRows<T> x(inputs.x), y(outputs.y);
-  const TypedRows<T> residual(inputs.residual ? inputs.residual : inputs.x);
-  const TypedRows<T> sum(inputs.residual ? outputs.sum : inputs.x);
   const std::int64_t length = x.length();
   const simd::F32 d;
   parallel_for_blocks(context, x.count(), rows_per_task(length), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const T* s = sum[row];
-      if (inputs.residual) {
-        simd::map([](VF32 a, VF32 b) { return hn::Add(a, b); }, length, sum[row], x[row], residual[row]);
-      }
-      const float squares = simd::sum([](VF32 a) { return hn::Mul(a, a); }, length, s);
+      const float squares = simd::sum([](VF32 a) { return hn::Mul(a, a); }, length, x[row]);
       const float r = 1.0f / std::sqrt(squares / static_cast<float>(length) + static_cast<float>(epsilon));
-      simd::map([&](VF32 a, VF32 w) { return hn::Mul(hn::Mul(a, hn::Set(d, r)), w); }, length, y[row], s, weight);
+      simd::map([&](VF32 a, VF32 w) { return hn::Mul(hn::Mul(a, hn::Set(d, r)), w); }, length, y[row], x[row], weight);
       if (outputs.rstd) outputs.rstd.as<float>()[row] = r;
     }
   });

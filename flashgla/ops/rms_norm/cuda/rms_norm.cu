@@ -13,16 +13,14 @@ using ops::cuda::Vector;
 
 template <class T>
 struct ForwardOperands {
-  Operand<T> x, residual, y, sum;
+  Operand<T> x, y;
   ops::cuda::WeightVector weight;
   float* rstd;  // null: not wanted
-  bool add;
   float epsilon;
 };
 
 template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads, kHeld == 0 ? 1 : 0)  // 0: not said; ptxas else spills
-    forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
@@ -30,36 +28,23 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == 0 ? 1 : 0)  // 0: 
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
   if (row >= grid.rows) return;  // whole teams
   const T* x = t.x.at(row, 0);
-  const T* residual = t.add ? t.residual.at(row, 0) : nullptr;
-  T* sum = t.add ? t.sum.at(row, 0) : nullptr;
   T* y = t.y.at(row, 0);
-  Vector<T, N> held[kHeld == 0 ? 1 : kHeld], other[kHeld == 0 ? 1 : kHeld];
+  Vector<T, N> held[kHeld == 0 ? 1 : kHeld];
   if constexpr (kHeld > 0) {  // all loads before the first use
     ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
       held[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-      if (residual) other[i] = ops::cuda::load_vector<N>(residual, column, whole, grid.length);
     });
   }
   float squares = 0.0f;
   ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) {
-      held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-      if (residual) other[0] = ops::cuda::load_vector<N>(residual, column, whole, grid.length);
-    }
-    if (residual) {
-      float total[N];
-#pragma unroll
-      for (int j = 0; j < N; ++j) total[j] = held[i][j] + other[i][j];
-      held[i] = Vector<T, N>::of(total);  // rounded before it is normalised, as backward reads it
-      ops::cuda::store_vector<N>(sum, column, whole, grid.length, held[i]);
-    }
+    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
 #pragma unroll
     for (int j = 0; j < N; ++j) squares += held[i][j] * held[i][j];
   });
   const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
   if (t.rstd && team.rank() == 0) t.rstd[row] = r;
   ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(sum ? sum : x, column, whole, grid.length);
+    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
     float weight[N], out[N];
     t.weight.template load<N>(column, whole, grid.length, weight);
 #pragma unroll
@@ -174,14 +159,8 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
   const TensorView& x = inputs.x;
-  const ForwardOperands<T> operands{Operand<T>(x),
-                                    Operand<T>(inputs.residual ? inputs.residual : x),
-                                    Operand<T>(outputs.y),
-                                    Operand<T>(inputs.residual ? outputs.sum : x),
-                                    ops::cuda::weight_vector(inputs.weight, N),
-                                    outputs.rstd ? outputs.rstd.as<float>() : nullptr,
-                                    static_cast<bool>(inputs.residual),
-                                    static_cast<float>(epsilon)};
+  const ForwardOperands<T> operands{Operand<T>(x), Operand<T>(outputs.y), ops::cuda::weight_vector(inputs.weight, N),
+                                    outputs.rstd ? outputs.rstd.as<float>() : nullptr, static_cast<float>(epsilon)};
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
     ops::cuda::queue_kernel(context, "rms_norm", forward_kernel<held.value, N, T>, grid.blocks(), RowGrid::kThreads, 0,
@@ -222,9 +201,7 @@ using bf16 = __nv_bfloat16;
 
 void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
   if (context.planning()) return;
-  const auto aligned = [&](int elements) {
-    return ops::cuda::are_aligned({&inputs.x, &inputs.residual, &outputs.y, &outputs.sum}, elements);
-  };
+  const auto aligned = [&](int elements) { return ops::cuda::are_aligned({&inputs.x, &outputs.y}, elements); };
   if (inputs.x.dtype == DType::f32) {
     return (aligned(4) ? forward_of<4, float> : forward_of<1, float>)(context, inputs, outputs, epsilon);
   }

@@ -28,37 +28,32 @@ TEST(RmsNorm, EveryImplementationAgreesWithTheReference) {
 TEST(RmsNorm, GradientsAgreeWithFiniteDifferences) {
   Context context;
   const Shape shape({4, 9});
-  const Tensor x = testing::random_normal(shape, DType::f64, 1),
-               residual = testing::random_normal(shape, DType::f64, 2);
+  const Tensor x = testing::random_normal(shape, DType::f64, 1);
   const Tensor weight = testing::random_normal({9}, DType::f64, 3), dy = testing::random_normal(shape, DType::f64, 4);
-  const Tensor y = Tensor::empty(shape, DType::f64), sum = Tensor::empty(shape, DType::f64);
-  const Tensor rstd = Tensor::empty({4}, DType::f64), dx = Tensor::empty(shape, DType::f64);
+  const Tensor y = Tensor::empty(shape, DType::f64), dx = Tensor::empty(shape, DType::f64);
+  const Tensor rstd = Tensor::empty({4}, DType::f64);
   const Tensor dweight = Tensor::zeros({9}, DType::f64);
   auto loss = [&] {
-    forward(context, {x, residual, weight}, {y, sum, rstd}, kEpsilon);
+    forward(context, {x, weight}, {y, rstd}, kEpsilon);
     return testing::dot(y, dy);
   };
   loss();
-  backward(context, sum, weight, rstd, dy, dx, false, dweight);
+  backward(context, x, weight, rstd, dy, dx, false, dweight);
   EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
-  EXPECT_EQ(testing::check_gradient("dresidual", residual, dx, loss), "");
   EXPECT_EQ(testing::check_gradient("dweight", weight, dweight, loss), "");
 }
 
 TEST(RmsNorm, WorksInPlace) {
   Context context;
   const Shape shape({5, 70});
-  const Tensor x = testing::random_normal(shape, DType::f32, 1),
-               residual = testing::random_normal(shape, DType::f32, 2);
-  const Tensor dy = testing::random_normal(shape, DType::f32, 3), y = Tensor::empty(shape, DType::f32);
-  const Tensor sum = Tensor::empty(shape, DType::f32), rstd = Tensor::empty({5}, DType::f32);
-  const Tensor dx = Tensor::empty(shape, DType::f32);
-  forward(context, {x, residual, {}}, {y, sum, rstd}, kEpsilon);
-  backward(context, sum, {}, rstd, dy, dx, false, {});
-  backward(context, sum, {}, rstd, dy, dy, false, {});
+  const Tensor x = testing::random_normal(shape, DType::f32, 1), dy = testing::random_normal(shape, DType::f32, 3);
+  const Tensor y = Tensor::empty(shape, DType::f32), dx = Tensor::empty(shape, DType::f32);
+  const Tensor rstd = Tensor::empty({5}, DType::f32);
+  forward(context, {x, {}}, {y, rstd}, kEpsilon);
+  backward(context, x, {}, rstd, dy, dx, false, {});
+  backward(context, x, {}, rstd, dy, dy, false, {});
   EXPECT_TRUE(testing::same_bits(dy, dx));
-  forward(context, {x, residual, {}}, {x, residual, rstd}, kEpsilon);
-  EXPECT_TRUE(testing::same_bits(residual, sum));
+  forward(context, {x, {}}, {x, rstd}, kEpsilon);
   EXPECT_TRUE(testing::same_bits(x, y));
 }
 
@@ -69,11 +64,9 @@ TEST(RmsNorm, RefusesBadArgumentsByName) {
   auto error = [&](const Inputs& inputs, const Outputs& outputs) {
     return testing::error_of([&] { forward(context, inputs, outputs, kEpsilon); });
   };
-  EXPECT_EQ(error({x, {}, {}}, {y, {}, {}}), "no error");
-  EXPECT_EQ(error({x, x, {}}, {y, {}, {}}), "rms_norm: sum is absent; expected a tensor");
-  EXPECT_EQ(error({x, {}, {}}, {y, x, {}}), "rms_norm: sum is present; expected none without residual");
-  EXPECT_EQ(error({x, {}, wrong}, {y, {}, {}}), "rms_norm: weight has shape [5]; expected [6] (as x's last dimension)");
-  EXPECT_EQ(error({x, {}, {}}, {y, {}, wrong}), "rms_norm: rstd has shape [5]; expected [4] (as x's rows)");
+  EXPECT_EQ(error({x, {}}, {y, {}}), "no error");
+  EXPECT_EQ(error({x, wrong}, {y, {}}), "rms_norm: weight has shape [5]; expected [6] (as x's last dimension)");
+  EXPECT_EQ(error({x, {}}, {y, wrong}), "rms_norm: rstd has shape [5]; expected [4] (as x's rows)");
   EXPECT_EQ(testing::error_of([&] { backward(context, x, {}, {}, y, y, false, {}); }),
             "rms_norm: rstd is absent; expected forward's");
 }
