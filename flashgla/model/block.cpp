@@ -163,6 +163,7 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                                                             "norms: statistics")
                                        : TensorView();
     saved.normalized = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
+    // Apart from x and y in every class: products that add in place may round otherwise.
     saved.in = i == 0 ? x : pass.keep().tensor(x.shape, x.dtype, "blocks: residual");
   }
   const TensorView whole = drops(pass) ? context.scratch().tensor(x.shape, x.dtype, "blocks: branch") : TensorView();
