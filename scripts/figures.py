@@ -309,6 +309,17 @@ def gpu_operator_rows(name):
     return origin + "\n\n" + table(["what", "of", "ms", "TB/s", "of the copy"], rows)
 
 
+def gpu_scan_table():
+    """Mamba's scan: shares of its own floor, which exponentials bound."""
+    run = Run(FIGURES / "gpu-operators.json")
+    rows = [row for row in run.timed() if row["operation"].startswith("selective_scan")]
+    if not rows:
+        raise Missing(f"{run.path.relative_to(ROOT)} has no row of selective_scan")
+    cells = [[row["operation"].removeprefix("selective_scan "), row["problem"], milliseconds(row), of_floor(row)]
+             for row in rows]
+    return sentences(run.origin(rows) + ".") + "\n\n" + table(["what", "of", "ms", "of the floor"], cells)
+
+
 def gpu_decoding_table():
     run = Run(FIGURES / "gpu-decoding.json")
     rows = []
@@ -468,7 +479,7 @@ TABLES = {"cpu": cpu_table, "cpu-threads": cpu_threads_table, "gpu": gpu_table, 
           **{f"gpu-steps-{what.split()[0]}": functools.partial(gpu_steps_table, what)
              for what in ("training step", "prompt", "token")},
           "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
-          "small-models": small_models_sentences, "fuzz": fuzz_table,
+          "gpu-selective_scan": gpu_scan_table, "small-models": small_models_sentences, "fuzz": fuzz_table,
           "quantisation": quantisation_tables, "quantisation-length": quantisation_length_table,
           "fuzz-total": fuzz_sentence,
           **{f"gpu-{name}": functools.partial(gpu_operator_rows, name) for name in OPERATORS},
