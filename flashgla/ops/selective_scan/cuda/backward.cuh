@@ -1,8 +1,10 @@
-// Backward: the chunks from the last to the first. Each chunk's states are computed again from those kept before it and
-// wait in shared memory, but for the last, which the lanes have. Then the tokens are walked back, the gradient of the
-// state in registers. What db and dc are sums of over the channels is added up by matrix products with ones.
+// Backward: the chunks from the last to the first, a chunk's tokens four by four. The states of four tokens are
+// computed again from those kept before them and stay in registers, where the walk back over the four finds them; the
+// state behind them is what was kept before the next four. What a chunk needs of memory is copied into shared memory
+// while the chunk behind it is walked over. Sums over channels are matrix products.
 #pragma once
 
+#include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/selective_scan/cuda/scan.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
@@ -16,23 +18,64 @@ struct Gradients {
   std::int64_t rows;
 };
 
-struct BackwardShared {
-  struct OfWarp {
-    float4 states[kChunk][4][kWarp];  // of each lane, before each token
-    float keys[kChunk][2][kStates];
-    float dt[kChunk][kRow];
-    float driven[kChunk][kRow];     // dt x
-    float open[kChunk][kRow];       // sigmoid(z)
-    float dsum[kChunk][kRow];       // dy silu(z)
-    float to_driven[kChunk][kRow];  // what OwnSums says
-    float to_dt[kChunk][kRow];
-    float outputs[kChunk][kRow];
-    float bias[kWarp], skip[kWarp];
-  } warps[kWarps];
-  float keys[2][kWarps][kChunk][2][kStates];  // db and dc of each warp's channels, of this chunk and the one before
+constexpr int kInShared = kChunk / 2;  // of a chunk's states: the first wait in shared memory, the others in registers
+constexpr int kQuad = 4;               // channels of a lane in the scan, and states
+constexpr int kHalves = 2;             // of a warp, each with channels of its own
+
+// Of a token, what lanes add up over their states: [half][lane / 4 % 4][channel of the half].
+struct LaneSums {
+  float to_driven[kQuad * kWarp];  // dh b
+  float to_dt[kQuad * kWarp];      // the rates' part of d(dt)
 };
 
-// d += a b in the matrix units: a [16,8], b [8,8], d [16,8]; the low 13 bits of the operands are not looked at.
+// What a lane reads of a chunk, of each of these tensors.
+enum Input { kX, kRaw, kZ, kDy, kOutput, kKeys, kInputs };
+// What it writes.
+enum Output { kDx, kDraw, kDz, kOutputs };
+
+// Room for what is asked for a chunk ahead, for each lane.
+template <class T, int kBuffers>
+struct AheadRoom {
+  uint4 ahead[kBuffers][kInputs][Vector<T, kWide>::kBytes / 16][kWarp];
+};
+template <class T>
+struct AheadRoom<T, 0> {};
+
+// kBuffers: chunks that inputs in shared memory are of. Two: the next ones are asked for before the walk. One: after
+// what comes last of a chunk. None: they are read when they are needed.
+template <class T, int kBuffers>
+struct BackwardShared {
+  // Tokens begin in other banks than their neighbours.
+  union Early {
+    float4 states[kQuad][kWarp];  // of each lane, before the token
+    LaneSums sums;                // once they have been read
+    float4 apart[kQuad * kWarp + 1];
+  };
+  union Late {
+    LaneSums sums;
+    float4 apart[sizeof(LaneSums) / sizeof(float4) + 1];
+  };
+  struct OfWarp : AheadRoom<T, kBuffers> {
+    Early early[kInShared];
+    Late late[kChunk - kInShared];
+    float keys[kChunk][2][kStates];
+    float dt[kChunk][kRow];
+    float driven[kChunk][kRow];  // dt x
+    float open[kChunk][kRow];    // sigmoid(z)
+    float dsum[kChunk][kRow];    // dy silu(z)
+    float bias[kWarp], skip[kWarp];
+
+    __device__ __forceinline__ LaneSums& sums(int t) {
+      return t < kInShared ? early[t].sums : late[t - kInShared].sums;
+    }
+  } warps[kWarps];
+  float keys[2][kWarps][kChunk][kHalves][2][kStates];  // db and dc of this chunk and the one before
+};
+
+// The least that a block may use, of capabilities 8.6, 8.9 and 12.0.
+static_assert(sizeof(BackwardShared<float, 0>) <= 99 * 1024);
+
+// d = a b + d in the matrix units: a [16,8], b [8,8], d [16,8]; the low 13 bits of the operands are not looked at.
 __device__ __forceinline__ void multiply_tf32(const float (&a)[4], float b0, float b1, float (&d)[4]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -42,162 +85,337 @@ __device__ __forceinline__ void multiply_tf32(const float (&a)[4], float b0, flo
 // What the matrix units see of a number, so that the rest can be added by a second product.
 __device__ __forceinline__ float seen(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// Sums over a warp's channels of eight values a lane, one for each of its states, for four tokens of two kinds (b, c).
-// kExact: to 2^-22 instead of 2^-10 of the addends.
-//
-// First product: lane l's value of state s goes to row 8 (l % 2) + s of the sums and column l / 4, which adds up the
-// two lanes l and l ^ 2: of b's fragment lane l has rows l % 4 and l % 4 + 4 of column l / 4, so a[row, l % 4 (+ 4)] is
-// one where the row is that of the first (second) value. Second product: the sums over columns go to column `slot`.
+// d += a b, to 2^-10 of the factors, or (kExact) to 2^-21.
 template <bool kExact>
-struct SumOverChannels {
-  float ones[kHalf / 2][4];  // of the first products
-  float sums[4];             // [state, slot]: lane l has states l / 4, l / 4 + 8 of slots 2 (l % 4), 2 (l % 4) + 1
-
-  __device__ __forceinline__ explicit SumOverChannels(int lane) {
-#pragma unroll
-    for (int j = 0; j < kHalf / 2; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        ones[j][i] = lane / 4 == 2 * j + i / 2 && lane % 2 == i % 2 ? 1.0f : 0.0f;
-      }
-    }
+__device__ __forceinline__ void multiply(const float (&a)[4], float b0, float b1, float (&d)[4]) {
+  if constexpr (kExact) {
+    const float rest[4] = {a[0] - seen(a[0]), a[1] - seen(a[1]), a[2] - seen(a[2]), a[3] - seen(a[3])};
+    const float front[4] = {seen(a[0]), seen(a[1]), seen(a[2]), seen(a[3])};
+    multiply_tf32(rest, b0, b1, d);
+    multiply_tf32(front, b0 - seen(b0), b1 - seen(b1), d);
+    multiply_tf32(front, b0, b1, d);
+  } else {
+    multiply_tf32(a, b0, b1, d);
   }
-  __device__ __forceinline__ void clear() { sums[0] = sums[1] = sums[2] = sums[3] = 0.0f; }
-
-  __device__ __forceinline__ void add(const float (&values)[kHalf], int slot, int lane) {
-    float columns[4] = {};
-#pragma unroll
-    for (int j = 0; j < kHalf / 2; ++j) {
-      const float first = values[2 * j], second = values[2 * j + 1];
-      if constexpr (kExact) {
-        multiply_tf32(ones[j], first - seen(first), second - seen(second), columns);
-        multiply_tf32(ones[j], seen(first), seen(second), columns);
-      } else {
-        multiply_tf32(ones[j], first, second, columns);
-      }
-    }
-    const float here = lane / 4 == slot ? 1.0f : 0.0f;
-    const float rows[4] = {columns[0], columns[2], columns[1], columns[3]};
-    if constexpr (kExact) {
-      const float rest[4] = {rows[0] - seen(rows[0]), rows[1] - seen(rows[1]), rows[2] - seen(rows[2]),
-                             rows[3] - seen(rows[3])};
-      multiply_tf32(rest, here, here, sums);
-      const float front[4] = {seen(rows[0]), seen(rows[1]), seen(rows[2]), seen(rows[3])};
-      multiply_tf32(front, here, here, sums);
-    } else {
-      multiply_tf32(rows, here, here, sums);
-    }
-  }
-
-  // Slots 0 to 3 are b's of tokens `first` on, 4 to 7 c's.
-  __device__ __forceinline__ void store(float (*to)[2][kStates], int first, int lane) const {
-    const int kind = lane % 4 / 2, token = first + lane % 2 * 2, state = lane / 4;
-    to[token][kind][state] = sums[0];
-    to[token + 1][kind][state] = sums[1];
-    to[token][kind][state + 8] = sums[2];
-    to[token + 1][kind][state + 8] = sums[3];
-  }
-};
-
-// A token's sums over the states for channel `lane` of the warp: dh b, the rates' part of d(dt), c h.
-struct OwnSums {
-  float to_driven, to_dt, outputs;
-};
-
-// Back over token t, the `slot`th of its four, behind which the states were h and before which they were old.
-template <bool kExact>
-__device__ __forceinline__ OwnSums back(const BackwardShared::OfWarp& shared, const Where& where, int t, int slot,
-                                        const float (&rates)[kPair][kHalf], const float (&h)[kPair][kHalf],
-                                        const float (&old)[kPair][kHalf], float (&dh)[kPair][kHalf],
-                                        float (&da)[kPair][kHalf], SumOverChannels<kExact>& sum) {
-  float dt[kPair], driven[kPair], dsum[kPair], b[kHalf], c[kHalf];
-  load_floats(&shared.dt[t][where.pair], dt);
-  load_floats(&shared.driven[t][where.pair], driven);
-  load_floats(&shared.dsum[t][where.pair], dsum);
-  load_floats(&shared.keys[t][0][where.states], b);
-  load_floats(&shared.keys[t][1][where.states], c);
-  float to_driven[kPair], to_dt[kPair], outputs[kPair], to_b[kHalf], to_c[kHalf];
-#pragma unroll
-  for (int i = 0; i < kPair; ++i) {
-    to_driven[i] = to_dt[i] = outputs[i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const float decay = ops::cuda::power_of_two(dt[i] * rates[i][k]);
-      const float d = fmaf(c[k], dsum[i], dh[i][k]);
-      outputs[i] = fmaf(c[k], h[i][k], outputs[i]);
-      to_driven[i] = fmaf(d, b[k], to_driven[i]);
-      to_b[k] = i == 0 ? d * driven[i] : fmaf(d, driven[i], to_b[k]);
-      to_c[k] = i == 0 ? h[i][k] * dsum[i] : fmaf(h[i][k], dsum[i], to_c[k]);
-      dh[i][k] = d * decay;
-      const float through = dh[i][k] * old[i][k];
-      to_dt[i] = fmaf(rates[i][k], through, to_dt[i]);
-      da[i][k] = fmaf(dt[i], through, da[i][k]);
-    }
-  }
-  sum.add(to_b, slot, where.lane);
-  sum.add(to_c, slot + 4, where.lane);
-  return {sum_of_own_channel(to_driven, where.lane), sum_of_own_channel(to_dt, where.lane),
-          sum_of_own_channel(outputs, where.lane)};
 }
 
-// A lane's channels of its token of a chunk.
-template <class T>
-struct Own {
-  Vector<T, kWide> x, raw, z, dy;
-
-  __device__ __forceinline__ Own(const Call<T>& call, const Gradients<T>& gradients, const Where& where,
-                                 const Place& place, int chunk)
-      : x(load_wide(call, call.x, where, place, chunk)),
-        raw(load_wide(call, call.raw, where, place, chunk)),
-        z(load_wide(call, call.z, where, place, chunk)),
-        dy(load_wide(call, gradients.dy, where, place, chunk)) {}
-
-  // What the walk needs of them, to shared memory.
-  __device__ __forceinline__ void prepare(BackwardShared::OfWarp& shared, const Where& where, bool real) const {
-    float bias[kWide], dt[kWide], driven[kWide], open[kWide], dsum[kWide];
-    load_floats(&shared.bias[where.wide], bias);
-    steps_of(raw, bias, real, dt);
+// Sums over the sixteen channels of a half of the warp, for a lane's states, of values times a factor of the channel: a
+// matrix product whose rows are the states and the half (lane / 4: state's quarter and half), and that adds up over
+// channels (lane % 4 and the lane's own). Of its columns those are of use whose factors are of the row's half: the
+// sums are right in lanes with lane % 4 / 2 == lane / 16.
+template <bool kExact>
+__device__ __forceinline__ void sum_over_half(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
+                                              float (&sums)[kQuad]) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
-      driven[i] = dt[i] * x[i];
-      open[i] = ops::cuda::sigmoid(z[i]);
-      dsum[i] = dy[i] * z[i] * open[i];
+  for (int k = 0; k < kQuad; k += 2) {
+    float columns[4] = {};
+#pragma unroll
+    for (int i = 0; i < kQuad; i += 2) {
+      const float rows[4] = {values[i][k], values[i][k + 1], values[i + 1][k], values[i + 1][k + 1]};
+      multiply<kExact>(rows, by[i], by[i + 1], columns);
     }
-    store_floats(dt, &shared.dt[where.token][where.wide]);
-    store_floats(driven, &shared.driven[where.token][where.wide]);
-    store_floats(open, &shared.open[where.token][where.wide]);
-    store_floats(dsum, &shared.dsum[where.token][where.wide]);
+    sums[k] = columns[0];
+    sums[k + 1] = columns[2];
   }
+}
 
-  // Their gradients, from what the walk has left there.
-  __device__ __forceinline__ void finish(const Call<T>& call, const Gradients<T>& gradients,
-                                         const BackwardShared::OfWarp& shared, const Where& where, const Place& place,
-                                         int t, float (&dskip)[kWide]) const {
-    float dt[kWide], open[kWide], dsum[kWide], skip[kWide], bias[kWide];
-    float to_driven[kWide], to_dt[kWide], outputs[kWide];
-    load_floats(&shared.open[where.token][where.wide], open);
-    load_floats(&shared.dt[where.token][where.wide], dt);
-    load_floats(&shared.dsum[where.token][where.wide], dsum);
-    load_floats(&shared.to_driven[where.token][where.wide], to_driven);
-    load_floats(&shared.to_dt[where.token][where.wide], to_dt);
-    load_floats(&shared.outputs[where.token][where.wide], outputs);
-    load_floats(&shared.skip[where.wide], skip);
-    load_floats(&shared.bias[where.wide], bias);
-    float dx[kWide], draw[kWide], dz[kWide];
-#pragma unroll
-    for (int i = 0; i < kWide; ++i) {
-      dx[i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
-      draw[i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * ops::cuda::sigmoid(raw[i] + bias[i]);
-      dz[i] = dy[i] * fmaf(skip[i], x[i], outputs[i]) * ops::cuda::silu_slope(z[i], open[i]);
-      dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
-    }
-    const int channel = where.first + where.wide, count = call.channels - channel;
-    const std::int64_t row = place.begin + t;
-    store_eight(dx, gradients.dx.at(place.line, row, channel), count, call.vectors);
-    store_eight(draw, gradients.draw.at(place.line, row, channel), count, call.vectors);
-    store_eight(dz, gradients.dz.at(place.line, row, channel), count, call.vectors);
+// What the walk back needs of a token.
+struct Token {
+  float dt[kQuad], driven[kQuad], dsum[kQuad], b[kQuad], c[kQuad];
+
+  template <class OfWarp>
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int t) {
+    load_floats(&shared.dt[t][square.channel], dt);
+    load_floats(&shared.driven[t][square.channel], driven);
+    load_floats(&shared.dsum[t][square.channel], dsum);
+    load_floats(&shared.keys[t][0][square.state], b);
+    load_floats(&shared.keys[t][1][square.state], c);
   }
 };
+
+// A token's sums: over a lane's states of dh b and of the rates' part of d(dt), for its channels; over the half's
+// channels of what b and c get, for its states.
+struct TokenSums {
+  float to_driven[kQuad], to_dt[kQuad], to_b[kQuad], to_c[kQuad];
+};
+
+// Back over a token, behind which the states were h and before which they were old.
+template <bool kExact>
+__device__ __forceinline__ TokenSums back(const Token& token, const float (&rates)[kQuad][kQuad],
+                                          const float (&h)[kQuad][kQuad], const float (&old)[kQuad][kQuad],
+                                          float (&dh)[kQuad][kQuad], float (&da)[kQuad][kQuad]) {
+  TokenSums sums;
+  sum_over_half<kExact>(h, token.dsum, sums.to_c);
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+    sums.to_driven[i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      dh[i][k] = fmaf(token.c[k], token.dsum[i], dh[i][k]);
+      sums.to_driven[i] = fmaf(dh[i][k], token.b[k], sums.to_driven[i]);
+    }
+  }
+  sum_over_half<kExact>(dh, token.driven, sums.to_b);
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+    sums.to_dt[i] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      dh[i][k] *= ops::cuda::power_of_two(token.dt[i] * rates[i][k]);
+      const float through = dh[i][k] * old[i][k];
+      sums.to_dt[i] = fmaf(rates[i][k], through, sums.to_dt[i]);
+      da[i][k] = fmaf(token.dt[i], through, da[i][k]);
+    }
+  }
+  return sums;
+}
+
+// What a lane reads and writes of chunks: eight channels of its token and its part of b and c.
+template <class T, int kBuffers>
+class BackwardLines {
+ public:
+  using OfWarp = typename BackwardShared<T, kBuffers>::OfWarp;
+  using Wide = Vector<T, kWide>;
+
+  __device__ __forceinline__ BackwardLines(const Call<T>& call, const Gradients<T>& gradients, const Where& where,
+                                           const Place& place, OfWarp& shared)
+      : call_(call),
+        gradients_(gradients),
+        shared_(shared),
+        lane_(where.lane),
+        length_(place.length - where.token),
+        count_(call.channels - where.first - where.wide),
+        states_(call.states - where.lane % 2 * kHalf) {
+    const std::int64_t t = place.begin + where.token;
+    const int channel = where.first + where.wide;
+    const Lines<T>& keys = where.lane / 2 % 2 == 0 ? call.b : call.c;
+    const auto base = [](const T* of) { return reinterpret_cast<const char*>(of); };
+    vectors_ = call.vectors && count_ >= kWide && call.key_vectors && states_ >= kHalf;
+    from_[kX] = base(call.x.at(place.line, t, channel));
+    from_[kRaw] = base(call.raw.at(place.line, t, channel));
+    from_[kZ] = base(call.z.at(place.line, t, channel));
+    from_[kDy] = base(gradients.dy.at(place.line, t, channel));
+    from_[kOutput] = base(outputs_at(call, where, place, 0));
+    from_[kKeys] = base(keys.at(place.line, t, where.lane % 2 * kHalf));
+    to_[kDx] = base(gradients.dx.at(place.line, t, channel));
+    to_[kDraw] = base(gradients.draw.at(place.line, t, channel));
+    to_[kDz] = base(gradients.dz.at(place.line, t, channel));
+    keys_bytes_ = bytes(keys.token_stride);
+  }
+
+  __device__ __forceinline__ bool there(int chunk) const { return chunk * kChunk < length_; }
+
+  // Asks for a chunk's.
+  __device__ __forceinline__ void ask(int chunk) {
+    if constexpr (kBuffers > 0) {
+      auto& to = shared_.ahead[chunk % kBuffers];
+      if (vectors_) {
+#pragma unroll
+        for (int which = 0; which < kInputs; ++which) {
+#pragma unroll
+          for (int i = 0; i < kVectors; ++i) {
+            ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), from(which, chunk) + i * (kWide / kVectors),
+                               there(chunk) ? 16 : 0);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int which = 0; which < kInputs; ++which) {
+          const int count = there(chunk) ? count_of(which) : 0;
+#pragma unroll 1
+          for (int i = 0; i < kWide; ++i) {
+            reinterpret_cast<T*>(&to[which][i / (kWide / kVectors)][lane_])[i % (kWide / kVectors)] =
+                i < count ? from(which, chunk)[i] : flashgla::cuda::from_float<T>(0.0f);
+          }
+        }
+      }
+      ptx::copy_async_commit();
+    }
+  }
+
+  // What has been asked for.
+  __device__ __forceinline__ Wide get(int which, int chunk) const {
+    if constexpr (kBuffers == 0) {
+      if (!there(chunk)) return Wide::zero();
+      return vectors_ ? Wide::load(from(which, chunk)) : load_eight<T>(from(which, chunk), count_of(which), false);
+    } else {
+      Wide result;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const uint4 four = shared_.ahead[chunk % kBuffers][which][i][lane_];
+        result.words[4 * i] = four.x;
+        result.words[4 * i + 1] = four.y;
+        result.words[4 * i + 2] = four.z;
+        result.words[4 * i + 3] = four.w;
+      }
+      return result;
+    }
+  }
+
+  // room: floats that this lane alone may use.
+  __device__ __forceinline__ void store(const float (&values)[kOutputs][kWide], int chunk, float* room) const {
+    if (vectors_) {
+#pragma unroll
+      for (int which = 0; which < kOutputs; ++which) Wide::of(values[which]).store(to(which, chunk));
+      return;
+    }
+#pragma unroll
+    for (int which = 0; which < kOutputs; ++which) {
+      store_floats(values[which], room);
+#pragma unroll 1
+      for (int i = 0; i < count_ && i < kWide; ++i) to(which, chunk)[i] = flashgla::cuda::from_float<T>(room[i]);
+    }
+  }
+
+ private:
+  static constexpr int kVectors = Wide::kBytes / 16;
+
+  static __device__ __forceinline__ int bytes(std::int64_t stride) { return static_cast<int>(stride * sizeof(T)); }
+  __device__ __forceinline__ int count_of(int which) const {
+    return which == kKeys ? states_ : which == kOutput ? kWide : count_;
+  }
+  // 32 bits times 32: one instruction.
+  __device__ __forceinline__ const T* from(int which, int chunk) const {
+    const int stride = which == kX      ? bytes(call_.x.token_stride)
+                       : which == kRaw  ? bytes(call_.raw.token_stride)
+                       : which == kZ    ? bytes(call_.z.token_stride)
+                       : which == kDy   ? bytes(gradients_.dy.token_stride)
+                       : which == kKeys ? keys_bytes_
+                                        : bytes(call_.tiles * kBlockChannels);
+    return reinterpret_cast<const T*>(from_[which] + std::int64_t{chunk * kChunk} * stride);
+  }
+  __device__ __forceinline__ T* to(int which, int chunk) const {
+    const Lines<T>& lines = which == kDx ? gradients_.dx : which == kDraw ? gradients_.draw : gradients_.dz;
+    const char* const at = to_[which] + std::int64_t{chunk * kChunk} * bytes(lines.token_stride);
+    return const_cast<T*>(reinterpret_cast<const T*>(at));
+  }
+
+  const Call<T>& call_;
+  const Gradients<T>& gradients_;
+  OfWarp& shared_;
+  int lane_, length_, count_, states_;  // tokens from the lane's first on; channels and states from its first
+  bool vectors_;                        // all are read and written 16 bytes at a time
+  const char *from_[kInputs], *to_[kOutputs];
+  int keys_bytes_;
+};
+
+// What the walk needs of a chunk's channels, to shared memory.
+template <class T, int kBuffers>
+__device__ __forceinline__ void prepare(const BackwardLines<T, kBuffers>& lines, int chunk,
+                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where) {
+  const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
+             dy = lines.get(kDy, chunk);
+  float bias[kWide], dt[kWide], driven[kWide], open[kWide], dsum[kWide];
+  load_floats(&shared.bias[where.wide], bias);
+  steps_of(raw, bias, lines.there(chunk), dt);
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+    driven[i] = dt[i] * x[i];
+    open[i] = ops::cuda::sigmoid(z[i]);
+    dsum[i] = dy[i] * z[i] * open[i];
+  }
+  store_floats(dt, &shared.dt[where.token][where.wide]);
+  store_floats(driven, &shared.driven[where.token][where.wide]);
+  store_floats(open, &shared.open[where.token][where.wide]);
+  store_floats(dsum, &shared.dsum[where.token][where.wide]);
+  store_keys(lines.get(kKeys, chunk), where, shared.keys);
+}
+
+// The sums of eight channels of a lane's token over the lanes that have their states.
+__device__ __forceinline__ void total_of_wide(const float (&sums)[kQuad * kWarp], const Where& where,
+                                              float (&total)[kWide]) {
+  // Halves begin with quarters of other banks.
+  const int half = where.wide / 16;
+  const float* from = sums + half * (kQuad * 16) + where.wide % 16;
+  const float *even = from + half * 16, *odd = from - half * 16;
+  float more[kQuad][kWide];
+#pragma unroll
+  for (int quarter = 0; quarter < kQuad; ++quarter) {
+    load_floats((quarter % 2 == 0 ? even : odd) + quarter * 16, more[quarter]);
+  }
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) total[i] = (more[0][i] + more[1][i]) + (more[2][i] + more[3][i]);
+}
+
+// The gradients of a chunk's channels, from what the walk has left.
+template <class T, int kBuffers>
+__device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines,
+                                       typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
+                                       int chunk, float (&dskip)[kWide]) {
+  const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
+             dy = lines.get(kDy, chunk), output = lines.get(kOutput, chunk);
+  float dt[kWide], open[kWide], dsum[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide];
+  load_floats(&shared.open[where.token][where.wide], open);
+  load_floats(&shared.dt[where.token][where.wide], dt);
+  load_floats(&shared.dsum[where.token][where.wide], dsum);
+  load_floats(&shared.skip[where.wide], skip);
+  load_floats(&shared.bias[where.wide], bias);
+  total_of_wide(shared.sums(where.token).to_driven, where, to_driven);
+  total_of_wide(shared.sums(where.token).to_dt, where, to_dt);
+  float to[kOutputs][kWide];
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+    to[kDx][i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
+    to[kDraw][i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * ops::cuda::sigmoid(raw[i] + bias[i]);
+    to[kDz][i] = dy[i] * output[i] * ops::cuda::silu_slope(z[i], open[i]);
+    dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
+  }
+  lines.store(to, chunk, &shared.dt[where.token][where.wide]);
+}
+
+// A lane's states in shared memory, 16 bytes a channel.
+__device__ __forceinline__ void load_own(const float4 (&from)[kQuad][kWarp], int lane, float (&h)[kQuad][kQuad]) {
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+    const float4 four = from[i][lane];
+    h[i][0] = four.x;
+    h[i][1] = four.y;
+    h[i][2] = four.z;
+    h[i][3] = four.w;
+  }
+}
+__device__ __forceinline__ void store_own(const float (&h)[kQuad][kQuad], int lane, float4 (&to)[kQuad][kWarp]) {
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) to[i][lane] = make_float4(h[i][0], h[i][1], h[i][2], h[i][3]);
+}
+
+// A chunk's states again, from those before it: before its first tokens in shared memory, before the others in h.
+template <class OfWarp>
+__device__ __forceinline__ void walk_ahead(OfWarp& shared, int lane, const float (&rates)[kQuad][kQuad],
+                                           const float (&before)[kQuad][kQuad], float (&h)[kInShared][kQuad][kQuad]) {
+  const Square<kQuad> square(lane);
+  float dt[kChunk - 1][kQuad], driven[kChunk - 1][kQuad], b[kChunk - 1][kQuad];
+  const auto load = [&](int t) {
+    load_floats(&shared.dt[t][square.channel], dt[t]);
+    load_floats(&shared.driven[t][square.channel], driven[t]);
+    load_floats(&shared.keys[t][0][square.state], b[t]);
+  };
+  float now[kQuad][kQuad];
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) now[i][k] = before[i][k];
+  }
+  // In front of the stores, which loads do not pass.
+#pragma unroll
+  for (int t = 0; t < kInShared; ++t) load(t);
+#pragma unroll
+  for (int t = 0; t < kInShared; ++t) {
+    store_own(now, lane, shared.early[t].states);
+    advance(rates, dt[t], driven[t], b[t], now);
+  }
+#pragma unroll
+  for (int t = kInShared; t < kChunk - 1; ++t) load(t);
+#pragma unroll
+  for (int t = kInShared; t < kChunk; ++t) {
+#pragma unroll
+    for (int i = 0; i < kQuad; ++i) {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) h[t - kInShared][i][k] = now[i][k];
+    }
+    if (t < kChunk - 1) advance(rates, dt[t], driven[t], b[t], now);
+  }
+}
 
 // What each segment but the first carries back of the state's gradient when nothing comes from behind it.
 template <class T>
@@ -210,11 +428,12 @@ __global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, L
   flashgla::cuda::wait_for_previous();
   __shared__ __align__(16) Shared of_warps[kWarps];
   const Where where(call.tiles, call.segments - 1);
+  const Square<kQuad> square(where.lane);
   const int segment = where.segment + 1;
   const Place place(call, where.sequence);
   const Chunks chunks(place, segment, call.segments);
   Shared& shared = of_warps[where.warp];
-  float rates[kPair][kHalf], dh[kPair][kHalf] = {}, steps[kWide] = {};
+  float rates[kQuad][kQuad], dh[kQuad][kQuad] = {}, steps[kWide] = {};
   load_rates(call, where, rates);
   load_parameter(call, where, call.dt_bias, shared.bias);
   __syncwarp();
@@ -236,14 +455,14 @@ __global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, L
     __syncwarp();
 #pragma unroll 4
     for (int t = kChunk - 1; t >= 0; --t) {
-      float step[kPair], by[kPair], c[kHalf];
-      load_floats(&shared.dt[t][where.pair], step);
-      load_floats(&shared.dsum[t][where.pair], by);
-      load_floats(&shared.keys[t][1][where.states], c);
+      float step[kQuad], by[kQuad], c[kQuad];
+      load_floats(&shared.dt[t][square.channel], step);
+      load_floats(&shared.dsum[t][square.channel], by);
+      load_floats(&shared.keys[t][1][square.state], c);
 #pragma unroll
-      for (int i = 0; i < kPair; ++i) {
+      for (int i = 0; i < kQuad; ++i) {
 #pragma unroll
-        for (int k = 0; k < kHalf; ++k) {
+        for (int k = 0; k < kQuad; ++k) {
           dh[i][k] = fmaf(c[k], by[i], dh[i][k]) * ops::cuda::power_of_two(step[i] * rates[i][k]);
         }
       }
@@ -253,131 +472,105 @@ __global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, L
   store_carried(call, where, segment, dh, steps);
 }
 
-template <class T>
+template <class T, int kBuffers>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gradients<T> gradients) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char memory[];
-  BackwardShared& block = *reinterpret_cast<BackwardShared*>(memory);
+  using Shared = BackwardShared<T, kBuffers>;
+  Shared& block = *reinterpret_cast<Shared*>(memory);
   const Where where(call.tiles, call.segments);
+  const Square<kQuad> square(where.lane);
   const Place place(call, where.sequence);
   const Chunks chunks(place, where.segment, call.segments);
-  BackwardShared::OfWarp& shared = block.warps[where.warp];
-  float rates[kPair][kHalf], dh[kPair][kHalf] = {}, da[kPair][kHalf] = {}, dskip[kWide] = {};
+  typename Shared::OfWarp& shared = block.warps[where.warp];
+  float rates[kQuad][kQuad], dh[kQuad][kQuad] = {}, da[kQuad][kQuad] = {}, dskip[kWide] = {};
   load_rates(call, where, rates);
   for (int segment = call.segments - 1; segment > where.segment; --segment) {
     through_segment(call, where, segment, rates, dh);
   }
   load_parameter(call, where, call.dt_bias, shared.bias);
   load_parameter(call, where, call.skip, shared.skip);
-  SumOverChannels<sizeof(T) == 4> sum(where.lane);
-  float4(*stored)[4][kWarp] = shared.states;
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
-  __syncwarp();
+  // The states before the chunk that comes next, and those behind it.
+  const int last = max(chunks.end, 1) - 1;
+  const std::int64_t kept_step = call.tiles * (kWarps * kSquare);
+  const float4* kept = kept_at(call, where, place, last);
+  float next[kQuad][kQuad], behind[kQuad][kQuad];
+  BackwardLines<T, kBuffers> lines(call, gradients, where, place, shared);
+  if (chunks.end > chunks.begin) {
+    lines.ask(last);
+    load_square(kept, where.lane, next);
+    load_square(kept + kept_step, where.lane, behind);
+  }
+  // Where the sums over channels of the lane's half are; the odd of such neighbours store c's, the even b's.
+  const bool has_sums = where.lane % 4 / 2 == where.lane / 16, odd = where.lane % 2 != 0;
+  const int own_sums = where.lane / 16 * (kQuad * 16) + where.lane / 4 % 4 * 16 + where.lane % 4 * kQuad;
 
-  // From what a lane has read of a chunk; ahead() asks for the next.
-  const auto back_over = [&](int chunk, const Own<T>& own, const Vector<T, kHalf>& keys, float(&h)[kPair][kHalf],
-                             const auto& ahead) {
+  for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
     const int first = chunk * kChunk;
-    own.prepare(shared, where, first + where.token < place.length);
-    store_keys(keys, where, shared.keys);
+    ptx::copy_async_wait<0>();
     __syncwarp();
-#pragma unroll 1
-    for (int four = 0; four < kChunk; four += 4) {
-      float dt[4][kPair], driven[4][kPair], b[4][kHalf];  // in front of the stores, which loads do not pass
+    prepare(lines, chunk, shared, where);
+    if (kBuffers == 2 && chunk > chunks.begin) lines.ask(chunk - 1);
+    __syncwarp();
+    float(*keys)[kHalves][2][kStates] = block.keys[chunk % 2][where.warp];
+    float h[kInShared][kQuad][kQuad];
+    walk_ahead(shared, where.lane, rates, next, h);
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        load_floats(&shared.dt[four + t][where.pair], dt[t]);
-        load_floats(&shared.driven[four + t][where.pair], driven[t]);
-        load_floats(&shared.keys[four + t][0][where.states], b[t]);
+    for (int half = 1; half >= 0; --half) {
+      if (half == 0) {
+#pragma unroll
+        for (int i = 0; i < kInShared; ++i) load_own(shared.early[i].states, where.lane, h[i]);
+        __syncwarp();  // sums may come into their place
+        if (chunk > chunks.begin) {
+          kept -= kept_step;
+          load_square(kept, where.lane, next);
+        }
+      }
+      Token token;
+      token.load(shared, square, half * kInShared + kInShared - 1);
+#pragma unroll
+      for (int i = kInShared - 1; i >= 0; --i) {
+        const int t = half * kInShared + i;
+        const Token now = token;
+        if (i > 0) token.load(shared, square, t - 1);  // in front of the stores, which loads do not pass
+        const TokenSums sums =
+            back<sizeof(T) == 4>(now, rates, i + 1 < kInShared ? h[(i + 1) % kInShared] : behind, h[i], dh, da);
+        LaneSums& to = half == 0 ? shared.early[i].sums : shared.late[i].sums;
+        *reinterpret_cast<float4*>(&to.to_driven[own_sums]) =
+            make_float4(sums.to_driven[0], sums.to_driven[1], sums.to_driven[2], sums.to_driven[3]);
+        *reinterpret_cast<float4*>(&to.to_dt[own_sums]) =
+            make_float4(sums.to_dt[0], sums.to_dt[1], sums.to_dt[2], sums.to_dt[3]);
+        float of_keys[kQuad];
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) of_keys[k] = odd ? sums.to_c[k] : sums.to_b[k];
+        if (has_sums) {
+          *reinterpret_cast<float4*>(&keys[t][where.lane / 16][odd ? 1 : 0][square.state]) =
+              make_float4(of_keys[0], of_keys[1], of_keys[2], of_keys[3]);
+        }
       }
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        store_square(h, &stored[four + t][0][where.lane], kWarp);
-        advance(rates, dt[t], driven[t], b[t], h);
-      }
-    }
-    float(*sums)[2][kStates] = block.keys[chunk % 2][where.warp];
-#pragma unroll 1
-    for (int four = kChunk - 4; four >= 0; four -= 4) {
-      sum.clear();
-      OwnSums tokens[4];
-      const auto store = [&](int t) {
-        shared.to_driven[four + t][where.lane] = tokens[t].to_driven;
-        shared.to_dt[four + t][where.lane] = tokens[t].to_dt;
-        shared.outputs[four + t][where.lane] = tokens[t].outputs;
-      };
-      // Stored behind all four, so that no load of the next token waits for a store; f32 has no registers for that.
-      constexpr bool kAtOnce = sizeof(T) == 4;
+      for (int i = 0; i < kQuad; ++i) {
 #pragma unroll
-      for (int t = 3; t >= 0; t -= 2) {
-        float old[kPair][kHalf];
-        load_square(&stored[four + t][0][where.lane], kWarp, old);
-        tokens[t] = back(shared, where, four + t, t, rates, h, old, dh, da, sum);
-        load_square(&stored[four + t - 1][0][where.lane], kWarp, h);
-        if constexpr (kAtOnce) store(t);
-        tokens[t - 1] = back(shared, where, four + t - 1, t - 1, rates, old, h, dh, da, sum);
-        if constexpr (kAtOnce) store(t - 1);
+        for (int k = 0; k < kQuad; ++k) behind[i][k] = h[0][i][k];
       }
-      if constexpr (!kAtOnce) {
-#pragma unroll
-        for (int t = 0; t < 4; ++t) store(t);
-      }
-      sum.store(sums, four, where.lane);
     }
     __syncwarp();
-    ahead();
-    if (first + where.token < place.length) {
-      const auto finish = [&](const Own<T>& of) {
-        of.finish(call, gradients, shared, where, place, first + where.token, dskip);
-      };
-      if constexpr (sizeof(T) == 4) {
-        finish(Own<T>(call, gradients, where, place, chunk));  // again: registers have no room for it meanwhile
-      } else {
-        finish(own);
-      }
-    }
+    if (lines.there(chunk)) finish(lines, shared, where, chunk, dskip);
+    if (kBuffers == 1 && chunk > chunks.begin) lines.ask(chunk - 1);
     __syncthreads();  // the warps' sums over their channels are there; those of the chunk before have been read
-    const int item = static_cast<int>(threadIdx.x) * 2, t = item / (2 * kStates);
+    const int item = static_cast<int>(threadIdx.x) * 2, t = item / (2 * kStates), of = item % (2 * kStates);
     float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const float2 more = *reinterpret_cast<const float2*>(&block.keys[chunk % 2][warp][0][0][0] + item);
+    for (int part = 0; part < kWarps * kHalves; ++part) {
+      const float* from = &block.keys[chunk % 2][part / kHalves][t][part % kHalves][0][0] + of;
+      const float2 more = *reinterpret_cast<const float2*>(from);
       total.x += more.x;
       total.y += more.y;
     }
     if (first + t < place.length) {
       float* to = gradients.partial + (where.tile * gradients.rows + row + first) * (2 * kStates) + item;
       *reinterpret_cast<float2*>(to) = total;
-    }
-  };
-  // Before what is left of the chunk behind is written; f32, and ptxas for 8.0, have no registers for it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  constexpr bool kEarly = sizeof(T) == 2;
-#else
-  constexpr bool kEarly = false;
-#endif
-  float h[kPair][kHalf];
-  if constexpr (!kEarly) {
-    for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
-      const Own<T> own(call, gradients, where, place, chunk);
-      const Vector<T, kHalf> keys = load_keys(call, where, place, chunk);
-      load_square(kept_at(call, where, place, chunk), kWarp, h);
-      back_over(chunk, own, keys, h, [] {});
-    }
-  } else {
-    const int last = max(chunks.end, 1) - 1;
-    Own<T> own(call, gradients, where, place, last);
-    Vector<T, kHalf> keys = load_keys(call, where, place, last);
-    load_square(kept_at(call, where, place, last), kWarp, h);
-    for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
-      Own<T> next = own;
-      back_over(chunk, own, keys, h, [&] {
-        if (chunk == chunks.begin) return;
-        next = Own<T>(call, gradients, where, place, chunk - 1);
-        keys = load_keys(call, where, place, chunk - 1);
-        load_square(kept_at(call, where, place, chunk - 1), kWarp, h);
-      });
-      own = next;
     }
   }
   const std::int64_t slot = where.sequence * call.segments + where.segment;
@@ -388,9 +581,9 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     if (where.token == 0 && channel < call.channels) gradients.dskip[slot * call.channels + channel] = dskip[i];
   }
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < kQuad; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) da[i][k] *= kLn2 * rates[i][k];
+    for (int k = 0; k < kQuad; ++k) da[i][k] *= kLn2 * rates[i][k];
   }
   store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
 }

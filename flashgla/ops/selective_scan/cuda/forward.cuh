@@ -7,6 +7,8 @@
 
 namespace flashgla::ops::selective_scan::cuda {
 
+constexpr int kPair = 2;  // channels of a lane in the scan, each with kHalf states
+
 // Of a warp. What a chunk is walked with is there twice: the next chunk's is made meanwhile.
 struct ForwardShared {
   struct Walk {
@@ -33,7 +35,8 @@ __device__ __forceinline__ float output_of_own_channel(const float (&c)[kHalf], 
     }
     sums[i] += odd;
   }
-  return sum_of_own_channel(sums, lane);
+  const bool second = lane & 1;
+  return (second ? sums[1] : sums[0]) + __shfl_xor_sync(kAll, second ? sums[0] : sums[1], 1);
 }
 
 // What a lane reads of a chunk: eight channels of its token and its part of b and c. Read chunk after chunk, so that
@@ -141,10 +144,14 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   __syncwarp();
   const int channel = where.first + where.wide, count = call.channels - channel;
   T* out = y.at(place.line, place.begin + chunks.begin * kChunk + where.token, channel);
-  float4* kept = kept_at(call, where, place, chunks.begin);
+  const Square<kPair> square(where.lane);
+  float4* kept = kept_at(call, where, place, min(chunks.begin, place.chunks()));
+  T* outputs_kept = outputs_at(call, where, place, chunks.begin);
+  const std::int64_t kept_step = call.tiles * (kWarps * kSquare);
+  const bool keeps = !kCarry && call.kept != nullptr;
   for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
-    if (!kCarry && call.kept != nullptr) store_square(h, kept, kWarp);
-    kept += call.tiles * (kWarps * 4 * kWarp);
+    if (keeps) store_square(h, kept, where.lane);
+    kept += kept_step;
     const Own own = next;
     next = inputs.next();
     const ForwardShared::Walk& walk = shared.walks[chunk % 2];
@@ -152,14 +159,14 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
 #pragma unroll
     for (int t = 0; t < kChunk; ++t) {
       float step[kPair], by[kPair], b[kHalf], c[kHalf];
-      load_floats(&walk.dt[t][where.pair], step);
-      load_floats(&walk.driven[t][where.pair], by);
-      load_floats(&walk.keys[t][0][where.states], b);
+      load_floats(&walk.dt[t][square.channel], step);
+      load_floats(&walk.driven[t][square.channel], by);
+      load_floats(&walk.keys[t][0][square.state], b);
       advance(rates, step, by, b, h);
       gate_now[t] = gate[t];
       prepare(own, chunk + 1, t);
       if constexpr (kCarry) continue;
-      load_floats(&walk.keys[t][1][where.states], c);
+      load_floats(&walk.keys[t][1][square.state], c);
       sums[t] = output_of_own_channel(c, h, where.lane);
     }
     __syncwarp();  // what was stored for the chunk before has been read
@@ -170,21 +177,26 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
     }
     __syncwarp();
     if constexpr (kCarry) continue;
-    if (y.data != nullptr && chunk * kChunk + where.token < place.length) {
+    if ((y.data != nullptr || keeps) && chunk * kChunk + where.token < place.length) {
       float outputs[kWide], skip[kWide];
       load_floats(&shared.sums[where.token][where.wide], outputs);
       load_floats(&shared.skip[where.wide], skip);
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) outputs[i] = fmaf(skip[i], x[i], outputs[i]) * gate_now[i];
-      store_eight(outputs, out, count, call.vectors);
+      for (int i = 0; i < kWide; ++i) outputs[i] = fmaf(skip[i], x[i], outputs[i]);
+      if (keeps) Vector<T, kWide>::of(outputs).store(outputs_kept);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) outputs[i] *= gate_now[i];
+      if (y.data != nullptr) store_eight(outputs, out, count, call.vectors);
     }
     out += kChunk * y.token_stride;
+    outputs_kept += kChunk * call.tiles * kBlockChannels;
     x = own.x;
   }
   if constexpr (kCarry) {
     store_carried(call, where, where.segment, h, steps);
-  } else if (ht != nullptr && where.segment == call.segments - 1) {
-    store_states(call, where, h, ht + state);
+  } else if (where.segment == call.segments - 1) {
+    if (keeps) store_square(h, kept, where.lane);  // other segments' last are the next ones' first
+    if (ht != nullptr) store_states(call, where, h, ht + state);
   }
 }
 

@@ -1,7 +1,7 @@
 // What the scan's kernels share. A warp has 32 channels of one sequence, or of a segment of it, and goes through the
-// tokens in chunks of eight. In the scan itself lane l has 2 channels x 8 states: channels 2 (l / 2) and the next,
-// states 8 (l % 2) and the next seven. Outside it, where a channel has one of everything, lane l has token l / 4 of the
-// chunk and channels 8 (l % 4) to 8 (l % 4) + 7: 16 bytes of bf16. The two meet in the warp's own shared memory.
+// tokens in chunks of eight. In the scan itself a lane has 16 states, of 2 channels x 8 (forward) or of 4 x 4
+// (backward): `Square`. Outside it, where a channel has one of everything, lane l has token l / 4 of the chunk and
+// channels 8 (l % 4) to 8 (l % 4) + 7: 16 bytes of bf16. The two meet in the warp's own shared memory.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ constexpr int kWarp = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarp * kWarps;
 constexpr int kBlockChannels = kThreads;
-constexpr int kStates = 16;      // that a kernel has room for; fewer are filled up with zeros
-constexpr int kChunk = 8;        // tokens between states that are kept
-constexpr int kPair = 2;         // channels of a lane in the scan
-constexpr int kHalf = 8;         // states of a lane in the scan
-constexpr int kWide = 8;         // channels of a lane outside the scan
+constexpr int kStates = 16;                   // that a kernel has room for; fewer are filled up with zeros
+constexpr int kChunk = 8;                     // tokens between states that are kept
+constexpr int kSquare = kWarp * kStates / 4;  // float4 of a warp's states
+constexpr int kHalf = 8;                      // states that a lane brings of b or c
+constexpr int kWide = 8;                      // channels of a lane outside the scan
 constexpr int kRow = kWarp + 4;  // floats of a token's row of the warp's channels: rows begin in other banks
 constexpr unsigned kAll = 0xffffffffu;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
@@ -47,9 +47,10 @@ struct Call {
   std::int64_t length;             // of a line
   int channels, states;
   std::int64_t tiles;  // blocks of channels
-  float4* kept;        // [slots,tiles,kWarps,4,kWarp]; null: not wanted
+  float4* kept;        // [slots,tiles,kWarps,kSquare]: states; null: not wanted
+  T* outputs;          // [rows,tiles,kBlockChannels]: y before its gate, wanted with `kept`
   int segments;        // that each sequence is cut into
-  float4* carried;     // [N,segments,tiles,kWarps,4,kWarp]: what a segment makes of nothing (the first: of h0)
+  float4* carried;     // [N,segments,tiles,kWarps,kSquare]: what a segment makes of nothing (the first: of h0)
   float* steps;        // [N,segments,tiles,kBlockChannels]: sums of dt over a segment
   bool vectors;        // every row of what has channels may be read and written 16 bytes at a time
   bool key_vectors;    // the same of b and c
@@ -74,8 +75,7 @@ struct Place {
 // Where a lane stands. Blocks are tiles, of segments, of sequences; `segments` of each sequence have blocks.
 struct Where {
   int lane, warp;
-  int states, pair;  // in the scan: first of its states; first of its channels in the warp
-  int token, wide;   // outside: its token of the chunk; first of its channels in the warp
+  int token, wide;  // outside the scan: its token of the chunk; first of its channels in the warp
   std::int64_t tile, sequence;
   int segment;  // counted from the first that has blocks
   int first;    // channel of the warp
@@ -83,8 +83,6 @@ struct Where {
   __device__ __forceinline__ Where(std::int64_t tiles, int segments)
       : lane(static_cast<int>(threadIdx.x) % kWarp),
         warp(static_cast<int>(threadIdx.x) / kWarp),
-        states(lane % 2 * kHalf),
-        pair(lane / 2 * kPair),
         token(lane / 4),
         wide(lane % 4 * kWide),
         tile(blockIdx.x % tiles),
@@ -104,36 +102,59 @@ struct Chunks {
   }
 };
 
-// Of the states before a chunk: four float4 of a lane, kWarp apart.
+// A lane's part of the warp's states: C channels and S states from its first ones on.
+template <int C>
+struct Square {
+  static constexpr int S = kStates / C;
+  static_assert(C == 2 || C == 4);
+  int channel, state;  // the first; channels count in the warp
+
+  // 4 x 4: lanes l % 4 of a half of the warp have its 16 channels, so that matrix products add up over those.
+  __device__ __forceinline__ explicit Square(int lane)
+      : channel(C == 2 ? lane / 2 * 2 : lane / 16 * 16 + lane % 4 * 4),
+        state(C == 2 ? lane % 2 * 8 : lane / 4 % 4 * 4) {}
+};
+
+// The warp's states before a chunk.
 template <class T>
 __device__ __forceinline__ float4* kept_at(const Call<T>& call, const Where& where, const Place& place, int chunk) {
   const std::int64_t first = call.cu_seqlens == nullptr ? place.line * call.length : place.begin;
-  const std::int64_t slot = first / kChunk + place.n + chunk;
-  return call.kept + (((slot * call.tiles + where.tile) * kWarps + where.warp) * 4) * kWarp + where.lane;
+  const std::int64_t slot = first / kChunk + 2 * place.n + chunk;
+  return call.kept + ((slot * call.tiles + where.tile) * kWarps + where.warp) * kSquare;
+}
+
+// A lane's eight channels of y before its gate, of its token of a chunk.
+template <class T>
+__device__ __forceinline__ T* outputs_at(const Call<T>& call, const Where& where, const Place& place, int chunk) {
+  const std::int64_t first = call.cu_seqlens == nullptr ? place.line * call.length : place.begin;
+  const std::int64_t row = first + chunk * kChunk + where.token;
+  return call.outputs + (row * call.tiles + where.tile) * kBlockChannels + where.warp * kWarp + where.wide;
 }
 
 // A lane's channels and states of an f32 tensor [E,K], 0 where there are none.
-template <class T>
+template <class T, int C, int S>
 __device__ __forceinline__ void load_states(const Call<T>& call, const Where& where, const float* from,
-                                            float (&to)[kPair][kHalf]) {
+                                            float (&to)[C][S]) {
+  const Square<C> square(where.lane);
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < C; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const int channel = where.first + where.pair + i, state = where.states + k;
+    for (int k = 0; k < S; ++k) {
+      const int channel = where.first + square.channel + i, state = square.state + k;
       const bool there = from != nullptr && channel < call.channels && state < call.states;
       to[i][k] = there ? from[static_cast<std::int64_t>(channel) * call.states + state] : 0.0f;
     }
   }
 }
-template <class T>
-__device__ __forceinline__ void store_states(const Call<T>& call, const Where& where, const float (&from)[kPair][kHalf],
+template <class T, int C, int S>
+__device__ __forceinline__ void store_states(const Call<T>& call, const Where& where, const float (&from)[C][S],
                                              float* to) {
+  const Square<C> square(where.lane);
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < C; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const int channel = where.first + where.pair + i, state = where.states + k;
+    for (int k = 0; k < S; ++k) {
+      const int channel = where.first + square.channel + i, state = square.state + k;
       if (channel < call.channels && state < call.states) {
         to[static_cast<std::int64_t>(channel) * call.states + state] = from[i][k];
       }
@@ -142,14 +163,15 @@ __device__ __forceinline__ void store_states(const Call<T>& call, const Where& w
 }
 
 // -exp(a_log) log2(e): decays are powers of two. 0 where there is no such state.
-template <class T>
-__device__ __forceinline__ void load_rates(const Call<T>& call, const Where& where, float (&rates)[kPair][kHalf]) {
+template <class T, int C, int S>
+__device__ __forceinline__ void load_rates(const Call<T>& call, const Where& where, float (&rates)[C][S]) {
+  const Square<C> square(where.lane);
   load_states(call, where, call.a_log, rates);
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < C; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
-      const bool there = where.first + where.pair + i < call.channels && where.states + k < call.states;
+    for (int k = 0; k < S; ++k) {
+      const bool there = where.first + square.channel + i < call.channels && square.state + k < call.states;
       rates[i][k] = there ? -expf(rates[i][k]) * kLog2E : 0.0f;
     }
   }
@@ -233,6 +255,13 @@ __device__ __forceinline__ void load_floats(const float* from, float (&to)[8]) {
   to[6] = high.z;
   to[7] = high.w;
 }
+__device__ __forceinline__ void load_floats(const float* from, float (&to)[4]) {
+  const float4 four = *reinterpret_cast<const float4*>(from);
+  to[0] = four.x;
+  to[1] = four.y;
+  to[2] = four.z;
+  to[3] = four.w;
+}
 __device__ __forceinline__ void load_floats(const float* from, float (&to)[2]) {
   const float2 both = *reinterpret_cast<const float2*>(from);
   to[0] = both.x;
@@ -247,36 +276,44 @@ __device__ __forceinline__ void store_keys(const Vector<T, kHalf>& from, const W
   store_floats(values, &to[0][0][0] + where.lane * kHalf);
 }
 
-// A lane's states, four float4 that lie `stride` apart.
-__device__ __forceinline__ void load_square(const float4* from, int stride, float (&h)[kPair][kHalf]) {
+// A warp's states in device memory, in pieces of four states of a channel, which lie in the order in which both
+// squares' lanes read and write whole sectors.
+template <int C>
+__device__ __forceinline__ int place_of_piece(const Square<C>& square, int i, int piece) {
+  const int channel = square.channel + i, quarter = square.state / 4 + piece;
+  return (channel % 2 * 2 + quarter % 2) * kWarp + channel / 2 * 2 + quarter / 2;
+}
+template <int C, int S>
+__device__ __forceinline__ void load_square(const float4* from, int lane, float (&h)[C][S]) {
+  const Square<C> square(lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 four = from[i * stride];
-    float* to = &h[i / 2][i % 2 * 4];
-    to[0] = four.x;
-    to[1] = four.y;
-    to[2] = four.z;
-    to[3] = four.w;
+  for (int i = 0; i < C; ++i) {
+#pragma unroll
+    for (int piece = 0; piece < S / 4; ++piece) {
+      const float4 four = from[place_of_piece(square, i, piece)];
+      h[i][4 * piece] = four.x;
+      h[i][4 * piece + 1] = four.y;
+      h[i][4 * piece + 2] = four.z;
+      h[i][4 * piece + 3] = four.w;
+    }
   }
 }
-__device__ __forceinline__ void store_square(const float (&h)[kPair][kHalf], float4* to, int stride) {
+template <int C, int S>
+__device__ __forceinline__ void store_square(const float (&h)[C][S], float4* to, int lane) {
+  const Square<C> square(lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float* from = &h[i / 2][i % 2 * 4];
-    to[i * stride] = make_float4(from[0], from[1], from[2], from[3]);
+  for (int i = 0; i < C; ++i) {
+#pragma unroll
+    for (int k = 0; k < S; k += 4) {
+      to[place_of_piece(square, i, k / 4)] = make_float4(h[i][k], h[i][k + 1], h[i][k + 2], h[i][k + 3]);
+    }
   }
-}
-
-// Of partial sums over a lane's states, for its two channels: the whole sum of channel `lane` of the warp.
-__device__ __forceinline__ float sum_of_own_channel(const float (&part)[kPair], int lane) {
-  const bool odd = lane & 1;
-  return (odd ? part[1] : part[0]) + __shfl_xor_sync(kAll, odd ? part[0] : part[1], 1);
 }
 
 template <class T>
 __device__ __forceinline__ float4* carried_at(const Call<T>& call, const Where& where, int segment) {
   const std::int64_t slot = where.sequence * call.segments + segment;
-  return call.carried + (((slot * call.tiles + where.tile) * kWarps + where.warp) * 4) * kWarp + where.lane;
+  return call.carried + ((slot * call.tiles + where.tile) * kWarps + where.warp) * kSquare;
 }
 template <class T>
 __device__ __forceinline__ float* steps_at(const Call<T>& call, const Where& where, int segment) {
@@ -285,10 +322,10 @@ __device__ __forceinline__ float* steps_at(const Call<T>& call, const Where& whe
 }
 
 // What a segment carries on, and its steps' sums from those that each lane has of its channels and token.
-template <class T>
+template <class T, int C, int S>
 __device__ __forceinline__ void store_carried(const Call<T>& call, const Where& where, int segment,
-                                              const float (&h)[kPair][kHalf], float (&steps)[kWide]) {
-  store_square(h, carried_at(call, where, segment), kWarp);
+                                              const float (&h)[C][S], float (&steps)[kWide]) {
+  store_square(h, carried_at(call, where, segment), where.lane);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
 #pragma unroll
@@ -298,29 +335,29 @@ __device__ __forceinline__ void store_carried(const Call<T>& call, const Where& 
 }
 
 // carried = what `segment` makes of it: its decays are those of the sum of its steps.
-template <class T>
+template <class T, int C, int S>
 __device__ __forceinline__ void through_segment(const Call<T>& call, const Where& where, int segment,
-                                                const float (&rates)[kPair][kHalf], float (&carried)[kPair][kHalf]) {
-  float own[kPair][kHalf], steps[kPair];
-  load_square(carried_at(call, where, segment), kWarp, own);
-  load_floats(steps_at(call, where, segment) + where.pair, steps);
+                                                const float (&rates)[C][S], float (&carried)[C][S]) {
+  float own[C][S], steps[C];
+  load_square(carried_at(call, where, segment), where.lane, own);
+  load_floats(steps_at(call, where, segment) + Square<C>(where.lane).channel, steps);
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < C; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
+    for (int k = 0; k < S; ++k) {
       carried[i][k] = fmaf(ops::cuda::power_of_two(steps[i] * rates[i][k]), carried[i][k], own[i][k]);
     }
   }
 }
 
 // h = decay h + driven b, for a lane's channels and states.
-__device__ __forceinline__ void advance(const float (&rates)[kPair][kHalf], const float (&dt)[kPair],
-                                        const float (&driven)[kPair], const float (&b)[kHalf],
-                                        float (&h)[kPair][kHalf]) {
+template <int C, int S>
+__device__ __forceinline__ void advance(const float (&rates)[C][S], const float (&dt)[C], const float (&driven)[C],
+                                        const float (&b)[S], float (&h)[C][S]) {
 #pragma unroll
-  for (int i = 0; i < kPair; ++i) {
+  for (int i = 0; i < C; ++i) {
 #pragma unroll
-    for (int k = 0; k < kHalf; ++k) {
+    for (int k = 0; k < S; ++k) {
       h[i][k] = fmaf(ops::cuda::power_of_two(dt[i] * rates[i][k]), h[i][k], driven[i] * b[k]);
     }
   }

@@ -1,6 +1,7 @@
 // The row of the table that runs on CUDA.
 #include <algorithm>
 #include <initializer_list>
+#include <type_traits>
 
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
@@ -146,10 +147,20 @@ __global__ void __launch_bounds__(cuda::kThreads, 4) step_kernel(StepCall<T, P> 
 
 std::int64_t tiles_of(const Sizes& sizes) { return (sizes.channels + cuda::kBlockChannels - 1) / cuda::kBlockChannels; }
 
+// Elements of what forward keeps for backward: states in f32, then outputs before their gate.
+struct Kept {
+  std::int64_t states, outputs;
+
+  explicit Kept(const Sizes& sizes)
+      : states((sizes.rows / cuda::kChunk + 2 * sizes.sequences) * tiles_of(sizes) * cuda::kBlockChannels *
+               cuda::kStates),
+        outputs(sizes.rows * tiles_of(sizes) * cuda::kBlockChannels) {}
+};
+
 std::size_t cuda_kept_bytes(const Inputs& inputs) {
-  const Sizes sizes(inputs);
-  const std::int64_t slots = sizes.rows / cuda::kChunk + sizes.sequences + 1;
-  return static_cast<std::size_t>(slots * tiles_of(sizes) * cuda::kBlockChannels * cuda::kStates) * sizeof(float);
+  const Kept kept{Sizes(inputs)};
+  return static_cast<std::size_t>(kept.states) * sizeof(float) +
+         static_cast<std::size_t>(kept.outputs) * size_of(inputs.x.dtype);
 }
 
 // Parameters in f32, in scratch where they are not.
@@ -196,6 +207,7 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
   using Lines = cuda::Lines<T>;
   bool vectors = cuda::aligned(Lines(in.x)) && cuda::aligned(Lines(in.raw)) && cuda::aligned(Lines(in.z));
   for (const TensorView& view : beside) vectors = vectors && (!view || cuda::aligned(Lines(view)));
+  auto* const states = static_cast<float4*>(kept.data);
   return {cuda::Lines<T>(in.x),
           cuda::Lines<T>(in.raw),
           cuda::Lines<T>(in.z),
@@ -210,7 +222,8 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           static_cast<int>(sizes.channels),
           static_cast<int>(sizes.states),
           tiles_of(sizes),
-          static_cast<float4*>(kept.data),
+          states,
+          states == nullptr ? nullptr : reinterpret_cast<T*>(states + Kept(sizes).states / 4),
           carried.segments,
           static_cast<float4*>(carried.states.data),
           static_cast<float*>(carried.steps.data),
@@ -274,8 +287,20 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       const auto call = call_of<T>(in, sizes, parameters, kept, carried, {dy, to.dx, to.draw, to.dz});
       ops::cuda::queue_kernel(context, "selective_scan", cuda::carry_back_kernel<T>, (pieces - sizes.sequences) * tiles,
                               cuda::kThreads, 0, call, gradients.dy);
-      ops::cuda::queue_kernel(context, "selective_scan", cuda::backward_kernel<T>, pieces * tiles, cuda::kThreads,
-                              static_cast<int>(sizeof(cuda::BackwardShared)), call, gradients);
+      const auto walk = [&](auto buffers) {
+        constexpr int kBuffers = decltype(buffers)::value;
+        ops::cuda::queue_kernel(context, "selective_scan", cuda::backward_kernel<T, kBuffers>, pieces * tiles,
+                                cuda::kThreads, static_cast<int>(sizeof(cuda::BackwardShared<T, kBuffers>)), call,
+                                gradients);
+      };
+      // f32 takes one: with two, a block less fits a multiprocessor.
+      constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
+      constexpr auto kRoom = static_cast<std::int64_t>(sizeof(cuda::BackwardShared<T, kMost>));
+      if (context.architecture().shared_memory >= kRoom) {
+        walk(std::integral_constant<int, kMost>());
+      } else {
+        walk(std::integral_constant<int, 0>());
+      }
       const std::int64_t sums = sizes.rows * 2 * cuda::kStates;
       ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
                               (sums + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0,
