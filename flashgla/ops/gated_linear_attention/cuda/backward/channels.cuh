@@ -106,7 +106,7 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGate
     std::uint32_t scores[16], keys[16];
     {
       Accumulator s;  // [key][query]
-      anchored_scores<Core>(s, keys, q, k, anchors, fresh_thread());
+      anchored_scores<Core, kBlocks>(s, keys, q, k, anchors, fresh_thread());
       select_pairs<true>(scores, s, fresh_thread());
     }
     Core::begin(scores, keys);
@@ -123,13 +123,13 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGate
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, d_o, h, fresh_thread());
     Core::finish(d);
-    add_anchored_keys<Core>(d, pairs, k, anchors, fresh_thread());
+    add_anchored_keys<Core, kBlocks>(d, pairs, k, anchors, fresh_thread());
   } else {
     {
       const float2 of_rows = anchors.of_rows(kBlocks, fresh_thread());
       scale_rows(held, of_rows.x, of_rows.y);
     }
-    add_anchored_outer<Core>(held, q, d_o, anchors, fresh_shuffled());
+    add_anchored_outer<Core, kBlocks>(held, q, d_o, anchors, fresh_shuffled());
     view.put_beyond(dot_rows(h, held, fresh_shuffled()));
     {
       Accumulator a;  // [key][query]
@@ -141,7 +141,7 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGate
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
     Core::finish(d);
-    add_anchored_queries<Core>(d, pairs, q, anchors, fresh_shuffled());
+    add_anchored_queries<Core, kBlocks>(d, pairs, q, anchors, fresh_shuffled());
   }
 }
 

@@ -90,7 +90,7 @@ __device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGa
     std::uint32_t scores[16], keys[16];
     {
       Accumulator s;  // [key][query]
-      half_block_scores<Core>(s, keys, q, k, anchors, fresh_shuffled());
+      anchored_scores<Core, kHalfBlocks>(s, keys, q, k, anchors, fresh_shuffled());
       select_pairs<true>(scores, s, fresh_shuffled());
     }
     Core::begin(scores, keys);
@@ -108,15 +108,14 @@ __device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGa
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, d_o, h, fresh_thread());
     Core::finish(d);
-    add_half_block_keys<Core>(d, pairs, k, anchors, fresh_shuffled());
+    add_anchored_keys<Core, kHalfBlocks>(d, pairs, k, anchors, fresh_shuffled());
     load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::k, fresh_shuffled());
   } else {
     {
       const float2 of_rows = anchors.of_rows(kHalfBlocks, fresh_shuffled());
       scale_rows(held, of_rows.x, of_rows.y);
     }
-    load_operand<k_outer>(pairs, q, fresh_shuffled());
-    add_half_block_outer<Core>(held, pairs, d_o, anchors, fresh_shuffled());
+    add_anchored_outer<Core, kHalfBlocks>(held, q, d_o, anchors, fresh_shuffled());
     view.put_beyond(dot_rows(h, held, fresh_shuffled()));
     {
       const float2 first = of_first_gates(view, view.index_there(), fresh_shuffled());
@@ -133,7 +132,7 @@ __device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGa
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
     Core::finish(d);
-    add_half_block_queries<Core>(d, pairs, q, anchors, fresh_shuffled());
+    add_anchored_queries<Core, kHalfBlocks>(d, pairs, q, anchors, fresh_shuffled());
     load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::q, fresh_shuffled());
   }
 }

@@ -412,19 +412,39 @@ struct ChannelsView {
     Accumulator earlier;
     start_sums<Core, true, 2>(earlier, parts, triangles());
     wait_for_sums<Core>(earlier);
-    if (kMayBeHeld && gates_held()) {
+    // What few chunks want is done to the sums before all else: branches among what follows would cost every chunk.
+    const auto times = [&](auto factors) {
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         float(&sums)[8] = reinterpret_cast<float(&)[8]>(earlier[8 * t]);
         const int thread = fresh_thread();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] += float_at(from_beyond, column_of_element(thread, 8 * t + i));
-        times_held(sums, stage + Layout::g, t, thread);
+        for (int i = 0; i < 8; ++i) {
+          sums[i] = fmaf(weight, float_at(from_beyond, column_of_element(thread, 8 * t + i)), sums[i]);
+        }
+        factors(sums, t, thread);
       }
       weight = 0.0f;
+    };
+    if (kMayBeHeld && gates_held()) {
+      times([&](float(&sums)[8], int t, int thread) { times_held(sums, stage + Layout::g, t, thread); });
+    }
+    float slope = 0.0f, offset = 1.0f;
+    if constexpr (kByLogits) {
+      if (!cut_off()) {
+        if (has_weak_gates(stage + Layout::g, p.logit_scale, fresh_thread())) {
+          times([&](float(&sums)[8], int t, int thread) {
+            times_slopes(sums, stage + Layout::g, t, slope_of_gate(p.logit_scale), thread);
+          });
+        } else {
+          slope = -p.logit_scale;
+          offset = p.logit_scale;
+        }
+      }
     }
     const auto from_all = [&](float part, int column) {
-      return kMayBeHeld ? fmaf(weight, float_at(from_beyond, column), part) : part + float_at(from_beyond, column);
+      return kMayBeHeld || kByLogits ? fmaf(weight, float_at(from_beyond, column), part)
+                                     : part + float_at(from_beyond, column);
     };
     if constexpr (kInF32) {
       auto* to = places().template get<float>(after, Places::dg);
@@ -446,7 +466,12 @@ struct ChannelsView {
       float sums[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) sums[i] = from_all(part[i], column_of_element(thread, 8 * t + i));
-      if (kByLogits && !cut_off()) times_slopes(sums, stage + Layout::g, t, p.logit_scale, fresh_thread());
+      if (kByLogits) {
+        const float log2_of = __fdividef(kLog2E, p.logit_scale);
+        times_slopes(
+            sums, stage + Layout::g, t, [&](float gate) { return fmaf(slope, ptx::exp2(gate * log2_of), offset); },
+            thread);
+      }
       std::uint32_t r[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(sums[2 * i], sums[2 * i + 1]);

@@ -142,9 +142,58 @@ __device__ __forceinline__ bool anchors_reach(const Accumulator& sums) {
   return reaches;
 }
 
+// ---- from anchor to anchor ----
+// kAnchors: of blocks, each a k-step of a product, or of half blocks (half_blocks.cuh), each half of one.
+
+// As scale_columns_at, with a vector for each of this thread's rows, or the same one.
+template <bool kAlike>
+__device__ __forceinline__ void scale_columns_by_rows(Accumulator& a, std::uint32_t first, std::uint32_t second) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 x = load_shared_float2(first + 32 * j), y = kAlike ? x : load_shared_float2(second + 32 * j);
+    a[4 * j] *= x.x;
+    a[4 * j + 1] *= x.y;
+    a[4 * j + 2] *= y.x;
+    a[4 * j + 3] *= y.y;
+  }
+}
+
+// This thread's rows that belong to block t and later ones (kFromHere), or to earlier ones, times factor t. Of half
+// blocks its two rows belong to one each.
+template <int kAnchors, int t, bool kFromHere>
+__device__ __forceinline__ void scale_rows_of_blocks(Accumulator& a, const Anchors& anchors, int thread) {
+  const auto vector = [&](int block) {
+    return anchors.factor_if(kFromHere ? block >= t : block < t, t) + 8 * (thread % 4);
+  };
+  if constexpr (kAnchors == kBlocks) {
+    scale_columns_at(a, vector(thread / 32));
+  } else {
+    scale_columns_by_rows<t % 2 == 0>(a, vector(thread / 32 * 2), vector(thread / 32 * 2 + 1));
+  }
+}
+// d += the step of block t of pairs times a tile's rows.
+template <class Core, int kAnchors, int t>
+__device__ __forceinline__ void add_step(Accumulator& d, std::uint32_t (&pairs)[16], std::uint32_t tile) {
+  Core::begin(pairs, d);
+  if constexpr (kAnchors == kBlocks) {
+    Core::template steps<Stored::k_outer, t, 1>(d, pairs, tile);
+  } else {
+    Core::template half_step<Stored::k_outer, t>(d, pairs, tile);
+  }
+  Core::finish(d);
+}
+// step(t) for each block, as a constant, or back from the last one.
+template <int kAnchors, bool kBack, class Step>
+__device__ __forceinline__ void for_each_block(Step step) {
+  const auto all = [&]<int... i>(std::integer_sequence<int, i...>) {
+    (step(std::integral_constant < int, kBack ? kAnchors - 1 - i : i > {}), ...);
+  };
+  all(std::make_integer_sequence<int, kAnchors>());
+}
+
 // Scores [key][query] of a chunk whose tiles hold k and scale q from their anchors, above the diagonal as it may be;
 // and `keys`: the warp's rows of k from the last anchor.
-template <class Core>
+template <class Core, int kAnchors>
 __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32_t (&keys)[16], std::uint32_t q_tile,
                                                 std::uint32_t k_tile, const Anchors& anchors, int thread) {
   Accumulator k;
@@ -156,74 +205,64 @@ __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32
     k[2 * i + 1] = pair.y;
   }
   clear(scores);
-  const auto columns = [&](auto of_block) {
+  for_each_block<kAnchors, false>([&](auto of_block) {
     constexpr int t = decltype(of_block)::value;
     Core::begin(keys, scores);
-    Core::template sixteen_columns<2 * t>(reinterpret_cast<float(&)[8]>(scores[8 * t]), keys, q_tile);
+    if constexpr (kAnchors == kBlocks) {
+      Core::template sixteen_columns<2 * t>(reinterpret_cast<float(&)[8]>(scores[8 * t]), keys, q_tile);
+    } else {
+      Core::template eight_columns<t>(reinterpret_cast<float(&)[4]>(scores[4 * t]), keys, q_tile);
+    }
     Core::finish(scores);
-    if constexpr (t + 1 < kBlocks) {
-      scale_columns_at(k, anchors.factor_if(thread / 32 <= t, t + 1) + 8 * (thread % 4));
+    if constexpr (t + 1 < kAnchors) {
+      scale_rows_of_blocks<kAnchors, t + 1, false>(k, anchors, thread);
       to_operand(keys, k);
     }
-  };
-  columns(std::integral_constant<int, 0>{});
-  columns(std::integral_constant<int, 1>{});
-  columns(std::integral_constant<int, 2>{});
-  columns(std::integral_constant<int, 3>{});
+  });
 }
 
 // d, rows queries: what they have from beyond the chunk, from the chunk's start, gets the pairs with keys and ends in
 // its rows' anchors' units. pairs: [query][key], zero above the diagonal; k_tile: k from its anchors.
-template <class Core>
+template <class Core, int kAnchors>
 __device__ __forceinline__ void add_anchored_keys(Accumulator& d, std::uint32_t (&pairs)[16], std::uint32_t k_tile,
                                                   const Anchors& anchors, int thread) {
-  const auto step = [&](auto of_block) {
+  for_each_block<kAnchors, false>([&](auto of_block) {
     constexpr int t = decltype(of_block)::value;
-    scale_columns_at(d, anchors.factor_if(thread / 32 >= t, t) + 8 * (thread % 4));
-    Core::begin(pairs, d);
-    Core::template steps<Stored::k_outer, t, 1>(d, pairs, k_tile);
-    Core::finish(d);
-  };
-  step(std::integral_constant<int, 0>{});
-  step(std::integral_constant<int, 1>{});
-  step(std::integral_constant<int, 2>{});
-  step(std::integral_constant<int, 3>{});
+    scale_rows_of_blocks<kAnchors, t, true>(d, anchors, thread);
+    add_step<Core, kAnchors, t>(d, pairs, k_tile);
+  });
 }
 
 // d, rows keys: from the last anchor, likewise with queries.
-template <class Core>
+template <class Core, int kAnchors>
 __device__ __forceinline__ void add_anchored_queries(Accumulator& d, std::uint32_t (&pairs)[16], std::uint32_t q_tile,
                                                      const Anchors& anchors, int thread) {
-  const auto step = [&](auto of_block) {
+  for_each_block<kAnchors, true>([&](auto of_block) {
     constexpr int t = decltype(of_block)::value;
-    Core::begin(pairs, d);
-    Core::template steps<Stored::k_outer, t, 1>(d, pairs, q_tile);
-    Core::finish(d);
-    if constexpr (t > 0) scale_columns_at(d, anchors.factor_if(thread / 32 < t, t) + 8 * (thread % 4));
-  };
-  step(std::integral_constant<int, 3>{});
-  step(std::integral_constant<int, 2>{});
-  step(std::integral_constant<int, 1>{});
-  step(std::integral_constant<int, 0>{});
+    add_step<Core, kAnchors, t>(d, pairs, q_tile);
+    if constexpr (t > 0) scale_rows_of_blocks<kAnchors, t, false>(d, anchors, thread);
+  });
 }
 
 // h, rows channels: from the last anchor; the outer products of queries (q_tile, from their anchors) and the other
 // tile's rows come to it, and it ends at the chunk's start.
-template <class Core>
+template <class Core, int kAnchors>
 __device__ __forceinline__ void add_anchored_outer(Accumulator& h, std::uint32_t q_tile, std::uint32_t other_tile,
                                                    const Anchors& anchors, int thread) {
-  const auto step = [&](auto of_block) {
+  std::uint32_t queries[16];  // of half blocks: a half has the other one's registers 0
+  if constexpr (kAnchors != kBlocks) load_operand<Stored::k_outer>(queries, q_tile, thread);
+  for_each_block<kAnchors, true>([&](auto of_block) {
     constexpr int t = decltype(of_block)::value;
-    Core::begin(h);
-    Core::template steps<Stored::k_outer, Stored::k_outer, t, 1>(h, q_tile, other_tile);
-    Core::finish(h);
+    if constexpr (kAnchors == kBlocks) {
+      Core::begin(h);
+      Core::template steps<Stored::k_outer, Stored::k_outer, t, 1>(h, q_tile, other_tile);
+      Core::finish(h);
+    } else {
+      add_step<Core, kAnchors, t>(h, queries, other_tile);
+    }
     const float2 of_rows = anchors.of_rows(t, thread);
     scale_rows(h, of_rows.x, of_rows.y);
-  };
-  step(std::integral_constant<int, 3>{});
-  step(std::integral_constant<int, 2>{});
-  step(std::integral_constant<int, 1>{});
-  step(std::integral_constant<int, 0>{});
+  });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -136,18 +136,30 @@ __device__ __forceinline__ float slope_of_logit(float x, float scale, float leas
 // The slope from the gate that a logit has become, where no least one cuts it off: 1 - sigmoid(x) times the scale, to
 // the gate's own relative rounding.
 struct SlopeOfGate {
+  static constexpr float kWeak = -0.01f;
   float scale, log2_of, linear, square;
   __device__ __forceinline__ float operator()(float gate) const {
     const float y = gate * log2_of, small = y * fmaf(square, y, linear);  // 1 - 2^y = -y ln 2 - (y ln 2)^2 / 2 - ..
-    return y > -0.01f ? small : fmaf(-scale, ptx::exp2(y), scale);
+    return y > kWeak ? small : fmaf(-scale, ptx::exp2(y), scale);
   }
 };
 __device__ __forceinline__ SlopeOfGate slope_of_gate(float scale) {
   return {scale, __fdividef(kLog2E, scale), -0.69314718f * scale, -0.24022651f * scale};
 }
+// Whether that wants its second form for one of the warp's rows of a tile of gates: where 1 - 2^y would lose digits.
+__device__ __forceinline__ bool has_weak_gates(std::uint32_t g_tile, float scale, int thread) {
+  std::uint32_t gates[16];
+  load_operand<Stored::k_inner>(gates, g_tile, thread);
+  __nv_bfloat162 most = reinterpret_cast<const __nv_bfloat162&>(gates[0]);
+#pragma unroll
+  for (int i = 1; i < 16; ++i) most = __hmax2(most, reinterpret_cast<const __nv_bfloat162&>(gates[i]));
+  const float2 pair = ptx::unpack_bf16(reinterpret_cast<const std::uint32_t&>(most));
+  return __any_sync(0xffffffffu, fmaxf(pair.x, pair.y) > SlopeOfGate::kWeak * scale / kLog2E) != 0;
+}
 // Eight elements of an accumulator of dg, those of k-step t of a tile of gates, times the slopes.
-__device__ __forceinline__ void times_slopes(float (&dg)[8], std::uint32_t g_tile, int t, float scale, int thread) {
-  const SlopeOfGate slope = slope_of_gate(scale);
+template <class Slope>
+__device__ __forceinline__ void times_slopes(float (&dg)[8], std::uint32_t g_tile, int t, const Slope& slope,
+                                             int thread) {
   std::uint32_t gates[4];
   TensorCore80::load_a<Stored::k_inner>(gates, g_tile, t, thread);
 #pragma unroll
