@@ -1,7 +1,9 @@
 // The row of the table that runs on CUDA.
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
@@ -256,8 +258,28 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   });
 }
 
+// The kernel counts from token to token in bytes of 32 bits.
+void check_token_strides(std::initializer_list<std::pair<const char*, const TensorView&>> tensors) {
+  for (const auto& [name, view] : tensors) {
+    const std::int64_t bytes = view.stride[1] * static_cast<std::int64_t>(size_of(view.dtype));
+    if (bytes > std::numeric_limits<std::int32_t>::max()) {
+      throw Error("selective_scan", name, "has tokens that are " + std::to_string(bytes) + " bytes apart",
+                  "less than 2 GiB");
+    }
+  }
+}
+
 void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_before, const TensorView& dy,
                    const InputGradients& to) {
+  check_token_strides({{"x", in.x},
+                       {"raw", in.raw},
+                       {"z", in.z},
+                       {"b", in.b},
+                       {"c", in.c},
+                       {"dy", dy},
+                       {"dx", to.dx},
+                       {"draw", to.draw},
+                       {"dz", to.dz}});
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   TensorView kept = kept_before;
