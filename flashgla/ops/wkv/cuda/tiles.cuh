@@ -55,13 +55,6 @@ __device__ __forceinline__ float log2_of(float x) {
   return y;
 }
 
-// How many of `most` tokens from `first` on there are.
-template <class T>
-__device__ __forceinline__ int tokens_from(const Call<T>& call, std::int64_t first, int most) {
-  const std::int64_t rest = call.length - first;
-  return rest <= 0 ? 0 : rest < most ? static_cast<int>(rest) : most;
-}
-
 // [kTensors][tokens][channels] of a tile of so many warps' tokens. Threads copy pieces of 16 bytes: each has one of row
 // thread_row() and of every kRows'th behind it.
 template <class T, int kWarps, int kOfWarp, int V, int kTensors>

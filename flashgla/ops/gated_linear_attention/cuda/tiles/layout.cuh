@@ -62,9 +62,6 @@ __device__ __forceinline__ int fresh_group() {
 __device__ __forceinline__ void sync_group() {
   ptx::barrier(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads);
 }
-__device__ __forceinline__ bool sync_group_or(bool predicate) {
-  return ptx::barrier_or(1 + static_cast<int>(threadIdx.x) / kGroupThreads, kGroupThreads, predicate);
-}
 
 // The same where no register is to hold the barrier's number.
 __device__ __forceinline__ void sync_fresh_group() { ptx::barrier(1 + fresh_group(), kGroupThreads); }
