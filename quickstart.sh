@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a bare machine to a GLA Transformer that writes: installs what is missing, builds, makes a corpus of small
-# stories, trains a small model, draws its loss curve, lets it write a paragraph. Two and a half to five minutes on two cores.
+# stories, trains a small model, draws its loss curve, lets it write a paragraph. Two and a half to five minutes on two
+# cores.
 # On a machine with a GPU and nvcc it builds for that GPU and trains there.
 #   ./quickstart.sh [RUN_FOLDER]   default: runs/quickstart (an interrupted run is continued)
 set -euo pipefail

@@ -8,9 +8,9 @@
 # OUT/figure4-T-PAIRS.png the curves, where there is gnuplot.
 #   tiny  64 tokens, 4 pairs of 128 words, width 32, on the CPU: all six models take some two minutes on two cores
 #   full  8,192 words, 100,000 sequences for training and 3,000 for validation, as in Arora et al. 2023; on a GPU
-# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_conv, GLA with a short
-# convolution (which tiny's gla has, too), and gla_large, retnet_small: the state of a layer of GLA is a quarter of
-# RetNet's, and these two have each other's. N jobs train side by side. A run ends at 99% accuracy, or when eight
+# LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_conv, GLA with a
+# short convolution (which tiny's gla has, too), and gla_large, retnet_small: the state of a layer of GLA is a quarter
+# of RetNet's, and these two have each other's. N jobs train side by side. A run ends at 99% accuracy, or when eight
 # evaluations (one an epoch) in a row were not better than the best.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
@@ -104,7 +104,7 @@ report() {  # NAME STEPS: its best accuracy, and how far the grid is (runs are s
   echo "$1: accuracy $accuracy, ended at step ${steps#*:} of $2 (${#ended[@]} of $to_train runs$left)"
 }
 
-to_train=0 trained=0
+runs=() trained=0  # MODEL SETTING WIDTH RATE of each
 for setting in ${settings//,/ }; do
   for width in ${widths//,/ }; do
     for rate in ${rates//,/ }; do
@@ -113,33 +113,28 @@ for setting in ${settings//,/ }; do
         if [ -f "$out/$model-${setting/:/-}-$width-$rate/done" ]; then
           trained=$((trained + 1))
         else
-          to_train=$((to_train + 1))
+          runs+=("$model $setting $width $rate")
         fi
       done
     done
   done
 done
+to_train=${#runs[@]}
 echo "$to_train runs to train, $jobs side by side, at most $epochs epochs each; $trained trained before." \
   "Each epoch of a run is a line of $out/NAME/metrics.jsonl."
 rm -f "$out"/.ended-*
 began=$SECONDS
 
-for setting in ${settings//,/ }; do
+for run in "${runs[@]}"; do
+  read -r model setting width rate <<<"$run"
   task=$out/task-${setting/:/-}
   if [ ! -f "$task/data.json" ]; then
     "$flashgla" data mqar --vocabulary "$words" --length "${setting%:*}" --pairs "${setting#*:}" --train "$sequences" \
       --validation "$validation" --out "$task" --quiet >/dev/null
   fi
-  for width in ${widths//,/ }; do
-    for rate in ${rates//,/ }; do
-      for model in ${models//,/ }; do
-        [ ! -f "$out/$model-${setting/:/-}-$width-$rate/done" ] || continue
-        describe "$model" "$width" "${setting%:*}" >"$out/models/$model-${setting/:/-}-$width.json"
-        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || exit 1; done
-        train "$model" "$setting" "$width" "$rate" &
-      done
-    done
-  done
+  describe "$model" "$width" "${setting%:*}" >"$out/models/$model-${setting/:/-}-$width.json"
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || exit 1; done
+  train "$model" "$setting" "$width" "$rate" &
 done
 while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
