@@ -25,14 +25,14 @@ std::uint64_t hash_name(const std::string& name) {  // FNV-1a
 }
 
 // Whether it has queued the drawing of a value's normals on its device: the bits that the CPU draws, in no time.
-bool drew_on_device(const Context& context, const TensorView& value, const random::Stream& stream, double deviation) {
+bool drew_on_device([[maybe_unused]] const Context& context, [[maybe_unused]] const TensorView& value,
+                    [[maybe_unused]] const random::Stream& stream, [[maybe_unused]] double deviation) {
 #ifdef FLASHGLA_CUDA
   if (value.device.kind == Device::Kind::cuda && (value.dtype == DType::f32 || value.dtype == DType::bf16)) {
     cuda::draw_normals(context, value, stream, deviation);
     return true;
   }
 #endif
-  static_cast<void>(context), static_cast<void>(value), static_cast<void>(stream), static_cast<void>(deviation);
   return false;
 }
 

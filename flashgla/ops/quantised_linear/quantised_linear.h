@@ -1,7 +1,7 @@
 // Linear layers whose weights have 8 or 4 bits.
 //
-//     y[m,n] = (accumulate ? y[m,n] : addend[m,n]) + sum_k x[m,k] w[n,k] + bias[n],     w[n,k] = scale[n,k/32]
-//     value(code[n,k])
+//     y[m,n] = (accumulate ? y[m,n] : addend[m,n]) + sum_k x[m,k] w[n,k] + bias[n]
+//     w[n,k] = scale[n,k/32] value(code[n,k])
 //
 // A matrix [N,K] is a u8 tensor [panels, groups, block]: a panel has 16 rows and a group 32 columns (both padded with
 // zeros at the end), and a block of 544 bytes (q8) or 288 (q4) is
