@@ -5,8 +5,8 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numbers>
+#include <string_view>
 #include <utility>
 
 #include "flashgla/base/file.h"
@@ -23,7 +23,6 @@ namespace flashgla::train {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -40,13 +39,17 @@ double bits_per_byte(double nats_per_token, double bytes_per_target) {
 model::ModelConfig resolve_model(const TrainConfig& config, const data::Dataset& dataset) {
   model::ModelConfig result;
   bool take_vocabulary = false;
+  const auto parse = [&](std::string_view json, const std::string& source) {
+    result = model::parse_config(std::string(json), source);
+    take_vocabulary = json.find("\"vocab_size\"") == std::string_view::npos;
+  };
   if (config.model.starts_with("{")) {
-    result = model::parse_config(config.model, "training configuration: model");
-    take_vocabulary = !Json::parse(config.model).contains("vocab_size");
+    parse(config.model, "training configuration: model");
   } else if (fs::is_directory(config.model)) {
     result = model::load_config(config.model + "/config.json");
   } else if (fs::is_regular_file(config.model)) {
-    result = model::load_config(config.model);
+    const MappedFile file(config.model);
+    parse({reinterpret_cast<const char*>(file.data()), file.size()}, config.model);
   } else {
     result = model::preset(config.model);
     take_vocabulary = true;

@@ -6,7 +6,7 @@
 # values' channels and of both, and GLA with 1 and 8 heads. What is trained already is not trained again. OUT/table2.txt
 # has the result beside the paper's, OUT/table2.json its numbers; table2.py writes them into docs/PAPER.md.
 #   small   configs/char-level.json's size, bytes of one text of about 1 MB: minutes a run on two cores
-#   medium  25M parameters, for a GPU: 98M tokens a run, about a minute each on an H200 (--steps for fewer)
+#   medium  25M parameters, bytes, for a GPU: 6,000 steps of 16,384 tokens a run (--steps for fewer)
 # Of NAMES alone, with commas (none, constant, scalar, value, key, key_value, key_1_head, key_8_heads), where there is
 # no time for all: the table has what is trained. N jobs train side by side (1). Gates' logarithms are divided by the
 # normalizer (16, the paper's). Without a text small makes stories of 1 MB, and medium takes the sources of this
@@ -38,10 +38,10 @@ case $size in
     flags=(--config "$root/configs/char-level.json") ;;
   medium)
     validation=0.01
-    shape='"hidden_size": 384, "num_hidden_layers": 12'
-    flags=(--batch-tokens 65536 --sequence-length 1024 --learning-rate 1e-3 --initial-learning-rate 1e-4
+    shape='"hidden_size": 512, "num_hidden_layers": 8'
+    flags=(--batch-tokens 16384 --sequence-length 1024 --learning-rate 1e-3 --initial-learning-rate 1e-4
            --final-learning-rate 1e-4 --weight-decay 0.1 --evaluate-every 0 --checkpoint-every 0)
-    steps=${steps:-1500} ;;
+    steps=${steps:-6000} ;;
   *) echo "error: the size is $size; expected small or medium" >&2; exit 2 ;;
 esac
 [ -z "$steps" ] || flags+=(--steps "$steps")

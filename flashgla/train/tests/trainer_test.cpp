@@ -459,6 +459,23 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
               ThrowsMessage<Error>(HasSubstr("memory_limit: 'much' is not a number")));
 }
 
+// A model that does not name its vocabulary's size takes the data's, in the configuration and in a file of its own.
+TEST_F(TrainerTest, ModelWithoutAVocabularyTakesTheDatas) {
+  const std::string shape = R"({"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2)";
+  TrainConfig run = config("vocabulary");
+  const std::int64_t words = data::open_dataset(run.data).vocab_size;
+  const std::string path = (root_ / "model.json").string();
+  for (const std::int64_t named : {std::int64_t{0}, std::int64_t{1000}}) {
+    const std::string json = shape + (named ? ", \"vocab_size\": 1000}" : "}");
+    std::ofstream(path) << json;
+    for (const std::string& model : {json, path}) {
+      run.model = model;
+      EXPECT_EQ(Trainer(run, {}, false).model().config().vocab_size, named ? named : words) << model;
+      fs::remove_all(run.out);
+    }
+  }
+}
+
 // One token, one sequence, sizes that no tile divides.
 TEST_F(TrainerTest, OddSizesTrain) {
   for (const std::int64_t length : {1, 7, 61}) {
