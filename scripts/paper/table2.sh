@@ -3,8 +3,9 @@
 #   table2.sh OUT [--size small|medium] [--text FILE_OR_FOLDER] [--seeds N] [--steps N] [--device D] [--jobs N]
 #     [--normalizer N] [--only NAMES]
 # Trains GLA's layer without a gate, with a constant one, with one of a head, of the keys' channels (GLA), of the
-# values' channels and of both, and GLA with 1 and 8 heads. What is trained already is not trained again. OUT/table2.txt
-# has the result beside the paper's, OUT/table2.json its numbers; table2.py writes them into docs/PAPER.md.
+# values' channels and of both, and GLA with 1 and 8 heads. What is trained already, with the same settings, is not
+# trained again. OUT/table2.txt has the result beside the paper's, OUT/table2.json its numbers; table2.py writes these
+# into docs/PAPER.md.
 #   small   configs/char-level.json's size, bytes of one text of about 1 MB: minutes a run on two cores
 #   medium  25M parameters, bytes, for a GPU: 6,000 steps of 16,384 tokens a run (--steps for fewer)
 # Of NAMES alone, with commas (none, constant, scalar, value, key, key_value, key_1_head, key_8_heads), where there is
@@ -45,6 +46,7 @@ case $size in
   *) echo "error: the size is $size; expected small or medium" >&2; exit 2 ;;
 esac
 [ -z "$steps" ] || flags+=(--steps "$steps")
+about="$size, normalizer $normalizer, ${flags[*]}"  # of a run that is done
 need_program
 mkdir -p "$out"
 if [ -z "$text" ] && [ "$size" = medium ]; then
@@ -65,7 +67,7 @@ rows="none:none:4:23.21:23.21 constant:constant:4:16.55: scalar:scalar:4:15.56: 
       key:key:4:14.77:14.73 key_value:key_value:4::14.86 key_1_head:key:1:14.61: key_8_heads:key:8:15.29:"
 train() {  # NAME GATE HEADS SEED
   local run=$out/$1-$4
-  [ ! -f "$run/done" ] || return 0
+  [ "$(cat "$run/done" 2>/dev/null)" != "$about" ] || return 0
   local model="{\"model_type\": \"gla_variant\", \"gate\": \"$2\", \"num_heads\": $3, $shape, \"gate_logit_normalizer\": $normalizer,
                 \"tie_word_embeddings\": true}"
   mkdir -p "$out/models"
@@ -74,7 +76,7 @@ train() {  # NAME GATE HEADS SEED
   "$flashgla" train "${flags[@]}" --data "$tokens" --out "$run" --seed "$4" --log-every 1 --device "$device" \
     --keep-checkpoints 1 --quiet --model "$out/models/$1.json" >"$out/$1-$4.log" 2>&1 ||
     { echo "error: $1, seed $4: $(tail -n 1 "$out/$1-$4.log")" >&2; return 1; }
-  touch "$run/done"
+  echo "$about" >"$run/done"
 }
 for ((seed = 1; seed <= seeds; ++seed)); do
   for row in $rows; do
