@@ -36,13 +36,16 @@ struct Layout {
   std::span<const Renaming> keys = {};        // those that are called otherwise there
   std::span<const Renaming> older_keys = {};  // accepted in reading beside ours
   std::span<const Refusal> refused = {};
+  // Keys that say nothing of what the model computes (initial values, kernels): passed over. Any other that is unknown
+  // is refused by name.
+  std::span<const char* const> without_effect = {};
   // The parts of a parameter's name that differ, each replaced where it occurs, in order.
   std::span<const Renaming> names = {};
   // Other names of the same, accepted in reading; theirs is tried when ours is not there.
   std::span<const Renaming> older_names = {};
   // Ends of names of tensors that are passed over.
   std::span<const char* const> ignored = {};
-  // Only keys of `keys` exist there: others are not looked at, and a field without one is written only as its default.
+  // Only keys of `keys` exist there: a field without one is written only as its default.
   bool closed = false;
   // Applied to each parameter read from such a checkpoint: name as here, value f32 on the CPU. Null: nothing.
   void (*convert)(const Common& common, Config& config, const std::string& name, const TensorView& value) = nullptr;

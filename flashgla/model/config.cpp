@@ -6,13 +6,16 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <type_traits>
+#include <utility>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/json.h"
 #include "flashgla/mixers/mixer.h"
+#include "flashgla/model/foreign_keys.h"
 #include "flashgla/nn/norm.h"
 
 namespace flashgla::model {
@@ -152,6 +155,64 @@ void refuse_unsupported(const Layout& layout, const ordered_json& object, const 
   }
 }
 
+// Letters to be changed, left out or put in to make one word of the other.
+std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t corner = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = corner + (a[i] == b[j] ? 0 : 1);
+      corner = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+[[noreturn]] void refuse_key(const std::string& source, const std::string& key, const std::set<std::string>& known,
+                             const std::string& of) {
+  constexpr std::size_t kLongest = 64;  // of a word that may be a known one with a mistake in it
+  std::string nearest;
+  std::size_t edits = key.size() > kLongest ? 0 : key.size() / 4 + 1;
+  for (const std::string& one : known) {
+    const std::size_t away = edits == 0 ? 1 : edits_between(key, one);
+    if (away <= edits) nearest = one, edits = away;
+  }
+  const std::string shown = ordered_json(key).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  throw Error(source + ": " + of + " has no field " + shown +
+              (nearest.empty() ? "" : "; did you mean \"" + nearest + "\"?") +
+              " (where it says nothing of what the model computes, take it out)");
+}
+
+// Refuses a key that nothing here reads. Null asks for nothing, and what begins with '_' is a note. `known` may have
+// paths ("a.b"): then the object a is looked into, too.
+void refuse_unknown(const ordered_json& object, const std::set<std::string>& known, const std::string& source,
+                    const std::string& of, const std::string& prefix = {}) {
+  for (const auto& [name, value] : object.items()) {
+    const std::string key = prefix + name;
+    if (value.is_null() || name.starts_with('_') || known.contains(key)) continue;
+    if (prefix.empty() && std::ranges::find(kForeignKeys, name) != std::end(kForeignKeys)) continue;
+    const auto below = known.lower_bound(key + ".");
+    if (value.is_object() && below != known.end() && below->starts_with(key + ".")) {
+      refuse_unknown(value, known, source, of, key + ".");
+    } else {
+      refuse_key(source, key, known, of);
+    }
+  }
+}
+
+// The keys that a layout has for these fields, those that it refuses where they ask for something, and those that it
+// passes over.
+std::set<std::string> known_keys(const Layout& layout, const std::vector<Field>& fields) {
+  std::set<std::string> known;
+  for (const Field& field : fields) {
+    for (const std::string& key : keys_of(layout, field.name)) known.insert(key);
+  }
+  for (const mixers::Refusal& row : layout.refused) known.insert(row.key);
+  for (const char* key : layout.without_effect) known.insert(key);
+  return known;
+}
+
 // Fields of one struct from an object in a layout.
 void read_fields(const std::vector<Field>& fields, const Layout& layout, const ordered_json& object,
                  const std::string& source) {
@@ -184,7 +245,12 @@ OtherLayers read_other(const mixers::Registration& row, const ordered_json& obje
     throw Error(source, "layers", layers == object.end() ? "is absent" : "is " + layers->dump(), "a list of layers");
   }
   for (const ordered_json& layer : *layers) read_value(source, "layers", layer, other.layers.emplace_back());
-  read_fields(other.mixer->fields(), row.layouts.front(), object, source);
+  const Layout& layout = row.layouts.front();
+  refuse_unsupported(layout, object, source);
+  std::set<std::string> known = known_keys(layout, other.mixer->fields());
+  known.insert({"layers", "model_type"});
+  refuse_unknown(object, known, source, std::string("a layer of ") + row.name);
+  read_fields(other.mixer->fields(), layout, object, source);
   return other;
 }
 
@@ -360,6 +426,12 @@ ModelConfig parse_config(const std::string& json, const std::string& source) {
   refuse_unsupported(*found.layout, object, source);
   ModelConfig config(found.row->name);
   config.layout = found.layout->name;
+  std::set<std::string> known = known_keys(*found.layout, all_fields(config));
+  if (!found.layout->closed) {
+    known.insert(kLayerMixers);
+    for (const mixers::Registration* row : mixers::registry()) known.insert(row->hybrid_key);
+  }
+  refuse_unknown(object, known, source, std::string("a ") + found.row->name);
   read_fields(all_fields(config), *found.layout, object, source);
   if (!found.layout->closed) read_others(config, object, source);
   try {
@@ -410,8 +482,10 @@ std::string to_json(const ModelConfig& config) {
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const ordered_json value = value_of(fields[i]);
     const std::vector<std::string> keys = keys_of(layout, fields[i].name);
+    const std::string_view name = fields[i].name;
+    const bool of_no_mlp = !config.use_mlp && (name == "intermediate_size" || name == "hidden_ratio");
     if (keys.empty()) {
-      if (value == value_of(otherwise[i])) continue;
+      if (of_no_mlp || value == value_of(otherwise[i])) continue;
       throw Error(std::string("layout ") + layout.name + ": has no place for " + fields[i].name + " " + value.dump());
     }
     if (const ordered_json* same = find(object, keys.front()); same != nullptr && *same != value) {

@@ -56,8 +56,9 @@ struct ModelConfig : mixers::Common {
   void validate() const;
 };
 
-// Reads config.json in any layout of any mixer; unknown keys are ignored, wrong types, impossible values and keys that
-// ask for what is not implemented are Errors naming file and field.
+// Reads config.json in any layout of any mixer. Unknown keys, wrong types, impossible values and keys that ask for what
+// is not implemented are Errors naming file and field; keys that say nothing of what a model computes are passed over
+// (foreign_keys.h, mixers::Layout::without_effect), and those that begin with '_'.
 ModelConfig load_config(const std::string& path);
 ModelConfig parse_config(const std::string& json, const std::string& source);
 // In written_layout; throws Error when that has no place for what the config says.

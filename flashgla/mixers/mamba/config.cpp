@@ -25,6 +25,10 @@ void MambaConfig::validate(const Common& common) const {
 namespace {
 
 constexpr Refusal kRefusedOfMamba[] = {{"rms_norm", "true"}};
+constexpr Renaming kOlderKeysOfMamba[] = {{"dt_rank", "time_step_rank"}};
+// What other fields say already: expand * hidden_size, and state-spaces' own words.
+constexpr const char* kWithoutEffectOnMamba[] = {
+    "intermediate_size", "d_inner", "d_model", "n_layer", "fused_add_norm", "pad_vocab_size_multiple", "ssm_cfg"};
 
 constexpr Renaming kHfKeysOfMamba[] = {{"hidden_size", "hidden_size"},
                                        {"num_hidden_layers", "num_hidden_layers"},
@@ -48,7 +52,9 @@ constexpr Layout kMambaLayouts[] = {
      .architecture = "MambaForCausalLM",
      .defaults = R"({"hidden_size": 2048, "num_hidden_layers": 48, "norm_eps": 1e-5, "use_mlp": false,
                      "hidden_act": "silu"})",
+     .older_keys = kOlderKeysOfMamba,
      .refused = kRefusedOfMamba,
+     .without_effect = kWithoutEffectOnMamba,
      .names = kBackboneNames,
      .older_names = kOlderBackboneNames},
     {.name = "hf",
@@ -60,6 +66,7 @@ constexpr Layout kMambaLayouts[] = {
                      "eos_token_id": 0, "tie_word_embeddings": true})",
      .keys = kHfKeysOfMamba,
      .refused = kRefusedOfMamba,
+     .without_effect = kWithoutEffectOnMamba,
      .names = kBackboneNames,
      .older_names = kOlderBackboneNames,
      .closed = true}};

@@ -48,9 +48,10 @@ struct RetentionConfig : ConfigOf<RetentionConfig> {
 
 constexpr Renaming kRetentionOlderNames[] = {{".g_norm_swish_gate.", ".g_norm."}};
 constexpr Renaming kRetentionOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"num_heads", "num_attention_heads"}};
-// Keys and values shared by heads with decays of their own are not implemented. use_short_conv and conv_size are in
-// flash-linear-attention's configs, but its model never looks at them.
+// Keys and values shared by heads with decays of their own are not implemented.
 constexpr Refusal kRetentionRefused[] = {{"num_kv_heads", ""}, {"feature_map", ""}};
+// In flash-linear-attention's configs, but its model never looks at them.
+constexpr const char* kWithoutEffectOnRetention[] = {"use_short_conv", "conv_size"};
 
 constexpr Layout kRetentionLayouts[] = {{.name = "fla",
                                          .model_type = "retnet",
@@ -58,6 +59,7 @@ constexpr Layout kRetentionLayouts[] = {{.name = "fla",
                                          .defaults = R"({"hidden_ratio": 2})",
                                          .older_keys = kRetentionOlderKeys,
                                          .refused = kRetentionRefused,
+                                         .without_effect = kWithoutEffectOnRetention,
                                          .older_names = kRetentionOlderNames}};
 
 constexpr PresetRow kRetentionPresets[] = {

@@ -89,6 +89,92 @@ TEST(Config, OlderAndForeignKeysAreUnderstood) {
   EXPECT_EQ(parse_config(R"({"rms_norm_eps": 1e-5, "norm_eps": 1e-4})", "config.json").norm_eps, 1e-4);
 }
 
+TEST(Config, UnknownKeysAreRefusedByName) {
+  EXPECT_EQ(error_of(R"({"hiden_size": 64})"),
+            "config.json: a gla has no field \"hiden_size\"; did you mean \"hidden_size\"? (where it says nothing of "
+            "what the model computes, take it out)");
+  EXPECT_THAT(error_of(R"({"num_headz": 2})"), HasSubstr("did you mean \"num_heads\"?"));
+  EXPECT_EQ(error_of(R"({"mixture_of_experts": 8})"),
+            "config.json: a gla has no field \"mixture_of_experts\" (where it says nothing of what the model computes, "
+            "take it out)");
+  // Fields of other models, and what flash-linear-attention's can do and ours cannot.
+  EXPECT_THAT(error_of(R"({"model_type": "retnet", "gate_low_rank_dim": 8})"), HasSubstr("a retnet has no field"));
+  EXPECT_THAT(error_of(R"({"attnres_block_size": 4})"), HasSubstr("\"attnres_block_size\""));
+  EXPECT_THAT(error_of(R"({"model_type": "llama", "num_heads": 4})"), HasSubstr("has no field \"num_heads\""));
+  EXPECT_THAT(error_of(R"({"model_type": "llama", "rope_parameters": {"rope_theta": 1e4, "beta_fast": 32.0}})"),
+              HasSubstr("\"rope_parameters.beta_fast\""));
+  EXPECT_THAT(error_of(R"({"attn": {"layers": [1], "window": 8}})"),
+              HasSubstr("config.json: attn: a layer of transformer has no field \"window\""));
+  EXPECT_THAT(error_of(R"({"layer_mixers": [{"layers": [1], "model_type": "mamba", "norm_eps": 1e-5}]})"),
+              HasSubstr("layer_mixers: a layer of mamba has no field \"norm_eps\""));
+  EXPECT_THAT(error_of("{\"" + std::string(100000, 'x') + "\": 1}"), HasSubstr("has no field \"xxx"));
+  // Nothing is asked for by null, a note, or what transformers writes into every file.
+  EXPECT_EQ(error_of(R"({"attnres_block_size": null, "_": "a note", "_name_or_path": "x", "torch_dtype": "bfloat16",
+                         "id2label": {"0": "LABEL_0"}, "quantization_config": {"quant_method": "flashgla"}})"),
+            "no error");
+}
+
+// As the libraries of today write them, defaults included (flash-linear-attention 0.6.0, transformers 5.23).
+TEST(Config, WhatLibrariesWriteIsRead) {
+  const std::string fla = R"("attnres_block_size": null, "attn": null, "bos_token_id": 1, "dtype": "float32",
+      "elementwise_affine": true, "eos_token_id": 2, "fuse_cross_entropy": true, "fuse_linear_cross_entropy": false,
+      "fuse_norm": true, "fuse_swiglu": true, "hidden_act": "swish", "hidden_ratio": 4, "hidden_size": 2048,
+      "initializer_range": 0.02, "intermediate_size": null, "max_position_embeddings": 2048, "norm_eps": 1e-06,
+      "num_hidden_layers": 24, "pad_token_id": null, "tie_word_embeddings": false, "transformers_version": "5.23.0",
+      "use_cache": true, "use_l2warp": false, "vocab_size": 32000, )";
+  for (const char* own :
+       {R"("model_type": "gla", "attn_mode": "chunk", "clamp_min": null, "conv_size": 4, "expand_k": 0.5, "expand_v": 1,
+           "feature_map": null, "num_heads": 4, "num_kv_heads": null, "use_gk": true, "use_gv": false,
+           "use_output_gate": true, "use_short_conv": false)",
+        R"("model_type": "transformer", "num_heads": 32, "num_kv_heads": null, "qk_norm": false, "qkv_bias": false,
+           "rope_theta": 10000.0, "window_size": null)",
+        R"("model_type": "retnet", "attn_mode": "chunk", "conv_size": 4, "expand_k": 1, "expand_v": 2,
+           "feature_map": null, "num_heads": 8, "num_kv_heads": null, "use_output_gate": true,
+           "use_short_conv": false)",
+        R"("model_type": "linear_attn", "attn_mode": "fused_chunk", "expand_k": 1, "expand_v": 1,
+           "feature_map": "elementwise_product", "norm_feature_map": false, "norm_k": false, "norm_q": false,
+           "num_heads": 4, "num_kv_heads": null, "tie_feature_map_qk": false)",
+        R"("model_type": "hgrn2", "attn_mode": "chunk", "conv_size": 4, "expand_ratio": 128, "num_heads": null,
+           "use_lower_bound": true, "use_short_conv": false)",
+        R"("model_type": "gsa", "clamp_max": null, "clamp_min": null, "conv_size": 4, "expand_k": 1, "expand_v": 1,
+           "feature_map": "swish", "gate_logit_normalizer": 8, "num_heads": 4, "num_kv_heads": null, "num_slots": 64,
+           "use_norm": true, "use_output_gate": false, "use_short_conv": false)"}) {
+    EXPECT_EQ(error_of("{" + fla + own + "}"), "no error");
+  }
+  const std::string mamba = R"({"bos_token_id": 1, "conv_kernel": 4, "eos_token_id": 2, "expand": 2,
+      "fuse_cross_entropy": true, "fuse_linear_cross_entropy": false, "fuse_norm": true, "hidden_act": "silu",
+      "hidden_size": 2048, "initializer_range": 0.02, "norm_eps": 1e-05, "num_hidden_layers": 48, "pad_token_id": 0,
+      "rescale_prenorm_residual": false, "residual_in_fp32": false, "tie_word_embeddings": false, "use_bias": false,
+      "use_cache": true, "use_conv_bias": true, "use_l2warp": false, "vocab_size": 32000, )";
+  const ModelConfig one =
+      parse_config(mamba + R"("model_type": "mamba", "dt_init_floor": 0.0001, "dt_init_scheme": "random", "dt_max": 0.1,
+                 "dt_min": 0.001, "dt_rank": 128, "dt_scale": 1.0, "intermediate_size": 4096, "state_size": 16})",
+                   "config.json");
+  ModelConfig hf = one;
+  hf.layout = "hf";  // which says the width of the inner channels by expand
+  EXPECT_EQ(parameter_count(parse_config(to_json(hf), "hf")), parameter_count(one));
+  // dt_rank was time_step_rank once.
+  EXPECT_EQ(
+      to_json(parse_config(mamba + R"("model_type": "mamba", "time_step_rank": 64, "time_step_min": 0.001})", "c")),
+      to_json(parse_config(mamba + R"("model_type": "mamba", "dt_rank": 64})", "c")));
+  EXPECT_EQ(error_of(mamba + R"("model_type": "mamba2", "A_init_range": [1, 16], "D_has_hdim": false, "chunk_size": 256,
+      "conv_init": null, "dt_init_floor": 0.0001, "dt_limit": [0.0, Infinity], "dt_max": 0.1, "dt_min": 0.001,
+      "head_dim": 64, "n_groups": 1, "norm_before_gate": false, "num_heads": 64, "rmsnorm": true, "state_size": 128})"),
+            "no error");
+  EXPECT_EQ(error_of(R"({"model_type": "llama", "attention_bias": false, "attention_dropout": 0.0, "head_dim": 128,
+      "mlp_bias": false, "pretraining_tp": 1, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})"),
+            "no error");
+  EXPECT_EQ(error_of(R"({"model_type": "mamba2", "layer_norm_epsilon": 1e-05, "chunk_size": 256, "n_groups": 8,
+      "time_step_floor": 0.0001, "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
+      "time_step_rank": 256})"),
+            "no error");
+  // state-spaces' mamba-130m, as transformers' converter wrote it, with what its own config had.
+  EXPECT_EQ(error_of(R"({"model_type": "mamba", "layer_norm_epsilon": 1e-05, "d_inner": 1536, "d_model": 768,
+      "fused_add_norm": true, "n_layer": 24, "pad_vocab_size_multiple": 8, "rms_norm": true, "ssm_cfg": {},
+      "use_mambapy": false, "use_associative_scan": true, "intermediate_size": 1536, "time_step_scale": 1.0})"),
+            "no error");
+}
+
 constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
   "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
   "hidden_act": "silu", "rms_norm_eps": 1e-05, "vocab_size": 32000, "rope_scaling": null, "rope_theta": 10000.0,
