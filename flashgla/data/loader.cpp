@@ -100,7 +100,7 @@ void Loader::plan_packed() {
   tokens_per_epoch_ = span_.size() - units_;  // the last token of a document is no input
   if (tokens_per_epoch_ == 0) throw Error(span_.file->path() + " holds no document of two tokens or more");
   // The most sequences: the shortest pieces of all documents, each as often as a batch can come past it, and the piece
-  // before, the one cut off at the end and the padding.
+  // before, the one cut off at the end and the padding, of which a single pass may end in as much as a batch.
   const std::int64_t length = config_.length;
   const std::int64_t capacity = config_.batch * length;
   std::vector<std::int64_t> pieces(static_cast<std::size_t>(length) + 1, 0);
@@ -110,7 +110,7 @@ void Loader::plan_packed() {
     pieces[static_cast<std::size_t>(inputs % length)] += 1;
   }
   const std::int64_t passes = 1 + divide_up(capacity, tokens_per_epoch_);
-  std::int64_t left = capacity, most = 3;
+  std::int64_t left = capacity, most = 2 + (config_.single_pass ? config_.batch : 1);
   for (std::int64_t size = 1; size <= length && left >= size; ++size) {
     const std::int64_t fitting = std::min(pieces[static_cast<std::size_t>(size)] * passes, left / size);
     most += fitting;
@@ -255,10 +255,11 @@ bool Loader::next_packed(Batch& batch) {
     }
   }
   if (filled == 0) return false;
-  if (filled < capacity) {
-    std::fill_n(tokens_.as<std::int32_t>() + filled, capacity - filled, 0);
-    std::fill_n(targets_.as<std::int32_t>() + filled, capacity - filled, -1);
-    cu_seqlens[++sequences] = static_cast<std::int32_t>(capacity);
+  std::fill_n(tokens_.as<std::int32_t>() + filled, capacity - filled, 0);
+  std::fill_n(targets_.as<std::int32_t>() + filled, capacity - filled, -1);
+  for (std::int64_t end = filled; end < capacity;) {  // padding is no longer than a sequence may be
+    end = std::min(end + config_.length, capacity);
+    cu_seqlens[++sequences] = static_cast<std::int32_t>(end);
   }
   batch.tokens = tokens_;
   batch.targets = targets_;
