@@ -29,7 +29,7 @@ Device device_from_name(std::string_view name) {
       name.find_first_not_of("0123456789", 5) == std::string_view::npos) {
     return Device::cuda(std::stoi(std::string(name.substr(5))));
   }
-  throw Error("unknown device '" + std::string(name) + "'; known: cpu, cuda, cuda:N");
+  throw Error("unknown device '" + std::string(name) + "'; known: auto, cpu, cuda, cuda:N");
 }
 
 }  // namespace flashgla

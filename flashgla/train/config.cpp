@@ -69,7 +69,10 @@ std::string text_of(double value) {
 
 std::vector<Field> fields(TrainConfig& c) {
   return {
-      {"model", "model and data", "a preset (see `flashgla info`), a folder with a config.json, or that file",
+      {"model", "model and data",
+       "a preset (see `flashgla info`), a folder with a config.json, such a file, or its text ({...}); a preset, a "
+       "file "
+       "or a text that does not say vocab_size takes the data's",
        &c.model},
       {"initial_weights", "model and data", "folder of a model whose weights the run starts from", &c.initial_weights},
       {"data", "model and data", "folder made by `flashgla data prepare`, or a text file", &c.data},
@@ -171,7 +174,9 @@ std::size_t parse_bytes(const std::string& text) {
   const std::size_t begin = std::min(text.find_first_not_of(' ', digits), text.size());
   const auto unit = kUnits.find(text.substr(begin));
   if (digits == 0 || unit == kUnits.end()) throw Error("'" + text + "' is not a number of bytes, such as 24GiB");
-  return static_cast<std::size_t>(parse_number(text.substr(0, digits)) * unit->second);
+  const double bytes = parse_number(text.substr(0, digits)) * unit->second;
+  if (bytes > 0x1p60) throw Error("'" + text + "' is more than there is of any memory");
+  return static_cast<std::size_t>(bytes);
 }
 
 void set_field(TrainConfig& config, const std::string& name, const std::string& text) {
@@ -254,7 +259,10 @@ Device TrainConfig::resolved_device() const {
 
 std::size_t TrainConfig::memory_limit_bytes() const {
   try {
-    return memory_limit.empty() ? 0 : parse_bytes(memory_limit);
+    if (memory_limit.empty()) return 0;
+    const std::size_t bytes = parse_bytes(memory_limit);
+    if (bytes == 0) throw Error("'" + memory_limit + "' leaves nothing; where there is to be no limit, leave it out");
+    return bytes;
   } catch (const Error& error) {
     throw Error(std::string("training configuration: memory_limit: ") + error.what());
   }

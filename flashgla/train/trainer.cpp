@@ -75,15 +75,20 @@ void require_vocabulary(const model::ModelConfig& config, const data::Dataset& d
 
 // What a device says when asked for more than there is, and what can be done.
 [[noreturn]] void refuse_plan(const TrainConfig& config, const MemoryPlan& least, std::size_t limit) {
-  const auto gib = [](std::size_t bytes) {
+  const auto size = [](std::size_t bytes) {
+    const bool large = bytes >= std::size_t{1} << 30;
     char text[32];
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / 0x1p30);
+    std::snprintf(text, sizeof text, "%.2f %s", static_cast<double>(bytes) / (large ? 0x1p30 : 0x1p20),
+                  large ? "GiB" : "MiB");
     return std::string(text);
   };
-  throw Error("training: " + gib(least.total()) + " of memory are needed on " + config.device + ", and " + gib(limit) +
-              (config.memory_limit.empty() ? " are free" : " are allowed") +
-              "; remedies: micro_batch 0 and recompute automatic, optimizer_state half, a smaller batch_tokens or " +
-              "sequence_length, a smaller model");
+  std::string remedies;
+  if (config.micro_batch != 0) remedies += "micro_batch 0, ";
+  if (config.recompute != "automatic") remedies += "recompute automatic, ";
+  if (config.optimizer_state != "half") remedies += "optimizer_state half, ";
+  throw Error("training: " + size(least.total()) + " of memory are needed on " + config.device + ", and " +
+              size(limit) + (config.memory_limit.empty() ? " are free" : " are allowed") + "; remedies: " + remedies +
+              "a smaller batch_tokens or sequence_length, a smaller model");
 }
 
 // Rows that go on from nothing begin with states of zeros.

@@ -44,7 +44,9 @@ void require_device(Device device) {
   const cudaError_t status = cudaGetDeviceCount(&count);
   const std::string name = "device " + name_of(device) + ": ";
   if (const std::string why = unusable_driver(); !why.empty()) throw Error(name + why);
-  if (status == cudaErrorInsufficientDriver) throw Error(name + "no NVIDIA driver found");
+  if (status == cudaErrorInsufficientDriver) {
+    throw Error(name + "no NVIDIA driver found; install one (nvidia-smi shows it), or --device cpu runs without a GPU");
+  }
   if (status != cudaSuccess || count == 0) throw Error(name + "no CUDA device found; --device cpu runs without one");
   if (device.index < 0 || device.index >= count) {
     throw Error(name + "there " + (count == 1 ? "is cuda:0 alone" : "are cuda:0 to cuda:" + std::to_string(count - 1)));

@@ -8,6 +8,7 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/model/config.h"
 
 namespace flashgla::train {
 namespace {
@@ -20,7 +21,11 @@ TEST(TrainConfigTest, BytesHaveUnits) {
   EXPECT_EQ(parse_bytes("24GiB"), std::size_t{24} << 30);
   EXPECT_EQ(parse_bytes("1.5 KB"), 1500u);
   EXPECT_EQ(parse_bytes("77"), 77u);
-  for (const char* bad : {"", "GB", "3 apples", "-1GB"}) EXPECT_THROW(parse_bytes(bad), Error) << bad;
+  for (const char* bad : {"", "GB", "3 apples", "-1GB", "9999999TiB"}) EXPECT_THROW(parse_bytes(bad), Error) << bad;
+  TrainConfig config;
+  EXPECT_EQ(config.memory_limit_bytes(), 0u);
+  config.memory_limit = "0GiB";
+  EXPECT_THAT([&] { config.memory_limit_bytes(); }, ThrowsMessage<Error>(HasSubstr("memory_limit: '0GiB'")));
 }
 
 TEST(TrainConfigTest, FileAndFieldsRoundTrip) {
@@ -93,6 +98,8 @@ TEST(TrainConfigTest, RecipesAreValid) {
     config.out = "out";
     load_config(config, entry.path().string());
     EXPECT_NO_THROW(config.validate());
+    const bool written = config.model.starts_with("{");
+    EXPECT_NO_THROW((written ? model::parse_config(config.model, "model") : model::preset(config.model)).validate());
     ++recipes;
   }
   EXPECT_GE(recipes, 4);
