@@ -265,7 +265,9 @@ void add_stories(CLI::App& data) {
       "stories",
       "Makes a corpus of small stories whose true entropy per byte is known: the loss that no model can beat.\n"
       "Example: flashgla data stories --megabytes 8 --out runs/stories.jsonl");
-  verb->add_option("--seed", arguments->options.seed, "Equal seeds give equal corpora")->capture_default_str();
+  verb->add_option("--seed", arguments->options.seed, "Equal seeds give equal corpora")
+      ->capture_default_str()
+      ->check(non_negative_number());
   verb->add_option("--megabytes", arguments->options.megabytes, "Size of the text, in 10^6 bytes")
       ->capture_default_str()
       ->check(positive_number());
@@ -298,7 +300,9 @@ void add_recall(CLI::App& data) {
                  "What stands between the questions: random words instead of word 0");
   verb->add_option("--train", options.train, "Sequences for training")->capture_default_str();
   verb->add_option("--validation", options.validation, "Sequences for validation")->capture_default_str();
-  verb->add_option("--seed", options.seed, "Equal seeds give equal tasks")->capture_default_str();
+  verb->add_option("--seed", options.seed, "Equal seeds give equal tasks")
+      ->capture_default_str()
+      ->check(non_negative_number());
   verb->add_option("--out", options.out, "Folder of the task")->required();
   verb->add_flag("--quiet", arguments->quiet, "No progress line");
   verb->callback([arguments] { run_recall(*arguments); });
@@ -328,7 +332,9 @@ void add_prepare(CLI::App& data) {
   verb->add_option("--validation", options.validation, "Share of the data kept for validation")
       ->capture_default_str()
       ->check(number_between(0.0, 0.5, "between 0 and 0.5"));
-  verb->add_option("--seed", options.seed, "Chooses the validation documents")->capture_default_str();
+  verb->add_option("--seed", options.seed, "Chooses the validation documents")
+      ->capture_default_str()
+      ->check(non_negative_number());
   verb->add_option("--threads", options.threads, "0: all")
       ->capture_default_str()
       ->check(number_between(0, 4096, "a number of threads, or 0"));

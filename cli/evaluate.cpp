@@ -330,7 +330,9 @@ void run_evaluate(const EvaluateArguments& arguments) {
   for (const Subject& subject : subjects) {
     if (interrupted()) break;
     const std::shared_ptr<model::LanguageModel> model = model::load_model(subject.folder, load);
-    const std::int64_t window = arguments.window > 0 ? arguments.window : model->config().max_position_embeddings;
+    const model::ModelConfig& config = model->config();
+    const std::int64_t whole = std::min(config.max_position_embeddings, config.most_tokens().count);
+    const std::int64_t window = arguments.window > 0 ? arguments.window : whole;
     std::unique_ptr<Progress> bar;
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
       if (!bar) bar = std::make_unique<Progress>(subject.label, total, arguments.quiet);
@@ -409,7 +411,8 @@ void add_evaluate(CLI::App& app) {
       ->capture_default_str()
       ->check(non_negative_number());
   verb->add_option("--window", arguments->window,
-                   "Tokens read at once; contexts of examples are cut to it; 0: the model's max_position_embeddings")
+                   "Tokens read at once; contexts of examples are cut to it; 0: the model's max_position_embeddings, "
+                   "or fewer where its sequences end before")
       ->capture_default_str()
       ->check(non_negative_number())
       ->group("Windows");

@@ -213,6 +213,13 @@ void run_generate(GenerateArguments& arguments) {
   // An empty prompt goes on from a loaded state as it is.
   if (begins || !tokens.front().empty()) generator.feed(session, tokens);
   speed.prompt_seconds = seconds_since(start);
+  const mixers::MostTokens most = model->config().most_tokens();
+  if (session.longest() + arguments.options.max_tokens > most.count) {
+    throw Error(fmt::format(
+        "generate: --max-tokens is {}; expected at most {}: behind the prompt's {} tokens there are "
+        "no more of the {} {}",
+        arguments.options.max_tokens, most.count - session.longest(), session.longest(), most.count, most.what));
+  }
 
   // One text is streamed; several would be mixed up, and are written when all are done.
   const bool stream = prompts.size() == 1 && !arguments.json;

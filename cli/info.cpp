@@ -44,7 +44,7 @@ struct Files {
 struct Model {
   std::string source;
   model::ModelConfig config;
-  std::optional<Files> files;  // absent: a preset
+  std::optional<Files> files;  // absent: a preset or a config.json alone
 };
 
 Files describe_files(const std::string& folder, const model::ModelConfig& config) {
@@ -78,7 +78,7 @@ Files describe_files(const std::string& folder, const model::ModelConfig& config
   }
   const model::StoredTensor* gate = weights.find("model.layers.0.mlp.gate_proj.weight");
   const bool fused = gate != nullptr && !gate->shape.empty() && gate->shape[0] == 2 * config.mlp_dim();
-  files.layout = fused ? "Hugging Face, MLP gate and up projections fused (before 2025-02)" : "Hugging Face";
+  files.layout = config.layout + (fused ? ", MLP gate and up projections fused (before 2025-02)" : "");
   for (const char* name : text::tokenizer_files()) {
     if (fs::exists(fs::path(folder) / name)) files.tokenizer.emplace_back(name);
   }
@@ -91,12 +91,13 @@ Model find_model(const std::string& what) {
     const model::ModelConfig config = model::load_config((fs::path(folder) / "config.json").string());
     return {folder, config, describe_files(folder, config)};
   }
+  if (fs::is_regular_file(what)) return {what, model::load_config(what), std::nullopt};
   for (const model::Preset& preset : model::presets()) {
     if (preset.name == what) return {preset.name + ": " + preset.summary, model::preset(what), std::nullopt};
   }
   std::string names;
   for (const model::Preset& preset : model::presets()) names += (names.empty() ? "" : ", ") + preset.name;
-  throw Error("info: '" + what + "' is neither a model folder nor a preset; presets: " + names);
+  throw Error("info: '" + what + "' is neither a model folder, a config.json nor a preset; presets: " + names);
 }
 
 // Parameters of the same name but for the layer's number, and of the same shape.
@@ -247,11 +248,13 @@ void add_info(CLI::App& app) {
   auto arguments = std::make_shared<InfoArguments>();
   std::string presets;
   for (const model::Preset& preset : model::presets()) {
-    presets += fmt::format("\n  {:<12} {}", preset.name, preset.summary);
+    presets += fmt::format("\n  {:<21} {}", preset.name, preset.summary);
   }
-  CLI::App* verb =
-      app.add_subcommand("info", "Shows a model: its configuration, parameters, memory and files.\nPresets:" + presets);
-  verb->add_option("model", arguments->what, "A model folder (config.json, model.safetensors) or the name of a preset")
+  CLI::App* verb = app.add_subcommand(
+      "info", "Shows a model: its configuration, parameters, memory and files; or a preset (info --help lists them)");
+  verb->footer("Presets:" + presets);
+  verb->add_option("model", arguments->what,
+                   "A model folder (config.json, model.safetensors), a config.json alone, or the name of a preset")
       ->required();
   verb->add_flag("--json", arguments->json, "Print JSON");
   verb->callback([arguments] {

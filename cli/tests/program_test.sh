@@ -27,6 +27,11 @@ holds 'doctor says that all is well' grep -q 'All is well' said
 
 succeeds '341,707,776' info gla-340m
 refuses 'no-such-model' info no-such-model
+succeeds 'rwkv-169m +RWKV' info --help
+echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 64, "vocab_size": 300}' >hyena.json
+succeeds 'in_proj.weight +.96,32.' info hyena.json
+echo '{"model_type": "gla", "hiden_size": 32}' >misspelled.json
+refuses 'misspelled.json: a gla has no field "hiden_size"; did you mean "hidden_size"' info misspelled.json
 
 refuses 'frobnicate.*known: ' bench frobnicate
 refuses 'frobnicate.*known: ' bench --threads 1,2 frobnicate

@@ -36,6 +36,18 @@ refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a
 refuses 'gla-gigantic.*gla-340m' train --data tokens --preset gla-gigantic --out a
 refuses '--steps' train $small --steps many --out a
 refuses 'learning.rate' train $small --steps 5 --learning-rate -1 --out a
+refuses '--memory-limit|memory_limit: .0GiB. leaves nothing' train $small --steps 5 --memory-limit 0GiB --out a
+refuses 'MiB of memory are needed on cpu, and 0.00 MiB are allowed' train $small --steps 5 --memory-limit 1KB --device cpu --out a
+refuses 'device cuda:99: ' train $small --steps 5 --device cuda:99 --out a
+refuses 'model: a gla has no field "num_layers"' train --data tokens --model '{"num_layers": 2}' --steps 5 --out a
 holds 'what was refused left nothing' test ! -e a
+
+# A model whose sequences have an end, described in a file that leaves the vocabulary to the data.
+echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 64}' >hyena.json
+succeeds 'vocabulary 258' train --model hyena.json --data tokens --batch 2 --length 64 --steps 2 --out hyena
+succeeds 'window +64' evaluate hyena --data tokens --limit 1 --quiet
+succeeds '.' generate hyena --prompt One --max-tokens 60 --seed 1
+refuses 'max-tokens is 61; expected at most 60: behind the prompt.s 4 tokens .* filter' \
+  generate hyena --prompt One --max-tokens 61
 refuses 'no-such-run' plot no-such-run --out x.png
 finish
