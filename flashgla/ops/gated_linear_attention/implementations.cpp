@@ -1,8 +1,6 @@
 #include "flashgla/ops/gated_linear_attention/implementations.h"
 
-#include "flashgla/ops/gated_linear_attention/cpu/chunk.h"
-#include "flashgla/ops/gated_linear_attention/cpu/parallel.h"
-#include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
+#include "flashgla/ops/gated_linear_attention/cpu/cpu.h"
 #ifdef FLASHGLA_CUDA
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/step_ring.h"

@@ -1,29 +1,11 @@
-#include "flashgla/ops/gated_linear_attention/cpu/chunk.h"
-
 #include <vector>
 
-#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/chunk_problem.h"
-#include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
+#include "flashgla/ops/gated_linear_attention/cpu/cpu.h"
 
 namespace flashgla::ops::gated_linear_attention::chunk {
 
 namespace {
-
-// Rows of a sequence's first token at one head of [B,T,heads,channels], [B,T,heads] or [heads].
-Rows rows_of(const TensorView& view, const Sequence& sequence, std::int64_t head) {
-  if (!view) return {};
-  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
-  auto* data = static_cast<std::byte*>(view.data);
-  if (view.rank() == 1) return {data + head * view.stride[0] * size, 0, 0, view.dtype};
-  data += (sequence.batch * view.stride[0] + sequence.begin * view.stride[1] + head * view.stride[2]) * size;
-  return {data, view.stride[1] * size, view.stride[2] * size, view.dtype};
-}
-
-// The state of one sequence and head: [N,G,K,V] or [N,G,K].
-float* state_of(const TensorView& view, std::int64_t n, std::int64_t head) {
-  return view ? view.as<float>() + n * view.stride[0] + head * view.stride[1] : nullptr;
-}
 
 std::int64_t segments(std::int64_t length) { return (length + kSegment - 1) / kSegment; }
 
@@ -96,26 +78,6 @@ Rows from_channel(Rows rows, std::int64_t first) {
   return rows;
 }
 
-// From token `begin` on.
-Rows from_token(Rows rows, std::int64_t begin) {
-  if (rows) rows.data = rows.row(begin);
-  return rows;
-}
-
-ForwardTask inputs_of(const Job& job, const Layout& layout, std::int64_t n, std::int64_t head) {
-  const Sequence& sequence = layout.sequences[n];
-  ForwardTask task;
-  task.length = sequence.length();
-  task.q = rows_of(job.in.q, sequence, head * job.p.group());
-  task.k = rows_of(job.in.k, sequence, head);
-  task.v = rows_of(job.in.v, sequence, head);
-  task.g = rows_of(job.in.g, sequence, head);
-  task.gv = rows_of(job.in.gv, sequence, head);
-  task.h0 = state_of(job.in.h0, n, head);
-  task.z0 = state_of(job.in.z0, n, head);
-  return task;
-}
-
 // body(task index within the segments' tasks, n, head, segment of n).
 template <class Body>
 void for_each_segment(const Job& job, const Layout& layout, const Workers& workers, Body&& body) {
@@ -135,13 +97,10 @@ void run_forward(const Job& job, const Layout& layout, const Workers& workers, c
     const std::int64_t head = item % job.p.heads;
     const auto [first, count] = job.slice(index % job.slices);
     if (count == 0 && job.slices > 1) return;
-    ForwardTask task = inputs_of(job, layout, n, head);
-    task.v = from_channel(task.v, first);
-    task.o = rows_of(out.o, layout.sequences[n], head * job.p.group());
+    ForwardTask task{{job.p, job.in, out, n, head}};
+    task.in.v = from_channel(task.in.v, first);
     if (task.h0 != nullptr) task.h0 += first;
-    task.ht = state_of(out.ht, n, head);
     if (task.ht != nullptr) task.ht += first;
-    task.zt = state_of(out.zt, n, head);
     if (states != nullptr) {
       task.states = states + layout.kept_index(job.p, n, head) * job.shapes.kept_floats + first * job.shapes.ldk;
     }
@@ -179,10 +138,10 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
   if (!job.by_segments) return;
   for_each_segment(job, layout, over_segments,
                    [&](std::int64_t n, std::int64_t head, std::int64_t segment, float* memory) {
-                     ForwardTask task = inputs_of(job, layout, n, head);
+                     ForwardTask task{{p, in, {.o = out.o}, n, head}};
                      const std::int64_t begin = segment * kSegment;
-                     for (Rows* rows : {&task.q, &task.k, &task.v, &task.g, &task.gv}) *rows = from_token(*rows, begin);
-                     task.o = from_token(rows_of(out.o, layout.sequences[n], head * p.group()), begin);
+                     task.in.advance(begin);
+                     task.o.advance(begin);
                      task.length = std::min(kSegment, task.length - begin);
                      task.start = states + (layout.kept_index(p, n, head) + segment) * job.shapes.kept_floats;
                      forward_task(job.shapes, task, memory);
@@ -209,29 +168,9 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
 
   const bool constant = p.gate == GateKind::constant && d_in.dg;
   auto task_of = [&](std::int64_t n, std::int64_t head) {
-    const Sequence& sequence = layout.sequences[n];
-    const ForwardTask inputs = inputs_of(job, layout, n, head);
     const std::int64_t kept = layout.kept_index(p, n, head);
-    const std::int64_t query = head * p.group();
-    BackwardTask task;
-    task.length = inputs.length;
-    task.q = inputs.q;
-    task.k = inputs.k;
-    task.v = inputs.v;
-    task.g = inputs.g;
-    task.gv = inputs.gv;
-    task.o = rows_of(out.o, sequence, query);
-    task.d_o = rows_of(d_out.d_o, sequence, query);
-    task.dq = rows_of(d_in.dq, sequence, query);
-    task.dk = rows_of(d_in.dk, sequence, head);
-    task.dv = rows_of(d_in.dv, sequence, head);
-    if (!constant) task.dg = rows_of(d_in.dg, sequence, head);
-    task.dgv = rows_of(d_in.dgv, sequence, head);
-    task.d_ht = state_of(d_out.d_ht, n, head);
-    task.d_zt = state_of(d_out.d_zt, n, head);
-    task.dh0 = state_of(d_in.dh0, n, head);
-    task.dz0 = state_of(d_in.dz0, n, head);
-    if (constant) task.dg_sums = dg_sums + kept;
+    BackwardTask task{{p, in, out, d_out, d_in, n, head, constant ? dg_sums : nullptr}};
+    if (constant) task.dg_sum = dg_sums + kept;
     task.states = states + kept * shapes.kept_floats;
     return task;
   };
@@ -257,15 +196,15 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
                      [&](std::int64_t n, std::int64_t head, std::int64_t segment, float* memory) {
                        BackwardTask task = task_of(n, head);
                        const std::int64_t begin = segment * kSegment;
-                       for (Rows* rows : {&task.q, &task.k, &task.v, &task.g, &task.gv, &task.o, &task.d_o, &task.dq,
-                                          &task.dk, &task.dv, &task.dg, &task.dgv}) {
-                         *rows = from_token(*rows, begin);
+                       task.in.advance(begin);
+                       for (Rows* rows : {&task.o, &task.d_o, &task.dq, &task.dk, &task.dv, &task.dg, &task.dgv}) {
+                         rows->advance(begin);
                        }
                        task.length = std::min(kSegment, task.length - begin);
                        task.d_end = d_states + (layout.kept_index(p, n, head) + segment) * shapes.kept_floats;
                        task.dh0 = nullptr;
                        task.states += segment * shapes.kept_floats;
-                       if (constant) task.dg_sums += segment;
+                       if (constant) task.dg_sum += segment;
                        backward_task(shapes, task, memory);
                      });
   }

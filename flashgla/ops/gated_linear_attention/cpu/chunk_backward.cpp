@@ -221,7 +221,7 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
       if (keys.in_range) MultiplyRow(back, t, wide_k, row, row);
       for (std::int64_t k = 0; k < wide_k; k += Lanes()) hn::StoreU(hn::Mul(hn::LoadU(d, row + k), scale), d, row + k);
       if (s.feature_map != FeatureMap::identity) {
-        LoadRow(task.q.dtype, task.q.row(begin + t, head), s.K, s.ldk, b.row_k);
+        LoadRow(task.in.q.dtype, task.in.q.row(begin + t, head), s.K, s.ldk, b.row_k);
         MultiplyFeatureDerivative(s.feature_map, s.K, b.row_k, row);
       }
       StoreRow(task.dq.dtype, row, s.K, task.dq.row(begin + t, head));
@@ -324,7 +324,7 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
     }
     if (task.dk) {
       if (s.feature_map != FeatureMap::identity) {
-        LoadRow(task.k.dtype, task.k.row(begin + t), s.K, s.ldk, b.row_k);
+        LoadRow(task.in.k.dtype, task.in.k.row(begin + t), s.K, s.ldk, b.row_k);
         MultiplyFeatureDerivative(s.feature_map, s.K, b.row_k, dk);
       }
       StoreRow(task.dk.dtype, dk, s.K, task.dk.row(begin + t));
@@ -351,16 +351,16 @@ HWY_NOINLINE void LookAhead(const Shapes& s, const BackwardTask& task, std::int6
   b.ahead.Restart(count * s.K * s.values * (2 + 2 * s.group));
   AddRows(b.ahead, task.dq, begin, count, s.K, s.group);
   if (segment > 0) {
-    AddRows(b.ahead, task.g, begin - kSegment, kBlock, gate_channels);
-    AddRows(b.ahead, task.gv, begin - kSegment, kBlock, s.V);
-    AddRows(b.ahead, task.k, begin - kSegment, kBlock, s.K);
-    AddRows(b.ahead, task.v, begin - kSegment, kBlock, s.V);
+    AddRows(b.ahead, task.in.g, begin - kSegment, kBlock, gate_channels);
+    AddRows(b.ahead, task.in.gv, begin - kSegment, kBlock, s.V);
+    AddRows(b.ahead, task.in.k, begin - kSegment, kBlock, s.K);
+    AddRows(b.ahead, task.in.v, begin - kSegment, kBlock, s.V);
     const std::int64_t share = s.state_floats() / kSegmentBlocks;
     b.ahead.Add(task.states + (segment - 1) * s.kept_floats + i * share, 1, 0,
                 share * static_cast<std::int64_t>(sizeof(float)));
   }
   if (begin > 0) {
-    AddRows(b.ahead, task.q, begin - kBlock, kBlock, s.K, s.group);
+    AddRows(b.ahead, task.in.q, begin - kBlock, kBlock, s.K, s.group);
     AddRows(b.ahead, task.d_o, begin - kBlock, kBlock, s.V, s.group);
     if (s.gate_values || s.normalize) AddRows(b.ahead, task.o, begin - kBlock, kBlock, s.V, s.group);
   }
@@ -390,7 +390,7 @@ void BackwardTaskKernel(const Shapes& s, const BackwardTask& task, float* worksp
     // The state after the segment is the one before the next.
     if (!last) CopyState(s, b.states, b.states + kSegmentBlocks * size);
     CopyState(s, task.states + segment * s.kept_floats, b.states);
-    if (task.dg_sums != nullptr) task.dg_sums[segment] = 0.0;
+    if (task.dg_sum != nullptr) task.dg_sum[segment] = 0.0;
     for (std::int64_t i = 0; i < (last ? blocks : blocks - 1); ++i) {
       const std::int64_t begin = first + i * kBlock;
       const std::int64_t count = HWY_MIN(kBlock, task.length - begin);
@@ -401,7 +401,7 @@ void BackwardTaskKernel(const Shapes& s, const BackwardTask& task, float* worksp
       const std::int64_t begin = first + i * kBlock;
       LookAhead(s, task, segment, i, b);
       BackwardBlock(s, task, begin, HWY_MIN(kBlock, task.length - begin), b.states + i * size,
-                    b.states + (i + 1) * size, task.dg_sums == nullptr ? nullptr : task.dg_sums + segment, b);
+                    b.states + (i + 1) * size, task.dg_sum == nullptr ? nullptr : task.dg_sum + segment, b);
     }
   }
   StoreState(s, b.d_state, task.dh0, task.dz0);
@@ -418,15 +418,15 @@ void BackwardStatesKernel(const Shapes& s, const BackwardTask& task, float* work
     }
     b.ahead.Restart(count * s.K * s.values * s.group);
     if (begin > 0) {
-      AddRows(b.ahead, task.g, begin - kBlock, kBlock, s.key_gates() ? s.K : 1);
-      AddRows(b.ahead, task.gv, begin - kBlock, kBlock, s.V);
-      AddRows(b.ahead, task.q, begin - kBlock, kBlock, s.K, s.group);
+      AddRows(b.ahead, task.in.g, begin - kBlock, kBlock, s.key_gates() ? s.K : 1);
+      AddRows(b.ahead, task.in.gv, begin - kBlock, kBlock, s.V);
+      AddRows(b.ahead, task.in.q, begin - kBlock, kBlock, s.K, s.group);
       AddRows(b.ahead, task.d_o, begin - kBlock, kBlock, s.V, s.group);
     }
-    LoadGates(task.g, begin, count, s.K, keys.gates);
+    LoadGates(task.in.g, begin, count, s.K, keys.gates);
     ComputeFactors(count, keys.gates);
     if (s.gate_values) {
-      LoadGates(task.gv, begin, count, s.V, keys.gates_values);
+      LoadGates(task.in.gv, begin, count, s.V, keys.gates_values);
       ComputeFactors(count, keys.gates_values);
     }
     for (std::int64_t head = 0; head < s.group; ++head) {

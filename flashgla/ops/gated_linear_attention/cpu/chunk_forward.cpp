@@ -95,11 +95,11 @@ void ForwardTaskKernel(const Shapes& s, const ForwardTask& task, float* workspac
     const std::int64_t next_count = HWY_MIN(kBlock, task.length - next);
     b.ahead.Restart(kBlock * s.K * s.values * (task.o ? 1 + s.group : 1));
     if (task.o) AddRows(b.ahead, task.o, begin, count, s.V, s.group);
-    AddRows(b.ahead, task.g, next, next_count, s.key_gates() ? s.K : 1);
-    AddRows(b.ahead, task.gv, next, next_count, s.V);
-    AddRows(b.ahead, task.k, next, next_count, s.K);
-    AddRows(b.ahead, task.v, next, next_count, s.V);
-    if (task.o) AddRows(b.ahead, task.q, next, next_count, s.K, s.group);
+    AddRows(b.ahead, task.in.g, next, next_count, s.key_gates() ? s.K : 1);
+    AddRows(b.ahead, task.in.gv, next, next_count, s.V);
+    AddRows(b.ahead, task.in.k, next, next_count, s.K);
+    AddRows(b.ahead, task.in.v, next, next_count, s.V);
+    if (task.o) AddRows(b.ahead, task.in.q, next, next_count, s.K, s.group);
     if (task.o) {
       for (std::int64_t head = 0; head < s.group; ++head) ForwardOutputs(s, task, begin, count, head, b);
     }

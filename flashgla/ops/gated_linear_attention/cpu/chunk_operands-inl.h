@@ -239,11 +239,11 @@ inline HWY_NOINLINE void GateRows(const Gates& g, bool in_range, std::int64_t co
 template <class Task>
 inline HWY_NOINLINE void PrepareKeys(const Shapes& s, const Task& task, std::int64_t begin, std::int64_t count,
                                      Keys& keys) {
-  LoadGates(task.g, begin, count, s.K, keys.gates);
+  LoadGates(task.in.g, begin, count, s.K, keys.gates);
   ComputeFactors(count, keys.gates);
   keys.in_range = keys.gates.in_range;
   if (s.gate_values) {
-    LoadGates(task.gv, begin, count, s.V, keys.gates_values);
+    LoadGates(task.in.gv, begin, count, s.V, keys.gates_values);
     ComputeFactors(count, keys.gates_values);
     keys.in_range = keys.in_range && keys.gates_values.in_range;
   }
@@ -252,8 +252,8 @@ inline HWY_NOINLINE void PrepareKeys(const Shapes& s, const Task& task, std::int
     if (s.gate_values) ComputeAfter(count, keys.gates_values);
   }
   for (std::int64_t t = 0; t < count; ++t) {
-    LoadFeatures(s, task.k, begin + t, 0, keys.k + t * s.ldk);
-    LoadValues(s, task.v, begin + t, keys.v + t * s.ldv);
+    LoadFeatures(s, task.in.k, begin + t, 0, keys.k + t * s.ldk);
+    LoadValues(s, task.in.v, begin + t, keys.v + t * s.ldv);
   }
   GateRows(keys.gates, keys.in_range, count, s.ldk, keys.k, keys.k_update);
   if (s.gate_values) GateRows(keys.gates_values, keys.in_range, count, s.ldv, keys.v, keys.v_update);
@@ -270,7 +270,7 @@ inline HWY_NOINLINE void PrepareQueries(const Shapes& s, const Task& task, std::
   const Vec scale = hn::Set(d, s.scale);
   for (std::int64_t t = 0; t < count; ++t) {
     float* row = q + t * s.ldk;
-    LoadFeatures(s, task.q, begin + t, head, row);
+    LoadFeatures(s, task.in.q, begin + t, head, row);
     for (std::int64_t i = 0; i < s.ldk; i += Lanes()) {
       const Vec scaled = hn::Mul(hn::LoadU(d, row + i), scale);
       hn::StoreU(before != nullptr ? hn::Mul(scaled, before->at(t, i)) : scaled, d, row + i);

@@ -4,29 +4,15 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
+#include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
 
 namespace flashgla::ops::gated_linear_attention::chunk {
 
 constexpr std::int64_t kBlock = 32;         // tokens of a chunk
 constexpr std::int64_t kSegmentBlocks = 4;  // chunks between two kept states
 constexpr std::int64_t kSegment = kBlock * kSegmentBlocks;
-constexpr std::int64_t kLane = 16;  // rows are padded to multiples of this: the widest vector used
 // Base-2 logarithm of the largest decay over a chunk that is divided out and multiplied back in (README.md).
 constexpr float kRange = 56.0f;
-
-constexpr std::int64_t padded(std::int64_t n) { return (n + kLane - 1) / kLane * kLane; }
-
-// Rows [K] or [V] of a tensor [B,T,heads,K]; `token` 0 repeats one row (constant gates).
-struct Rows {
-  std::byte* data = nullptr;
-  std::int64_t token = 0;  // strides in bytes
-  std::int64_t head = 0;
-  DType dtype = DType::f32;
-
-  explicit operator bool() const { return data != nullptr; }
-  std::byte* row(std::int64_t t, std::int64_t h = 0) const { return data + t * token + h * head; }
-};
 
 struct Shapes {
   std::int64_t K, V;
@@ -71,29 +57,14 @@ struct Shapes {
   std::int64_t state_floats() const { return values * ldk; }
 };
 
-// Tokens [0, length) of one sequence and key-value head; q, o and their gradients start at the group's first head.
 // Inside, states are kept transposed, [values][ldk] with zeros behind K.
-struct ForwardTask {
-  std::int64_t length = 0;
-  Rows q, k, v, g, gv, o;        // o absent: only the states
-  const float* start = nullptr;  // the state before the first token as kept; absent: h0 and z0
-  const float* h0 = nullptr;     // [K][V]
-  const float* z0 = nullptr;     // [K]
-  float* ht = nullptr;
-  float* zt = nullptr;
-  float* states = nullptr;  // at the start of each segment; absent: not kept
+struct ForwardTask : gated_linear_attention::ForwardTask {  // o absent: only the states
+  const float* start = nullptr;                             // the state before the first token as kept; absent: h0, z0
+  float* states = nullptr;                                  // at the start of each segment; absent: not kept
 };
 
-struct BackwardTask {
-  std::int64_t length = 0;
-  Rows q, k, v, g, gv, o, d_o;
-  Rows dq, dk, dv, dg, dgv;
-  const float* d_end = nullptr;  // gradient of the state after the last token as kept; absent: d_ht and d_zt
-  const float* d_ht = nullptr;
-  const float* d_zt = nullptr;
-  float* dh0 = nullptr;
-  float* dz0 = nullptr;
-  double* dg_sums = nullptr;      // constant gates: one term a segment
+struct BackwardTask : gated_linear_attention::BackwardTask {  // dg_sum: a term of each segment
+  const float* d_end = nullptr;   // gradient of the state after the last token as kept; absent: d_ht and d_zt
   const float* states = nullptr;  // at the start of each segment
   float* d_states = nullptr;      // backward_states_task: gradients of the states at the end of each segment
 };

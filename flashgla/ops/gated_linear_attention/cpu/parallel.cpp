@@ -1,6 +1,8 @@
-#include "flashgla/ops/gated_linear_attention/cpu/parallel.h"
-
-#include "flashgla/ops/cpu/workers.h"
+// The quadratic form on CPU (section 4.2 of the paper, "parallel form"), for short sequences:
+//     P_ij = scale * sum_k q_ik k_jk W_ijk,  W_ij = alpha_{j+1} * ... * alpha_i,  o_i = sum_{j<=i} P_ij v_j + from h0.
+// W is built as a running product, never as a quotient, so any gate is exact; gates over values run along in the same
+// way. It keeps no state between tokens: a second, independent way to every result of the recurrence.
+#include "flashgla/ops/gated_linear_attention/cpu/cpu.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,17 +25,6 @@ struct Widths {
   explicit Widths(const Problem& p)
       : K(p.key_dim), V(p.value_dim), ldk(padded(K)), ldv(padded(V + (p.normalize ? 1 : 0))), group(p.group()) {}
   std::int64_t state() const { return K * ldv; }
-};
-
-// One sequence and key-value head; `o` starts at the group's first head.
-struct ForwardTask {
-  TaskInputs in;
-  Rows o;
-  std::int64_t length = 0;
-  const float* h0 = nullptr;  // [K,V]
-  const float* z0 = nullptr;  // [K]
-  float* ht = nullptr;
-  float* zt = nullptr;
 };
 
 struct ForwardMemory {
@@ -120,18 +111,6 @@ HWY_INLINE float Dot3(std::int64_t n, const float* x, const float* y, const floa
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-void LoadTokens(const Problem& p, const TaskInputs& in, std::int64_t length, const ForwardMemory& m) {
-  const Widths s(p);
-  const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
-  for (std::int64_t t = 0; t < length; ++t) {
-    LoadGate(in.g, t, per_channel, s.K, s.ldk, m.alpha + t * s.ldk);
-    LoadFeatures(p.feature_map, in.k, t, 0, s.K, s.ldk, m.k + t * s.ldk);
-    LoadRow(in.v.dtype, in.v.row(t), s.V, s.ldv, m.v + t * s.ldv);
-    if (p.normalize) m.v[t * s.ldv + s.V] = 1.0f;
-    if (p.gate == GateKind::key_value) LoadGate(in.gv, t, true, s.V, s.ldv, m.beta + t * s.ldv);
-  }
-}
-
 // [K,V] and [K] as rows of ldv with z behind the values; zeros where absent.
 void LoadState(const Widths& s, const float* h, const float* z, float* state) {
   std::memset(state, 0, static_cast<std::size_t>(s.state()) * sizeof(float));
@@ -153,7 +132,7 @@ void RunForward(const Problem& p, const ForwardTask& task, std::int64_t begin, s
                 const ForwardMemory& m) {
   const Widths s(p);
   const float scale = p.normalize ? 1.0f : static_cast<float>(p.scale);
-  LoadTokens(p, task.in, task.length, m);
+  LoadTokens(p, task.in, 0, task.length, s.ldk, s.ldv, m.alpha, m.k, m.v, m.beta);
   LoadState(s, task.h0, task.z0, m.h);
   for (std::int64_t i = begin; i < end; ++i) {
     for (std::int64_t head = 0; head < s.group; ++head) {
@@ -314,7 +293,7 @@ template <bool kGateValues>
 void RunBackward(const Problem& p, const BackwardTask& task, const BackwardMemory& m) {
   const Widths s(p);
   const ForwardMemory& x = m.inputs;
-  LoadTokens(p, task.in, task.length, x);
+  LoadTokens(p, task.in, 0, task.length, s.ldk, s.ldv, x.alpha, x.k, x.v, x.beta);
   LoadState(s, task.h0, task.z0, m.h0);
   LoadState(s, task.d_ht, task.d_zt, m.d_ht);
   std::memset(m.dh0, 0, static_cast<std::size_t>(s.state()) * sizeof(float));
@@ -376,15 +355,7 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
     const std::int64_t head = item / blocks % p.heads;
     const std::int64_t n = item / blocks / p.heads;
     const std::int64_t begin = item % blocks * kQueries;
-    const Sequence sequence = sequence_of(p, in.cu_seqlens, n);
-    ForwardTask task;
-    task.in = TaskInputs(p, in, sequence, head);
-    task.length = sequence.length();
-    task.h0 = state_of<const float>(in.h0, p, n, head, p.key_dim * p.value_dim);
-    task.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
-    task.o = Rows(out.o, true, sequence.batch, sequence.begin, head * p.group());
-    task.ht = state_of<float>(out.ht, p, n, head, p.key_dim * p.value_dim);
-    task.zt = state_of<float>(out.zt, p, n, head, p.key_dim);
+    const ForwardTask task(p, in, out, n, head);
     // A packed sequence is shorter than the whole; an empty one still has a final state.
     const std::int64_t last = std::max<std::int64_t>(task.length - 1, 0);
     if (begin > last) return;
@@ -397,18 +368,10 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
 
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
               const InputGradients& d_in) {
-  double* dg_terms = take_constant_gate_terms(context, p, d_in.dg);
-  Carver counter(nullptr);
-  BackwardMemory(p, counter);
-  const Workers workers(context, p.sequences * p.heads, counter.used());
-  if (context.planning()) return;
-  workers.run([&](std::int64_t item, std::byte* memory) {
-    Carver carver(memory);
-    const BackwardMemory m(p, carver);
-    const BackwardTask task(p, in, out, d_out, d_in, item / p.heads, item % p.heads, dg_terms);
-    HWY_DYNAMIC_DISPATCH(Backward)(p, task, m);
-  });
-  sum_constant_gate_terms(p, dg_terms, d_in.dg);
+  backward_by_heads<BackwardMemory>(context, p, p, in, out, d_out, d_in,
+                                    [&](const BackwardTask& task, const BackwardMemory& m) {
+                                      HWY_DYNAMIC_DISPATCH(Backward)(p, task, m);
+                                    });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::parallel

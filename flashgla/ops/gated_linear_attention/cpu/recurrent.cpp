@@ -1,6 +1,6 @@
-#include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
-
-#include "flashgla/ops/cpu/workers.h"
+// Token by token on CPU (section 2.1 of the paper): the state stays in the first-level cache, a slice of value channels
+// at a time. Exact for any gate, no workspace that grows with T in forward; also the decoding step.
+#include "flashgla/ops/gated_linear_attention/cpu/cpu.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,16 +21,9 @@ constexpr std::int64_t kBlock = 4;     // tokens that are converted at a time
 constexpr std::int64_t kMostStepColumns = 128, kLeastStepColumns = 32;
 
 // A slice of value channels [first, first + count) of one sequence and head.
-struct Slice {
-  TaskInputs in;
-  Rows o;
-  std::int64_t length = 0;
+struct Slice : ForwardTask {
   std::int64_t first = 0;
   std::int64_t count = 0;
-  const float* h0 = nullptr;  // [K,V]
-  const float* z0 = nullptr;  // [K]
-  float* ht = nullptr;
-  float* zt = nullptr;
 };
 
 // With normalize the slice has one more channel, whose v is 1 and whose state therefore is z.
@@ -395,18 +388,10 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
     const std::int64_t slice = item % slices;
     const std::int64_t head = item / slices % p.heads;
     const std::int64_t n = item / slices / p.heads;
-    const Sequence sequence = sequence_of(p, in.cu_seqlens, n);
-    Slice s;
-    s.in = TaskInputs(p, in, sequence, head);
-    s.o = Rows(out.o, true, sequence.batch, sequence.begin, head * p.group());
-    s.length = sequence.length();
+    Slice s{ForwardTask(p, in, out, n, head)};
     s.first = slice * columns;
     s.count = std::min(columns, p.value_dim - s.first);
-    const std::int64_t state = p.key_dim * p.value_dim;
-    s.h0 = state_of<const float>(in.h0, p, n, head, state);
-    s.ht = state_of<float>(out.ht, p, n, head, state);
-    s.z0 = state_of<const float>(in.z0, p, n, head, p.key_dim);
-    if (slice == 0) s.zt = state_of<float>(out.zt, p, n, head, p.key_dim);
+    if (slice != 0) s.zt = nullptr;
     Carver carver(memory);
     HWY_DYNAMIC_DISPATCH(ForwardSlice)(p, s, ForwardMemory(p, carver));
   });

@@ -2,8 +2,7 @@
 // form that cancels. The states come from checkpoints at the starts of segments and one segment's recomputation.
 #include <cmath>
 
-#include "flashgla/ops/cpu/workers.h"
-#include "flashgla/ops/gated_linear_attention/cpu/recurrent.h"
+#include "flashgla/ops/gated_linear_attention/cpu/cpu.h"
 #include "flashgla/ops/gated_linear_attention/cpu/tasks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -218,19 +217,6 @@ void StoreTiles(const BackwardShape& s, const float* tiles, float* h, float* z) 
   }
 }
 
-// What the recurrence reads of tokens [begin, begin + count).
-void LoadSegment(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
-                 std::int64_t count, const BackwardMemory& m) {
-  const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
-  for (std::int64_t t = 0; t < count; ++t) {
-    LoadGate(task.in.g, begin + t, per_channel, s.K, s.ldk, m.alpha + t * s.ldk);
-    LoadFeatures(p.feature_map, task.in.k, begin + t, 0, s.K, s.ldk, m.k + t * s.ldk);
-    LoadRow(task.in.v.dtype, task.in.v.row(begin + t), s.V, s.ldv, m.v + t * s.ldv);
-    if (p.normalize) m.v[t * s.ldv + s.V] = 1.0f;
-    if (task.in.gv) LoadGate(task.in.gv, begin + t, true, s.V, s.ldv, m.beta + t * s.ldv);
-  }
-}
-
 // phi(q), and dn of every head.
 void LoadSegmentOutputs(const Problem& p, const BackwardShape& s, const BackwardTask& task, std::int64_t begin,
                         std::int64_t count, const float* start, const BackwardMemory& m) {
@@ -271,7 +257,7 @@ void RunTask(const Problem& p, const BackwardShape& s, const BackwardTask& task,
     std::memcpy(m.starts + segment * s.state(), m.state, static_cast<std::size_t>(s.state()) * sizeof(float));
     if (segment + 1 == segments) break;
     const std::int64_t begin = segment * s.segment;
-    LoadSegment(p, s, task, begin, s.segment, m);
+    LoadTokens(p, task.in, begin, s.segment, s.ldk, s.ldv, m.alpha, m.k, m.v, m.beta);
     for (std::int64_t tile = 0; tile < s.tiles; ++tile) {
       float* state = m.state + tile * s.tile();
       for (std::int64_t t = 0; t < s.segment; ++t) {
@@ -288,7 +274,7 @@ void RunTask(const Problem& p, const BackwardShape& s, const BackwardTask& task,
     const std::int64_t begin = segment * s.segment;
     const std::int64_t count = std::min(s.segment, task.length - begin);
     const float* start = m.starts + segment * s.state();
-    LoadSegment(p, s, task, begin, count, m);
+    LoadTokens(p, task.in, begin, count, s.ldk, s.ldv, m.alpha, m.k, m.v, m.beta);
     LoadSegmentOutputs(p, s, task, begin, count, start, m);
     Clear(m.dv, s.segment * s.ldv);
     Clear(m.dgv, s.segment * s.ldv);
@@ -349,18 +335,10 @@ HWY_EXPORT(Backward);
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d_out,
               const InputGradients& d_in) {
   const BackwardShape shape(p);
-  double* dg_terms = take_constant_gate_terms(context, p, d_in.dg);
-  Carver counter(nullptr);
-  BackwardMemory(shape, counter);
-  const Workers workers(context, p.sequences * p.heads, counter.used());
-  if (context.planning()) return;
-  workers.run([&](std::int64_t item, std::byte* memory) {
-    Carver carver(memory);
-    const BackwardMemory m(shape, carver);
-    const BackwardTask task(p, in, out, d_out, d_in, item / p.heads, item % p.heads, dg_terms);
-    HWY_DYNAMIC_DISPATCH(Backward)(p, shape, task, m);
-  });
-  sum_constant_gate_terms(p, dg_terms, d_in.dg);
+  backward_by_heads<BackwardMemory>(context, p, shape, in, out, d_out, d_in,
+                                    [&](const BackwardTask& task, const BackwardMemory& m) {
+                                      HWY_DYNAMIC_DISPATCH(Backward)(p, shape, task, m);
+                                    });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::recurrent

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "flashgla/base/context.h"
+#include "flashgla/ops/cpu/workers.h"
 #include "flashgla/ops/gated_linear_attention/cpu/sequences.h"
 
 namespace flashgla::ops::gated_linear_attention {
@@ -39,6 +40,10 @@ struct Rows {
 
   explicit operator bool() const { return data != nullptr; }
   std::byte* row(std::int64_t t, std::int64_t h = 0) const { return data + t * token + h * head; }
+  // From token t on.
+  void advance(std::int64_t t) {
+    if (data != nullptr) data = row(t);
+  }
 };
 
 // The inputs of tokens [0, length) of one sequence and key-value head; q starts at the group's first head.
@@ -58,6 +63,11 @@ struct TaskInputs {
         v(in.v, false, batch, 0, head),
         g(in.g, false, batch, 0, head),
         gv(in.gv, false, batch, 0, head) {}
+
+  // From token t on.
+  void advance(std::int64_t t) {
+    for (Rows* rows : {&q, &k, &v, &g, &gv}) rows->advance(t);
+  }
 };
 
 // A state's slab of one sequence and head, or null.
@@ -65,6 +75,30 @@ template <class T>
 T* state_of(const TensorView& view, const Problem& p, std::int64_t n, std::int64_t head, std::int64_t count) {
   return view ? static_cast<T*>(view.data) + (n * p.heads + head) * count : nullptr;
 }
+
+// One sequence and key-value head forwards; rows of q's kind start at the group's first head.
+struct ForwardTask {
+  TaskInputs in;
+  Rows o;
+  std::int64_t length = 0;
+  const float* h0 = nullptr;  // [K,V]
+  const float* z0 = nullptr;  // [K]
+  float* ht = nullptr;
+  float* zt = nullptr;
+
+  ForwardTask() = default;
+  ForwardTask(const Problem& p, const Inputs& inputs, const Outputs& out, std::int64_t n, std::int64_t head) {
+    const Sequence s = sequence_of(p, inputs.cu_seqlens, n);
+    in = TaskInputs(p, inputs, s, head);
+    o = Rows(out.o, true, s.batch, s.begin, head * p.group());
+    length = s.length();
+    const std::int64_t state = p.key_dim * p.value_dim;
+    h0 = state_of<const float>(inputs.h0, p, n, head, state);
+    ht = state_of<float>(out.ht, p, n, head, state);
+    z0 = state_of<const float>(inputs.z0, p, n, head, p.key_dim);
+    zt = state_of<float>(out.zt, p, n, head, p.key_dim);
+  }
+};
 
 // The gradient's operands of one sequence and key-value head; rows of q's kind start at the group's first head.
 struct BackwardTask {
@@ -107,18 +141,29 @@ struct BackwardTask {
   }
 };
 
-// A constant gate's gradient sums over sequences: one term each, added in order at the end. Null for other gates.
-inline double* take_constant_gate_terms(Context& context, const Problem& p, const TensorView& dg) {
-  if (p.gate != GateKind::constant || !dg) return nullptr;
-  return static_cast<double*>(
-      context.scratch().allocate(static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double), "workspace"));
-}
-
-inline void sum_constant_gate_terms(const Problem& p, const double* terms, const TensorView& dg) {
+// A backward by sequences and key-value heads: body(task, memory), where memory is a Memory(of, carver) of the
+// worker's. A constant gate's gradient sums over sequences: one term each, added in order at the end.
+template <class Memory, class Of, class Body>
+void backward_by_heads(Context& context, const Problem& p, const Of& of, const Inputs& in, const Outputs& out,
+                       const OutputGradients& d_out, const InputGradients& d_in, Body&& body) {
+  double* terms = nullptr;
+  if (p.gate == GateKind::constant && d_in.dg) {
+    const auto bytes = static_cast<std::size_t>(p.sequences * p.heads) * sizeof(double);
+    terms = static_cast<double*>(context.scratch().allocate(bytes, "workspace"));
+  }
+  Carver counter(nullptr);
+  Memory(of, counter);
+  const Workers workers(context, p.sequences * p.heads, counter.used());
+  if (context.planning()) return;
+  workers.run([&](std::int64_t item, std::byte* memory) {
+    Carver carver(memory);
+    const Memory m(of, carver);
+    body(BackwardTask(p, in, out, d_out, d_in, item / p.heads, item % p.heads, terms), m);
+  });
   for (std::int64_t head = 0; terms != nullptr && head < p.heads; ++head) {
     double sum = 0.0;
     for (std::int64_t n = 0; n < p.sequences; ++n) sum += terms[n * p.heads + head];
-    store_element(dg, std::array{head}, sum);
+    store_element(d_in.dg, std::array{head}, sum);
   }
 }
 

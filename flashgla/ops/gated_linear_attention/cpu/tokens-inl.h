@@ -39,6 +39,20 @@ HWY_INLINE void LoadFeatures(FeatureMap map, const Rows& rows, std::int64_t t, s
   ApplyFeatureMap(map, n, width, x);
 }
 
+// What the recurrence reads of tokens [begin, begin + count) but for queries, as rows of ldk and ldv: gates, phi(k),
+// and v, which with a normaliser has one more channel, 1. beta is left alone without gates over values.
+HWY_INLINE void LoadTokens(const Problem& p, const TaskInputs& in, std::int64_t begin, std::int64_t count,
+                           std::int64_t ldk, std::int64_t ldv, float* alpha, float* k, float* v, float* beta) {
+  const bool per_channel = p.gate == GateKind::key || p.gate == GateKind::key_value;
+  for (std::int64_t t = 0; t < count; ++t) {
+    LoadGate(in.g, begin + t, per_channel, p.key_dim, ldk, alpha + t * ldk);
+    LoadFeatures(p.feature_map, in.k, begin + t, 0, p.key_dim, ldk, k + t * ldk);
+    LoadRow(in.v.dtype, in.v.row(begin + t), p.value_dim, ldv, v + t * ldv);
+    if (p.normalize) v[t * ldv + p.value_dim] = 1.0f;
+    if (in.gv) LoadGate(in.gv, begin + t, true, p.value_dim, ldv, beta + t * ldv);
+  }
+}
+
 // Channels [first, first + n) of a row.
 HWY_INLINE void LoadChannels(const Rows& rows, std::int64_t t, std::int64_t head, std::int64_t first, std::int64_t n,
                              std::int64_t width, float* HWY_RESTRICT x) {
