@@ -27,9 +27,6 @@ struct Implementation {
   bool adds_elsewhere = false;  // takes Options.addend, which others find in c, with accumulate
 };
 
-// The same product with its addend, if there is one, copied into c.
-Options added_in_place(Context& context, const TensorView& c, const Options& options);
-
 // Best first, reference last.
 std::span<const Implementation> implementations();
 

@@ -16,6 +16,8 @@ struct Options {
   TensorView bias;    // absent, or contiguous [N]; c's dtype, or f32 or bf16 beside an f32 or bf16 c
   TensorView addend;  // absent: zero; as c, its rows or columns contiguous as c's; may be c; not with accumulate
 };
+// The same product with its addend, if there is one, copied into c.
+Options added_in_place(Context& context, const TensorView& c, const Options& options);
 
 // a [M,K], b [K,N], c [M,N]; in each of the three one of the two strides is 1, so that a transpose is a view:
 //     linear layer       y = run(x, w.transpose(0, 1))       x [M,K], w [N,K]

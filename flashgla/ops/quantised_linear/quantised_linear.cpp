@@ -2,8 +2,6 @@
 
 #include <vector>
 
-#include "flashgla/ops/elementwise/elementwise.h"
-#include "flashgla/ops/matmul/matmul.h"
 #include "flashgla/ops/quantised_linear/blocks.h"
 #include "flashgla/ops/quantised_linear/implementations.h"
 
@@ -71,23 +69,20 @@ void run(Context& context, const TensorView& x, const TensorView& weight, const 
     arguments.check("bias", options.bias, parameters_of(x.dtype), Shape({y.size(1)}), "y's columns",
                     Layout::contiguous);
   }
-  Options own = options;
   if (options.addend) {
     arguments.check("addend", options.addend, y.dtype, y.shape, "y");
     if (options.accumulate) arguments.fail("addend", "is present", "none with accumulate");
-    if (options.addend.data != y.data) elementwise::convert(context, options.addend, y);
-    own = {true, options.bias, {}};
   }
   if (y.numel() == 0) return;
   const Problem problem{x.size(0), y.size(1), x.size(1), x.dtype, format_of(weight)};
   select("quantised linear", implementations(), problem, context.architecture(), context.forced_implementation())
-      .run(context, x, weight, y, own);
+      .run(context, x, weight, y, matmul::added_in_place(context, y, options));
 }
 
 void multiply(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
               const Options& options) {
-  if (is_packed(weight)) return run(context, x, weight, y, options);
-  matmul::run(context, x, weight.transpose(0, 1), y, {options.accumulate, options.bias, options.addend});
+  if (is_packed(weight)) return quantised_linear::run(context, x, weight, y, options);
+  matmul::run(context, x, weight.transpose(0, 1), y, options);
 }
 
 void look_up(Context& context, const TensorView& tokens, const TensorView& weight, std::int64_t rows,

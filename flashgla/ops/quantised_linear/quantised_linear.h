@@ -24,6 +24,7 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
+#include "flashgla/ops/matmul/matmul.h"
 
 namespace flashgla::ops::quantised_linear {
 
@@ -42,11 +43,7 @@ Shape packed_shape(Format format, std::int64_t rows, std::int64_t columns);
 bool is_packed(const TensorView& weight);
 Format format_of(const TensorView& weight);
 
-struct Options {
-  bool accumulate = false;
-  TensorView bias;    // absent, or f32 or bf16 [N], contiguous
-  TensorView addend;  // as matmul::Options
-};
+using matmul::Options;  // bias: absent, or f32 or bf16 [N], contiguous
 
 // x [M,K], y [M,N] f32 (f64 for the reference), last dimensions contiguous; weight as above. y overlaps nothing.
 void run(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
