@@ -321,7 +321,15 @@ void Trainer::plan_products(const std::string& checkpoint) {
   const std::string cache = matmul::plan_cache_folder();
   tell(matmul::load_plan_cache(context_, cache));
   const std::string file = checkpoint + "/" + kProductsFile;
-  if (!checkpoint.empty() && fs::exists(file)) tell(matmul::import_plans(context_, read_file(file)));
+  if (!checkpoint.empty()) {
+    const bool of_gpu = fs::exists(file);
+    if (of_gpu == (context_.device() == Device::cpu())) {
+      tell({std::string("the checkpoint is of a run on ") + (of_gpu ? "a GPU" : "the CPU") + ", and here is " +
+            device_name(context_.device()) + ": results may differ in their last bits"});
+    } else if (of_gpu) {
+      tell(matmul::import_plans(context_, read_file(file)));
+    }
+  }
   const ArenaScope scope(saved_);
   tell(matmul::time_plans(context_, saved_.tensor({static_cast<std::int64_t>(saved_.peak())}, DType::u8)));
   tell(matmul::save_plan_cache(context_, cache));

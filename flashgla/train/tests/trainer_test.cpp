@@ -187,6 +187,31 @@ TEST_F(TrainerTest, AResumeNeedsNoCacheOfProducts) {
   held ? ::setenv("XDG_CACHE_HOME", before.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
 }
 
+// Where the device is another one the run goes on, and says in one line what that means.
+TEST_F(TrainerTest, AResumeOnAnotherDeviceSaysThatBitsMayDiffer) {
+  const bool gpu = device().kind != Device::Kind::cpu;
+  for (const bool moved : {false, true}) {
+    TrainConfig run = config("moved");
+    if (moved && gpu) run.device = "cpu";
+    int seen = 0;
+    Events events;
+    events.stop_requested = [&] { return ++seen == 3; };
+    EXPECT_EQ(Trainer(run, events, false).run(), Outcome::interrupted);
+    // Where there is no GPU a checkpoint of one is what has this file.
+    if (moved && !gpu) write_file(find_model_folder(run.out) + "/products.txt", "of a GPU");
+    run.device = name_of(device());
+    std::vector<std::string> notices;
+    events.stop_requested = {};
+    events.notice = [&](const std::string& line) {
+      if (line.find("may differ in their last bits") != std::string::npos) notices.push_back(line);
+    };
+    EXPECT_EQ(Trainer(run, events, true).run(), Outcome::finished);
+    ASSERT_EQ(notices.size(), moved ? 1u : 0u);
+    if (moved) EXPECT_THAT(notices.front(), HasSubstr(gpu ? "of a run on the CPU" : "of a run on a GPU"));
+    TearDown();
+  }
+}
+
 TEST_F(TrainerTest, DropoutIsOfTrainingAlone) {
   TrainConfig plain = config("plain");
   plain.learning_rate = plain.initial_learning_rate = plain.final_learning_rate = 1e-30;  // weights stay
