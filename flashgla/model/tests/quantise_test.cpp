@@ -194,7 +194,7 @@ TEST_F(QuantisedFolder, RefusesByName) {
   EXPECT_THAT(with("\"quant_method\": \"flashgla\"", "\"quant_method\": \"awq\""),
               HasSubstr("quant_method is \"awq\""));
   EXPECT_THAT(with("\"version\": 1", "\"version\": 2"), HasSubstr("version is 2; this program reads 1"));
-  EXPECT_THAT(with("quantization_config", "another_config"), HasSubstr("but by the config it is"));
+  EXPECT_THAT(with("quantization_config", "_another_config"), HasSubstr("but by the config it is"));
 
   for (const char* name : {"model.layers.0.attn.q_proj.weight", "model.norm.weight"}) {
     for (const nn::Parameter* parameter : model->parameters().parameters()) {
