@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Logits of small HGRN2 and GSA models by flash-linear-attention's own code in f32, beside the formulas of
-mixer_goldens.py in float64, from which the golden numbers of flashgla/model/tests/peer_logits_test.cpp are:
+"""Logits of small GLA, RetNet, Transformer, linear attention, HGRN2 and GSA models by flash-linear-attention's own code
+in f32, beside the formulas of mixer_goldens.py in float64, from which the golden numbers of
+flashgla/model/tests/peer_logits_test.cpp are:
 
     python3 scripts/fla_logits.py       needs torch, transformers and flash-linear-attention
 
-Without a GPU Triton's interpreter runs their kernels: TRITON_INTERPRET=1.
+Without a GPU Triton's interpreter runs their kernels: TRITON_INTERPRET=1. Where flash-attn is not there, PyTorch's
+attention stands for it in their Transformer.
 
 Prints the relative error of all logits, for 16 tokens (their recurrent kernels) and, with --chunks, for 100 (their
 chunk kernels, which tune themselves for minutes)."""
@@ -15,11 +17,12 @@ import sys
 
 os.environ["TRITON_F32_DEFAULT"] = "ieee"  # before Triton is imported: else products of f32 are tf32
 
-import mixer_goldens
+import fla.layers.attn
+import fla.models as theirs
+import mixer_goldens as ours
 import numpy
 import torch
 import triton
-from fla.models import GSAConfig, GSAForCausalLM, HGRN2Config, HGRN2ForCausalLM
 
 ERROR = 1e-4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,43 +30,85 @@ if DEVICE == "cpu":  # nothing to time: any configuration will do
     triton.runtime.autotuner.Autotuner.do_bench = staticmethod(lambda call, quantiles=None: (0.0, 0.0, 0.0))
 
 
-def names(mixer, convolutions):
-    """Of the parameters in flashgla's order."""
-    projections = "qfi" if mixer is mixer_goldens.Hgrn2 else "qkvf"
-    convolved = projections[:3] if convolutions else ""
-    yield "model.embeddings.weight"
-    if mixer is mixer_goldens.Hgrn2:
-        yield "model.lower_bounds"
-    for layer in range(mixer_goldens.LAYERS):
-        of = f"model.layers.{layer}."
-        yield of + "attn_norm.weight"
-        yield from (f"{of}attn.{letter}_proj.weight" for letter in projections)
-        yield from (f"{of}attn.{letter}_conv1d.weight" for letter in convolved)
-        yield from (of + name + ".weight" for name in ("attn.g_norm", "attn.o_proj", "mlp_norm", "mlp.gate_proj",
-                                                       "mlp.up_proj", "mlp.down_proj"))
-    yield "model.norm.weight"
-    yield "lm_head.weight"
+def attention(q, k, v, causal, window_size):
+    """flash_attn_func by PyTorch: [B,T,H,K]; the window's left end counts keys before the query's own."""
+    assert causal
+    back = torch.arange(q.shape[1], device=q.device)[:, None] - torch.arange(k.shape[1], device=q.device)
+    seen = (back >= 0) & ((back <= window_size[0]) | (window_size[0] < 0))
+    k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for each in (k, v))
+    o = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v)), attn_mask=seen)
+    return o.transpose(1, 2)
 
 
-def peer(mixer, convolutions):
-    common = {"hidden_size": mixer_goldens.HIDDEN, "num_hidden_layers": mixer_goldens.LAYERS,
-              "intermediate_size": mixer_goldens.MLP, "vocab_size": mixer_goldens.WORDS,
-              "norm_eps": mixer_goldens.EPSILON, "use_short_conv": convolutions, "use_cache": False}
-    if mixer is mixer_goldens.Hgrn2:
-        return HGRN2ForCausalLM(HGRN2Config(expand_ratio=mixer.ratio, **common))
-    return GSAForCausalLM(GSAConfig(num_heads=mixer.heads, num_kv_heads=mixer.kv_heads, num_slots=mixer.slots,
-                                    **common))
+if fla.layers.attn.flash_attn_func is None:
+    fla.layers.attn.flash_attn_func = attention
 
 
-def error(mixer, convolutions, tokens):
-    expected, parameters = mixer_goldens.model(mixer, mixer is mixer_goldens.Hgrn2, convolutions, tokens)
-    model = peer(mixer, convolutions)
-    state = dict(zip(names(mixer, convolutions), (torch.tensor(each, dtype=torch.float32) for each in parameters),
-                     strict=True))
-    model.load_state_dict(state)
-    with torch.no_grad():
-        logits = model.to(DEVICE).float().eval()(torch.tensor([tokens], device=DEVICE)).logits[0].double().cpu().numpy()
-    return numpy.linalg.norm(logits - expected) / numpy.linalg.norm(expected)
+class Case:
+    def __init__(self, name, mixer, model, config, parameters, convolved="", settings=None):
+        """`parameters`: those of a layer's mixer, in flashgla's order, without the convolutions and what is behind."""
+        self.name, self.mixer, self.model, self.config = name, mixer, model, config
+        self.parameters, self.convolved, self.settings = parameters, convolved, settings or {}
+        self.bounded = mixer is ours.Hgrn2
+
+    def names(self):
+        """Of all parameters in flashgla's order."""
+        yield "model.embeddings.weight"
+        if self.bounded:
+            yield "model.lower_bounds"
+        for layer in range(ours.LAYERS):
+            of = f"model.layers.{layer}."
+            yield of + "attn_norm.weight"
+            yield from (f"{of}attn.{name}" for name in self.parameters[0])
+            yield from (f"{of}attn.{letter}_conv1d.weight" for letter in self.convolved)
+            yield from (f"{of}attn.{name}" for name in self.parameters[1])
+            yield from (of + name for name in ("attn.o_proj.weight", "mlp_norm.weight", "mlp.gate_proj.weight",
+                                               "mlp.up_proj.weight", "mlp.down_proj.weight"))
+        yield "model.norm.weight"
+        yield "lm_head.weight"
+
+    def error(self, tokens):
+        expected, parameters = ours.model(self.mixer, self.bounded, bool(self.convolved), tokens)
+        model = self.model(self.config(hidden_size=ours.HIDDEN, num_hidden_layers=ours.LAYERS,
+                                       intermediate_size=ours.MLP, vocab_size=ours.WORDS, norm_eps=ours.EPSILON,
+                                       use_cache=False, **self.settings))
+        model.load_state_dict(dict(zip(self.names(), (torch.tensor(each, dtype=torch.float32) for each in parameters),
+                                       strict=True)))
+        model = model.to(DEVICE).float().eval()
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens], device=DEVICE)).logits[0].double().cpu().numpy()
+        return numpy.linalg.norm(logits - expected) / numpy.linalg.norm(expected)
+
+
+def projections(letters):
+    return [f"{letter}_proj.weight" for letter in letters]
+
+
+def cases():
+    gla = [*projections("qkv"), "gk_proj.0.weight", "g_proj.weight", "gk_proj.1.weight", "gk_proj.1.bias"]
+    for convolved in ("", "qkv"):
+        suffix, settings = (", convolutions" if convolved else ""), {"use_short_conv": bool(convolved)}
+        yield Case("gla" + suffix, ours.Gla, theirs.GLAForCausalLM, theirs.GLAConfig,
+                   (gla, ["g_norm_swish_gate.weight"]), convolved, {"num_heads": ours.Gla.heads, **settings})
+    yield Case("retnet", ours.Retention, theirs.RetNetForCausalLM, theirs.RetNetConfig,
+               (projections("qkvg"), ["g_norm_swish_gate.weight"]), settings={"num_heads": ours.Retention.heads})
+    yield Case("transformer", ours.Attention, theirs.TransformerForCausalLM, theirs.TransformerConfig,
+               (projections("qkv"), [*(f"{letter}_proj.bias" for letter in "qkv"), "q_norm.weight", "k_norm.weight"]),
+               settings={"num_heads": ours.Attention.heads, "num_kv_heads": ours.Attention.kv_heads, "qkv_bias": True,
+                         "qk_norm": True, "window_size": ours.Attention.window})
+    product = [f"feature_map_{letter}.layer{i}.{part}" for letter in "qk" for part in ("weight", "bias") for i in (1, 2)]
+    yield Case("linear_attn", ours.linear_attention(map="elementwise_product", heads=4), theirs.LinearAttentionForCausalLM,
+               theirs.LinearAttentionConfig, (projections("qkv") + product, ["norm.weight"]), settings={"num_heads": 4})
+    for convolved in ("", "qfi"):
+        suffix, settings = (", convolutions" if convolved else ""), {"use_short_conv": bool(convolved)}
+        yield Case("hgrn2" + suffix, ours.Hgrn2, theirs.HGRN2ForCausalLM, theirs.HGRN2Config,
+                   (projections("qfi"), ["g_norm.weight"]), convolved, {"expand_ratio": ours.Hgrn2.ratio, **settings})
+    for convolved in ("", "qkv"):
+        suffix, settings = (", convolutions" if convolved else ""), {"use_short_conv": bool(convolved)}
+        yield Case("gsa" + suffix, ours.Gsa, theirs.GSAForCausalLM, theirs.GSAConfig,
+                   (projections("qkvf"), ["g_norm.weight"]), convolved,
+                   {"num_heads": ours.Gsa.heads, "num_kv_heads": ours.Gsa.kv_heads, "num_slots": ours.Gsa.slots,
+                    **settings})
 
 
 def main():
@@ -71,19 +116,17 @@ def main():
     parser.add_argument("--chunks", action="store_true", help="their chunk kernels, too")
     arguments = parser.parse_args()
     # Sizes that their kernels take.
-    mixer_goldens.HIDDEN, mixer_goldens.MLP = 64, 96
-    mixer_goldens.Hgrn2.ratio = mixer_goldens.Gsa.slots = 16
+    ours.HIDDEN, ours.MLP = 64, 96
+    ours.Hgrn2.ratio = ours.Gsa.slots = 16
     torch.backends.cuda.matmul.allow_tf32 = False
     generator = numpy.random.default_rng(1)
     failed = False
     for length in (16, 100) if arguments.chunks else (16,):
-        tokens = generator.integers(0, mixer_goldens.WORDS, length).tolist()
-        for mixer in (mixer_goldens.Hgrn2, mixer_goldens.Gsa):
-            for convolutions in (False, True):
-                found = error(mixer, convolutions, tokens)
-                failed |= not found < ERROR
-                print(f"{mixer.__name__.lower()}{', convolutions' if convolutions else ''}, {length} tokens: "
-                      f"{found:.1e}", flush=True)
+        tokens = generator.integers(0, ours.WORDS, length).tolist()
+        for case in cases():
+            found = case.error(tokens)
+            failed |= not found < ERROR
+            print(f"{case.name}, {length} tokens: {found:.1e}", flush=True)
     sys.exit(failed)
 
 

@@ -1,8 +1,9 @@
-"""Logits of small HGRN2, GSA, Hyena and linear attention models from their published formulas, token by token in
-float64 NumPy, for the golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3 mixer_goldens.py. Weights
-are the formula of transformers_goldens.py. The formulas are those of flash-linear-attention's layers (hgrn2.py, gsa.py,
-linear_attn.py with feature_map.py), whose kernels need a GPU, and of zoology's hyena.py. fla_logits.py runs
-flash-linear-attention's code beside them."""
+"""Logits of small GLA, RetNet, Transformer, HGRN2, GSA, Hyena and linear attention models from their published formulas,
+token by token in float64 NumPy, for the golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3
+mixer_goldens.py. Weights are the formula of transformers_goldens.py. The formulas are those of
+flash-linear-attention's layers (gla.py, multiscale_retention.py, attn.py, hgrn2.py, gsa.py, linear_attn.py with
+feature_map.py), whose kernels need a GPU, and of zoology's hyena.py. fla_logits.py runs flash-linear-attention's code
+beside them."""
 
 import math
 
@@ -57,6 +58,90 @@ def heads(x, count):
     return x.reshape(len(x), count, -1)
 
 
+def rotated(x):
+    """Rotary positions on [T,H,K], halves against each other."""
+    half = x.shape[-1] // 2
+    angle = numpy.arange(len(x))[:, None] * 1e4 ** (-numpy.arange(half) / half)
+    cosine, sine = numpy.cos(angle)[:, None], numpy.sin(angle)[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return numpy.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+
+
+def recurrence(q, k, v, gate):
+    """o [T,H,V] of q, k [T,H,K], v [T,H,V] and factors [T,H,K] or, for all tokens, [1,H,1]."""
+    gate = numpy.broadcast_to(gate, k.shape)
+    state, rows = numpy.zeros((k.shape[1], k.shape[2], v.shape[2])), []
+    for t in range(len(q)):
+        state = gate[t][:, :, None] * state + k[t][:, :, None] * v[t][:, None, :]
+        rows.append(numpy.einsum("hk,hkv->hv", q[t] * q.shape[-1] ** -0.5, state))
+    return numpy.array(rows)
+
+
+class Gla:
+    """A gate of each channel of the keys; `scalar`: of each head."""
+
+    heads, rank, expand_k, scalar = 2, 16, 0.5, False
+
+    def __init__(self, take, _, convolutions):
+        keys = int(HIDDEN * self.expand_k)
+        sizes = (keys, keys, HIDDEN)
+        q, k, v = (take(size, HIDDEN) for size in sizes)
+        down = None if self.scalar else take(self.rank, HIDDEN)
+        self.projections, self.gate = (q, k, v), take(HIDDEN, HIDDEN)
+        self.decay = (down, take(self.heads, HIDDEN) if self.scalar else take(keys, self.rank),
+                      take(self.heads if self.scalar else keys))
+        self.convolutions = [take(size, 1, 4) for size in sizes] if convolutions else []
+        self.norm, self.out = take(HIDDEN // self.heads, norm=True), take(HIDDEN, HIDDEN)
+
+    def __call__(self, x, _):
+        q, k, v = (x @ w.T for w in self.projections)
+        if self.convolutions:
+            q, k, v = (swish(convolution(each, w)) for each, w in zip((q, k, v), self.convolutions))
+        down, up, bias = self.decay
+        decay = heads(sigmoid((x if self.scalar else x @ down.T) @ up.T + bias) ** (1.0 / 16.0), self.heads)
+        o = recurrence(*(heads(each, self.heads) for each in (q, k, v)), decay)
+        return (rms(o, self.norm).reshape(len(x), -1) * swish(x @ self.gate.T)) @ self.out.T
+
+
+class Retention:
+    heads = 2
+
+    def __init__(self, take, *_):
+        self.projections = [take(size, HIDDEN) for size in (HIDDEN, HIDDEN, 2 * HIDDEN)]
+        self.gate = take(2 * HIDDEN, HIDDEN)
+        self.norm, self.out = take(2 * HIDDEN // self.heads, norm=True), take(HIDDEN, 2 * HIDDEN)
+
+    def __call__(self, x, _):
+        q, k, v = (heads(x @ w.T, self.heads) for w in self.projections)
+        decay = 1.0 - 2.0 ** (-5.0 - numpy.arange(self.heads))
+        o = recurrence(rotated(q), rotated(k), v, decay[None, :, None])
+        return (rms(o, self.norm).reshape(len(x), -1) * swish(x @ self.gate.T)) @ self.out.T
+
+
+class Attention:
+    """With biases of q, k and v, norms of q and k (whose epsilon is the norm's own) and a window."""
+
+    heads, kv_heads, window = 4, 2, 5
+
+    def __init__(self, take, *_):
+        head = HIDDEN // self.heads
+        sizes = (HIDDEN, self.kv_heads * head, self.kv_heads * head)
+        self.projections, self.biases = [take(size, HIDDEN) for size in sizes], [take(size) for size in sizes]
+        self.norms, self.out = [take(head, norm=True) for _ in "qk"], take(HIDDEN, HIDDEN)
+
+    def __call__(self, x, _):
+        q, k, v = (x @ w.T + b for w, b in zip(self.projections, self.biases))
+        q, k, v = heads(q, self.heads), heads(k, self.kv_heads), heads(v, self.kv_heads)
+        q, k = (rotated(rms(each, w, INNER_EPSILON)) for each, w in zip((q, k), self.norms))
+        k, v = (numpy.repeat(each, self.heads // self.kv_heads, axis=1) for each in (k, v))
+        rows = []
+        for t in range(len(x)):
+            seen = slice(max(0, t + 1 - self.window), t + 1)
+            weights = softmax(numpy.einsum("hk,jhk->hj", q[t], k[seen]) * q.shape[-1] ** -0.5)
+            rows.append(numpy.einsum("hj,jhv->hv", weights, v[seen]).reshape(-1))
+        return numpy.array(rows) @ self.out.T
+
+
 class Hgrn2:
     ratio = 8
 
@@ -76,11 +161,7 @@ class Hgrn2:
         gate = bound + (1.0 - bound) * sigmoid(f)
         count = HIDDEN // self.ratio
         q, k, v, gate = (heads(each, count) for each in (q, 1.0 - gate, i, gate))
-        state, rows = numpy.zeros((count, self.ratio, self.ratio)), []
-        for t in range(len(x)):
-            state = gate[t][:, :, None] * state + k[t][:, :, None] * v[t][:, None, :]
-            rows.append(numpy.einsum("hk,hkv->hv", q[t] * self.ratio ** -0.5, state).reshape(-1))
-        return rms(numpy.array(rows), self.norm, INNER_EPSILON) @ self.out.T
+        return rms(recurrence(q, k, v, gate).reshape(len(x), -1), self.norm, INNER_EPSILON) @ self.out.T
 
 
 class Gsa:
@@ -209,6 +290,11 @@ def show(name, mixer, bounded, convolutions):
 
 
 if __name__ == "__main__":
+    show("gla", Gla, False, False)
+    show("gla, convolutions", Gla, False, True)
+    show("gla_variant, scalar", type("Scalar", (Gla,), {"scalar": True}), False, False)
+    show("retnet", Retention, False, False)
+    show("transformer: biases, norms, window", Attention, False, False)
     show("hgrn2", Hgrn2, True, False)
     show("hgrn2, convolutions", Hgrn2, True, True)
     show("gsa", Gsa, False, False)

@@ -1,4 +1,5 @@
 // The layer of softmax_attention.h.
+#include "flashgla/mixers/inner_norm.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/softmax_attention/config.h"
 #include "flashgla/nn/linear.h"
@@ -29,8 +30,8 @@ class SoftmaxAttention : public Mixer {
         output_({{name + ".o_proj", common.hidden_size, nn::Quantisation::sensitive}}, config.num_heads * channels_,
                 common.initializer_range, config.o_bias) {
     if (config.qk_norm) {
-      norms_.emplace_back(name + ".q_norm", channels_, common.norm_eps);
-      norms_.emplace_back(name + ".k_norm", channels_, common.norm_eps);
+      norms_.emplace_back(name + ".q_norm", channels_, kInnerEpsilon);
+      norms_.emplace_back(name + ".k_norm", channels_, kInnerEpsilon);
     }
   }
 

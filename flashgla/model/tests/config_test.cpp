@@ -42,6 +42,16 @@ TEST(Config, PresetsHaveThePublishedParameterCounts) {
   EXPECT_EQ(parameter_count(preset("gla-340m-scalar")), 341'204'064);
   EXPECT_EQ(parameter_count(preset("gla-340m-constant")), 341'105'664);
   EXPECT_EQ(parameter_count(preset("gla-340m-none")), 341'105'664);
+  // The same with the head tied or not, and with RetNet's eight heads.
+  const auto with = [](const char* name, const char* field, const char* value) {
+    ModelConfig config = preset(name);
+    config.set(field, value);
+    return parameter_count(config);
+  };
+  EXPECT_EQ(with("transformer-1.3b", "tie_word_embeddings", "true"), 1'298'761'728);
+  EXPECT_EQ(with("retnet-1.3b", "tie_word_embeddings", "true"), 1'286'191'104);
+  EXPECT_EQ(with("mamba-1.3b", "tie_word_embeddings", "true"), 1'334'740'992);
+  EXPECT_EQ(with("retnet-340m", "num_heads", "8"), 347'397'120);
   for (const Preset& row : presets()) {
     EXPECT_NO_THROW(preset(row.name).validate()) << row.name;
     EXPECT_FALSE(row.summary.empty());

@@ -92,6 +92,40 @@ TEST(PeerLogits, Mamba2OfTransformers) {
                  {15, {-0.38329178, -1.3826903, -1.0843792, -0.48509434, 0.99711114, 0.67382151}}});
 }
 
+TEST(PeerLogits, GlaByItsFormulas) {
+  const std::string common = R"("hidden_size": 24, "num_hidden_layers": 3, "num_heads": 2, "intermediate_size": 40,
+                                 "vocab_size": 29, "norm_eps": 1e-6)";
+  expect_logits(R"({"model_type": "gla", )" + common + "}",
+                {{0, {-0.28418702, -1.2636658, 0.82843375, -0.39521037, -2.248203, 0.14115537}},
+                 {8, {-0.20186376, 1.9398728, 1.2639419, -0.24152339, 0.32052414, -1.8496803}},
+                 {15, {2.5559402, -1.0366591, 0.083024386, -0.27075411, -0.34322115, -0.19364666}}});
+  expect_logits(R"({"model_type": "gla", "use_short_conv": true, )" + common + "}",
+                {{0, {1.1144774, -0.22087779, 0.24626386, -0.94208514, -0.55622555, -0.36188373}},
+                 {8, {-1.4720223, -1.7271311, -0.60398918, 0.60888771, -1.3171742, 0.49814207}},
+                 {15, {-0.022248418, 1.5915306, -1.0580743, -0.4398117, -1.548883, 0.90818695}}});
+  expect_logits(R"({"model_type": "gla_variant", "gate": "scalar", )" + common + "}",
+                {{0, {-1.5663176, 0.68467592, -1.3282871, -0.48952731, -0.70573198, -0.37149976}},
+                 {8, {0.25421637, 2.6533263, 1.5936893, 1.2147636, -1.2018806, -0.52212699}},
+                 {15, {-0.80374432, -0.72362566, -0.25760743, -0.70565539, -0.83492494, -1.4713043}}});
+}
+
+TEST(PeerLogits, RetnetByItsFormulas) {
+  expect_logits(R"({"model_type": "retnet", "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 2,
+                    "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6})",
+                {{0, {1.2277753, -1.4495373, -2.3222513, -2.9607294, 0.14970457, -0.7364035}},
+                 {8, {-0.44377949, 0.58526443, 0.41606246, -0.99000625, 2.7924449, 0.82517052}},
+                 {15, {0.072981854, 0.32002981, 0.82941465, -1.3422037, 1.8366877, 1.0268748}}});
+}
+
+TEST(PeerLogits, TransformerByItsFormulas) {
+  expect_logits(R"({"model_type": "transformer", "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 4,
+                    "num_kv_heads": 2, "qkv_bias": true, "qk_norm": true, "window_size": 5, "intermediate_size": 40,
+                    "vocab_size": 29, "norm_eps": 1e-6})",
+                {{0, {-0.47933878, 0.91611933, -0.11605102, 1.0831858, 1.6745556, 0.82577483}},
+                 {8, {-0.42428445, 2.4134161, -1.4911064, 1.9267988, 1.1229144, 1.7502891}},
+                 {15, {1.2051704, 1.0334577, 0.11732398, -1.1155104, -0.57882282, 2.5997813}}});
+}
+
 TEST(PeerLogits, Hgrn2ByItsFormulas) {
   const std::string common = R"({"model_type": "hgrn2", "hidden_size": 24, "num_hidden_layers": 3, "expand_ratio": 8,
                                  "intermediate_size": 40, "vocab_size": 29, "norm_eps": 1e-6)";
