@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "flashgla/ops/softmax/implementations.h"
+#include "flashgla/ops/softmax/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
@@ -8,24 +9,11 @@
 namespace flashgla::ops::softmax {
 namespace {
 
-using testing::Kind;
-using testing::NamedTensors;
-using testing::Role;
-
 TEST(Softmax, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Shape& shape : {Shape({1, 1}), Shape({7, 65}), Shape({2, 3, 33}), Shape({0, 8}), Shape({2, 20000})}) {
-    testing::OperatorCase forward_case{
-        "forward " + to_string(shape),
-        {{"x", shape, Role::input, Kind::activation, 5.0}, {"y", shape, Role::output}},
-        [](Context& context, const NamedTensors& t) { forward(context, t["x"], t["y"]); }};
-    // What a forward gives is between 0 and 1.
-    testing::OperatorCase backward_case{
-        "backward " + to_string(shape),
-        {{"y", shape, Role::input, Kind::activation, 0.1, 0.5}, {"dy", shape}, {"dx", shape, Role::output}},
-        [](Context& context, const NamedTensors& t) { backward(context, t["y"], t["dy"], t["dx"]); }};
-    EXPECT_EQ(testing::check_conformance(forward_case, coverage), "");
-    EXPECT_EQ(testing::check_conformance(backward_case, coverage), "");
+    EXPECT_EQ(testing::check_conformance(case_of(shape, false), coverage), "");
+    EXPECT_EQ(testing::check_conformance(case_of(shape, true), coverage), "");
   }
   EXPECT_EQ(coverage.missing(), "");
 }
