@@ -145,8 +145,9 @@ time_rows() {  # NAME BENCH_ARGUMENT...
   report "${PIPESTATUS[0]}" "$1" "$out/$1.txt"
 }
 time_rows bench gated_linear_attention --seconds 0.05 "$@"
-time_rows operators matmul adamw cross_entropy elementwise embedding forget_gate global_norm layer_norm linear_step \
-  log_sigmoid_gate rms_norm rms_norm_swish_gate sampling short_convolution swiglu --seconds 0.05
+time_rows operators matmul adamw cross_entropy dropout elementwise embedding feature_map forget_gate global_norm \
+  hyena_filter layer_norm linear_step log_sigmoid_gate long_convolution rms_norm rms_norm_swish_gate rotary sampling \
+  selective_scan short_convolution softmax softmax_attention state_space swiglu token_shift wkv --seconds 0.05
 time_rows model model_training_step model_prefill model_decoding --seconds 2
 if "$root/scripts/kernel_times/kernel_times.sh" --where >/dev/null 2>&1; then
   bounded "$root/scripts/kernel_times/step_times.py" "$bin/flashgla" --save "$out/steps.json" | tee "$out/steps.txt"

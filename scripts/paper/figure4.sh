@@ -46,6 +46,21 @@ range=${range:-$usual_range}
 need_program
 mkdir -p "$out/models"
 
+# Runs of one folder are of the same settings: what is trained already is not trained again.
+settings_text() {
+  cat <<END
+{"size": "$size", "layers": $layers, "epochs": $epochs, "sequences": $sequences, "words": $words, "device": "$device",
+ "dtype": "$dtype", "dropout": $dropout, "range": $range, "clip_norm": $clip_norm, "seed": $seed,
+ "date": "$(date -u +%F)"}
+END
+}
+if [ -f "$out/settings.json" ] && [ "$(settings_text | head -n 2)" != "$(head -n 2 "$out/settings.json")" ]; then
+  echo "error: $out has runs of other settings; take another folder" >&2
+  diff <(head -n 2 "$out/settings.json") <(settings_text | head -n 2) | sed -n 's/^[<>]/&/p' >&2
+  exit 1
+fi
+settings_text >"$out/settings.json"
+
 # MODEL WIDTH LENGTH: zoology's model around the mixer: blocks r += mixer(norm(r)), r += norm(r), LayerNorm, tied head;
 # learned positions for attention alone, no MLP and RMSNorm for Mamba.
 describe() {
@@ -138,9 +153,4 @@ for run in "${runs[@]}"; do
 done
 while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
-cat >"$out/settings.json" <<END
-{"size": "$size", "layers": $layers, "epochs": $epochs, "sequences": $sequences, "words": $words, "device": "$device",
- "dtype": "$dtype", "dropout": $dropout, "range": $range, "clip_norm": $clip_norm, "seed": $seed,
- "date": "$(date -u +%F)"}
-END
 python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$rates" | tee "$out/figure4.txt"
