@@ -23,6 +23,7 @@
 #include "flashgla/data/dataset.h"
 #include "flashgla/eval/divergence.h"
 #include "flashgla/eval/evaluation.h"
+#include "flashgla/eval/recall.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/text/fingerprint.h"
 #include "flashgla/train/run_folder.h"
@@ -187,6 +188,14 @@ Json loss_row(const eval::LossResult& result) {
   return row;
 }
 
+Json recall_row(const eval::RecallResult& result) {
+  const auto answers = static_cast<double>(result.answers);
+  return {{"sequences", result.sequences},
+          {"answers", result.answers},
+          {"accuracy", static_cast<double>(result.right) / answers},
+          {"loss", result.loss / answers}};
+}
+
 Json example_row(const std::vector<eval::Example>& examples, const eval::ExampleResult& result, bool samples) {
   const auto share = [&](std::int64_t right) { return static_cast<double>(right) / static_cast<double>(result.done); };
   Json row = {{"examples", result.done}};
@@ -307,7 +316,12 @@ void run_evaluate(const EvaluateArguments& arguments) {
   if (examples && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0)) {
     throw Error("evaluate: " + arguments.data + " has examples; --extrapolate, --carry and --stride are for text");
   }
-  if (arguments.divergence > 0 && (examples || arguments.extrapolate > 0 || arguments.models.size() < 2)) {
+  const bool task = data.tokens && data.span.labels;
+  if (task && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0 || arguments.window > 0)) {
+    throw Error("evaluate: " + arguments.data +
+                " is a task; --extrapolate, --carry, --stride and --window are for text");
+  }
+  if (arguments.divergence > 0 && (examples || task || arguments.extrapolate > 0 || arguments.models.size() < 2)) {
     throw Error("evaluate: --kl compares models with the first one on text: name two or more, without --extrapolate");
   }
   Context context(arguments.flags.chosen_device(), arguments.flags.threads);
@@ -336,7 +350,7 @@ void run_evaluate(const EvaluateArguments& arguments) {
     std::unique_ptr<Progress> bar;
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
       if (!bar) bar = std::make_unique<Progress>(subject.label, total, arguments.quiet);
-      bar->update(done, fmt::format("{} {:.4f}", examples ? "acc" : "loss", figure));
+      bar->update(done, fmt::format("{} {:.4f}", examples || task ? "acc" : "loss", figure));
       return !interrupted();
     };
     const eval::Work work{context, *model, log, jobs, monitor, state_file};
@@ -346,6 +360,10 @@ void run_evaluate(const EvaluateArguments& arguments) {
       eval::ExampleOptions options{window, {arguments.batch_tokens, !arguments.no_reuse}};
       const auto result = eval::evaluate_examples(work, *subject.tokenizer, data.examples, arguments.data, options);
       row.update(example_row(data.examples, result, arguments.samples));
+      jobs += result.jobs, complete = result.complete;
+    } else if (task) {
+      const auto result = eval::evaluate_recall(work, data.span, {arguments.limit, arguments.batch_tokens});
+      row.update(recall_row(result));
       jobs += result.jobs, complete = result.complete;
     } else if (arguments.extrapolate > 0) {
       const auto documents = documents_of(arguments, data, subject.tokenizer.get());
@@ -392,8 +410,9 @@ void add_evaluate(CLI::App& app) {
       "evaluate",
       "Measures models: loss, perplexity and bits per byte on text; on JSON lines of {\"context\", \"continuation\"} "
       "or\n"
-      "{\"context\", \"choices\", \"answer\"} what lm-evaluation-harness scores; with --extrapolate the loss by "
-      "position.\n"
+      "{\"context\", \"choices\", \"answer\"} what lm-evaluation-harness scores; on a task of `flashgla data mqar` the "
+      "share of\n"
+      "right answers; with --extrapolate the loss by position.\n"
       "\n"
       "  flashgla evaluate runs/first --data book.txt\n"
       "  flashgla evaluate runs/first --data task.jsonl --json\n"
@@ -407,7 +426,7 @@ void add_evaluate(CLI::App& app) {
       ->check(CLI::IsMember(std::vector<std::string>{"validation", "train"}));
   verb->add_option("--text-field", arguments->text_field, "Of JSON lines of documents")->capture_default_str();
   verb->add_option("--tokenizer", arguments->tokenizer, "Folder or file, where the model's folder has none");
-  verb->add_option("--limit", arguments->limit, "Only so many documents or examples; 0: all")
+  verb->add_option("--limit", arguments->limit, "Only so many documents, examples or a task's sequences; 0: all")
       ->capture_default_str()
       ->check(non_negative_number());
   verb->add_option("--window", arguments->window,

@@ -30,6 +30,19 @@ succeeds '"log_likelihood": -' evaluate run --data continuations.jsonl --json --
 tokens() { "$flashgla" evaluate run --data choices.jsonl --json --quiet "$@" | sed -n 's/.*"tokens_read": //p'; }
 holds 'shared contexts are read once' test "$(tokens)" -lt "$(tokens --no-reuse)"
 
+# a task: what training says of its last checkpoint
+"$flashgla" data mqar --vocabulary 80 --length 32 --pairs 4 --train 200 --validation 21 --out task --quiet >/dev/null
+"$flashgla" train --data task --preset gla-tiny --batch 4 --length 32 --steps 60 --learning-rate 5e-3 --out recall >/dev/null 2>&1
+succeeds '"answers": 84' evaluate recall --data task --json --quiet --batch-tokens 100
+cp stdout answers
+holds 'accuracy and loss are those of training' python3 -c '
+import json
+seen = json.load(open("answers"))
+said = [row for row in map(json.loads, open("recall/metrics.jsonl")) if row["kind"] == "eval"][-1]
+assert seen["accuracy"] == said["accuracy"] and abs(seen["loss"] - said["loss"]) < 1e-5 * said["loss"], (seen, said)'
+succeeds 'sequences +5' evaluate recall --data task --limit 5 --quiet
+refuses 'task is a task; .* are for text' evaluate recall --data task --window 16
+
 # length
 cp -r run other
 succeeds '0 .. 64 +loss' evaluate run other --data few.jsonl --extrapolate 256 --bucket 64 --window 100 --png curve.png --quiet

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "flashgla/base/error.h"
+#include "flashgla/eval/jobs.h"
 #include "flashgla/model/checkpoint.h"
 
 namespace flashgla::eval {
@@ -15,19 +16,6 @@ using nlohmann::json;
 
 // Examples whose tokens come to a few batches are one job, so that the scorer can pack them.
 constexpr std::int64_t kBatchesInJob = 4;
-
-// The result of job `number`, from the log or from `run`.
-template <class Run>
-json result_of(const Work& work, std::int64_t number, Run&& run) {
-  if (const std::string* known = work.log.find(work.first_job + number)) return json::parse(*known);
-  const json result = run();
-  work.log.record(work.first_job + number, result.dump());
-  return result;
-}
-
-bool goes_on(const Work& work, std::int64_t done, std::int64_t total, double figure) {
-  return !work.monitor || work.monitor(done, total, figure);
-}
 
 // The state after the first `count` tokens of a document: as an evaluation that ended there left it, or by reading
 // them.
