@@ -31,33 +31,13 @@ struct KeyPlan {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int D>
-struct KeyBlock {
+struct KeyBlock : GradientBarriers<KeyPlan<D>> {
   using Plan = KeyPlan<D>;
-  std::uint32_t shared;
-
-  __device__ __forceinline__ std::uint32_t barrier(int i) const { return shared + Plan::barriers + 8 * i; }
-  __device__ __forceinline__ std::uint32_t keys_full() const { return barrier(0); }
-  __device__ __forceinline__ std::uint32_t keys_empty() const { return barrier(1); }
-  __device__ __forceinline__ std::uint32_t full(int stage) const { return barrier(2 + 2 * stage); }
-  __device__ __forceinline__ std::uint32_t empty(int stage) const { return barrier(3 + 2 * stage); }
-  __device__ __forceinline__ std::uint32_t q_tile(int stage) const {
-    return shared + Plan::q + stage * Plan::tiles * Plan::tile;
-  }
-  __device__ __forceinline__ std::uint32_t d_o_tile(int stage) const {
-    return shared + Plan::d_o + stage * Plan::tiles * Plan::tile;
-  }
+  __device__ __forceinline__ std::uint32_t q_tile(int stage) const { return this->tiles_at(Plan::q, stage); }
+  __device__ __forceinline__ std::uint32_t d_o_tile(int stage) const { return this->tiles_at(Plan::d_o, stage); }
   // lse2 of the stage's queries, then delta.
   __device__ __forceinline__ std::uint32_t row_sums(int stage) const {
-    return shared + Plan::rows + stage * 2 * Plan::sums;
-  }
-  __device__ __forceinline__ void init() const {
-    ptx::mbarrier_init(keys_full(), 1);
-    ptx::mbarrier_init(keys_empty(), Plan::groups * 4);
-    for (int stage = 0; stage < Plan::stages; ++stage) {
-      ptx::mbarrier_init(full(stage), 1 + 32);  // the copy engine's, and each lane of the warp that brings sums
-      ptx::mbarrier_init(empty(stage), Plan::groups * 4);
-    }
-    ptx::fence_barrier_init();
+    return this->shared + Plan::rows + stage * 2 * Plan::sums;
   }
 };
 
@@ -89,26 +69,20 @@ template <int D>
 __device__ __forceinline__ void bring_for_keys(const KeyBlock<D>& block, const Call& call, const Schedule& schedule,
                                                const KeyMaps& maps, const RowSums& rows) {
   using Plan = KeyPlan<D>;
+  constexpr auto copy = copy_tiles<Plan::tiles>;
   Ring<Plan::stages> ring;
   int parity = 1;
   const int lane = threadIdx.x;
-  const auto copy = [&](std::uint32_t to, int bytes, const CUtensorMap& map, std::int64_t token, int head, int batch,
-                        std::uint32_t full) {
-#pragma unroll
-    for (int i = 0; i < Plan::tiles; ++i) {
-      ptx::copy_box(to + i * bytes, &map, 64 * i, static_cast<int>(token), head, batch, full);
-    }
-  };
   for_each_key_tile<Plan::keys, Plan::queries>(
       call, schedule,
       [&](const Schedule::Work& work, const SequenceOfCall& s, int key,
           const QueryTiles<Plan::keys, Plan::queries>& tiles) {
-        ptx::mbarrier_wait(block.keys_empty(), parity);
+        ptx::mbarrier_wait(block.kept_empty(), parity);
         parity ^= 1;
         if (lane == 0) {
-          ptx::mbarrier_arrive_expect(block.keys_full(), 2 * Plan::tiles * Plan::key_tile);
-          copy(block.shared + Plan::k, Plan::key_tile, maps.k, s.begin + key, work.head, s.batch, block.keys_full());
-          copy(block.shared + Plan::v, Plan::key_tile, maps.v, s.begin + key, work.head, s.batch, block.keys_full());
+          ptx::mbarrier_arrive_expect(block.kept_full(), 2 * Plan::tiles * Plan::key_tile);
+          copy(block.shared + Plan::k, Plan::key_tile, maps.k, s.begin + key, work.head, s.batch, block.kept_full());
+          copy(block.shared + Plan::v, Plan::key_tile, maps.v, s.begin + key, work.head, s.batch, block.kept_full());
         }
         for (int member = 0; member < call.group(); ++member) {
           const int head = work.head * call.group() + member;
@@ -162,7 +136,7 @@ __device__ __forceinline__ void key_gradients(const KeyBlock<D>& block, const Ca
 #pragma unroll
           for (int e = 0; e < 32; ++e) sums_k[i][e] = sums_v[i][e] = 0.0f;
         }
-        ptx::mbarrier_wait(block.keys_full(), parity);
+        ptx::mbarrier_wait(block.kept_full(), parity);
         parity ^= 1;
         for (int i = 0; i < tiles.count * call.group(); ++i, ring.next()) {
           const int query = (tiles.first + i % tiles.count) * Plan::queries;
@@ -250,7 +224,7 @@ __device__ __forceinline__ void key_gradients(const KeyBlock<D>& block, const Ca
           pin(slopes);
           arrive(block.empty(ring.stage));
         }
-        arrive(block.keys_empty());
+        arrive(block.kept_empty());
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int token = row + 8 * half;
@@ -281,7 +255,7 @@ __global__ void __launch_bounds__(KeyPlan<D>::threads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
   const KeyBlock<D> block{(ptx::shared_address(memory) + 1023) / 1024 * 1024};
-  if (threadIdx.x == 0) block.init();
+  if (threadIdx.x == 0) block.init(1 + 32);  // the copy engine, and each lane of the warp that brings sums
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   if (threadIdx.x < kGroup) {

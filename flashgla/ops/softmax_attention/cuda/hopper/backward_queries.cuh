@@ -28,30 +28,10 @@ struct QueryPlan {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int D>
-struct QueryBlock {
+struct QueryBlock : GradientBarriers<QueryPlan<D>> {
   using Plan = QueryPlan<D>;
-  std::uint32_t shared;
-
-  __device__ __forceinline__ std::uint32_t barrier(int i) const { return shared + Plan::barriers + 8 * i; }
-  __device__ __forceinline__ std::uint32_t queries_full() const { return barrier(0); }
-  __device__ __forceinline__ std::uint32_t queries_empty() const { return barrier(1); }
-  __device__ __forceinline__ std::uint32_t full(int stage) const { return barrier(2 + 2 * stage); }
-  __device__ __forceinline__ std::uint32_t empty(int stage) const { return barrier(3 + 2 * stage); }
-  __device__ __forceinline__ std::uint32_t k_tile(int stage) const {
-    return shared + Plan::k + stage * Plan::tiles * Plan::tile;
-  }
-  __device__ __forceinline__ std::uint32_t v_tile(int stage) const {
-    return shared + Plan::v + stage * Plan::tiles * Plan::tile;
-  }
-  __device__ __forceinline__ void init() const {
-    ptx::mbarrier_init(queries_full(), 1);
-    ptx::mbarrier_init(queries_empty(), Plan::groups * 4);
-    for (int stage = 0; stage < Plan::stages; ++stage) {
-      ptx::mbarrier_init(full(stage), 1);
-      ptx::mbarrier_init(empty(stage), Plan::groups * 4);
-    }
-    ptx::fence_barrier_init();
-  }
+  __device__ __forceinline__ std::uint32_t k_tile(int stage) const { return this->tiles_at(Plan::k, stage); }
+  __device__ __forceinline__ std::uint32_t v_tile(int stage) const { return this->tiles_at(Plan::v, stage); }
 };
 
 // One thread.
@@ -59,13 +39,9 @@ template <int D>
 __device__ __forceinline__ void bring_for_queries(const QueryBlock<D>& block, const Call& call,
                                                   const Schedule& schedule, const QueryMaps& maps) {
   using Plan = QueryPlan<D>;
+  constexpr auto copy = copy_tiles<Plan::tiles>;
   Ring<Plan::stages> ring;
   int parity = 1;
-  const auto copy = [&](std::uint32_t to, int bytes, const CUtensorMap& map, int token, int head, int batch,
-                        std::uint32_t full) {
-#pragma unroll
-    for (int i = 0; i < Plan::tiles; ++i) ptx::copy_box(to + i * bytes, &map, 64 * i, token, head, batch, full);
-  };
   for (std::int64_t index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
     const Schedule::Work work = schedule.at(index);
     if (work.n < 0) continue;
@@ -73,11 +49,11 @@ __device__ __forceinline__ void bring_for_queries(const QueryBlock<D>& block, co
     const int query = work.tile * Plan::rows, g = work.head / call.group(), begin = static_cast<int>(s.begin);
     if (query >= s.length) continue;
     const KeyTiles<Plan::rows, Plan::keys> keys(call, s, query);
-    ptx::mbarrier_wait(block.queries_empty(), parity);
+    ptx::mbarrier_wait(block.kept_empty(), parity);
     parity ^= 1;
-    ptx::mbarrier_arrive_expect(block.queries_full(), 2 * Plan::tiles * Plan::query_tile);
-    copy(block.shared + Plan::q, Plan::query_tile, maps.q, begin + query, work.head, s.batch, block.queries_full());
-    copy(block.shared + Plan::d_o, Plan::query_tile, maps.d_o, begin + query, work.head, s.batch, block.queries_full());
+    ptx::mbarrier_arrive_expect(block.kept_full(), 2 * Plan::tiles * Plan::query_tile);
+    copy(block.shared + Plan::q, Plan::query_tile, maps.q, begin + query, work.head, s.batch, block.kept_full());
+    copy(block.shared + Plan::d_o, Plan::query_tile, maps.d_o, begin + query, work.head, s.batch, block.kept_full());
     for (int i = 0; i < keys.count(); ++i, ring.next()) {
       const auto tile = keys.at(i);
       const int token = tile.past ? tile.begin : begin + tile.begin, batch = tile.past ? work.n : s.batch;
@@ -128,7 +104,7 @@ __device__ __forceinline__ void query_gradients(const QueryBlock<D>& block, cons
 #pragma unroll
       for (int e = 0; e < 32; ++e) sums[i][e] = 0.0f;
     }
-    ptx::mbarrier_wait(block.queries_full(), parity);
+    ptx::mbarrier_wait(block.kept_full(), parity);
     parity ^= 1;
     int before = -1;  // the stage whose products are under way
     for (int i = 0; i < keys.count(); ++i, ring.next()) {
@@ -186,7 +162,7 @@ __device__ __forceinline__ void query_gradients(const QueryBlock<D>& block, cons
       ptx::wgmma_commit();
       before = ring.stage;
     }
-    arrive(block.queries_empty());
+    arrive(block.kept_empty());
     ptx::wgmma_wait<0>();
     pin(sums);
     pin(rounded);
@@ -218,7 +194,7 @@ __global__ void __launch_bounds__(QueryPlan<D>::threads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
   const QueryBlock<D> block{(ptx::shared_address(memory) + 1023) / 1024 * 1024};
-  if (threadIdx.x == 0) block.init();
+  if (threadIdx.x == 0) block.init(1);
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   if (threadIdx.x < kGroup) {

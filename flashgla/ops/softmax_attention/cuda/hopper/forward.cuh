@@ -75,8 +75,7 @@ __device__ __forceinline__ void bring_forward(const ForwardBlock<D>& block, cons
   const auto copy = [&](std::uint32_t to, int bytes, const CUtensorMap& map, int token, int head, int batch,
                         std::uint32_t full) {
     ptx::mbarrier_arrive_expect(full, Plan::tiles * bytes);
-#pragma unroll
-    for (int i = 0; i < Plan::tiles; ++i) ptx::copy_box(to + i * bytes, &map, 64 * i, token, head, batch, full);
+    copy_tiles<Plan::tiles>(to, bytes, map, token, head, batch, full);
   };
   for (std::int64_t index = blockIdx.x; index < schedule.count(); index += gridDim.x) {
     const Schedule::Work work = schedule.at(index);

@@ -6,6 +6,8 @@
 // and the next: element 4 (column / 8) + {0, 1} of the first row, + {2, 3} of the second.
 #pragma once
 
+#include <cuda.h>
+
 #include "flashgla/base/cuda/ptx.cuh"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
@@ -31,6 +33,45 @@ struct Ring {
       stage = 0;
       parity ^= 1;
     }
+  }
+};
+
+// Copies a head's tiles of `bytes` each: one thread.
+template <int kTiles>
+__device__ __forceinline__ void copy_tiles(std::uint32_t to, int bytes, const CUtensorMap& map, int token, int head,
+                                           int batch, std::uint32_t full) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    ptx::copy_box(to + i * bytes, &map, kTileChannels * i, token, head, batch, full);
+  }
+}
+
+// Barriers of a gradient's block (Plan::barriers): of what it keeps while it walks full and empty, then of each stage.
+template <class Plan>
+struct GradientBarriers {
+  std::uint32_t shared;
+
+  __device__ __forceinline__ std::uint32_t kept_full() const { return shared + Plan::barriers; }
+  __device__ __forceinline__ std::uint32_t kept_empty() const { return shared + Plan::barriers + 8; }
+  __device__ __forceinline__ std::uint32_t full(int stage) const {
+    return shared + Plan::barriers + 8 * (2 + 2 * stage);
+  }
+  __device__ __forceinline__ std::uint32_t empty(int stage) const {
+    return shared + Plan::barriers + 8 * (3 + 2 * stage);
+  }
+  // Where a stage's tiles begin.
+  __device__ __forceinline__ std::uint32_t tiles_at(int offset, int stage) const {
+    return shared + offset + stage * Plan::tiles * Plan::tile;
+  }
+  // arrivals: that fill a stage.
+  __device__ __forceinline__ void init(int arrivals) const {
+    ptx::mbarrier_init(kept_full(), 1);
+    ptx::mbarrier_init(kept_empty(), Plan::groups * 4);
+    for (int stage = 0; stage < Plan::stages; ++stage) {
+      ptx::mbarrier_init(full(stage), arrivals);
+      ptx::mbarrier_init(empty(stage), Plan::groups * 4);
+    }
+    ptx::fence_barrier_init();
   }
 };
 
