@@ -9,7 +9,8 @@ namespace flashgla::model {
 inline constexpr std::string_view kForeignKeys[] = {
     // Of the files. quantization_config is read with the weights (checkpoint.cpp).
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "auto_map", "name_or_path",
-    "tokenizer_class", "quantization_config",
+    "tokenizer_class", "transformers.js_config", "unsloth_version", "unsloth_fixed", "is_llama_config",
+    "quantization_config",
     // Of outputs and of how the code runs.
     "use_cache", "return_dict", "output_hidden_states", "output_attentions", "output_scores", "return_dict_in_generate",
     "attn_implementation", "torchscript", "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "pruned_heads",
@@ -28,6 +29,8 @@ inline constexpr std::string_view kForeignKeys[] = {
     "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "rescale_prenorm_residual", "residual_in_fp32",
     "A_init_range", "conv_init", "dt_init_floor", "dt_init_scheme", "dt_max", "dt_min", "dt_scale", "time_step_floor",
     "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_rank", "time_step_scale",
+    // What other fields say already, where a layout has no place for it: expand * hidden_size.
+    "intermediate_size",
     // Of kernels.
     "chunk_size", "pretraining_tp", "rescale_every", "use_associative_scan", "use_mambapy"};
 

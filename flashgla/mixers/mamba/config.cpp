@@ -26,9 +26,9 @@ namespace {
 
 constexpr Refusal kRefusedOfMamba[] = {{"rms_norm", "true"}};
 constexpr Renaming kOlderKeysOfMamba[] = {{"dt_rank", "time_step_rank"}};
-// What other fields say already: expand * hidden_size, and state-spaces' own words.
+// What other fields say already in state-spaces' own words.
 constexpr const char* kWithoutEffectOnMamba[] = {
-    "intermediate_size", "d_inner", "d_model", "n_layer", "fused_add_norm", "pad_vocab_size_multiple", "ssm_cfg"};
+    "d_inner", "d_model", "n_layer", "fused_add_norm", "pad_vocab_size_multiple", "ssm_cfg"};
 
 constexpr Renaming kHfKeysOfMamba[] = {{"hidden_size", "hidden_size"},
                                        {"num_hidden_layers", "num_hidden_layers"},

@@ -76,6 +76,7 @@ constexpr Renaming kMistralKeys[] = {{"hidden_size", "hidden_size"},
 constexpr Refusal kHfRefused[] = {{"rope_scaling", ""},
                                   {"rope_parameters.rope_type", "\"default\""},
                                   {"partial_rotary_factor", "1.0"},
+                                  {"rope_interleaved", "false"},
                                   {"mlp_bias", "false"}};
 constexpr Renaming kHfNames[] = {{"model.embeddings.", "model.embed_tokens."},
                                  {".attn_norm.", ".input_layernorm."},

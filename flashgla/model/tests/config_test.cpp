@@ -172,9 +172,12 @@ TEST(Config, WhatLibrariesWriteIsRead) {
       "head_dim": 64, "n_groups": 1, "norm_before_gate": false, "num_heads": 64, "rmsnorm": true, "state_size": 128})"),
             "no error");
   EXPECT_EQ(error_of(R"({"model_type": "llama", "attention_bias": false, "attention_dropout": 0.0, "head_dim": 128,
-      "mlp_bias": false, "pretraining_tp": 1, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})"),
+      "mlp_bias": false, "pretraining_tp": 1, "is_llama_config": true, "rope_interleaved": false,
+      "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})"),
             "no error");
+  EXPECT_THAT(error_of(R"({"model_type": "llama", "rope_interleaved": true})"), HasSubstr("rope_interleaved is true"));
   EXPECT_EQ(error_of(R"({"model_type": "mamba2", "layer_norm_epsilon": 1e-05, "chunk_size": 256, "n_groups": 8,
+      "intermediate_size": 8192,
       "time_step_floor": 0.0001, "time_step_limit": [0.0, Infinity], "time_step_max": 0.1, "time_step_min": 0.001,
       "time_step_rank": 256})"),
             "no error");
