@@ -11,6 +11,7 @@
 #include <set>
 
 #include "cli/progress.h"
+#include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/model/checkpoint.h"
@@ -123,7 +124,8 @@ std::vector<ParameterGroup> group_parameters(const model::ModelConfig& config) {
 }
 
 struct Memory {
-  double weights_bf16, weights_f32, training_f32, training_bf16, state, state_per_token;
+  double weights_bf16, weights_f32, training_f32, training_bf16;
+  StateSize state;
 };
 
 Memory describe_memory(const model::ModelConfig& config) {
@@ -133,10 +135,7 @@ Memory describe_memory(const model::ModelConfig& config) {
   memory.weights_f32 = 4 * count;
   memory.training_f32 = (4 + 4 + 8) * count;       // weights, gradients, two moments
   memory.training_bf16 = (2 + 4 + 8 + 4) * count;  // and the f32 master
-  for (const mixers::StateEntry& entry : model::describe_state(config, DType::bf16)) {
-    const auto bytes = static_cast<double>(entry.shape.numel()) * static_cast<double>(size_of(entry.dtype));
-    (entry.growing ? memory.state_per_token : memory.state) += bytes;
-  }
+  memory.state = state_size(config);
   return memory;
 }
 
@@ -161,8 +160,8 @@ void print_json(const Model& model) {
                             {"weights_f32", memory.weights_f32},
                             {"training_f32_without_activations", memory.training_f32},
                             {"training_bf16_without_activations", memory.training_bf16},
-                            {"decode_state_per_sequence", memory.state},
-                            {"decode_state_per_token", memory.state_per_token}};
+                            {"decode_state_per_sequence", memory.state.constant},
+                            {"decode_state_per_token", memory.state.per_token}};
   if (model.files && !model.files->formats.empty()) {
     object["memory_bytes"]["weights_as_stored"] = bytes_of_formats(*model.files);
   }
@@ -219,11 +218,7 @@ void print_text(const Model& model) {
   fmt::print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
              "training: weights, gradients, optimizer", format_bytes(memory.training_f32),
              format_bytes(memory.training_bf16));
-  std::string state = memory.state > 0 ? format_bytes(memory.state) + ", whatever the length" : "";
-  if (memory.state_per_token > 0) {
-    state += (state.empty() ? "" : "; and ") + format_bytes(memory.state_per_token) + " a token with bf16 weights";
-  }
-  fmt::print("  {:<46} {}\n", "decoding: state of each sequence", state);
+  fmt::print("  {:<46} {}\n", "decoding: state of each sequence", text_of(memory.state));
   constexpr std::int64_t kLength = 2048;
   const mixers::Cost cost = model::cost(model.config, kLength);
   fmt::print("  {:<46} {} forward, {} in training\n", fmt::format("FLOPs of a token, length {}", kLength),

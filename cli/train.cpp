@@ -12,6 +12,7 @@
 #include "cli/devices.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
+#include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
@@ -83,7 +84,8 @@ void print_plan(train::Trainer& trainer) {
       fmt::print("    {:<40} {:>10}\n", plan.rows[i].label, format_bytes(static_cast<double>(plan.rows[i].bytes)));
     }
   }
-  fmt::print("  {:<42} {:>10}\n\n", "total", format_bytes(static_cast<double>(plan.total())));
+  fmt::print("  {:<42} {:>10}\n", "total", format_bytes(static_cast<double>(plan.total())));
+  fmt::print("  decoding later: state of each sequence     {}\n\n", text_of(state_size(config)));
   std::fflush(stdout);
 }
 

@@ -42,6 +42,8 @@ refuses 'device cuda:99: ' train $small --steps 5 --device cuda:99 --out a
 refuses 'model: a gla has no field "num_layers"' train --data tokens --model '{"num_layers": 2}' --steps 5 --out a
 holds 'what was refused left nothing' test ! -e a
 
+succeeds 'decoding later: .* a token with bf16 weights' train --data tokens --preset transformer-tiny --batch 2 --length 64 --plan --out planned
+
 # A model whose sequences have an end, described in a file that leaves the vocabulary to the data.
 echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 64}' >hyena.json
 succeeds 'vocabulary 258' train --model hyena.json --data tokens --batch 2 --length 64 --steps 2 --out hyena
