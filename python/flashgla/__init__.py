@@ -131,15 +131,14 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
                                     algorithm: str = "automatic", *, feature_map: str = "identity",
                                     normalize: bool = False, float32_math: str = "ieee",
                                     max_seqlen: int | None = None, gate_logit_normalizer: float | None = None,
-                                    gate_clamp_min: float | None = None, o: Any = None, final_state: Any = None,
+                                    gate_clamp_min: float | None = None, o: Any = None,
                                     d_final_state: Any = None) -> Gradients:
     """Gradients of a loss whose gradients with respect to o and the final state are `d_o` and `d_final_state`.
 
     Args:
         d_o: [B,T,H,V], o's dtype.
         o: what gated_linear_attention returned: needed with `normalize` or `gv`.
-        final_state: what it returned: optional, saves its recomputation when d_final_state is given.
-        d_final_state: as the final state; None is zero.
+        d_final_state: as the final state that it returned; None is zero.
 
     The rest as in gated_linear_attention. The states between chunks are computed anew. With PyTorch use autograd.
     """
@@ -149,9 +148,8 @@ def gated_linear_attention_backward(d_o: Any, q: Any, k: Any, v: Any, g: Any = N
     library = library_of(q)
     h0, z0 = _pair(initial_state, normalize)
     d_ht, d_zt = _pair(d_final_state, normalize)
-    ht, _ = _pair(final_state, normalize)
     inputs = _views(library, q=q, k=k, v=v, g=g, gv=gv, initial_state=h0, z=z0, cu_seqlens=cu_seqlens)
-    given = _views(library, o=o, final_state=ht, states=None, d_o=d_o, d_final_state=d_ht, d_z=d_zt)
+    given = _views(library, o=o, states=None, d_o=d_o, d_final_state=d_ht, d_z=d_zt)
     operands = _flashgla.Operands(*inputs, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
                                   gate_logit_normalizer, gate_clamp_min)
 

@@ -66,7 +66,7 @@ _library = torch.library.Library("flashgla", "DEF")
 _library.define(f"forward({_INPUTS}, {_OPTIONS}, bool final_state, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
                 tags=(torch.Tag.pt2_compliant_tag,))
 # (dq, dk, dv, dg, dgv, dh0, dz0); those not in `wanted` are empty tensors.
-_library.define(f"backward({_INPUTS}, {_OPTIONS}, Tensor? o, Tensor? ht, Tensor? states, Tensor d_o, Tensor? d_ht, "
+_library.define(f"backward({_INPUTS}, {_OPTIONS}, Tensor? o, Tensor? states, Tensor d_o, Tensor? d_ht, "
                 "Tensor? d_zt, bool[7] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
                 tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor(a!) h, Tensor(b!)? z, float? scale, "
@@ -174,15 +174,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | Non
 def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
               z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
               normalize: bool, float32_math: str, max_seqlen: int | None, gate_logit_normalizer: float | None,
-              gate_clamp_min: float | None, o: Tensor | None, ht: Tensor | None,
-              states: Tensor | None, d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
-              wanted: list[bool]) -> tuple[Tensor, ...]:
+              gate_clamp_min: float | None, o: Tensor | None, states: Tensor | None, d_o: Tensor,
+              d_ht: Tensor | None, d_zt: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
     with _on_device(q):
         operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
                              max_seqlen, gate_logit_normalizer, gate_clamp_min)
         gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
         d_states = (None if x is None else x.contiguous() for x in (d_ht, d_zt))
-        operands.backward(_view(o), _view(ht), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
+        operands.backward(_view(o), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
                           *(_written(x) for x in gradients), *_place(q))
     return gradients
 
@@ -278,7 +277,7 @@ def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normali
 
 @torch.library.register_fake("flashgla::backward", lib=_library)
 def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
-      gate_logit_normalizer, gate_clamp_min, o, ht, states, d_o, d_ht, d_zt, wanted):
+      gate_logit_normalizer, gate_clamp_min, o, states, d_o, d_ht, d_zt, wanted):
     return _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
 
 
@@ -292,30 +291,31 @@ def _(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, options, (final_state, keep) = inputs[:8], inputs[8:-2], inputs[-2:]
     normalize = options[3]
-    o, ht, _, states = output
+    o, _, _, states = output
     needs_o = normalize or tensors[4] is not None
     ctx.set_materialize_grads(False)
     ctx.options = options
-    ctx.kept = (needs_o, final_state, keep and _keeps_states(tensors[0], tensors[7]))
-    ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, ht, states), ctx.kept) if kept))
+    ctx.final_state = final_state
+    ctx.kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]))
+    ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, states), ctx.kept) if kept))
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None, _: None) -> tuple[Any, ...]:
     everything = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
     tensors, saved = everything[:8], iter(everything[8:])
-    o, ht, states = (next(saved) if kept else None for kept in ctx.kept)
+    o, states = (next(saved) if kept else None for kept in ctx.kept)
     if states is not None and states.shape[0] == 0:
         states = None
     wanted = [x is not None and needed for x, needed in zip(tensors[:7], ctx.needs_input_grad)]
     if d_o is None:
         q, v = tensors[0], tensors[2]
         d_o = q.new_zeros((*q.shape[:3], v.shape[3]))
-    final_state, normalize = ctx.kept[1], ctx.options[3]
+    final_state, normalize = ctx.final_state, ctx.options[3]
     if not final_state:  # empty outputs have gradients in compiled graphs
         d_ht = None
     if not (final_state and normalize):
         d_zt = None
-    gradients = torch.ops.flashgla.backward(*tensors, *ctx.options, o, ht, states, d_o, d_ht, d_zt, wanted)
+    gradients = torch.ops.flashgla.backward(*tensors, *ctx.options, o, states, d_o, d_ht, d_zt, wanted)
     d_g = gradients[3]
     if wanted[3] and d_g.dtype != tensors[3].dtype:
         d_g = d_g.to(tensors[3].dtype)

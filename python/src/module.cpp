@@ -88,18 +88,17 @@ NB_MODULE(_flashgla, m) {
           "o"_a, "ht"_a.none(), "zt"_a.none(), "states"_a.none(), "stream"_a, "threads"_a, "allocate"_a.none())
       .def(
           "backward",
-          [](const Operands& self, const Array* o, const Array* ht, const Array* states, const Array& d_o,
-             const Array* d_ht, const Array* d_zt, const Array* dq, const Array* dk, const Array* dv, const Array* dg,
-             const Array* dgv, const Array* dh0, const Array* dz0, std::uintptr_t stream, int threads,
-             nb::object allocate) {
+          [](const Operands& self, const Array* o, const Array* states, const Array& d_o, const Array* d_ht,
+             const Array* d_zt, const Array* dq, const Array* dk, const Array* dv, const Array* dg, const Array* dgv,
+             const Array* dh0, const Array* dz0, std::uintptr_t stream, int threads, nb::object allocate) {
             self.backward(
-                {view_of(o), view_of(ht), {}, view_of(states)}, {d_o.view, view_of(d_ht), view_of(d_zt)},
+                {view_of(o), {}, {}, view_of(states)}, {d_o.view, view_of(d_ht), view_of(d_zt)},
                 {view_of(dq), view_of(dk), view_of(dv), view_of(dg), view_of(dgv), view_of(dh0), view_of(dz0)},
                 {stream, threads, std::move(allocate)});
           },
-          "o"_a.none(), "ht"_a.none(), "states"_a.none(), "d_o"_a, "d_ht"_a.none(), "d_zt"_a.none(), "dq"_a.none(),
-          "dk"_a.none(), "dv"_a.none(), "dg"_a.none(), "dgv"_a.none(), "dh0"_a.none(), "dz0"_a.none(), "stream"_a,
-          "threads"_a, "allocate"_a.none());
+          "o"_a.none(), "states"_a.none(), "d_o"_a, "d_ht"_a.none(), "d_zt"_a.none(), "dq"_a.none(), "dk"_a.none(),
+          "dv"_a.none(), "dg"_a.none(), "dgv"_a.none(), "dh0"_a.none(), "dz0"_a.none(), "stream"_a, "threads"_a,
+          "allocate"_a.none());
 
   m.def(
       "step",

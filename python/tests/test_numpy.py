@@ -139,9 +139,8 @@ def test_backward_is_the_derivative(gate):
         o, ht = flashgla.gated_linear_attention(*values[:5], initial_state=values[5], output_final_state=True)
         return np.sum(o * d_o) + np.sum(ht * d_ht)
 
-    o, ht = flashgla.gated_linear_attention(q, k, v, g, gv, initial_state=h0, output_final_state=True)
-    gradients = flashgla.gated_linear_attention_backward(d_o, q, k, v, g, gv, initial_state=h0, o=o, final_state=ht,
-                                                         d_final_state=d_ht)
+    o, _ = flashgla.gated_linear_attention(q, k, v, g, gv, initial_state=h0, output_final_state=True)
+    gradients = flashgla.gated_linear_attention_backward(d_o, q, k, v, g, gv, initial_state=h0, o=o, d_final_state=d_ht)
     values = [q, k, v, g, gv, h0]
     for i, (value, gradient) in enumerate(zip(values, gradients)):
         assert (value is None) == (gradient is None)
@@ -160,9 +159,9 @@ def test_backward_with_normalize():
     random = np.random.default_rng(3)
     state = (np.abs(random.standard_normal((2, 2, 24, 40))), np.abs(random.standard_normal((2, 2, 24))))
     d_o, d_state = random.standard_normal((2, 11, 4, 40)), tuple(random.standard_normal(x.shape) for x in state)
-    o, final = flashgla.gated_linear_attention(q, k, v, initial_state=state, output_final_state=True, normalize=True)
+    o, _ = flashgla.gated_linear_attention(q, k, v, initial_state=state, output_final_state=True, normalize=True)
     gradients = flashgla.gated_linear_attention_backward(d_o, q, k, v, initial_state=state, normalize=True, o=o,
-                                                         final_state=final, d_final_state=d_state)
+                                                         d_final_state=d_state)
 
     def loss(q, k, v, h0, z0):
         o, (ht, zt) = flashgla.gated_linear_attention(q, k, v, initial_state=(h0, z0), output_final_state=True,

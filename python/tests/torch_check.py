@@ -161,7 +161,7 @@ def check_registration():
         states = outputs[3] if outputs[3].numel() else None
         torch.library.opcheck(
             torch.ops.flashgla.backward.default,
-            (*plain, h0.detach(), None, packed, *options, *outputs[:2], states, outputs[0], None, None, wanted))
+            (*plain, h0.detach(), None, packed, *options, outputs[0], states, outputs[0], None, None, wanted))
     plain = [x[:, 0].contiguous() for x in inputs()[:4]]
     torch.library.opcheck(torch.ops.flashgla.step.default,
                           (*plain, None, normal(2, 2, 16, 32), None, None, "identity", False, None, None))
