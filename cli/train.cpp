@@ -110,6 +110,12 @@ train::TrainConfig resolve(const TrainArguments& arguments) {
     train::load_config(config, out->second + "/train.json");
   }
   for (const auto& [name, text] : arguments.fields) train::set_field(config, name, text);
+  if (arguments.resume && !known_run && config.data.empty()) {
+    throw Error(config.out + ": there is no run to go on with, nor --data to begin one");
+  }
+  if (arguments.fields.contains("model") && arguments.fields.contains("initial_weights")) {
+    throw Error("train: --initial-weights brings its model; leave --model out");
+  }
   if (arguments.batch > 0) config.batch_tokens = arguments.batch * config.sequence_length;
   if (arguments.steps > 0) config.train_tokens = arguments.steps * config.batch_tokens;
   return config;

@@ -18,6 +18,11 @@ succeeds '.' plot run --terminal
 holds 'without gnuplot it says so' sh -c 'PATH=$PWD "$1" plot run --out none.png 2>&1 | grep -q "no gnuplot on PATH"' \
   - "$flashgla"
 refuses '--resume' train $small --steps 5 --out run
+refuses 'model: model_type is "transformer"; expected "gla" as in the run' \
+  train --preset transformer-tiny --steps 30 --out run --resume
+refuses "dtype is 'bf16'; expected f32, in which the run was begun" train --dtype bf16 --steps 30 --out run --resume
+refuses 'nowhere: there is no run to go on with' train --out nowhere --resume
+refuses 'initial-weights brings its model' train $small --initial-weights run --out a
 
 "$flashgla" train $small --steps 100000 --out interrupted >stdout 2>stderr &
 process=$!

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numbers>
 #include <string_view>
 #include <utility>
@@ -128,6 +129,7 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   open_data();
   std::optional<Found> found;
   if (resume) found = find_checkpoint();
+  if (found) require_same_run(*found);
   build_model(found ? found->path : config_.initial_weights);
   flops_per_token_ = model::cost(model_->config(), config_.sequence_length).training_flops;
   plan_memory();
@@ -234,6 +236,26 @@ void Trainer::build_model(const std::string& weights) {
       context_, model_->parameters(),
       OptimizerSettings{config_.beta1, config_.beta2, config_.epsilon, config_.weight_decay, config_.clip_norm,
                         optimizer_state_from_name(config_.optimizer_state), static_cast<std::uint64_t>(config_.seed)});
+}
+
+void Trainer::require_same_run(const Found& found) const {
+  using Json = nlohmann::ordered_json;
+  const std::string folder = found.path + "/config.json";
+  const auto stored = Json::parse(model::to_json(model::load_config(folder)));
+  const auto asked = Json::parse(model::to_json(resolve_model(config_, dataset_)));
+  for (const auto& [field, value] : asked.items()) {
+    const Json run = stored.contains(field) ? stored.at(field) : Json();
+    if (run == value || field == "architectures") continue;
+    throw Error("training configuration: model", field, "is " + value.dump(),
+                run.dump() + " as in the run that goes on (" + folder + ")");
+  }
+  const Json progress = Json::parse(found.progress, nullptr, /*allow_exceptions=*/false);
+  const Json config = progress.is_object() ? progress.value("config", Json()) : Json();
+  const std::string dtype = config.is_object() ? config.value("dtype", config_.dtype) : config_.dtype;
+  if (dtype != config_.dtype) {
+    throw Error("training configuration", "dtype", "is '" + config_.dtype + "'",
+                dtype + ", in which the run was begun");
+  }
 }
 
 MemoryPlan Trainer::plan_step(const StepForm& form) {

@@ -116,6 +116,8 @@ class Trainer {
     std::string path, progress;
   };
   std::optional<Found> find_checkpoint() const;
+  // Throws Error naming the field where the configuration asks for another model or dtype than the run has.
+  void require_same_run(const Found& found) const;
   void restore(const Found& found);
 
   void queue_step();
