@@ -308,13 +308,14 @@ void Trainer::plan_memory() {
   }
   bool fits = false;
   std::optional<MemoryPlan> least;
-  for (const StepForm& form : step_forms(config_)) {
+  const TrainConfig asked = config_;  // plan_step writes the form into it
+  for (const StepForm& form : step_forms(asked)) {
     plan_ = plan_step(form);
     fits = !limit || plan_.total() <= *limit;
     if (fits) break;
     if (!least || plan_.total() < least->total()) least = plan_;
   }
-  if (!fits) refuse_plan(config_, *least, *limit);
+  if (!fits) refuse_plan(asked, *least, *limit);
 
   std::vector<TensorView> copied = optimizer_->blocks();
   copied.push_back(model_->parameters().all_values());

@@ -326,6 +326,44 @@ TEST_F(TrainerTest, NonFiniteGradientsNeverReachTheWeights) {
   EXPECT_EQ(reported.front().step, 4);
 }
 
+// The states that a step which was not made would have carried on are zeros, and every device says what the CPU says.
+TEST_F(TrainerTest, CarriedStatesOfAStepThatWasNotMadeAreForgotten) {
+  const auto rows_of = [&](const std::string& on) {
+    TrainConfig run = config("forgotten_" + on.substr(0, 3), "segments");
+    run.device = on;
+    Trainer trainer(run, {}, false);
+    const auto carries = [&] {  // anything but zeros
+      const std::vector<model::NamedTensor> states = trainer.state_tensors();
+      return std::any_of(states.begin(), states.end(), [&](const model::NamedTensor& state) {
+        return state.name.starts_with("carried_state") &&
+               bytes_of(state.tensor).find_first_not_of('\0') != std::string::npos;
+      });
+    };
+    std::vector<MetricsRow> seen = {trainer.step()};
+    EXPECT_TRUE(carries());
+    nn::Parameter& victim = *trainer.model().parameters().parameters()[3];
+    const float before = element(victim.value, 1);
+    set_element(victim.value, 1, std::numeric_limits<float>::quiet_NaN());
+    seen.push_back(trainer.step());
+    EXPECT_FALSE(carries());
+    set_element(victim.value, 1, before);
+    seen.push_back(trainer.step());
+    EXPECT_TRUE(carries());
+    fs::remove_all(run.out);
+    return seen;
+  };
+  const auto here = rows_of(name_of(device())), cpu = rows_of("cpu");
+  for (std::size_t i = 0; i < cpu.size(); ++i) {
+    EXPECT_EQ(here[i].kind, i == 1 ? "skipped" : "train");
+    EXPECT_EQ(here[i].kind, cpu[i].kind);
+    EXPECT_EQ(here[i].step, cpu[i].step);
+    EXPECT_EQ(here[i].message, cpu[i].message);
+    if (i != 1) {
+      EXPECT_NEAR(here[i].loss, cpu[i].loss, 1e-4);
+    }
+  }
+}
+
 TEST_F(TrainerTest, NothingIsAllocatedInTheLoop) {
   for (const char* order : {"windows", "segments", "packed"}) {
     for (const char* recompute : {"nothing", "block"}) {
@@ -478,7 +516,11 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
   }
   run.memory_limit = "100KB";
   EXPECT_THAT([&] { Trainer(run, {}, false); },
-              ThrowsMessage<Error>(AllOf(HasSubstr("are allowed; remedies:"), HasSubstr("smaller model"))));
+              ThrowsMessage<Error>(HasSubstr("are allowed; remedies: optimizer_state half, a smaller batch_tokens")));
+  run.recompute = "nothing";
+  run.micro_batch = 4;
+  EXPECT_THAT([&] { Trainer(run, {}, false); },
+              ThrowsMessage<Error>(HasSubstr("remedies: micro_batch 0, recompute automatic, optimizer_state half, ")));
   run.memory_limit = "much";
   EXPECT_THAT([&] { Trainer(run, {}, false); },
               ThrowsMessage<Error>(HasSubstr("memory_limit: 'much' is not a number")));
