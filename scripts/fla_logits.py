@@ -5,8 +5,9 @@ flashgla/model/tests/peer_logits_test.cpp are:
 
     python3 scripts/fla_logits.py       needs torch, transformers and flash-linear-attention
 
-Without a GPU Triton's interpreter runs their kernels: TRITON_INTERPRET=1. Where flash-attn is not there, PyTorch's
-attention stands for it in their Transformer.
+Their Mamba and Mamba-2 are compared with transformers' (of which transformers_goldens.py made the golden numbers) on
+random weights, which have the same names. Without a GPU Triton's interpreter runs their kernels: TRITON_INTERPRET=1.
+Where flash-attn is not there, PyTorch's attention stands for it in their Transformer.
 
 Prints the relative error of all logits, for 16 tokens (their recurrent kernels) and, with --chunks, for 100 (their
 chunk kernels, which tune themselves for minutes)."""
@@ -22,6 +23,7 @@ import fla.models as theirs
 import mixer_goldens as ours
 import numpy
 import torch
+import transformers
 import triton
 
 ERROR = 1e-4
@@ -96,9 +98,11 @@ def cases():
                (projections("qkv"), [*(f"{letter}_proj.bias" for letter in "qkv"), "q_norm.weight", "k_norm.weight"]),
                settings={"num_heads": ours.Attention.heads, "num_kv_heads": ours.Attention.kv_heads, "qkv_bias": True,
                          "qk_norm": True, "window_size": ours.Attention.window})
-    product = [f"feature_map_{letter}.layer{i}.{part}" for letter in "qk" for part in ("weight", "bias") for i in (1, 2)]
-    yield Case("linear_attn", ours.linear_attention(map="elementwise_product", heads=4), theirs.LinearAttentionForCausalLM,
-               theirs.LinearAttentionConfig, (projections("qkv") + product, ["norm.weight"]), settings={"num_heads": 4})
+    product = [f"feature_map_{letter}.layer{i}.{part}"
+               for letter in "qk" for part in ("weight", "bias") for i in (1, 2)]
+    yield Case("linear_attn", ours.linear_attention(map="elementwise_product", heads=4),
+               theirs.LinearAttentionForCausalLM, theirs.LinearAttentionConfig,
+               (projections("qkv") + product, ["norm.weight"]), settings={"num_heads": 4})
     for convolved in ("", "qfi"):
         suffix, settings = (", convolutions" if convolved else ""), {"use_short_conv": bool(convolved)}
         yield Case("hgrn2" + suffix, ours.Hgrn2, theirs.HGRN2ForCausalLM, theirs.HGRN2Config,
@@ -109,6 +113,25 @@ def cases():
                    (projections("qkvf"), ["g_norm.weight"]), convolved,
                    {"num_heads": ours.Gsa.heads, "num_kv_heads": ours.Gsa.kv_heads, "num_slots": ours.Gsa.slots,
                     **settings})
+
+
+def error_beside_transformers(kind, tokens, own=None, **sizes):
+    """Of FLA's model of this kind against transformers' with the same weights; `own`: what transformers' config has."""
+    common = {"hidden_size": ours.HIDDEN, "num_hidden_layers": ours.LAYERS, "vocab_size": ours.WORDS,
+              "tie_word_embeddings": False, "use_cache": False, **sizes}
+    torch.manual_seed(1)
+    expected = getattr(transformers, kind + "ForCausalLM")(
+        getattr(transformers, kind + "Config")(**common, **(own or {}))).float().eval()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model = getattr(theirs, kind + "ForCausalLM")(
+        getattr(theirs, kind + "Config")(fuse_cross_entropy=False, **common)).float()
+    model.load_state_dict(expected.state_dict())
+    with torch.no_grad():
+        logits = model.to(DEVICE).eval()(torch.tensor([tokens], device=DEVICE)).logits.cpu().double()
+        wanted = expected(torch.tensor([tokens])).logits.double()
+    return ((logits - wanted).norm() / wanted.norm()).item()
 
 
 def main():
@@ -127,6 +150,11 @@ def main():
             found = case.error(tokens)
             failed |= not found < ERROR
             print(f"{case.name}, {length} tokens: {found:.1e}", flush=True)
+        for kind, own, sizes in (("Mamba", {}, {"state_size": 16}),
+                                 ("Mamba2", {"num_heads": 8}, {"state_size": 16, "head_dim": 16, "n_groups": 1})):
+            found = error_beside_transformers(kind, tokens, own, **sizes)
+            failed |= not found < ERROR
+            print(f"{kind.lower()}, {length} tokens: {found:.1e}", flush=True)
     sys.exit(failed)
 
 

@@ -1,5 +1,5 @@
-"""Logits of small GLA, RetNet, Transformer, HGRN2, GSA, Hyena and linear attention models from their published formulas,
-token by token in float64 NumPy, for the golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3
+"""Logits of small GLA, RetNet, Transformer, HGRN2, GSA, Hyena and linear attention models from their published
+formulas, token by token in float64 NumPy, for the golden numbers of flashgla/model/tests/peer_logits_test.cpp: python3
 mixer_goldens.py. Weights are the formula of transformers_goldens.py. The formulas are those of
 flash-linear-attention's layers (gla.py, multiscale_retention.py, attn.py, hgrn2.py, gsa.py, linear_attn.py with
 feature_map.py), whose kernels need a GPU, and of zoology's hyena.py. fla_logits.py runs flash-linear-attention's code
