@@ -1,10 +1,13 @@
 // The row of the table that runs on CUDA: short sequences by direct sums, long ones by transforms.
+#include <array>
+#include <numeric>
+
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
-#include "flashgla/ops/long_convolution/cuda/fused.cuh"
+#include "flashgla/ops/long_convolution/cuda/fused_gradients.cuh"
 #include "flashgla/ops/long_convolution/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -24,50 +27,41 @@ std::int64_t ceil_of(std::int64_t count, std::int64_t each) { return (count + ea
 
 // How a call is cut: by sizes alone, since where sequences end lies on the device.
 struct Cut {
-  std::int64_t sequences, groups, blocks;  // groups of channels; blocks of the longest sequence
-  bool transforms, direct;                 // sequences may be such that want them
+  std::int64_t sequences, blocks;  // of the longest sequence
+  bool transforms, direct;         // sequences may be such that want them
 
-  Cut(const Context& context, const Inputs& in, bool backward)
-      : sequences(sequences_of(in)),
-        groups(ceil_of(in.x.size(2), cuda::kChannels)),
-        blocks(1),
-        transforms(false),
-        direct(true) {
+  Cut(const Context& context, const Inputs& in)
+      : sequences(sequences_of(in)), blocks(1), transforms(false), direct(true) {
     const std::int64_t length = in.x.size(1), past = in.past ? std::min(in.past.size(1), in.filter.size(0)) : 0;
     blocks = std::max<std::int64_t>(ceil_of(std::min(length + past, in.filter.size(0)), cuda::kPoints), 1);
     // By shared memory, where tokens before the call wait in x's dtype.
     fused_ = blocks == 1 && context.architecture().cuda_capability >= 90 && (!in.past || in.past.dtype == in.x.dtype);
-    across_ = backward ? cuda::kBackwardChannels : cuda::kForwardChannels;
     channels_ = in.x.size(2);
     // Of packed sequences the host does not know how many blocks they are.
     transforms = length > 1 && cuda::by_transforms(length, past) && (fused_ || !in.cu_seqlens);
     direct = !transforms || in.cu_seqlens || !cuda::by_transforms(length, 0);
   }
+  std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
-  // Chunks of sequences, each of a fused block: the least time, a block taking `each` transforms a sequence and `once`
-  // beside them.
-  int chunks(std::int64_t each, std::int64_t once) const {
+  // Chunks of sequences of fused blocks of `across` channels, `beside` of them a multiprocessor: the least time, a
+  // block taking `each` transforms a sequence and `once` beside them.
+  int chunks(int across, std::int64_t each, std::int64_t once) const {
     int best = 1;
     std::int64_t least = 0;
     for (int chunks = 1; chunks <= std::min<std::int64_t>(sequences, kGroups); ++chunks) {
       const std::int64_t time =
-          ceil_of(fused_blocks(chunks), kMultiprocessors) * (each * ceil_of(sequences, chunks) + once);
+          ceil_of(fused_blocks(across, chunks), kMultiprocessors) * (each * ceil_of(sequences, chunks) + once);
       if (chunks > 1 && time >= least) continue;
       best = chunks;
       least = time;
     }
     return best;
   }
-  std::int64_t fused_blocks(int chunks) const { return ceil_of(channels_, across_) * chunks; }
-  // Where fused blocks keep their filters' spectra.
-  float2* fused_filters(Context& context, int chunks) const {
-    const Shape shape({fused_blocks(chunks) * across_, 2 * cuda::kPoints});
-    return static_cast<float2*>(context.scratch().tensor(shape, DType::f32, "long_convolution: filters").data);
-  }
+  std::int64_t fused_blocks(int across, int chunks) const { return ceil_of(channels_, across) * chunks; }
 
  private:
   bool fused_ = false;
-  std::int64_t across_ = 0, channels_ = 0;  // of a fused block, of the call
+  std::int64_t channels_ = 0;
 };
 
 template <class T>
@@ -108,130 +102,207 @@ void queue_transforms(const Context& context, void (*kernel)(Parameters...), std
   ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kThreads, shared, arguments...);
 }
 
-template <class... Parameters, class... Arguments>
-void queue_products(const Context& context, void (*kernel)(Parameters...), std::int64_t count,
-                    const cuda::Spectra& spectra, const Arguments&... arguments) {
+template <class P, class... Parameters, class... Arguments>
+void queue_products(const Context& context, void (*kernel)(Parameters...), std::int64_t count, int shared,
+                    const cuda::Spectra<P>& spectra, const Arguments&... arguments) {
   const std::int64_t threads = count * spectra.step();
-  ops::cuda::queue_kernel(context, kName, kernel, ceil_of(threads, cuda::kProductThreads), cuda::kProductThreads, 0,
-                          arguments...);
+  ops::cuda::queue_kernel(context, kName, kernel, ceil_of(threads, cuda::kProductThreads), cuda::kProductThreads,
+                          shared, arguments...);
 }
 
 // Of `count` sequences or filters and some groups of channels.
-cuda::Spectra spectra_of(Context& context, const Cut& cut, std::int64_t count, std::int64_t groups) {
-  const Shape shape({count * cut.blocks * groups, 2 * cuda::Spectra::kOfGroup});
-  return {static_cast<float2*>(context.scratch().tensor(shape, DType::f32, "long_convolution: spectra").data),
-          cut.blocks, groups};
+template <class P>
+cuda::Spectra<P> spectra_of(Context& context, const Cut& cut, std::int64_t count, std::int64_t groups) {
+  using Spectra = cuda::Spectra<P>;
+  const auto take = [&](std::int64_t rows, std::int64_t columns) {
+    const Shape shape({rows, 2 * columns});
+    return static_cast<float2*>(context.scratch().tensor(shape, DType::f32, "long_convolution: spectra").data);
+  };
+  static_assert(sizeof(P) == sizeof(float2));
+  auto* data = reinterpret_cast<P*>(take(count * cut.blocks * groups, Spectra::kOfGroup));
+  float2* scales = Spectra::kWide > 1 ? take(count * (cut.blocks + 1) * groups, cuda::kChannels) : nullptr;
+  return {data, scales, cut.blocks, groups};
 }
 
-// Groups of channels at a time, of which so many spectra of a sequence or filter stay in the second cache.
-std::int64_t groups_at_once(const Cut& cut, std::int64_t spectra) {
-  constexpr std::int64_t kCache = 32 << 20;
-  const std::int64_t bytes = spectra * cut.blocks * cuda::Spectra::kOfGroup * static_cast<std::int64_t>(sizeof(float2));
-  return std::clamp<std::int64_t>(kCache / bytes, 1, cut.groups);
-}
-
-// Calls run for groups [first, first + groups) after groups.
-template <class Run>
-void for_groups(const Cut& cut, std::int64_t at_once, const Run& run) {
-  for (std::int64_t first = 0; first < cut.groups; first += at_once) run(first, std::min(at_once, cut.groups - first));
-}
-
-// Tiles of blocks that a thread has in registers.
-template <class Run>
-void with_tile(const Cut& cut, const Run& run) {
-  cut.blocks <= 4 ? run(std::integral_constant<int, 4>()) : run(std::integral_constant<int, 16>());
-}
-
-void forward_by_blocks(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& y) {
-  const std::int64_t at_once = groups_at_once(cut, cut.sequences + 1);
-  cuda::Spectra filter = spectra_of(context, cut, 1, at_once), x = spectra_of(context, cut, cut.sequences, at_once);
+// Calls run(spectra) for groups of channels at a time, of which the spectra, `counts` sequences' or filters' each, take
+// 512 MiB or are of one group. Fewer groups at a time, which stay in the second cache, take longer: their kernels are
+// too short.
+template <class P, std::size_t N, class Run>
+void for_groups(Context& context, const Cut& cut, const std::array<std::int64_t, N>& counts, const Run& run) {
+  constexpr std::int64_t kMost = 512 << 20;
+  const std::int64_t spectra = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t bytes = spectra * cut.blocks * cuda::Spectra<P>::kOfGroup * static_cast<std::int64_t>(sizeof(P));
+  const std::int64_t all = ceil_of(cut.channels(), cuda::Spectra<P>::kAcross);
+  const std::int64_t at_once = std::clamp<std::int64_t>(kMost / bytes, 1, all);
+  const ArenaScope scope(context.scratch());
+  std::array<cuda::Spectra<P>, N> each;
+  for (std::size_t i = 0; i < N; ++i) each[i] = spectra_of<P>(context, cut, counts[i], at_once);
   if (context.planning()) return;
-  with_type(in, [&](auto zero) {
-    using T = decltype(zero);
-    const Call<T> call = call_of<T>(in, skip, cut);
-    const Call<float> any = call_of<float>(in, skip, cut);
-    for_groups(cut, at_once, [&](std::int64_t first, std::int64_t groups) {
-      for (cuda::Spectra* each : {&filter, &x}) each->first = first, each->groups = groups;
-      const std::int64_t blocks = groups * cut.blocks, all = blocks * cut.sequences;
-      queue_transforms(context, cuda::filter_spectra_kernel, blocks, cuda::Transform::kBytes, any, filter);
-      queue_transforms(context, cuda::spectra_kernel<T, false>, all, cuda::Transform::kBytes, call, call.x, x);
-      with_tile(cut, [&](auto tile) {
-        queue_products(context, cuda::product_kernel<decltype(tile)::value, false>, cut.sequences, x, any, filter, x);
-      });
-      queue_transforms(context, cuda::tokens_kernel<T>, all, cuda::Transform::kBytes, call, x, Lines<T>(y));
-    });
+  for (std::int64_t first = 0; first < all; first += at_once) {
+    for (auto& one : each) one.first = first, one.groups = std::min(at_once, all - first);
+    run(each);
+  }
+}
+
+// Sums of products of at most 4 or 16 blocks in registers, or of any.
+template <class P, bool kBack>
+void queue_block_products(const Context& context, const Cut& cut, const Call<float>& call,
+                          const cuda::Spectra<P>& filters, const cuda::Spectra<P>& spectra) {
+  const auto kernel = cut.blocks <= 4    ? cuda::product_kernel<P, 4, kBack>
+                      : cut.blocks <= 16 ? cuda::product_kernel<P, 16, kBack>
+                                         : cuda::tile_product_kernel<P, kBack>;
+  queue_products(context, kernel, cut.sequences, cuda::products_bytes<P>(cut.blocks), spectra, call, filters, spectra);
+}
+void queue_filter_products(const Context& context, const Cut& cut, const Call<float>& call,
+                           const cuda::Spectra<float2>& x, const cuda::Spectra<float2>& gradients,
+                           const cuda::Spectra<float2>& to) {
+  const auto kernel = cut.blocks <= 4 ? cuda::filter_product_kernel<4> : cuda::filter_product_kernel<16>;
+  queue_products(context, kernel, 1, 0, to, call, x, gradients, to);
+}
+
+// Spectra of the filter, of x and of dy, of which empty ones are left out.
+template <class P, class T>
+void queue_spectra(const Context& context, const Cut& cut, const Call<T>& call, const Lines<T>& dy,
+                   const cuda::Spectra<P>& filter, const cuda::Spectra<P>& x, const cuda::Spectra<P>& gradients) {
+  const auto of_filter = filter.groups * cut.blocks, of_x = x.groups * cut.blocks * cut.sequences,
+             of_gradients = gradients.groups * cut.blocks * cut.sequences;
+  queue_transforms(context, cuda::spectra_kernel<P, T>, of_filter + of_x + of_gradients, cuda::Transform<P>::kBytes,
+                   call, dy, filter, x, gradients, static_cast<unsigned>(of_filter), static_cast<unsigned>(of_x));
+}
+
+// y, or with kBack dx, of `from`, with numbers P.
+template <class P, class T, bool kBack>
+void queue_blocks(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& from,
+                  const TensorView& to) {
+  constexpr int kShared = cuda::Transform<P>::kBytes;
+  const Call<T> call = call_of<T>(in, skip, cut);
+  const Call<float> any = call_of<float>(in, skip, cut);
+  for_groups<P>(context, cut, std::array<std::int64_t, 2>{1, cut.sequences}, [&](const auto& spectra) {
+    const auto& [filter, x] = spectra;
+    const std::int64_t blocks = x.groups * cut.blocks, all = blocks * cut.sequences;
+    kBack ? queue_spectra<P>(context, cut, call, Lines<T>(from), filter, {}, x)
+          : queue_spectra<P>(context, cut, call, Lines<T>(from), filter, x, {});
+    queue_block_products<P, kBack>(context, cut, any, filter, x);
+    queue_transforms(context, cuda::tokens_kernel<P, T>, all, kShared, call, x, Lines<T>(to));
   });
 }
 
-// dfilter [1,L,D].
-void backward_by_blocks(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
-                        const TensorView& dx, float* dfilter) {
-  const std::int64_t at_once = groups_at_once(cut, 2 * cut.sequences + 2);
-  cuda::Spectra filter = spectra_of(context, cut, 1, at_once), x = spectra_of(context, cut, cut.sequences, at_once);
-  cuda::Spectra gradients = spectra_of(context, cut, cut.sequences, at_once);
-  cuda::Spectra sums = spectra_of(context, cut, 1, at_once);
-  if (context.planning()) return;
-  with_type(in, [&](auto zero) {
-    using T = decltype(zero);
-    const Call<T> call = call_of<T>(in, skip, cut);
-    const Call<float> any = call_of<float>(in, skip, cut);
-    for_groups(cut, at_once, [&](std::int64_t first, std::int64_t groups) {
-      for (cuda::Spectra* each : {&filter, &x, &gradients, &sums}) each->first = first, each->groups = groups;
-      const std::int64_t blocks = groups * cut.blocks, all = blocks * cut.sequences;
-      queue_transforms(context, cuda::filter_spectra_kernel, blocks, cuda::Transform::kBytes, any, filter);
-      queue_transforms(context, cuda::spectra_kernel<T, false>, all, cuda::Transform::kBytes, call, call.x, x);
-      queue_transforms(context, cuda::spectra_kernel<T, true>, all, cuda::Transform::kBytes, call, Lines<T>(dy),
-                       gradients);
-      with_tile(cut, [&](auto tile) {
-        constexpr int kTile = decltype(tile)::value;
-        queue_products(context, cuda::filter_product_kernel<kTile>, 1, x, any, x, gradients, sums);
-        queue_products(context, cuda::product_kernel<kTile, true>, cut.sequences, x, any, filter, gradients);
-      });
-      queue_transforms(context, cuda::tokens_kernel<T>, all, cuda::Transform::kBytes, call, gradients, Lines<T>(dx));
-      queue_transforms(context, cuda::filter_gradient_kernel, blocks, cuda::Transform::kBytes, any, sums, dfilter);
-    });
+// dfilter [1,L,D], in f32 of every dtype.
+template <class T>
+void queue_block_gradient(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
+                          float* dfilter) {
+  constexpr int kShared = cuda::Transform<float2>::kBytes;
+  const Call<T> call = call_of<T>(in, skip, cut);
+  const Call<float> any = call_of<float>(in, skip, cut);
+  const std::array<std::int64_t, 3> counts{cut.sequences, cut.sequences, 1};
+  for_groups<float2>(context, cut, counts, [&](const auto& spectra) {
+    const auto& [x, gradients, sums] = spectra;
+    const std::int64_t blocks = x.groups * cut.blocks;
+    queue_spectra<float2>(context, cut, call, Lines<T>(dy), {}, x, gradients);
+    queue_filter_products(context, cut, any, x, gradients, sums);
+    queue_transforms(context, cuda::filter_gradient_kernel, blocks, kShared, any, sums, dfilter);
+  });
+}
+
+// dx and dfilter [1,L,D] in f32, whose sums share the gradients' spectra.
+void queue_block_gradients(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
+                           const TensorView& dx, float* dfilter) {
+  constexpr int kShared = cuda::Transform<float2>::kBytes;
+  const Call<float> call = call_of<float>(in, skip, cut);
+  const std::array<std::int64_t, 4> counts{1, cut.sequences, cut.sequences, 1};
+  for_groups<float2>(context, cut, counts, [&](const auto& spectra) {
+    const auto& [filter, x, gradients, sums] = spectra;
+    const std::int64_t blocks = x.groups * cut.blocks, all = blocks * cut.sequences;
+    queue_spectra<float2>(context, cut, call, Lines<float>(dy), filter, x, gradients);
+    queue_filter_products(context, cut, call, x, gradients, sums);
+    queue_block_products<float2, true>(context, cut, call, filter, gradients);
+    queue_transforms(context, cuda::tokens_kernel<float2, float>, all, kShared, call, gradients, Lines<float>(dx));
+    queue_transforms(context, cuda::filter_gradient_kernel, blocks, kShared, call, sums, dfilter);
   });
 }
 
 // Whether the copy engine can take a call's tokens and outputs. It writes whole pieces of 16 bytes, also behind a row.
-bool by_boxes(const Inputs& in, const TensorView& y) {
-  const int each = 16 / static_cast<int>(size_of(y.dtype));
-  return !in.cu_seqlens && !in.past && y.size(2) % each == 0 && ops::cuda::are_aligned({&in.x, &y}, each);
+bool by_boxes(const Inputs& in, const TensorView& from, const TensorView& to) {
+  const int each = 16 / static_cast<int>(size_of(to.dtype));
+  return !in.cu_seqlens && !in.past && to.size(2) % each == 0 && ops::cuda::are_aligned({&from, &to}, each);
 }
 
-CUtensorMap box_map(const TensorView& view) {
+CUtensorMap box_map(const TensorView& view, int across) {
   const auto size = [&](int dim) { return static_cast<cuuint64_t>(view.size(dim)); };
   const auto bytes = [&](int dim) {  // of a dimension of one element any stride would do, but zero
     return std::max<cuuint64_t>(
         16, static_cast<cuuint64_t>(view.stride[static_cast<std::size_t>(dim)]) * size_of(view.dtype));
   };
   return flashgla::cuda::tensor_map_of_rows(kName, view.dtype == DType::f32, view.data, {size(2), size(1), size(0), 1},
-                                            {bytes(1), bytes(0), bytes(0)}, cuda::kForwardChannels, cuda::kSpan);
+                                            {bytes(1), bytes(0), bytes(0)}, across, cuda::kSpan);
+}
+
+// Where fused blocks keep their filters' spectra: so many numbers of kPoints.
+template <class P>
+P* fused_filters(Context& context, std::int64_t count) {
+  static_assert(sizeof(P) == 8);
+  const Shape shape({count, 2 * cuda::kPoints});
+  return static_cast<P*>(context.scratch().tensor(shape, DType::f32, "long_convolution: filters").data);
+}
+
+// y, or with kBack dx, of `from`.
+template <class Form, bool kBack>
+void queue_fused(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& from,
+                 const TensorView& to) {
+  using T = typename Form::T;
+  const int chunks = cut.chunks(Form::kAcross, 2, 1);
+  const std::int64_t blocks = cut.fused_blocks(Form::kAcross, chunks);
+  auto* filters =
+      Form::kInside ? nullptr : fused_filters<typename Form::P>(context, blocks * cuda::kTeams * Form::kSets);
+  if (context.planning()) return;
+  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, from, to);
+  const cuda::BoxMaps maps =
+      boxes ? cuda::BoxMaps{box_map(from, Form::kAcross), box_map(to, Form::kAcross)} : cuda::BoxMaps();
+  const auto kernel = boxes ? cuda::fused_kernel<Form, kBack, true> : cuda::fused_kernel<Form, kBack, false>;
+  ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, Form::kBytes, call_of<T>(in, skip, cut),
+                          filters, Lines<T>(from), Lines<T>(to), chunks, maps);
+}
+
+// dfilter [chunks,L,D], and of f32 dx.
+template <class T, bool kInputs>
+void queue_fused_gradient(Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
+                          const TensorView& dy, const TensorView& dx, float* dfilter) {
+  const std::int64_t blocks = cut.fused_blocks(cuda::kGradientChannels, chunks);
+  float2* filters = kInputs ? fused_filters<float2>(context, blocks * cuda::kTeams) : nullptr;
+  if (context.planning()) return;
+  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, dy, dx) && by_boxes(in, in.x, dx);
+  constexpr int kAcross = 16 / static_cast<int>(sizeof(T));
+  const cuda::GradientMaps maps =
+      boxes ? cuda::GradientMaps{box_map(in.x, kAcross), box_map(dy, kAcross), box_map(dx, kAcross)}
+            : cuda::GradientMaps();
+  const auto kernel =
+      boxes ? cuda::fused_gradient_kernel<T, kInputs, true> : cuda::fused_gradient_kernel<T, kInputs, false>;
+  ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, cuda::kGradientBytes,
+                          call_of<T>(in, skip, cut), filters, Lines<T>(dy), Lines<T>(dx), dfilter, chunks, maps);
 }
 
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
   if (in.x.numel() == 0) return;
-  const Cut cut(context, in, false);
-  if (cut.transforms && !cut.fused()) forward_by_blocks(context, in, skip, cut, y);
-  const int chunks = cut.fused() ? cut.chunks(2, 1) : 0;
-  float2* filters = cut.fused() ? cut.fused_filters(context, chunks) : nullptr;
+  const Cut cut(context, in);
+  const bool step = in.past && in.x.size(1) == 1 && !in.cu_seqlens;
+  const bool narrow = in.x.dtype == DType::bf16;
+  if (cut.fused()) {
+    narrow ? queue_fused<cuda::NarrowForm, false>(context, in, skip, cut, in.x, y)
+           : queue_fused<cuda::WideForm, false>(context, in, skip, cut, in.x, y);
+  } else if (cut.transforms) {
+    narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
+           : queue_blocks<float2, float, false>(context, in, skip, cut, in.x, y);
+  }
   if (context.planning()) return;
   with_type(in, [&](auto zero) {
     using T = decltype(zero);
     const Call<T> call = call_of<T>(in, skip, cut);
-    if (in.past && call.length == 1 && !in.cu_seqlens) {
+    if (step) {
       return ops::cuda::queue_kernel(context, kName, cuda::step_kernel<T>,
                                      call.sequences * ceil_of(call.channels, cuda::kStepChannels), cuda::kStepThreads,
                                      0, call, Lines<T>(y));
-    }
-    if (cut.fused()) {
-      const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, y);
-      const cuda::BoxMaps maps = boxes ? cuda::BoxMaps{box_map(in.x), box_map(y)} : cuda::BoxMaps();
-      const auto kernel = boxes ? cuda::fused_forward_kernel<T, true> : cuda::fused_forward_kernel<T, false>;
-      ops::cuda::queue_kernel(context, kName, kernel, cut.fused_blocks(chunks), cuda::kFusedThreads, cuda::kFusedBytes,
-                              call, filters, Lines<T>(y), chunks, maps);
     }
     if (cut.direct) {
       queue_direct(context, cuda::sum_kernel<T, false>, call.lines, call.length, call.channels, call, call.x,
@@ -244,25 +315,30 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
-  const Cut cut(context, in, true);
+  const Cut cut(context, in);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
-  const int chunks = cut.fused() ? cut.chunks(3, 2) : cut.transforms ? 1 : 0;
+  const int chunks = cut.fused() ? cut.chunks(cuda::kGradientChannels, 3, 2) : cut.transforms ? 1 : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
   float* by_transforms = static_cast<float*>(sums.data) + groups * in.filter.numel();
-  float2* filters = cut.fused() ? cut.fused_filters(context, chunks) : nullptr;
-  if (cut.transforms && !cut.fused()) backward_by_blocks(context, in, skip, cut, dy, to.dx, by_transforms);
+  const bool narrow = in.x.dtype == DType::bf16;
+  if (cut.fused() && narrow) {
+    queue_fused<cuda::NarrowForm, true>(context, in, skip, cut, dy, to.dx);
+    queue_fused_gradient<bf16, false>(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
+  } else if (cut.fused()) {
+    queue_fused_gradient<float, true>(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
+  } else if (cut.transforms && narrow) {
+    queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
+    queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
+  } else if (cut.transforms) {
+    queue_block_gradients(context, in, skip, cut, dy, to.dx, by_transforms);
+  }
   if (!context.planning()) {
     with_type(in, [&](auto zero) {
       using T = decltype(zero);
       const Call<T> call = call_of<T>(in, skip, cut);
-      if (cut.fused()) {
-        ops::cuda::queue_kernel(context, kName, cuda::fused_backward_kernel<T>, cut.fused_blocks(chunks),
-                                cuda::kFusedThreads, cuda::kFusedBytes, call, filters, Lines<T>(dy), Lines<T>(to.dx),
-                                by_transforms, chunks);
-      }
       if (cut.direct) {
         queue_direct(context, cuda::sum_kernel<T, true>, call.lines, call.length, channels, call, Lines<T>(dy),
                      Lines<T>(to.dx));

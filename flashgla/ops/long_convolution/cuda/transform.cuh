@@ -10,6 +10,7 @@
 #pragma once
 
 #include "flashgla/ops/long_convolution/cuda/call.cuh"
+#include "flashgla/ops/long_convolution/cuda/complex.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
 
@@ -18,115 +19,52 @@ constexpr int kChannels = 4;
 constexpr int kOwn = 16;
 constexpr int kLanes = kPoints / kOwn;
 constexpr int kThreads = kChannels * kLanes;
-constexpr int kPointBytes = kPoints * kChannels * static_cast<int>(sizeof(float2));  // of a block's transform
+constexpr int kScaleBytes = kThreads / 32 * kChannels * 2 * static_cast<int>(sizeof(float));  // for blocks.cuh
+constexpr int kPointBytes = kPoints * kChannels * static_cast<int>(sizeof(float2));           // of a block's transform
 
-__device__ __forceinline__ float2 product(float2 a, float2 b) {
-  return {fmaf(a.x, b.x, -(a.y * b.y)), fmaf(a.x, b.y, a.y * b.x)};
-}
-__device__ __forceinline__ float2 conjugate(float2 a) { return {a.x, -a.y}; }
-__device__ __forceinline__ float2 sum(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ __forceinline__ float2 difference(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
-// e^(-i angle) forward, e^(i angle) back, as a factor of a.
-template <bool kBack>
-__device__ __forceinline__ float2 turned(float2 a, float2 by) {
-  return product(a, kBack ? conjugate(by) : by);
-}
-template <bool kBack>
-__device__ __forceinline__ float2 quarter(float2 a) {  // -i forward, i back
-  return kBack ? float2{-a.y, a.x} : float2{a.y, -a.x};
-}
+// The factors of a transform: e^(-2 pi i at (k + offset) / points), k below 16 and `at` below count, as products of one
+// of four and one of three, [kParts,count]; of its first stage, and behind them of its second. Computed where this is
+// compiled: a block would take a tenth of its time for them.
+struct TurnTable {
+  static constexpr int kParts = 7, kFirst = kParts * kLanes, kCount = kParts * (kLanes + 8);
+  float2 turns[kCount];
 
-// Four points of a transform, in natural order.
-template <bool kBack>
-__device__ __forceinline__ void four(float2& a, float2& b, float2& c, float2& d) {
-  const float2 even = sum(a, c), odd = difference(a, c), other = sum(b, d);
-  const float2 turn = quarter<kBack>(difference(b, d));
-  a = sum(even, other);
-  b = sum(odd, turn);
-  c = difference(even, other);
-  d = difference(odd, turn);
-}
-
-// a e^(-2 pi i M / 16) forward, its inverse back.
-template <bool kBack, int M>
-__device__ __forceinline__ float2 sixteenths(float2 a) {
-  constexpr float kCos[] = {1.0f, 0.923879533f,  0.707106781f, 0.382683432f, 0.0f,
-                            0.0f, -0.707106781f, 0.0f,         0.0f,         -0.923879533f};
-  constexpr float kSin[] = {0.0f, 0.382683432f, 0.707106781f, 0.923879533f, 1.0f,
-                            0.0f, 0.707106781f, 0.0f,         0.0f,         -0.382683432f};
-  if constexpr (M == 0) return a;
-  if constexpr (M == 4) return quarter<kBack>(a);
-  return turned<kBack>(a, {kCos[M], -kSin[M]});
-}
-
-// Where value k of sixteen() and of eight() lies.
-constexpr __host__ __device__ int of_sixteen(int k) { return 4 * (k & 3) + (k >> 2); }
-constexpr __host__ __device__ int of_eight(int k) { return 2 * (k & 3) + (k >> 2); }
-
-template <bool kBack>
-__device__ __forceinline__ void sixteen(float2 (&v)[16]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) four<kBack>(v[i], v[4 + i], v[8 + i], v[12 + i]);
-  v[5] = sixteenths<kBack, 1>(v[5]);
-  v[6] = sixteenths<kBack, 2>(v[6]);
-  v[7] = sixteenths<kBack, 3>(v[7]);
-  v[9] = sixteenths<kBack, 2>(v[9]);
-  v[10] = sixteenths<kBack, 4>(v[10]);
-  v[11] = sixteenths<kBack, 6>(v[11]);
-  v[13] = sixteenths<kBack, 3>(v[13]);
-  v[14] = sixteenths<kBack, 6>(v[14]);
-  v[15] = sixteenths<kBack, 9>(v[15]);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) four<kBack>(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-}
-
-template <bool kBack>
-__device__ __forceinline__ void eight(float2 (&v)[8]) {
-  four<kBack>(v[0], v[2], v[4], v[6]);
-  four<kBack>(v[1], v[3], v[5], v[7]);
-  v[3] = sixteenths<kBack, 2>(v[3]);
-  v[5] = sixteenths<kBack, 4>(v[5]);
-  v[7] = sixteenths<kBack, 6>(v[7]);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 a = v[2 * i], b = v[2 * i + 1];
-    v[2 * i] = sum(a, b);
-    v[2 * i + 1] = difference(a, b);
+  constexpr TurnTable() : turns{} {
+    fill(0, kLanes, -0.25, kPoints);
+    fill(kFirst, 8, 0.0, 128);
   }
-}
 
-// e^(pi i j / 32): what the quarter of a frequency makes of token j kLanes of a thread's.
-__device__ __forceinline__ float2 shift(int j) {
-  constexpr float kCos[] = {1.0f,         0.995184727f, 0.98078528f,  0.956940336f, 0.923879533f, 0.881921264f,
-                            0.831469612f, 0.773010453f, 0.707106781f, 0.634393284f, 0.555570233f, 0.471396737f,
-                            0.382683432f, 0.290284677f, 0.195090322f, 0.0980171403f};
-  constexpr float kSin[] = {0.0f,         0.0980171403f, 0.195090322f, 0.290284677f, 0.382683432f, 0.471396737f,
-                            0.555570233f, 0.634393284f,  0.707106781f, 0.773010453f, 0.831469612f, 0.881921264f,
-                            0.923879533f, 0.956940336f,  0.98078528f,  0.995184727f};
-  return {kCos[j], kSin[j]};
-}
-
-// Factors e^(-2 pi i at (k + offset) / points), k below 16, in shared memory [kParts,count], `at` below count: products
-// of one of four and one of three, which in registers would spill.
-struct Turns {
-  static constexpr int kParts = 7;
-  const float2* own;
-  int count;
-
-  // By all threads of a block.
-  static __device__ __forceinline__ void fill(float2* table, int count, float offset, int points) {
-    for (int item = static_cast<int>(threadIdx.x); item < kParts * count; item += kThreads) {
-      const int part = item / count, at = item - part * count;
-      const float k = part < 4 ? static_cast<float>(part) + offset : static_cast<float>(4 * (part - 3));
-      float2 turn;
-      sincospif(-2.0f * static_cast<float>(at) * k / static_cast<float>(points), &turn.y, &turn.x);
-      table[item] = turn;
+ private:
+  constexpr void fill(int to, int count, double offset, int points) {
+    for (int part = 0; part < kParts; ++part) {
+      for (int at = 0; at < count; ++at) {
+        const double k = part < 4 ? part + offset : 4 * (part - 3);
+        double turn = at * k / points;
+        while (turn > 0.5) turn -= 1.0;
+        const double angle = -2.0 * 3.14159265358979323846 * turn;
+        double cosine = 0.0, sine = 0.0, term = 1.0;  // terms angle^i / i!
+        for (int i = 0; i < 32; ++i) {
+          const double signed_term = i % 4 < 2 ? term : -term;
+          (i % 2 == 0 ? cosine : sine) += signed_term;
+          term *= angle / (i + 1);
+        }
+        turns[to + part * count + at] = {static_cast<float>(cosine), static_cast<float>(sine)};
+      }
     }
   }
+};
+static __device__ constexpr TurnTable kTurnTable;
+
+// A thread's of a stage, in shared memory.
+template <class P>
+struct Turns {
+  const P* own;
+  int count;
+
   // Calls use(k, factor) for each k.
   template <class Use>
   __device__ __forceinline__ void each(const Use& use) const {
-    float2 low[4];
+    P low[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       low[k] = own[k * count];
@@ -134,7 +72,7 @@ struct Turns {
     }
 #pragma unroll
     for (int high = 1; high < 4; ++high) {
-      const float2 turn = own[(3 + high) * count];
+      const P turn = own[(3 + high) * count];
 #pragma unroll
       for (int k = 0; k < 4; ++k) use(4 * high + k, product(low[k], turn));
     }
@@ -143,23 +81,30 @@ struct Turns {
 
 // A thread's part in its block's transforms. `points` [kPoints,kChannels], rows changed over so that the threads of
 // half a warp meet in no bank.
+template <class P>
 class Transform {
  public:
   // Shared memory: turns, and points behind them. All threads of the block must come here.
-  static constexpr int kTurns = Turns::kParts * (kLanes + 8);
-  static constexpr int kBytes = kPointBytes + kTurns * static_cast<int>(sizeof(float2));
+  static constexpr int kTurns = TurnTable::kCount;
+  static constexpr int kRoomAt = kPointBytes + kTurns * static_cast<int>(sizeof(P));  // the caller's, kScaleBytes
+  static constexpr int kBytes = kRoomAt + (Numbers<P>::kWide > 1 ? kScaleBytes : 0);
+  static __device__ __forceinline__ P* points(unsigned char* memory) { return reinterpret_cast<P*>(memory) + kTurns; }
+  static __device__ __forceinline__ float* room(unsigned char* memory) {
+    return reinterpret_cast<float*>(memory + kRoomAt);
+  }
 
   __device__ __forceinline__ explicit Transform(unsigned char* memory)
-      : points_(reinterpret_cast<float2*>(memory) + kTurns + threadIdx.x % kChannels),
+      : points_(points(memory) + threadIdx.x % kChannels),
         lane_(static_cast<int>(threadIdx.x) / kChannels),
         first_(swapped(lane_)),
         second_(swapped(lane_ / 8 * 128 + lane_ % 8)),
         third_(swapped(8 * lane_)) {
-    float2* turns = reinterpret_cast<float2*>(memory);
-    Turns::fill(turns, kLanes, -0.25f, kPoints);
-    Turns::fill(turns + Turns::kParts * kLanes, 8, 0.0f, 128);
+    P* turns = reinterpret_cast<P*>(memory);
+    for (int item = static_cast<int>(threadIdx.x); item < kTurns; item += kThreads) {
+      turns[item] = Numbers<P>::of(kTurnTable.turns[item]);
+    }
     first_turns_ = {turns + lane_, kLanes};
-    second_turns_ = {turns + Turns::kParts * kLanes + lane_ % 8, 8};
+    second_turns_ = {turns + TurnTable::kFirst + lane_ % 8, 8};
     __syncthreads();
   }
 
@@ -171,12 +116,10 @@ class Transform {
   // get(i). A block's threads must call them together, forward() before frequencies(), back() behind
   // set_frequencies(); between frequencies() and the next forward() or set_frequencies() goes a __syncthreads().
 
-  // Takes tokens.
-  __device__ __forceinline__ void forward(float2 (&v)[kOwn]) const {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) v[j] = product(v[j], shift(j));
+  // Takes tokens times shift(j).
+  __device__ __forceinline__ void forward(P (&v)[kOwn]) const {
     sixteen<false>(v);
-    first_turns_.each([&](int k, float2 turn) { at(first_ + kLanes * k) = product(v[of_sixteen(k)], turn); });
+    first_turns_.each([&](int k, P turn) { at(first_ + kLanes * k) = product(v[of_sixteen(k)], turn); });
     __syncthreads();
     middle<false>(v);
     __syncthreads();
@@ -186,7 +129,7 @@ class Transform {
   __device__ __forceinline__ void frequencies(const Use& use) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float2 own[8];
+      P own[8];
       load_eight(half, own);
       eight<false>(own);
 #pragma unroll
@@ -198,7 +141,7 @@ class Transform {
   __device__ __forceinline__ void set_frequencies(const Get& get) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float2 own[8];
+      P own[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) own[k] = get(8 * half + k);
       eight<true>(own);
@@ -208,43 +151,39 @@ class Transform {
   }
 
   // Gives tokens: the real parts of kPoints times them. The next forward() may follow at once.
-  __device__ __forceinline__ void back(float (&to)[kOwn]) const {
-    float2 v[kOwn];
+  __device__ __forceinline__ void back(typename Numbers<P>::Real (&to)[kOwn]) const {
+    P v[kOwn];
     middle<true>(v);
     __syncthreads();
-    first_turns_.each([&](int k, float2 turn) { v[k] = turned<true>(at(first_ + kLanes * k), turn); });
+    first_turns_.each([&](int k, P turn) { v[k] = turned<true>(at(first_ + kLanes * k), turn); });
     sixteen<true>(v);
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2 value = v[of_sixteen(j)], by = shift(j);
-      to[j] = fmaf(value.x, by.x, value.y * by.y);
-    }
+    for (int j = 0; j < 16; ++j) to[j] = real_part(v[of_sixteen(j)], shift(j));
   }
 
  private:
   // Row of point r: its lowest two bits meet those above them.
   static constexpr __host__ __device__ int swapped(int r) { return r ^ (r >> 2 & 3) ^ (r >> 4 & 3); }
-  __device__ __forceinline__ float2& at(int row) const { return points_[row * kChannels]; }
+  __device__ __forceinline__ P& at(int row) const { return points_[row * kChannels]; }
 
   // The eight neighbours of a thread's last stage, the first ones or others.
-  __device__ __forceinline__ float2& neighbour(int half, int j) const {
+  __device__ __forceinline__ P& neighbour(int half, int j) const {
     return at((third_ ^ swapped(j) % 4) + (j & 4) + kPoints / 2 * half);
   }
-  __device__ __forceinline__ void load_eight(int half, float2 (&own)[8]) const {
+  __device__ __forceinline__ void load_eight(int half, P (&own)[8]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) own[j] = neighbour(half, j);
   }
-  __device__ __forceinline__ void store_eight(int half, const float2 (&own)[8]) const {
+  __device__ __forceinline__ void store_eight(int half, const P (&own)[8]) const {
 #pragma unroll
     for (int j = 0; j < 8; ++j) neighbour(half, j) = own[of_eight(j)];
   }
 
   // The second radix 16, of 128 points each.
   template <bool kBack>
-  __device__ __forceinline__ void middle(float2 (&v)[kOwn]) const {
+  __device__ __forceinline__ void middle(P (&v)[kOwn]) const {
     if (kBack) {
-      second_turns_.each(
-          [&](int k, float2 turn) { v[k] = turned<true>(at((second_ ^ swapped(8 * k) % 4) + 8 * k), turn); });
+      second_turns_.each([&](int k, P turn) { v[k] = turned<true>(at((second_ ^ swapped(8 * k) % 4) + 8 * k), turn); });
     } else {
 #pragma unroll
       for (int j = 0; j < 16; ++j) v[j] = at((second_ ^ swapped(8 * j) % 4) + 8 * j);
@@ -255,13 +194,13 @@ class Transform {
       for (int j = 0; j < 16; ++j) at((second_ ^ swapped(8 * j) % 4) + 8 * j) = v[of_sixteen(j)];
     } else {
       second_turns_.each(
-          [&](int k, float2 turn) { at((second_ ^ swapped(8 * k) % 4) + 8 * k) = product(v[of_sixteen(k)], turn); });
+          [&](int k, P turn) { at((second_ ^ swapped(8 * k) % 4) + 8 * k) = product(v[of_sixteen(k)], turn); });
     }
   }
 
-  float2* points_;
+  P* points_;
   int lane_, first_, second_, third_;
-  Turns first_turns_{}, second_turns_{};
+  Turns<P> first_turns_{}, second_turns_{};
 };
 
 }  // namespace flashgla::ops::long_convolution::cuda

@@ -25,8 +25,11 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
       {3, 1100, 6},
       {2, 300, 5, {3000, 20}},
   };
-  // On a GPU more than its transform; in whole rows, with several sequences a block.
-  if (cuda_device_count() > 0) forms.insert(forms.end(), {{1, 4500, 3}, {3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}});
+  if (cuda_device_count() > 0) {
+    // On a GPU: in whole rows, with several sequences a block; more than its transform, up to 4, 16 or more blocks.
+    forms.insert(forms.end(), {{3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}});
+    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {1, 9000, 3}, {1, 33000, 1}});
+  }
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
     EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");

@@ -1,0 +1,197 @@
+// A block of sequences' tokens of at most kPoints in shared memory, and its walk over its share of them. They come in
+// whole rows of the block's channels while the sequence before is being transformed, and what is to be written takes
+// their place there.
+#pragma once
+
+#include "flashgla/ops/long_convolution/cuda/spans.cuh"
+
+namespace flashgla::ops::long_convolution::cuda {
+
+using flashgla::cuda::Vector;
+
+constexpr int kTeams = 4, kFusedThreads = kTeams * kTeam;
+
+// A block's share of a call.
+struct FusedShare {
+  int chunk, channel;  // of its sequences; its first
+
+  __device__ __forceinline__ FusedShare(std::int64_t channels, int across) {
+    const int groups = static_cast<int>((channels + across - 1) / across);
+    chunk = static_cast<int>(blockIdx.x) / groups;
+    channel = (static_cast<int>(blockIdx.x) - chunk * groups) * across;
+  }
+};
+
+// The first of a block's sequences from n on that goes by transforms.
+template <class T>
+__device__ __forceinline__ int sequence_from(const Call<T>& call, int n, int chunks) {
+  while (n < call.sequences && !call.place_of(n).by_transforms()) n += chunks;
+  return n;
+}
+
+__device__ __forceinline__ int spans_of(const Place& place) {
+  return static_cast<int>(place.past + place.length + kSpan - 1) / kSpan;
+}
+
+// Bytes from global to shared memory, zeros where there are none: 8 or 16.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool there) {
+  if constexpr (kBytes == 16) {
+    ptx::copy_async_16(ptx::shared_address(shared), global, there ? 16 : 0);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(ptx::shared_address(shared)), "l"(global),
+                 "r"(there ? 8 : 0)
+                 : "memory");
+  }
+}
+
+// A sequence's tokens of kAcross channels in shared memory: [kPoints,kAcross]. The same thread takes the same elements
+// whichever way they go, all of its own at once.
+template <class T, int kAcross>
+struct Staged {
+  static constexpr int kElements = kPoints * kAcross;
+  static constexpr int kRow = kAcross * static_cast<int>(sizeof(T)), kPiece = kRow < 16 ? kRow : 16;
+  static constexpr int kEach = kPiece / static_cast<int>(sizeof(T)), kPieces = kAcross / kEach;  // of a row
+  static constexpr int kStride = kFusedThreads / kPieces, kOfThread = kPoints / kStride;         // rows; pieces
+  using Piece = Vector<T, kEach>;
+  T* rows;
+
+  static __device__ __forceinline__ int first_row() { return static_cast<int>(threadIdx.x) / kPieces; }
+  static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x) % kPieces * kEach; }
+  __device__ __forceinline__ T* piece(int i) const {
+    return rows + (static_cast<int>(threadIdx.x) + kFusedThreads * i) * kEach;
+  }
+  // Whether a tensor's rows can be taken in pieces.
+  static __device__ __forceinline__ bool whole(const Lines<T>& lines, int channel, std::int64_t channels) {
+    const std::int64_t at = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(lines.data + channel));
+    const std::int64_t strides = (lines.line_stride | lines.token_stride) * static_cast<std::int64_t>(sizeof(T));
+    return channel + kAcross <= channels && (at | strides) % kPiece == 0;
+  }
+  // Asks for a sequence of `from`, of a call's x with what is before it. Zeros behind its end.
+  __device__ __forceinline__ void ask(const Lines<T>& from, const Place& place, int channel, std::int64_t channels,
+                                      const Call<T>* inputs = nullptr) const {
+    const int past = static_cast<int>(place.past), length = static_cast<int>(place.length);
+    const int first = first_row() - past, d = channel + own_channel();
+    if (whole(from, channel, channels) && (inputs == nullptr || past == 0)) {
+      const T* at = from.at(place.line, place.begin + first, d);
+      const std::int64_t step = kStride * from.token_stride;
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) {
+        const bool there = static_cast<unsigned>(first + kStride * i) < static_cast<unsigned>(length);
+        copy_async<kPiece>(piece(i), there ? at + i * step : from.data, there);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kOfThread; ++i) {
+      const int t = first + kStride * i;
+#pragma unroll 1
+      for (int e = 0; e < kEach; ++e) {
+        float value = 0.0f;
+        if (d + e < channels && inputs != nullptr) {
+          value = inputs->token(place, t + past, d + e);
+        } else if (d + e < channels && t >= 0 && t < length) {
+          value = to_float(*from.at(place.line, place.begin + t, d + e));
+        }
+        piece(i)[e] = from_float<T>(value);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(const Lines<T>& lines, const Place& place, int channel,
+                                        std::int64_t channels) const {
+    const int length = static_cast<int>(place.length), first = first_row() - static_cast<int>(place.past);
+    const int d = channel + own_channel();
+    T* at = lines.at(place.line, place.begin + first, d);
+    const std::int64_t step = kStride * lines.token_stride;
+    if (whole(lines, channel, channels)) {
+      Piece pieces[kOfThread];
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) pieces[i] = Piece::load(piece(i));
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) {
+        if (static_cast<unsigned>(first + kStride * i) < static_cast<unsigned>(length)) pieces[i].store(at + i * step);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kOfThread; ++i) {
+      if (static_cast<unsigned>(first + kStride * i) >= static_cast<unsigned>(length)) continue;
+#pragma unroll 1
+      for (int e = 0; e < kEach && d + e < channels; ++e) at[i * step + e] = piece(i)[e];
+    }
+  }
+};
+
+// Sequences of a block, two at a time in shared memory where there is room for them: what is asked for and what is
+// stored goes through the place of the other one, or between two. ask(n, buffer), compute(n, buffer), store(n, buffer).
+template <int kBuffers, class T, class Ask, class Compute, class Store>
+__device__ __forceinline__ void walk_sequences(const Call<T>& call, int first, int chunks, const Ask& ask,
+                                               const Compute& compute, const Store& store) {
+  int last = -1, buffer = 0;
+  for (int n = first; n < call.sequences;) {
+    const int next = sequence_from(call, n + chunks, chunks), other = kBuffers - 1 - buffer;
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+    if (kBuffers == 2) {
+      if (last >= 0) store(last, other);
+      if (next < call.sequences) ask(next, other);
+      ptx::copy_async_commit();
+    }
+    compute(n, buffer);
+    if (kBuffers == 1) {
+      __syncthreads();
+      store(n, 0);
+      if (next < call.sequences) ask(next, 0);
+      ptx::copy_async_commit();
+    }
+    last = n;
+    n = next;
+    buffer = other;
+  }
+  ptx::copy_async_wait<0>();
+  __syncthreads();
+  if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The same where the copy engine takes tokens in and outputs out, for one thread of the block: ask(n, buffer) has it
+// count down barrier `buffer`, and compute(n, buffer, half_way) calls half_way().
+template <int kBuffers, class T, class Ask, class Compute, class Store>
+__device__ __forceinline__ void walk_sequences_of_boxes(const Call<T>& call, int first, int chunks,
+                                                        std::uint32_t barriers, const Ask& ask, const Compute& compute,
+                                                        const Store& store) {
+  int last = -1, buffer = 0;
+  std::uint32_t turns = 0;  // of a buffer, a bit
+  const bool leads = threadIdx.x == 0;
+  for (int n = first; n < call.sequences;) {
+    const int next = sequence_from(call, n + chunks, chunks), other = kBuffers - 1 - buffer;
+    ptx::mbarrier_wait(barriers + 8 * buffer, turns >> buffer & 1);
+    turns ^= 1u << buffer;
+    __syncthreads();
+    if (kBuffers == 2 && leads && last >= 0) store(last, other);
+    compute(n, buffer, [&] {
+      if (kBuffers == 1 || !leads || next >= call.sequences) return;
+      ptx::store_bulk_wait_read();
+      ask(next, other);
+    });
+    ptx::fence_async_proxy();
+    if (kBuffers == 1) {
+      __syncthreads();
+      if (leads) {
+        store(n, 0);
+        ptx::store_bulk_wait_read();
+        if (next < call.sequences) ask(next, 0);
+      }
+    }
+    last = n;
+    n = next;
+    buffer = other;
+  }
+  __syncthreads();
+  if (!leads) return;
+  if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
+  ptx::store_bulk_wait_read();
+}
+#endif
+
+}  // namespace flashgla::ops::long_convolution::cuda
