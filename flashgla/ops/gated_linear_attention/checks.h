@@ -25,8 +25,7 @@ void check_context(const Context& context, const TensorView& q);
 
 DType state_dtype(DType dtype);
 
-// Shapes of one call: tokens are [B,T,...] for forward and backward and [B,...]
-// for step.
+// Shapes of one call: tokens are [B,T,...] for forward and backward and [B,...] for step.
 struct Shapes {
   const Problem& p;
   bool has_time;

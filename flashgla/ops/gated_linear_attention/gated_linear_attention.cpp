@@ -1,5 +1,4 @@
-// validate -> select -> run. Everything behind this file may rely on its
-// arguments.
+// validate -> select -> run. Everything behind this file may rely on its arguments.
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
 #include <algorithm>

@@ -34,8 +34,7 @@ double feature_derivative(FeatureMap map, double x) {
   return 1.0;
 }
 
-// A contiguous float64 stand-in for a tensor of any dtype and strides, with a
-// row per token and head.
+// A contiguous float64 stand-in for a tensor of any dtype and strides, with a row per token and head.
 struct Rows {
   TensorView original;
   TensorView values;
@@ -158,8 +157,7 @@ struct Operands {
     }
   }
 
-  // phi(q) . z + epsilon, or 1 / scale without normalize: what phi(q)^T h is
-  // divided by.
+  // phi(q) . z + epsilon, or 1 / scale without normalize: what phi(q)^T h is divided by.
   double divisor(const State& state, const double* q_row) const {
     if (!p.normalize) return 1.0 / p.scale;
     double sum = kNormalizerEpsilon;
@@ -186,8 +184,8 @@ std::size_t forward_workspace(const Operands& x) {
   return carver.used();
 }
 
-// Backward keeps the states of one segment of the sequence and, from an earlier
-// pass, the state at each segment's start.
+// Backward keeps the states of one segment of the sequence and, from an earlier pass, the state at each segment's
+// start.
 std::int64_t segment_length(const Problem& p) {
   return static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(p.length))));
 }
@@ -257,13 +255,12 @@ void forward(Context& context, const Problem& p, const Inputs& in, const Outputs
   zt.write();
 }
 
-// With n = phi(q)^T h and d the divisor, o = n / d:
-//   dn_t = do_t / d_t     dd_t = -(do_t . o_t) / d_t (normalize only)
-//   dh_t = w_{t+1} * dh_{t+1} + phi(q_t) dn_t^T     w_t = alpha_t beta_t^T,
-//   dh_{T+1} = d_ht dz_t = dz_{t+1} + phi(q_t) dd_t dphi(q_t) = h_t dn_t + z_t
-//   dd_t     dphi(k_t) = dh_t v_t + dz_t     dv_t = dh_t^T phi(k_t) dg_t = sum
-//   over V of dh_t * w_t * h_{t-1}     dgv_t = sum over K of the same dh0 = w_1
-//   * dh_1     dz0 = dz_1
+// With n = phi(q)^T h and d the divisor, o = n / d, and w_t = alpha_t beta_t^T:
+//     dn_t = do_t / d_t                              dd_t = -(do_t . o_t) / d_t (normalize only)
+//     dh_t = w_{t+1} * dh_{t+1} + phi(q_t) dn_t^T    dz_t = dz_{t+1} + phi(q_t) dd_t    dh_{T+1} = d_ht
+//     dphi(q_t) = h_t dn_t + z_t dd_t                dphi(k_t) = dh_t v_t + dz_t        dv_t = dh_t^T phi(k_t)
+//     dg_t = sum over V of dh_t * w_t * h_{t-1}      dgv_t = sum over K of the same
+//     dh0 = w_1 * dh_1                               dz0 = dz_1
 void backward(Context& context, const Problem& p, const Inputs& in, const Outputs&, const OutputGradients& d_out,
               const InputGradients& d_in) {
   const std::int64_t K = p.key_dim;
@@ -274,8 +271,7 @@ void backward(Context& context, const Problem& p, const Inputs& in, const Output
   const Rows dq(context, d_in.dq), dk(context, d_in.dk), dv(context, d_in.dv), dg(context, d_in.dg),
       dgv(context, d_in.dgv), dh0(context, d_in.dh0), dz0(context, d_in.dz0);
   const bool constant = p.gate == GateKind::constant;
-  // A constant gate's gradient sums over sequences: one term each, added in
-  // order at the end.
+  // A constant gate's gradient sums over sequences: one term each, added in order at the end.
   const TensorView dg_terms = context.scratch().tensor(Shape({p.sequences, p.heads}), DType::f64, "float64 copies");
   const Workers workers(context, p.sequences * p.heads, BackwardWorkspace::bytes(x));
   if (context.planning()) return;

@@ -198,8 +198,8 @@ HWY_INLINE void AddThroughGates(std::int64_t i, std::int64_t width, const float*
 // Query i of one head, whose phi(q) and dn (what do is to q^T h) are loaded: adds its share of dk, dv, dg, dgv and dh0,
 // and leaves dq. With W_ij as above and qw = q * W_ij, and BW_ij the same over values:
 //   P_ij = qw . k_j                   dP_ij = (BW_ij dn) . v_j
-//   dq += dP_ij W_ij k_j    dk_j += dP_ij qw    dv_j += P_ij BW_ij dn    terms of dg: dP_ij qw k_j, of dgv: P_ij BW dn
-//   v_j
+//   dq += dP_ij W_ij k_j              dk_j += dP_ij qw                  dv_j += P_ij BW_ij dn
+//   terms of dg: dP_ij qw k_j         of dgv: P_ij BW_ij dn v_j
 template <bool kGateValues>
 HWY_INLINE void ReverseQuery(const Widths& s, std::int64_t i, const BackwardMemory& m) {
   const D d;
