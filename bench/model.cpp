@@ -257,16 +257,20 @@ Checked make_model(const TrainingCase& problem, Device device, bool check) {
 }  // namespace
 
 // Steps of the optimizer: forward, backward, gradient norm, AdamW. Of the sweep, whose models are those of the headline
-// cases, gradients are not checked again.
+// cases, gradients are not checked again. Where --only is the whole name of a case, those are left out whose names go
+// on behind it.
 void bench_training_step(const testing::BenchOptions& options) {
   Checked checked;
-  for (const TrainingCase& problem : options.sweep ? figure6_cases() : headline_cases()) {
+  const std::vector<TrainingCase> cases = options.sweep ? figure6_cases() : headline_cases();
+  const bool is_whole_name = std::any_of(cases.begin(), cases.end(),
+                                         [&](const TrainingCase& problem) { return problem.name == options.only; });
+  for (const TrainingCase& problem : cases) {
     testing::BenchRow row;
     row.operation = "model_training_step";
     row.implementation = "all";
     row.problem = problem.name;
     if (problem.device != options.device.kind || !options.wants(row.problem) ||
-        !options.wants_implementation(row.implementation)) {
+        (is_whole_name && problem.name != options.only) || !options.wants_implementation(row.implementation)) {
       continue;
     }
     try {
