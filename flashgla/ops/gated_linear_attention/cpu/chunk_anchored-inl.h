@@ -85,20 +85,18 @@ inline HWY_NOINLINE std::int64_t NextPiece(const Shapes& s, Keys& keys, const fl
   std::int64_t end = PieceEnd(keys.gates, begin, count);
   if (s.gate_values) end = PieceEnd(keys.gates_values, begin, end);
   AnchorFactors(keys.gates, begin, end);
-  for (std::int64_t t = 0; t < end; ++t) MultiplyRow(keys.gates.inverse, t, s.ldk, keys.k + t * s.ldk, a.k + t * s.ldk);
+  MultiplyRows(keys.gates.inverse, 0, end, s.ldk, s.ldk, keys.k, a.k);
   FillZero(a.k + end * s.ldk, (padded(end) - end) * s.ldk);
-  for (std::int64_t t = begin; t < end; ++t) MultiplyRow(keys.gates.after, t, s.ldk, q + t * s.ldk, a.q + t * s.ldk);
+  MultiplyRows(keys.gates.after, begin, end, s.ldk, s.ldk, q, a.q);
   Transpose(padded(end), padded(s.K), a.k, s.ldk, a.k_t, kBlock);
   Gemm<Start::zero>(end - begin, padded(end), s.K, {a.q + begin * s.ldk, s.ldk, 1}, a.k_t, kBlock, a.p + begin * kBlock,
                     kBlock);
   MaskAbove(begin, end, padded(end), a.p);
-  if (s.gate_values) AnchorFactors(keys.gates_values, begin, end);
-  for (std::int64_t t = 0; t < end; ++t) {
-    if (s.gate_values) {
-      MultiplyRow(keys.gates_values.inverse, t, s.ldv, keys.v + t * s.ldv, a.v + t * s.ldv);
-    } else {
-      std::memcpy(a.v + t * s.ldv, keys.v + t * s.ldv, static_cast<std::size_t>(s.ldv) * sizeof(float));
-    }
+  if (s.gate_values) {
+    AnchorFactors(keys.gates_values, begin, end);
+    MultiplyRows(keys.gates_values.inverse, 0, end, s.ldv, s.ldv, keys.v, a.v);
+  } else {
+    std::memcpy(a.v, keys.v, static_cast<std::size_t>(end * s.ldv) * sizeof(float));
   }
   FillZero(a.v + end * s.ldv, (padded(end) - end) * s.ldv);
   return end;
@@ -130,12 +128,11 @@ inline HWY_NOINLINE void AnchoredBackward(const Shapes& s, Keys& keys, const flo
   const std::int64_t wide_v = padded(s.values);
   for (std::int64_t begin = 0; begin < count;) {
     const std::int64_t end = NextPiece(s, keys, q, begin, count, a);
-    for (std::int64_t t = begin; t < end; ++t) {
-      if (s.gate_values) {
-        MultiplyRow(keys.gates_values.after, t, s.ldv, d_o + t * s.ldv, a.d_o + t * s.ldv);
-      } else {
-        std::memcpy(a.d_o + t * s.ldv, d_o + t * s.ldv, static_cast<std::size_t>(s.ldv) * sizeof(float));
-      }
+    if (s.gate_values) {
+      MultiplyRows(keys.gates_values.after, begin, end, s.ldv, s.ldv, d_o, a.d_o);
+    } else {
+      std::memcpy(a.d_o + begin * s.ldv, d_o + begin * s.ldv,
+                  static_cast<std::size_t>((end - begin) * s.ldv) * sizeof(float));
     }
     Transpose(padded(end), wide_v, a.v, s.ldv, a.v_t, kBlock);
     Gemm<Start::zero>(end - begin, padded(end), s.values, {a.d_o + begin * s.ldv, s.ldv, 1}, a.v_t, kBlock,

@@ -103,6 +103,13 @@ HWY_INLINE void AccumulateProduct(std::int64_t n, const float* x, const float* y
   }
 }
 
+// Over rows [count][ld].
+template <int kSign>
+HWY_INLINE void AccumulateProducts(std::int64_t count, std::int64_t n, std::int64_t ld, const float* x, const float* y,
+                                   float* target) {
+  for (std::int64_t t = 0; t < count; ++t) AccumulateProduct<kSign>(n, x + t * ld, y + t * ld, target + t * ld);
+}
+
 // Loads do; with a normaliser turns it into the gradient of the undivided output and of the divisor:
 // do / den and -(do . o) / den.
 HWY_NOINLINE void LoadOutputGradients(const Shapes& s, const BackwardTask& task, std::int64_t begin, std::int64_t count,
@@ -177,13 +184,9 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
     }
     if (!keys.in_range) {
       PrepareQueries(s, task, begin, count, head, nullptr, b.q_plain);
-      for (std::int64_t t = 0; t < count; ++t) {
-        std::memcpy(b.o + t * s.ldv, b.d_o + t * s.ldv, static_cast<std::size_t>(s.ldv) * sizeof(float));
-      }
+      std::memcpy(b.o, b.d_o, static_cast<std::size_t>(count * s.ldv) * sizeof(float));
     }
-    for (std::int64_t t = 0; t < count; ++t) {
-      MultiplyRow(keys.gates_values.before, t, s.ldv, b.d_o + t * s.ldv, b.d_o + t * s.ldv);
-    }
+    MultiplyRows(keys.gates_values.before, 0, count, s.ldv, s.ldv, b.d_o, b.d_o);
   } else if (!keys.in_range) {
     PrepareQueries(s, task, begin, count, head, nullptr, b.q_plain);
   }
@@ -204,15 +207,11 @@ HWY_NOINLINE void BackwardQueries(const Shapes& s, const BackwardTask& task, std
       Gemm<Start::add>(s.values, i + kLane, HWY_MIN(kLane, count - i), {b.d_o + i * s.ldv, 1, s.ldv}, b.p + i * kBlock,
                        kBlock, b.dv_t, kBlock);
     }
-    for (std::int64_t t = 0; t < count; ++t) {
-      AccumulateProduct<1>(wide_k, b.q + t * s.ldk, b.dq + t * s.ldk, b.dg + t * s.ldk);
-    }
+    AccumulateProducts<1>(count, wide_k, s.ldk, b.q, b.dq, b.dg);
   } else {
-    for (std::int64_t t = 0; t < count; ++t) MultiplyRow(back, t, wide_k, b.dq + t * s.ldk, b.dq + t * s.ldk);
+    MultiplyRows(back, 0, count, wide_k, s.ldk, b.dq, b.dq);
     AnchoredBackward(s, keys, b.q_plain, s.gate_values ? b.o : b.d_o, count, b.anchored, b.dq, b.dk, b.dv);
-    for (std::int64_t t = 0; t < count; ++t) {
-      AccumulateProduct<1>(wide_k, b.q_plain + t * s.ldk, b.dq + t * s.ldk, b.dg + t * s.ldk);
-    }
+    AccumulateProducts<1>(count, wide_k, s.ldk, b.q_plain, b.dq, b.dg);
   }
   if (task.dq) {
     const Vec scale = hn::Set(d, s.scale);
@@ -300,14 +299,10 @@ HWY_NOINLINE void BackwardBlock(const Shapes& s, const BackwardTask& task, std::
       }
     }
   } else {
-    for (std::int64_t t = 0; t < count; ++t) {
-      MultiplyRow(keys.gates.after, t, wide_k, b.dk + t * s.ldk, b.dk + t * s.ldk);
-    }
+    MultiplyRows(keys.gates.after, 0, count, wide_k, s.ldk, b.dk, b.dk);
     Transpose(wide_v, tokens, b.dv_t, kBlock, b.dv, s.ldv);
     if (s.gate_values) {
-      for (std::int64_t t = 0; t < count; ++t) {
-        MultiplyRow(keys.gates_values.after, t, wide_v, b.dv + t * s.ldv, b.dv + t * s.ldv);
-      }
+      MultiplyRows(keys.gates_values.after, 0, count, wide_v, s.ldv, b.dv, b.dv);
     }
   }
   for (std::int64_t head = 0; head < s.group; ++head) BackwardQueries(s, task, begin, count, head, state, b);
@@ -433,9 +428,7 @@ void BackwardStatesKernel(const Shapes& s, const BackwardTask& task, float* work
       PrepareQueries(s, task, begin, count, head, &keys.gates.before, b.q);
       LoadOutputGradients(s, task, begin, count, head, nullptr, b);
       if (s.gate_values) {
-        for (std::int64_t t = 0; t < count; ++t) {
-          MultiplyRow(keys.gates_values.before, t, s.ldv, b.d_o + t * s.ldv, b.d_o + t * s.ldv);
-        }
+        MultiplyRows(keys.gates_values.before, 0, count, s.ldv, s.ldv, b.d_o, b.d_o);
       }
       AdvanceGradient(s, keys.gates, keys.gates_values, count, head, b);
     }

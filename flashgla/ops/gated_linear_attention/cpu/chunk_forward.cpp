@@ -60,9 +60,7 @@ HWY_NOINLINE void ForwardOutputs(const Shapes& s, const ForwardTask& task, std::
   FillZero(b.o_t + s.values * kBlock, (padded(s.values) - s.values) * kBlock);
   Transpose(padded(s.values), tokens, b.o_t, kBlock, b.o, s.ldv);
   if (s.gate_values) {
-    for (std::int64_t t = 0; t < count; ++t) {
-      MultiplyRow(keys.gates_values.before, t, padded(s.V), b.o + t * s.ldv, b.o + t * s.ldv);
-    }
+    MultiplyRows(keys.gates_values.before, 0, count, padded(s.V), s.ldv, b.o, b.o);
   }
   if (!keys.in_range) {
     PrepareQueries(s, task, begin, count, head, nullptr, b.q);

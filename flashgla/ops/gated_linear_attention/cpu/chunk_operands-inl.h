@@ -81,6 +81,12 @@ HWY_INLINE void MultiplyAddRow(const Factors& f, std::int64_t token, std::int64_
   }
 }
 
+// The rows of tokens [begin, end) of matrices [tokens][ld].
+HWY_INLINE void MultiplyRows(const Factors& f, std::int64_t begin, std::int64_t end, std::int64_t n, std::int64_t ld,
+                             const float* source, float* target) {
+  for (std::int64_t t = begin; t < end; ++t) MultiplyRow(f, t, n, source + t * ld, target + t * ld);
+}
+
 // The gates of one chunk, over keys or over values. With a_t the log gate of its t-th token:
 struct Gates {
   Factors log2;     // a_t in base 2
