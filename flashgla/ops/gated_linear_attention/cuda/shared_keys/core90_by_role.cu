@@ -25,7 +25,7 @@ RowMap values_of(const Params& p, const Strided& x) { return row_map_of(p, x, p.
 void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(p.sequences.most_chunks),
                     static_cast<unsigned>((p.heads + kGateHeads - 1) / kGateHeads));
-  launch(kName, gate_sums_kernel, blocks, kGateThreads, 0, stream, Begin::after_previous, p, gate_sums);
+  launch(kName, gate_sums_kernel, blocks, kGateThreads, 0, stream, Begin::beside_previous, p, gate_sums);
 }
 
 void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, bool backwards,
@@ -37,7 +37,7 @@ void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_su
                                    : walk_by_role_kernel<TensorCore90, decltype(tiles)::value, false>;
     const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
                       static_cast<unsigned>(p.sequences.count));
-    launch(kName, kernel, blocks, Layout::threads, Layout::total, stream, Begin::after_previous, p, walk, maps,
+    launch(kName, kernel, blocks, Layout::threads, Layout::total, stream, Begin::beside_previous, p, walk, maps,
            gate_sums);
   });
 }
@@ -49,7 +49,7 @@ void launch_forward_by_role(const Params& p, const float* gate_sums, cudaStream_
     const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
                       static_cast<unsigned>(p.sequences.count));
     launch(kName, forward_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks, Layout::threads, Layout::total,
-           stream, Begin::after_previous, p, maps, gate_sums);
+           stream, Begin::beside_previous, p, maps, gate_sums);
   });
 }
 
@@ -59,7 +59,7 @@ void launch_gradients_by_role(const Params& p, const ChunkGradients& d, const fl
   with_tiles(p, [&](auto tiles) {
     using Layout = GradientsByRole<decltype(tiles)::value>;
     launch(kName, gradients_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks_of(p, splits), Layout::threads,
-           Layout::total, stream, Begin::after_previous, p, d, maps, gate_sums, p.heads / splits);
+           Layout::total, stream, Begin::beside_previous, p, d, maps, gate_sums, p.heads / splits);
   });
 }
 

@@ -242,6 +242,7 @@ template <class Core, int kTiles>
 __global__ void __launch_bounds__(ForwardByRole<kTiles>::threads, 1)
     forward_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ForwardMaps maps,
                            const float* gate_sums) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char memory[];
   if constexpr (Core::available) forward_by_role<Core, kTiles>(p, maps, gate_sums, memory);
 }

@@ -21,6 +21,7 @@ __device__ __forceinline__ float load_gate(const Params& p, const ChunkPlace& ch
 
 // A block has a chunk of some heads: gates come by tokens, a warp sums a head's.
 __global__ void __launch_bounds__(kGateThreads) gate_sums_kernel(const __grid_constant__ Params p, float* sums) {
+  flashgla::cuda::wait_for_previous();
   constexpr int kWarps = kGateThreads / 32, kEach = kChunk * kGateHeads / kGateThreads;
   __shared__ float gates[kGateHeads][kChunk + 1];
   const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);

@@ -353,6 +353,7 @@ struct SplitSums {
 __global__ void __launch_bounds__(kSumThreads)
     sum_splits_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitSums sums, std::int64_t tokens,
                       int splits) {
+  flashgla::cuda::wait_for_previous();
   const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x) * 4;
   const Strided& to = sums.to[blockIdx.y];
   if (at >= tokens * p.key_dim || to.data == nullptr) return;

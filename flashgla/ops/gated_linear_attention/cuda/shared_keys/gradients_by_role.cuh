@@ -481,6 +481,7 @@ template <class Core, int kTiles>
 __global__ void __launch_bounds__(GradientsByRole<kTiles>::threads, 1)
     gradients_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ChunkGradients d,
                              const __grid_constant__ GradientsMaps maps, const float* gate_sums, const int heads_each) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char memory[];
   if constexpr (Core::available) gradients_by_role<Core, kTiles>(p, d, maps, gate_sums, heads_each, memory);
 }

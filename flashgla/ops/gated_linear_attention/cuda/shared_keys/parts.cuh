@@ -1,6 +1,7 @@
 // What the three kernels of this folder have in common: sums of a chunk's gates, and accumulators on their way to rows.
 #pragma once
 
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {

@@ -132,8 +132,9 @@ void backward_with_shared_keys(Context& context, const Plan& plan, Params p, con
   const ChunkGradients chunks{d.d_o, d.dv, d.dg, state_gradients, dq, dk, tokens};
   queue_gradients(p, chunks, gate_sums, splits, stream);
   const dim3 blocks(static_cast<unsigned>((tokens * p.key_dim / 4 + kSumThreads - 1) / kSumThreads), 2);
-  launch(kName, sum_splits_kernel, blocks, kSumThreads, 0, stream, Begin::after_previous, p,
-         SplitSums{{dq, dk}, {d.dq, d.dk}}, tokens, splits);
+  launch(kName, sum_splits_kernel, blocks, kSumThreads, 0, stream,
+         gate_sums != nullptr ? Begin::beside_previous : Begin::after_previous, p, SplitSums{{dq, dk}, {d.dq, d.dk}},
+         tokens, splits);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

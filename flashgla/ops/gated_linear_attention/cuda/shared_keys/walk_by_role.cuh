@@ -199,6 +199,7 @@ template <class Core, int kTiles, bool kBackwards>
 __global__ void __launch_bounds__(WalkByRole<kTiles>::threads, 1)
     walk_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ Walk walk,
                         const __grid_constant__ WalkMaps maps, const float* gate_sums) {
+  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char memory[];
   if constexpr (Core::available) walk_by_role<Core, kTiles, kBackwards>(p, walk, maps, gate_sums, memory);
 }
