@@ -535,6 +535,14 @@ const std::vector<Case>& conformance_cases() {
           {.length = 130, .gate = GateKind::none, .feature_map = map, .normalize = true, .states = false});
       add(name + "_normalized_bf16",
           {.gate = GateKind::none, .dtype = DType::bf16, .feature_map = map, .normalize = true});
+      for (const std::int64_t K : {176, 320, 580}) {  // other numbers of tiles of 64
+        add(name + "_normalized_" + std::to_string(K), {.length = 130,
+                                                        .key_dim = K,
+                                                        .gate = GateKind::none,
+                                                        .dtype = DType::bf16,
+                                                        .feature_map = map,
+                                                        .normalize = true});
+      }
       add(name + "_normalized_f64",
           {.gate = GateKind::none, .dtype = DType::f64, .feature_map = map, .normalize = true});
     }

@@ -7,7 +7,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features/kernels.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/features/normaliser.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -66,9 +66,8 @@ struct Call {
     return static_cast<float*>(context.scratch().allocate(bytes, "gla: normaliser"));
   }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(context.stream()); }
-  unsigned blocks(std::int64_t heads, std::int64_t channels) const {
-    return static_cast<unsigned>(p.sequences.most_chunks * heads * ((channels + kWidth - 1) / kWidth));
-  }
+  int tiles() const { return static_cast<int>((problem.key_dim + kWidth - 1) / kWidth); }
+  unsigned blocks(std::int64_t heads) const { return static_cast<unsigned>(p.sequences.most_chunks * heads * tiles()); }
   // f(an element of the call's dtype, whether the tensors are in pairs as a constant). kNormalized: never f16.
   template <bool kNormalized, class F>
   void with_element(std::initializer_list<TensorView> views, F f) const {
@@ -87,8 +86,8 @@ struct Call {
   void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
     with_element<false>(views, [&](auto element, auto pairs) {
       launch("gated_linear_attention features", map_kernel<decltype(element), decltype(pairs)::value>,
-             dim3(blocks(problem.query_heads, problem.key_dim), count), kThreads, 0, stream(), Begin::after_previous,
-             p.sequences, pair, map_of(problem.feature_map));
+             dim3(blocks(problem.query_heads), count), kThreads, 0, stream(), Begin::after_previous, p.sequences, pair,
+             map_of(problem.feature_map));
     });
   }
   template <bool kBackwards>
@@ -114,9 +113,10 @@ struct Call {
       constexpr bool kPairs = decltype(pairs)::value;
       launch("gated_linear_attention denominators",
              d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>,
-             dim3(static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads)), kThreads, 0, stream(), next(),
-             p.sequences, tokens(inputs.q), tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser,
-             map_of(problem.feature_map), p.heads, p.group);
+             dim3(static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads)),
+             32 * std::min(kWarps, tiles() * parts_of(tiles())), 0, stream(), next(), p.sequences, tokens(inputs.q),
+             tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser, map_of(problem.feature_map), p.heads,
+             p.group);
     });
   }
 };
@@ -223,13 +223,13 @@ void backward_through_features(Context& context, const Problem& problem, const I
       const MappedPair pair{{{tokens(inputs.k), tokens(d_in.dk), call.p.heads, nullptr},
                              {tokens(inputs.q), tokens(d_in.dq), call.p.heads * call.p.group, nullptr}}};
       launch("gated_linear_attention gradients of features", slope_kernel<decltype(element), decltype(pairs)::value>,
-             dim3(call.blocks(problem.query_heads, problem.key_dim), 2), kThreads, 0, call.stream(), call.next(),
-             call.p.sequences, pair, map);
+             dim3(call.blocks(problem.query_heads), 2), kThreads, 0, call.stream(), call.next(), call.p.sequences, pair,
+             map);
     });
   } else if (d_in.dq || d_in.dk) {
     call.with_element<true>(views, [&](auto element, auto pairs) {
       launch("gated_linear_attention gradients of features", join_kernel<decltype(element), decltype(pairs)::value>,
-             dim3(call.blocks(problem.heads, problem.key_dim)), kThreads, 0, call.stream(), call.next(),
+             dim3(call.blocks(problem.heads)), 32 * parts_of(call.tiles()), 0, call.stream(), call.next(),
              call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map,
              call.p.heads, call.p.group);
     });

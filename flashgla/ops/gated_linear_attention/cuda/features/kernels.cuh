@@ -1,4 +1,5 @@
-// Kernels before and after the operator without features. Equations: features/README.md.
+// Kernels before and after the operator without features, and what those of the normaliser (normaliser.cuh) share with
+// them. Equations: features/README.md.
 // A block of 256 threads has one chunk, one head and, by turns, tiles of 64 channels: warp w tokens 8w .. 8w + 7, lane
 // l channels 2l and 2l + 1.
 #pragma once
@@ -39,15 +40,25 @@ __device__ __forceinline__ void begin_kernel() {
   flashgla::cuda::release_next_of_waves();
 }
 
-// Where a block and a warp of it are.
+// Where a block is, and kRows tokens of a warp of it.
 struct Place {
   std::int64_t chunk, batch, token;  // token: the warp's first, in the row of the batch
   int rows;                          // tokens of the warp, 0 .. 8
   int chunk_rows;                    // of the chunk; 0 beyond the last
   int last_row;                      // the chunk's last token, counted from the warp's first: may be negative
   int head, tile;
+
+  // With the rows that are `count` behind these.
+  __device__ __forceinline__ Place behind(int count) const {
+    Place later = *this;
+    later.token += count;
+    later.last_row -= count;
+    later.rows = max(0, min(kRows, later.last_row + 1));
+    return later;
+  }
 };
-__device__ __forceinline__ Place place_of(const Sequences& s, int heads, int tiles) {
+// row: the chunk's that is the warp's first.
+__device__ __forceinline__ Place place_of(const Sequences& s, int heads, int tiles, int row) {
   Place at{};
   at.tile = static_cast<int>(blockIdx.x % tiles);
   at.head = static_cast<int>(blockIdx.x / tiles % heads);
@@ -57,13 +68,15 @@ __device__ __forceinline__ Place place_of(const Sequences& s, int heads, int til
   if (n < 0) return at;
   const Span span = span_of(s, n);
   const std::int64_t first = (at.chunk - span.chunk_begin) * kChunk, left = span.length - first;
-  const int row = kRows * (static_cast<int>(threadIdx.x) / 32);
   at.chunk_rows = static_cast<int>(min(static_cast<std::int64_t>(kChunk), left));
   at.rows = max(0, min(kRows, at.chunk_rows - row));
   at.last_row = at.chunk_rows - 1 - row;
   at.batch = span.batch;
   at.token = span.begin + first + row;
   return at;
+}
+__device__ __forceinline__ Place place_of(const Sequences& s, int heads, int tiles) {
+  return place_of(s, heads, tiles, kRows * (static_cast<int>(threadIdx.x) / 32));
 }
 
 // Two channels of each of the warp's tokens as they lie in memory: loaded before they are wanted, so that a thread's
@@ -263,216 +276,6 @@ __global__ void __launch_bounds__(kThreads)
   const Out<To, kPairs> out(y, at, at.head, channel);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) out.put(i, from[i]);
-}
-
-// ---- the normaliser ----
-
-constexpr int kScanLanes = 32;  // channels of a block, and parts that it cuts the chunks into
-
-// In place: sums over chunks become sums before the chunk (backwards: after it), beginning with `start`. sums: [chunks,
-// G, group, K], added over `group`; the result goes to its first entry. start, end: [N,G,K] or null (zeros; not
-// wanted). Grid: N x G x ceil(K / 32); threads: parts x channels.
-template <bool kBackwards>
-__global__ void __launch_bounds__(kScanLanes* kScanLanes)
-    scan_chunks_kernel(const __grid_constant__ Sequences s, float* sums, int heads, int group, int channels,
-                       const float* start, float* end) {
-  begin_kernel();
-  __shared__ float totals[kScanLanes][kScanLanes];
-  const int tiles = (channels + kScanLanes - 1) / kScanLanes;
-  const int part = static_cast<int>(threadIdx.x) / kScanLanes, lane = static_cast<int>(threadIdx.x) % kScanLanes;
-  const int channel = static_cast<int>(blockIdx.x % tiles) * kScanLanes + lane;
-  const std::int64_t cell = blockIdx.x / tiles, head = cell % heads, n = cell / heads;
-  const Span span = span_of(s, n);
-  const std::int64_t chunks = (span.length + kChunk - 1) / kChunk, each = (chunks + kScanLanes - 1) / kScanLanes;
-  const std::int64_t first = min(each * part, chunks), last = min(first + each, chunks);
-  const bool inside = channel < channels;
-  const auto place = [&](std::int64_t i) {
-    const std::int64_t chunk = span.chunk_begin + (kBackwards ? chunks - 1 - i : i);
-    return sums + (chunk * heads + head) * group * channels + channel;
-  };
-  const auto sum_at = [&](std::int64_t i) {
-    float sum = 0.0f;
-    for (int g = 0; g < group; ++g) sum += place(i)[static_cast<std::int64_t>(g) * channels];
-    return sum;
-  };
-  float total = 0.0f;
-  if (inside) {
-    for (std::int64_t i = first; i < last; ++i) total += sum_at(i);
-  }
-  totals[part][lane] = total;
-  __syncthreads();
-  if (!inside) return;
-  float run = start == nullptr ? 0.0f : start[cell * channels + channel];
-  for (int before = 0; before < part; ++before) run += totals[before][lane];
-  if (end != nullptr && part == kScanLanes - 1) end[cell * channels + channel] = run + total;
-  for (std::int64_t i = first; i < last; ++i) {
-    const float sum = sum_at(i);
-    *place(i) = run;
-    run += sum;
-  }
-}
-
-// Between the normaliser's kernels. Per token and query head: [chunks, H, 64].
-struct Normaliser {
-  const float* z_starts;            // [chunks, G, K]: z before the chunk
-  float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon)
-  float* d_denominators = nullptr;  // dd; 0 beyond the chunk's tokens
-  float* dz_sums = nullptr;  // [chunks, H, K]: sum over the chunk of phi(q) dd; then, per kv head, what follows it
-};
-
-__device__ __forceinline__ float sum_of_lanes(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-  return x;
-}
-// One value of each of the warp's tokens, `place` that of the first: each in one lane's register.
-struct RowValues {
-  float mine;
-  __device__ __forceinline__ void load(const float* place) { mine = place[threadIdx.x % kRows]; }
-  __device__ __forceinline__ float operator[](int i) const { return __shfl_sync(0xffffffffu, mine, i); }
-};
-
-// phi(q) / d of every token to `out`, phi(k) read from `features`. kBackward: also what the backward needs. Grid:
-// chunks x H.
-template <class T, bool kPairs, bool kBackward>
-__global__ void __launch_bounds__(kThreads, kPairs ? 3 : 2)
-    divide_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q,
-                  const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
-                  const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
-                  const __grid_constant__ Normaliser w, Map map, int heads, int group) {
-  begin_kernel();
-  __shared__ WarpSums warp_sums;
-  const int query_heads = heads * group, K = q.channels;
-  const Place at = place_of(s, query_heads, 1);
-  if (at.chunk_rows == 0) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = at.head / group;
-  const float* starts = w.z_starts + (at.chunk * heads + head) * K;
-  Loaded<T, kPairs> x, y;
-  float d[kRows] = {}, dd[kRows] = {};
-  float2 all;
-  if constexpr (kBackward) {
-#pragma unroll 1
-    for (int channel = 2 * lane; channel < o.channels; channel += kWidth) {
-      x.load(o, at, at.head, channel);
-      y.load(d_o, at, at.head, channel);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const float2 a = x[i], b = y[i];
-        dd[i] = fmaf(a.x, b.x, fmaf(a.y, b.y, dd[i]));
-      }
-    }
-  }
-  // x is q's tile from here on: the last one of this loop is the first of the next.
-#pragma unroll 1
-  for (int channel = 2 * lane; channel < K + 2 * lane; channel += kWidth) {
-    y.load(features, at, head, channel);
-    x.load(q, at, at.head, channel);
-    const float2 start = two_floats(starts, channel, K);
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) sum = plus(sum, y[i]);
-    float2 z = plus(sum_of_others(warp_sums, sum, all), start);
-    if (channel >= K) continue;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      z = plus(z, y[i]);
-      const float2 feature = phi<T>(map, x[i]);
-      d[i] = fmaf(feature.x, z.x, fmaf(feature.y, z.y, d[i]));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) d[i] = 1.0f / (sum_of_lanes(d[i]) + static_cast<float>(kNormalizerEpsilon));
-  if constexpr (kBackward) {
-    const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + kRows * warp;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      dd[i] = i < at.rows ? -sum_of_lanes(dd[i]) * d[i] : 0.0f;
-      if (lane == 0) {
-        w.inverses[token + i] = d[i];
-        w.d_denominators[token + i] = dd[i];
-      }
-    }
-  }
-#pragma unroll 1
-  for (int tile = (K + kWidth - 1) / kWidth - 1; tile >= 0; --tile) {
-    const int channel = kWidth * tile + 2 * lane;
-    const Out<T, kPairs> to(out, at, at.head, channel);
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float2 feature = phi<T>(map, x[i]);
-      to.put(i, times(feature, d[i]));
-      if constexpr (kBackward) sum = fma_both(feature, dd[i], sum);
-    }
-    if (tile > 0) x.load(q, at, at.head, channel - kWidth);
-    if constexpr (kBackward) {
-      sum_of_others(warp_sums, sum, all);
-      if (warp == 0) store_two_floats(w.dz_sums + (at.chunk * query_heads + at.head) * K, channel, K, all);
-    }
-  }
-}
-
-// In place: dq from the gradient of phi(q) / d, dk from that through the numerators. Grid: chunks x G x tiles.
-template <class T, bool kPairs>
-__global__ void __launch_bounds__(kThreads, 2)
-    join_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q, const __grid_constant__ Tokens k,
-                const __grid_constant__ Tokens dq, const __grid_constant__ Tokens dk,
-                const __grid_constant__ Normaliser w, Map map, int heads, int group) {
-  begin_kernel();
-  __shared__ WarpSums warp_sums;
-  const int query_heads = heads * group, K = q.channels;
-  const Place at = place_of(s, heads, (K + kWidth - 1) / kWidth);
-  if (at.chunk_rows == 0) return;
-  const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
-  // Everything of the first query head and of k is under way before anything is waited for.
-  Loaded<T, kPairs> of_k, d_of_k, of_q, d_of_q;
-  RowValues inverse, dd;
-  const auto load_query = [&](int head) {
-    of_q.load(q, at, head, channel);
-    if (dq.view.data != nullptr) d_of_q.load(dq, at, head, channel);
-    const std::int64_t token = (at.chunk * query_heads + head) * kChunk + kRows * warp;
-    inverse.load(w.inverses + token);
-    dd.load(w.d_denominators + token);
-  };
-  of_k.load(k, at, at.head, channel);
-  load_query(at.head * group);
-  const float2 start = two_floats(w.z_starts + (at.chunk * heads + at.head) * K, channel, K);
-
-  float2 dz[kRows], sum = make_float2(0.0f, 0.0f), all;
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    sum = plus(sum, as_stored(phi<T>(map, of_k[i]), T{}));
-    dz[i] = make_float2(0.0f, 0.0f);
-  }
-  const float2 before = plus(sum_of_others(warp_sums, sum, all), start);
-  for (int h = 0; h < group; ++h) {
-    const int head = at.head * group + h;
-    const Out<T, kPairs> out(dq, at, head, channel);
-    float2 z = before;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      z = plus(z, as_stored(phi<T>(map, of_k[i]), T{}));
-      float2 slope;
-      const float d_denominator = dd[i];
-      dz[i] = fma_both(phi<T>(map, of_q[i], slope), d_denominator, dz[i]);
-      out.put(i, times(fma_both(d_of_q[i], inverse[i], times(z, d_denominator)), slope));
-    }
-    if (h + 1 < group) load_query(head + 1);
-  }
-  if (dk.view.data == nullptr) return;
-  of_k.load(k, at, at.head, channel);  // again: what was worked out from it would be kept through the loop
-  d_of_k.load(dk, at, at.head, channel);
-#pragma unroll
-  for (int i = kRows - 2; i >= 0; --i) dz[i] = plus(dz[i], dz[i + 1]);
-  const float2 beyond = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
-  const float2 after = plus(sum_of_others<true>(warp_sums, dz[0], all), beyond);
-  const Out<T, kPairs> out(dk, at, at.head, channel);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    float2 slope;
-    phi<T>(map, of_k[i], slope);
-    out.put(i, times(plus(d_of_k[i], plus(dz[i], after)), slope));
-  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::features
