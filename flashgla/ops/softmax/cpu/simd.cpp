@@ -19,6 +19,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
 using simd::VF32;
 
+// In all lanes; of at least one element.
+template <class T>
+VF32 largest_of(const T* x, std::int64_t length) {
+  const simd::F32 d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  VF32 largest = hn::Set(d, static_cast<float>(x[0]));
+  std::int64_t i = 0;
+  for (; i + lanes <= length; i += lanes) largest = hn::Max(largest, simd::load(d, x + i));
+  float rest = static_cast<float>(x[0]);
+  for (; i < length; ++i) rest = std::max(rest, static_cast<float>(x[i]));
+  return hn::Max(hn::MaxOfLanes(d, largest), hn::Set(d, rest));
+}
+
 // Of e^(x - largest). Blocks are summed apart in f32, then in f64: a long row costs no digits. (simd::sum takes zeros
 // behind the row's end, of which the exponentials are not 0.)
 template <class T>
@@ -50,10 +63,8 @@ void forward(Context& context, const TensorView& x_view, const TensorView& y_vie
   const simd::F32 d;
   parallel_for_blocks(context, x.count(), rows_per_task(length), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const T *from = x[row], *last = from + length;
-      const VF32 largest = hn::Set(d, static_cast<float>(*std::max_element(from, last, [](T a, T b) {
-                                     return static_cast<float>(a) < static_cast<float>(b);
-                                   })));
+      const T* from = x[row];
+      const VF32 largest = largest_of(from, length);
       const VF32 scale = hn::Set(d, 1.0f / sum_of_exponentials(from, length, largest));
       simd::map([&](VF32 a) { return hn::Mul(simd::exp(d, hn::Sub(a, largest)), scale); }, length, y[row], from);
     }
