@@ -70,7 +70,8 @@ std::string text_of(double value) {
 std::vector<Field> fields(TrainConfig& c) {
   return {
       {"model", "model and data",
-       "a preset (see `flashgla info`), a folder with a config.json, such a file, or its text ({...}); a preset, a "
+       "a preset (`flashgla info --help` lists them), a folder with a config.json, such a file, or its text ({...}); a "
+       "preset, a "
        "file "
        "or a text that does not say vocab_size takes the data's",
        &c.model},
