@@ -71,9 +71,7 @@ std::vector<Field> fields(TrainConfig& c) {
   return {
       {"model", "model and data",
        "a preset (`flashgla info --help` lists them), a folder with a config.json, such a file, or its text ({...}); a "
-       "preset, a "
-       "file "
-       "or a text that does not say vocab_size takes the data's",
+       "preset, a file or a text that does not say vocab_size takes the data's",
        &c.model},
       {"initial_weights", "model and data", "folder of a model whose weights the run starts from", &c.initial_weights},
       {"data", "model and data", "folder made by `flashgla data prepare`, or a text file", &c.data},
