@@ -17,28 +17,29 @@ using bf16 = __nv_bfloat16;
 
 // Threads that fill a large GPU, with some loads each on their way; and the shortest segment of time worth a walk.
 constexpr std::int64_t kThreadsWanted = 131072, kLeastSegment = 64;
-// Blocks of tiles that fill it twice, and the fewest tiles of a part.
-constexpr std::int64_t kTileBlocksWanted = 512, kLeastTilesOfPart = 2;
+constexpr std::int64_t kLeastPart = 2 * cuda::kPartTokens;
+// Blocks of tiles that a large GPU runs at once: lines that are cut into parts give as many at most.
+constexpr std::int64_t kBlocksAtOnce = 264;
+// Channels of a block.
+template <class T>
+constexpr int kForwardAcross = 32 * cuda::kForwardChannels<T>;
+constexpr int kBackwardAcross = 32;
 constexpr std::int64_t kMostTileTokens = std::int64_t{1} << 30;  // of a line: counted in 32 bits
 
 // How time is cut, by the sizes alone, so that neither memory nor bits depend on where tensors lie.
 struct Cut {
   std::int64_t segment, segments;
-  bool tiled = false;      // what tiles.cuh is for
-  std::int64_t parts = 1;  // of a line, there
-  std::int64_t part = 0;   // tokens
+  bool tiled = false;     // what tiles.cuh is for
+  bool in_parts = false;  // lines, there
 
-  Cut(const Sizes& sizes, bool packed) : segment(cuda::kTileSegment), segments(1) {
+  explicit Cut(const Inputs& in) : segment(cuda::kTileSegment), segments(1) {
+    const Sizes sizes(in);
     const std::int64_t lines = std::max<std::int64_t>(sizes.rows / std::max<std::int64_t>(sizes.length, 1), 1);
     const std::int64_t blocks = std::max<std::int64_t>(lines * ((sizes.channels + 31) / 32), 1);
-    if (blocks < cuda::kLeastTileBlocks) {
-      const std::int64_t wanted = (kTileBlocksWanted + blocks - 1) / blocks;
-      part = (sizes.length + wanted - 1) / wanted;
-      part = std::max((part + cuda::kPartTokens - 1) / cuda::kPartTokens, kLeastTilesOfPart) * cuda::kPartTokens;
-      parts = std::max<std::int64_t>((sizes.length + part - 1) / part, 1);
-    }
-    tiled = !packed && sizes.length >= cuda::kTileSegment && sizes.length <= kMostTileTokens &&
-            blocks * parts >= cuda::kLeastTileBlocks;
+    const std::int64_t most_parts = (sizes.length + kLeastPart - 1) / kLeastPart;
+    in_parts = blocks < cuda::kLeastTileBlocks;
+    tiled = !in.cu_seqlens && sizes.length >= segment && sizes.length <= kMostTileTokens &&
+            blocks * most_parts >= cuda::kLeastTileBlocks;
     if (tiled) {
       segments = (sizes.length + segment - 1) / segment;
       return;
@@ -53,7 +54,7 @@ struct Cut {
 
 std::size_t cuda_kept_bytes(const Inputs& in) {
   const Sizes sizes(in);
-  const Cut cut(sizes, static_cast<bool>(in.cu_seqlens));
+  const Cut cut(in);
   if (cut.segments == 1 || sizes.rows == 0) return 0;
   return static_cast<std::size_t>(sizes.rows / sizes.length * cut.segments * 3 * sizes.channels) * sizeof(float);
 }
@@ -71,7 +72,7 @@ Parameters parameters_of(Context& context, const Inputs& in) {
 template <class T>
 cuda::Call<T> call_of(const Inputs& in, const Parameters& parameters, const TensorView& prefixes) {
   const Sizes sizes(in);
-  const Cut cut(sizes, static_cast<bool>(in.cu_seqlens));
+  const Cut cut(in);
   return {cuda::Lines<T>(in.k),
           cuda::Lines<T>(in.v),
           cuda::Lines<T>(in.r),
@@ -103,8 +104,8 @@ void with_type(std::initializer_list<const TensorView*> tensors, const Run& run)
 // Whether a call goes by tiles: on Hopper, by shared memory, where rows lie so that 16 bytes can be copied at once.
 bool by_tiles(const Context& context, const Inputs& in, std::initializer_list<const TensorView*> copied) {
   const int each = 16 / static_cast<int>(size_of(in.k.dtype));
-  return Cut(Sizes(in), static_cast<bool>(in.cu_seqlens)).tiled && context.architecture().cuda_capability >= 90 &&
-         in.k.size(2) % each == 0 && ops::cuda::are_aligned(copied, each);
+  return Cut(in).tiled && context.architecture().cuda_capability >= 90 && in.k.size(2) % each == 0 &&
+         ops::cuda::are_aligned(copied, each);
 }
 
 // Calls run(T()).
@@ -117,13 +118,22 @@ std::int64_t tile_blocks_of(const Inputs& in, const cuda::Parts& parts, int acro
   return in.k.size(0) * parts.count * ((in.k.size(2) + across - 1) / across);
 }
 
-// Parts of a call's lines, their ends in scratch.
-cuda::Parts parts_of(Context& context, const Inputs& in) {
-  const Cut cut(Sizes(in), static_cast<bool>(in.cu_seqlens));
-  if (!cut.tiled || cut.parts == 1) return {};
-  const Shape shape({in.k.size(0) * cut.parts, 3, in.k.size(2)});
+// Parts of a call's lines, whose blocks have `across` channels, their ends in scratch.
+cuda::Parts parts_of(Context& context, const Inputs& in, int across) {
+  const Cut cut(in);
+  if (!cut.tiled || !cut.in_parts || in.k.numel() == 0) return {};
+  const std::int64_t blocks = tile_blocks_of(in, {}, across), length = in.k.size(1);
+  const std::int64_t wanted = kBlocksAtOnce / blocks, even = (length + wanted - 1) / wanted;
+  const std::int64_t part =
+      std::max((even + cuda::kPartTokens - 1) / cuda::kPartTokens * cuda::kPartTokens, kLeastPart);
+  const std::int64_t count = (length + part - 1) / part;
+  if (count == 1) return {};
+  const Shape shape({in.k.size(0) * count, 3, in.k.size(2)});
   const TensorView ends = context.scratch().tensor(shape, DType::f32, "wkv: states");
-  return {static_cast<int>(cut.part), static_cast<int>(cut.parts), static_cast<float*>(ends.data)};
+  return {static_cast<int>(part), static_cast<int>(count), static_cast<float*>(ends.data)};
+}
+cuda::Parts forward_parts(Context& context, const Inputs& in) {
+  return parts_of(context, in, in.k.dtype == DType::f32 ? kForwardAcross<float> : kForwardAcross<bf16>);
 }
 
 std::int64_t blocks_of(std::int64_t threads) { return (threads + cuda::kThreads - 1) / cuda::kThreads; }
@@ -146,7 +156,7 @@ void run_forward(Context& context, const Inputs& in, const Parameters& parameter
       const cuda::Call<T> call = call_of<T>(in, parameters, prefixes);
       const cuda::Lines<T> to = y ? cuda::Lines<T>(y) : cuda::Lines<T>();
       const auto queue = [&](auto* kernel) {
-        ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, 32 * cuda::kForwardChannels<T>),
+        ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, kForwardAcross<T>),
                                 cuda::kForwardThreads, cuda::kForwardTileBytes<T>, call, parts, to,
                                 static_cast<float*>(ht.data));
       };
@@ -180,7 +190,7 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
   const Parameters parameters = parameters_of(context, in);
   const TensorView prefixes = prefixes_of(context, in, out.kept);
-  const cuda::Parts parts = parts_of(context, in);
+  const cuda::Parts parts = forward_parts(context, in);
   if (!context.planning()) run_forward(context, in, parameters, prefixes, parts, out.y, out.ht);
 }
 
@@ -202,8 +212,8 @@ void backward_by_tiles(Context& context, const Inputs& in, const Parameters& par
                                            static_cast<float*>(sums.first.data)};
     const cuda::Call<T> call = call_of<T>(in, parameters, prefixes);
     const auto queue = [&](auto* kernel) {
-      ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, 32), cuda::kBackwardThreads,
-                              cuda::kBackwardTileBytes<T>, call, parts, gradients);
+      ops::cuda::queue_kernel(context, "wkv", kernel, tile_blocks_of(in, parts, kBackwardAcross),
+                              cuda::kBackwardThreads, cuda::kBackwardTileBytes<T>, call, parts, gradients);
     };
     if (parts.count > 1) queue(cuda::tile_backward_kernel<T, true>);
     queue(cuda::tile_backward_kernel<T, false>);
@@ -243,11 +253,12 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, c
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const Sizes sizes(in);
-  const Cut cut(sizes, static_cast<bool>(in.cu_seqlens));
+  const Cut cut(in);
   const Parameters parameters = parameters_of(context, in);
   const TensorView prefixes = prefixes_of(context, in, kept);
   const bool tiles = by_tiles(context, in, {&in.k, &in.v, &in.r, &dy, &to.dk, &to.dv, &to.dr});
-  const cuda::Parts parts = parts_of(context, in);
+  const cuda::Parts again = kept ? cuda::Parts() : forward_parts(context, in);
+  const cuda::Parts parts = parts_of(context, in, kBackwardAcross);
   const std::int64_t lines = in.k.size(0), rows = lines * (tiles ? parts.count : cut.segments);
   const PartialGradients sums{scratch.tensor({rows, sizes.channels}, DType::f32, "wkv: sums"),
                               scratch.tensor({rows, sizes.channels}, DType::f32, "wkv: sums")};
@@ -261,7 +272,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, c
   }
   if (in.k.numel() == 0) return;
   if (!context.planning()) {
-    if (!kept) run_forward(context, in, parameters, prefixes, parts, {}, {});
+    if (!kept) run_forward(context, in, parameters, prefixes, again, {}, {});
     if (tiles) {
       backward_by_tiles(context, in, parameters, prefixes, parts, dy, to, sums);
     } else {
