@@ -22,7 +22,7 @@
 // by a few stages, through the epilogue into the next pair.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/keys_gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/keys_gradients.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -74,6 +74,108 @@ __device__ __forceinline__ void multiply_values(const View& view, unsigned unit,
   }
 }
 
+// Tokens beyond the chunks' may be another sequence's. Where products go on right into across and within, these are not
+// changed in a branch, nor after it: the compiler would make every wgmma wait.
+template <class View>
+__device__ __forceinline__ void clear_beyond(const View& view, const PairPlace& at, int rows, Accumulator& across,
+                                             Accumulator& within, Accumulator& pairs, Accumulator& between,
+                                             int thread) {
+  const bool late = view.late;
+  const auto clear_rows_beyond = [&] {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const bool inside = row_of_element(thread, i) < rows;
+      across[i] = inside ? across[i] : 0.0f;
+      within[i] = inside ? within[i] : 0.0f;
+    }
+  };
+  if constexpr (!View::kGated) clear_rows_beyond();
+  if (View::alike(at.rows_late < kTile)) {
+    if constexpr (View::kGated) clear_rows_beyond();
+    const int columns_of_pairs = late ? kTile : at.rows_early, columns_between = late ? kTile : at.rows_late;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      const int of_column = column_of_element(thread, i);
+      const bool inside = row_of_element(thread, i) < rows;
+      pairs[i] = inside && of_column < columns_of_pairs ? pairs[i] : 0.0f;
+      between[i] = inside && of_column < columns_between ? between[i] : 0.0f;
+    }
+  }
+}
+
+// This thread's part of dg of a constant gate: what crosses each token, by how many of them it has crossed.
+template <class View>
+__device__ __forceinline__ float crossing_by_steps(const View& view, const PairPlace& at, int rows, int across_tile,
+                                                   int within_tile, const Accumulator& across,
+                                                   const Accumulator& within, int thread) {
+  const bool late = view.late;
+  const auto steps_of_query = [&](int r) { return static_cast<float>(r + 1 + (late ? kChunk : 0)); };
+  const auto steps_of_key = [&](int r) { return static_cast<float>(rows - 1 - r + (late ? 0 : at.rows_late)); };
+  float crossing = weighted_dot(view.shared + across_tile, across, thread,
+                                [&](int r) { return late ? steps_of_query(r) : steps_of_key(r); });
+  crossing += weighted_dot(view.shared + within_tile, within, thread,
+                           [&](int r) { return late ? steps_of_key(r) : steps_of_query(r); });
+  return crossing;
+}
+
+__device__ __forceinline__ void scale_columns(Accumulator& a, const float* factors, int thread, bool wanted = true) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (thread & 3));
+    if (!wanted) factor = make_float2(1.0f, 1.0f);
+    a[4 * j] *= factor.x;
+    a[4 * j + 1] *= factor.y;
+    a[4 * j + 2] *= factor.x;
+    a[4 * j + 3] *= factor.y;
+  }
+}
+
+// The pairs within the chunk and between the two, to what is from beyond: across and within as they stand in brackets
+// above. Beside them the running sums of gates, where these are a tile of bf16.
+template <class View>
+__device__ __forceinline__ void multiply_pairs(const View& view, Accumulator& across, Accumulator& within,
+                                               Accumulator& b, std::uint32_t (&crossed)[16], std::uint32_t crossed_tile,
+                                               int across_tile, int within_tile, const float* decays,
+                                               ColumnParts& by_keys, int thread) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  constexpr Stored k_inner = View::k_inner, k_outer = View::k_outer;
+  const std::uint32_t base = view.base, own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
+  if constexpr (View::kGated) {
+    Accumulator inside_across, inside_within;
+    if constexpr (View::kGate == GateTile::narrow) {
+      std::uint32_t triangle[16];
+      triangle_of_ones<Triangle::lower>(triangle, thread);
+      Core::begin(across, crossed, triangle);
+      Core::template product<k_outer, true>(b, triangle, own_gates, thread);
+      Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+      Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
+      Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
+      Core::finish(across, inside_across, inside_within, b);
+    } else {
+      Core::begin(across, crossed);
+      Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+      Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
+      Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
+      Core::finish(across, inside_across, inside_within);
+    }
+    if (!view.late) sum_beyond(by_keys, view.shared + across_tile, across, thread);
+    scale_columns(across, decays, thread);
+    scale_columns(within, decays, thread);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      across[i] += inside_across[i];
+      within[i] += inside_within[i];
+    }
+  } else {
+    Core::begin(across, within, crossed);
+    Core::template product<k_outer>(across, crossed, crossed_tile, thread);
+    Core::template product<k_inner, k_outer>(across, own_a, base + within_tile, thread);
+    Core::template product<k_outer, k_outer>(within, own_a, base + across_tile, thread);
+    Core::finish(across, within);
+  }
+}
+
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them. kGrouped: several query heads a key-value head.
 template <class Core, GateTile kGate, bool kGrouped>
@@ -93,16 +195,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
                       own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
   view.clear_missing_gates();
   if constexpr (kBulk) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < Layout::stages; ++i) {
-        Core::init_barrier(full + 8 * i, Layout::copying_warps);
-        Core::init_barrier(empty + 8 * i, kPairThreads);
-      }
-      Core::init_barrier(inputs, 1);
-      Core::init_barrier(inputs_free, kPairThreads);
-      for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(known + 8 * i, 1);
-      Core::publish_barriers();
-    }
+    if (threadIdx.x == 0) view.init_barriers();
     __syncthreads();
     if (threadIdx.x >= kPairThreads) {
       Core::template give<Layout::copying_registers>();
@@ -153,28 +246,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       view.turn_gates(at);
       View::meet();
     }
-    // Tokens beyond the chunks' may be another sequence's. Where products go on right into across and within, these are
-    // not changed in a branch, nor below: the compiler would make every wgmma wait.
-    const auto clear_rows_beyond = [&] {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const bool inside = row_of_element(thread, i) < rows;
-        across[i] = inside ? across[i] : 0.0f;
-        within[i] = inside ? within[i] : 0.0f;
-      }
-    };
-    if constexpr (!kGated) clear_rows_beyond();
-    if (View::alike(at.rows_late < kTile)) {
-      if constexpr (kGated) clear_rows_beyond();
-      const int columns_of_pairs = late ? kTile : at.rows_early, columns_between = late ? kTile : at.rows_late;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int of_column = column_of_element(thread, i);
-        const bool inside = row_of_element(thread, i) < rows;
-        pairs[i] = inside && of_column < columns_of_pairs ? pairs[i] : 0.0f;
-        between[i] = inside && of_column < columns_between ? between[i] : 0.0f;
-      }
-    }
+    clear_beyond(view, at, rows, across, within, pairs, between, thread);
 #pragma unroll
     for (int i = 0; i < 32 && kGrouped; ++i) {  // dh v counts once
       across[i] = first || late ? across[i] : 0.0f;
@@ -189,18 +261,6 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
           *row_sums = view.floats(Layout::row_sums) + part * kTile,
           *crossings = view.floats(Layout::crossings) + part * 4;
     ColumnParts &by_keys = view.parts(part), &quarters = view.parts(4 + part);
-    const auto column = [&](int j) { return 8 * j + 2 * (thread & 3); };
-    const auto scale_columns = [&](Accumulator& a, const float* factors, bool wanted = true) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float2 factor = *reinterpret_cast<const float2*>(factors + column(j));
-        if (!wanted) factor = make_float2(1.0f, 1.0f);
-        a[4 * j] *= factor.x;
-        a[4 * j + 1] *= factor.y;
-        a[4 * j + 2] *= factor.x;
-        a[4 * j + 3] *= factor.y;
-      }
-    };
     bool steep = false;  // alike in all warps of the group
     if constexpr (kGated) {
       steep = __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
@@ -234,17 +294,12 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if constexpr (kGated) {
       if (both) sum_beyond(view.parts(3 - part), shared + across_tile, across, thread);
       // Not in the branch: it changes an accumulator, after which the compiler would make every wgmma wait.
-      scale_columns(across, other_decays, both);
+      scale_columns(across, other_decays, thread, both);
     }
     float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
     if constexpr (kGate == GateTile::token) {
       if (p.gate == GateKind::constant) {
-        const auto steps_of_query = [&](int r) { return static_cast<float>(r + 1 + (late ? kChunk : 0)); };
-        const auto steps_of_key = [&](int r) { return static_cast<float>(rows - 1 - r + (late ? 0 : at.rows_late)); };
-        crossing = weighted_dot(shared + across_tile, across, thread,
-                                [&](int r) { return late ? steps_of_query(r) : steps_of_key(r); });
-        crossing += weighted_dot(shared + within_tile, within, thread,
-                                 [&](int r) { return late ? steps_of_key(r) : steps_of_query(r); });
+        crossing = crossing_by_steps(view, at, rows, across_tile, within_tile, across, within, thread);
       }
     }
     if (kGated && !late && first) {
@@ -263,55 +318,19 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
     if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);
-    const auto sum_keys_of_early = [&] {
-      if (kGated && !late) sum_beyond(by_keys, shared + across_tile, across, thread);
-    };
     Core::publish();
     View::meet_group();
-    Accumulator b;             // running sums of gates, times kBase to base 2; of steep tiles none
+    Accumulator b;             // running sums of gates, of steep tiles none
     Local<float, 32> steep_e;  // of steep tiles scale q dq - k dk
-    constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
     if (!steep) {
-      if constexpr (kGated) {
-        Accumulator inside_across, inside_within;
-        if constexpr (kGate == GateTile::narrow) {
-          std::uint32_t triangle[16];
-          triangle_of_ones<Triangle::lower>(triangle, thread);
-          Core::begin(across, crossed, triangle);
-          Core::template product<k_outer, true>(b, triangle, own_gates, thread);
-          Core::template product<k_outer>(across, crossed, crossed_tile, thread);
-          Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
-          Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
-          Core::finish(across, inside_across, inside_within, b);
-        } else {
-          Core::begin(across, crossed);
-          Core::template product<k_outer>(across, crossed, crossed_tile, thread);
-          Core::template product<k_inner, k_outer, true>(inside_across, own_a, base + within_tile, thread);
-          Core::template product<k_outer, k_outer, true>(inside_within, own_a, base + across_tile, thread);
-          Core::finish(across, inside_across, inside_within);
-        }
-        sum_keys_of_early();
-        scale_columns(across, decays);
-        scale_columns(within, decays);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          across[i] += inside_across[i];
-          within[i] += inside_within[i];
-        }
-      } else {
-        Core::begin(across, within, crossed);
-        Core::template product<k_outer>(across, crossed, crossed_tile, thread);
-        Core::template product<k_inner, k_outer>(across, own_a, base + within_tile, thread);
-        Core::template product<k_outer, k_outer>(within, own_a, base + across_tile, thread);
-        Core::finish(across, within);
-      }
+      multiply_pairs(view, across, within, b, crossed, crossed_tile, across_tile, within_tile, decays, by_keys, thread);
       View::meet();
     } else {
       if constexpr (kGated) {
         Core::begin(across, crossed);
         Core::template product<k_outer>(across, crossed, crossed_tile, thread);
         Core::finish(across);
-        sum_keys_of_early();
+        if (!late) sum_beyond(by_keys, shared + across_tile, across, thread);
         finish_steep_pair(view, at, rows, across, within, steep_e, thread);
         clear(b);
       }
@@ -384,63 +403,30 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         within[i] = late ? within[i] : -within[i];
       }
     }
-    const auto channel_again = [&] { return again<Core>(channel, [&] { return at.key_tile * kTile; }); };
-    // Gradients leave through the tile that k~ was in, each warp's rows by themselves. Without a branch: products are
-    // under way.
-    const auto store = [&](const Strided& to, int head, const Accumulator& a, auto factor, bool by_logits = false) {
-      __syncwarp();
-#pragma unroll
-      for (int k16 = 0; k16 < 4; ++k16) {
-        std::uint32_t r[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int element = 8 * k16 + 2 * i;
-          const float2 f = factor(element);
-          r[i] = ptx::pack_bf16(a[element] * f.x, a[element + 1] * f.y);
-        }
-        Core::put_fragment(own_k, r, k16, thread);
-      }
-      __syncwarp();
-      Rows to_rows = view.rows_at(at, to, 2, head, channel_again(), p.key_dim);
-      if (to.data == nullptr) to_rows.rows = 0;
-      if constexpr (kGate == GateTile::narrow) {
-        if (by_logits) {
-          // From the gates, unless a least one cuts them off, or by blocks their place was another's.
-          if (steep || p.gate_min > -std::numeric_limits<float>::infinity()) {
-            const Rows logits = view.rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
-            return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
-          }
-          return store_tile_by_gates(to_rows, own_gates, own_k, p.logit_scale, fresh_thread());
-        }
-      }
-      store_pieces(to_rows, own_k, thread);
-    };
-    const float of_dq = steep ? 1.0f : p.scale, of_dk = w.prepared.plain ? p.scale : 1.0f;
-    const auto store_gradient = [&](bool of_queries, const Accumulator& a) {
-      const Strided& to = of_queries ? d.dq : d.dk;
-      const float* exponents = starts + (of_queries ? 0 : kTile);
-      const float base_of = of_queries ? kBase : -kBase, scale = of_queries ? of_dq : of_dk;
-      store(to, of_queries ? query_head : at.kv_head, a, [&](int i) {
-        if constexpr (kGated) {
-          const float2 start = *reinterpret_cast<const float2*>(exponents + column(i / 4));
-          return make_float2(ptx::exp2(b[i] * base_of + start.x), ptx::exp2(b[i + 1] * base_of + start.y));
-        } else {
-          return make_float2(scale, scale);
-        }
-      });
-    };
+    const PairGradients<View> gradients{.view = view,
+                                        .at = at,
+                                        .b = b,
+                                        .starts = starts,
+                                        .own_k = own_k,
+                                        .own_gates = own_gates,
+                                        .channel = channel,
+                                        .query_head = query_head,
+                                        .thread = thread,
+                                        .steep = steep,
+                                        .of_dq = steep ? 1.0f : p.scale,
+                                        .of_dk = w.prepared.plain ? p.scale : 1.0f};
     if (!last) {
       if (late) {
-        store_gradient(true, across);
+        gradients.store_gradient(true, across);
       } else {
-        store_gradient(true, within);
+        gradients.store_gradient(true, within);
       }
     } else if constexpr (kGate == GateTile::none) {
-      store_gradient(late, across);
-      store_gradient(!late, within);
+      gradients.store_gradient(late, across);
+      gradients.store_gradient(!late, within);
     } else if constexpr (kGate == GateTile::token) {
-      store_gradient(late, across);
-      store_gradient(!late, within);
+      gradients.store_gradient(late, across);
+      gradients.store_gradient(!late, within);
       if (p.gate == GateKind::constant) {
         if (thread == 0 && rows > 0) {
           w.gate_parts[(at.key_tile * p.sequences.most_chunks + at.chunk + part) * p.heads + at.kv_head] =
@@ -450,48 +436,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         store_token_gates(view, at, rows, e, signs, run, row_sums, thread);
       }
     } else {
-      // dg: sums from the chunk's end back, of e as two or three numbers of bf16, while dq and dk leave.
-      constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
-      const std::uint32_t tiles[3] = {own_a, own_q, own_gates};
-      put_parts<Core, kParts>(tiles, e, thread);
-      std::uint32_t triangle[16];
-      triangle_of_ones<Triangle::upper>(triangle, thread);
-      Core::publish();
-      View::meet_group();
-      Accumulator dg;
-      Core::begin(triangle);
-      Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
-#pragma unroll
-      for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
-      Core::commit();
-      store_gradient(late, across);
-      store_gradient(!late, within);
-      Core::template wait<0>(dg);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 more = *reinterpret_cast<const float2*>(run + column(j)),
-                     sign = *reinterpret_cast<const float2*>(signs + column(j));
-        dg[4 * j] = dg[4 * j] * sign.x + more.x;
-        dg[4 * j + 1] = dg[4 * j + 1] * sign.y + more.y;
-        dg[4 * j + 2] = dg[4 * j + 2] * sign.x + more.x;
-        dg[4 * j + 3] = dg[4 * j + 3] * sign.y + more.y;
-      }
-      if constexpr (kGate == GateTile::narrow) {
-        store(
-            d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); }, p.logit_scale != 0.0f);
-      } else if (d.dg.data != nullptr) {
-        const Rows to = view.rows_at(at, d.dg, 4, at.kv_head, channel_again(), p.key_dim);
-        const int own = thread_shuffled<Core>(thread);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int r = row_of_element(own, 2 * i), c = column_of_element(own, 2 * i);
-          if (r < to.rows && c < to.channels) {
-            store_two(
-                reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
-                make_float2(dg[2 * i], dg[2 * i + 1]));
-          }
-        }
-      }
+      gradients.store_with_gates(e, across, within, signs, run);
     }
     Core::publish();  // the copy engine writes next where threads have written
     if constexpr (kBulk) Core::arrive(inputs_free);

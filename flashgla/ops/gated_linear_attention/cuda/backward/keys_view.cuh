@@ -158,6 +158,16 @@ struct PairView {
     }
     return at;
   }
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < Layout::stages; ++i) {
+      Core::init_barrier(base + Layout::full + 8 * i, Layout::copying_warps);
+      Core::init_barrier(base + Layout::empty + 8 * i, kPairThreads);
+    }
+    Core::init_barrier(base + Layout::inputs, 1);
+    Core::init_barrier(base + Layout::inputs_free, kPairThreads);
+    for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(base + Layout::known + 8 * i, 1);
+    Core::publish_barriers();
+  }
   // The third group, where there is a copy engine.
   __device__ __forceinline__ void bring() const {
     // One thread of each warp tells the copy engine of one part: h, and the walk; dh, and what the epilogue wants;

@@ -1,0 +1,122 @@
+// dq, dk and dg on their way out of make_dq_dk_dg (backward/keys.cuh).
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/backward/keys_gates.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+template <class View>
+struct PairGradients {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  static constexpr GateTile kGate = View::kGate;
+  static constexpr bool kGated = View::kGated;
+  // b is times this to base 2.
+  static constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
+  const View& view;
+  const PairPlace& at;
+  const Accumulator& b;       // running sums of gates, of steep tiles none
+  const float* const starts;  // of the columns' exponents, of dq and of dk
+  const std::uint32_t own_k, own_gates;
+  const int channel, query_head, thread;
+  const bool steep;
+  const float of_dq, of_dk;  // their factors without gates
+
+  __device__ __forceinline__ int channel_again() const {
+    return again<Core>(channel, [&] { return at.key_tile * kTile; });
+  }
+  __device__ __forceinline__ int column(int j) const { return 8 * j + 2 * (thread & 3); }
+  // Through the tile that k~ was in, each warp's rows by themselves. Without a branch: products are under way.
+  template <class Factor>
+  __device__ __forceinline__ void store(const Strided& to, int head, const Accumulator& a, Factor factor,
+                                        bool by_logits = false) const {
+    const Params& p = view.p;
+    __syncwarp();
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int element = 8 * k16 + 2 * i;
+        const float2 f = factor(element);
+        r[i] = ptx::pack_bf16(a[element] * f.x, a[element + 1] * f.y);
+      }
+      Core::put_fragment(own_k, r, k16, thread);
+    }
+    __syncwarp();
+    Rows to_rows = view.rows_at(at, to, 2, head, channel_again(), p.key_dim);
+    if (to.data == nullptr) to_rows.rows = 0;
+    if constexpr (kGate == GateTile::narrow) {
+      if (by_logits) {
+        // From the gates, unless a least one cuts them off, or by blocks their place was another's.
+        if (steep || p.gate_min > -std::numeric_limits<float>::infinity()) {
+          const Rows logits = view.rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
+          return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
+        }
+        return store_tile_by_gates(to_rows, own_gates, own_k, p.logit_scale, fresh_thread());
+      }
+    }
+    store_pieces(to_rows, own_k, thread);
+  }
+  __device__ __forceinline__ void store_gradient(bool of_queries, const Accumulator& a) const {
+    const Strided& to = of_queries ? view.d.dq : view.d.dk;
+    const float* exponents = starts + (of_queries ? 0 : kTile);
+    const float base_of = of_queries ? kBase : -kBase, scale = of_queries ? of_dq : of_dk;
+    store(to, of_queries ? query_head : at.kv_head, a, [&](int i) {
+      if constexpr (kGated) {
+        const float2 start = *reinterpret_cast<const float2*>(exponents + column(i / 4));
+        return make_float2(ptx::exp2(b[i] * base_of + start.x), ptx::exp2(b[i + 1] * base_of + start.y));
+      } else {
+        return make_float2(scale, scale);
+      }
+    });
+  }
+  // dg of a tile of gates: sums from the chunk's end back, of e as two or three numbers of bf16, while dq and dk leave.
+  __device__ __forceinline__ void store_with_gates(Accumulator& e, const Accumulator& across, const Accumulator& within,
+                                                   const float* signs, const float* run) const {
+    constexpr Stored k_outer = View::k_outer;
+    const bool late = view.late;
+    constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
+    const std::uint32_t tiles[3] = {view.own_tile(Layout::a), view.own_tile(Layout::q), own_gates};
+    put_parts<Core, kParts>(tiles, e, thread);
+    std::uint32_t triangle[16];
+    triangle_of_ones<Triangle::upper>(triangle, thread);
+    Core::publish();
+    View::meet_group();
+    Accumulator dg;
+    Core::begin(triangle);
+    Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
+#pragma unroll
+    for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
+    Core::commit();
+    store_gradient(late, across);
+    store_gradient(!late, within);
+    Core::template wait<0>(dg);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 more = *reinterpret_cast<const float2*>(run + column(j)),
+                   sign = *reinterpret_cast<const float2*>(signs + column(j));
+      dg[4 * j] = dg[4 * j] * sign.x + more.x;
+      dg[4 * j + 1] = dg[4 * j + 1] * sign.y + more.y;
+      dg[4 * j + 2] = dg[4 * j + 2] * sign.x + more.x;
+      dg[4 * j + 3] = dg[4 * j + 3] * sign.y + more.y;
+    }
+    if constexpr (kGate == GateTile::narrow) {
+      store(
+          view.d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); }, view.p.logit_scale != 0.0f);
+    } else if (view.d.dg.data != nullptr) {
+      const Rows to = view.rows_at(at, view.d.dg, 4, at.kv_head, channel_again(), view.p.key_dim);
+      const int own = thread_shuffled<Core>(thread);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int r = row_of_element(own, 2 * i), c = column_of_element(own, 2 * i);
+        if (r < to.rows && c < to.channels) {
+          store_two(reinterpret_cast<float*>(const_cast<char*>(to.data) + r * static_cast<std::int64_t>(to.stride)) + c,
+                    make_float2(dg[2 * i], dg[2 * i + 1]));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
