@@ -240,13 +240,14 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   }
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
-    view.take_in(index);
+    ptx::copy_async_wait<0>();
     Core::publish();
     __syncthreads();  // all tiles are there, and E of the chunk after
     constexpr bool kMayBeHeld = kWalk != Walk::one_anchor && view.kAnchors;
     if (index < view.last_chunk()) view.template finish_after<kMayBeHeld>(index, held);
     if (index < 0) break;
     view.put_index(index);
+    if constexpr (kGates == KeyGates::logits) view.turn_gates(index);
 
     float2 decay = make_float2(1.0f, 1.0f);
     Accumulator d;  // of the first group dq, of the second dk

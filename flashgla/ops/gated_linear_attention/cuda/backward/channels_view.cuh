@@ -51,7 +51,10 @@ struct ChannelsShared {
   // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
   static constexpr int anchors = gates_held + 16, by_queries = anchors;
   static constexpr int diagonal = anchors + Anchors::bytes;  // [64] of each group: what tokens have with themselves
-  static constexpr int total = diagonal + 2 * kTile * 4;
+  // Whether a chunk has logits of weak gates, a word of each warp that has turned them; of two chunks.
+  static constexpr int weak = diagonal + 2 * kTile * 4;
+  static_assert(weak % 16 == 0);
+  static constexpr int total = weak + 2 * 16;
 };
 
 // E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
@@ -303,15 +306,35 @@ struct ChannelsView {
     ptx::copy_async_commit();
     ptx::copy_async_wait<0>();
   }
-  // Waits for what has been asked for; rows as copy_tile gives them to threads.
-  __device__ __forceinline__ void take_in(int index) const {
-    ptx::copy_async_wait<0>();
-    if (!kByLogits || index < 0) return;
-    const int thread = fresh_thread(), end = min(rows_in(index), own_half() + kTile / 2);
-#pragma unroll 2
-    for (int row = own_half() + thread / 8; row < end; row += kGroupThreads / 8) {
-      turn_logits(stage_of(index) + Layout::g + tile_piece(row, thread % 8), p.logit_scale, p.gate_min);
+  // The first group turns a tile of logits, which both have brought, while the second one is still at dg of the chunk
+  // after; each goes on with the gates.
+  __device__ __forceinline__ void turn_gates(int index) const {
+    constexpr int kOwnBarrier = 1, kTurned = 3;
+    if (in_first_group()) {  // anew, as in store_rows
+      const int thread = fresh_thread(), row = thread / 8, rows = rows_in(index);
+      const std::uint32_t tile = stage_of(index) + Layout::g + tile_piece(row, thread % 8);
+      const GatesOfLogits gates_of(p.logit_scale, p.gate_min);
+      __nv_bfloat162 most = __float2bfloat162_rn(0.0f);
+#pragma unroll
+      for (int i = 0; i < kTile; i += kGroupThreads / 8) {
+        const std::uint32_t at = tile + 128 * i;
+        const uint4 logits = load_shared_16(at), gates = gates_of(logits);
+        most = larger_logits(most, logits);
+        if (row + i < rows) store_shared_16(at, gates);
+      }
+      const bool weak = fmaxf(__low2float(most), __high2float(most)) > kWeakLogit;
+      store_shared_4(weak_at(index) + thread / 32 * 4, __any_sync(0xffffffffu, weak));
+      Core::publish();
+      ptx::barrier(kOwnBarrier, kGroupThreads);
+      asm volatile("bar.arrive %0, %1;" ::"n"(kTurned), "n"(kFusedThreads) : "memory");
+    } else {
+      ptx::barrier(kTurned, kFusedThreads);
     }
+  }
+  __device__ __forceinline__ std::uint32_t weak_at(int index) const { return base + Layout::weak + (index & 1) * 16; }
+  __device__ __forceinline__ bool has_weak_gates(int index) const {
+    const uint4 of_warps = load_shared_16(weak_at(index));
+    return __any_sync(0xffffffffu, (of_warps.x | of_warps.y | of_warps.z | of_warps.w) != 0) != 0;
   }
 
   // ---- sums and powers of gates ----
@@ -432,7 +455,7 @@ struct ChannelsView {
     float slope = 0.0f, offset = 1.0f;
     if constexpr (kByLogits) {
       if (!cut_off()) {
-        if (has_weak_gates(stage + Layout::g, p.logit_scale, fresh_thread())) {
+        if (has_weak_gates(after)) {
           times([&](float(&sums)[8], int t, int thread) {
             times_slopes(sums, stage + Layout::g, t, slope_of_gate(p.logit_scale), thread);
           });

@@ -137,9 +137,12 @@ struct FusedView {
   // Of logits, those that this thread has loaded become gates.
   __device__ __forceinline__ void turn_logits_here(int rows) const {
     const int mover = fresh_thread(), inside = rows - moved_row(mover);
-#pragma unroll 1
-    for (int i = 0; i < kRowsEach && i < inside; ++i) {
-      turn_logits(moved_base + g_slot + moved_piece(mover, i), p.logit_scale, p.gate_min);
+    const GatesOfLogits gates_of(p.logit_scale, p.gate_min);
+#pragma unroll 2
+    for (int i = 0; i < kRowsEach; ++i) {
+      const std::uint32_t at = moved_base + g_slot + moved_piece(mover, i);
+      const uint4 gates = gates_of(load_shared_16(at));
+      if (i < inside) store_shared_16(at, gates);
     }
   }
   __device__ __forceinline__ void token_gates(RawGates& bits, Place& next, int rows) const {

@@ -118,15 +118,49 @@ __device__ __forceinline__ uint4 pack_8(const float (&f)[8]) {
 
 // log(sigmoid(x)) = min(x, 0) - log(1 + e), with e = e^-|x|; log(1 + e) / e is a polynomial of degree 3, 2^-11 of
 // itself off at most, the gates' own rounding 2^-9: a logarithm would be the special functions' second instruction.
+constexpr float kLogRatio0 = 0.99960651f, kLogRatio1 = -0.48641106f, kLogRatio2 = 0.254021f, kLogRatio3 = -0.07434202f;
 __device__ __forceinline__ float log_sigmoid(float x) {
   const float e = ptx::exp2(-fabsf(x) * kLog2E);
-  float ratio = -0.07434202f;
-  for (const float c : {0.254021f, -0.48641106f, 0.99960651f}) ratio = fmaf(ratio, e, c);
+  const float ratio = fmaf(fmaf(fmaf(kLogRatio3, e, kLogRatio2), e, kLogRatio1), e, kLogRatio0);
   return fmaf(-ratio, e, fminf(x, 0.0f));
 }
-__device__ __forceinline__ float gate_of_logit(float x, float scale, float least) {
-  return ptx::larger_or_nan(log_sigmoid(x) * scale, least);
-}
+// Log gates of eight logits at once. What a negative logit adds to the rest is one operation on bf16, a pair at a time:
+// the scale is rounded for it, which moves a term as little as rounding a gate does; and the least is met by what has
+// been rounded, since rounding keeps the order.
+struct GatesOfLogits {
+  float ratio0, ratio1, ratio2, ratio3;  // times the scale, negative
+  __nv_bfloat162 scale, least;
+
+  __device__ __forceinline__ GatesOfLogits(float of_scale, float of_least) {
+    // Anew: no register holds what comes of them from chunk to chunk.
+    of_scale = __int_as_float(anew(__float_as_int(of_scale)));
+    of_least = __int_as_float(anew(__float_as_int(of_least)));
+    scale = __float2bfloat162_rn(of_scale);
+    least = __float2bfloat162_rn(of_least);
+    ratio0 = -of_scale * kLogRatio0;
+    ratio1 = -of_scale * kLogRatio1;
+    ratio2 = -of_scale * kLogRatio2;
+    ratio3 = -of_scale * kLogRatio3;
+  }
+  __device__ __forceinline__ float beyond_zero(float x) const {
+    const float e = ptx::exp2(-fabsf(x) * kLog2E);
+    return fmaf(fmaf(fmaf(ratio3, e, ratio2), e, ratio1), e, ratio0) * e;
+  }
+  __device__ __forceinline__ uint4 operator()(const uint4& logits) const {
+    const std::uint32_t words[4] = {logits.x, logits.y, logits.z, logits.w};
+    std::uint32_t gates[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = ptx::unpack_bf16(words[i]);
+      const __nv_bfloat162 rest = __floats2bfloat162_rn(beyond_zero(x.x), beyond_zero(x.y)),
+                           negative =
+                               __hmin2(reinterpret_cast<const __nv_bfloat162&>(words[i]), __float2bfloat162_rn(0.0f));
+      const __nv_bfloat162 gate = __hmax2_nan(__hfma2(negative, scale, rest), least);
+      gates[i] = reinterpret_cast<const std::uint32_t&>(gate);
+    }
+    return make_uint4(gates[0], gates[1], gates[2], gates[3]);
+  }
+};
 __device__ __forceinline__ float slope_of_logit(float x, float scale, float least) {
   const float e = ptx::exp2(-fabsf(x) * kLog2E), inverse = __fdividef(1.0f, 1.0f + e);
   const float slope = scale * (x > 0.0f ? e * inverse : inverse);  // sigmoid of -x
@@ -146,15 +180,14 @@ struct SlopeOfGate {
 __device__ __forceinline__ SlopeOfGate slope_of_gate(float scale) {
   return {scale, __fdividef(kLog2E, scale), -0.69314718f * scale, -0.24022651f * scale};
 }
-// Whether that wants its second form for one of the warp's rows of a tile of gates: where 1 - 2^y would lose digits.
-__device__ __forceinline__ bool has_weak_gates(std::uint32_t g_tile, float scale, int thread) {
-  std::uint32_t gates[16];
-  load_operand<Stored::k_inner>(gates, g_tile, thread);
-  __nv_bfloat162 most = reinterpret_cast<const __nv_bfloat162&>(gates[0]);
-#pragma unroll
-  for (int i = 1; i < 16; ++i) most = __hmax2(most, reinterpret_cast<const __nv_bfloat162&>(gates[i]));
-  const float2 pair = ptx::unpack_bf16(reinterpret_cast<const std::uint32_t&>(most));
-  return __any_sync(0xffffffffu, fmaxf(pair.x, pair.y) > SlopeOfGate::kWeak * scale / kLog2E) != 0;
+// Logits above it may have gates above kWeak: where 1 - 2^y would lose digits.
+constexpr float kWeakLogit = 4.75f;
+// The larger of each half of `most` and of eight logits.
+__device__ __forceinline__ __nv_bfloat162 larger_logits(__nv_bfloat162 most, const uint4& logits) {
+  for (const std::uint32_t word : {logits.x, logits.y, logits.z, logits.w}) {
+    most = __hmax2(most, reinterpret_cast<const __nv_bfloat162&>(word));
+  }
+  return most;
 }
 // Eight elements of an accumulator of dg, those of k-step t of a tile of gates, times the slopes.
 template <class Slope>
@@ -169,19 +202,13 @@ __device__ __forceinline__ void times_slopes(float (&dg)[8], std::uint32_t g_til
     dg[2 * i + 1] *= slope(gate.y);
   }
 }
-// One row's piece of a tile.
-__device__ __forceinline__ void turn_logits(std::uint32_t at, float scale, float least) {
-  float x[8];
-  unpack_8(load_shared_16(at), x);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) x[e] = gate_of_logit(x[e], scale, least);
-  store_shared_16(at, pack_8(x));
-}
 // The pieces that this thread has loaded.
 __device__ __forceinline__ void turn_tile_of_logits(std::uint32_t tile, int rows, const Params& p, int thread) {
+  const GatesOfLogits gates_of(p.logit_scale, p.gate_min);
 #pragma unroll 1
   for (int i = 0; i < kRowsEach && kRowsEach * (thread / 8) + i < rows; ++i) {
-    turn_logits(tile + own_piece(thread, i), p.logit_scale, p.gate_min);
+    const std::uint32_t at = tile + own_piece(thread, i);
+    store_shared_16(at, gates_of(load_shared_16(at)));
   }
 }
 __device__ __forceinline__ uint4 times_slope(const uint4& gradients, const uint4& logits, const Params& p) {
