@@ -90,61 +90,6 @@ __device__ __forceinline__ void products_of_chunk(const ChannelsView<Core, kGate
   }
 }
 
-// The same on the rung of tiles/anchors.cuh: from anchor to anchor between the k-steps.
-template <class Core, KeyGates kGates>
-__device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
-                                                  Accumulator& held) {
-  using Layout = ChannelsShared;
-  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  const Anchors anchors = view.anchors();
-  const std::uint32_t stage = view.stage_of(index), x_tile = view.x_tile();
-  const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o, v = stage + Layout::v,
-                      h = stage + Layout::h;
-  view.put_rung(anchors.one_would_reach(kSteep, fresh_thread()) ? Rung::one_anchor : Rung::anchors);
-  std::uint32_t pairs[16];
-  if (view.first_group) {
-    std::uint32_t scores[16], keys[16];
-    {
-      Accumulator s;  // [key][query]
-      anchored_scores<Core, kBlocks>(s, keys, q, k, anchors, fresh_thread());
-      select_pairs<true>(scores, s, fresh_thread());
-    }
-    Core::begin(scores, keys);
-    Core::template product<k_outer, true>(held, keys, x_tile, fresh_thread());
-    Core::template product<k_outer>(held, scores, d_o, fresh_thread());
-    Core::finish(held);
-    {
-      Accumulator a;  // [query][key]
-      Core::begin();
-      Core::template product<k_inner, k_inner, true>(a, d_o, v, fresh_thread());
-      Core::finish(a);
-      select_pairs<false>(pairs, a, fresh_thread());
-    }
-    Core::begin();
-    Core::template product<k_inner, k_inner, true>(d, d_o, h, fresh_thread());
-    Core::finish(d);
-    add_anchored_keys<Core, kBlocks>(d, pairs, k, anchors, fresh_thread());
-  } else {
-    {
-      const float2 of_rows = anchors.of_rows(kBlocks, fresh_thread());
-      scale_rows(held, of_rows.x, of_rows.y);
-    }
-    add_anchored_outer<Core, kBlocks>(held, q, d_o, anchors, fresh_shuffled());
-    view.put_beyond(dot_rows(h, held, fresh_shuffled()));
-    {
-      Accumulator a;  // [key][query]
-      Core::begin();
-      Core::template product<k_inner, k_inner, true>(a, v, d_o, fresh_thread());
-      Core::finish(a);
-      select_pairs<true>(pairs, a, fresh_shuffled());
-    }
-    Core::begin();
-    Core::template product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
-    Core::finish(d);
-    add_anchored_queries<Core, kBlocks>(d, pairs, q, anchors, fresh_shuffled());
-  }
-}
-
 // Where the walk begins, in shared memory, and the last chunk is asked for.
 template <class Core, KeyGates kGates>
 __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, const Span& span, int head, int last,
@@ -292,8 +237,8 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
         const bool steep = __syncthreads_or(!in_range);
         if (!steep) {
           view.load_before(index);
-          view.put_gates_held(false);
-          anchored_products(view, index, d, held);
+          std::uint32_t none[16];
+          anchored_products<kBlocks>(view, index, d, held, none);
           __syncthreads();
           index = view.index_there();
           view.template leave<true>(index, d);
@@ -307,7 +252,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
       if (!__syncthreads_or(!are_numbers)) {
         view.load_before(index);
         std::uint32_t others[16];
-        half_block_products(view, index, d, held, others);
+        anchored_products<kHalfBlocks>(view, index, d, held, others);
         __syncthreads();
         index = view.index_there();
         leave_half_blocks(view, index, d, others);

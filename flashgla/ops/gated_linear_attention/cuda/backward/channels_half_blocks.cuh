@@ -1,4 +1,4 @@
-// A chunk on the rung of tiles/half_blocks.cuh in backward/channels.cuh.
+// A chunk on the rungs of tiles/anchors.cuh and tiles/half_blocks.cuh in backward/channels.cuh.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/channels_view.cuh"
@@ -70,27 +70,32 @@ __device__ __forceinline__ float2 of_first_gates(const ChannelsView<Core, kGates
   return make_float2(factor(row), factor(row + 8));
 }
 
-// The same on the rung of tiles/half_blocks.cuh. What tokens have with themselves is left to leave_half_blocks, and
-// `others` are for it.
-template <class Core, KeyGates kGates>
-__device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
-                                                    Accumulator& held, std::uint32_t (&others)[16]) {
+// The products of a chunk (products_of_chunk) from anchor to anchor between the k-steps; kBlocks anchors, or
+// kHalfBlocks. With these what tokens have with themselves is left to leave_half_blocks, and `others` are for it.
+template <int kAnchors, class Core, KeyGates kGates>
+__device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
+                                                  Accumulator& held, std::uint32_t (&others)[16]) {
   using Layout = ChannelsShared;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
+  constexpr bool kHalf = kAnchors == kHalfBlocks;
   const Anchors anchors = view.anchors();
   const std::uint32_t stage = view.stage_of(index), x_tile = view.x_tile();
   const std::uint32_t q = stage + Layout::q, k = stage + Layout::k, d_o = stage + Layout::d_o, v = stage + Layout::v,
                       h = stage + Layout::h;
-  view.put_rung(rung_of_half_blocks(kSteep, [&](int t) {
-                  return load_shared_float2(anchors.factor(t) + 8 * (fresh_thread() % 32));
-                }).rung);
-  view.put_gates_held(true);
+  if constexpr (kHalf) {
+    view.put_rung(rung_of_half_blocks(kSteep, [&](int t) {
+                    return load_shared_float2(anchors.factor(t) + 8 * (fresh_thread() % 32));
+                  }).rung);
+  } else {
+    view.put_rung(anchors.one_would_reach(kSteep, fresh_thread()) ? Rung::one_anchor : Rung::anchors);
+  }
+  view.put_gates_held(kHalf);
   std::uint32_t pairs[16];
   if (view.first_group) {
     std::uint32_t scores[16], keys[16];
     {
       Accumulator s;  // [key][query]
-      anchored_scores<Core, kHalfBlocks>(s, keys, q, k, anchors, fresh_shuffled());
+      anchored_scores<Core, kAnchors>(s, keys, q, k, anchors, fresh_shuffled());
       select_pairs<true>(scores, s, fresh_shuffled());
     }
     Core::begin(scores, keys);
@@ -104,20 +109,22 @@ __device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGa
       Core::finish(a);
       select_pairs<false>(pairs, a, fresh_shuffled());
     }
-    take_diagonal(view.diagonal(), pairs, fresh_shuffled());
+    if constexpr (kHalf) take_diagonal(view.diagonal(), pairs, fresh_shuffled());
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, d_o, h, fresh_thread());
     Core::finish(d);
-    add_anchored_keys<Core, kHalfBlocks>(d, pairs, k, anchors, fresh_shuffled());
-    load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::k, fresh_shuffled());
+    add_anchored_keys<Core, kAnchors>(d, pairs, k, anchors, fresh_shuffled());
+    if constexpr (kHalf) {
+      load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::k, fresh_shuffled());
+    }
   } else {
     {
-      const float2 of_rows = anchors.of_rows(kHalfBlocks, fresh_shuffled());
+      const float2 of_rows = anchors.of_rows(kAnchors, fresh_shuffled());
       scale_rows(held, of_rows.x, of_rows.y);
     }
-    add_anchored_outer<Core, kHalfBlocks>(held, q, d_o, anchors, fresh_shuffled());
+    add_anchored_outer<Core, kAnchors>(held, q, d_o, anchors, fresh_shuffled());
     view.put_beyond(dot_rows(h, held, fresh_shuffled()));
-    {
+    if constexpr (kHalf) {
       const float2 first = of_first_gates(view, view.index_there(), fresh_shuffled());
       scale_rows(held, first.x, first.y);
     }
@@ -128,12 +135,14 @@ __device__ __forceinline__ void half_block_products(const ChannelsView<Core, kGa
       Core::finish(a);
       select_pairs<true>(pairs, a, fresh_shuffled());
     }
-    take_diagonal(view.diagonal(), pairs, fresh_shuffled());
+    if constexpr (kHalf) take_diagonal(view.diagonal(), pairs, fresh_shuffled());
     Core::begin();
     Core::template product<k_inner, k_inner, true>(d, v, x_tile, fresh_thread());
     Core::finish(d);
-    add_anchored_queries<Core, kHalfBlocks>(d, pairs, q, anchors, fresh_shuffled());
-    load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::q, fresh_shuffled());
+    add_anchored_queries<Core, kAnchors>(d, pairs, q, anchors, fresh_shuffled());
+    if constexpr (kHalf) {
+      load_operand<k_inner>(others, view.stage_of(view.index_there()) + Layout::q, fresh_shuffled());
+    }
   }
 }
 
