@@ -453,7 +453,20 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
 std::size_t states_bytes(const Problem& problem, bool hopper) {
   const Problem p = goes_through_features(problem) ? without_features(problem) : problem;
   const States states = states_of(moves_pieces(p) ? with_aligned_rows(p) : p, hopper, false);  // one kernel takes less
-  return states.bytes == 0 ? 0 : states.bytes + states_tag_bytes();
+  return states.bytes == 0 ? 0 : states.bytes + kept_features(problem).bytes() + states_tag_bytes();
+}
+
+KeptFeatures kept_features(const Problem& p) {
+  if (!p.normalize || p.gate != GateKind::none || !goes_through_features(p)) return {};
+  const auto bytes_of = [](std::int64_t count, std::size_t each) {
+    return (static_cast<std::size_t>(count) * each + 255) / 256 * 256;
+  };
+  const std::int64_t chunks = most_chunks(p);
+  KeptFeatures kept{bytes_of(chunks * p.heads * p.key_dim, 4), bytes_of(chunks * p.query_heads * kTile, 4)};
+  if (p.feature_map != FeatureMap::identity) {
+    kept.features = bytes_of(p.batch * p.length * p.heads * p.key_dim, goes_through_f32(p) ? 4 : size_of(p.dtype));
+  }
+  return kept;
 }
 
 std::size_t states_tag_bytes() {

@@ -100,6 +100,14 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
 // Bytes of Outputs.states, whatever the device and the longest sequence are: no less than plan.states.bytes.
 std::size_t states_bytes(const Problem& problem, bool hopper);
 
+// Of these, between states and their tag, what the normaliser of a call without gates leaves for its backward, in this
+// order: z before each chunk, 1 / d of every token and query head, phi(k).
+struct KeptFeatures {
+  std::size_t z = 0, inverses = 0, features = 0;  // bytes
+  std::size_t bytes() const { return z + inverses + features; }
+};
+KeptFeatures kept_features(const Problem& problem);
+
 // "features, rows: two_passes in 8", "chunks in 4, states found".
 std::string forward_name(const Plan& plan);
 std::string backward_name(const Plan& plan);

@@ -49,15 +49,31 @@ struct Call {
   Inputs plain;
   Normaliser normaliser{};
   float* z_sums = nullptr;
+  bool kept;  // phi(k), z and 1 / d are where the forward leaves them for the backward
 
   Call(Context& c, const Problem& of, const Inputs& inputs, const Outputs& outputs)
-      : context(c), problem(of), p(make_params(of, inputs, outputs)), plain(inputs) {
+      : context(c),
+        problem(of),
+        p(make_params(of, inputs, outputs)),
+        plain(inputs),
+        kept(outputs.states && kept_features(of).bytes() > 0) {
     plan_chunks(context, p);
     Arena& scratch = context.scratch();
     plain.z0 = {};
     plain.q = scratch.tensor(inputs.q.shape, problem.dtype, "gla: features of q");
-    if (problem.feature_map != FeatureMap::identity)
-      plain.k = scratch.tensor(inputs.k.shape, problem.dtype, "gla: features of k");
+    const bool mapped = problem.feature_map != FeatureMap::identity;
+    if (kept) {
+      const KeptFeatures parts = kept_features(problem);
+      char* const place =
+          static_cast<char*>(outputs.states.data) + (outputs.states.bytes() - parts.bytes() - states_tag_bytes());
+      normaliser.z_starts = z_sums = reinterpret_cast<float*>(place);
+      normaliser.inverses = reinterpret_cast<float*>(place + parts.z);
+      if (mapped) {
+        plain.k = TensorView(place + parts.z + parts.inverses, problem.dtype, inputs.k.shape, inputs.k.device);
+      }
+      return;
+    }
+    if (mapped) plain.k = scratch.tensor(inputs.k.shape, problem.dtype, "gla: features of k");
     if (problem.normalize) normaliser.z_starts = z_sums = floats(problem.heads * problem.key_dim);
   }
   // Of every chunk.
@@ -98,6 +114,7 @@ struct Call {
            next(), p.sequences, sums, p.heads, group, p.key_dim, static_cast<const float*>(start.data),
            static_cast<float*>(end.data));
   }
+  // d_o: the backward, which finds what is kept.
   void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
     const bool mapped = problem.feature_map != FeatureMap::identity;
     const TensorView features = mapped ? plain.k : TensorView();
@@ -106,8 +123,10 @@ struct Call {
       const Mapped q{tokens(inputs.q), tokens(plain.q), p.heads * p.group, nullptr};
       return map({{k, q}}, 2, {inputs.q, inputs.k, plain.q, features});
     }
-    map({{k}}, 1, {inputs.k, features});
-    scan<false>(z_sums, 1, inputs.z0, zt);
+    if (!kept || !d_o) {
+      map({{k}}, 1, {inputs.k, features});
+      scan<false>(z_sums, 1, inputs.z0, zt);
+    }
     with_element<true>({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
       using T = decltype(element);
       constexpr bool kPairs = decltype(pairs)::value;
@@ -199,7 +218,8 @@ void backward_through_features(Context& context, const Problem& problem, const I
   Call call(context, problem, inputs, outputs);
   Normaliser& w = call.normaliser;
   if (problem.normalize) {
-    w.inverses = call.floats(problem.query_heads * kChunk);
+    if (!call.kept) w.inverses = call.floats(problem.query_heads * kChunk);
+    w.finds_inverses = call.kept;
     w.d_denominators = call.floats(problem.query_heads * kChunk);
     w.dz_sums = call.floats(problem.query_heads * problem.key_dim);
   }

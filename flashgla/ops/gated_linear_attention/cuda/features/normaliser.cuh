@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kScanLanes* kScanLanes)
 // Between the normaliser's kernels. Per token and query head: [chunks, H, 64].
 struct Normaliser {
   const float* z_starts;            // [chunks, G, K]: z before the chunk
-  float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon)
+  float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon); in the forward, where they are kept
+  bool finds_inverses = false;      // in the backward: they are there
   float* d_denominators = nullptr;  // dd; 0 beyond the chunk's tokens
   float* dz_sums = nullptr;  // [chunks, H, K]: sum over the chunk of phi(q) dd; then, per kv head, what follows it
 };
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
       });
     }
   }
-  for (int tile = first_tile; tile < tiles; tile += step) {
+  for (int tile = first_tile; tile < tiles && !w.finds_inverses; tile += step) {
     const int channel = kWidth * tile + 2 * lane;
     float2 z = two_floats(starts, channel, K);
     if (part.count > 1) {
@@ -219,13 +220,14 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
       for (int of = row / part.rows; of < warps; of += part.count) sum += sums[which][of][row];
       return sum;
     };
-    const float inverse = 1.0f / (total(0) + static_cast<float>(kNormalizerEpsilon));
+    const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + row;
+    const float inverse =
+        w.finds_inverses ? w.inverses[token] : 1.0f / (total(0) + static_cast<float>(kNormalizerEpsilon));
     inverses[row] = inverse;
+    if (w.inverses != nullptr && !w.finds_inverses) w.inverses[token] = inverse;
     if constexpr (kBackward) {
       const float dd = row < at.chunk_rows ? -total(1) * inverse : 0.0f;
-      const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + row;
       d_denominators[row] = dd;
-      w.inverses[token] = inverse;
       w.d_denominators[token] = dd;
     }
   }
