@@ -1,7 +1,7 @@
-// Backward: the chunks from the last to the first, a chunk's tokens four by four. The states of four tokens are
-// computed again from those kept before them and stay in registers, where the walk back over the four finds them; the
-// state behind them is what was kept before the next four. What a chunk needs of memory is copied into shared memory
-// while the chunk behind it is walked over. Sums over channels are matrix products.
+// Backward: the chunks from the last to the first, a chunk's tokens four by four. Four tokens' decays, and what they
+// leave of the states before them, are computed again and stay in registers, where the walk back over the four finds
+// them: the last four from the states before them, which a walk over the first four finds. What a chunk needs of memory
+// is copied into shared memory while the chunk behind it is walked over.
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/backward_lines.cuh"
@@ -18,67 +18,100 @@ __device__ __forceinline__ void multiply_tf32(const float (&a)[4], float b0, flo
 // What the matrix units see of a number, so that the rest can be added by a second product.
 __device__ __forceinline__ float seen(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// d += a b, to 2^-10 of the factors, or (kExact) to 2^-21.
-template <bool kExact>
-__device__ __forceinline__ void multiply(const float (&a)[4], float b0, float b1, float (&d)[4]) {
-  if constexpr (kExact) {
-    const float rest[4] = {a[0] - seen(a[0]), a[1] - seen(a[1]), a[2] - seen(a[2]), a[3] - seen(a[3])};
-    const float front[4] = {seen(a[0]), seen(a[1]), seen(a[2]), seen(a[3])};
-    multiply_tf32(rest, b0, b1, d);
-    multiply_tf32(front, b0 - seen(b0), b1 - seen(b1), d);
-    multiply_tf32(front, b0, b1, d);
-  } else {
-    multiply_tf32(a, b0, b1, d);
-  }
-}
+// Sums over lanes l % 4 by a matrix product: the other operand's even columns add up a row's first half, odd ones its
+// second.
+struct SumOfFour {
+  float even, odd;
 
-// Sums over the sixteen channels of a half of the warp, for a lane's states, of values times a factor of the channel: a
-// matrix product whose rows are the states and the half (lane / 4: state's quarter and half), and that adds up over
-// channels (lane % 4 and the lane's own). Of its columns those are of use whose factors are of the row's half: the
-// sums are right in lanes with lane % 4 / 2 == lane / 16.
+  __device__ __forceinline__ explicit SumOfFour(int lane)
+      : even(lane / 4 % 2 == 0 ? 1.0f : 0.0f), odd(lane / 4 % 2 == 0 ? 0.0f : 1.0f) {}
+
+  // Of four values of each lane, to 2^-10 of them, or (kExact) to 2^-21; each of the lanes gets them.
+  template <bool kExact>
+  __device__ __forceinline__ void add(const float (&own)[kQuad], float (&sums)[kQuad]) const {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) sums[k] = 0.0f;
+    if constexpr (kExact) {
+      const float rest[kQuad] = {own[0] - seen(own[0]), own[2] - seen(own[2]), own[1] - seen(own[1]),
+                                 own[3] - seen(own[3])};
+      multiply_tf32(rest, even, odd, sums);
+    }
+    const float rows[kQuad] = {own[0], own[2], own[1], own[3]};
+    multiply_tf32(rows, even, odd, sums);
+  }
+};
+
+// Sums over the sixteen channels of a half of the warp, for a lane's states, of values times a factor of the channel.
 template <bool kExact>
 __device__ __forceinline__ void sum_over_half(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
-                                              float (&sums)[kQuad]) {
+                                              const SumOfFour& sum, float (&sums)[kQuad]) {
+  float own[kQuad];
 #pragma unroll
-  for (int k = 0; k < kQuad; k += 2) {
-    float columns[4] = {};
+  for (int k = 0; k < kQuad; ++k) {
+    own[k] = values[0][k] * by[0];
 #pragma unroll
-    for (int i = 0; i < kQuad; i += 2) {
-      const float rows[4] = {values[i][k], values[i][k + 1], values[i + 1][k], values[i + 1][k + 1]};
-      multiply<kExact>(rows, by[i], by[i + 1], columns);
-    }
-    sums[k] = columns[0];
-    sums[k + 1] = columns[2];
+    for (int i = 1; i < kQuad; ++i) own[k] = fmaf(values[i][k], by[i], own[k]);
   }
+  sum.template add<kExact>(own, sums);
 }
 
-// What the walk back needs of a token.
-struct Token {
+// What the walk ahead needs of a token.
+struct TokenAhead {
+  float dt[kQuad], driven[kQuad], b[kQuad];  // of a lane's channels, of its states
+
+  template <class OfWarp>
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
+    load_floats(&shared.dt[parity][t][square.channel], dt);
+    load_floats(&shared.driven[t][square.channel], driven);
+    load_floats(&shared.keys[t][0][square.state], b);
+  }
+};
+
+// What the walk back needs of it.
+struct TokenBack {
   float dt[kQuad], driven[kQuad], dsum[kQuad], b[kQuad], c[kQuad];
 
   template <class OfWarp>
-  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int t) {
-    load_floats(&shared.dt[t][square.channel], dt);
-    load_floats(&shared.driven[t][square.channel], driven);
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
+    load_floats(&shared.dt[parity][t][square.channel], dt);
     load_floats(&shared.dsum[t][square.channel], dsum);
     load_floats(&shared.keys[t][0][square.state], b);
     load_floats(&shared.keys[t][1][square.state], c);
+    load_floats(&shared.driven[t][square.channel], driven);
   }
 };
 
-// A token's sums: over a lane's states of dh b and of the rates' part of d(dt), for its channels; over the half's
-// channels of what b and c get, for its states.
-struct TokenSums {
-  float to_driven[kQuad], to_dt[kQuad], to_b[kQuad], to_c[kQuad];
+// What a token does to the states: their decays, and what is left of those before it.
+struct Passed {
+  float decay[kQuad][kQuad], left[kQuad][kQuad];
 };
 
-// Back over a token, behind which the states were h and before which they were old.
+// A token's sums: over a lane's states of dh b and of the rates' part of d(dt), for its channels; over the half's
+// channels of what b gets, for its states.
+struct TokenSums {
+  float to_driven[kQuad], to_dt[kQuad], to_b[kQuad];
+};
+
+// Forward over a token.
+__device__ __forceinline__ void ahead(const TokenAhead& token, const float (&rates)[kQuad][kQuad],
+                                      float (&h)[kQuad][kQuad], Passed& passed) {
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      passed.decay[i][k] = ops::cuda::power_of_two(token.dt[i] * rates[i][k]);
+      passed.left[i][k] = passed.decay[i][k] * h[i][k];
+      h[i][k] = fmaf(token.driven[i], token.b[k], passed.left[i][k]);
+    }
+  }
+}
+
+// Back over a token.
 template <bool kExact>
-__device__ __forceinline__ TokenSums back(const Token& token, const float (&rates)[kQuad][kQuad],
-                                          const float (&h)[kQuad][kQuad], const float (&old)[kQuad][kQuad],
-                                          float (&dh)[kQuad][kQuad], float (&da)[kQuad][kQuad]) {
+__device__ __forceinline__ TokenSums back(const TokenBack& token, const Passed& passed, const SumOfFour& sum,
+                                          const float (&rates)[kQuad][kQuad], float (&dh)[kQuad][kQuad],
+                                          float (&da)[kQuad][kQuad]) {
   TokenSums sums;
-  sum_over_half<kExact>(h, token.dsum, sums.to_c);
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
     sums.to_driven[i] = 0.0f;
@@ -88,14 +121,14 @@ __device__ __forceinline__ TokenSums back(const Token& token, const float (&rate
       sums.to_driven[i] = fmaf(dh[i][k], token.b[k], sums.to_driven[i]);
     }
   }
-  sum_over_half<kExact>(dh, token.driven, sums.to_b);
+  sum_over_half<kExact>(dh, token.driven, sum, sums.to_b);
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
     sums.to_dt[i] = 0.0f;
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
-      dh[i][k] *= ops::cuda::power_of_two(token.dt[i] * rates[i][k]);
-      const float through = dh[i][k] * old[i][k];
+      const float through = dh[i][k] * passed.left[i][k];
+      dh[i][k] *= passed.decay[i][k];
       sums.to_dt[i] = fmaf(rates[i][k], through, sums.to_dt[i]);
       da[i][k] = fmaf(token.dt[i], through, da[i][k]);
     }
@@ -106,7 +139,8 @@ __device__ __forceinline__ TokenSums back(const Token& token, const float (&rate
 // What the walk needs of a chunk's channels, to shared memory.
 template <class T, int kBuffers>
 __device__ __forceinline__ void prepare(const BackwardLines<T, kBuffers>& lines, int chunk,
-                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where) {
+                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
+                                        float (&dskip)[kWide]) {
   const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
              dy = lines.get(kDy, chunk);
   float bias[kWide], dt[kWide], driven[kWide], open[kWide], dsum[kWide];
@@ -117,10 +151,14 @@ __device__ __forceinline__ void prepare(const BackwardLines<T, kBuffers>& lines,
     driven[i] = dt[i] * x[i];
     open[i] = ops::cuda::sigmoid(z[i]);
     dsum[i] = dy[i] * z[i] * open[i];
+    dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
   }
-  store_floats(dt, &shared.dt[where.token][where.wide]);
+  store_floats(dt, &shared.dt[chunk % 2][where.token][where.wide]);
   store_floats(driven, &shared.driven[where.token][where.wide]);
-  store_floats(open, &shared.open[where.token][where.wide]);
+#pragma unroll
+  for (int i = 0; i < kWide; i += 4) {
+    shared.open[chunk % 2][i / 4][where.lane] = make_float4(open[i], open[i + 1], open[i + 2], open[i + 3]);
+  }
   store_floats(dsum, &shared.dsum[where.token][where.wide]);
   store_keys(lines.get(kKeys, chunk), where, shared.keys);
 }
@@ -141,85 +179,58 @@ __device__ __forceinline__ void total_of_wide(const float (&sums)[kQuad * kWarp]
   for (int i = 0; i < kWide; ++i) total[i] = (more[0][i] + more[1][i]) + (more[2][i] + more[3][i]);
 }
 
+// The slope of dt = softplus(biased): sigmoid(biased), which is 1 - e^-dt. That is 1e-7 off, 2^-9 of it where dt is
+// below 6e-5: enough for bf16.
+template <class T>
+__device__ __forceinline__ float slope_of_step(float biased, float dt) {
+  return sizeof(T) == 2 ? 1.0f - ops::cuda::power_of_two(-kLog2E * dt) : ops::cuda::sigmoid(biased);
+}
+
 // The gradients of a chunk's channels, from what the walk has left.
 template <class T, int kBuffers>
-__device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines,
+__device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, int chunk,
                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
-                                       int chunk, float (&dskip)[kWide]) {
-  const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
-             dy = lines.get(kDy, chunk), output = lines.get(kOutput, chunk);
-  float dt[kWide], open[kWide], dsum[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide];
-  load_floats(&shared.open[where.token][where.wide], open);
-  load_floats(&shared.dt[where.token][where.wide], dt);
-  load_floats(&shared.dsum[where.token][where.wide], dsum);
+                                       float (&to)[kOutputs][kWide]) {
+  const auto x = lines.template get<true>(kX, chunk), raw = lines.template get<true>(kRaw, chunk),
+             z = lines.template get<true>(kZ, chunk), dy = lines.template get<true>(kDy, chunk),
+             output = lines.template get<true>(kOutput, chunk);
+  float dt[kWide], open[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide];
+#pragma unroll
+  for (int i = 0; i < kWide; i += 4) {
+    const float4 four = shared.open[chunk % 2][i / 4][where.lane];
+    open[i] = four.x;
+    open[i + 1] = four.y;
+    open[i + 2] = four.z;
+    open[i + 3] = four.w;
+  }
+  load_floats(&shared.dt[chunk % 2][where.token][where.wide], dt);
   load_floats(&shared.skip[where.wide], skip);
   load_floats(&shared.bias[where.wide], bias);
-  total_of_wide(shared.sums(where.token).to_driven, where, to_driven);
-  total_of_wide(shared.sums(where.token).to_dt, where, to_dt);
-  float to[kOutputs][kWide];
+  total_of_wide(shared.sums[where.token].to_driven, where, to_driven);
+  total_of_wide(shared.sums[where.token].to_dt, where, to_dt);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    to[kDx][i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
-    to[kDraw][i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * ops::cuda::sigmoid(raw[i] + bias[i]);
+    const float dsum = dy[i] * z[i] * open[i];
+    to[kDx][i] = fmaf(to_driven[i], dt[i], skip[i] * dsum);
+    to[kDraw][i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * slope_of_step<T>(raw[i] + bias[i], dt[i]);
     to[kDz][i] = dy[i] * output[i] * ops::cuda::silu_slope(z[i], open[i]);
-    dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
   }
-  lines.store(to, chunk, &shared.dt[where.token][where.wide]);
 }
 
-// A lane's states in shared memory, 16 bytes a channel.
-__device__ __forceinline__ void load_own(const float4 (&from)[kQuad][kWarp], int lane, float (&h)[kQuad][kQuad]) {
+// Two of db and dc of the block's channels, from what its warps have left.
+__device__ __forceinline__ float2 total_of_keys(const float (&keys)[kWarps][kChunk][kHalves][2][kStates], int item) {
+  const int t = item / (2 * kStates), of = item % (2 * kStates);
+  float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll
-  for (int i = 0; i < kQuad; ++i) {
-    const float4 four = from[i][lane];
-    h[i][0] = four.x;
-    h[i][1] = four.y;
-    h[i][2] = four.z;
-    h[i][3] = four.w;
+  for (int part = 0; part < kWarps * kHalves; ++part) {
+    const float2 more = *reinterpret_cast<const float2*>(&keys[part / kHalves][t][part % kHalves][0][0] + of);
+    total.x += more.x;
+    total.y += more.y;
   }
-}
-__device__ __forceinline__ void store_own(const float (&h)[kQuad][kQuad], int lane, float4 (&to)[kQuad][kWarp]) {
-#pragma unroll
-  for (int i = 0; i < kQuad; ++i) to[i][lane] = make_float4(h[i][0], h[i][1], h[i][2], h[i][3]);
+  return total;
 }
 
-// A chunk's states again, from those before it: before its first tokens in shared memory, before the others in h.
-template <class OfWarp>
-__device__ __forceinline__ void walk_ahead(OfWarp& shared, int lane, const float (&rates)[kQuad][kQuad],
-                                           const float (&before)[kQuad][kQuad], float (&h)[kInShared][kQuad][kQuad]) {
-  const Square<kQuad> square(lane);
-  float dt[kChunk - 1][kQuad], driven[kChunk - 1][kQuad], b[kChunk - 1][kQuad];
-  const auto load = [&](int t) {
-    load_floats(&shared.dt[t][square.channel], dt[t]);
-    load_floats(&shared.driven[t][square.channel], driven[t]);
-    load_floats(&shared.keys[t][0][square.state], b[t]);
-  };
-  float now[kQuad][kQuad];
-#pragma unroll
-  for (int i = 0; i < kQuad; ++i) {
-#pragma unroll
-    for (int k = 0; k < kQuad; ++k) now[i][k] = before[i][k];
-  }
-  // In front of the stores, which loads do not pass.
-#pragma unroll
-  for (int t = 0; t < kInShared; ++t) load(t);
-#pragma unroll
-  for (int t = 0; t < kInShared; ++t) {
-    store_own(now, lane, shared.early[t].states);
-    advance(rates, dt[t], driven[t], b[t], now);
-  }
-#pragma unroll
-  for (int t = kInShared; t < kChunk - 1; ++t) load(t);
-#pragma unroll
-  for (int t = kInShared; t < kChunk; ++t) {
-#pragma unroll
-    for (int i = 0; i < kQuad; ++i) {
-#pragma unroll
-      for (int k = 0; k < kQuad; ++k) h[t - kInShared][i][k] = now[i][k];
-    }
-    if (t < kChunk - 1) advance(rates, dt[t], driven[t], b[t], now);
-  }
-}
+__device__ __forceinline__ float4 four_of(const float (&x)[4]) { return make_float4(x[0], x[1], x[2], x[3]); }
 
 // What each segment but the first carries back of the state's gradient when nothing comes from behind it.
 template <class T>
@@ -278,12 +289,12 @@ __global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, L
 
 template <class T, int kBuffers>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gradients<T> gradients) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if (kBuffers == 0) return;  // blocks have room there: never launched
-#endif
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   using Shared = BackwardShared<T, kBuffers>;
+  // Reading inputs when they are needed takes too many registers for it.
+  constexpr bool kInOnePiece = kBuffers > 0;
+  constexpr int kTokensAtOnce = kInOnePiece ? kGroup : 1;
   Shared& block = *reinterpret_cast<Shared*>(memory);
   const Where where(call.tiles, call.segments);
   const Square<kQuad> square(where.lane);
@@ -298,91 +309,118 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   load_parameter(call, where, call.dt_bias, shared.bias);
   load_parameter(call, where, call.skip, shared.skip);
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
-  // The states before the chunk that comes next, and those behind it.
-  const int last = max(chunks.end, 1) - 1;
-  const std::int64_t kept_step = call.tiles * (kWarps * kSquare);
-  const float4* kept = kept_at(call, where, place, last);
-  float next[kQuad][kQuad], behind[kQuad][kQuad];
   BackwardLines<T, kBuffers> lines(call, gradients, where, place, shared);
+  __syncwarp();
   if (chunks.end > chunks.begin) {
-    lines.ask(last);
-    load_square(kept, where.lane, next);
-    load_square(kept + kept_step, where.lane, behind);
+    lines.ask(chunks.end - 1);
+    lines.ask_states(chunks.end - 1);
   }
-  // Where the sums over channels of the lane's half are; the odd of such neighbours store c's, the even b's.
-  const bool has_sums = where.lane % 4 / 2 == where.lane / 16, odd = where.lane % 2 != 0;
-  const int own_sums = where.lane / 16 * (kQuad * 16) + where.lane / 4 % 4 * 16 + where.lane % 4 * kQuad;
+  const SumOfFour sum(where.lane);
+  const int half = where.lane / 16;
+  const int own_sums = half * (kQuad * 16) + where.lane / 4 % 4 * 16 + where.lane % 4 * kQuad;
+  // What is left to do of a chunk behind its walk.
+  const auto store = [&](int chunk, const float(&to)[kOutputs][kWide]) {
+    if (lines.there(chunk)) lines.store(to, chunk, &shared.dt[chunk % 2][where.token][where.wide]);
+  };
+  const int item = static_cast<int>(threadIdx.x) * 2;
+  const auto store_keys_of_block = [&](int chunk) {
+    block.written.wait((chunks.end - 1 - chunk) % 2);
+    const float2 total = total_of_keys(block.keys[chunk % 2], item);
+    const int t = chunk * kChunk + item / (2 * kStates);
+    if (t < place.length) {
+      float* at = gradients.partial + (where.tile * gradients.rows + row + t) * (2 * kStates) + item % (2 * kStates);
+      *reinterpret_cast<float2*>(at) = total;
+    }
+  };
+  if (threadIdx.x == 0) block.written.init(kWarps);
+  __syncthreads();
 
   for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
-    const int first = chunk * kChunk;
+    ptx::copy_async_wait<1>();
+    __syncwarp();
+    if constexpr (kBuffers == 0) {
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) dskip[i] = chunk + 1 < chunks.end ? shared.dskip[i][where.lane] : 0.0f;
+    }
+    prepare(lines, chunk, shared, where, dskip);
+    if constexpr (kBuffers == 0) {
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) shared.dskip[i][where.lane] = dskip[i];
+    }
     ptx::copy_async_wait<0>();
     __syncwarp();
-    prepare(lines, chunk, shared, where);
-    if (kBuffers == 2 && chunk > chunks.begin) lines.ask(chunk - 1);
-    __syncwarp();
     float(*keys)[kHalves][2][kStates] = block.keys[chunk % 2][where.warp];
-    float h[kInShared][kQuad][kQuad];
-    walk_ahead(shared, where.lane, rates, next, h);
+    // Two things in one piece, without stores, so that they fill each other's gaps: the states before the chunk's
+    // second half, and what is left to do of the chunk behind (in the first turn of nothing).
+    float to[kOutputs][kWide];
+    finish(lines, chunk + 1, shared, where, to);
+    if (!kInOnePiece && chunk + 1 < chunks.end) store(chunk + 1, to);
+    float h[kQuad][kQuad];
+    lines.states(chunk, h);
+#pragma unroll kTokensAtOnce
+    for (int t = 0; t < kGroup; ++t) {
+      TokenAhead token;
+      token.load(shared, square, chunk % 2, t);
+      advance(rates, token.dt, token.driven, token.b, h);
+    }
+    if (kInOnePiece && chunk + 1 < chunks.end) store(chunk + 1, to);
+    __syncwarp();  // sums may come into their place
+    if (chunk > chunks.begin) {
+      lines.ask(chunk - 1);
+      lines.bring_states(chunk - 1);
+    }
+    // Of the block's sums, too: other warps write theirs of the chunk behind all the while.
+    if (chunk + 1 < chunks.end) store_keys_of_block(chunk + 1);
+      // A loop: in one piece the two miss instructions more than it saves.
+#pragma unroll 1
+    for (int first_of_group = kChunk - kGroup; first_of_group >= 0; first_of_group -= kGroup) {
+      if (first_of_group == 0) lines.states(chunk, h);
+      Passed passed[kGroup];
+      TokenAhead next_ahead;
+      next_ahead.load(shared, square, chunk % 2, first_of_group);
+      TokenBack next_back;
+      // Loads do not pass stores, so those of the next token stand in front of a token's.
 #pragma unroll
-    for (int half = 1; half >= 0; --half) {
-      if (half == 0) {
-#pragma unroll
-        for (int i = 0; i < kInShared; ++i) load_own(shared.early[i].states, where.lane, h[i]);
-        __syncwarp();  // sums may come into their place
-        if (chunk > chunks.begin) {
-          kept -= kept_step;
-          load_square(kept, where.lane, next);
+      for (int i = 0; i < kGroup; ++i) {
+        const int t = first_of_group + i;
+        const TokenAhead token = next_ahead;
+        float dsum[kQuad];
+        load_floats(&shared.dsum[t][square.channel], dsum);
+        if (i + 1 < kGroup) {
+          next_ahead.load(shared, square, chunk % 2, t + 1);
+        } else {
+          next_back.load(shared, square, chunk % 2, t);
         }
-      }
-      Token token;
-      token.load(shared, square, half * kInShared + kInShared - 1);
-#pragma unroll
-      for (int i = kInShared - 1; i >= 0; --i) {
-        const int t = half * kInShared + i;
-        const Token now = token;
-        if (i > 0) token.load(shared, square, t - 1);  // in front of the stores, which loads do not pass
-        const TokenSums sums =
-            back<sizeof(T) == 4>(now, rates, i + 1 < kInShared ? h[(i + 1) % kInShared] : behind, h[i], dh, da);
-        LaneSums& to = half == 0 ? shared.early[i].sums : shared.late[i].sums;
-        *reinterpret_cast<float4*>(&to.to_driven[own_sums]) =
-            make_float4(sums.to_driven[0], sums.to_driven[1], sums.to_driven[2], sums.to_driven[3]);
-        *reinterpret_cast<float4*>(&to.to_dt[own_sums]) =
-            make_float4(sums.to_dt[0], sums.to_dt[1], sums.to_dt[2], sums.to_dt[3]);
-        float of_keys[kQuad];
-#pragma unroll
-        for (int k = 0; k < kQuad; ++k) of_keys[k] = odd ? sums.to_c[k] : sums.to_b[k];
-        if (has_sums) {
-          *reinterpret_cast<float4*>(&keys[t][where.lane / 16][odd ? 1 : 0][square.state]) =
-              make_float4(of_keys[0], of_keys[1], of_keys[2], of_keys[3]);
-        }
+        ahead(token, rates, h, passed[i]);
+        float to_c[kQuad];
+        sum_over_half<sizeof(T) == 4>(h, dsum, sum, to_c);
+        if (where.lane % 4 == 1) *reinterpret_cast<float4*>(&keys[t][half][1][square.state]) = four_of(to_c);
       }
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-#pragma unroll
-        for (int k = 0; k < kQuad; ++k) behind[i][k] = h[0][i][k];
+      for (int i = kGroup - 1; i >= 0; --i) {
+        const int t = first_of_group + i;
+        const TokenBack token = next_back;
+        if (i > 0) next_back.load(shared, square, chunk % 2, t - 1);
+        const TokenSums sums = back<sizeof(T) == 4>(token, passed[i], sum, rates, dh, da);
+        *reinterpret_cast<float4*>(&shared.sums[t].to_driven[own_sums]) = four_of(sums.to_driven);
+        *reinterpret_cast<float4*>(&shared.sums[t].to_dt[own_sums]) = four_of(sums.to_dt);
+        if (where.lane % 4 == 0) *reinterpret_cast<float4*>(&keys[t][half][0][square.state]) = four_of(sums.to_b);
       }
     }
     __syncwarp();
-    if (lines.there(chunk)) finish(lines, shared, where, chunk, dskip);
-    if (kBuffers == 1 && chunk > chunks.begin) lines.ask(chunk - 1);
-    __syncthreads();  // the warps' sums over their channels are there; those of the chunk before have been read
-    const int item = static_cast<int>(threadIdx.x) * 2, t = item / (2 * kStates), of = item % (2 * kStates);
-    float2 total = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int part = 0; part < kWarps * kHalves; ++part) {
-      const float* from = &block.keys[chunk % 2][part / kHalves][t][part % kHalves][0][0] + of;
-      const float2 more = *reinterpret_cast<const float2*>(from);
-      total.x += more.x;
-      total.y += more.y;
-    }
-    if (first + t < place.length) {
-      float* to = gradients.partial + (where.tile * gradients.rows + row + first) * (2 * kStates) + item;
-      *reinterpret_cast<float2*>(to) = total;
-    }
+    if (where.lane == 0) block.written.arrive();
+    if (chunk > chunks.begin) lines.ask_states(chunk - 1);
+  }
+  if (chunks.end > chunks.begin) {
+    float to[kOutputs][kWide];
+    finish(lines, chunks.begin, shared, where, to);
+    store(chunks.begin, to);
+    store_keys_of_block(chunks.begin);
   }
   const std::int64_t slot = where.sequence * call.segments + where.segment;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
+    if constexpr (kBuffers == 0) dskip[i] = chunks.end > chunks.begin ? shared.dskip[i][where.lane] : 0.0f;
     for (int distance = 4; distance < kWarp; distance *= 2) dskip[i] += __shfl_xor_sync(kAll, dskip[i], distance);
     const int channel = where.first + where.wide + i;
     if (where.token == 0 && channel < call.channels) gradients.dskip[slot * call.channels + channel] = dskip[i];

@@ -16,14 +16,15 @@ struct Gradients {
   std::int64_t rows;
 };
 
-constexpr int kInShared = kChunk / 2;  // of a chunk's states: the first wait in shared memory, the others in registers
-constexpr int kQuad = 4;               // channels of a lane in the scan, and states
-constexpr int kHalves = 2;             // of a warp, each with channels of its own
+constexpr int kGroup = kChunk / 2;  // tokens whose states and decays a lane has in registers
+constexpr int kQuad = 4;            // channels of a lane in the scan, and states
+constexpr int kHalves = 2;          // of a warp, each with channels of its own
 
 // Of a token, what lanes add up over their states: [half][lane / 4 % 4][channel of the half].
 struct LaneSums {
   float to_driven[kQuad * kWarp];  // dh b
   float to_dt[kQuad * kWarp];      // the rates' part of d(dt)
+  float4 apart;                    // tokens begin in other banks than their neighbours
 };
 
 // What a lane reads of a chunk, of each of these tensors.
@@ -35,39 +36,57 @@ enum Output { kDx, kDraw, kDz, kOutputs };
 template <class T, int kBuffers>
 struct AheadRoom {
   uint4 ahead[kBuffers][kInputs][Vector<T, kWide>::kBytes / 16][kWarp];
+  float4 states[kQuad][kWarp];  // before the chunk
 };
+// In the form without it, dskip's sums of each lane lie here: registers are short.
 template <class T>
-struct AheadRoom<T, 0> {};
+struct AheadRoom<T, 0> {
+  float dskip[kWide][kWarp];
+};
 
-// kBuffers: chunks that inputs in shared memory are of. Two: the next ones are asked for before the walk. One: after
-// what comes last of a chunk. None: they are read when they are needed.
+// An mbarrier in shared memory, with what capability 8.0 has of it: arriving and waiting are two things, so that warps
+// may be apart.
+class Turns {
+ public:
+  __device__ __forceinline__ void init(int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(ptx::shared_address(&word_)), "r"(arrivals) : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(ptx::shared_address(&word_))
+                 : "memory");
+  }
+  // For the end of a turn of this parity.
+  __device__ __forceinline__ void wait(int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@done bra finished;\nbra again;\nfinished:\n}" ::"r"(
+            ptx::shared_address(&word_)),
+        "r"(parity)
+        : "memory");
+  }
+
+ private:
+  std::uint64_t word_;
+};
+
+// kBuffers: chunks that inputs in shared memory are of. Two: a chunk's wait there for its last part. One: that part
+// reads them again. None: they are read when they are needed. With buffers, rows are read and written 16 bytes at a
+// time and have 16 states: whatever else there is takes none.
 template <class T, int kBuffers>
 struct BackwardShared {
-  // Tokens begin in other banks than their neighbours.
-  union Early {
-    float4 states[kQuad][kWarp];  // of each lane, before the token
-    LaneSums sums;                // once they have been read
-    float4 apart[kQuad * kWarp + 1];
-  };
-  union Late {
-    LaneSums sums;
-    float4 apart[sizeof(LaneSums) / sizeof(float4) + 1];
-  };
   struct OfWarp : AheadRoom<T, kBuffers> {
-    Early early[kInShared];
-    Late late[kChunk - kInShared];
+    LaneSums sums[kChunk];
     float keys[kChunk][2][kStates];
-    float dt[kChunk][kRow];
+    float dt[2][kChunk][kRow];   // of this chunk and the one behind
+    float4 open[2][2][kWarp];    // sigmoid(z), of each lane's channels outside the scan
     float driven[kChunk][kRow];  // dt x
-    float open[kChunk][kRow];    // sigmoid(z)
     float dsum[kChunk][kRow];    // dy silu(z)
     float bias[kWarp], skip[kWarp];
-
-    __device__ __forceinline__ LaneSums& sums(int t) {
-      return t < kInShared ? early[t].sums : late[t - kInShared].sums;
-    }
+    const char* rows[kInputs + kOutputs][4];  // where the sequence's first token is, for lanes by l % 4
+    const float4* kept;                       // where the states before its first chunk are
   } warps[kWarps];
-  float keys[2][kWarps][kChunk][kHalves][2][kStates];  // db and dc of this chunk and the one before
+  float keys[2][kWarps][kChunk][kHalves][2][kStates];  // db and dc of this chunk and the one behind
+  Turns written;                                       // the warps have written theirs of a chunk
 };
 
 // The least that a block may use, of capabilities 8.6, 8.9 and 12.0.
@@ -86,61 +105,83 @@ class BackwardLines {
         gradients_(gradients),
         shared_(shared),
         lane_(where.lane),
-        length_(place.length - where.token),
         count_(call.channels - where.first - where.wide),
-        states_(call.states - where.lane % 2 * kHalf) {
-    const std::int64_t t = place.begin + where.token;
-    const int channel = where.first + where.wide;
-    const Lines<T>& keys = where.lane / 2 % 2 == 0 ? call.b : call.c;
-    const auto base = [](const T* of) { return reinterpret_cast<const char*>(of); };
+        states_(call.states - where.lane % 2 * kHalf),
+        tokens_(place.length - where.token),
+        length_(count_ > 0 ? tokens_ : 0) {
     vectors_ = call.vectors && count_ >= kWide && call.key_vectors && states_ >= kHalf;
-    from_[kX] = base(call.x.at(place.line, t, channel));
-    from_[kRaw] = base(call.raw.at(place.line, t, channel));
-    from_[kZ] = base(call.z.at(place.line, t, channel));
-    from_[kDy] = base(gradients.dy.at(place.line, t, channel));
-    from_[kOutput] = base(outputs_at(call, where, place, 0));
-    from_[kKeys] = base(keys.at(place.line, t, where.lane % 2 * kHalf));
-    to_[kDx] = base(gradients.dx.at(place.line, t, channel));
-    to_[kDraw] = base(gradients.draw.at(place.line, t, channel));
-    to_[kDz] = base(gradients.dz.at(place.line, t, channel));
-    keys_bytes_ = bytes(keys.token_stride);
+    keys_bytes_ = bytes((where.lane / 2 % 2 == 0 ? call.b : call.c).token_stride);
+    if (where.lane >= 4) return;
+    shared.kept = kept_at(call, where, place, 0);
+    const int channel = where.first + where.wide;
+    const auto keep = [&](int which, const Lines<T>& lines, int at) {
+      shared.rows[which][where.lane] = reinterpret_cast<const char*>(lines.at(place.line, place.begin, at));
+    };
+    keep(kX, call.x, channel);
+    keep(kRaw, call.raw, channel);
+    keep(kZ, call.z, channel);
+    keep(kDy, gradients.dy, channel);
+    keep(kKeys, where.lane / 2 == 0 ? call.b : call.c, where.lane % 2 * kHalf);
+    keep(kInputs + kDx, gradients.dx, channel);
+    keep(kInputs + kDraw, gradients.draw, channel);
+    keep(kInputs + kDz, gradients.dz, channel);
+    shared.rows[kOutput][where.lane] = reinterpret_cast<const char*>(outputs_at(call, where, place, 0));
   }
 
+  // Whether a chunk has the lane's token, and a block its channels.
   __device__ __forceinline__ bool there(int chunk) const { return chunk * kChunk < length_; }
 
   // Asks for a chunk's.
   __device__ __forceinline__ void ask(int chunk) {
     if constexpr (kBuffers > 0) {
       auto& to = shared_.ahead[chunk % kBuffers];
-      if (vectors_) {
 #pragma unroll
-        for (int which = 0; which < kInputs; ++which) {
+      for (int which = 0; which < kInputs; ++which) {
+        const int bytes = chunk * kChunk < (which == kKeys ? tokens_ : length_) ? 16 : 0;
 #pragma unroll
-          for (int i = 0; i < kVectors; ++i) {
-            ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), from(which, chunk) + i * (kWide / kVectors),
-                               there(chunk) ? 16 : 0);
-          }
-        }
-      } else {
-#pragma unroll
-        for (int which = 0; which < kInputs; ++which) {
-          const int count = there(chunk) ? count_of(which) : 0;
-#pragma unroll 1
-          for (int i = 0; i < kWide; ++i) {
-            reinterpret_cast<T*>(&to[which][i / (kWide / kVectors)][lane_])[i % (kWide / kVectors)] =
-                i < count ? from(which, chunk)[i] : flashgla::cuda::from_float<T>(0.0f);
-          }
+        for (int i = 0; i < kVectors; ++i) {
+          ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), from(which, chunk) + i * (kWide / kVectors),
+                             bytes);
         }
       }
       ptx::copy_async_commit();
     }
   }
 
+  // Brings the warp's states before a chunk near, 64 bytes a lane.
+  __device__ __forceinline__ void bring_states(int chunk) const { ptx::prefetch_l2(kept(chunk) + 4 * lane_); }
+
+  // Asks for the lane's states before a chunk.
+  __device__ __forceinline__ void ask_states(int chunk) {
+    if constexpr (kBuffers > 0) {
+      const float4* const own = kept(chunk) + lane_;
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        ptx::copy_async_16(ptx::shared_address(&shared_.states[i][lane_]), own + i * kWarp);  // place_of_piece
+      }
+      ptx::copy_async_commit();
+    }
+  }
   // What has been asked for.
+  __device__ __forceinline__ void states(int chunk, float (&h)[kQuad][kQuad]) const {
+    if constexpr (kBuffers == 0) {
+      load_square(kept(chunk), lane_, h);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kQuad; ++i) {
+        load_floats(reinterpret_cast<const float*>(&shared_.states[i][lane_]), h[i]);
+      }
+    }
+  }
+
+  // What has been asked for; kAgain: while the next chunk's is there, too.
+  template <bool kAgain = false>
   __device__ __forceinline__ Wide get(int which, int chunk) const {
     if constexpr (kBuffers == 0) {
-      if (!there(chunk)) return Wide::zero();
+      if (chunk * kChunk >= tokens_) return Wide::zero();
       return vectors_ ? Wide::load(from(which, chunk)) : load_eight<T>(from(which, chunk), count_of(which), false);
+    } else if constexpr (kAgain && kBuffers == 1) {
+      return there(chunk) ? Wide::load(from(which, chunk)) : Wide::zero();
     } else {
       Wide result;
 #pragma unroll
@@ -157,7 +198,7 @@ class BackwardLines {
 
   // room: floats that this lane alone may use.
   __device__ __forceinline__ void store(const float (&values)[kOutputs][kWide], int chunk, float* room) const {
-    if (vectors_) {
+    if (kBuffers > 0 || vectors_) {
 #pragma unroll
       for (int which = 0; which < kOutputs; ++which) Wide::of(values[which]).store(to(which, chunk));
       return;
@@ -174,10 +215,16 @@ class BackwardLines {
   static constexpr int kVectors = Wide::kBytes / 16;
 
   static __device__ __forceinline__ int bytes(std::int64_t stride) { return static_cast<int>(stride * sizeof(T)); }
+  __device__ __forceinline__ const float4* kept(int chunk) const {
+    return shared_.kept + std::int64_t{chunk} * static_cast<int>(call_.tiles * (kWarps * kSquare));
+  }
   __device__ __forceinline__ int count_of(int which) const {
     return which == kKeys ? states_ : which == kOutput ? kWide : count_;
   }
   // 32 bits times 32: one instruction.
+  __device__ __forceinline__ const char* row(int which, int chunk, int stride) const {
+    return shared_.rows[which][lane_ % 4] + std::int64_t{chunk * kChunk + lane_ / 4} * stride;
+  }
   __device__ __forceinline__ const T* from(int which, int chunk) const {
     const int stride = which == kX      ? bytes(call_.x.token_stride)
                        : which == kRaw  ? bytes(call_.raw.token_stride)
@@ -185,20 +232,19 @@ class BackwardLines {
                        : which == kDy   ? bytes(gradients_.dy.token_stride)
                        : which == kKeys ? keys_bytes_
                                         : bytes(call_.tiles * kBlockChannels);
-    return reinterpret_cast<const T*>(from_[which] + std::int64_t{chunk * kChunk} * stride);
+    return reinterpret_cast<const T*>(row(which, chunk, stride));
   }
   __device__ __forceinline__ T* to(int which, int chunk) const {
     const Lines<T>& lines = which == kDx ? gradients_.dx : which == kDraw ? gradients_.draw : gradients_.dz;
-    const char* const at = to_[which] + std::int64_t{chunk * kChunk} * bytes(lines.token_stride);
-    return const_cast<T*>(reinterpret_cast<const T*>(at));
+    return const_cast<T*>(reinterpret_cast<const T*>(row(kInputs + which, chunk, bytes(lines.token_stride))));
   }
 
   const Call<T>& call_;
   const Gradients<T>& gradients_;
   OfWarp& shared_;
-  int lane_, length_, count_, states_;  // tokens from the lane's first on; channels and states from its first
-  bool vectors_;                        // all are read and written 16 bytes at a time
-  const char *from_[kInputs], *to_[kOutputs];
+  int lane_, count_, states_;  // channels and states from the lane's first on
+  int tokens_, length_;        // from the lane's first on; the same, 0 where it has no channels
+  bool vectors_;               // all are read and written 16 bytes at a time
   int keys_bytes_;
 };
 

@@ -276,12 +276,12 @@ __device__ __forceinline__ void store_keys(const Vector<T, kHalf>& from, const W
   store_floats(values, &to[0][0][0] + where.lane * kHalf);
 }
 
-// A warp's states in device memory, in pieces of four states of a channel, which lie in the order in which both
-// squares' lanes read and write whole sectors.
+// A warp's states in device memory, in pieces of four states of a channel: those of a lane of 4 x 4 lie a warp's width
+// apart, and lanes of 2 x 8 write whole sectors.
 template <int C>
 __device__ __forceinline__ int place_of_piece(const Square<C>& square, int i, int piece) {
   const int channel = square.channel + i, quarter = square.state / 4 + piece;
-  return (channel % 2 * 2 + quarter % 2) * kWarp + channel / 2 * 2 + quarter / 2;
+  return channel % 4 * kWarp + channel / 16 * 16 + quarter * 4 + channel % 16 / 4;
 }
 template <int C, int S>
 __device__ __forceinline__ void load_square(const float4* from, int lane, float (&h)[C][S]) {

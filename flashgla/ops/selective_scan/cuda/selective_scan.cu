@@ -318,7 +318,9 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       // f32 takes one: with two, a block less fits a multiprocessor.
       constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
       constexpr auto kRoom = static_cast<std::int64_t>(sizeof(cuda::BackwardShared<T, kMost>));
-      if (context.architecture().shared_memory >= kRoom) {
+      const bool whole =
+          call.vectors && call.key_vectors && sizes.channels % cuda::kWide == 0 && sizes.states == cuda::kStates;
+      if (whole && context.architecture().shared_memory >= kRoom) {
         walk(std::integral_constant<int, kMost>());
       } else {
         walk(std::integral_constant<int, 0>());
