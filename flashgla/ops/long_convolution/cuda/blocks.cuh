@@ -439,7 +439,7 @@ constexpr int products_bytes(std::int64_t blocks) {
 // In place: block m becomes sum_(a <= m) G_(m-a) X_a; with kBack sum_(a >= m) conjugate(G_(a-m)) X_a. Of at most kMost
 // blocks.
 template <class P, int kMost, bool kBack>
-__global__ void __launch_bounds__(kProductThreads, 4)
+__global__ void __launch_bounds__(kProductThreads, 3)
     product_kernel(Call<float> call, Spectra<P> filters, Spectra<P> spectra) {
   extern __shared__ float2 scales[];
   flashgla::cuda::wait_for_previous();

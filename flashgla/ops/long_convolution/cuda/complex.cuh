@@ -192,7 +192,7 @@ struct Scale {
 
   // For numbers of a binary exponent field that come below 2^top.
   static __device__ __forceinline__ Scale below(std::uint32_t field, int top) {
-    const int of = min(max(static_cast<int>(field), 1 + top), 252);
+    const int of = min(max(static_cast<int>(field), 1 + top), min(252 + top, 254));
     return {__uint_as_float(static_cast<std::uint32_t>(253 + top - of) << 23),
             __uint_as_float(static_cast<std::uint32_t>(of + 1 - top) << 23)};
   }

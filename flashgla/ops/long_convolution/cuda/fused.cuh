@@ -24,8 +24,8 @@ struct FusedForm {
   // The filters' spectra stay in shared memory where there is room for them.
   static constexpr bool kInside = kFiltersAt + kFilterBytes <= (200 << 10);
   static constexpr int kRoomAt = kFiltersAt + (kInside ? kFilterBytes : 0);
-  static constexpr int kBarriersAt = kRoomAt + kSpans * kTeams * kOfTeam * 4;
-  static constexpr int kBytes = kBarriersAt + 16;
+  static constexpr int kBarrierAt = kRoomAt + kSpans * kTeams * kOfTeam * 4;
+  static constexpr int kBytes = kBarrierAt + 16;
   static_assert(kPoints * kAcross * static_cast<int>(sizeof(float)) <= kPointBytes);  // where the filter's rows come
 };
 using WideForm = FusedForm<float, float2, 2, 1>;
@@ -245,15 +245,14 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   P* own = Form::kInside ? reinterpret_cast<P*>(memory + Form::kFiltersAt) + TeamPlace::team() * kSets * kPoints
                          : filters_of<kSets>(filters);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const std::uint32_t barriers = ptx::shared_address(memory + Form::kBarriersAt);
+  const std::uint32_t barrier = ptx::shared_address(memory + Form::kBarrierAt);
   if (kBoxes && threadIdx.x == 0) {
-    ptx::mbarrier_init(barriers, 1);
-    ptx::mbarrier_init(barriers + 8, 1);
+    ptx::mbarrier_init(barrier, 1);
     ptx::fence_barrier_init();
   }
   constexpr int kBoxBytes = Form::kTokenBytes / kSpans;
-  const auto ask_boxes = [&](int n, int buffer) {
-    const std::uint32_t barrier = barriers + 8 * buffer, at = ptx::shared_address(staged(buffer).rows);
+  const auto ask_boxes = [&](int n) {
+    const std::uint32_t at = ptx::shared_address(staged(0).rows);
     ptx::mbarrier_arrive_expect(barrier, Form::kTokenBytes);
     for (int i = 0; i < kSpans; ++i) {
       ptx::copy_box(at + i * kBoxBytes, &maps.from, share.channel, i * kSpan, n, 0, barrier);
@@ -277,7 +276,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   const auto ask_first = [&] {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if (kBoxes) {
-      if (threadIdx.x == 0 && first < call.sequences) ask_boxes(first, 0);
+      if (threadIdx.x == 0 && first < call.sequences) ask_boxes(first);
       return;
     }
 #endif
@@ -285,17 +284,16 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   };
   Scales<P, kSets> scales;
   make_filters<kSets>(call, transform, share.channel, rows, points, own, room, scales, ask_first);
-  const auto compute = [&](int n, int buffer, const auto& half_way) {
-    const int spans = spans_of(call.place_of(n));
-    const bool active = TeamPlace::span() < spans;  // of a warp
-    {
-      P v[kSets][kOwn];
-      load_scaled<kSets>(staged(buffer), room, scales, v);
-      if (active) transform.forward(v, points);
-    }
+  // Of a sequence's tokens in a buffer, its spectra; of those, the outputs'; and those in a buffer.
+  const auto take = [&](int spans, int buffer) {
+    P v[kSets][kOwn];
+    load_scaled<kSets>(staged(buffer), room, scales, v);
+    if (TeamPlace::span() < spans) transform.forward(v, points);
+  };
+  const auto multiply = [&](int spans, const auto& meet) {
     P g[kSpans];
     load_slot<kSpan>(own + TeamPlace::slot(0), kSpans, g);
-    TeamPlace::meet();
+    meet();
 #pragma unroll
     for (int i = 0; i < kSets * kSlots; ++i) {
       P* at = points + i / kSlots * kChannelRoom + TeamPlace::place_of_slot(i % kSlots);
@@ -311,19 +309,52 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
         g[a] = next[a];
       }
     }
-    half_way();
     TeamPlace::meet();
-    if (active) {
-      typename Numbers<P>::Real values[kSets][kOwn];
-      transform.back(points, values);
-      store_staged(staged(buffer), scales, values);
-    }
+  };
+  const auto give = [&](int spans, int buffer) {
+    if (TeamPlace::span() >= spans) return;
+    typename Numbers<P>::Real values[kSets][kOwn];
+    transform.back(points, values);
+    store_staged(staged(buffer), scales, values);
   };
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if (kBoxes) return walk_sequences_of_boxes<kBuffers>(call, first, chunks, barriers, ask_boxes, compute, store_boxes);
+  if constexpr (kBoxes) {
+    // Of two buffers one is the tokens', asked for as soon as all have read the ones before, one the outputs'.
+    const bool leads = threadIdx.x == 0;
+    std::uint32_t turn = 0;
+    for (int n = first; n < call.sequences;) {
+      const int next = sequence_from(call, n + chunks, chunks), spans = spans_of(call.place_of(n));
+      ptx::mbarrier_wait(barrier, turn);
+      turn ^= 1;
+      take(spans, 0);
+      multiply(spans, [&] {
+        if (kBuffers == 1) return TeamPlace::meet();
+        if (leads) ptx::store_bulk_wait_read();
+        __syncthreads();
+        if (leads && next < call.sequences) ask_boxes(next);
+      });
+      give(spans, kBuffers - 1);
+      ptx::fence_async_proxy();
+      __syncthreads();
+      if (leads) {
+        store_boxes(n, kBuffers - 1);
+        if (kBuffers == 1) ptx::store_bulk_wait_read();
+        if (kBuffers == 1 && next < call.sequences) ask_boxes(next);
+      }
+      n = next;
+    }
+    if (leads) ptx::store_bulk_wait_read();
+    return;
+  }
 #endif
   walk_sequences<kBuffers>(
-      call, first, chunks, ask, [&](int n, int buffer) { compute(n, buffer, [] {}); },
+      call, first, chunks, ask,
+      [&](int n, int buffer) {
+        const int spans = spans_of(call.place_of(n));
+        take(spans, buffer);
+        multiply(spans, [] { TeamPlace::meet(); });
+        give(spans, buffer);
+      },
       [&](int n, int buffer) { staged(buffer).store(to, call.place_of(n), share.channel, call.channels); });
 }
 

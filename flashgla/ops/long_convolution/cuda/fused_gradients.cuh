@@ -95,17 +95,23 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
     load_scaled<1>(staged(buffer, 1), nullptr, scales, v + 1);
     transform.forward(v, points);
   };
+  const auto make_spectrum = [&](int spans, int tensor) {
+    if (!is_active(spans)) return;
+    float2 v[1][kOwn];
+    load_scaled<1>(staged(0, tensor), nullptr, scales, v);
+    transform.forward(v, points + tensor * kChannelRoom);
+  };
   const auto multiply = [&](int spans) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      float2 x[kSpans], w[kSpans];
+      float2 x[kSpans], w[kSpans], g[kSpans];
       float2* at = points + TeamPlace::place_of_slot(i);
+      if constexpr (kInputs) load_slot<kSpan>(own + TeamPlace::slot(i), kSpans, g);
       load_slot<kSpanRoom>(at, spans, x);
       load_slot<kSpanRoom>(at + kChannelRoom, spans, w);
       add_correlation(x, w, spans, sums[i]);
       if constexpr (kInputs) {
-        load_slot<kSpan>(own + TeamPlace::slot(i), kSpans, x);
-        correlate(x, w, spans);
+        correlate(g, w, spans);
 #pragma unroll
         for (int a = 0; a < kSpans; ++a) at[kChannelRoom + a * kSpanRoom] = w[a];
       }
@@ -120,11 +126,14 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       const int next = sequence_from(call, n + chunks, chunks), spans = spans_of(call.place_of(n));
       ptx::mbarrier_wait(barrier, turn);
       turn ^= 1;
-      if (kInputs) {
+      if (kInputs) {  // of dy first, beside what is still being written of the points of x
+        make_spectrum(spans, 1);
         if (threadIdx.x == 0) ptx::store_bulk_wait_read();
         __syncthreads();
+        make_spectrum(spans, 0);
+      } else {
+        make_spectra(spans, 0);
       }
-      make_spectra(spans, 0);
       __syncthreads();
       if (threadIdx.x == 0 && next < call.sequences) ask_boxes(next);
       multiply(spans);

@@ -153,45 +153,4 @@ __device__ __forceinline__ void walk_sequences(const Call<T>& call, int first, i
   if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// The same where the copy engine takes tokens in and outputs out, for one thread of the block: ask(n, buffer) has it
-// count down barrier `buffer`, and compute(n, buffer, half_way) calls half_way().
-template <int kBuffers, class T, class Ask, class Compute, class Store>
-__device__ __forceinline__ void walk_sequences_of_boxes(const Call<T>& call, int first, int chunks,
-                                                        std::uint32_t barriers, const Ask& ask, const Compute& compute,
-                                                        const Store& store) {
-  int last = -1, buffer = 0;
-  std::uint32_t turns = 0;  // of a buffer, a bit
-  const bool leads = threadIdx.x == 0;
-  for (int n = first; n < call.sequences;) {
-    const int next = sequence_from(call, n + chunks, chunks), other = kBuffers - 1 - buffer;
-    ptx::mbarrier_wait(barriers + 8 * buffer, turns >> buffer & 1);
-    turns ^= 1u << buffer;
-    __syncthreads();
-    if (kBuffers == 2 && leads && last >= 0) store(last, other);
-    compute(n, buffer, [&] {
-      if (kBuffers == 1 || !leads || next >= call.sequences) return;
-      ptx::store_bulk_wait_read();
-      ask(next, other);
-    });
-    ptx::fence_async_proxy();
-    if (kBuffers == 1) {
-      __syncthreads();
-      if (leads) {
-        store(n, 0);
-        ptx::store_bulk_wait_read();
-        if (next < call.sequences) ask(next, 0);
-      }
-    }
-    last = n;
-    n = next;
-    buffer = other;
-  }
-  __syncthreads();
-  if (!leads) return;
-  if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
-  ptx::store_bulk_wait_read();
-}
-#endif
-
 }  // namespace flashgla::ops::long_convolution::cuda
