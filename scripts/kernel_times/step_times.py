@@ -65,8 +65,9 @@ def token_floors(_):
     return {"linear_step": (0, 2 * MATRICES), "gated_linear_attention": (0, 2 * STATES)}
 
 
-# What, the bench's operation and problem, tokens, floors, whether a step is one graph. The training step is the sweep's:
-# of the headline's, gradients are compared with the CPU's first, which takes longer than all else here.
+# What, the bench's operation and problem, tokens, floors, whether a step is one graph. The training step is
+# the sweep's: of the headline's, gradients are compared with the CPU's first, which takes
+# longer than all else here.
 STEPS = [
     ("token", "model_decoding", "gla-1.3b batch 1 bf16", 1, token_floors, True),
     ("prompt", "model_prefill", "gla-1.3b 1x2048 bf16", 2048, prompt_floors, False),

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/time.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/names.h"
 #include "flashgla/ops/matmul/choices.h"
 #include "flashgla/ops/matmul/cpu/tiles.h"
 #include "flashgla/ops/matmul/implementations.h"
@@ -320,6 +322,34 @@ TEST(Matmul, ProgramsThatKeepChoicesAtOnceLoseNoneAndAgree) {
   for (const auto& of_program : seen) {
     for (const Choices& all : of_program) {
       for (const auto& [product, choice] : all.by_product) EXPECT_EQ(kept.by_product.at(product), choice) << product;
+    }
+  }
+}
+
+// Sums over parts of a long K cancel but for a half: a part that was rounded to bf16 would lose it. Before and after
+// plans are timed.
+TEST(Matmul, PartsOfALongSumMeetInF32) {
+  constexpr std::int64_t kLength = 1 << 16;
+  for (const Device device : testing::test_devices()) {
+    Context context(device);
+    for (const auto& [m, n] : {std::pair{64, 64}, std::pair{300, 136}, std::pair{5, 512}}) {
+      const Tensor ones = Tensor::empty({m, kLength}, DType::f32), terms = Tensor::empty({kLength, n}, DType::f32);
+      std::fill_n(ones.as<float>(), ones->numel(), 1.0f);
+      std::fill_n(terms.as<float>(), terms->numel() / 2, 1.0f);
+      std::fill_n(terms.as<float>() + terms->numel() / 2, terms->numel() / 2, -1.0f);
+      std::fill_n(terms.as<float>(), n, 1.5f);
+      const Tensor a = testing::copied_to(testing::converted(ones, DType::bf16), device);
+      const Tensor b = testing::copied_to(testing::converted(terms, DType::bf16), device);
+      const Tensor c = Tensor::empty({m, n}, DType::bf16, device);
+      for (const bool timed : {false, true}) {
+        if (timed) time_plans(context);
+        run(context, a, b, c);
+        context.queue().synchronize();
+        const Tensor sums = testing::converted(testing::copied_to(c, Device::cpu()), DType::f32);
+        const float* values = sums.as<float>();
+        EXPECT_EQ(std::count(values, values + m * n, 0.5f), m * n)
+            << flashgla::name_of(device) << " " << m << "x" << n << (timed ? " timed" : "");
+      }
     }
   }
 }
