@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/float16.h"
 
 namespace flashgla::cuda {
@@ -111,9 +112,7 @@ struct Vector {
     } else {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-        result.words[i] = static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
-                          static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+        result.words[i] = ptx::pack_bf16(values[2 * i], values[2 * i + 1]);  // of halves, nvcc 13 put it together again
       }
     }
     return result;
