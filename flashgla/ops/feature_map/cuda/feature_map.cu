@@ -1,5 +1,6 @@
-// A warp has a row, and reads it again from the cache for each feature.
-#include "flashgla/ops/cuda/each_element.cuh"
+// Rows that a team of lanes holds (held_rows.cuh), or else a warp a row, which it reads again from the cache for each
+// feature.
+#include "flashgla/ops/feature_map/cuda/held_rows.cuh"
 #include "flashgla/ops/feature_map/implementations.h"
 #include "flashgla/ops/feature_map/row.h"
 
@@ -63,28 +64,81 @@ __global__ void __launch_bounds__(kThreads)
                      Writer<T>{dx.at(row, 0)});
 }
 
-// Queues kernels.of<map>() for the rows of x.
-template <class T, class Kernels, class... Operands>
-void queue(Context& context, const Kernels& kernel_of, const TensorView& x, const Options& options,
-           const Operands&... operands) {
+// Queues kernels that take `operands`, x's first: which(map, held) is the one for rows that a thread has `held` vectors
+// of, or for any rows where that is 0.
+template <class T, class Which, class... Operands>
+void queue(Context& context, const Options& options, std::initializer_list<const TensorView*> tensors,
+           const Which& which, const Operands&... operands) {
+  const TensorView& x = **tensors.begin();
   const std::int64_t rows = rows_of(x.shape);
+  const int channels = static_cast<int>(x.size(-1));
+  constexpr int N = flashgla::cuda::kVectorOf<T>;
+  const cuda::HeldGrid grid(rows, channels, N);
+  const bool whole = channels % N == 0 && ops::cuda::are_aligned(tensors, N);
   with_map(options.map, [&](auto map) {
-    ops::cuda::queue_kernel(context, "feature_map", kernel_of(map), (rows * kLanes + kThreads - 1) / kThreads, kThreads,
-                            0, Operand<T>(x), operands..., rows, static_cast<int>(x.size(-1)), options.divide);
+    const auto queue_held = [&](auto held) {
+      ops::cuda::queue_kernel(context, "feature_map", which(map, held), grid.blocks(which.together(map, held)),
+                              cuda::HeldGrid::kThreads, 0, operands..., grid, options.divide);
+    };
+    if (whole && grid.held() == 1) return queue_held(std::integral_constant<int, 1>());
+    if constexpr (decltype(map)::value != Map::dpfp) {
+      if (whole && grid.held() == 2) return queue_held(std::integral_constant<int, 2>());
+      if (whole && grid.held() <= cuda::HeldGrid::kMost) return queue_held(std::integral_constant<int, 4>());
+    }
+    ops::cuda::queue_kernel(context, "feature_map", which(map), (rows * kLanes + kThreads - 1) / kThreads, kThreads, 0,
+                            operands..., rows, channels, options.divide);
   });
 }
 
 template <class T>
+struct Forward {
+  template <class M>
+  auto* operator()(M) const {
+    return forward_kernel<T, M::value>;
+  }
+  template <class M, class Held>
+  auto* operator()(M, Held) const {
+    if constexpr (M::value == Map::dpfp) {
+      return cuda::dpfp_forward_kernel<T>;
+    } else {
+      return cuda::held_forward_kernel<T, M::value, Held::value>;
+    }
+  }
+  // Rows that a team takes.
+  template <class M, class Held>
+  int together(M, Held) const {
+    return M::value == Map::dpfp ? 1 : cuda::rows_together(Held::value);
+  }
+};
+
+template <class T>
+struct Backward {
+  template <class M>
+  auto* operator()(M) const {
+    return backward_kernel<T, M::value>;
+  }
+  template <class M, class Held>
+  auto* operator()(M, Held) const {
+    if constexpr (M::value == Map::dpfp) {
+      return cuda::dpfp_backward_kernel<T>;
+    } else {
+      return cuda::held_backward_kernel<T, M::value, Held::value>;
+    }
+  }
+  template <class M, class Held>
+  int together(M, Held) const {
+    return 1;
+  }
+};
+
+template <class T>
 void forward_of(Context& context, const TensorView& x, const TensorView& y, const Options& options) {
-  queue<T>(
-      context, [](auto map) { return forward_kernel<T, decltype(map)::value>; }, x, options, Operand<T>(y));
+  queue<T>(context, options, {&x, &y}, Forward<T>(), Operand<T>(x), Operand<T>(y));
 }
 template <class T>
 void backward_of(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                  const Options& options) {
-  queue<T>(
-      context, [](auto map) { return backward_kernel<T, decltype(map)::value>; }, x, options, Operand<T>(dy),
-      Operand<T>(dx));
+  queue<T>(context, options, {&x, &dy, &dx}, Backward<T>(), Operand<T>(x), Operand<T>(dy), Operand<T>(dx));
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ TEST(FeatureMap, EveryImplementationAgreesWithTheReference) {
   for (const Map map : kMaps) {
     for (const bool divide : {false, true}) {
       // A lone feature divided by its sum is 1 but for the epsilon: its gradient is what is left when all else cancels.
-      for (const Shape& shape :
-           {Shape({3, divide ? 17 : 1}), Shape({2, 3, 5, 33}), Shape({0, 8}), Shape({7, 64}), Shape({3, 300})}) {
+      for (const Shape& shape : {Shape({3, divide ? 17 : 1}), Shape({2, 3, 5, 33}), Shape({0, 8}), Shape({7, 64}),
+                                 Shape({5, 24}), Shape({4, 8}), Shape({3, 300}), Shape({3, 512}), Shape({2, 1000})}) {
         EXPECT_EQ(testing::check_conformance(case_of(shape, {map, divide}, false), coverage), "");
         EXPECT_EQ(testing::check_conformance(case_of(shape, {map, divide}, true), coverage), "");
       }
