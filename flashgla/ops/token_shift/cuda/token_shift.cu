@@ -1,8 +1,9 @@
-// A thread walks through a segment of a line's tokens with a few neighbouring channels; what it reads of some tokens is
-// asked for at once.
+// A thread takes a segment of a line's tokens and a few neighbouring channels; what it reads of some tokens is asked
+// for at once. Forward a segment is just those, so that blocks that run at a time lie close together in memory;
+// backward, where what a segment adds to dmu is written, it walks through more.
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/lines.cuh"
-#include "flashgla/ops/elementwise/elementwise.h"
+#include "flashgla/ops/cuda/partial_sums.cuh"
 #include "flashgla/ops/token_shift/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -17,8 +18,9 @@ using ops::cuda::Vector;
 using bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 128;
-constexpr std::int64_t kSegment = 32;  // tokens
-constexpr int kTogether = 4;           // tokens that are asked for at once
+constexpr int kSegment = 32;       // tokens, backward
+constexpr int kTogether = 4;       // tokens that are asked for at once
+constexpr int kForwardTokens = 8;  // a segment forward, all asked for at once
 
 // What every kernel of a call knows. A line is a row of the batch: one sequence, or with cu_seqlens all of them.
 struct Call {
@@ -28,7 +30,8 @@ struct Call {
   const float* initial_state;      // [N,D]; null: zeros
 
   __device__ __forceinline__ std::int64_t boundary(std::int64_t n) const { return cu_seqlens[n]; }
-  __host__ __device__ std::int64_t segments() const { return (length + kSegment - 1) / kSegment; }  // of a line
+  // Of a line.
+  __host__ __device__ std::int64_t segments(std::int64_t tokens) const { return (length + tokens - 1) / tokens; }
 };
 
 // A tensor [B,T,D] or [M,B,T,D] in a kernel, D contiguous.
@@ -50,19 +53,15 @@ struct Lines {
 
 // Where a thread stands: its segment's tokens, its first channel.
 struct Where {
-  std::int64_t line, index, begin, end, channel;
+  std::int64_t line, begin, end, channel;
 
-  __device__ __forceinline__ Where(const Call& call, int each) {
-    // In 32 bits: 2^32 threads would have 2^37 elements, and a division of 64 bits is a call that spills.
-    const std::uint32_t item = blockIdx.x * kThreads + threadIdx.x;
-    const auto vectors = static_cast<std::uint32_t>(call.channels / each);
-    const auto segments = static_cast<std::uint32_t>(call.segments());
-    const std::uint32_t above = item / vectors;
-    channel = std::int64_t{item - above * vectors} * each;
-    line = above / segments;
-    index = above % segments;
-    begin = index * kSegment;
-    end = begin + kSegment < call.length ? begin + kSegment : call.length;
+  // Segment `segment` of all lines' of so many tokens.
+  __device__ __forceinline__ Where(const Call& call, int tokens, std::uint32_t segment, std::int64_t channel)
+      : channel(channel) {
+    const auto segments = static_cast<std::uint32_t>(call.segments(tokens));
+    line = segment / segments;
+    begin = std::int64_t{segment % segments} * tokens;
+    end = begin + tokens < call.length ? begin + tokens : call.length;
   }
 };
 
@@ -90,58 +89,64 @@ __device__ __forceinline__ void load_previous(const Call& call, const Lines<T>& 
 }
 
 template <class T, int N, int M>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Call call, Lines<T> x, Lines<T> y, float* final_state) {
+__global__ void __launch_bounds__(kThreads, 1)  // 1: ptxas else spills
+    forward_kernel(Call call, Lines<T> x, Lines<T> y, float* final_state) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
-  const Where where(call, N);
+  // In 32 bits: 2^32 threads would have 2^35 elements, and a division of 64 bits is a call that spills.
+  const std::uint32_t item = blockIdx.x * kThreads + threadIdx.x;
+  const auto vectors = static_cast<std::uint32_t>(call.channels / N);
+  const std::uint32_t segment = item / vectors;
+  const Where where(call, kForwardTokens, segment, std::int64_t{item - segment * vectors} * N);
   if (where.line >= call.lines) return;
+  const int count = static_cast<int>(where.end - where.begin);
+  Vector<T, N> tokens[kForwardTokens];
+  const T* from = x.at(0, where.line, where.begin, where.channel);
+#pragma unroll
+  for (int t = 0; t < kForwardTokens; ++t) {
+    tokens[t] = Vector<T, N>::zero();
+    if (t < count) tokens[t] = Vector<T, N>::load(from);
+    from += x.token_stride;
+  }
   Place place = place_at(call, where.line, where.begin);
   float previous[N], mu[M][N];
   load_previous(call, x, where, place, previous);
 #pragma unroll
   for (int m = 0; m < M; ++m) unpack(Vector<float, N>::load(call.mu + m * call.channels + where.channel), mu[m]);
-  for (std::int64_t first = where.begin; first < where.end; first += kTogether) {
-    Vector<T, N> tokens[kTogether];
+  T* to = y.at(0, where.line, where.begin, where.channel);
 #pragma unroll
-    for (int t = 0; t < kTogether; ++t) {
-      tokens[t] = Vector<T, N>::zero();
-      if (first + t < where.end) tokens[t] = Vector<T, N>::load(x.at(0, where.line, first + t, where.channel));
+  for (int t = 0; t < kForwardTokens; ++t) {
+    if (t >= count) break;
+    if (where.begin + t == place.end) {
+      place = place_after(call, place, where.begin + t);
+      load_state(call, place, where.channel, previous);
     }
+    float own[N];
+    unpack(tokens[t], own);
 #pragma unroll
-    for (int t = 0; t < kTogether; ++t) {
-      if (first + t >= where.end) break;
-      if (first + t == place.end) {
-        place = place_after(call, place, first + t);
-        load_state(call, place, where.channel, previous);
-      }
-      float own[N];
-      unpack(tokens[t], own);
+    for (int m = 0; m < M; ++m) {
+      float mixed[N];
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        float mixed[N];
+      for (int i = 0; i < N; ++i) mixed[i] = fmaf(mu[m][i], own[i] - previous[i], previous[i]);
+      Vector<T, N>::of(mixed).store(to + m * y.mix_stride);
+    }
+    to += y.token_stride;
 #pragma unroll
-        for (int i = 0; i < N; ++i) mixed[i] = fmaf(mu[m][i], own[i] - previous[i], previous[i]);
-        Vector<T, N>::of(mixed).store(y.at(m, where.line, first + t, where.channel));
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        previous[i] = own[i];
-        if (final_state != nullptr && first + t + 1 == place.end) {
-          final_state[place.n * call.channels + where.channel + i] = own[i];
-        }
+    for (int i = 0; i < N; ++i) {
+      previous[i] = own[i];
+      if (final_state != nullptr && where.begin + t + 1 == place.end) {
+        final_state[place.n * call.channels + where.channel + i] = own[i];
       }
     }
   }
 }
 
-// sums [lines * segments,M,D].
+// dx of a segment's channels, and what it adds to dmu.
 template <class T, int N, int M>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(Call call, Lines<T> x, Lines<T> dy, Lines<T> dx, float* sums) {
-  flashgla::cuda::wait_for_previous();
-  const Where where(call, N);
-  if (where.line >= call.lines) return;
+__device__ __forceinline__ void walk_backward(const Call& call, const Lines<T>& x, const Lines<T>& dy,
+                                              const Lines<T>& dx, const Where& where, float (&dmu)[M][N]) {
   Place place = place_at(call, where.line, where.begin);
-  float previous[N], mu[M][N], dmu[M][N] = {};
+  float previous[N], mu[M][N];
   load_previous(call, x, where, place, previous);
   Vector<T, N> now[M];  // dy of the token
 #pragma unroll
@@ -188,9 +193,41 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < N; ++i) previous[i] = own[i];
     }
   }
-  float* to = sums + (where.line * call.segments() + where.index) * M * call.channels + where.channel;
+}
+
+// Each warp of a block takes a segment of the same channels: what they add to dmu is summed before it is written, to
+// sums [groups of segments,M,D].
+constexpr int kAcross = 32, kDown = kThreads / kAcross;
+
+template <class T, int N, int M>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(Call call, Lines<T> x, Lines<T> dy, Lines<T> dx, float* sums) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[M * N][kThreads];
+  const auto slices = static_cast<std::uint32_t>((call.channels + kAcross * N - 1) / (kAcross * N));
+  const std::uint32_t group = blockIdx.x / slices, segment = group * kDown + threadIdx.x / kAcross;
+  const std::int64_t channel = std::int64_t{(blockIdx.x - group * slices) * kAcross + threadIdx.x % kAcross} * N;
+  float dmu[M][N] = {};
+  const Where where(call, kSegment, segment, channel);
+  if (channel < call.channels && where.line < call.lines) walk_backward<T, N, M>(call, x, dy, dx, where, dmu);
 #pragma unroll
-  for (int m = 0; m < M; ++m) Vector<float, N>::of(dmu[m]).store(to + m * call.channels);
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) shared[m * N + i][threadIdx.x] = dmu[m][i];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kAcross || channel >= call.channels) return;
+  float* to = sums + std::int64_t{group} * M * call.channels + channel;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    float total[N] = {};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+#pragma unroll
+      for (int down = 0; down < kDown; ++down) total[i] += shared[m * N + i][down * kAcross + threadIdx.x];
+    }
+    Vector<float, N>::of(total).store(to + m * call.channels);
+  }
 }
 
 Call call_of(const Inputs& in, const float* mu) {
@@ -220,9 +257,7 @@ void with_type(const float* mu, std::initializer_list<const TensorView*> tensors
   whole ? run(bf16{}, Four()) : run(bf16{}, One());
 }
 
-std::int64_t blocks_of(const Call& call, int each) {
-  return (call.lines * call.segments() * (call.channels / each) + kThreads - 1) / kThreads;
-}
+std::int64_t groups_of(const Call& call) { return (call.lines * call.segments(kSegment) + kDown - 1) / kDown; }
 
 void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
@@ -238,10 +273,12 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
     using T = decltype(zero);
     constexpr int N = decltype(each)::value;
     const Call call = call_of(in, mu);
+    const std::int64_t threads = call.lines * call.segments(kForwardTokens) * (call.channels / N);
+    const std::int64_t blocks = (threads + kThreads - 1) / kThreads;
     using Kernel = void (*)(Call, Lines<T>, Lines<T>, float*);
     constexpr Kernel kernels[kMostMixes] = {forward_kernel<T, N, 1>, forward_kernel<T, N, 2>, forward_kernel<T, N, 3>};
-    ops::cuda::queue_kernel(context, "token_shift", kernels[call.mixes - 1], blocks_of(call, N), kThreads, 0, call,
-                            Lines<T>(in.x), Lines<T>(out.y), static_cast<float*>(state.data));
+    ops::cuda::queue_kernel(context, "token_shift", kernels[call.mixes - 1], blocks, kThreads, 0, call, Lines<T>(in.x),
+                            Lines<T>(out.y), static_cast<float*>(state.data));
   });
 }
 
@@ -249,21 +286,21 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const ArenaScope scope(context.scratch());
   const float* mu = mixes_in_f32(context, in.mu);
   const Call call = call_of(in, mu);
-  const TensorView sums =
-      context.scratch().tensor({call.lines * call.segments(), in.mu.numel()}, DType::f32, "token_shift: sums");
-  if (in.x.numel() == 0) return;
-  if (!context.planning()) {
-    with_type(mu, {&in.x, &dy, &to.dx}, [&](auto zero, auto each) {
-      using T = decltype(zero);
-      constexpr int N = decltype(each)::value;
-      using Kernel = void (*)(Call, Lines<T>, Lines<T>, Lines<T>, float*);
-      constexpr Kernel kernels[kMostMixes] = {backward_kernel<T, N, 1>, backward_kernel<T, N, 2>,
-                                              backward_kernel<T, N, 3>};
-      ops::cuda::queue_kernel(context, "token_shift", kernels[call.mixes - 1], blocks_of(call, N), kThreads, 0, call,
-                              Lines<T>(in.x), Lines<T>(dy), Lines<T>(to.dx), static_cast<float*>(sums.data));
-    });
-  }
-  elementwise::column_sum(context, sums, to.dmu.reshape(Shape({to.dmu.numel()})), true);
+  const std::int64_t groups = groups_of(call);
+  const auto partial = ops::cuda::take_partial_sums(context, groups, in.mu.numel(), std::max<std::int64_t>(groups, 1),
+                                                    1, "token_shift: sums of dmu");
+  if (context.planning() || in.x.numel() == 0) return;
+  with_type(mu, {&in.x, &dy, &to.dx}, [&](auto zero, auto each) {
+    using T = decltype(zero);
+    constexpr int N = decltype(each)::value;
+    const std::int64_t blocks = groups * ((call.channels + kAcross * N - 1) / (kAcross * N));
+    using Kernel = void (*)(Call, Lines<T>, Lines<T>, Lines<T>, float*);
+    constexpr Kernel kernels[kMostMixes] = {backward_kernel<T, N, 1>, backward_kernel<T, N, 2>,
+                                            backward_kernel<T, N, 3>};
+    ops::cuda::queue_kernel(context, "token_shift", kernels[call.mixes - 1], blocks, kThreads, 0, call, Lines<T>(in.x),
+                            Lines<T>(dy), Lines<T>(to.dx), partial.sums);
+  });
+  ops::cuda::reduce(context, partial, to.dmu.as<float>(), true);
 }
 
 }  // namespace
