@@ -6,7 +6,6 @@
 #include <cmath>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "flashgla/ops/gated_linear_attention/checks.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
@@ -66,13 +65,7 @@ Problem as_asked(const Implementation& row, const Problem& p) {
 
 // Rows that sum over heads, best first.
 std::span<const Implementation> rows_that_sum() {
-  static const std::vector<Implementation> rows = [] {
-    std::vector<Implementation> some;
-    for (const Implementation& row : implementations()) {
-      if (row.sums_over_heads) some.push_back(row);
-    }
-    return some;
-  }();
+  static const auto rows = implementations_with([](const Implementation& row) { return row.sums_over_heads; });
   return rows;
 }
 

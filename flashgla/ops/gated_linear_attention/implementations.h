@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "flashgla/ops/dispatch.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -38,5 +39,7 @@ struct Implementation {
 
 // Best first, reference last.
 std::span<const Implementation> implementations();
+// Those of them that do.
+std::vector<Implementation> implementations_with(bool (*does)(const Implementation&));
 
 }  // namespace flashgla::ops::gated_linear_attention

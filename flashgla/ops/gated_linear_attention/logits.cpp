@@ -1,7 +1,6 @@
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 #include <string>
-#include <utility>
 
 #include "flashgla/ops/log_sigmoid_gate/log_sigmoid_gate.h"
 
@@ -30,21 +29,17 @@ TensorView as_rows(const TensorView& gate) {
   return gate.split_last(gate.size(-1));
 }
 
-struct Gates {
-  TensorView g, gv;
-};
-
-Gates gates_of(Context& context, const Problem& p, DType dtype, const TensorView& g, const TensorView& gv) {
-  Gates gates;
-  if (g) gates.g = context.scratch().tensor(g.shape, dtype, "gates of logits");
-  if (gv) gates.gv = context.scratch().tensor(gv.shape, dtype, "gates of logits");
+// Inputs, or a step's, with gates in workspace for logits.
+template <class AnyInputs>
+AnyInputs gated(Context& context, const Problem& p, DType dtype, AnyInputs inputs) {
   const Unforced unforced(context);
-  for (const auto& [logits, gate] : {std::pair(g, gates.g), {gv, gates.gv}}) {
-    if (!logits) continue;
-    log_sigmoid_gate::forward(context, as_rows(logits), gate.reshape(as_rows(logits).shape), p.gate_logit_normalizer,
-                              p.gate_clamp_min);
+  for (TensorView* gate : {&inputs.g, &inputs.gv}) {
+    if (!*gate) continue;
+    const TensorView logits = as_rows(*gate);
+    *gate = context.scratch().tensor(gate->shape, dtype, "gates of logits");
+    log_sigmoid_gate::forward(context, logits, gate->reshape(logits.shape), p.gate_logit_normalizer, p.gate_clamp_min);
   }
-  return gates;
+  return inputs;
 }
 
 }  // namespace
@@ -63,26 +58,19 @@ Problem with_gates(const Problem& problem) {
 void forward_with_gates(Context& context, const Problem& problem, const Problem& with_gates, const Inputs& inputs,
                         const Outputs& outputs, const RunForward& run) {
   const ArenaScope scope(context.scratch());
-  const Gates gates = gates_of(context, problem, with_gates.gate_dtype, inputs.g, inputs.gv);
-  Inputs gated = inputs;
-  gated.g = gates.g;
-  gated.gv = gates.gv;
-  run(with_gates, gated, outputs);
+  run(with_gates, gated(context, problem, with_gates.gate_dtype, inputs), outputs);
 }
 
 void backward_with_gates(Context& context, const Problem& problem, const Problem& with_gates, const Inputs& inputs,
                          const Outputs& outputs, const OutputGradients& output_gradients,
                          const InputGradients& input_gradients, const RunBackward& run) {
   const ArenaScope scope(context.scratch());
-  const Gates gates = gates_of(context, problem, with_gates.gate_dtype, inputs.g, inputs.gv);
-  Inputs gated = inputs;
-  gated.g = gates.g;
-  gated.gv = gates.gv;
+  const Inputs with = gated(context, problem, with_gates.gate_dtype, inputs);
   InputGradients of_gates = input_gradients;
   for (TensorView* gradient : {&of_gates.dg, &of_gates.dgv}) {
     if (*gradient) *gradient = context.scratch().tensor(gradient->shape, with_gates.gate_dtype, "gradients of gates");
   }
-  run(with_gates, gated, outputs, output_gradients, of_gates);
+  run(with_gates, with, outputs, output_gradients, of_gates);
   const Unforced unforced(context);
   const auto turn = [&](const TensorView& logits, const TensorView& of_gate, const TensorView& of_logits) {
     if (!of_logits) return;
@@ -99,11 +87,7 @@ void backward_with_gates(Context& context, const Problem& problem, const Problem
 void step_with_gates(Context& context, const Problem& problem, const Problem& with_gates, const StepInputs& inputs,
                      const RunStep& run) {
   const ArenaScope scope(context.scratch());
-  const Gates gates = gates_of(context, problem, with_gates.gate_dtype, inputs.g, inputs.gv);
-  StepInputs gated = inputs;
-  gated.g = gates.g;
-  gated.gv = gates.gv;
-  run(with_gates, gated);
+  run(with_gates, gated(context, problem, with_gates.gate_dtype, inputs));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -1,7 +1,6 @@
 // The decoding step, beside a ring or not: validate -> select -> run.
 #include <algorithm>
 #include <span>
-#include <vector>
 
 #include "flashgla/ops/gated_linear_attention/checks.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
@@ -46,13 +45,7 @@ void check_projection(const Problem& p, const StepInputs& in) {
 
 // Rows with a step, best first, and the one of them for a problem.
 const Implementation& choose_step(const Context& context, const Problem& p) {
-  static const std::vector<Implementation> rows = [] {
-    std::vector<Implementation> with_step;
-    for (const Implementation& row : implementations()) {
-      if (row.step != nullptr) with_step.push_back(row);
-    }
-    return with_step;
-  }();
+  static const auto rows = implementations_with([](const Implementation& row) { return row.step != nullptr; });
   return select(kOperation, std::span<const Implementation>(rows), p, context.architecture(),
                 context.forced_implementation());
 }

@@ -2,15 +2,12 @@
 #include <type_traits>
 
 #include "flashgla/base/cuda/check.h"
-#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -97,24 +94,19 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
                   nullptr,
                   nullptr,
                   nullptr};
-  const auto walks = static_cast<std::size_t>(problem.sequences * problem.heads);
+  const std::int64_t walks = problem.sequences * problem.heads;
   if (problem.gate == GateKind::constant) {
-    f.gate_parts = static_cast<float*>(context.scratch().allocate(walks * sizeof(float), "gla backward: gate parts"));
+    f.gate_parts = take<float>(context, walks * 4, "gla backward: gate parts");
   }
   if (plan.hopper && problem.gate == GateKind::key) {
-    const std::size_t state_bytes = static_cast<std::size_t>(problem.key_dim * problem.value_dim) * sizeof(float);
-    f.chunks_left = static_cast<int*>(context.scratch().allocate(walks * sizeof(int), "gla backward: chunks left"));
-    f.left_dh = static_cast<float*>(context.scratch().allocate(walks * state_bytes, "gla backward: dh where left"));
+    f.chunks_left = take<int>(context, walks * 4, "gla backward: chunks left");
+    f.left_dh = take<float>(context, walks * problem.key_dim * problem.value_dim * 4, "gla backward: dh where left");
   }
   Params states_only = p;
   if (plan.finds_states) {
-    const auto bytes = static_cast<std::size_t>(p.states_bytes());
-    p.states = states_only.states = context.scratch().allocate(bytes, "gla backward: states");
+    p.states = states_only.states = take(context, p.states_bytes(), "gla backward: states");
     // o is not wanted again: all sequences and heads write it to one place that nothing reads.
-    const std::size_t row_bytes = static_cast<std::size_t>(p.value_dim) * 2;
-    void* unread =
-        context.scratch().allocate(static_cast<std::size_t>(problem.length) * row_bytes, "gla backward: unread o");
-    states_only.o = {unread, 0, p.value_dim, 0};
+    states_only.o = {take(context, problem.length * p.value_dim * 2, "gla backward: unread o"), 0, p.value_dim, 0};
     states_only.ht = nullptr;
   }
   if (context.planning()) return;
@@ -128,24 +120,20 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
 template <class Core>
 void backward_by_chunks(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
                         const InputGradients& d_in) {
-  Arena& scratch = context.scratch();
   const Problem& problem = plan.problem;
   const std::int64_t chunks = p.sequences.most_chunks, heads = problem.heads, key_tiles = tiles_of(p.key_dim);
-  auto take = [&](std::int64_t bytes, const char* label) {
-    return scratch.allocate(static_cast<std::size_t>(bytes), label);
-  };
   const TwoPasses passes(context, p, plan, true);
   const std::int64_t state_bytes = p.states_bytes();
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
-  w.state_gradients = static_cast<char*>(take(state_bytes, "gla backward: state gradients"));
+  w.state_gradients = take(context, state_bytes, "gla backward: state gradients");
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
   const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
   const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
   if (gate_tile(problem) == GateTile::token) {
-    w.gate_parts = static_cast<float*>(take(gate_tiles * gate_rows * heads * 4, "gla backward: gate parts"));
+    w.gate_parts = take<float>(context, gate_tiles * gate_rows * heads * 4, "gla backward: gate parts");
   }
-  if (plan.finds_states) p.states = take(state_bytes, "gla backward: states");
+  if (plan.finds_states) p.states = take(context, state_bytes, "gla backward: states");
   if (context.planning()) return;
 
   const Gradients d = gradients_of(problem, d_out, d_in);
@@ -207,20 +195,22 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
       return;
     case BackwardForm::token_gates:
     case BackwardForm::key_gates:
-      return plan.hopper ? backward_in_one_kernel<TensorCore90>(context, plan, params, d_out, d_in)
-                         : backward_in_one_kernel<TensorCore80>(context, plan, params, d_out, d_in);
+      return with_core(plan.hopper,
+                       [&]<class Core>() { backward_in_one_kernel<Core>(context, plan, params, d_out, d_in); });
     case BackwardForm::chunks:
-      return plan.hopper ? backward_by_chunks<TensorCore90>(context, plan, params, d_out, d_in)
-                         : backward_by_chunks<TensorCore80>(context, plan, params, d_out, d_in);
+      return with_core(plan.hopper,
+                       [&]<class Core>() { backward_by_chunks<Core>(context, plan, params, d_out, d_in); });
     case BackwardForm::f32_tiles:
       return backward_in_f32_tiles(context, plan, params, d_out, d_in);
     case BackwardForm::value_gates:
-      return plan.hopper ? backward_with_value_gates<TensorCore90>(context, plan, params, d_out, d_in)
-                         : backward_with_value_gates<TensorCore80>(context, plan, params, d_out, d_in);
+      return with_core(plan.hopper,
+                       [&]<class Core>() { backward_with_value_gates<Core>(context, plan, params, d_out, d_in); });
     case BackwardForm::shared_keys:
       return backward_with_shared_keys(context, plan, params, d_out, d_in);
   }
 }
+
+}  // namespace
 
 void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
@@ -244,17 +234,6 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   };
   plan.gates ? backward_with_gates(context, problem, without_logits(problem), inputs, outputs, d_out, d_in, features)
              : features(problem, inputs, outputs, d_out, d_in);
-}
-
-}  // namespace
-
-void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                       const OutputGradients& d_out, const InputGradients& d_in) {
-  backward(context, problem, inputs, outputs, d_out, d_in, false);
-}
-void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                     const OutputGradients& d_out, const InputGradients& d_in) {
-  backward(context, problem, inputs, outputs, d_out, d_in, true);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -2,7 +2,7 @@
 // CUDA types here.
 #pragma once
 
-#include <string>
+#include <functional>
 
 #include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 #include "flashgla/ops/gated_linear_attention/implementations.h"
@@ -24,32 +24,66 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
 // ArenaScope.
 void plan_chunks(Context& context, Params& params);
 
+// So many bytes from context.scratch().
+template <class T = char>
+T* take(Context& context, std::int64_t bytes, const char* label) {
+  return static_cast<T*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
+}
+
 // In a debug build: writes the plan's tag behind the states of a forward; stops the device where a backward that is
 // given states does not find it.
 void write_states_tag(const Context& context, const Plan& plan, const TensorView& states);
 void check_states_tag(const Context& context, const Plan& plan, const TensorView& states);
 
-// The gradient token by token in f32, for whatever the table's rows take.
-void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        const OutputGradients& d_out, const InputGradients& d_in);
+// ---- the table's rows: `hopper` is cuda_sm90, else cuda_portable, which runs there too ----
 
-// Rows of the table. `hopper` stands for the row cuda_sm90.
-Support portable_supports(const Problem& problem, const Architecture& architecture);
-Support hopper_supports(const Problem& problem, const Architecture& architecture);
-std::size_t portable_states_bytes(const Problem& problem);
-std::size_t hopper_states_bytes(const Problem& problem);
-void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
-void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs);
-void portable_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                       const OutputGradients& output_gradients, const InputGradients& input_gradients);
-void hopper_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                     const OutputGradients& output_gradients, const InputGradients& input_gradients);
-std::string portable_plan(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                          const Architecture& architecture);
-std::string hopper_plan(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        const Architecture& architecture);
+Support supports(const Problem& problem, const Architecture& architecture, bool hopper);
+void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper);
+void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& output_gradients, const InputGradients& input_gradients, bool hopper);
 bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state);
 void step(Context& context, const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
           const TensorView& o);
+bool takes_ring(const Problem& problem);
+void step_with_ring(Context& context, const Problem& problem, const StepInputs& inputs, const Ring& ring,
+                    const TensorView& h, const TensorView& o);
+void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to);
+
+// ---- what plans are made of ----
+
+// What is left of a call once some of it has been dealt with, as a function that the caller hands down.
+using RestOfForward = std::function<void(const Inputs&, const Outputs&)>;
+using RestOfBackward =
+    std::function<void(const Inputs&, const Outputs&, const OutputGradients&, const InputGradients&)>;
+
+// Copies of tensors whose rows the kernels by chunks cannot move, before and after those (aligned_rows/README.md):
+// around calls whose plan moves pieces. Tensors that can be moved as they are stay. `rest` is called once with tensors
+// as wide as with_aligned_rows(problem) has them (plan.h), in planning mode too; the backward's has no o. Workspace
+// from context.scratch(), as that of all below.
+void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                               const RestOfForward& rest);
+void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest);
+
+// f16 and f32 by chunks, in tiles of f32 (f32_tiles/README.md). Identity features, no normaliser; aligned rows, any
+// gates. States, images of split tiles [chunks, G, key tiles, value tiles] of 16 or 24 KiB each, are kept where
+// params.states is given. params as plan_chunks leaves them.
+void forward_in_f32_tiles(Context& context, const Plan& plan, const Params& params);
+void backward_in_f32_tiles(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
+                           const InputGradients& d_in);
+
+// Gates over values by chunks, bf16 (value_gates/README.md). params as plan_chunks leaves them.
+template <class Core>
+void forward_with_value_gates(Context& context, const Plan& plan, const Params& params);
+template <class Core>
+void backward_with_value_gates(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
+                               const InputGradients& d_in);
+// The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
+Params keys_of(const Params& params);
+Params values_of(const Params& params, const Strided& d_o);
+
+// The gradient token by token in f32, for whatever the table's rows take.
+void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                        const OutputGradients& d_out, const InputGradients& d_in);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

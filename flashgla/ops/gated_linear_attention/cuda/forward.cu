@@ -1,13 +1,10 @@
 // Rows of the table: what they take, and the forward as its plan has it.
 #include "flashgla/base/cuda/check.h"
-#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/f32_tiles.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -17,7 +14,54 @@ namespace {
 constexpr std::int64_t kMostKeys = 512;
 constexpr std::int64_t kTooLong = std::int64_t{1} << 31;  // tokens: TMA counts them in 32 bits
 
-Support supports(const Problem& p) {
+// Token by token; what a backward by chunks reads of short sequences is left for it.
+void forward_by_tokens(Context& context, const Plan& plan, const Params& params) {
+  if (context.planning()) return;
+  if (params.states != nullptr) {  // these kernels write what lies within K and V
+    flashgla::cuda::check(cudaMemsetAsync(params.states, 0, static_cast<std::size_t>(params.states_bytes()),
+                                          static_cast<cudaStream_t>(context.stream())),
+                          "gated_linear_attention states");
+  }
+  launch_recurrent(context.stream(), params);
+  const bool prepares = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
+  if (params.states == nullptr || !prepares) return;
+  const Prepared kept = kept_prepared(params, plan);
+  with_core(plan.hopper, [&]<class Core>() { launch_preparation<Core>(context, params, kept); });
+}
+
+void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
+  Params params = make_params(plan, inputs, outputs);
+  plan_chunks(context, params);
+  switch (plan.forward) {
+    case ForwardForm::tokens:
+      return forward_by_tokens(context, plan, params);
+    case ForwardForm::one_pass:
+      if (context.planning()) return;
+      return with_core(plan.hopper,
+                       [&]<class Core>() { launch_fused<Core>(context, params, plan.groups, plan.pairs); });
+    case ForwardForm::one_wide_pass:
+      if (!context.planning()) launch_wide_forward(context.stream(), params);
+      return;
+    case ForwardForm::two_passes:
+      return forward_in_two_passes(context, params, plan);
+    case ForwardForm::f32_tiles:
+      return forward_in_f32_tiles(context, plan, params);
+    case ForwardForm::value_gates:
+      return with_core(plan.hopper, [&]<class Core>() { forward_with_value_gates<Core>(context, plan, params); });
+    case ForwardForm::shared_keys:
+      return forward_with_shared_keys(context, plan, params, outputs);
+  }
+}
+
+}  // namespace
+
+Support supports(const Problem& p, const Architecture& architecture, bool hopper) {
+  const int capability = architecture.cuda_capability;
+  if (hopper && capability != 90) return Support::no("needs compute capability 9.0 exactly");
+  if (capability < 80) {
+    return Support::no("needs compute capability 8.0, not " + std::to_string(capability / 10) + "." +
+                       std::to_string(capability % 10));
+  }
   if (p.dtype != DType::f32 && p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return Support::no(std::string("takes f32, bf16 and f16, not ") + name_of(p.dtype));
   }
@@ -35,47 +79,6 @@ Support supports(const Problem& p) {
   return Support::yes();
 }
 
-// Token by token; what a backward by chunks reads of short sequences is left for it.
-void forward_by_tokens(Context& context, const Plan& plan, const Params& params) {
-  if (context.planning()) return;
-  if (params.states != nullptr) {  // these kernels write what lies within K and V
-    flashgla::cuda::check(cudaMemsetAsync(params.states, 0, static_cast<std::size_t>(params.states_bytes()),
-                                          static_cast<cudaStream_t>(context.stream())),
-                          "gated_linear_attention states");
-  }
-  launch_recurrent(context.stream(), params);
-  const bool prepares = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
-  if (params.states == nullptr || !prepares) return;
-  const Prepared kept = kept_prepared(params, plan);
-  plan.hopper ? launch_preparation<TensorCore90>(context, params, kept)
-              : launch_preparation<TensorCore80>(context, params, kept);
-}
-
-void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
-  Params params = make_params(plan, inputs, outputs);
-  plan_chunks(context, params);
-  switch (plan.forward) {
-    case ForwardForm::tokens:
-      return forward_by_tokens(context, plan, params);
-    case ForwardForm::one_pass:
-      if (context.planning()) return;
-      return plan.hopper ? launch_fused<TensorCore90>(context, params, plan.groups, plan.pairs)
-                         : launch_fused<TensorCore80>(context, params, plan.groups, plan.pairs);
-    case ForwardForm::one_wide_pass:
-      if (!context.planning()) launch_wide_forward(context.stream(), params);
-      return;
-    case ForwardForm::two_passes:
-      return forward_in_two_passes(context, params, plan);
-    case ForwardForm::f32_tiles:
-      return forward_in_f32_tiles(context, plan, params);
-    case ForwardForm::value_gates:
-      return plan.hopper ? forward_with_value_gates<TensorCore90>(context, plan, params)
-                         : forward_with_value_gates<TensorCore80>(context, plan, params);
-    case ForwardForm::shared_keys:
-      return forward_with_shared_keys(context, plan, params, outputs);
-  }
-}
-
 void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
   const Plan plan = make_plan(problem, layout_of(problem, inputs, outputs), context.architecture(), hopper);
   const auto kernels = [&](const Inputs& in, const Outputs& out) { run_kernels(context, plan, in, out); };
@@ -90,44 +93,6 @@ void forward(Context& context, const Problem& problem, const Inputs& inputs, con
   plan.gates ? forward_with_gates(context, problem, without_logits(problem), inputs, outputs, features)
              : features(problem, inputs, outputs);
   write_states_tag(context, plan, outputs.states);
-}
-
-std::string name_of_plan(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                         const Architecture& architecture, bool hopper) {
-  return to_string(make_plan(problem, layout_of(problem, inputs, outputs), architecture, hopper));
-}
-
-}  // namespace
-
-Support portable_supports(const Problem& problem, const Architecture& architecture) {
-  if (architecture.cuda_capability < 80) {
-    return Support::no("needs compute capability 8.0, not " + std::to_string(architecture.cuda_capability / 10) + "." +
-                       std::to_string(architecture.cuda_capability % 10));
-  }
-  return supports(problem);
-}
-Support hopper_supports(const Problem& problem, const Architecture& architecture) {
-  if (architecture.cuda_capability != 90) return Support::no("needs compute capability 9.0 exactly");
-  return supports(problem);
-}
-
-std::size_t portable_states_bytes(const Problem& problem) { return states_bytes(problem, false); }
-std::size_t hopper_states_bytes(const Problem& problem) { return states_bytes(problem, true); }
-
-void portable_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  forward(context, problem, inputs, outputs, false);
-}
-void hopper_forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  forward(context, problem, inputs, outputs, true);
-}
-
-std::string portable_plan(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                          const Architecture& architecture) {
-  return name_of_plan(problem, inputs, outputs, architecture, false);
-}
-std::string hopper_plan(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                        const Architecture& architecture) {
-  return name_of_plan(problem, inputs, outputs, architecture, true);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

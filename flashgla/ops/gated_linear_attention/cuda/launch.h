@@ -13,6 +13,12 @@ struct Plan;          // plan.h
 struct TensorCore80;  // mma.sync
 struct TensorCore90;  // wgmma
 
+// f<Core>() with the tensor core of a plan.
+template <class F>
+void with_core(bool hopper, F f) {
+  hopper ? f.template operator()<TensorCore90>() : f.template operator()<TensorCore80>();
+}
+
 // K <= 512. o, states and ht as far as params names them.
 void launch_recurrent(void* stream, const Params& params);
 

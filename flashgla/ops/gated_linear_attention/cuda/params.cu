@@ -85,8 +85,7 @@ Params make_params(const Plan& plan, const Inputs& inputs, const Outputs& output
 
 void plan_chunks(Context& context, Params& params) {
   if (params.sequences.cu_seqlens == nullptr) return;
-  auto* begin = static_cast<std::int64_t*>(context.scratch().allocate(
-      static_cast<std::size_t>(params.sequences.count + 1) * sizeof(std::int64_t), "gla: chunk numbers"));
+  auto* begin = take<std::int64_t>(context, (params.sequences.count + 1) * 8, "gla: chunk numbers");
   params.sequences.chunk_begin = begin;
   if (context.planning()) return;
   plan_chunks_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(params.sequences, begin);

@@ -58,9 +58,6 @@ bool goes_through_features(const Problem& p) {
   return goes_by_chunks(plain) || gates_values_by_chunks(plain);
 }
 
-// Gates that lie in rows; others are read one a token.
-bool has_gate_rows(const Problem& p) { return p.gate == GateKind::key || p.gate == GateKind::key_value; }
-
 // Heads that one pass may take, and one kernel; for others than the first what is kept goes on with what preparation
 // leaves.
 bool fits_one_pass(const Problem& p) { return p.key_dim <= kTile && p.value_dim <= 2 * kTile; }
@@ -99,27 +96,18 @@ RowStrides gate_side_by_side(const Problem& p) {
   }
 }
 
-// As TMA takes them: no negative steps, tokens apart from each other, and 64 of them less than 2^31 bytes.
-bool is_aligned(const Problem& p, const RowStrides& rows, std::int64_t channels, DType dtype) {
-  if (!rows.given) return true;
-  const std::int64_t bytes = bytes_of(dtype);
-  bool ok = rows.on_piece && channels * bytes % kPieceBytes == 0 && (rows.token != 0 || p.length == 1) &&
-            rows.token * bytes * kChunk < std::int64_t{1} << 31;
-  for (const std::int64_t step : {rows.batch, rows.token, rows.head}) {
-    ok = ok && step >= 0 && step * bytes % kPieceBytes == 0;
-  }
-  return ok;
-}
 bool are_inputs_aligned(const Problem& p, const Layout& l) {
-  return is_aligned(p, l.q, p.key_dim, p.dtype) && is_aligned(p, l.k, p.key_dim, p.dtype) &&
-         is_aligned(p, l.v, p.value_dim, p.dtype) && is_aligned(p, l.gv, p.value_dim, p.gate_dtype) &&
-         (!has_gate_rows(p) || is_aligned(p, l.g, p.key_dim, p.gate_dtype));
+  const auto aligned = [&](const RowStrides& rows, std::int64_t channels, DType dtype) {
+    return is_aligned(rows, p.length, channels, dtype);
+  };
+  return aligned(l.q, p.key_dim, p.dtype) && aligned(l.k, p.key_dim, p.dtype) && aligned(l.v, p.value_dim, p.dtype) &&
+         aligned(l.gv, p.value_dim, p.gate_dtype) && (!has_gate_rows(p) || aligned(l.g, p.key_dim, p.gate_dtype));
 }
 // After copies: those that are aligned and as wide as they are to be stay.
 Layout after_copies(const Layout& layout, const Problem& p, const Problem& aligned) {
   Layout l = layout;
   const auto align = [&](RowStrides& rows, std::int64_t heads, std::int64_t channels, std::int64_t width, DType dtype) {
-    if (rows.given && !(is_aligned(p, rows, channels, dtype) && width == channels))
+    if (rows.given && !(is_aligned(rows, p.length, channels, dtype) && width == channels))
       rows = side_by_side(aligned, heads, width);
   };
   align(l.q, p.query_heads, p.key_dim, aligned.key_dim, p.dtype);
@@ -346,21 +334,38 @@ bool takes_shared_keys(const Problem& p) {
 
 int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
 
+bool has_gate_rows(const Problem& p) { return p.gate == GateKind::key || p.gate == GateKind::key_value; }
+
+RowStrides strides_of(const TensorView& view) {
+  if (!view) return {};
+  return {.given = true,
+          .on_piece = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0,
+          .batch = view.stride[0],
+          .token = view.stride[1],
+          .head = view.stride[2]};
+}
+
+bool is_aligned(const RowStrides& rows, std::int64_t tokens, std::int64_t channels, DType dtype) {
+  if (!rows.given) return true;
+  const std::int64_t bytes = bytes_of(dtype);
+  bool ok = rows.on_piece && channels * bytes % kPieceBytes == 0 && (rows.token != 0 || tokens == 1) &&
+            rows.token * bytes * kChunk < std::int64_t{1} << 31;
+  for (const std::int64_t step : {rows.batch, rows.token, rows.head}) {
+    ok = ok && step >= 0 && step * bytes % kPieceBytes == 0;
+  }
+  return ok;
+}
+bool is_aligned(const TensorView& view) {
+  return !view || is_aligned(strides_of(view), view.size(1), view.size(3), view.dtype);
+}
+
 Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
-  const auto rows = [](const TensorView& view) {
-    if (!view) return RowStrides();
-    return RowStrides{.given = true,
-                      .on_piece = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0,
-                      .batch = view.stride[0],
-                      .token = view.stride[1],
-                      .head = view.stride[2]};
-  };
-  Layout l{.q = rows(inputs.q),
-           .k = rows(inputs.k),
-           .v = rows(inputs.v),
-           .g = rows(inputs.g),
-           .gv = rows(inputs.gv),
-           .o = rows(outputs.o)};
+  Layout l{.q = strides_of(inputs.q),
+           .k = strides_of(inputs.k),
+           .v = strides_of(inputs.v),
+           .g = strides_of(inputs.g),
+           .gv = strides_of(inputs.gv),
+           .o = strides_of(outputs.o)};
   if (problem.gate == GateKind::constant) l.g = {.given = true, .head = inputs.g.stride[0]};
   l.states = static_cast<bool>(outputs.states);
   return l;

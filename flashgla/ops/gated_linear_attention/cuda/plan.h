@@ -20,6 +20,11 @@ struct RowStrides {
   bool on_piece = true;  // the address is a multiple of 16 bytes
   std::int64_t batch = 0, token = 0, head = 0;
 };
+RowStrides strides_of(const TensorView& view);
+// Whether kernels that move pieces can move it as it lies: the width, strides and the address are multiples of 16
+// bytes, tokens apart from each other, and 64 of them less than 2^31 bytes.
+bool is_aligned(const RowStrides& rows, std::int64_t tokens, std::int64_t channels, DType dtype);
+bool is_aligned(const TensorView& view);
 
 // What of a call's memory tells kernels apart. What the forward alone knows, o, tells forward forms apart and nothing
 // else.
@@ -121,6 +126,8 @@ std::size_t states_tag_bytes();
 Problem without_logits(const Problem& problem);
 Problem without_features(const Problem& problem);
 Problem with_aligned_rows(const Problem& problem);
+// Gates that lie in rows; others are read one a token.
+bool has_gate_rows(const Problem& problem);
 // Whether f16 becomes f32 on the way through features.
 bool goes_through_f32(const Problem& problem);
 

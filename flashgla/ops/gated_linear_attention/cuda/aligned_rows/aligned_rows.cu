@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -84,11 +83,6 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(const __grid_consta
 }
 
 // ---- host ----
-
-// Gates that lie in rows; others are read one a token.
-bool has_gate_rows(const Problem& problem) {
-  return problem.gate == GateKind::key || problem.gate == GateKind::key_value;
-}
 
 // The copies of one call.
 class Copies {
@@ -184,14 +178,6 @@ Inputs aligned_inputs(Copies& copies, const Problem& problem, const Inputs& inpu
 }
 
 }  // namespace
-
-bool is_aligned(const TensorView& view) {
-  if (!view) return true;
-  const auto bytes = static_cast<std::int64_t>(size_of(view.dtype));
-  bool ok = reinterpret_cast<std::uintptr_t>(view.data) % kPieceBytes == 0 && view.size(3) * bytes % kPieceBytes == 0;
-  for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] >= 0 && view.stride[i] * bytes % kPieceBytes == 0;
-  return ok && (view.stride[1] != 0 || view.size(1) == 1) && view.stride[1] * bytes * kChunk < std::int64_t{1} << 31;
-}
 
 void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                const RestOfForward& rest) {

@@ -6,6 +6,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/outputs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/states.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/values.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -46,59 +47,145 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
     make_split_gradients<Kernel, kGrouped, GatedSide::only_keys>(p, gradients, shared);
 }
 
-template <class Function, class Work>
-void launch_split(const char* name, Function* kernel, dim3 grid, int shared, cudaStream_t stream, const Params& p,
-                  const Work& work) {
-  flashgla::cuda::launch(name, kernel, grid, kGroupThreads, shared, stream, flashgla::cuda::Begin::after_previous, p,
-                         work);
+// ---- with gates over values ----
+
+static __device__ __forceinline__ void begin_beside_previous() {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next_of_waves();
 }
 
 template <class Kernel>
-void launch_split_prepare(const Params& p, const SplitImages& images, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * p.group));
-  launch_split("gated_linear_attention preparation of f32 tiles", split_prepare_kernel<Kernel>, grid,
-               PrepareShared<Kernel::parts>::total, stream, p, images);
+__global__ void __launch_bounds__(kGroupThreads)
+    split_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
+  begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
 }
 
 template <class Kernel, bool kBackwards>
-void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
-  const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
-  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(pass.segments - pass.ends_only));
-  const char* name = "gated_linear_attention states in f32 tiles";
-  if (pass.prepared.q != nullptr) {
-    launch_split(name, split_states_kernel<Kernel, kBackwards, true>, grid, kStatesShared<Kernel::parts, true>, stream,
-                 p, pass);
-  } else {
-    launch_split(name, split_states_kernel<Kernel, kBackwards, false>, grid, kStatesShared<Kernel::parts, false>,
-                 stream, p, pass);
-  }
-}
-
-template <class Kernel, bool kValueGradient>
-void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream) {
-  const std::int64_t heads = kValueGradient ? p.heads : p.heads * p.group;
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * heads * tiles_of(p.value_dim)));
-  const char* name = "gated_linear_attention outputs in f32 tiles";
-  if (outputs.prepared.q != nullptr) {
-    launch_split(name, prepared_outputs_kernel<Kernel, kValueGradient>, grid, kPreparedOutputsShared<Kernel::parts>,
-                 stream, p, outputs);
-  } else {
-    launch_split(name, split_outputs_kernel<Kernel, kValueGradient>, grid, OutputsShared<Kernel::parts>::total, stream,
-                 p, outputs);
-  }
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+    gated_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
+  begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
 }
 
 template <class Kernel>
-void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks * p.heads * tiles_of(p.key_dim)));
-  const char* name = "gated_linear_attention gradients in f32 tiles";
-  if (p.group > 1) {
-    launch_split(name, split_gradients_kernel<Kernel, true>, grid, GradientsShared<Kernel::parts, true>::total, stream,
-                 p, gradients);
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+    gated_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
+  begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) make_gated_outputs<Kernel>(p, outputs, shared);
+}
+
+template <class Kernel, bool kGrouped, GatedSide kSide>
+__global__ void __launch_bounds__(kGroupThreads, 2)
+    gated_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
+  begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
+}
+
+// ---- launches ----
+
+// A kernel of `blocks` x `segments`.
+template <class Work>
+void launch_split(const char* name, void (*kernel)(Params, Work), std::int64_t blocks, int segments, int shared,
+                  cudaStream_t stream, flashgla::cuda::Begin begin, const Params& p, const Work& work) {
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(segments));
+  flashgla::cuda::launch(name, kernel, grid, kGroupThreads, shared, stream, begin, p, work);
+}
+
+inline std::int64_t tiles_of_all_states(const Params& p) {
+  return p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
+}
+
+constexpr const char* kPreparation = "gated_linear_attention preparation of f32 tiles";
+constexpr const char* kGatedValues = "gated_linear_attention gated values of f32 tiles";
+constexpr const char* kStates = "gated_linear_attention states in f32 tiles";
+constexpr const char* kOutputs = "gated_linear_attention outputs in f32 tiles";
+constexpr const char* kGradients = "gated_linear_attention gradients in f32 tiles";
+constexpr auto kAfter = flashgla::cuda::Begin::after_previous;
+
+template <class Kernel>
+void SplitLaunch<Kernel>::prepare(const Params& p, const SplitImages& images, cudaStream_t stream) {
+  launch_split(kPreparation, split_prepare_kernel<Kernel>, p.sequences.most_chunks * p.heads * p.group, 1,
+               PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+  const auto run = [&]<bool kPrepared>(std::bool_constant<kPrepared>) {
+    launch_split(
+        kStates,
+        backwards ? split_states_kernel<Kernel, true, kPrepared> : split_states_kernel<Kernel, false, kPrepared>,
+        tiles_of_all_states(p), pass.segments - pass.ends_only, kStatesShared<Kernel::parts, kPrepared>, stream, kAfter,
+        p, pass);
+  };
+  pass.prepared.q != nullptr ? run(std::true_type()) : run(std::false_type());
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient,
+                                  cudaStream_t stream) {
+  const std::int64_t heads = value_gradient ? p.heads : p.heads * p.group,
+                     blocks = p.sequences.most_chunks * heads * tiles_of(p.value_dim);
+  if (outputs.prepared.q != nullptr) {
+    launch_split(kOutputs,
+                 value_gradient ? prepared_outputs_kernel<Kernel, true> : prepared_outputs_kernel<Kernel, false>,
+                 blocks, 1, kPreparedOutputsShared<Kernel::parts>, stream, kAfter, p, outputs);
   } else {
-    launch_split(name, split_gradients_kernel<Kernel, false>, grid, GradientsShared<Kernel::parts, false>::total,
-                 stream, p, gradients);
+    launch_split(kOutputs, value_gradient ? split_outputs_kernel<Kernel, true> : split_outputs_kernel<Kernel, false>,
+                 blocks, 1, OutputsShared<Kernel::parts>::total, stream, kAfter, p, outputs);
   }
+}
+
+// grouped, single: the kernel for several query heads a key-value head, and for one.
+template <class Kernel>
+void launch_gradients(void (*grouped)(Params, SplitGradients), void (*single)(Params, SplitGradients), const Params& p,
+                      const SplitGradients& gradients, flashgla::cuda::Begin begin, cudaStream_t stream) {
+  const int shared =
+      p.group > 1 ? GradientsShared<Kernel::parts, true>::total : GradientsShared<Kernel::parts, false>::total;
+  launch_split(kGradients, p.group > 1 ? grouped : single, p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
+               shared, stream, begin, p, gradients);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
+  launch_gradients<Kernel>(split_gradients_kernel<Kernel, true>, split_gradients_kernel<Kernel, false>, p, gradients,
+                           kAfter, stream);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::later(const Params& values, const SplitImages& images, cudaStream_t stream) {
+  launch_split(kGatedValues, split_later_kernel<Kernel>,
+               values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, 4 * kTile * 4, stream,
+               kNext<typename Kernel::Core>, values, images);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+  launch_split(kStates, backwards ? gated_states_kernel<Kernel, true> : gated_states_kernel<Kernel, false>,
+               tiles_of_all_states(p), pass.segments - pass.ends_only, kGatedStatesShared<Kernel::parts>, stream,
+               kNext<typename Kernel::Core>, p, pass);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
+  launch_split(kOutputs, gated_outputs_kernel<Kernel>,
+               values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
+               kGatedOutputsShared<Kernel::parts>, stream, kNext<typename Kernel::Core>, values, outputs);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::gated_gradients(const Params& side, const SplitGradients& gradients, bool over_values,
+                                          cudaStream_t stream) {
+  const auto run = [&]<GatedSide kSide>(std::integral_constant<GatedSide, kSide>) {
+    launch_gradients<Kernel>(gated_gradients_kernel<Kernel, true, kSide>, gated_gradients_kernel<Kernel, false, kSide>,
+                             side, gradients, kNext<typename Kernel::Core>, stream);
+  };
+  over_values ? run(std::integral_constant<GatedSide, GatedSide::values>())
+              : run(std::integral_constant<GatedSide, GatedSide::keys>());
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -55,26 +55,23 @@ struct SplitGradients {
   SplitImages other;  // with gates over values: the other side's, instead of d_o and v
 };
 
+// The launchers of one SplitKernel.
 template <class Kernel>
-void launch_split_prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
-template <class Kernel, bool kBackwards>
-void launch_split_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
-template <class Kernel, bool kValueGradient>
-void launch_split_outputs(const Params& p, const SplitOutputs& outputs, cudaStream_t stream);
-template <class Kernel>
-void launch_split_gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
+struct SplitLaunch {
+  static void prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
+  static void states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
+  static void outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient, cudaStream_t stream);
+  static void gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
 
-// With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is do,
-// k v, g gv, K and V have changed places, the scale is 1.
-template <class Kernel>
-void launch_split_later(const Params& values, const SplitImages& images, cudaStream_t stream);
-template <class Kernel, bool kBackwards>
-void launch_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream);
-// outputs.x: v; images: of h; prepared: of the keys.
-template <class Kernel>
-void launch_gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
-// side: one of the two, whose query, key and gate gradients are dq, dk and dg.
-template <class Kernel, bool kOverValues>
-void launch_gated_gradients(const Params& side, const SplitGradients& gradients, cudaStream_t stream);
+  // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
+  // do, k v, g gv, K and V have changed places, the scale is 1.
+  static void later(const Params& values, const SplitImages& images, cudaStream_t stream);
+  static void gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
+  // outputs.x: v; images: of h; prepared: of the keys.
+  static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
+  // side: one of the two, whose query, key and gate gradients are dq, dk and dg.
+  static void gated_gradients(const Params& side, const SplitGradients& gradients, bool over_values,
+                              cudaStream_t stream);
+};
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,7 +1,7 @@
 // Feature maps and the normaliser, as kernels before and after the operator without them (features/README.md).
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/rest_of_call.h"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -3,11 +3,11 @@
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -29,11 +29,18 @@ Prepared kept_prepared(const Params& p, const Plan& plan) {
   return kept;
 }
 
+Prepared take_prepared(Context& context, const Params& p) {
+  const std::int64_t chunks = p.sequences.most_chunks, blocks = tiles_of(p.key_dim);
+  Prepared prepared;
+  prepared.blocks = static_cast<int>(blocks);
+  prepared.q = take(context, chunks * p.heads * p.group * blocks * kTileBytes, "gla: gated q");
+  prepared.k = take(context, chunks * p.heads * blocks * kTileBytes, "gla: gated k");
+  prepared.decay = take<float>(context, chunks * p.heads * blocks * 64 * 4, "gla: chunk decays");
+  return prepared;
+}
+
 TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool backwards)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
-  const auto take = [&](std::int64_t bytes, const char* label) {
-    return static_cast<char*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
-  };
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
   const std::int64_t blocks = tiles_of(p.key_dim);
   const bool keeps = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
@@ -41,17 +48,16 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
     prepared = kept_prepared(p, plan);
     is_prepared = backwards;
   } else {
-    prepared.plain = plan.plain;
-    prepared.blocks = static_cast<int>(blocks);
-    if (!prepared.plain) {
+    if (plan.plain) {
+      prepared.plain = true;
+      prepared.blocks = static_cast<int>(blocks);
+    } else {
+      prepared = take_prepared(context, p);
       prepared.scale = p.scale;
-      prepared.q = take(chunks * query_heads * blocks * kTileBytes, "gla: gated q");
-      prepared.k = take(chunks * heads * blocks * kTileBytes, "gla: gated k");
-      prepared.decay = reinterpret_cast<float*>(take(chunks * heads * blocks * 64 * 4, "gla: chunk decays"));
     }
-    if (backwards) prepared.transposed_scores = take(chunks * query_heads * kTileBytes, "gla: scores");
+    if (backwards) prepared.transposed_scores = take(context, chunks * query_heads * kTileBytes, "gla: scores");
   }
-  if (!backwards) prepared.scores = take(chunks * query_heads * kTileBytes, "gla: scores");
+  if (!backwards) prepared.scores = take(context, chunks * query_heads * kTileBytes, "gla: scores");
 
   static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <=
                 99 * 1024);  // of capability 8.6 and 8.9
@@ -59,7 +65,7 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
   blocks_each = blocks_of_launch(static_cast<int>(blocks));
   if (recurrence_launches(static_cast<int>(blocks)) > 1) {
     const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
-    parts = reinterpret_cast<float*>(take(tiles * kTile * kTile * 4, "gla: parts of outputs"));
+    parts = take<float>(context, tiles * kTile * kTile * 4, "gla: parts of outputs");
   }
   const TimeCut& cut = backwards ? plan.backward_cut : plan.forward_cut;
   segments.count = cut.segments;
@@ -67,9 +73,9 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
   if (segments.count > 1) {
     const std::int64_t states = segments.places(p.sequences) * heads;
     const std::int64_t state_bytes = blocks * tiles_of(p.value_dim) * (kTile * kTile * 4);
-    segments.decays = reinterpret_cast<float*>(take(states * blocks * 64 * 4, "gla: segment decays"));
-    segments.ends = reinterpret_cast<float*>(take(states * state_bytes, "gla: segment ends"));
-    segments.starts = reinterpret_cast<float*>(take(states * state_bytes, "gla: segment starts"));
+    segments.decays = take<float>(context, states * blocks * 64 * 4, "gla: segment decays");
+    segments.ends = take<float>(context, states * state_bytes, "gla: segment ends");
+    segments.starts = take<float>(context, states * state_bytes, "gla: segment starts");
   }
 }
 
@@ -131,7 +137,7 @@ void forward_in_two_passes(Context& context, const Params& params, const Plan& p
   const ArenaScope scope(context.scratch());
   const TwoPasses passes(context, params, plan, false);
   if (context.planning()) return;
-  plan.hopper ? run_forward<TensorCore90>(context, params, passes) : run_forward<TensorCore80>(context, params, passes);
+  with_core(plan.hopper, [&]<class Core>() { run_forward<Core>(context, params, passes); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

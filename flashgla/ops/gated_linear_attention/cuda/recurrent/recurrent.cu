@@ -1,5 +1,5 @@
 // Launcher of the recurrent form.
-#include "flashgla/base/cuda/check.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
 
@@ -9,15 +9,12 @@ namespace {
 
 template <int R, bool normalize>
 void launch(void* stream, const Params& p) {
-  constexpr int bytes = recurrent_shared_bytes<R>();
-  auto* kernel = recurrent_kernel<R, normalize>;
-  flashgla::cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                        "recurrent_kernel's shared memory");
   const std::int64_t rows = p.sequences.count * p.heads * (p.o.data != nullptr ? p.group : 1);
   const dim3 grid(static_cast<unsigned>(rows),
                   static_cast<unsigned>((p.value_dim + kRecurrentLanes - 1) / kRecurrentLanes));
-  kernel<<<grid, kRecurrentWarps * kRecurrentLanes, bytes, static_cast<cudaStream_t>(stream)>>>(p);
-  flashgla::cuda::check_launch("recurrent_kernel");
+  flashgla::cuda::launch("gated_linear_attention by tokens", recurrent_kernel<R, normalize>, grid,
+                         kRecurrentWarps * kRecurrentLanes, recurrent_shared_bytes<R>(),
+                         static_cast<cudaStream_t>(stream), flashgla::cuda::Begin::after_previous, p);
 }
 
 template <bool normalize>

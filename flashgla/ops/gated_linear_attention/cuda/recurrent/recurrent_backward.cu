@@ -1,5 +1,5 @@
 // The recurrent backward: operands, passes, and what turns their f32 results into gradients.
-#include "flashgla/base/cuda/check.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent_backward.cuh"
@@ -9,7 +9,8 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-using flashgla::cuda::check_launch;
+constexpr const char* kName = "gated_linear_attention backward by tokens";
+using flashgla::cuda::Begin;
 
 struct Token {
   std::int64_t batch, row;
@@ -162,15 +163,11 @@ __global__ void sum_channels(const float* sums, int channels, float* parts, std:
 
 template <int kColumns>
 void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
-  constexpr int bytes = pass_shared_bytes<kColumns>();
-  flashgla::cuda::check(
-      cudaFuncSetAttribute(recurrent_pass_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-      "recurrent_pass_kernel's shared memory");
   constexpr int rows = kPassWarps * kPassRows;
   const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads * p.group),
                   static_cast<unsigned>((pass.rows + rows - 1) / rows));
-  recurrent_pass_kernel<kColumns><<<grid, kPassWarps * 32, bytes, stream>>>(p, pass);
-  check_launch("recurrent_pass_kernel");
+  flashgla::cuda::launch(kName, recurrent_pass_kernel<kColumns>, grid, kPassWarps * 32, pass_shared_bytes<kColumns>(),
+                         stream, Begin::after_previous, p, pass);
 }
 void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
   const int columns = (pass.columns + 31) / 32;
@@ -180,37 +177,41 @@ void launch_by_tokens(const Params& p, const RecurrentPass& pass, cudaStream_t s
   launch_by_tokens<17>(p, pass, stream);  // 512 and the normaliser's
 }
 
-unsigned blocks_for(std::int64_t count) { return static_cast<unsigned>((count + kThreads - 1) / kThreads); }
+// A thread for each of `count`, the kernel's last argument.
+template <class... Parameters, class... Arguments>
+void launch_each(std::int64_t count, cudaStream_t stream, void (*kernel)(Parameters...),
+                 const Arguments&... arguments) {
+  if (count == 0) return;
+  flashgla::cuda::launch(kName, kernel, dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)), kThreads, 0,
+                         stream, Begin::after_previous, arguments..., count);
+}
 
 }  // namespace
 
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         const OutputGradients& d_out, const InputGradients& d_in) {
-  Arena& scratch = context.scratch();
-  const ArenaScope scope(scratch);
+  const ArenaScope scope(context.scratch());
   const Params p = make_params(problem, inputs, outputs);
   const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
   const std::int64_t heads = problem.query_heads, K = problem.key_dim, V = problem.value_dim,
                      values = V + problem.normalize;
   const bool key_gates = static_cast<bool>(d_in.dg), value_gates = static_cast<bool>(d_in.dgv);
   const bool per_head = problem.gate == GateKind::scalar || problem.gate == GateKind::constant;
-  auto take = [&](std::int64_t count, const char* label) {
-    return static_cast<float*>(scratch.allocate(static_cast<std::size_t>(count) * 4, label));
-  };
-  float* dq = take(tokens * heads * K, "gla backward: f32 gradients");
-  float* dk = take(tokens * heads * K, "gla backward: f32 gradients");
-  float* dv = take(tokens * heads * values, "gla backward: f32 gradients");
-  float* o = value_gates || problem.normalize ? take(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
-  float* d_sums = problem.normalize ? take(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
+  const auto floats = [&](std::int64_t count, const char* label) { return take<float>(context, count * 4, label); };
+  float* dq = floats(tokens * heads * K, "gla backward: f32 gradients");
+  float* dk = floats(tokens * heads * K, "gla backward: f32 gradients");
+  float* dv = floats(tokens * heads * values, "gla backward: f32 gradients");
+  float* o = value_gates || problem.normalize ? floats(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
+  float* d_sums = problem.normalize ? floats(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
   const std::int64_t checkpoints = problem.packed
                                        ? problem.length / kCheckpoint + problem.sequences
                                        : problem.sequences * ((problem.length + kCheckpoint - 1) / kCheckpoint);
   const std::int64_t kept = key_gates || value_gates ? checkpoints * heads * K * values : 0;
-  float* h_kept = kept > 0 ? take(kept, "gla backward: states") : nullptr;
-  float* dh_kept = kept > 0 ? take(kept, "gla backward: states") : nullptr;
-  float* dh_ends = take(p.sequences.count * heads * K * values, "gla backward: states");
-  float* gate_sums = per_head && key_gates ? take(tokens * p.heads * K, "gla backward: gate sums") : nullptr;
-  float* gate_parts = per_head && key_gates ? take(tokens * p.heads, "gla backward: gate sums") : nullptr;
+  float* h_kept = kept > 0 ? floats(kept, "gla backward: states") : nullptr;
+  float* dh_kept = kept > 0 ? floats(kept, "gla backward: states") : nullptr;
+  float* dh_ends = floats(p.sequences.count * heads * K * values, "gla backward: states");
+  float* gate_sums = per_head && key_gates ? floats(tokens * p.heads * K, "gla backward: gate sums") : nullptr;
+  float* gate_parts = per_head && key_gates ? floats(tokens * p.heads, "gla backward: gate sums") : nullptr;
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
 
@@ -239,8 +240,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
 
   if (o) launch({v, gv, k, q, g, columns, key_width, false, h0, z0, true, false, o, nullptr, nullptr});
   if (problem.normalize) {
-    normalizer_gradients<<<blocks_for(tokens * heads), kThreads, 0, stream>>>(p, d_o, o, d_sums, tokens * heads);
-    check_launch("normalizer_gradients");
+    launch_each(tokens * heads, stream, normalizer_gradients, p, d_o, o, d_sums);
     const std::int64_t token_stride = heads * values;
     d_o = {.view = {d_sums, p.sequences.length * token_stride, token_stride, values},
            .dtype = DType::f32,
@@ -254,34 +254,23 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
                     float factor, const Strided& input, FeatureMap map) {
     if (!gradient) return;
-    const std::int64_t count = tokens * in_heads * channels;
-    if (count == 0) return;
-    finish_gradient<<<blocks_for(count), kThreads, 0, stream>>>(p, parts, of, in_heads, channels, stride, factor, input,
-                                                                map, strided(gradient), count);
-    check_launch("finish_gradient");
+    launch_each(tokens * in_heads * channels, stream, finish_gradient, p, parts, of, in_heads, channels, stride, factor,
+                input, map, strided(gradient));
   };
   finish(d_in.dq, dq, 1, p.heads * group, key_width, key_width, scale, p.q, p.feature_map);
   finish(d_in.dk, dk, group, p.heads, key_width, key_width, 1.0f, p.k, p.feature_map);
   finish(d_in.dv, dv, group, p.heads, value_width, columns, 1.0f, p.v, FeatureMap::identity);
   if (d_in.dh0 || d_in.dz0) {
-    const std::int64_t count = p.sequences.count * p.heads * K * values;
-    finish_state<<<blocks_for(count), kThreads, 0, stream>>>(p, dh_ends, columns, static_cast<float*>(d_in.dh0.data),
-                                                             static_cast<float*>(d_in.dz0.data), count);
-    check_launch("finish_state");
+    launch_each(p.sequences.count * p.heads * K * values, stream, finish_state, p, dh_ends, columns,
+                static_cast<float*>(d_in.dh0.data), static_cast<float*>(d_in.dz0.data));
   }
-  auto scan = [&](const GateScan& s) {
-    const std::int64_t count = checkpoints * p.heads * s.channels;
-    scan_gates<<<blocks_for(count), kThreads, 0, stream>>>(p, s, count);
-    check_launch("scan_gates");
-  };
+  auto scan = [&](const GateScan& s) { launch_each(checkpoints * p.heads * s.channels, stream, scan_gates, p, s); };
   if (key_gates) {
     // q comes scaled and dq without the scale: the product has it once.
     scan({q, k, g, dq, dk, key_width, key_width, key_width, h_kept, dh_kept, columns, false,
           per_head ? Strided{} : strided(d_in.dg), p.gate_dtype, gate_sums});
     if (per_head) {
-      sum_channels<<<blocks_for(tokens * p.heads), kThreads, 0, stream>>>(gate_sums, key_width, gate_parts,
-                                                                          tokens * p.heads);
-      check_launch("sum_channels");
+      launch_each(tokens * p.heads, stream, sum_channels, gate_sums, key_width, gate_parts);
       const Strided dg = strided_gate(problem.gate, d_in.dg);
       launch_gate_sums(p, gate_parts, tokens, 1, dg, stream);
     }

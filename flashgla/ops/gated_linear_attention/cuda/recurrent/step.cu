@@ -7,7 +7,6 @@
 // all multiprocessors, they are of 16.
 #include <algorithm>
 
-#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
@@ -19,6 +18,7 @@ namespace {
 
 using namespace one_token;
 
+constexpr const char* kName = "gated_linear_attention step";
 constexpr int kFewLanes = 4;  // of a slice where there are few
 
 // The rows of a gate's projection that belong to a thread's key channels. They are parameters, which no kernel of a
@@ -280,22 +280,14 @@ struct Launch {
   const Context& context;
   unsigned cells;
 
-  template <class... Arguments, class... Parameters>
-  void operator()(void (*kernel)(Parameters...), unsigned blocks, int threads, const Arguments&... arguments) const {
-    using flashgla::cuda::Begin;
-    flashgla::cuda::launch(
-        "gated_linear_attention step", kernel, dim3(blocks), threads, 0, static_cast<cudaStream_t>(context.stream()),
-        context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous, arguments...);
-  }
-
   template <class S, int kQueries, int kLanes, bool kWhole>
   void steps(StepParams p) const {
     p.units = cells * ((static_cast<unsigned>(p.value_dim) + 4 * kLanes - 1) / (4 * kLanes));
     const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
     const unsigned blocks = std::min(p.units, Flight<S, kQueries, kLanes>::blocks * multiprocessors);
-    (*this)(step_kernel<S, kQueries, kLanes, true, kWhole>, blocks, kWarps * 32, p, 0);
+    launch(context, kName, step_kernel<S, kQueries, kLanes, true, kWhole>, blocks, kWarps * 32, 0, p, 0);
     for (int first = kQueries; first < p.group; first += kQueries) {
-      (*this)(step_kernel<S, kQueries, kLanes, false, kWhole>, blocks, kWarps * 32, p, first);
+      launch(context, kName, step_kernel<S, kQueries, kLanes, false, kWhole>, blocks, kWarps * 32, 0, p, first);
     }
   }
   template <class S, int kQueries>
@@ -311,7 +303,7 @@ struct Launch {
   template <class S>
   void all(const StepParams& p) const {
     p.group == 1 ? steps<S, 1>(p) : steps<S, 4>(p);
-    if (p.normalize) (*this)(step_normalizer_kernel<S>, cells, 128, p);
+    if (p.normalize) launch(context, kName, step_normalizer_kernel<S>, cells, 128, 0, p);
   }
 };
 

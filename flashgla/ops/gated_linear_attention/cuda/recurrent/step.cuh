@@ -2,6 +2,7 @@
 // state, and the rows of a gate's projection.
 #pragma once
 
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -35,6 +36,16 @@ struct StepParams {
 // Of a call; units are the launch's.
 StepParams step_params(const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
                        const TensorView& o);
+
+// Queues a kernel; it waits itself for those before it.
+template <class... Arguments, class... Parameters>
+void launch(const Context& context, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared,
+            const Arguments&... arguments) {
+  using flashgla::cuda::Begin;
+  flashgla::cuda::launch(name, kernel, grid, threads, shared, static_cast<cudaStream_t>(context.stream()),
+                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
+                         arguments...);
+}
 
 // An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
 // under way together.

@@ -3,7 +3,6 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/step_ring.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/recurrent/step_ring.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -53,15 +52,6 @@ __global__ void __launch_bounds__(kFoldThreads)
 }
 
 RingParams ring_params(const Ring& ring) { return {ring.inputs.as<float>(), ring.positions.as<std::int32_t>()}; }
-
-template <class... Arguments, class... Parameters>
-void launch(const Context& context, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared,
-            const Arguments&... arguments) {
-  using flashgla::cuda::Begin;
-  flashgla::cuda::launch(name, kernel, grid, threads, shared, static_cast<cudaStream_t>(context.stream()),
-                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
-                         arguments...);
-}
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/aligned_rows/aligned_rows.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs.cuh"

@@ -9,7 +9,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kRowsEach = 4;  // rows of a tile a thread moves
 
-// The rows of one chunk in a tensor: bf16, or a gate of bf16 or f32. Aligned, and 64 strides fit (aligned_rows.h).
+// The rows of one chunk in a tensor: bf16, or a gate of bf16 or f32. Aligned, and 64 strides fit (plan.h).
 struct Rows {
   const char* data;  // channel 0 of the chunk's first token
   int stride;        // bytes from token to token

@@ -18,7 +18,7 @@ struct RowMaps {
   RowMap v, d_o;
   RowMap q, k;  // where they are read as they are
 };
-// Of a tensor with so many heads and channels, aligned (aligned_rows.h), laid out as p.q is in batch and time. Throws
+// Of a tensor with so many heads and channels, aligned (plan.h), laid out as p.q is in batch and time. Throws
 // Error where the driver refuses it.
 RowMap row_map_of(const Params& p, const Strided& x, int heads, int channels, int tokens = kTile);
 

@@ -5,7 +5,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -13,22 +12,9 @@ namespace over_values {
 
 using flashgla::cuda::launch;
 
-struct Workspace {
-  Arena& scratch;
-  template <class T = char>
-  T* take(std::int64_t bytes, const char* label) const {
-    return static_cast<T*>(scratch.allocate(static_cast<std::size_t>(bytes), label));
-  }
-};
-
-inline Prepared take_prepared(const Workspace& workspace, const Params& side) {
-  const std::int64_t chunks = side.sequences.most_chunks, heads = side.heads, query_heads = heads * side.group;
-  Prepared out{};
-  out.blocks = tiles_of(side.key_dim);
-  out.q = workspace.take(chunks * query_heads * out.blocks * kImageBytes, "gla: gated q, do");
-  out.k = workspace.take(chunks * heads * out.blocks * kImageBytes, "gla: gated k, v");
-  out.scores = workspace.take(chunks * query_heads * kImageBytes, "gla: scores");
-  out.decay = workspace.take<float>(chunks * heads * out.blocks * kTile * 4, "gla: chunk decays");
+inline Prepared take_both(Context& context, const Params& side) {
+  Prepared out = take_prepared(context, side);
+  out.scores = take(context, side.sequences.most_chunks * side.heads * side.group * kImageBytes, "gla: scores");
   return out;
 }
 
@@ -41,12 +27,12 @@ struct PassSegments {
   int groups, segments;
   float *ends = nullptr, *decays = nullptr;
 
-  PassSegments(const Workspace& workspace, const Plan& plan, const Params& p)
+  PassSegments(Context& context, const Plan& plan, const Params& p)
       : groups(plan.groups), segments(plan.forward_cut.segments) {
     if (segments == 1) return;
     const std::int64_t tiles = (segments - 1) * p.sequences.count * tiles_of_states(p);
-    ends = workspace.take<float>(tiles * kTile * kTile * 4, "gla: segments");
-    decays = workspace.take<float>(tiles * 2 * kTile * 4, "gla: segments");
+    ends = take<float>(context, tiles * kTile * kTile * 4, "gla: segments");
+    decays = take<float>(context, tiles * 2 * kTile * 4, "gla: segments");
   }
 };
 
@@ -82,27 +68,29 @@ void launch_side(const Params& p, const Side& side, cudaStream_t stream) {
          dim3(static_cast<unsigned>(blocks)), kGroupThreads, SideShared::total, stream, kNext<Core>, p, side);
 }
 
+}  // namespace over_values
+
 template <class Core>
-void forward(Context& context, const Plan& plan, const Params& p) {
-  const Workspace workspace{context.scratch()};
+void forward_with_value_gates(Context& context, const Plan& plan, const Params& p) {
   const Params keys = keys_of(p), values = values_of(p, {});
-  const Prepared prepared = take_prepared(workspace, keys);
+  const Prepared prepared = over_values::take_both(context, keys);
   const std::int64_t cells = p.sequences.most_chunks * p.heads, value_tiles = tiles_of(p.value_dim);
-  char* later = workspace.take(cells * value_tiles * kImageBytes, "gla: gated v");
-  auto* decays = workspace.take<float>(cells * value_tiles * kTile * 4, "gla: chunk decays");
+  char* later = take(context, cells * value_tiles * kImageBytes, "gla: gated v");
+  auto* decays = take<float>(context, cells * value_tiles * kTile * 4, "gla: chunk decays");
   auto* states = static_cast<char*>(p.states);
   if (states == nullptr)
-    states = workspace.take(p.sequences.most_chunks * tiles_of_states(p) * kImageBytes, "gla: states");
-  const PassSegments time(workspace, plan, p);
+    states = take(context, p.sequences.most_chunks * over_values::tiles_of_states(p) * kImageBytes, "gla: states");
+  const over_values::PassSegments time(context, plan, p);
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, prepared);
-  launch("gated_linear_attention gated values", gate_later_kernel, dim3(static_cast<unsigned>(cells * value_tiles)),
-         kGroupThreads, kGateLaterBytes, stream, kNext<Core>, values, later, decays);
+  flashgla::cuda::launch("gated_linear_attention gated values", gate_later_kernel,
+                         dim3(static_cast<unsigned>(cells * value_tiles)), kGroupThreads, kGateLaterBytes, stream,
+                         kNext<Core>, values, later, decays);
   GatedPass pass{
       prepared.k, later, prepared.decay, decays, states, static_cast<const float*>(p.h0), static_cast<float*>(p.ht)};
-  pass_states<Core>(p, pass, time, stream);
+  over_values::pass_states<Core>(p, pass, time, stream);
   const Side output{.key = p.v,
                     .gate = p.gv,
                     .own_later = later,
@@ -112,27 +100,26 @@ void forward(Context& context, const Plan& plan, const Params& p) {
                     .own = p.value_dim,
                     .other = p.key_dim,
                     .d_query = p.o};
-  launch_side<Core, true, false>(p, output, stream);
+  over_values::launch_side<Core, true, false>(p, output, stream);
 }
 
 template <class Core>
-void backward(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
-              const InputGradients& d_in) {
-  const Workspace workspace{context.scratch()};
+void backward_with_value_gates(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
+                               const InputGradients& d_in) {
   const Strided d_o = strided(d_out.d_o);
   const Params keys = keys_of(p), values = values_of(p, d_o);
-  const Prepared of_keys = take_prepared(workspace, keys), of_values = take_prepared(workspace, values);
-  const std::int64_t state_bytes = p.sequences.most_chunks * tiles_of_states(p) * kImageBytes;
-  char* states = plan.finds_states ? workspace.take(state_bytes, "gla: states") : static_cast<char*>(p.states);
-  char* gradients = workspace.take(state_bytes, "gla: state gradients");
-  const PassSegments time(workspace, plan, p);
+  const Prepared of_keys = over_values::take_both(context, keys), of_values = over_values::take_both(context, values);
+  const std::int64_t state_bytes = p.sequences.most_chunks * over_values::tiles_of_states(p) * kImageBytes;
+  char* states = plan.finds_states ? take(context, state_bytes, "gla: states") : static_cast<char*>(p.states);
+  char* gradients = take(context, state_bytes, "gla: state gradients");
+  const over_values::PassSegments time(context, plan, p);
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, of_keys);
   launch_forward_prepare<Core>(context, values, of_values);
   if (plan.finds_states) {
-    pass_states<Core>(
+    over_values::pass_states<Core>(
         p, {of_keys.k, of_values.k, of_keys.decay, of_values.decay, states, static_cast<const float*>(p.h0), nullptr},
         time, stream);
   }
@@ -147,7 +134,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   back.end_factor = p.scale;
   back.backwards = true;
   back.heads_each = p.group;
-  pass_states<Core>(p, back, time, stream);
+  over_values::pass_states<Core>(p, back, time, stream);
   const auto side = [&](const Params& own, const Prepared& of_own, const Prepared& of_other, int other) {
     return Side{.query = own.q,
                 .key = own.k,
@@ -168,26 +155,14 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
     s.d_query = strided(d_in.dq);
     s.d_key = strided(d_in.dk);
     s.d_gate = strided(d_in.dg);
-    launch_side<Core, false, true>(p, s, stream);
+    over_values::launch_side<Core, false, true>(p, s, stream);
   }
   if (d_in.dv || d_in.dgv) {
     Side s = side(values, of_values, of_keys, p.key_dim);
     s.d_key = strided(d_in.dv);
     s.d_gate = strided(d_in.dgv);
-    launch_side<Core, true, true>(p, s, stream);
+    over_values::launch_side<Core, true, true>(p, s, stream);
   }
-}
-
-}  // namespace over_values
-
-template <class Core>
-void forward_with_value_gates(Context& context, const Plan& plan, const Params& params) {
-  over_values::forward<Core>(context, plan, params);
-}
-template <class Core>
-void backward_with_value_gates(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
-                               const InputGradients& d_in) {
-  over_values::backward<Core>(context, plan, params, d_out, d_in);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

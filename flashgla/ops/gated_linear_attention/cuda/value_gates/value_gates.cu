@@ -1,7 +1,7 @@
 // The two sides of a call.
 #include <utility>
 
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.h"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
