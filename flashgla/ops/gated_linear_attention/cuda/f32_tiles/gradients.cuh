@@ -27,6 +27,20 @@ struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the
   static_assert(total == split_gradients_shared(kParts, kGrouped));
 };
 
+// pairs += weight times the factors times a row of k or q; weight: element [query][key] of a.
+template <int kParts>
+__device__ __forceinline__ void add_exact_pair(float2 (&pairs)[16], const ExactSums& sums, std::uint32_t a, int query,
+                                               int key, std::uint32_t tile, int row) {
+  const float2 two = two_of<kParts>(a, query, key & ~1);
+  const float weight = key & 1 ? two.y : two.x;
+#pragma unroll
+  for (int m = 0; m < 16; ++m) {
+    const float2 y = two_of<kParts>(tile, row, ExactSums::channel(m)), factor = sums.factor(m);
+    pairs[m].x += weight * y.x * factor.x;
+    pairs[m].y += weight * y.y * factor.y;
+  }
+}
+
 // Steep tiles, in place in a tile of floats, each thread its own elements. a: split, [query][key], zero above the
 // diagonal. dq: what came through h times 2^b, and the pairs.
 template <int kParts>
@@ -35,14 +49,7 @@ __device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::ui
   ExactSums sums;
   float2 pairs[16] = {};
   for (int key = query; key >= 0; --key) {
-    const float2 two = two_of<kParts>(a, query, key & ~1);
-    const float weight = key & 1 ? two.y : two.x;
-#pragma unroll
-    for (int m = 0; m < 16; ++m) {
-      const float2 y = two_of<kParts>(k, key, ExactSums::channel(m)), factor = sums.factor(m);
-      pairs[m].x += weight * y.x * factor.x;
-      pairs[m].y += weight * y.y * factor.y;
-    }
+    add_exact_pair<kParts>(pairs, sums, a, query, key, k, key);
     sums.add(gates, key);
   }
 #pragma unroll
@@ -72,14 +79,7 @@ __device__ __noinline__ void put_exact_dk_pairs(float* dk, std::uint32_t a, std:
   float2 pairs[16] = {};
   for (int query = key; query < 64; ++query) {
     if (query > key) sums.add(gates, query);
-    const float2 two = two_of<kParts>(a, query, key & ~1);
-    const float weight = key & 1 ? two.y : two.x;
-#pragma unroll
-    for (int m = 0; m < 16; ++m) {
-      const float2 y = two_of<kParts>(q, query, ExactSums::channel(m)), factor = sums.factor(m);
-      pairs[m].x += weight * y.x * factor.x;
-      pairs[m].y += weight * y.y * factor.y;
-    }
+    add_exact_pair<kParts>(pairs, sums, a, query, key, q, query);
   }
 #pragma unroll
   for (int m = 0; m < 16; ++m) two_at(dk, key, ExactSums::channel(m)) = pairs[m];
@@ -177,6 +177,92 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
 // Which side's gradients, where values are gated too.
 enum class GatedSide { only_keys, keys, values };
 
+// Tiles of floats and sums in shared memory.
+template <class Layout>
+struct GradientTiles {
+  float *dq, *dk, *terms, *sums, *totals, *inner, *suffix, *beyond, *decay, *row_sums;
+  __device__ __forceinline__ explicit GradientTiles(char* shared)
+      : dq(reinterpret_cast<float*>(shared + Layout::dq)),
+        dk(reinterpret_cast<float*>(shared + Layout::dk)),
+        terms(reinterpret_cast<float*>(shared + Layout::terms)),
+        sums(reinterpret_cast<float*>(shared + Layout::sums)),
+        totals(reinterpret_cast<float*>(shared + Layout::parts)),
+        inner(totals + 4 * kTile),
+        suffix(inner + 4 * kTile),
+        beyond(suffix + 4 * kTile),
+        decay(beyond + kTile),
+        row_sums(decay + kTile) {}
+};
+
+// dg of a chunk's tokens from the terms, where it is wanted. term_sum: of the warp's rows, channels 2 lane and the
+// next.
+template <class Kernel, GatedSide kSide, class Layout>
+__device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGradients& work,
+                                                  const GradientTiles<Layout>& tiles, const Chunk& c, int kv_head,
+                                                  int key_tile, float2 term_sum, bool steep) {
+  using T = typename Kernel::Element;
+  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, channel = key_tile * kTile;
+  const bool by_token = kSide == GatedSide::only_keys && p.gate == GateKind::scalar;
+  if (by_token ? work.gate_parts == nullptr : work.dg.data == nullptr) return;
+
+  // dg: sums from the chunk's end back; nothing where the gate is shut.
+  *reinterpret_cast<float2*>(tiles.suffix + warp * kTile + 2 * lane) = term_sum;
+  __syncthreads();
+  float2 run =
+      kSide == GatedSide::values ? make_float2(0.0f, 0.0f) : *reinterpret_cast<const float2*>(tiles.beyond + 2 * lane);
+#pragma unroll
+  for (int w = 3; w >= 0; --w) {
+    const float2 x = *reinterpret_cast<const float2*>(tiles.inner + w * kTile + 2 * lane);
+    const float2 y = *reinterpret_cast<const float2*>(tiles.suffix + w * kTile + 2 * lane);
+    run.x += x.x + (w > warp ? y.x : 0.0f);
+    run.y += x.y + (w > warp ? y.y : 0.0f);
+  }
+  // put(row, dg)
+  const auto run_back = [&](auto put) {
+#pragma unroll 8
+    for (int i = 15; i >= 0; --i) {
+      const int r = 16 * warp + i;
+      const float2 term = two_at(tiles.terms, r, 2 * lane);
+      run.x += term.x;
+      run.y += term.y;
+      float2 open = run;
+      if (steep) {
+        const float2 g = two_at(tiles.sums, r, 2 * lane);
+        open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+      }
+      put(r, open);
+    }
+  };
+  const auto store_rows_back = [&](auto type) {
+    using Gate = typename decltype(type)::type;
+    const Place<Gate> to(work.dg, c, kv_head, channel, p.key_dim);
+    char* row = to.data + (16 * warp + 15) * to.stride;
+    run_back([&](int r, float2 x) {
+      if (r < c.rows) store_channels(to, row, 2 * lane, x);
+      row -= to.stride;
+    });
+  };
+  if (by_token) {
+    run_back([&](int r, float2 open) {
+      float x = open.x + open.y;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      if (lane == 0) tiles.row_sums[r] = x;
+    });
+  } else if (p.gate_dtype == DType::f32) {
+    store_rows_back(std::type_identity<float>());
+  } else {
+    store_rows_back(std::type_identity<T>());
+  }
+  if (by_token) {
+    __syncthreads();
+    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
+    if (thread < c.rows)
+      work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = tiles.row_sums[thread];
+  }
+}
+
 // Grid: chunks x G x key tiles, innermost last. p: the side's own (K: its channels, V: the other's).
 template <class Kernel, bool kGrouped, GatedSide kSide>
 __device__ __forceinline__ void make_split_gradients(const Params& p, const SplitGradients& work, char* shared) {
@@ -205,10 +291,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   }
   const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
                       a = base + Layout::a;
-  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
-  float *dq_tile = floats(Layout::dq), *dk_tile = floats(Layout::dk), *terms = floats(Layout::terms),
-        *sums = floats(Layout::sums), *totals = floats(Layout::parts), *inner = totals + 4 * kTile,
-        *suffix = inner + 4 * kTile, *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile,
+  const GradientTiles<Layout> tiles(shared);
+  float *dq_tile = tiles.dq, *dk_tile = tiles.dk, *terms = tiles.terms, *sums = tiles.sums, *totals = tiles.totals,
+        *inner = tiles.inner, *beyond = tiles.beyond, *decay = tiles.decay, *row_sums = tiles.row_sums,
         *other_decay = row_sums;
   // Worked out where they are used, with mma.sync.
   const auto chunk_now = [&] {
@@ -286,12 +371,22 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       Core::publish();
       __syncthreads();
       constexpr Stored inner_k = Stored::k_inner, state_k = kOverValues ? Stored::k_outer : Stored::k_inner;
-      if (kBoth && first) {
-        Core::begin(dq, dk);
+      const auto add_dq = [&] {
         add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
                                                                            thread);
+      };
+      const auto add_pairs = [&] {
+        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
+                                                                           thread);
+      };
+      const auto add_dk = [&] {
         add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dk, base + Layout::v, base + Layout::dh,
                                                                            thread);
+      };
+      if (kBoth && first) {
+        Core::begin(dq, dk);
+        add_dq();
+        add_dk();
         const auto weight = [&](int of_other) { return other_decay[of_other]; };
         if constexpr (kOverValues) {
           const float2 dots = column_dots<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
@@ -302,25 +397,19 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         Core::finish(dq, dk);
       } else if (kBoth) {
         Core::begin(dq);
-        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
-                                                                           thread);
+        add_dq();
         Core::finish(dq);
       } else if (first) {
         Core::begin(dq, pairs, dk);
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
-                                                                           thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
-                                                                           thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dk, base + Layout::v, base + Layout::dh,
-                                                                           thread);
+        add_dq();
+        add_pairs();
+        add_dk();
         through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, [](int) { return 1.0f; });
         Core::finish(dq, pairs, dk);
       } else {
         Core::begin(dq, pairs);
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
-                                                                           thread);
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
-                                                                           thread);
+        add_dq();
+        add_pairs();
         Core::finish(dq, pairs);
       }
     }
@@ -466,63 +555,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
     return;
   }
-  const bool by_token = !kBoth && p.gate == GateKind::scalar;
-  if (by_token ? work.gate_parts == nullptr : work.dg.data == nullptr) return;
-
-  // dg: sums from the chunk's end back; nothing where the gate is shut.
-  *reinterpret_cast<float2*>(suffix + warp * kTile + 2 * lane) = term_sum;
-  __syncthreads();
-  float2 run = kOverValues ? make_float2(0.0f, 0.0f) : *reinterpret_cast<const float2*>(beyond + 2 * lane);
-#pragma unroll
-  for (int w = 3; w >= 0; --w) {
-    const float2 x = *reinterpret_cast<const float2*>(inner + w * kTile + 2 * lane);
-    const float2 y = *reinterpret_cast<const float2*>(suffix + w * kTile + 2 * lane);
-    run.x += x.x + (w > warp ? y.x : 0.0f);
-    run.y += x.y + (w > warp ? y.y : 0.0f);
-  }
-  // put(row, dg)
-  const auto run_back = [&](auto put) {
-#pragma unroll 8
-    for (int i = 15; i >= 0; --i) {
-      const int r = 16 * warp + i;
-      const float2 term = two_at(terms, r, 2 * lane);
-      run.x += term.x;
-      run.y += term.y;
-      float2 open = run;
-      if (steep) {
-        const float2 g = two_at(sums, r, 2 * lane);
-        open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
-      }
-      put(r, open);
-    }
-  };
-  const auto store_rows_back = [&](auto type) {
-    using Gate = typename decltype(type)::type;
-    const Place<Gate> to(work.dg, c, kv_head, channel, p.key_dim);
-    char* row = to.data + (16 * warp + 15) * to.stride;
-    run_back([&](int r, float2 x) {
-      if (r < c.rows) store_channels(to, row, 2 * lane, x);
-      row -= to.stride;
-    });
-  };
-  if (by_token) {
-    run_back([&](int r, float2 open) {
-      float x = open.x + open.y;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-      if (lane == 0) row_sums[r] = x;
-    });
-  } else if (p.gate_dtype == DType::f32) {
-    store_rows_back(std::type_identity<float>());
-  } else {
-    store_rows_back(std::type_identity<T>());
-  }
-  if (by_token) {
-    __syncthreads();
-    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
-    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-    if (thread < c.rows) work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = row_sums[thread];
-  }
+  put_gate_gradient<Kernel, kSide>(p, work, tiles, c, kv_head, key_tile, term_sum, steep);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -95,6 +95,51 @@ struct PairWalk {
   }
 };
 
+// d gate of a chunk's tokens. parts: quarters, inner sums, suffix sums, through. d_gate: the terms of the warp's 16
+// rows, sum: theirs, total: of the chunk's gates; all of channels 2 lane and the next.
+template <bool kOverValues>
+__device__ __forceinline__ void put_gate_gradient(const Params& p, const Side& s, const Chunk& c, int kv_head,
+                                                  int channel, ColumnParts* parts, const float2 (&d_gate)[16],
+                                                  float2 sum, float2 total, bool steep) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  // Sums from the chunk's end back; those of accumulators lack 2^-b_C.
+  *reinterpret_cast<float2*>(&parts[2][warp][2 * lane]) = sum;
+  __syncthreads();
+  const float2 fold =
+      steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-total.x), p.scale * ptx::exp2(-total.y));
+  const float2 all = make_float2(p.scale * ptx::exp2(total.x), p.scale * ptx::exp2(total.y));
+  float2 run = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 3; w >= 0; --w) {
+    const float2 x = *reinterpret_cast<const float2*>(&parts[1][w][2 * lane]);
+    run.x += p.scale * x.x;
+    run.y += p.scale * x.y;
+    if (kOverValues || w == 0) {
+      const float2 y = *reinterpret_cast<const float2*>(&parts[3][w][2 * lane]);
+      run.x += all.x * y.x;
+      run.y += all.y * y.y;
+    }
+    if (w > warp) {
+      const float2 z = *reinterpret_cast<const float2*>(&parts[2][w][2 * lane]);
+      run.x += fold.x * z.x;
+      run.y += fold.y * z.y;
+    }
+  }
+  const auto finish = [&](const auto& walk) {
+#pragma unroll
+    for (int i = 15; i >= 0; --i) {
+      run.x += fold.x * d_gate[i].x;
+      run.y += fold.y * d_gate[i].y;
+      walk.store(i, run);
+    }
+  };
+  if (p.gate_dtype == DType::f32) {
+    finish(PairWalk<float>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+  } else {
+    finish(PairWalk<__nv_bfloat16>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+  }
+}
+
 // Grid: chunks x G x own tiles, innermost last, so that what neighbours share is in the cache. Without kBackward only
 // d query (the output, over values).
 template <class Core, bool kOverValues, bool kBackward>
@@ -114,7 +159,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
   float* dump = reinterpret_cast<float*>(shared + Layout::dump);
   ColumnParts* parts = reinterpret_cast<ColumnParts*>(shared + Layout::small);
-  ColumnParts &quarters = parts[0], &inner = parts[1], &suffix = parts[2], &crossing = parts[3];
+  ColumnParts &quarters = parts[0], &inner = parts[1], &crossing = parts[3];
   float *factors = reinterpret_cast<float*>(parts + 4), *weights = factors + kTile;
 
   // The forward on wgmma has the registers to keep such places.
@@ -363,42 +408,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   }
   if (s.d_gate.data == nullptr) return;
 
-  // Sums from the chunk's end back; those of accumulators lack 2^-b_C.
-  *reinterpret_cast<float2*>(&suffix[warp][2 * lane]) = sum;
-  __syncthreads();
-  const float2 fold =
-      steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-total.x), p.scale * ptx::exp2(-total.y));
-  const float2 all = make_float2(p.scale * ptx::exp2(total.x), p.scale * ptx::exp2(total.y));
-  float2 run = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int w = 3; w >= 0; --w) {
-    const float2 x = *reinterpret_cast<const float2*>(&inner[w][2 * lane]);
-    run.x += p.scale * x.x;
-    run.y += p.scale * x.y;
-    if (kOverValues || w == 0) {
-      const float2 y = *reinterpret_cast<const float2*>(&crossing[w][2 * lane]);
-      run.x += all.x * y.x;
-      run.y += all.y * y.y;
-    }
-    if (w > warp) {
-      const float2 z = *reinterpret_cast<const float2*>(&suffix[w][2 * lane]);
-      run.x += fold.x * z.x;
-      run.y += fold.y * z.y;
-    }
-  }
-  const auto finish = [&](const auto& walk) {
-#pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      run.x += fold.x * d_gate[i].x;
-      run.y += fold.y * d_gate[i].y;
-      walk.store(i, run);
-    }
-  };
-  if (p.gate_dtype == DType::f32) {
-    finish(PairWalk<float>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
-  } else {
-    finish(PairWalk<__nv_bfloat16>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
-  }
+  put_gate_gradient<kOverValues>(p, s, c, kv_head, channel, parts, d_gate, sum, total, steep);
 }
 
 // Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
