@@ -52,8 +52,6 @@ struct Shapes {
   }
 
   bool key_gates() const { return gate == GateKind::key || gate == GateKind::key_value; }
-  // Gates that are one number per token take a row of one vector.
-  std::int64_t gate_width() const { return key_gates() ? ldk : kLane; }
   std::int64_t state_floats() const { return values * ldk; }
 };
 

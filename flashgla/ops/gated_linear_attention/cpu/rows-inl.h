@@ -25,7 +25,6 @@ using Vec = hn::Vec<D>;
 constexpr bool kHalfInstructions = HWY_TARGET <= HWY_AVX2 || HWY_TARGET == HWY_NEON;
 
 HWY_INLINE std::int64_t Lanes() { return static_cast<std::int64_t>(hn::Lanes(D())); }
-HWY_INLINE std::int64_t WholeVectors(std::int64_t n) { return (n + Lanes() - 1) / Lanes() * Lanes(); }
 
 template <class DF>
 HWY_INLINE hn::Vec<DF> LoadBFloat16(DF d, const std::uint16_t* p) {

@@ -217,20 +217,16 @@ void backward(Context& context, const Problem& problem, const Inputs& inputs, co
   const Layout layout = layout_of(problem, inputs, {.states = outputs.states});
   const Plan plan = make_plan(problem, layout, context.architecture(), hopper);
   check_states_tag(context, plan, outputs.states);
-  const auto kernels = [&](const Inputs& in, const Outputs& out, const OutputGradients& d, const InputGradients& to) {
-    run_kernels(context, plan, in, out, d, to);
-  };
-  const auto rows = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
-                        const InputGradients& to) {
-    if (plan.backward == BackwardForm::tokens) return recurrent_backward(context, p, in, out, d, to);
-    plan.pieces ? backward_with_aligned_rows(context, p, in, out, d, to, kernels) : kernels(in, out, d, to);
+  const auto kernels = [&](const Tensors& t) { run_kernels(context, plan, t.in, t.out, t.d_out, t.d_in); };
+  const auto rows = [&](const Problem& p, const Tensors& t) {
+    if (plan.backward == BackwardForm::tokens) return recurrent_backward(context, p, t.in, t.out, t.d_out, t.d_in);
+    const Tensors read{t.in, {.states = t.out.states}, t.d_out, t.d_in};
+    plan.pieces ? run_with_aligned_rows(context, p, read, kernels) : kernels(read);
   };
   const auto features = [&](const Problem& p, const Inputs& in, const Outputs& out, const OutputGradients& d,
                             const InputGradients& to) {
-    if (!plan.features) return rows(p, in, out, d, to);
-    backward_through_features(context, p, in, out, d, to,
-                              [&](const Inputs& i, const Outputs& o, const OutputGradients& g,
-                                  const InputGradients& t) { rows(without_features(p), i, o, g, t); });
+    if (!plan.features) return rows(p, {in, out, d, to});
+    backward_through_features(context, p, in, out, d, to, [&](const Tensors& t) { rows(without_features(p), t); });
   };
   plan.gates ? backward_with_gates(context, problem, without_logits(problem), inputs, outputs, d_out, d_in, features)
              : features(problem, inputs, outputs, d_out, d_in);

@@ -51,19 +51,21 @@ void fold(Context& context, const Ring& ring, const TensorView& h, const TensorV
 
 // ---- what plans are made of ----
 
+// Of a call; the forward has no gradients.
+struct Tensors {
+  Inputs in;
+  Outputs out;
+  OutputGradients d_out;
+  InputGradients d_in;
+};
 // What is left of a call once some of it has been dealt with, as a function that the caller hands down.
-using RestOfForward = std::function<void(const Inputs&, const Outputs&)>;
-using RestOfBackward =
-    std::function<void(const Inputs&, const Outputs&, const OutputGradients&, const InputGradients&)>;
+using RestOfCall = std::function<void(const Tensors&)>;
 
 // Copies of tensors whose rows the kernels by chunks cannot move, before and after those (aligned_rows/README.md):
 // around calls whose plan moves pieces. Tensors that can be moved as they are stay. `rest` is called once with tensors
-// as wide as with_aligned_rows(problem) has them (plan.h), in planning mode too; the backward's has no o. Workspace
-// from context.scratch(), as that of all below.
-void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                               const RestOfForward& rest);
-void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest);
+// as wide as with_aligned_rows(problem) has them (plan.h), in planning mode too. Workspace from context.scratch(), as
+// that of all below.
+void run_with_aligned_rows(Context& context, const Problem& problem, const Tensors& tensors, const RestOfCall& rest);
 
 // f16 and f32 by chunks, in tiles of f32 (f32_tiles/README.md). Identity features, no normaliser; aligned rows, any
 // gates. States, images of split tiles [chunks, G, key tiles, value tiles] of 16 or 24 KiB each, are kept where

@@ -81,14 +81,13 @@ Support supports(const Problem& p, const Architecture& architecture, bool hopper
 
 void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
   const Plan plan = make_plan(problem, layout_of(problem, inputs, outputs), context.architecture(), hopper);
-  const auto kernels = [&](const Inputs& in, const Outputs& out) { run_kernels(context, plan, in, out); };
-  const auto rows = [&](const Problem& p, const Inputs& in, const Outputs& out) {
-    plan.pieces ? forward_with_aligned_rows(context, p, in, out, kernels) : kernels(in, out);
+  const auto kernels = [&](const Tensors& t) { run_kernels(context, plan, t.in, t.out); };
+  const auto rows = [&](const Problem& p, const Tensors& t) {
+    plan.pieces ? run_with_aligned_rows(context, p, t, kernels) : kernels(t);
   };
   const auto features = [&](const Problem& p, const Inputs& in, const Outputs& out) {
-    if (!plan.features) return rows(p, in, out);
-    forward_through_features(context, p, in, out,
-                             [&](const Inputs& i, const Outputs& o) { rows(without_features(p), i, o); });
+    if (!plan.features) return rows(p, {in, out});
+    forward_through_features(context, p, in, out, [&](const Tensors& t) { rows(without_features(p), t); });
   };
   plan.gates ? forward_with_gates(context, problem, without_logits(problem), inputs, outputs, features)
              : features(problem, inputs, outputs);

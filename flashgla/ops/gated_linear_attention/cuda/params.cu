@@ -1,5 +1,6 @@
-// Views to Params, the numbering of chunks of packed sequences, and the tag of states.
+// Views to Params, the two sides of a call, the numbering of chunks of packed sequences, and the tag of states.
 #include <cstdio>
+#include <utility>
 
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
@@ -80,6 +81,21 @@ Params make_params(const Plan& plan, const Inputs& inputs, const Outputs& output
   Params p = make_params(plan.problem, inputs, outputs);
   if (plan.states.kind == StatesKind::none) p.states = nullptr;
   set_spacing(p, plan.states.every_log2);
+  return p;
+}
+
+Params keys_of(const Params& params) {
+  Params p = params;
+  p.gate = p.g.data == nullptr ? GateKind::none : GateKind::key;
+  return p;
+}
+Params values_of(const Params& params, const Strided& d_o) {
+  Params p = params;
+  p.q = d_o;
+  p.k = p.v;
+  p.g = p.gv;
+  p.gate = GateKind::key;
+  std::swap(p.key_dim, p.value_dim);
   return p;
 }
 

@@ -166,52 +166,31 @@ class Copies {
   List in_, out_;
 };
 
-Inputs aligned_inputs(Copies& copies, const Problem& problem, const Inputs& inputs) {
-  Inputs to = inputs;
-  to.q = copies.keys(inputs.q);
-  to.k = copies.keys(inputs.k);
-  to.v = copies.values(inputs.v);
-  if (has_gate_rows(problem)) to.g = copies.keys(inputs.g);
-  to.gv = copies.values(inputs.gv);
-  to.h0 = copies.state(inputs.h0);
-  return to;
-}
-
 }  // namespace
 
-void forward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                               const RestOfForward& rest) {
+void run_with_aligned_rows(Context& context, const Problem& problem, const Tensors& tensors, const RestOfCall& rest) {
   const ArenaScope scope(context.scratch());
   Copies copies(context, problem);
-  const Inputs aligned = aligned_inputs(copies, problem, inputs);
-  Outputs to = outputs;
-  to.o = copies.written_values(outputs.o);
-  to.ht = copies.written_state(outputs.ht);
+  Tensors to = tensors;
+  const auto& [in, out, d_out, d_in] = tensors;
+  to.in.q = copies.keys(in.q);
+  to.in.k = copies.keys(in.k);
+  to.in.v = copies.values(in.v);
+  if (has_gate_rows(problem)) to.in.g = copies.keys(in.g);
+  to.in.gv = copies.values(in.gv);
+  to.in.h0 = copies.state(in.h0);
+  to.out.o = copies.written_values(out.o);
+  to.out.ht = copies.written_state(out.ht);
+  to.d_out.d_o = copies.values(d_out.d_o);
+  to.d_out.d_ht = copies.state(d_out.d_ht);
+  to.d_in.dq = copies.written_keys(d_in.dq);
+  to.d_in.dk = copies.written_keys(d_in.dk);
+  to.d_in.dv = copies.written_values(d_in.dv);
+  if (has_gate_rows(problem)) to.d_in.dg = copies.written_keys(d_in.dg);
+  to.d_in.dgv = copies.written_values(d_in.dgv);
+  to.d_in.dh0 = copies.written_state(d_in.dh0);
   copies.copy_in();
-  rest(aligned, to);
-  copies.copy_out();
-}
-
-void backward_with_aligned_rows(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest) {
-  const ArenaScope scope(context.scratch());
-  Copies copies(context, problem);
-  const Inputs aligned = aligned_inputs(copies, problem, inputs);
-  OutputGradients d_aligned = d_out;
-  d_aligned.d_o = copies.values(d_out.d_o);
-  d_aligned.d_ht = copies.state(d_out.d_ht);
-  Outputs found = outputs;
-  found.o = {};  // neither is read
-  found.ht = {};
-  InputGradients to = d_in;
-  to.dq = copies.written_keys(d_in.dq);
-  to.dk = copies.written_keys(d_in.dk);
-  to.dv = copies.written_values(d_in.dv);
-  if (has_gate_rows(problem)) to.dg = copies.written_keys(d_in.dg);
-  to.dgv = copies.written_values(d_in.dgv);
-  to.dh0 = copies.written_state(d_in.dh0);
-  copies.copy_in();
-  rest(aligned, found, d_aligned, to);
+  rest(to);
   copies.copy_out();
 }
 

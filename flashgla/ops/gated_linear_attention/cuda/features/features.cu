@@ -182,7 +182,7 @@ Inputs widened(Context& context, Inputs inputs) {
 }  // namespace
 
 void forward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                              const RestOfForward& rest) {
+                              const RestOfCall& rest) {
   const ArenaScope scope(context.scratch());
   if (goes_through_f32(problem)) {
     Outputs wide = outputs;
@@ -194,11 +194,11 @@ void forward_through_features(Context& context, const Problem& problem, const In
   if (!context.planning()) call.prepare(inputs, outputs.zt, {}, {});
   Outputs plain = outputs;
   plain.zt = {};
-  rest(call.plain, plain);
+  rest({call.plain, plain});
 }
 
 void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                               const OutputGradients& d_out, const InputGradients& d_in, const RestOfBackward& rest) {
+                               const OutputGradients& d_out, const InputGradients& d_in, const RestOfCall& rest) {
   const ArenaScope scope(context.scratch());
   if (goes_through_f32(problem)) {
     Outputs wide = outputs;
@@ -233,7 +233,7 @@ void backward_through_features(Context& context, const Problem& problem, const I
   d_plain_out.d_zt = {};
   InputGradients d_plain = d_in;
   d_plain.dz0 = {};
-  rest(call.plain, plain, d_plain_out, d_plain);
+  rest({call.plain, plain, d_plain_out, d_plain});
   if (context.planning()) return;
 
   const Map map = map_of(problem.feature_map);
