@@ -159,7 +159,7 @@ void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradi
 template <class Kernel>
 void SplitLaunch<Kernel>::later(const Params& values, const SplitImages& images, cudaStream_t stream) {
   launch_split(kGatedValues, split_later_kernel<Kernel>,
-               values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, 4 * kTile * 4, stream,
+               values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, kGateLaterShared, stream,
                kNext<typename Kernel::Core>, values, images);
 }
 

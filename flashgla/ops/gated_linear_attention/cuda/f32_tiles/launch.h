@@ -9,8 +9,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// What a kernel is compiled for: q, k, v, o and their gradients are of type T, __half or float. Gates are of type T or
-// f32.
+// What a kernel is compiled for: q, k, v, o and their gradients are of type T, __half or float (or bf16 in one part,
+// for value_gates/). Gates are of type T or f32.
 template <class TensorCore, class T, int kTheParts>
 struct SplitKernel {
   using Core = TensorCore;

@@ -73,6 +73,8 @@ __device__ __forceinline__ void elements_of(float (&f)[8], const Loaded<T>& x, i
                                    x.raw[i][1].x, x.raw[i][1].y, x.raw[i][1].z, x.raw[i][1].w};
 #pragma unroll
     for (int e = 0; e < 8; ++e) f[e] = __uint_as_float(bits[e]);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    unpack_8(x.raw[i][0], f);
   } else {
     const std::uint32_t words[4] = {x.raw[i][0].x, x.raw[i][0].y, x.raw[i][0].z, x.raw[i][0].w};
 #pragma unroll

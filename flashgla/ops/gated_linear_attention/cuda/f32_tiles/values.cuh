@@ -11,23 +11,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// v^ and the decays, for the forward, which has no do. p: the values' side. Grid: chunks x G x value tiles.
-template <class Kernel>
-__device__ __forceinline__ void gate_later(const Params& p, const SplitImages& images, char* shared) {
-  using T = typename Kernel::Element;
-  const int tiles = tiles_of(p.key_dim), tile = static_cast<int>(blockIdx.x % tiles), channel = tile * kTile;
-  const int head = static_cast<int>(blockIdx.x / tiles % p.heads);
-  const std::int64_t chunk = blockIdx.x / tiles / p.heads;
-  const Chunk c = locate(p.sequences, chunk);
-  if (c.rows == 0) return;
-  Loaded<T> loaded;
-  LoadedGates<T> gates;
-  gates.load(p, c, head, channel, threadIdx.x);
-  load(loaded, Place<T>(p.k, c, head, channel, p.key_dim), threadIdx.x);
-  put_later<Kernel::parts>(images, (chunk * p.heads + head) * tiles + tile, true, loaded, gates, p,
-                           reinterpret_cast<float*>(shared), threadIdx.x);
-}
-
 // Two slots of the two operands, and of their decays.
 template <int kParts>
 constexpr int kGatedStatesShared = 4 * kSplitBytes<kParts> + 2 * 2 * kTile * 4;

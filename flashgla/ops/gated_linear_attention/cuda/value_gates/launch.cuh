@@ -86,8 +86,8 @@ void forward_with_value_gates(Context& context, const Plan& plan, const Params& 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, prepared);
   flashgla::cuda::launch("gated_linear_attention gated values", gate_later_kernel,
-                         dim3(static_cast<unsigned>(cells * value_tiles)), kGroupThreads, kGateLaterBytes, stream,
-                         kNext<Core>, values, later, decays);
+                         dim3(static_cast<unsigned>(cells * value_tiles)), kGroupThreads, kGateLaterShared, stream,
+                         kNext<Core>, values, SplitImages{.k = later, .decay = decays});
   GatedPass pass{
       prepared.k, later, prepared.decay, decays, states, static_cast<const float*>(p.h0), static_cast<float*>(p.ht)};
   over_values::pass_states<Core>(p, pass, time, stream);

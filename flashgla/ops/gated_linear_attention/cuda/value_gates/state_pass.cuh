@@ -2,81 +2,19 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // ---- values alone, for the forward: later_v and the chunk's decay ----
 
-constexpr int kGateLaterBytes = 2 * kTileBytes + 64 * kGatePitch * 4;
-
-// Gates in f32 in shared memory, 16 rows a warp.
-struct SharedColumns {
-  static constexpr int kWarps = 4, kRows = 16;
-  const float* place;  // of the warp's first row, this lane's channels
-  float2 totals[kWarps];
-  __device__ __forceinline__ float2 gate(int i) const {
-    return *reinterpret_cast<const float2*>(place + kGatePitch * i);
-  }
-  __device__ __forceinline__ float2 total(int w) const { return totals[w]; }
-};
-
-// p: the values' side (k: v, g: gv). Grid: chunks x G x tiles.
-static __device__ __forceinline__ void gate_later(const Params& p, char* images, float* decays, char* shared) {
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, tiles = tiles_of(p.key_dim);
-  const int tile = static_cast<int>(blockIdx.x % tiles), head = static_cast<int>(blockIdx.x / tiles % p.heads);
-  const std::int64_t chunk = blockIdx.x / tiles / p.heads, at = (chunk * p.heads + head) * tiles + tile;
-  const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
-  if (n < 0) return;
-  PrepareBlock b;
-  b.span = span_of(p.sequences, n);
-  b.first = (chunk - b.span.chunk_begin) * kChunk;
-  b.query_head = b.head = head;
-  b.channel = kTile * tile;
-  b.k_tile = ptx::shared_address(shared);
-  b.g_tile = b.k_tile + kTileBytes;
-  b.gates = reinterpret_cast<float*>(shared + 2 * kTileBytes);
-  const Rows rows = rows_of(p.k, 2, b.span, b.first, head, b.channel, p.key_dim);
-  load_gates(p, b, thread);
-  load_tile(b.k_tile, rows, thread);
-  ptx::copy_async_commit();
-  ptx::copy_async_wait<0>();
-  Gates g;
-  fetch_gates(g, p, b, thread);
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    float* to = b.gates + kGatePitch * (kRowsEach * (thread / 8) + i) + 8 * (thread % 8);
-    *reinterpret_cast<float4*>(to) = make_float4(g[i][0], g[i][1], g[i][2], g[i][3]);
-    *reinterpret_cast<float4*>(to + 4) = make_float4(g[i][4], g[i][5], g[i][6], g[i][7]);
-  }
-  __syncthreads();
-  SharedColumns columns;
-  columns.place = b.gates + kGatePitch * 16 * warp + 2 * lane;
-  exchange_totals(columns.totals, columns, b.g_tile, warp, lane);
-  walk_down(columns, kTile, warp, [&](int row, float2 sum) { gate_pair(b.k_tile, b.k_tile, row, lane, sum); });
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const std::uint32_t piece = own_piece(thread, i);
-    *reinterpret_cast<uint4*>(images + at * kTileBytes + piece) = load_shared_16(b.k_tile + piece);
-  }
-  if (warp == 0) {
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      sum.x += columns.totals[w].x;
-      sum.y += columns.totals[w].y;
-    }
-    *reinterpret_cast<float2*>(decays + at * kTile + 2 * lane) = make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
-  }
-}
-
-static __global__ void __launch_bounds__(kGroupThreads, 6)  // left to itself ptxas takes 64 registers and spills
-    gate_later_kernel(const __grid_constant__ Params p, char* images, float* decays) {
+static __global__ void __launch_bounds__(kGroupThreads)
+    gate_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
-  gate_later(p, images, decays, shared);
+  gate_later<SplitKernel<void, __nv_bfloat16, 1>>(p, images, shared);
 }
 
 // ---- the state's pass over the chunks of a sequence, either way ----
