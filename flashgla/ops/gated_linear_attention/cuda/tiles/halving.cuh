@@ -15,39 +15,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // The gates come as Columns: kWarps warps share the 64 rows, kRows each; for the lane's channels 2 lane and 2 lane + 1,
-// gate(i) is the base-2 gate of the warp's row i and total(w) the sum over the rows of warp w. Where the kWarps warps
-// are not all of the block, sync() is their barrier.
-template <class Columns>
-__device__ __forceinline__ void sync_warps_of(const Columns&) {
-  if constexpr (requires { Columns::sync(); }) {
-    Columns::sync();
-  } else {
-    __syncthreads();
-  }
-}
-
-// The sums over the rows of each warp, through kWarps * 256 bytes of shared memory that nothing else uses. Two
-// barriers.
-template <class Columns>
-__device__ __forceinline__ void exchange_totals(float2 (&totals)[Columns::kWarps], const Columns& columns,
-                                                std::uint32_t shared, int warp, int lane) {
-  float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int i = 0; i < Columns::kRows; ++i) {
-    const float2 g = columns.gate(i);
-    sum.x += g.x;
-    sum.y += g.y;
-  }
-  const auto place = [&](int w) { return shared + (w * kTile + 2 * lane) * 4; };
-  store_shared_4(place(warp), __float_as_uint(sum.x));
-  store_shared_4(place(warp) + 4, __float_as_uint(sum.y));
-  sync_warps_of(columns);
-#pragma unroll
-  for (int w = 0; w < Columns::kWarps; ++w) {
-    totals[w] = make_float2(__uint_as_float(load_shared_4(place(w))), __uint_as_float(load_shared_4(place(w) + 4)));
-  }
-  sync_warps_of(columns);
-}
+// gate(i) is the base-2 gate of the warp's row i and total(w) the sum over the rows of warp w.
 
 // Calls visit(row, sum of the gates from the start of the row's block of `size` tokens to the row) for the warp's rows.
 template <class Columns, class Visit>
@@ -96,14 +64,13 @@ __device__ __forceinline__ void walk_down(const Columns& columns, int size, int 
   }
 }
 
-// Two channels of a row of a tile times scale 2^exponent to the same place of another (or the same) tile. Returns the
+// Two channels of a row of a tile times 2^exponent to the same place of another (or the same) tile. Returns the
 // power.
-__device__ __forceinline__ float2 gate_pair(std::uint32_t to, std::uint32_t from, int row, int lane, float2 exponent,
-                                            float scale = 1.0f) {
+__device__ __forceinline__ float2 gate_pair(std::uint32_t to, std::uint32_t from, int row, int lane, float2 exponent) {
   const std::uint32_t at = element_offset(row, 2 * lane);
   const float2 x = ptx::unpack_bf16(load_shared_4(from + at));
   const float2 factor = make_float2(ptx::exp2(exponent.x), ptx::exp2(exponent.y));
-  store_shared_4(to + at, ptx::pack_bf16(x.x * (scale * factor.x), x.y * (scale * factor.y)));
+  store_shared_4(to + at, ptx::pack_bf16(x.x * factor.x, x.y * factor.y));
   return factor;
 }
 
