@@ -135,7 +135,7 @@ void backward_with_value_gates(Context& context, const Plan& plan, const Params&
   back.backwards = true;
   back.heads_each = p.group;
   over_values::pass_states<Core>(p, back, time, stream);
-  const auto side = [&](const Params& own, const Prepared& of_own, const Prepared& of_other, int other) {
+  const auto side = [&](const Params& own, const Prepared& of_own, const Prepared& of_other) {
     return Side{.query = own.q,
                 .key = own.k,
                 .gate = own.g,
@@ -148,17 +148,17 @@ void backward_with_value_gates(Context& context, const Plan& plan, const Params&
                 .states = states,
                 .state_gradients = gradients,
                 .own = own.key_dim,
-                .other = other};
+                .other = own.value_dim};
   };
   if (d_in.dq || d_in.dk || d_in.dg) {
-    Side s = side(keys, of_keys, of_values, p.value_dim);
+    Side s = side(keys, of_keys, of_values);
     s.d_query = strided(d_in.dq);
     s.d_key = strided(d_in.dk);
     s.d_gate = strided(d_in.dg);
     over_values::launch_side<Core, false, true>(p, s, stream);
   }
   if (d_in.dv || d_in.dgv) {
-    Side s = side(values, of_values, of_keys, p.key_dim);
+    Side s = side(values, of_values, of_keys);
     s.d_key = strided(d_in.dv);
     s.d_gate = strided(d_in.dgv);
     over_values::launch_side<Core, true, true>(p, s, stream);

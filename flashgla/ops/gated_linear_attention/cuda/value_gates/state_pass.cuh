@@ -9,7 +9,12 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 // ---- values alone, for the forward: later_v and the chunk's decay ----
 
-static __global__ void __launch_bounds__(kGroupThreads)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kLaterBlocks = 6;  // a multiprocessor; seven would spill
+#else
+constexpr int kLaterBlocks = 7;
+#endif
+static __global__ void __launch_bounds__(kGroupThreads, kLaterBlocks)
     gate_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
