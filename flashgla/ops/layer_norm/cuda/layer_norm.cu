@@ -1,11 +1,14 @@
-// A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
+// Forward, a block of threads holds two rows; backward, a team of them one, and the sums of dweight are those of fixed
+// blocks of rows.
 #include "flashgla/ops/cuda/rms_backward.cuh"
+#include "flashgla/ops/cuda/rows_by_block.cuh"
 #include "flashgla/ops/layer_norm/implementations.h"
 
 namespace flashgla::ops::layer_norm {
 
 namespace {
 
+using ops::cuda::BlockRows;
 using ops::cuda::Operand;
 using ops::cuda::RowGrid;
 using ops::cuda::Team;
@@ -19,33 +22,20 @@ struct ForwardOperands {
   float epsilon;
 };
 
-// Two sums at once over a team's threads, row after row.
-class TwoSums {
- public:
-  static constexpr int kShared = 2 * RowGrid::kThreads / flashgla::cuda::kWarp;
-
-  __device__ __forceinline__ TwoSums(const Team& team, float2* shared)
-      : team_(team), of_warps_(shared + team.index() * 2 * (team.threads() / flashgla::cuda::kWarp)) {}
-
-  __device__ __forceinline__ float2 of(float first, float second) {
-    using flashgla::cuda::kWarp;
-    const float2 own = make_float2(flashgla::cuda::warp_sum(first), flashgla::cuda::warp_sum(second));
-    const int warps = team_.threads() / kWarp;
-    if (warps == 1) return own;
-    float2* sums = of_warps_ + turn_ * warps;  // in turns: who is late reads the last while the next are written
-    turn_ ^= 1;
-    if (team_.rank() % kWarp == 0) sums[team_.rank() / kWarp] = own;
-    asm volatile("bar.sync %0, %1;" ::"r"(team_.index() + 1), "r"(team_.threads()) : "memory");
-    float2 total = sums[0];
-    for (int i = 1; i < warps; ++i) total.x += sums[i].x, total.y += sums[i].y;
-    return total;
-  }
-
- private:
-  const Team& team_;
-  float2* of_warps_;
-  int turn_ = 0;
-};
+// Two sums at once over a team's threads. shared: kTwoSums.
+constexpr int kTwoSums = RowGrid::kThreads / flashgla::cuda::kWarp;
+__device__ __forceinline__ float2 sum_of_two(const Team& team, float2* shared, float first, float second) {
+  using flashgla::cuda::kWarp;
+  const float2 own = make_float2(flashgla::cuda::warp_sum(first), flashgla::cuda::warp_sum(second));
+  const int warps = team.threads() / kWarp;
+  if (warps == 1) return own;
+  float2* sums = shared + team.index() * warps;
+  if (team.rank() % kWarp == 0) sums[team.rank() / kWarp] = own;
+  asm volatile("bar.sync %0, %1;" ::"r"(team.index() + 1), "r"(team.threads()) : "memory");
+  float2 total = sums[0];
+  for (int i = 1; i < warps; ++i) total.x += sums[i].x, total.y += sums[i].y;
+  return total;
+}
 
 // A row's first eight elements. Mean and variance are found from sums of what each element is away from their mean, and
 // of the squares of that. Since the square of its distance from the row's mean is at most an eighth of the sum of all
@@ -105,85 +95,81 @@ struct Moments {
   }
 };
 
-constexpr std::int64_t kForwardBlocks = 396;  // three for each multiprocessor of a large GPU, which have room at once
+constexpr int kForwardRows = 2;  // next to each other, at once: weight and bias are read once for both
 
-// Teams take rows in turns; the next one is on its way while one is worked on.
-template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads, kHeld > 0 && kHeld <= 2 ? 3 : 1)
-    forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+template <int kHeld, int N, class W, class T>
+__global__ void __launch_bounds__(BlockRows::kThreads) forward_kernel(ForwardOperands<T> t, BlockRows grid) {
+  flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
-  __shared__ float2 shared[TwoSums::kShared];
+  constexpr int kRows = kForwardRows;
+  __shared__ ops::cuda::SumsOfBlock<kRows> sums[2];
+  const ops::cuda::RowsOfBlock<kRows, kHeld, N, T> held(t.x, grid);  // all loads before the first use
+  if (held.count < 1) return;                                        // whole warps, and then there is no barrier
+  Vector<W, N> weight[kHeld], bias[kHeld];
+  float mean[kRows], r[kRows];
+  ops::cuda::for_each_held<kHeld, N>(grid, [&](int i, int column) {
+    weight[i] = t.weight.template packed<N, W>(column);
+    bias[i] = t.bias.template packed<N, W>(column);
+  });
+  held.sum(
+      grid, [](int, float x, float total) { return total + x; }, mean);
+  sums[0].add_up(grid, mean);
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) mean[k] *= grid.each;
+  held.sum(
+      grid, [&](int k, float x, float total) { return fmaf(x - mean[k], x - mean[k], total); }, r);
+  sums[1].add_up(grid, r);
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    if (k >= held.count) break;
+    r[k] = rsqrtf(fmaf(r[k], grid.each, t.epsilon));
+    if (t.rstd && grid.rank() == 0) {
+      t.mean[held.first + k] = mean[k];
+      t.rstd[held.first + k] = r[k];
+    }
+    T* y = t.y.at(held.first + k, 0);
+    ops::cuda::for_each_held<kHeld, N>(grid, [&](int i, int column) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) out[j] = fmaf((held.x[k][i][j] - mean[k]) * r[k], weight[i][j], bias[i][j]);
+      Vector<T, N>::of(out).store(y + column);
+    });
+  }
+}
+
+// Rows that are too long to be held, or no whole vectors.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) long_forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float2 shared[kTwoSums];
   const Team team(grid.team, &shared[0].x);
-  TwoSums sums(team, shared);
-  const float each = 1.0f / static_cast<float>(grid.length);
-  const std::int64_t apart = std::int64_t{gridDim.x} * grid.teams();
-  std::int64_t row = std::int64_t{blockIdx.x} * grid.teams() + team.index();
-  const auto keep = [&](const Moments& moments) {
-    if (!t.rstd || team.rank() != 0) return;
+  const std::int64_t row = std::int64_t{blockIdx.x} * grid.teams() + team.index();
+  if (row >= grid.rows) return;  // whole teams
+  const T* x = t.x.at(row, 0);
+  FirstOfRow<N, T> first;
+  first.load(x, grid.length);
+  const float from = first.mean(grid.length);
+  float distances = 0.0f, squares = 0.0f;
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    add_distances<N>(ops::cuda::load_vector<N>(x, column, whole, grid.length), from, column, whole, grid.length,
+                     distances, squares);
+  });
+  const Moments moments(from, sum_of_two(team, shared, distances, squares), 1.0f / static_cast<float>(grid.length),
+                        t.epsilon);
+  if (t.rstd && team.rank() == 0) {
     t.mean[row] = moments.mean;
     t.rstd[row] = moments.r;
-  };
-  if constexpr (kHeld > 0) {
-    float weight[kHeld][N], bias[kHeld][N];
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      t.weight.template load<N>(column, whole, grid.length, weight[i]);
-      t.bias.template load<N>(column, whole, grid.length, bias[i]);
-    });
-    Vector<T, N> held[kHeld], next[kHeld];
-    FirstOfRow<N, T> next_first;
-    const auto load = [&](std::int64_t which) {
-      if (which >= grid.rows) return;
-      const T* x = t.x.at(which, 0);
-      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-        next[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-      });
-      next_first.load(x, grid.length);
-    };
-    load(row);
-    for (; row < grid.rows; row += apart) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) held[i] = next[i];
-      const float from = next_first.mean(grid.length);
-      load(row + apart);
-      float distances = 0.0f, squares = 0.0f;
-      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-        add_distances<N>(held[i], from, column, whole, grid.length, distances, squares);
-      });
-      const Moments moments(from, sums.of(distances, squares), each, t.epsilon);
-      keep(moments);
-      T* y = t.y.at(row, 0);
-      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-        float out[N];
-#pragma unroll
-        for (int j = 0; j < N; ++j) out[j] = fmaf((held[i][j] - moments.mean) * moments.r, weight[i][j], bias[i][j]);
-        ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
-      });
-    }
-  } else {
-    for (; row < grid.rows; row += apart) {
-      const T* x = t.x.at(row, 0);
-      FirstOfRow<N, T> first;
-      first.load(x, grid.length);
-      const float from = first.mean(grid.length);
-      float distances = 0.0f, squares = 0.0f;
-      ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
-        add_distances<N>(ops::cuda::load_vector<N>(x, column, whole, grid.length), from, column, whole, grid.length,
-                         distances, squares);
-      });
-      const Moments moments(from, sums.of(distances, squares), each, t.epsilon);
-      keep(moments);
-      T* y = t.y.at(row, 0);
-      ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
-        const Vector<T, N> vector = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-        float weight[N], bias[N], out[N];
-        t.weight.template load<N>(column, whole, grid.length, weight);
-        t.bias.template load<N>(column, whole, grid.length, bias);
-#pragma unroll
-        for (int j = 0; j < N; ++j) out[j] = fmaf((vector[j] - moments.mean) * moments.r, weight[j], bias[j]);
-        ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
-      });
-    }
   }
+  T* y = t.y.at(row, 0);
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const Vector<T, N> vector = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+    float weight[N], bias[N], out[N];
+    t.weight.template load<N>(column, whole, grid.length, weight);
+    t.bias.template load<N>(column, whole, grid.length, bias);
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = fmaf((vector[j] - moments.mean) * moments.r, weight[j], bias[j]);
+    ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
+  });
 }
 
 template <class T>
@@ -229,8 +215,7 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
   Team team(grid.team, shared);
   using Held = HeldRow<kHeld, N, T>;
   ops::cuda::rms_backward<kHeld, N, Held>(
-      t, grid, partial, shared, team,
-      [&](const Held& held, std::int64_t row, float pull, const float(&weight)[kHeld][N]) {
+      t, grid, partial, shared, team, [&](const Held& held, std::int64_t row, float pull, const auto& weight) {
         float total = 0.0f;
         ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t, bool) {
 #pragma unroll
@@ -318,12 +303,17 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
                                     outputs.rstd ? outputs.mean.as<float>() : nullptr,
                                     outputs.rstd ? outputs.rstd.as<float>() : nullptr,
                                     static_cast<float>(epsilon)};
-  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
-  ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, T>,
-                            std::min(grid.blocks(), held.value > 0 ? kForwardBlocks : grid.blocks()), RowGrid::kThreads,
-                            0, operands, grid);
-  });
+  const std::int64_t rows = rows_of(x.shape), length = x.size(-1);
+  const BlockRows grid(rows, length, N, length % N == 0 && operands.weight.aligned && operands.bias.aligned);
+  if (grid.held() > 0) {
+    return ops::cuda::with_room(grid, operands.weight.wide, [&](auto held, auto weight) {
+      ops::cuda::queue_kernel(context, "layer_norm", forward_kernel<held.value, N, decltype(weight), T>,
+                              grid.blocks(kForwardRows), grid.threads(), 0, operands, grid);
+    });
+  }
+  const RowGrid long_grid(rows, length, N);
+  ops::cuda::queue_kernel(context, "layer_norm", long_forward_kernel<N, T>, long_grid.blocks(), RowGrid::kThreads, 0,
+                          operands, long_grid);
 }
 
 template <int N, class T>
@@ -334,9 +324,9 @@ void backward_of(Context& context, const Gradients& g, const ops::cuda::PartialS
   const RowGrid grid(rows_of(g.x.shape), g.x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
     if constexpr (held.value > 0) {
-      const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
       ops::cuda::queue_kernel(context, "layer_norm", backward_kernel<held.value, N, T>, partial.blocks(),
-                              RowGrid::kThreads, floats * static_cast<int>(sizeof(float)), operands, grid, partial);
+                              RowGrid::kThreads, ops::cuda::backward_shared<held.value, N>(grid), operands, grid,
+                              partial);
     } else {
       const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
       // Before dx, which may take dy's place.

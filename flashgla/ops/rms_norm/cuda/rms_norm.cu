@@ -1,11 +1,14 @@
-// A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
+// Forward, a block of threads holds a row; backward, a team of them, and the sums of dweight are those of fixed blocks
+// of rows.
 #include "flashgla/ops/cuda/rms_backward.cuh"
+#include "flashgla/ops/cuda/rows_by_block.cuh"
 #include "flashgla/ops/rms_norm/implementations.h"
 
 namespace flashgla::ops::rms_norm {
 
 namespace {
 
+using ops::cuda::BlockRows;
 using ops::cuda::Operand;
 using ops::cuda::RowGrid;
 using ops::cuda::Team;
@@ -19,8 +22,34 @@ struct ForwardOperands {
   float epsilon;
 };
 
-template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+template <int kHeld, int N, class W, class T>
+__global__ void __launch_bounds__(BlockRows::kThreads) forward_kernel(ForwardOperands<T> t, BlockRows grid) {
+  flashgla::cuda::release_next_of_waves();
+  flashgla::cuda::wait_for_previous();
+  __shared__ ops::cuda::SumsOfBlock<1> sums;
+  const ops::cuda::RowsOfBlock<1, kHeld, N, T> held(t.x, grid);  // all loads before the first use
+  if (held.count < 1) return;                                    // whole warps, and then there is no barrier
+  Vector<W, N> weight[kHeld];
+  float r[1];
+  ops::cuda::for_each_held<kHeld, N>(grid,
+                                     [&](int i, int column) { weight[i] = t.weight.template packed<N, W>(column); });
+  held.sum(
+      grid, [](int, float x, float total) { return fmaf(x, x, total); }, r);
+  sums.add_up(grid, r);
+  r[0] = rsqrtf(fmaf(r[0], grid.each, t.epsilon));
+  if (t.rstd && grid.rank() == 0) t.rstd[held.first] = r[0];
+  T* y = t.y.at(held.first, 0);
+  ops::cuda::for_each_held<kHeld, N>(grid, [&](int i, int column) {
+    float out[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = held.x[0][i][j] * r[0] * weight[i][j];
+    Vector<T, N>::of(out).store(y + column);
+  });
+}
+
+// Rows that are too long to be held, or no whole vectors.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) long_forward_kernel(ForwardOperands<T> t, RowGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ float shared[RowGrid::kSharedFloats];
@@ -29,26 +58,20 @@ __global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOpera
   if (row >= grid.rows) return;  // whole teams
   const T* x = t.x.at(row, 0);
   T* y = t.y.at(row, 0);
-  Vector<T, N> held[kHeld == 0 ? 1 : kHeld];
-  if constexpr (kHeld > 0) {  // all loads before the first use
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      held[i] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
-    });
-  }
   float squares = 0.0f;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto vector = ops::cuda::load_vector<N>(x, column, whole, grid.length);
 #pragma unroll
-    for (int j = 0; j < N; ++j) squares += held[i][j] * held[i][j];
+    for (int j = 0; j < N; ++j) squares += vector[j] * vector[j];
   });
   const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
   if (t.rstd && team.rank() == 0) t.rstd[row] = r;
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) held[0] = ops::cuda::load_vector<N>(x, column, whole, grid.length);
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto vector = ops::cuda::load_vector<N>(x, column, whole, grid.length);
     float weight[N], out[N];
     t.weight.template load<N>(column, whole, grid.length, weight);
 #pragma unroll
-    for (int j = 0; j < N; ++j) out[j] = held[i][j] * r * weight[j];
+    for (int j = 0; j < N; ++j) out[j] = vector[j] * r * weight[j];
     ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
   });
 }
@@ -89,8 +112,7 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBa
   Team team(grid.team, shared);
   using Held = HeldRow<kHeld, N, T>;
   ops::cuda::rms_backward<kHeld, N, Held>(
-      t, grid, partial, shared, team,
-      [&](const Held& held, std::int64_t row, float pull, const float(&weight)[kHeld][N]) {
+      t, grid, partial, shared, team, [&](const Held& held, std::int64_t row, float pull, const auto& weight) {
         T* dx_row = t.dx.at(row, 0);
         ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
           float out[N];
@@ -161,11 +183,17 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
   const TensorView& x = inputs.x;
   const ForwardOperands<T> operands{Operand<T>(x), Operand<T>(outputs.y), ops::cuda::weight_vector(inputs.weight, N),
                                     outputs.rstd ? outputs.rstd.as<float>() : nullptr, static_cast<float>(epsilon)};
-  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
-  ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(context, "rms_norm", forward_kernel<held.value, N, T>, grid.blocks(), RowGrid::kThreads, 0,
-                            operands, grid);
-  });
+  const std::int64_t rows = rows_of(x.shape), length = x.size(-1);
+  const BlockRows grid(rows, length, N, length % N == 0 && operands.weight.aligned);
+  if (grid.held() > 0) {
+    return ops::cuda::with_room(grid, operands.weight.wide, [&](auto held, auto weight) {
+      ops::cuda::queue_kernel(context, "rms_norm", forward_kernel<held.value, N, decltype(weight), T>, grid.blocks(1),
+                              grid.threads(), 0, operands, grid);
+    });
+  }
+  const RowGrid long_grid(rows, length, N);
+  ops::cuda::queue_kernel(context, "rms_norm", long_forward_kernel<N, T>, long_grid.blocks(), RowGrid::kThreads, 0,
+                          operands, long_grid);
 }
 
 template <int N, class T>
@@ -182,9 +210,9 @@ void backward_of(Context& context, const TensorView& x, const TensorView& weight
   const RowGrid grid(rows_of(x.shape), x.size(-1), N);
   ops::cuda::with_held_vectors(grid, [&](auto held) {
     if constexpr (held.value > 0) {
-      const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
       ops::cuda::queue_kernel(context, "rms_norm", backward_kernel<held.value, N, T>, partial.blocks(),
-                              RowGrid::kThreads, floats * static_cast<int>(sizeof(float)), operands, grid, partial);
+                              RowGrid::kThreads, ops::cuda::backward_shared<held.value, N>(grid), operands, grid,
+                              partial);
     } else {
       const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
       if (dweight) {  // before dx, which may take dy's place

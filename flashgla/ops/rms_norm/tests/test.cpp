@@ -14,7 +14,8 @@ TEST(RmsNorm, EveryImplementationAgreesWithTheReference) {
   // With rows of one, two and four vectors a thread on a GPU, rows too long to be held, and a row's end inside a
   // vector.
   for (const Shape& shape : {Shape({1, 1}), Shape({3, 65}), Shape({2, 5, 128}), Shape({700, 33}), Shape({0, 8}),
-                             Shape({1, 1003}), Shape({9, 2048}), Shape({5, 4104}), Shape({3, 20000})}) {
+                             Shape({1, 1003}), Shape({9, 2048}), Shape({33, 64}), Shape({5, 512}), Shape({3, 4096}),
+                             Shape({2, 8192}), Shape({5, 4104}), Shape({3, 20000})}) {
     for (const bool optional : {false, true}) {
       for (testing::OperatorCase one : {forward_case(shape, optional), backward_case(shape, optional)}) {
         one.dtypes = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};

@@ -1,12 +1,15 @@
-// A team of threads holds a row; the sums of dweight are those of fixed blocks of rows.
+// Forward, a block of threads, or a warp, holds two rows; backward, a team of them one, and the sums of dweight are
+// those of fixed blocks of rows.
 #include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/cuda/rms_backward.cuh"
+#include "flashgla/ops/cuda/rows_by_block.cuh"
 #include "flashgla/ops/rms_norm_swish_gate/implementations.h"
 
 namespace flashgla::ops::rms_norm_swish_gate {
 
 namespace {
 
+using ops::cuda::BlockRows;
 using ops::cuda::Operand;
 using ops::cuda::RowGrid;
 using ops::cuda::Team;
@@ -20,59 +23,69 @@ struct ForwardOperands {
   float epsilon;
 };
 
-// Rows next to each other that a team takes at once.
-constexpr int rows_at_once(int held) { return held > 0 && held <= 2 ? 2 : 1; }
+constexpr int kForwardRows = 2;  // next to each other, at once: the weight is read once for both
 
-template <int kHeld, int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads) forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+template <int kHeld, int N, class W, class T>
+__global__ void __launch_bounds__(BlockRows::kThreads) forward_kernel(ForwardOperands<T> t, BlockRows grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
-  constexpr int kRows = rows_at_once(kHeld), kPlaces = kHeld == 0 ? 1 : kHeld;
-  __shared__ float shared[RowGrid::kSharedFloats];
-  Team team(grid.team, shared);
-  const std::int64_t row = (std::int64_t{blockIdx.x} * grid.teams() + team.index()) * kRows;
-  if (row >= grid.rows) return;  // whole teams
-  const int rows = row + kRows <= grid.rows ? kRows : 1;
-  Vector<T, N> x[kRows][kPlaces], gate[kRows][kPlaces];
-  const auto load = [&](int k, int i, std::int64_t column, bool whole) {
-    x[k][i] = ops::cuda::load_vector<N>(t.x.at(row + k, 0), column, whole, grid.length);
-    gate[k][i] = ops::cuda::load_vector<N>(t.gate.at(row + k, 0), column, whole, grid.length);
-  };
-  if constexpr (kHeld > 0) {  // all loads before the first use
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-        if (k < rows) load(k, i, column, whole);
-      });
-    }
-  }
+  constexpr int kRows = kForwardRows;
+  __shared__ ops::cuda::SumsOfBlock<kRows> sums;
+  using Rows = ops::cuda::RowsOfBlock<kRows, kHeld, N, T>;
+  const Rows held(t.x, grid), gates(t.gate, grid);  // all loads before the first use
+  if (held.count < 1) return;                       // whole warps, and then there is no barrier
+  Vector<W, N> weight[kHeld];
   float r[kRows];
+  ops::cuda::for_each_held<kHeld, N>(grid,
+                                     [&](int i, int column) { weight[i] = t.weight.template packed<N, W>(column); });
+  held.sum(
+      grid, [](int, float x, float total) { return fmaf(x, x, total); }, r);
+  sums.add_up(grid, r);
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
-    float squares = 0.0f;
-    ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-      if constexpr (kHeld == 0) x[0][0] = ops::cuda::load_vector<N>(t.x.at(row, 0), column, whole, grid.length);
-#pragma unroll
-      for (int j = 0; j < N; ++j) squares += x[k][i][j] * x[k][i][j];
-    });
-    r[k] = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
-    if (t.rstd && team.rank() == 0 && k < rows) t.rstd[row + k] = r[k];
-  }
-  ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-    if constexpr (kHeld == 0) load(0, 0, column, whole);
-    float weight[N];
-    t.weight.template load<N>(column, whole, grid.length, weight);
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      if (k >= rows) break;
+    if (k >= held.count) break;
+    r[k] = rsqrtf(fmaf(r[k], grid.each, t.epsilon));
+    if (t.rstd && grid.rank() == 0) t.rstd[held.first + k] = r[k];
+    T* y = t.y.at(held.first + k, 0);
+    ops::cuda::for_each_held<kHeld, N>(grid, [&](int i, int column) {
       float out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        const float z = gate[k][i][j];
-        out[j] = x[k][i][j] * r[k] * weight[j] * (z * ops::cuda::sigmoid(z));
+        const float z = gates.x[k][i][j];
+        out[j] = held.x[k][i][j] * r[k] * weight[i][j] * (z * ops::cuda::sigmoid(z));
       }
-      ops::cuda::store_vector<N>(t.y.at(row + k, 0), column, whole, grid.length, Vector<T, N>::of(out));
-    }
+      Vector<T, N>::of(out).store(y + column);
+    });
+  }
+}
+
+// Rows that are too long to be held, or no whole vectors.
+template <int N, class T>
+__global__ void __launch_bounds__(RowGrid::kThreads) long_forward_kernel(ForwardOperands<T> t, RowGrid grid) {
+  flashgla::cuda::wait_for_previous();
+  __shared__ float shared[RowGrid::kSharedFloats];
+  Team team(grid.team, shared);
+  const std::int64_t row = std::int64_t{blockIdx.x} * grid.teams() + team.index();
+  if (row >= grid.rows) return;  // whole teams
+  const T* x_row = t.x.at(row, 0);
+  const T* gate_row = t.gate.at(row, 0);
+  T* y = t.y.at(row, 0);
+  float squares = 0.0f;
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+#pragma unroll
+    for (int j = 0; j < N; ++j) squares += x[j] * x[j];
+  });
+  const float r = rsqrtf(team.sum(squares) / static_cast<float>(grid.length) + t.epsilon);
+  if (t.rstd && team.rank() == 0) t.rstd[row] = r;
+  ops::cuda::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
+    const auto x = ops::cuda::load_vector<N>(x_row, column, whole, grid.length);
+    const auto gate = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
+    float weight[N], out[N];
+    t.weight.template load<N>(column, whole, grid.length, weight);
+#pragma unroll
+    for (int j = 0; j < N; ++j) out[j] = x[j] * r * weight[j] * (gate[j] * ops::cuda::sigmoid(gate[j]));
+    ops::cuda::store_vector<N>(y, column, whole, grid.length, Vector<T, N>::of(out));
   });
 }
 
@@ -84,19 +97,22 @@ struct BackwardOperands {
   bool want_dweight;
 };
 
-// What one element adds to the row's dot product, and to dweight but for r.
+// What one element adds to the row's dot product, and to dweight but for r. s: sigmoid(gate).
+__device__ __forceinline__ float gated(float x, float gate, float dy, float s) { return dy * (gate * s) * x; }
 __device__ __forceinline__ float gated(float x, float gate, float dy) {
-  return dy * (gate * ops::cuda::sigmoid(gate)) * x;
+  return gated(x, gate, dy, ops::cuda::sigmoid(gate));
 }
 
-template <int N, class T>
+// sigmoid(j): of gate[j].
+template <int N, class T, class Weight, class Sigmoid>
 __device__ __forceinline__ void store_gradients(const Vector<T, N>& x, const Vector<T, N>& gate, const Vector<T, N>& dy,
-                                                const float (&weight)[N], float r, float pull, T* dx_row, T* dgate_row,
-                                                std::int64_t column, bool whole, std::int64_t length) {
+                                                const Sigmoid& sigmoid, const Weight& weight, float r, float pull,
+                                                T* dx_row, T* dgate_row, std::int64_t column, bool whole,
+                                                std::int64_t length) {
   float to_x[N], to_gate[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const float z = gate[j], s = ops::cuda::sigmoid(z), u = dy[j] * weight[j] * r;
+    const float z = gate[j], s = sigmoid(j), u = dy[j] * weight[j] * r;
     to_x[j] = u * (z * s) - x[j] * pull;
     to_gate[j] = u * x[j] * ops::cuda::silu_slope(z, s);
   }
@@ -104,13 +120,14 @@ __device__ __forceinline__ void store_gradients(const Vector<T, N>& x, const Vec
   ops::cuda::store_vector<N>(dgate_row, column, whole, length, Vector<T, N>::of(to_gate));
 }
 
-// What a thread holds of one row.
-template <int kHeld, int N, class T>
+// What a thread holds of one row. kKeeps: sigmoids too, which are else made twice.
+template <int kHeld, int N, class T, bool kKeeps>
 struct HeldRow {
   Vector<T, N> x[kHeld], gate[kHeld], dy[kHeld];
-  float r;
+  float r, kept[kKeeps ? kHeld : 1][N];
 
-  __device__ __forceinline__ void load(const BackwardOperands<T>& t, const RowGrid& grid, int rank, std::int64_t row) {
+  template <class Grid>
+  __device__ __forceinline__ void load(const BackwardOperands<T>& t, const Grid& grid, int rank, std::int64_t row) {
     const T* x_row = t.x.at(row, 0);
     const T* gate_row = t.gate.at(row, 0);
     const T* dy_row = t.dy.at(row, 0);
@@ -121,24 +138,32 @@ struct HeldRow {
     });
     r = t.rstd[row];
   }
-  __device__ __forceinline__ float product(int i, int j) const { return gated(x[i][j], gate[i][j], dy[i][j]); }
+  __device__ __forceinline__ float product(int i, int j) {
+    const float s = ops::cuda::sigmoid(gate[i][j]);
+    if constexpr (kKeeps) kept[i][j] = s;
+    return gated(x[i][j], gate[i][j], dy[i][j], s);
+  }
+  __device__ __forceinline__ float sigmoid(int i, int j) const {
+    if constexpr (kKeeps) return kept[i][j];
+    return ops::cuda::sigmoid(gate[i][j]);
+  }
 };
 
-template <int kHeld, int N, class T>
+template <int kHeld, int N, class Grid, class T>
 __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? ops::cuda::kBackwardBlocksEach : 1)
-    backward_kernel(BackwardOperands<T> t, RowGrid grid, ops::cuda::PartialSums partial) {
+    backward_kernel(BackwardOperands<T> t, Grid grid, ops::cuda::PartialSums partial) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ float shared[];
   Team team(grid.team, shared);
-  using Held = HeldRow<kHeld, N, T>;
+  using Held = HeldRow<kHeld, N, T, !std::is_same_v<Grid, RowGrid>>;
   ops::cuda::rms_backward<kHeld, N, Held>(
-      t, grid, partial, shared, team,
-      [&](const Held& held, std::int64_t row, float pull, const float(&weight)[kHeld][N]) {
+      t, grid, partial, shared, team, [&](const Held& held, std::int64_t row, float pull, const auto& weight) {
         T* dx_row = t.dx.at(row, 0);
         T* dgate_row = t.dgate.at(row, 0);
         ops::cuda::for_each_vector<kHeld, N>(grid, team.rank(), [&](int i, std::int64_t column, bool whole) {
-          store_gradients<N>(held.x[i], held.gate[i], held.dy[i], weight[i], held.r, pull, dx_row, dgate_row, column,
-                             whole, grid.length);
+          store_gradients<N>(
+              held.x[i], held.gate[i], held.dy[i], [&](int j) { return held.sigmoid(i, j); }, weight[i], held.r, pull,
+              dx_row, dgate_row, column, whole, grid.length);
         });
       });
 }
@@ -172,7 +197,9 @@ __global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills
     const auto gate = ops::cuda::load_vector<N>(gate_row, column, whole, grid.length);
     const auto dy = ops::cuda::load_vector<N>(dy_row, column, whole, grid.length);
     t.weight.template load<N>(column, whole, grid.length, weight);
-    store_gradients<N>(x, gate, dy, weight, r, pull, dx_row, dgate_row, column, whole, grid.length);
+    store_gradients<N>(
+        x, gate, dy, [&](int j) { return ops::cuda::sigmoid(gate[j]); }, weight, r, pull, dx_row, dgate_row, column,
+        whole, grid.length);
   });
 }
 
@@ -202,22 +229,29 @@ void forward_of(Context& context, const TensorView& x, const TensorView& gate, c
                                     ops::cuda::weight_vector(weight, N),
                                     rstd ? rstd.as<float>() : nullptr,
                                     static_cast<float>(epsilon)};
-  const RowGrid grid(rows_of(x.shape), x.size(-1), N);
-  ops::cuda::with_held_vectors(grid, [&](auto held) {
-    ops::cuda::queue_kernel(context, "rms_norm_swish_gate", forward_kernel<held.value, N, T>,
-                            (grid.blocks() + rows_at_once(held.value) - 1) / rows_at_once(held.value),
-                            RowGrid::kThreads, 0, operands, grid);
-  });
+  const std::int64_t rows = rows_of(x.shape), length = x.size(-1);
+  const BlockRows grid(rows, length, N, length % N == 0 && operands.weight.aligned);
+  if (grid.held() > 0) {
+    return ops::cuda::with_room(grid, operands.weight.wide, [&](auto held, auto weight) {
+      ops::cuda::queue_kernel(context, "rms_norm_swish_gate", forward_kernel<held.value, N, decltype(weight), T>,
+                              grid.blocks(kForwardRows), grid.threads(), 0, operands, grid);
+    });
+  }
+  const RowGrid long_grid(rows, length, N);
+  ops::cuda::queue_kernel(context, "rms_norm_swish_gate", long_forward_kernel<N, T>, long_grid.blocks(),
+                          RowGrid::kThreads, 0, operands, long_grid);
 }
 
 template <int N, class T>
 void backward_of(Context& context, const BackwardOperands<T>& operands, const ops::cuda::PartialSums& partial) {
   const RowGrid grid(partial.rows, partial.columns, N);
-  ops::cuda::with_held_vectors(grid, [&](auto held) {
+  const bool whole = grid.length % N == 0;
+  ops::cuda::with_rows<N>(grid, whole, [&](const auto& rows, auto held) {
     if constexpr (held.value > 0) {
-      const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
-      ops::cuda::queue_kernel(context, "rms_norm_swish_gate", backward_kernel<held.value, N, T>, partial.blocks(),
-                              RowGrid::kThreads, floats * static_cast<int>(sizeof(float)), operands, grid, partial);
+      ops::cuda::queue_kernel(context, "rms_norm_swish_gate",
+                              backward_kernel<held.value, N, std::remove_cvref_t<decltype(rows)>, T>, partial.blocks(),
+                              RowGrid::kThreads, ops::cuda::backward_shared<held.value, N>(rows), operands, rows,
+                              partial);
     } else {
       const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
       if (operands.want_dweight) {  // before dx and dgate, which may take the place of dy and gate
