@@ -138,7 +138,7 @@ struct FusedView {
   __device__ __forceinline__ void turn_logits_here(int rows) const {
     const int mover = fresh_thread(), inside = rows - moved_row(mover);
     const GatesOfLogits gates_of(p.logit_scale, p.gate_min);
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < kRowsEach; ++i) {
       const std::uint32_t at = moved_base + g_slot + moved_piece(mover, i);
       const uint4 gates = gates_of(load_shared_16(at));
