@@ -113,13 +113,9 @@ class Mamba2 : public Mixer {
   // B or C as every head reads it [...,H,K]: a view where there is one group, else a copy in scratch.
   TensorView for_heads(Context& context, const TensorView& states) const;
 
-  convolution::Inputs convolution_inputs(const nn::Pass& pass) const {
-    convolution::Inputs inputs;
-    inputs.x = channels_of(saved_.projected);
-    inputs.weight = convolution_.value.reshape(Shape({channels_, width_}));
-    inputs.initial_state = saved_.before.empty() ? TensorView() : saved_.before[1];
-    inputs.cu_seqlens = pass.sequences.bounds;
-    return inputs;
+  state_space::Convolution convolution_inputs(const nn::Pass& pass) const {
+    return {channels_of(saved_.projected), convolution_.value.reshape(Shape({channels_, width_})),
+            saved_.before.empty() ? TensorView() : saved_.before[1], pass.sequences.bounds};
   }
   state_space::Inputs state_space_inputs(const TensorView& convolved, const TensorView& projected) const {
     return {convolved, convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value, times_of(projected),
@@ -142,7 +138,7 @@ class Mamba2 : public Mixer {
     options.sums_over_heads = groups_ == 1 && attention::sums_over_heads(pass.context, inputs, options);
     return options;
   }
-  // convolved, u, v and g from the projections.
+  // u, v and g from the projections.
   void prepare(const nn::Pass& pass, const LayerState& after) const;
   // normalized from o.
   void normalize(Context& context, bool deviations) const;
@@ -171,8 +167,7 @@ class Mamba2 : public Mixer {
 
   struct Saved {
     TensorView projected;   // [B,T,input_.out()]
-    TensorView convolved;   // [B,T,channels_], before bias and SiLU: recomputed in class activations, as those below
-    TensorView u;           // [B,T,channels_]
+    TensorView u;           // [B,T,channels_]: recomputed in class activations, as those below
     TensorView v;           // [B,T,E]
     TensorView g;           // [B,T,H]
     TensorView o;           // [B,T,E]: kept
@@ -202,10 +197,8 @@ TensorView Mamba2::for_heads(Context& context, const TensorView& states) const {
 }
 
 void Mamba2::prepare(const nn::Pass& pass, const LayerState& after) const {
-  convolution::forward(pass.context, convolution_inputs(pass),
-                       {saved_.convolved, after.empty() ? TensorView() : after[1]}, convolution::Activation::none);
-  state_space::forward(pass.context, state_space_inputs(saved_.convolved, saved_.projected),
-                       {saved_.u, saved_.v, saved_.g});
+  state_space::forward(pass.context, convolution_inputs(pass), state_space_inputs({}, saved_.projected),
+                       {saved_.u, saved_.v, saved_.g}, after.empty() ? TensorView() : after[1]);
 }
 
 void Mamba2::normalize(Context& context, bool deviations) const {
@@ -228,7 +221,6 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   saved_.before = before;
   saved_.projected = pass.keep().tensor(sized(input_.out()), x.dtype, "mamba2: projections");
   input_.forward(context, x, saved_.projected);
-  saved_.convolved = again(channels_, "mamba2: convolutions");
   saved_.u = again(channels_, "mamba2: convolutions");
   saved_.v = again(inner_, "mamba2: values");
   saved_.g = pass.keep_or_recompute().tensor(sized(heads_), wide(x.dtype), "mamba2: gates");
@@ -263,7 +255,7 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   const ArenaScope scope(scratch);
   const auto like = [&](const TensorView& view) { return scratch.tensor(view.shape, view.dtype, "mamba2: gradients"); };
   if (pass.recompute == nn::Recompute::activations) {
-    for (TensorView* view : {&saved_.convolved, &saved_.u, &saved_.v, &saved_.g, &saved_.normalized}) {
+    for (TensorView* view : {&saved_.u, &saved_.v, &saved_.g, &saved_.normalized}) {
       *view = like(*view);
     }
     prepare(pass, {});
@@ -294,14 +286,12 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
   attention::backward(context, inputs, outputs, {d_o.split_last(heads_), {}, {}},
                       {of_heads(dq), of_heads(dk), dv.split_last(heads_), dg, {}, {}, {}}, options);
 
-  const TensorView dconvolved = like(saved_.convolved);
-  state_space::backward(
-      context, state_space_inputs(saved_.convolved, saved_.projected), skip_.value, {dv, d_o, dk, dq, dg},
-      {dconvolved, times_of(dprojected), convolution_bias_.empty() ? TensorView() : convolution_bias_.front().gradient,
-       dt_bias_.gradient, a_log_.gradient, skip_.gradient});
-  convolution::backward(context, convolution_inputs(pass), {dconvolved, {}},
-                        {channels_of(dprojected), convolution_.gradient.reshape(Shape({channels_, width_})), {}},
-                        convolution::Activation::none);
+  state_space::backward(context, convolution_inputs(pass), state_space_inputs({}, saved_.projected), skip_.value,
+                        {dv, d_o, dk, dq, dg},
+                        {channels_of(dprojected), times_of(dprojected),
+                         convolution_bias_.empty() ? TensorView() : convolution_bias_.front().gradient,
+                         dt_bias_.gradient, a_log_.gradient, skip_.gradient},
+                        convolution_.gradient.reshape(Shape({channels_, width_})));
   input_.backward(context, x, dprojected, dx);
 }
 

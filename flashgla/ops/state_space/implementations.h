@@ -24,6 +24,11 @@ struct Implementation {
   void (*gate_norm_backward)(Context&, const Gate&, const TensorView& weight, const TensorView& rstd,
                              const TensorView& dy, const TensorView& ds, const TensorView& dz,
                              const TensorView& dweight);
+  // With the convolution in front, in one pass; null, or false: not such a call, which is then done in two.
+  bool (*convolved_forward)(Context&, const Convolution&, const Inputs&, const Outputs&,
+                            const TensorView& final_state) = nullptr;
+  bool (*convolved_backward)(Context&, const Convolution&, const Inputs&, const TensorView& skip,
+                             const OutputGradients&, const InputGradients&, const TensorView& dweight) = nullptr;
 };
 
 // The gate alone, y = (o + skip x) silu(z), and its gradients from dy: of implementations that have rms_norm behind it.
@@ -44,6 +49,7 @@ extern const Implementation kCuda, kSimd, kReference;
 // Of one call: E, V, H, S.
 struct Sizes {
   std::int64_t inner, value_dim, heads, states;
+  std::int64_t channels() const { return inner + 2 * states; }
   Sizes(const TensorView& v, const TensorView& c, std::int64_t head_count)
       : inner(v.size(-1)), value_dim(inner / head_count), heads(head_count), states((c.size(-1) - inner) / 2) {}
 };

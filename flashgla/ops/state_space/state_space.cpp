@@ -1,7 +1,9 @@
 #include "flashgla/ops/state_space/state_space.h"
 
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
+#include "flashgla/ops/short_convolution/short_convolution.h"
 #include "flashgla/ops/state_space/implementations.h"
 
 namespace flashgla::ops::state_space {
@@ -67,22 +69,17 @@ void check_gate(const Arguments& arguments, const Gate& in, const TensorView& we
 
 Shape rows_shape(const TensorView& view) { return Shape({rows_of(view.shape)}); }
 
-}  // namespace
-
-void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
-  const Arguments arguments(kName, context);
+void check_forward(const Arguments& arguments, const Inputs& inputs, const Outputs& outputs) {
   arguments.check("v", outputs.v, kFloating);
   check_inputs(arguments, inputs, outputs.v.size(-1));
   const TensorView& c = inputs.c;
   arguments.check("v", outputs.v, c.dtype, with_last(c, outputs.v.size(-1)), "c");
   arguments.check("u", outputs.u, c.dtype, c.shape, "c");
   arguments.check("g", outputs.g, accumulator_of(c.dtype), inputs.raw.shape, "raw");
-  selected(context, c.dtype).forward(context, inputs, outputs);
 }
 
-void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& from,
-              const InputGradients& to) {
-  const Arguments arguments(kName, context);
+void check_backward(const Arguments& arguments, const Inputs& inputs, const TensorView& skip,
+                    const OutputGradients& from, const InputGradients& to) {
   arguments.check("dv", from.dv, kFloating);
   check_inputs(arguments, inputs, from.dv.size(-1));
   const TensorView &c = inputs.c, &raw = inputs.raw;
@@ -111,7 +108,88 @@ void backward(Context& context, const Inputs& inputs, const TensorView& skip, co
   check_sums("ddt_bias", to.ddt_bias, heads);
   check_sums("da_log", to.da_log, heads);
   check_sums("dskip", to.dskip, heads);
-  selected(context, c.dtype).backward(context, inputs, skip, from, to);
+}
+
+short_convolution::Inputs inputs_of(const Convolution& convolution) {
+  return {convolution.x, convolution.weight, convolution.initial_state, convolution.cu_seqlens};
+}
+
+void check_convolution(const Arguments& arguments, const Context& context, const Convolution& convolution) {
+  const TensorView &x = convolution.x, &weight = convolution.weight;
+  arguments.check("x", x, kFloating);
+  arguments.check_rank("x", x, 3);
+  arguments.check("weight", weight, parameters_of(x.dtype), Layout::contiguous);
+  if (weight.rank() != 2 || weight.size(0) != x.size(-1)) {
+    arguments.fail("weight", "has shape " + to_string(weight.shape), "[" + std::to_string(x.size(-1)) + ",W]");
+  }
+  if (convolution.cu_seqlens) {
+    check_cu_seqlens(arguments, context, convolution.cu_seqlens, "x", x, {DType::i32, DType::i64});
+  }
+}
+
+// With the convolution's input in c's place, which has its shape.
+Inputs with_input(const Inputs& inputs, const Convolution& convolution) {
+  Inputs with = inputs;
+  with.c = convolution.x;
+  return with;
+}
+
+TensorView convolved(Context& context, const Convolution& convolution, const TensorView& final_state) {
+  const TensorView& x = convolution.x;
+  const TensorView c = context.scratch().tensor(x.shape, x.dtype, "state_space: convolutions");
+  short_convolution::forward(context, inputs_of(convolution), {c, final_state}, short_convolution::Activation::none);
+  return c;
+}
+
+}  // namespace
+
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
+  check_forward(Arguments(kName, context), inputs, outputs);
+  selected(context, inputs.c.dtype).forward(context, inputs, outputs);
+}
+
+void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& from,
+              const InputGradients& to) {
+  check_backward(Arguments(kName, context), inputs, skip, from, to);
+  selected(context, inputs.c.dtype).backward(context, inputs, skip, from, to);
+}
+
+void forward(Context& context, const Convolution& convolution, const Inputs& inputs, const Outputs& outputs,
+             const TensorView& final_state) {
+  const Arguments arguments(kName, context);
+  check_convolution(arguments, context, convolution);
+  Inputs in = with_input(inputs, convolution);
+  check_forward(arguments, in, outputs);
+  const Implementation& implementation = selected(context, in.c.dtype);
+  if (implementation.convolved_forward &&
+      implementation.convolved_forward(context, convolution, in, outputs, final_state)) {
+    return;
+  }
+  const ArenaScope scope(context.scratch());
+  in.c = convolved(context, convolution, final_state);
+  implementation.forward(context, in, outputs);
+}
+
+void backward(Context& context, const Convolution& convolution, const Inputs& inputs, const TensorView& skip,
+              const OutputGradients& from, const InputGradients& to, const TensorView& dweight) {
+  const Arguments arguments(kName, context);
+  check_convolution(arguments, context, convolution);
+  Inputs in = with_input(inputs, convolution);
+  check_backward(arguments, in, skip, from, to);
+  arguments.check("dweight", dweight, accumulator_of(in.c.dtype), convolution.weight.shape, "weight",
+                  Layout::contiguous);
+  const Implementation& implementation = selected(context, in.c.dtype);
+  if (implementation.convolved_backward &&
+      implementation.convolved_backward(context, convolution, in, skip, from, to, dweight)) {
+    return;
+  }
+  const ArenaScope scope(context.scratch());
+  in.c = convolved(context, convolution, {});
+  InputGradients behind = to;
+  behind.dc = context.scratch().tensor(in.c.shape, in.c.dtype, "state_space: convolutions");
+  implementation.backward(context, in, skip, from, behind);
+  short_convolution::backward(context, inputs_of(convolution), {behind.dc, {}}, {to.dc, dweight, {}},
+                              short_convolution::Activation::none);
 }
 
 void gate_norm(Context& context, const Gate& inputs, const TensorView& weight, double epsilon, const TensorView& y,

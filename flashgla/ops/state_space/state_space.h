@@ -56,6 +56,22 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
 void backward(Context& context, const Inputs& inputs, const TensorView& skip, const OutputGradients& output_gradients,
               const InputGradients& input_gradients);
 
+// The same where c is a convolution (short_convolution.h, without activation), which is kept nowhere: `inputs` has no c
+// then, and dc of `input_gradients` is x's gradient. x [B,T,E+2S], and so are u and dc.
+struct Convolution {
+  TensorView x;
+  TensorView weight;         // [E+2S,W]
+  TensorView initial_state;  // [N,E+2S,W-1]; absent: zeros
+  TensorView cu_seqlens;     // absent, or i32/i64 [N+1]
+};
+// final_state absent: not wanted.
+void forward(Context& context, const Convolution& convolution, const Inputs& inputs, const Outputs& outputs,
+             const TensorView& final_state);
+// dweight is added to.
+void backward(Context& context, const Convolution& convolution, const Inputs& inputs, const TensorView& skip,
+              const OutputGradients& output_gradients, const InputGradients& input_gradients,
+              const TensorView& dweight);
+
 // What is normalised together: all E channels, or those of some heads as slices.
 struct Gate {
   TensorView o, x;  // [...,E]

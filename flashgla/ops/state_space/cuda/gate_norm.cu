@@ -6,7 +6,6 @@
 #include "flashgla/ops/cuda/rows_by_team.cuh"
 #include "flashgla/ops/state_space/cuda/gate_norm.h"
 #include "flashgla/ops/state_space/implementations.h"
-#include "flashgla/ops/weight_in_f32.h"
 
 namespace flashgla::ops::state_space::cuda {
 
@@ -20,19 +19,25 @@ using house::Vector;
 
 // skip of neighbouring channels.
 struct Skips {
-  const float* skip;
+  const void* skip;
+  bool wide;  // f32, else bf16
   std::uint32_t value_dim;
+
+  __device__ __forceinline__ float of_head(std::uint32_t h) const {
+    return wide ? static_cast<const float*>(skip)[h]
+                : flashgla::cuda::to_float(static_cast<const __nv_bfloat16*>(skip)[h]);
+  }
 
   template <int N, bool kWhole>
   __device__ __forceinline__ void load(std::int64_t column, std::int64_t length, float (&out)[N]) const {
     const auto first = static_cast<std::uint32_t>(column);
     if (kWhole || value_dim % N == 0) {  // of one head, since columns are multiples of N
-      const float factor = skip[first / value_dim];
+      const float factor = of_head(first / value_dim);
 #pragma unroll
       for (int i = 0; i < N; ++i) out[i] = factor;
     } else {
 #pragma unroll
-      for (int i = 0; i < N; ++i) out[i] = column + i < length ? skip[(first + i) / value_dim] : 0.0f;
+      for (int i = 0; i < N; ++i) out[i] = column + i < length ? of_head((first + i) / value_dim) : 0.0f;
     }
   }
 };
@@ -311,23 +316,21 @@ void with_wholeness(const Gate& in, const house::WeightVector& weight, const Run
 }
 
 template <class T>
-GateOperands<T> operands_of(const Gate& in, const float* skip) {
+GateOperands<T> operands_of(const Gate& in) {
   const auto value_dim = static_cast<std::uint32_t>(in.o.size(-1) / in.skip.numel());
-  return {Operand<T>(in.o), Operand<T>(in.x), Operand<T>(in.z), {skip, value_dim}};
+  return {Operand<T>(in.o), Operand<T>(in.x), Operand<T>(in.z), {in.skip.data, in.skip.dtype == DType::f32, value_dim}};
 }
 
 }  // namespace
 
 void gate_norm(Context& context, const Gate& in, const TensorView& weight, double epsilon, const TensorView& y,
                const TensorView& rstd) {
-  const ArenaScope scope(context.scratch());
-  const float* const skip = weight_in_f32(context, in.skip, in.skip.numel());
   const std::int64_t rows = rows_of(in.o.shape);
   if (context.planning() || rows == 0) return;
   with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &y}, [&](auto zero, auto elements) {
     using T = decltype(zero);
     constexpr int N = decltype(elements)::value;
-    const ForwardOperands<T> operands{operands_of<T>(in, skip), Operand<T>(y), house::weight_vector(weight, N),
+    const ForwardOperands<T> operands{operands_of<T>(in), Operand<T>(y), house::weight_vector(weight, N),
                                       rstd ? rstd.as<float>() : nullptr, static_cast<float>(epsilon)};
     const RowGrid grid(rows, in.o.size(-1), N);
     house::with_held_vectors(grid, [&](auto held) {
@@ -342,7 +345,6 @@ void gate_norm(Context& context, const Gate& in, const TensorView& weight, doubl
 void gate_norm_backward(Context& context, const Gate& in, const TensorView& weight, const TensorView& rstd,
                         const TensorView& dy, const TensorView& ds, const TensorView& dz, const TensorView& dweight) {
   const ArenaScope scope(context.scratch());
-  const float* const skip = weight_in_f32(context, in.skip, in.skip.numel());
   const std::int64_t rows = rows_of(in.o.shape);
   const auto partial =
       house::take_partial_sums(context, rows, in.o.size(-1), house::kRowBlocks, 1, "state_space: dweight");
@@ -350,7 +352,7 @@ void gate_norm_backward(Context& context, const Gate& in, const TensorView& weig
   with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &dy, &ds, &dz}, [&](auto zero, auto elements) {
     using T = decltype(zero);
     constexpr int N = decltype(elements)::value;
-    const BackwardOperands<T> operands{operands_of<T>(in, skip),
+    const BackwardOperands<T> operands{operands_of<T>(in),
                                        Operand<T>(dy),
                                        Operand<T>(ds),
                                        Operand<T>(dz),

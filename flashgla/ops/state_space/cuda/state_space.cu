@@ -5,7 +5,9 @@
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/cuda/partial_sums.cuh"
+#include "flashgla/ops/state_space/cuda/convolved.h"
 #include "flashgla/ops/state_space/cuda/gate_norm.h"
+#include "flashgla/ops/state_space/cuda/softplus.cuh"
 #include "flashgla/ops/state_space/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -25,8 +27,6 @@ constexpr int kThreads = 256;
 struct Parameters {
   const float *bias, *dt_bias, *a_log, *skip;
 };
-
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 // Neighbouring channels of c with their biases.
 template <int N, class T>
@@ -385,6 +385,8 @@ const Implementation kCuda{
     cuda_forward,
     cuda_backward,
     cuda::gate_norm,
-    cuda::gate_norm_backward};
+    cuda::gate_norm_backward,
+    cuda::convolved_forward,
+    cuda::convolved_backward};
 
 }  // namespace flashgla::ops::state_space

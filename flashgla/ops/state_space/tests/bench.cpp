@@ -17,6 +17,12 @@ void bench(const testing::BenchOptions& options) {
     benches.push_back(testing::bytes_bound("state_space backward", problem, dtypes,
                                            backward_case(form, dtypes.activation, true),
                                            backward_case(small, dtypes.activation, true)));
+    const ConvolvedForm behind{form, gpu ? 8 : 1}, small_behind{small};
+    benches.push_back(testing::bytes_bound("state_space convolved", problem, dtypes, convolved_forward_case(behind),
+                                           convolved_forward_case(small_behind)));
+    benches.push_back(testing::bytes_bound("state_space convolved backward", problem, dtypes,
+                                           convolved_backward_case(behind, dtypes.activation),
+                                           convolved_backward_case(small_behind, dtypes.activation)));
     for (const bool backward : {false, true}) {
       benches.push_back(testing::bytes_bound(backward ? "state_space gate, norm backward" : "state_space gate, norm",
                                              problem, dtypes, gate_case(form, backward, dtypes.activation),

@@ -36,6 +36,33 @@ TEST(StateSpace, EveryImplementationAgreesWithTheReference) {
   EXPECT_EQ(coverage.missing(), "");
 }
 
+TEST(StateSpace, BehindTheConvolutionAgreesWithTheReference) {
+  testing::Coverage coverage(implementations());
+  const std::vector<ConvolvedForm> forms = {
+      {{6, 2, 3, 1, 4}, 2},
+      {{300, 4, 8, 2, 12}, 2, 4, {}, false, true},
+      {{40, 8, 16, 2, 8}, 1, 3, {2, 40}},
+      {{9, 4, 8, 2, 4}, 3, 4, {}, true},
+      // Of heads of 64 channels, which have a form of their own on GPUs: lines shorter than the filter, of one token
+      // more than groups have, of several chunks; packed, one empty and some shorter than the filter, one that ends a
+      // chunk; with states, and with gradients of B and C of each head.
+      {{4, 3, 64, 1, 24}, 2},
+      {{66, 4, 64, 1, 16, false}, 2},
+      {{301, 5, 64, 1, 128}, 1},
+      {{130, 3, 64, 1, 24, false}, 1, 4, {0, 1, 64, 64, 66, 130}},
+      {{77, 6, 64, 2, 8}, 1, 4, {32, 35, 76, 77}},
+      {{18, 2, 64, 1, 16}, 2, 4, {}, false, true},
+      {{18, 6, 64, 1, 16}, 1, 4, {}, true},
+  };
+  for (const ConvolvedForm& form : forms) {
+    EXPECT_EQ(testing::check_conformance(convolved_forward_case(form), coverage), "");
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      EXPECT_EQ(testing::check_conformance(convolved_backward_case(form, dtype), coverage), "");
+    }
+  }
+  EXPECT_EQ(coverage.missing(), "");
+}
+
 // The loss is a product with each output: with u through B and C as every head uses them, and x through the gate.
 TEST(StateSpace, GradientsAgreeWithFiniteDifferences) {
   Context context;
