@@ -34,7 +34,8 @@ JobLog::JobLog(std::string path, const std::string& settings, bool resume) : pat
         }
       }
     }
-    if (before != header) throw Error(path_ + ": is not the log of this evaluation");
+    // What is no JSON compares as neither equal nor unequal.
+    if (!before.is_object() || before != header) throw Error(path_ + ": is not the log of this evaluation");
     while (std::getline(old, line)) {
       const json row = json::parse(line, nullptr, /*allow_exceptions=*/false);
       if (!row.is_object() || !row.contains("job") || !row["job"].is_number_integer() || !row.contains("result")) {

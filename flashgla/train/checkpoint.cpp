@@ -158,6 +158,9 @@ void Trainer::restore(const Found& found) {
   } catch (const Json::exception& error) {
     throw Error(path + "/trainer.json: " + error.what());
   }
+  // A program ended between a checkpoint's last file and these names has left older ones.
+  folder_.mark_latest(steps_);
+  if (best_step_ >= 0) folder_.mark_best(best_step_);
 }
 
 }  // namespace flashgla::train

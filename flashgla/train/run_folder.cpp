@@ -113,13 +113,17 @@ std::string RunFolder::save(std::int64_t step, const std::function<void(const st
     fs::remove_all(target);  // a corrupt checkpoint of the same step, passed over before
     fs::rename(temporary, target);
     sync_folder(folder);
-    write_file((folder / "latest").string(), checkpoint_name(step) + "\n");
+    mark_latest(step);
   } catch (const std::exception& error) {
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     throw Error("checkpoint of step " + std::to_string(step) + " was not saved: " + error.what());
   }
   return target.string();
+}
+
+void RunFolder::mark_latest(std::int64_t step) const {
+  write_file(path_ + "/checkpoints/latest", checkpoint_name(step) + "\n");
 }
 
 void RunFolder::mark_best(std::int64_t step) const {

@@ -44,6 +44,8 @@ class RunFolder {
   std::string save(std::int64_t step, const std::function<void(const std::string& folder)>& write,
                    const std::string& progress) const;
 
+  // What `latest` and `best` name.
+  void mark_latest(std::int64_t step) const;
   void mark_best(std::int64_t step) const;
   // Removes checkpoints but the `keep` newest and the best.
   void prune(std::int64_t keep) const;

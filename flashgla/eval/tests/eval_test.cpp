@@ -174,6 +174,16 @@ TEST_P(EvalModels, ACarriedDocumentGoesOnInItsMiddle) {
   fs::remove_all(folder);
 }
 
+TEST(JobLog, LeavesFilesThatAreNoLogsAsTheyAre) {
+  const std::string path = ::testing::TempDir() + "flashgla_no_log";
+  for (const std::string text : {"a novel", "a novel\nof two lines\n", "[1]\n", "{}\n", ""}) {
+    write_file(path, text);
+    EXPECT_THROW(JobLog(path, "{}", true), Error) << text;
+    EXPECT_EQ(read_file(path), text);
+  }
+  fs::remove(path);
+}
+
 TEST_P(EvalModels, PositionsAddUpToTheLoss) {
   JobLog log("", "{}", false);
   const Document documents[] = {{random_ids(50, 6)}, {random_ids(51, 7)}};

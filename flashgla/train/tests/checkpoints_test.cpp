@@ -111,6 +111,20 @@ TEST_F(CheckpointsTest, DamagedCheckpointsArePassedOverAloud) {
   EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(HasSubstr("none of its checkpoints is whole")));
 }
 
+// As a program that is ended between a checkpoint and the files that name it leaves them.
+TEST_F(CheckpointsTest, NamesTheNewestAndTheBestAgainWhenItGoesOn) {
+  TrainConfig run = config("named");
+  run.checkpoint_every = 2;
+  train(run);
+  const std::string newest = find_model_folder(run.out), best = find_model_folder(run.out, "best");
+  const std::string older = fs::path(RunFolder(run.out).checkpoints().back().path).filename();
+  for (const char* name : {"latest", "best"}) write_file(run.out + "/checkpoints/" + name, older + "\n");
+  ASSERT_NE(find_model_folder(run.out), newest);
+  EXPECT_EQ(Trainer(run, {}, true).run(), Outcome::finished);
+  EXPECT_EQ(find_model_folder(run.out), newest);
+  EXPECT_EQ(find_model_folder(run.out, "best"), best);
+}
+
 TEST_F(CheckpointsTest, KeepsTheNewestAndTheBest) {
   TrainConfig run = config("keep_best");
   run.checkpoint_every = 2;
