@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "flashgla/base/error.h"
 #include "flashgla/base/team.h"
 #include "flashgla/base/threads.h"
 #ifdef FLASHGLA_CUDA
@@ -19,6 +20,9 @@ int default_threads() {
 
 Context::Context(Device device, int threads)
     : queue_(device), threads_(threads > 0 ? threads : default_threads()), scratch_(device) {
+  if (threads < 0 || threads > kMostThreads) {
+    throw Error("context", "threads", "is " + std::to_string(threads), "0 (all) .. " + std::to_string(kMostThreads));
+  }
   architecture_.device = device.kind;
 #ifdef FLASHGLA_CUDA
   if (device.kind == Device::Kind::cuda) architecture_ = cuda::architecture_of(device);

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "flashgla/base/error.h"
@@ -20,6 +21,11 @@ namespace {
   throw Error(what + " " + path + ": " + std::strerror(reason));
 }
 
+bool is_device_or_pipe(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
@@ -28,9 +34,9 @@ MappedFile::MappedFile(const std::string& path) {
   struct stat info {};
   const bool known = ::fstat(descriptor, &info) == 0;
   if (!known || !S_ISREG(info.st_mode)) {
-    if (known) errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
-    const int reason = errno;
+    const int reason = S_ISDIR(info.st_mode) ? EISDIR : errno;
     ::close(descriptor);
+    if (known && !S_ISDIR(info.st_mode)) throw Error("cannot read " + path + ": not a regular file");
     errno = reason;
     fail("cannot read", path);
   }
@@ -61,9 +67,21 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)), temporary_(path_ + ".partial-" + std::to_string(::getpid())) {
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  if (is_device_or_pipe(path_)) {  // a file renamed to its name would take its place
+    temporary_ = path_;
+    published_ = true;
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  } else {
+    std::error_code failure;
+    if (std::filesystem::is_directory(path_, failure)) {
+      errno = EISDIR;
+      fail("cannot write", path_);
+    }
+    if (std::filesystem::is_symlink(path_, failure)) path_ = std::filesystem::weakly_canonical(path_).string();
+    temporary_ = path_ + ".partial-" + std::to_string(::getpid());
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  }
   if (descriptor_ < 0) fail("cannot write", path_);
 }
 
@@ -106,6 +124,7 @@ void AtomicFile::close() {
 
 void AtomicFile::finish() {
   close();
+  if (published_) return;
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
   published_ = true;
 }
@@ -122,6 +141,10 @@ FileLock::FileLock(const std::string& path) {
 }
 
 FileLock::~FileLock() { ::close(descriptor_); }
+
+void require_writable(const std::string& path) {
+  if (!is_device_or_pipe(path)) AtomicFile{path};
+}
 
 std::string read_file(const std::string& path) {
   const MappedFile file(path);

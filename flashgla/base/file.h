@@ -27,7 +27,8 @@ class MappedFile {
 };
 
 // Written beside `path` as `path.partial-<process>`; finish() forces it to disk and renames it. Destroyed before that,
-// it leaves nothing behind.
+// it leaves nothing behind. Behind a symbolic link the file that it names is replaced; a device or a pipe is written to
+// as it is.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -46,7 +47,7 @@ class AtomicFile {
 
  private:
   std::string path_;
-  std::string temporary_;
+  std::string temporary_;  // `path_` itself where that is a device or a pipe
   int descriptor_ = -1;
   bool published_ = false;
 };
@@ -63,6 +64,10 @@ class FileLock {
  private:
   int descriptor_ = -1;
 };
+
+// Throws what AtomicFile would on a path that cannot be written, and leaves nothing there: for what is written at the
+// end of long work.
+void require_writable(const std::string& path);
 
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, std::string_view content);  // through AtomicFile

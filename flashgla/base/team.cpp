@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "flashgla/base/threads.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -104,8 +106,6 @@ class alignas(64) Share {
  private:
   std::atomic<std::uint64_t> taken_{0};  // number of the region, and units taken in it
 };
-
-constexpr int kMostThreads = 4096;
 
 thread_local bool within_task = false, nobody_helps = false;
 

@@ -6,6 +6,9 @@
 
 namespace flashgla {
 
+// Threads that may be asked for: libraries end without a word where there are far more.
+constexpr int kMostThreads = 4096;
+
 struct ThreadChoice {
   int threads = 1;
   std::string why;  // "4 cores of 8 processors"

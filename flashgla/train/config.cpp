@@ -6,12 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
-#include <unordered_map>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
+#include "flashgla/base/quantities.h"
+#include "flashgla/base/threads.h"
 #include "flashgla/nn/pass.h"
 #include "flashgla/train/optimizer.h"
 
@@ -39,20 +40,6 @@ const Field* find(const std::vector<Field>& list, const std::string& name) {
     if (name == field.name || name == flag_of(field.name)) return &field;
   }
   return nullptr;
-}
-
-double parse_number(const std::string& text) {
-  std::size_t used = 0;
-  double value = 0.0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size() || !std::isfinite(value)) {
-    throw Error("'" + text + "' is not a number");
-  }
-  return value;
 }
 
 void require(bool ok, const char* field, const std::string& actual, const std::string& expected) {
@@ -147,35 +134,6 @@ std::string value_text(const Field& field) {
                                [](const std::int64_t* value) { return std::to_string(*value); },
                                [](const double* value) { return text_of(*value); }},
                     field.value);
-}
-
-std::int64_t parse_count(const std::string& text) {
-  static const std::unordered_map<char, double> kUnits = {{'K', 1e3}, {'k', 1e3}, {'M', 1e6}, {'m', 1e6},
-                                                          {'B', 1e9}, {'G', 1e9}, {'T', 1e12}};
-  double unit = 1.0;
-  std::string number = text;
-  if (!number.empty() && kUnits.contains(number.back())) {
-    unit = kUnits.at(number.back());
-    number.pop_back();
-  }
-  const double value = parse_number(number) * unit;
-  if (std::abs(value) > 9e15 || std::abs(value - std::round(value)) > 1e-6 * unit) {
-    throw Error("'" + text + "' is not a whole number");
-  }
-  return static_cast<std::int64_t>(std::llround(value));
-}
-
-std::size_t parse_bytes(const std::string& text) {
-  static const std::unordered_map<std::string, double> kUnits = {
-      {"", 1.0},   {"B", 1.0},  {"K", 1e3},   {"KB", 1e3},     {"M", 1e6},      {"MB", 1e6},     {"G", 1e9},
-      {"GB", 1e9}, {"T", 1e12}, {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-  const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
-  const std::size_t begin = std::min(text.find_first_not_of(' ', digits), text.size());
-  const auto unit = kUnits.find(text.substr(begin));
-  if (digits == 0 || unit == kUnits.end()) throw Error("'" + text + "' is not a number of bytes, such as 24GiB");
-  const double bytes = parse_number(text.substr(0, digits)) * unit->second;
-  if (bytes > 0x1p60) throw Error("'" + text + "' is more than there is of any memory");
-  return static_cast<std::size_t>(bytes);
 }
 
 void set_field(TrainConfig& config, const std::string& name, const std::string& text) {
@@ -282,7 +240,8 @@ void TrainConfig::validate() const {
           "a divisor of batch_tokens / sequence_length (" + number(sequences_per_batch()) + "), or 0");
   require(order == "automatic" || order == "packed" || order == "segments" || order == "windows" || order == "labelled",
           "order", "'" + order + "'", "automatic, packed, segments, windows or labelled");
-  require(segments >= 0, "segments", number(segments), "0 (the whole data) or more");
+  require(segments >= 0 && segments <= (std::int64_t{1} << 53) / sequence_length, "segments", number(segments),
+          "0 (the whole data) or more, and fewer than 2^53 tokens with it");
   require(segments == 1 || order == "segments", "segments", number(segments), "1, or order 'segments' with it");
   require(learning_rate > 0.0, "learning_rate", text_of(learning_rate), "a positive number");
   require(initial_learning_rate >= 0.0 && initial_learning_rate <= learning_rate, "initial_learning_rate",
@@ -310,9 +269,10 @@ void TrainConfig::validate() const {
   require(dtype == "automatic" || dtype == "f32" || dtype == "bf16", "dtype", "'" + dtype + "'",
           "automatic, f32 or bf16");
   memory_limit_bytes();
-  if (recompute != "automatic") nn::recompute_from_name(recompute);
+  require(recompute == "automatic" || recompute == "nothing" || recompute == "activations" || recompute == "block",
+          "recompute", "'" + recompute + "'", "automatic, nothing, activations or block");
   require(graphs == "on" || graphs == "off", "graphs", "'" + graphs + "'", "on or off");
-  require(threads >= 0, "threads", number(threads), "0 (all) or more");
+  require(threads >= 0 && threads <= kMostThreads, "threads", number(threads), "0 (all) .. " + number(kMostThreads));
   require(log_every >= 1, "log_every", number(log_every), "at least 1");
   require(evaluate_every >= 0, "evaluate_every", number(evaluate_every), "0 or more");
   require(evaluation_tokens >= 0, "evaluation_tokens", number(evaluation_tokens), "0 or more");

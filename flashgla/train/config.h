@@ -94,10 +94,4 @@ void load_config(TrainConfig& config, const std::string& path);
 void parse_config(TrainConfig& config, const std::string& json, const std::string& source);
 std::string to_json(const TrainConfig& config);
 
-// "1.6M" -> 1600000. Throws Error.
-std::int64_t parse_count(const std::string& text);
-
-// "24GiB" -> 24 * 2^30, "80 GB" -> 80e9; a number alone counts bytes. Throws Error.
-std::size_t parse_bytes(const std::string& text);
-
 }  // namespace flashgla::train

@@ -1,4 +1,7 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -10,6 +13,7 @@
 #include "flashgla/base/graph.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
+#include "flashgla/base/quantities.h"
 #include "flashgla/base/tensor.h"
 #include "flashgla/base/transfer.h"
 #include "testing/compare.h"
@@ -248,6 +252,64 @@ TEST(AtomicFile, IsFoundWholeOrNotAtAll) {
   write_file(path, "");
   EXPECT_EQ(read_file(path), "");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()), 1);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Quantities, AreReadAsPeopleWriteThem) {
+  EXPECT_EQ(parse_bytes("24GiB"), std::size_t{24} << 30);
+  EXPECT_EQ(parse_bytes("1.5 KB"), 1500u);
+  EXPECT_EQ(parse_bytes("2g"), 2000000000u);
+  EXPECT_EQ(parse_bytes("77"), 77u);
+  EXPECT_EQ(parse_bytes("77B"), 77u);
+  for (const char* bad : {"", "GB", "3 apples", "-1GB", "9999999TiB", "1GiBs", "1iB", "1BB", "1.2.3", "nan"}) {
+    EXPECT_THROW(parse_bytes(bad), Error) << bad;
+  }
+  EXPECT_EQ(parse_count("15B"), 15000000000);
+  EXPECT_EQ(parse_count("0.5M"), 500000);
+  EXPECT_EQ(parse_count("1e3"), 1000);
+  EXPECT_EQ(parse_count("-1"), -1);
+  EXPECT_EQ(parse_count("9007199254740992"), std::int64_t{1} << 53);
+  for (const char* bad : {"", "k", "1.5", "1e30", "99999999999999999999", "nan", "inf", "1Q", "1 k", "0x"}) {
+    EXPECT_THROW(parse_count(bad), Error) << bad;
+  }
+}
+
+TEST(Context, RefusesThreadsThatNoMachineHas) {
+  EXPECT_THROW(Context(Device::cpu(), 5000), Error);
+  EXPECT_THROW(Context(Device::cpu(), -1), Error);
+}
+
+// What stands at the name that is not a plain file must still be there when the file has been written.
+TEST(AtomicFile, TakesNoPlaceOfALinkOrAPipe) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "flashgla_atomic_links";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder / "kept");
+  std::filesystem::create_symlink(folder / "kept/a.txt", folder / "link");
+  write_file(folder / "kept/a.txt", "before");
+  write_file(folder / "link", "after");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "kept/a.txt"), "after");
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  write_file(pipe, "through");
+  char text[16] = {};
+  EXPECT_EQ(::read(reader, text, sizeof text), 7);
+  ::close(reader);
+  EXPECT_STREQ(text, "through");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(AtomicFile, WhatCannotBeWrittenIsToldBefore) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "flashgla_writable";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  EXPECT_THROW(require_writable(folder), Error);
+  EXPECT_THROW(require_writable(folder / "none/a.txt"), Error);
+  require_writable(folder / "a.txt");
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
   std::filesystem::remove_all(folder);
 }
 
