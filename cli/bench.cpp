@@ -13,6 +13,7 @@
 #include "bench/benches.h"
 #include "cli/bench_file.h"
 #include "cli/checks.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
@@ -37,18 +38,18 @@ struct BenchArguments {
 };
 
 void print_header(const Ceilings& ceilings) {
-  fmt::print("{:<49} {:<16} {:<44} {:>9} ", "operation", "implementation", "problem", "ms");
+  print("{:<49} {:<16} {:<44} {:>9} ", "operation", "implementation", "problem", "ms");
   if (ceilings.cuda) {
-    fmt::print("{:>8} {:>7} {:>7} {:>8} {:>9}\n", "TFLOP/s", "TB/s", "/floor", "MiB", "error");
+    print("{:>8} {:>7} {:>7} {:>8} {:>9}\n", "TFLOP/s", "TB/s", "/floor", "MiB", "error");
   } else {
-    fmt::print("{:>9} {:>8} {:>7} {:>7} {:>9}\n", "GFLOP/s", "GB/s", "/GEMM", "/read", "error");
+    print("{:>9} {:>8} {:>7} {:>7} {:>9}\n", "GFLOP/s", "GB/s", "/GEMM", "/read", "error");
   }
 }
 
 void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
-  fmt::print("{:<49} {:<16} {:<44} ", row.operation, row.implementation, row.problem);
+  print("{:<49} {:<16} {:<44} ", row.operation, row.implementation, row.problem);
   if (!row.refused.empty()) {
-    fmt::print("refused: {}\n", row.refused);
+    print("refused: {}\n", row.refused);
     return;
   }
   const double seconds = row.milliseconds * 1e-3;
@@ -60,14 +61,14 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
   const std::string milliseconds = cell(row.milliseconds, 9, row.milliseconds < 10 ? 4 : 2);
   const std::string error = row.error > 0.0 ? fmt::format("{:>9.1e}", row.error) : fmt::format("{:>9}", "-");
   if (ceilings.cuda) {
-    fmt::print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-12, 8, 1), cell(bytes * 1e-12, 7, 2),
-               cell(share_of_floor(row, ceilings), 7, 2), cell(row.memory / 1048576.0, 8, 0), error);
+    print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-12, 8, 1), cell(bytes * 1e-12, 7, 2),
+          cell(share_of_floor(row, ceilings), 7, 2), cell(row.memory / 1048576.0, 8, 0), error);
   } else {
-    fmt::print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
-               cell(ceilings.flops > 0 ? flops / ceilings.flops : 0.0, 7, 2),
-               cell(ceilings.bandwidth > 0 ? bytes / ceilings.bandwidth : 0.0, 7, 2), error);
+    print("{} {} {} {} {} {}", milliseconds, cell(flops * 1e-9, 9, 1), cell(bytes * 1e-9, 8, 1),
+          cell(ceilings.flops > 0 ? flops / ceilings.flops : 0.0, 7, 2),
+          cell(ceilings.bandwidth > 0 ? bytes / ceilings.bandwidth : 0.0, 7, 2), error);
   }
-  fmt::print("{}{}\n", row.plan.empty() ? "" : "  ", row.plan);
+  print("{}{}\n", row.plan.empty() ? "" : "  ", row.plan);
 }
 
 // Runs the peer's command: our rows as JSON on its standard input, its rows as JSON from its standard output.
@@ -99,8 +100,8 @@ void print_worst(const std::vector<testing::BenchRow>& rows, const Ceilings& cei
     if (least == nullptr || share < share_of_floor(*least, ceilings)) least = &row;
   }
   for (const auto& [operation, row] : worst) {
-    fmt::print("furthest from its floor, {}: {} on {}, {:.3f} of the floor\n", operation, row->problem,
-               row->implementation, share_of_floor(*row, ceilings));
+    print("furthest from its floor, {}: {} on {}, {:.3f} of the floor\n", operation, row->problem, row->implementation,
+          share_of_floor(*row, ceilings));
   }
 }
 
@@ -128,14 +129,14 @@ std::string command_of(const BenchArguments& arguments) {
 void report_comparison(const BenchArguments& arguments, const BenchFile& before, const BenchFile& now) {
   const Comparison comparison = compare(before, now, arguments.compare_share);
   const bool cuda = now.device != "cpu";
-  fmt::print("compared with {} ({}, {}, {}), {}:\n", arguments.compare, before.machine, before.commit, before.date,
-             cuda ? "milliseconds" : "shares of the floor that each run's ceilings give");
+  print("compared with {} ({}, {}, {}), {}:\n", arguments.compare, before.machine, before.commit, before.date,
+        cuda ? "milliseconds" : "shares of the floor that each run's ceilings give");
   for (const Slower& each : comparison.slower) {
-    fmt::print("slower: {} {} {}: {:.4g} -> {:.4g}{} ({:.0f}% more time)\n", each.row.operation,
-               each.row.implementation, each.row.problem, each.before, each.now, cuda ? " ms" : "", 100.0 * each.loss);
+    print("slower: {} {} {}: {:.4g} -> {:.4g}{} ({:.0f}% more time)\n", each.row.operation, each.row.implementation,
+          each.row.problem, each.before, each.now, cuda ? " ms" : "", 100.0 * each.loss);
   }
-  fmt::print("{} rows compared, {} slower by more than {:g}%\n", comparison.compared, comparison.slower.size(),
-             100.0 * arguments.compare_share);
+  print("{} rows compared, {} slower by more than {:g}%\n", comparison.compared, comparison.slower.size(),
+        100.0 * arguments.compare_share);
   std::fflush(stdout);
   if (comparison.compared == 0) throw Error("bench: " + arguments.compare + " has none of the rows of this run");
   if (!comparison.slower.empty()) {
@@ -184,19 +185,19 @@ void print_scaling(const BenchArguments& arguments, testing::BenchOptions option
     };
     run_wanted(arguments, options);
   }
-  fmt::print("{:<76}", "milliseconds (share of the floor) by threads");
-  for (const int threads : arguments.threads) fmt::print("{:>17}", threads);
-  fmt::print("{:>12}\n", "over fewer");
+  print("{:<76}", "milliseconds (share of the floor) by threads");
+  for (const int threads : arguments.threads) print("{:>17}", threads);
+  print("{:>12}\n", "over fewer");
   for (const Line& line : lines) {
-    fmt::print("{:<76}", line.what);
+    print("{:<76}", line.what);
     double best = 0.0, worst = 0.0;
     for (std::size_t i = 0; i < line.milliseconds.size(); ++i) {
       const double now = line.milliseconds[i];
-      fmt::print("{:>17}", fmt::format("{:.{}f} ({:.2f})", now, now < 10 ? 3 : 1, line.shares[i]));
+      print("{:>17}", fmt::format("{:.{}f} ({:.2f})", now, now < 10 ? 3 : 1, line.shares[i]));
       if (best > 0.0) worst = std::max(worst, now / best);
       best = best > 0.0 ? std::min(best, now) : now;
     }
-    fmt::print("{:>12.2f}\n", worst);
+    print("{:>12.2f}\n", worst);
   }
 }
 
@@ -248,7 +249,7 @@ void run_bench(const BenchArguments& arguments) {
     for (const testing::BenchRow& row : run_peer(arguments.peer, ours, ceilings)) take(row);
   }
   if (arguments.json) {
-    fmt::print("{}\n", rows_to_json(rows, ceilings));
+    print("{}\n", rows_to_json(rows, ceilings));
   } else if (arguments.sweep) {
     print_worst(rows, ceilings);
   }
@@ -279,7 +280,7 @@ void add_bench(CLI::App& app) {
       ->delimiter(',')
       ->allow_extra_args(false)  // what follows is an operator
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(thread_count());
   verb->add_option("--seconds", arguments->seconds, "Time spent on each figure")
       ->capture_default_str()
       ->check(positive_number());

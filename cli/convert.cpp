@@ -1,9 +1,7 @@
 // flashgla convert: a model folder in another dtype, cut into other files, or in another layout.
-#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -12,9 +10,11 @@
 
 #include "cli/checks.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
+#include "flashgla/base/quantities.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/quantise.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
@@ -41,26 +41,12 @@ struct ConvertArguments {
   bool quiet = false;
 };
 
-// "2GB", "500MB", "1.5G", "4096": bytes; units of 1000.
-std::size_t parse_bytes(const std::string& text) {
-  std::size_t end = 0;
-  double value = 0.0;
+std::size_t shard_bytes(const std::string& text) {
   try {
-    value = std::stod(text, &end);
-  } catch (const std::exception&) {
-    end = 0;
+    if (const std::size_t bytes = parse_bytes(text); bytes > 0) return bytes;
+  } catch (const Error&) {
   }
-  std::string unit = text.substr(end);
-  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  if (unit.size() == 2 && unit[1] == 'B') unit.pop_back();
-  const std::string units = "BKMGT";
-  const std::size_t power = unit.empty() ? 0 : units.find(unit);
-  if (end == 0 || !std::isfinite(value) || value < 1.0 || unit.size() > 1 || power == std::string::npos) {
-    throw Error("convert: --shard-size is '" + text + "'; expected a size such as 2GB or 500MB");
-  }
-  const double bytes = value * std::pow(1000.0, static_cast<double>(power));
-  if (bytes > 1e18) throw Error("convert: --shard-size is '" + text + "'; expected at most 1e18 bytes");
-  return static_cast<std::size_t>(bytes);
+  throw Error("convert: --shard-size is '" + text + "'; expected a size such as 2GB or 500MB");
 }
 
 // Everything beside the weights and the config that belongs to a model: its tokenizer, above all.
@@ -90,7 +76,7 @@ void run_convert(const ConvertArguments& arguments) {
   model::LoadOptions load;
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
   model::SaveOptions save;
-  if (!arguments.shard_size.empty()) save.shard_bytes = parse_bytes(arguments.shard_size);
+  if (!arguments.shard_size.empty()) save.shard_bytes = shard_bytes(arguments.shard_size);
   if (arguments.layout == "fused-mlp") {
     save.mlp_layout = model::MlpLayout::fused;
   } else if (arguments.layout != "current") {
@@ -134,10 +120,9 @@ void run_convert(const ConvertArguments& arguments) {
   }
   model::save_model(*model, arguments.out, save);
   copy_companions(in, arguments.out);
-  fmt::print("{}: {} parameters as {}, {}\n", arguments.out,
-             format_count(static_cast<double>(model->parameters().count())),
-             quantise ? arguments.quantise + " and " + name_of(model->dtype()) : name_of_weights(*model),
-             format_bytes(static_cast<double>(model->parameters().value_bytes())));
+  print("{}: {} parameters as {}, {}\n", arguments.out, format_count(static_cast<double>(model->parameters().count())),
+        quantise ? arguments.quantise + " and " + name_of(model->dtype()) : name_of_weights(*model),
+        format_bytes(static_cast<double>(model->parameters().value_bytes())));
 }
 
 }  // namespace
@@ -152,7 +137,7 @@ void add_convert(CLI::App& app) {
       "  flashgla convert M M-q4 --quantise q4");
   verb->add_option("in", arguments->in, "The model folder to read, or a run folder: its latest checkpoint")->required();
   verb->add_option("out", arguments->out, "The folder to write; made when it does not exist")->required();
-  verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)");
+  verb->add_option("--dtype", arguments->dtype, "bf16 or f32 (default: as stored)")->check(floating_dtype());
   verb->add_option("--shard-size", arguments->shard_size,
                    "Cut the weights into files of at most this size, such as 2GB");
   verb->add_option(
@@ -182,7 +167,7 @@ void add_convert(CLI::App& app) {
       ->capture_default_str()
       ->needs(calibrate);
   verb->add_option("--calibration-tokens", arguments->calibration_tokens, "So many of the text, at most")
-      ->check(positive_number())
+      ->transform(positive_count())
       ->capture_default_str()
       ->needs(calibrate);
   verb->add_flag("--quiet", arguments->quiet, "No progress");

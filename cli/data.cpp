@@ -14,6 +14,7 @@
 #include "cli/checks.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/data/dataset.h"
@@ -54,22 +55,6 @@ class ByteProgress {
   std::chrono::steady_clock::time_point start_;
 };
 
-// What a shell cannot easily pass: \n, \t, \r and \\ in a flag's value.
-std::string unescape(const std::string& text) {
-  std::string plain;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::size_t code =
-        text[i] == '\\' && i + 1 < text.size() ? std::string("ntr\\").find(text[i + 1]) : std::string::npos;
-    if (code == std::string::npos) {
-      plain += text[i];
-    } else {
-      plain += "\n\t\r\\"[code];
-      ++i;
-    }
-  }
-  return plain;
-}
-
 struct StoriesArguments {
   data::StoriesOptions options;
   bool quiet = false;
@@ -88,15 +73,15 @@ void run_stories(StoriesArguments& arguments) {
                                          {"entropy_bits_per_byte", report.entropy_bits_per_byte},
                                          {"realised_bits_per_byte", report.realised_bits_per_byte},
                                          {"standard_error", report.standard_error}};
-    fmt::print("{}\n", json.dump(2));
+    print("{}\n", json.dump(2));
     return;
   }
-  fmt::print("{}: {} stories, {} of text, seed {}\n", arguments.options.out, report.documents,
-             format_bytes(static_cast<double>(report.text_bytes)), arguments.options.seed);
-  fmt::print("true entropy {:.5f} bits per byte; of this corpus {:.5f} (standard error {:.5f}); in {}\n",
-             report.entropy_bits_per_byte, report.realised_bits_per_byte, report.standard_error, report.figures_file);
-  fmt::print("next: flashgla data prepare {} --out {}\n", arguments.options.out,
-             arguments.options.out.substr(0, arguments.options.out.size() - 6));
+  print("{}: {} stories, {} of text, seed {}\n", arguments.options.out, report.documents,
+        format_bytes(static_cast<double>(report.text_bytes)), arguments.options.seed);
+  print("true entropy {:.5f} bits per byte; of this corpus {:.5f} (standard error {:.5f}); in {}\n",
+        report.entropy_bits_per_byte, report.realised_bits_per_byte, report.standard_error, report.figures_file);
+  print("next: flashgla data prepare {} --out {}\n", arguments.options.out,
+        arguments.options.out.substr(0, arguments.options.out.size() - 6));
 }
 
 struct RecallArguments {
@@ -118,9 +103,9 @@ void run_recall(RecallArguments& arguments) {
   data::write_recall(arguments.options);
   progress.reset();
   const data::RecallOptions& made = arguments.options;
-  fmt::print("{}: {} sequences for training, {} for validation: {} tokens, {} pairs of {} words, seed {}\n", made.out,
-             made.train, made.validation, made.length, made.pairs, made.vocabulary, made.seed);
-  fmt::print("next: flashgla train --data {} --length {} --out RUN\n", made.out, made.length);
+  print("{}: {} sequences for training, {} for validation: {} tokens, {} pairs of {} words, seed {}\n", made.out,
+        made.train, made.validation, made.length, made.pairs, made.vocabulary, made.seed);
+  print("next: flashgla train --data {} --length {} --out RUN\n", made.out, made.length);
 }
 
 struct PrepareArguments {
@@ -135,9 +120,9 @@ nlohmann::ordered_json to_json(const data::PreparedPart& part) {
 
 void run_prepare(PrepareArguments& arguments) {
   data::PrepareOptions& options = arguments.options;
-  options.separator = unescape(options.separator);
+  options.separator = unescaped(options.separator);
   if (!arguments.quiet && options.tokenizer.starts_with("train")) {
-    fmt::print(stderr, "training the tokenizer {} first\n", options.tokenizer);
+    say("training the tokenizer {} first\n", options.tokenizer);
   }
   ByteProgress progress("prepare", arguments.quiet);
   options.progress = std::ref(progress);
@@ -150,20 +135,20 @@ void run_prepare(PrepareArguments& arguments) {
                                          {"train", to_json(report.train)},
                                          {"validation", to_json(report.validation)},
                                          {"files_passed_over", report.passed_over}};
-    fmt::print("{}\n", json.dump(2));
+    print("{}\n", json.dump(2));
     return;
   }
   const auto show = [](const char* name, const data::PreparedPart& part) {
-    fmt::print("{:<11} {:>8} tokens  {:>8} documents  {:>9} of text  {:.3f} bytes per token\n", name,
-               format_count(static_cast<double>(part.tokens)), format_count(static_cast<double>(part.documents)),
-               format_bytes(static_cast<double>(part.text_bytes)),
-               static_cast<double>(part.text_bytes) / static_cast<double>(std::max<std::int64_t>(1, part.tokens)));
+    print("{:<11} {:>8} tokens  {:>8} documents  {:>9} of text  {:.3f} bytes per token\n", name,
+          format_count(static_cast<double>(part.tokens)), format_count(static_cast<double>(part.documents)),
+          format_bytes(static_cast<double>(part.text_bytes)),
+          static_cast<double>(part.text_bytes) / static_cast<double>(std::max<std::int64_t>(1, part.tokens)));
   };
   show("train", report.train);
   if (report.validation.tokens > 0) show("validation", report.validation);
-  fmt::print("tokenizer   {}, {} words\n", report.tokenizer_kind, report.vocab_size);
-  if (report.passed_over > 0) fmt::print("passed over {} files that are no text\n", report.passed_over);
-  fmt::print("next: flashgla train --data {} --out RUN\n", options.out);
+  print("tokenizer   {}, {} words\n", report.tokenizer_kind, report.vocab_size);
+  if (report.passed_over > 0) print("passed over {} files that are no text\n", report.passed_over);
+  print("next: flashgla train --data {} --out RUN\n", options.out);
 }
 
 struct DataInfoArguments {
@@ -229,32 +214,32 @@ void run_info(DataInfoArguments& arguments) {
                        {"first_tokens", ids},
                        {"first_text", text}};
     if (arguments.json) continue;
-    fmt::print("{}: {}, {} {}, {} tokens in {} documents (mean {:.1f})\n", part.name, file.path(),
-               data::name_of(file.format()), name_of(file.dtype()), part.span.size(), documents,
-               static_cast<double>(part.span.size()) / static_cast<double>(documents));
-    if (part.bytes_per_target > 0.0) fmt::print("  {:.4f} bytes of text per predicted token\n", part.bytes_per_target);
+    print("{}: {}, {} {}, {} tokens in {} documents (mean {:.1f})\n", part.name, file.path(),
+          data::name_of(file.format()), name_of(file.dtype()), part.span.size(), documents,
+          static_cast<double>(part.span.size()) / static_cast<double>(documents));
+    if (part.bytes_per_target > 0.0) print("  {:.4f} bytes of text per predicted token\n", part.bytes_per_target);
     if (part.span.labels) {
-      fmt::print("  {} places of each document are asked for ({})\n", part.span.labels->tokens() / documents / 2,
-                 part.span.labels->path());
+      print("  {} places of each document are asked for ({})\n", part.span.labels->tokens() / documents / 2,
+            part.span.labels->path());
     }
-    if (part.entropy > 0.0) fmt::print("  true entropy {:.5f} bits per byte\n", part.entropy);
-    fmt::print("  tokens {}\n", fmt::format("{}", nlohmann::json(ids).dump()));
-    if (dataset.tokenizer) fmt::print("  text   {}\n", visible(text));
+    if (part.entropy > 0.0) print("  true entropy {:.5f} bits per byte\n", part.entropy);
+    print("  tokens {}\n", fmt::format("{}", nlohmann::json(ids).dump()));
+    if (dataset.tokenizer) print("  text   {}\n", visible(text));
   }
   const std::string kind(dataset.tokenizer ? dataset.tokenizer->kind() : "unknown");
   if (arguments.json) {
     json["tokenizer"] = {{"kind", kind}, {"vocab_size", dataset.vocab_size}};
     if (dataset.tokenizer) json["tokenizer"]["fingerprint"] = dataset.tokenizer->fingerprint();
     // Text cut in the middle of a character cannot occur (StreamDecoder), but bytes that are no text can.
-    fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return;
   }
   if (dataset.train.labels) {
-    fmt::print("a task of {} words, without a tokenizer\n", dataset.vocab_size);
+    print("a task of {} words, without a tokenizer\n", dataset.vocab_size);
   } else if (dataset.tokenizer) {
-    fmt::print("tokenizer: {}, {} words, fingerprint {}\n", kind, dataset.vocab_size, dataset.tokenizer->fingerprint());
+    print("tokenizer: {}, {} words, fingerprint {}\n", kind, dataset.vocab_size, dataset.tokenizer->fingerprint());
   } else {
-    fmt::print("tokenizer: unknown (--tokenizer names it); largest token {}\n", dataset.vocab_size - 1);
+    print("tokenizer: unknown (--tokenizer names it); largest token {}\n", dataset.vocab_size - 1);
   }
 }
 
@@ -289,17 +274,25 @@ void add_recall(CLI::App& data) {
       "to be said. `flashgla train` scores these places alone and reports the share of right answers.\n"
       "Example: flashgla data mqar --length 64 --pairs 4 --out runs/mqar");
   verb->add_option("--vocabulary", options.vocabulary, "Words: keys are of the lower half, values of the upper")
-      ->capture_default_str();
-  verb->add_option("--length", options.length, "Tokens of a sequence")->capture_default_str();
+      ->capture_default_str()
+      ->transform(positive_count());
+  verb->add_option("--length", options.length, "Tokens of a sequence")
+      ->capture_default_str()
+      ->transform(positive_count());
   verb->add_option("--pairs", options.pairs, "Keys and values of a sequence, and as many questions")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->transform(positive_count());
   verb->add_option("--power", options.power,
                    "Place s behind the pairs is asked at in proportion to (s+1)^(power-1): 1 is uniform, less is early")
       ->capture_default_str();
   verb->add_flag("--random-fillers", options.random_fillers,
                  "What stands between the questions: random words instead of word 0");
-  verb->add_option("--train", options.train, "Sequences for training")->capture_default_str();
-  verb->add_option("--validation", options.validation, "Sequences for validation")->capture_default_str();
+  verb->add_option("--train", options.train, "Sequences for training")
+      ->capture_default_str()
+      ->transform(count_or_zero());
+  verb->add_option("--validation", options.validation, "Sequences for validation")
+      ->capture_default_str()
+      ->transform(count_or_zero());
   verb->add_option("--seed", options.seed, "Equal seeds give equal tasks")
       ->capture_default_str()
       ->check(non_negative_number());
@@ -335,9 +328,7 @@ void add_prepare(CLI::App& data) {
   verb->add_option("--seed", options.seed, "Chooses the validation documents")
       ->capture_default_str()
       ->check(non_negative_number());
-  verb->add_option("--threads", options.threads, "0: all")
-      ->capture_default_str()
-      ->check(number_between(0, 4096, "a number of threads, or 0"));
+  verb->add_option("--threads", options.threads, "0: all")->capture_default_str()->transform(thread_count());
   verb->add_flag("--json", arguments->json, "Print the counts as JSON");
   verb->add_flag("--quiet", arguments->quiet, "No progress line");
   verb->callback([arguments] { run_prepare(*arguments); });

@@ -1,9 +1,8 @@
 #include "cli/devices.h"
 
-#include <fmt/core.h>
-
 #include <cstdio>
 
+#include "cli/say.h"
 #include "flashgla/base/driver.h"
 #include "flashgla/base/names.h"
 
@@ -13,7 +12,7 @@ Device chosen_device(const std::string& name) {
   const Device device = device_from_name(name);
   if (name == "auto" && device == Device::cpu()) {
     if (const std::string why = unusable_cuda_driver(); !why.empty()) {
-      fmt::print(stderr, "flashgla: running on the CPU: {}\n", why);
+      say("flashgla: running on the CPU: {}\n", why);
     }
   }
   return device;

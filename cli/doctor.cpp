@@ -17,6 +17,7 @@
 #endif
 #include "cli/gnuplot.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/context.h"
 #include "flashgla/base/memory.h"
@@ -55,10 +56,10 @@ std::string instruction_sets() {
 
 struct Report {
   bool healthy = true;
-  void line(const char* what, const std::string& finding) { fmt::print("  {:<22} {}\n", what, finding); }
+  void line(const char* what, const std::string& finding) { print("  {:<22} {}\n", what, finding); }
   void problem(const char* what, const std::string& finding, const std::string& remedy) {
     healthy = false;
-    fmt::print("  {:<22} PROBLEM: {}; {}\n", what, finding, remedy);
+    print("  {:<22} PROBLEM: {}; {}\n", what, finding, remedy);
   }
 };
 
@@ -199,7 +200,7 @@ void describe_device(Report& report, Device device) {
 
 void run_doctor() {
   Report report;
-  fmt::print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
+  print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
   const Context context;
   report.line("threads", std::to_string(context.threads()) + " (" + choose_threads().why + ")");
   report.line("instruction sets", instruction_sets());
@@ -233,8 +234,7 @@ void run_doctor() {
   check_implementations(report, Device::cpu());
   check_quantised(report);
   for (int index = 0; index < devices; ++index) check_implementations(report, Device::cuda(index));
-  fmt::print("{}\n",
-             report.healthy ? "All is well. Next: flashgla train --help" : "Something needs attention: see above.");
+  print("{}\n", report.healthy ? "All is well. Next: flashgla train --help" : "Something needs attention: see above.");
   if (!report.healthy) throw Error("doctor: at least one check failed");
 }
 

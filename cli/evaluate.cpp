@@ -16,6 +16,7 @@
 #include "cli/interruption.h"
 #include "cli/model_flags.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
@@ -253,19 +254,19 @@ void draw(const EvaluateArguments& arguments, const Json& rows) {
   });
 }
 
-void print(const Json& row) {
-  fmt::print("{}\n", row["model"].get<std::string>());
+void print_row(const Json& row) {
+  print("{}\n", row["model"].get<std::string>());
   for (const auto& [key, value] : row.items()) {
     if (key == "model" || key == "samples") continue;
     if (key == "positions") {
       for (const auto& bucket : value) {
-        fmt::print("  {:>7} .. {:<7} loss {:.4f}  perplexity {:.3f}\n", bucket["begin"].get<std::int64_t>(),
-                   bucket["end"].get<std::int64_t>(), bucket["loss"].get<double>(), bucket["perplexity"].get<double>());
+        print("  {:>7} .. {:<7} loss {:.4f}  perplexity {:.3f}\n", bucket["begin"].get<std::int64_t>(),
+              bucket["end"].get<std::int64_t>(), bucket["loss"].get<double>(), bucket["perplexity"].get<double>());
       }
     } else if (value.is_number_float()) {
-      fmt::print("  {:<16} {:.4f}{}\n", key, value.get<double>(), key == "loss" ? " nats a token" : "");
+      print("  {:<16} {:.4f}{}\n", key, value.get<double>(), key == "loss" ? " nats a token" : "");
     } else {
-      fmt::print("  {:<16} {}\n", key, value.dump());
+      print("  {:<16} {}\n", key, value.dump());
     }
   }
 }
@@ -311,6 +312,7 @@ std::vector<Subject> subjects_of(const EvaluateArguments& arguments, const Data&
 void run_evaluate(const EvaluateArguments& arguments) {
   if (arguments.carry && arguments.stride > 0) throw Error("evaluate: --carry has no windows that --stride could move");
   if (!arguments.png.empty() && arguments.extrapolate == 0) throw Error("evaluate: --png goes with --extrapolate");
+  if (!arguments.png.empty()) require_drawable(arguments.png);
   const Data data = open_data(arguments);
   const bool examples = data.kind == eval::DataKind::examples;
   if (examples && (arguments.extrapolate > 0 || arguments.carry || arguments.stride > 0)) {
@@ -332,8 +334,7 @@ void run_evaluate(const EvaluateArguments& arguments) {
   const std::vector<Subject> subjects = subjects_of(arguments, data);
   eval::JobLog log(arguments.log, arguments.log.empty() ? "{}" : settings_of(arguments, data, subjects),
                    arguments.resume);
-  if (log.taken() > 0 && !arguments.quiet)
-    fmt::print(stderr, "{}: {} jobs are done already\n", arguments.log, log.taken());
+  if (log.taken() > 0 && !arguments.quiet) say("{}: {} jobs are done already\n", arguments.log, log.taken());
 
   const InterruptionScope signals;  // the job ends and its result is kept
 
@@ -389,9 +390,9 @@ void run_evaluate(const EvaluateArguments& arguments) {
     rows.push_back(row);
   }
   if (arguments.json) {
-    fmt::print("{}\n", rows.size() == 1 && arguments.models.size() == 1 ? rows[0].dump(2) : rows.dump(2));
+    print("{}\n", rows.size() == 1 && arguments.models.size() == 1 ? rows[0].dump(2) : rows.dump(2));
   } else {
-    for (const Json& row : rows) print(row);
+    for (const Json& row : rows) print_row(row);
   }
   std::fflush(stdout);
   if (interrupted() && (rows.empty() || rows.size() < subjects.size() || rows.back().contains("complete"))) {
@@ -428,46 +429,46 @@ void add_evaluate(CLI::App& app) {
   verb->add_option("--tokenizer", arguments->tokenizer, "Folder or file, where the model's folder has none");
   verb->add_option("--limit", arguments->limit, "Only so many documents, examples or a task's sequences; 0: all")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(count_or_zero());
   verb->add_option("--window", arguments->window,
                    "Tokens read at once; contexts of examples are cut to it; 0: the model's max_position_embeddings, "
                    "or fewer where its sequences end before")
       ->capture_default_str()
-      ->check(non_negative_number())
+      ->transform(count_or_zero())
       ->group("Windows");
   verb->add_option("--stride", arguments->stride,
                    "Tokens by which windows advance; 0: the window, with one token before it")
       ->capture_default_str()
-      ->check(non_negative_number())
+      ->transform(count_or_zero())
       ->group("Windows");
   verb->add_option(
           "--kl", arguments->divergence,
           "Of several models: the mean KL divergence (nats) of each one's predictions from the first one's, on "
           "so many tokens; on the CPU")
-      ->check(non_negative_number());
+      ->transform(count_or_zero());
   verb->add_flag("--carry", arguments->carry, "Each document in one pass, the state carried from window to window")
       ->group("Windows");
   verb->add_option("--extrapolate", arguments->extrapolate, "Loss by position in sequences of this many tokens")
-      ->check(positive_number())
+      ->transform(positive_count())
       ->group("Length");
   verb->add_option("--bucket", arguments->bucket, "Positions that one figure is the mean of")
       ->capture_default_str()
-      ->check(positive_number())
+      ->transform(positive_count())
       ->group("Length");
   verb->add_option("--sequences", arguments->sequences,
                    "Sequences at most, spread over the data; 0: all that there are")
       ->capture_default_str()
-      ->check(non_negative_number())
+      ->transform(count_or_zero())
       ->group("Length");
   verb->add_option("--png", arguments->png, "A picture of the curves")->group("Length");
   verb->add_option("--batch-tokens", arguments->batch_tokens, "Tokens in one call of the model")
       ->capture_default_str()
-      ->check(positive_number());
+      ->transform(positive_count());
   verb->add_flag("--no-reuse", arguments->no_reuse, "Read the context anew for each of its choices");
   verb->add_option("--log", arguments->log, "Keep results in this file as they come");
   verb->add_flag("--resume", arguments->resume, "Go on from the results in --log");
-  verb->add_flag("--json", arguments->json, "Print JSON");
-  verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example");
+  auto* json = verb->add_flag("--json", arguments->json, "Print JSON");
+  verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example")->needs(json);
   verb->add_flag("--quiet", arguments->quiet, "No progress");
   arguments->flags.add_to(*verb);
   verb->callback([arguments] { run_evaluate(*arguments); });

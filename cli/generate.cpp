@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -16,8 +17,10 @@
 #include "cli/interruption.h"
 #include "cli/model_flags.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/file.h"
 #include "flashgla/generate/generator.h"
 #include "flashgla/train/run_folder.h"
 
@@ -44,36 +47,16 @@ struct GenerateArguments {
   bool only_new = false;
 };
 
-// \n, \t, \r and \\ as a shell's user types them.
-std::string unescaped(const std::string& text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '\\' || i + 1 == text.size()) {
-      result += text[i];
-      continue;
-    }
-    const char next = text[++i];
-    if (next == 'n') {
-      result += '\n';
-    } else if (next == 't') {
-      result += '\t';
-    } else if (next == 'r') {
-      result += '\r';
-    } else if (next == '\\') {
-      result += '\\';
-    } else {
-      result += {'\\', next};
-    }
-  }
-  return result;
-}
-
 std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
 
 // One prompt a line; lines that begin with '{' are JSON objects with a "prompt".
 std::vector<std::string> read_prompts(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path + ": cannot be read");
+  if (!file || file.peek() == std::ifstream::traits_type::eof()) {
+    throw Error(
+        "generate: --prompts " + path + ": " +
+        (file.is_open() && !file.bad() && !std::filesystem::is_directory(path) ? "holds no prompt" : "cannot be read"));
+  }
   std::vector<std::string> prompts;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -88,7 +71,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
       throw Error(path + ": line " + std::to_string(number) + " is no JSON object with a \"prompt\": " + error.what());
     }
   }
-  if (prompts.empty()) throw Error(path + ": holds no prompt");
+  if (prompts.empty()) throw Error("generate: --prompts " + path + ": holds no prompt");
   return prompts;
 }
 
@@ -108,20 +91,18 @@ void print_speed(const Speed& speed, std::uint64_t seed) {
   line += fmt::format("generated {} tokens, {} tok/s; seed {}]\n", speed.tokens,
                       format_count(static_cast<double>(speed.tokens) / std::max(speed.seconds, 1e-9)), seed);
   std::fflush(stdout);
-  fmt::print(stderr, "{}", line);
+  say("{}", line);
 }
 
 // A line typed, what the model makes of it, the next line: one sequence, without end.
 void converse(const generate::Generator& generator, const model::LanguageModel& model, generate::Session& session,
               const GenerateArguments& arguments) {
-  fmt::print(
-      stderr,
-      "Type the beginning of a text and press Enter; an empty line lets the model go on. Ctrl-C stops the text,\n"
+  say("Type the beginning of a text and press Enter; an empty line lets the model go on. Ctrl-C stops the text,\n"
       "Ctrl-D leaves. /reset forgets everything, /save FILE keeps the state; // begins a text with a slash.\n");
   std::string line;
   Speed speed;
   for (;;) {
-    fmt::print(stderr, "\n> ");
+    say("\n> ");
     forget_interruptions();
     if (!std::getline(std::cin, line)) break;
     if (line == "/reset") {
@@ -131,17 +112,16 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
     if (line.starts_with("/save ")) {
       try {
         session.save(model, line.substr(6));
-        fmt::print(stderr, "saved {}\n", line.substr(6));
+        say("saved {}\n", line.substr(6));
       } catch (const Error& error) {
-        fmt::print(stderr, "{}\n", error.what());
+        say("{}\n", error.what());
       }
       continue;
     }
     if (line.starts_with("//")) {
       line.erase(0, 1);
     } else if (line.starts_with("/")) {
-      fmt::print(stderr, "no such command: {}; there are /reset and /save FILE, and // begins a text with a slash\n",
-                 line);
+      say("no such command: {}; there are /reset and /save FILE, and // begins a text with a slash\n", line);
       continue;
     }
     auto start = Clock::now();
@@ -151,12 +131,12 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
     speed.prompt_tokens += static_cast<std::int64_t>(tokens.size());
     speed.prompt_seconds += seconds_since(start);
     start = Clock::now();
-    if (!arguments.only_new) fmt::print("{}", line);
+    if (!arguments.only_new) print("{}", line);
     const auto results = generator.generate(session, arguments.options, [](std::size_t, std::string_view text) {
       std::fwrite(text.data(), 1, text.size(), stdout);
       std::fflush(stdout);
     });
-    fmt::print("\n");
+    print("\n");
     std::fflush(stdout);
     speed.tokens += results.front().tokens;
     speed.seconds += seconds_since(start);
@@ -179,7 +159,11 @@ void run_generate(GenerateArguments& arguments) {
   if (prompts.size() > 1 && !(arguments.save_state.empty() && arguments.load_state.empty())) {
     throw Error("generate: --save-state and --load-state go with one prompt, not " + std::to_string(prompts.size()));
   }
-  for (const std::string& stop : arguments.stop) arguments.options.stop.push_back(unescaped(stop));
+  for (const std::string& stop : arguments.stop) {
+    if (stop.empty()) throw Error("generate: --stop is empty; expected the text where to end");
+    arguments.options.stop.push_back(unescaped(stop));
+  }
+  if (!arguments.save_state.empty()) require_writable(arguments.save_state);  // not learnt of when all is done
   arguments.options.stop_at_end = !arguments.ignore_end;
   arguments.options.ends_session = arguments.save_state.empty() && !arguments.interactive;
   arguments.options.sampling.seed =
@@ -224,7 +208,7 @@ void run_generate(GenerateArguments& arguments) {
   // One text is streamed; several would be mixed up, and are written when all are done.
   const bool stream = prompts.size() == 1 && !arguments.json;
   std::vector<std::string> texts(prompts.size());
-  if (stream && !arguments.only_new) fmt::print("{}", prompts.front());
+  if (stream && !arguments.only_new) print("{}", prompts.front());
   start = Clock::now();
   const auto results = generator.generate(session, arguments.options, [&](std::size_t i, std::string_view text) {
     if (!stream) {
@@ -244,12 +228,12 @@ void run_generate(GenerateArguments& arguments) {
                                           {"tokens", results[i].tokens},
                                           {"finish", generate::name_of(results[i].finish)},
                                           {"seed", arguments.options.sampling.seed}};
-      fmt::print("{}\n", row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      print("{}\n", row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     } else {
-      fmt::print("[{}]\n{}{}\n", i + 1, arguments.only_new ? "" : prompts[i], texts[i]);
+      print("[{}]\n{}{}\n", i + 1, arguments.only_new ? "" : prompts[i], texts[i]);
     }
   }
-  if (stream) fmt::print("\n");
+  if (stream) print("\n");
   if (!arguments.save_state.empty()) session.save(*model, arguments.save_state);
   print_speed(speed, arguments.options.sampling.seed);
 }
@@ -262,7 +246,7 @@ void add_generate(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "generate",
       "Lets a model write. The prompt comes from --prompt, from --prompts (one a line, written side by side), or from\n"
-      "standard input. Memory does not grow with the length of the text.\n"
+      "standard input. A GLA model's memory does not grow with the length of the text.\n"
       "\n"
       "  flashgla generate runs/first --prompt 'Once upon a time' --temperature 0.8\n"
       "  flashgla generate runs/first --interactive\n"
@@ -283,7 +267,7 @@ void add_generate(CLI::App& app) {
   interactive->excludes(prompt)->excludes(prompts);
   verb->add_option("--max-tokens", arguments->options.max_tokens, "Most tokens to write (of each text)")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(count_or_zero());
   verb->add_option("--temperature", sampling.temperature, "Below 1: more likely; above: more varied; 0: greedy")
       ->capture_default_str()
       ->check(non_negative_number())
@@ -293,7 +277,7 @@ void add_generate(CLI::App& app) {
       ->group("Sampling");
   verb->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0: all")
       ->capture_default_str()
-      ->check(non_negative_number())
+      ->transform(count_or_zero())
       ->group("Sampling");
   verb->add_option("--top-p", sampling.top_p, "Only the most likely tokens that together reach this probability")
       ->capture_default_str()
@@ -310,6 +294,7 @@ void add_generate(CLI::App& app) {
       ->group("Sampling");
   verb->add_option("--seed", arguments->seed, "Equal seeds write equal texts; -1: a new one each time (it is printed)")
       ->capture_default_str()
+      ->check(number_between(-1, 9.2e18, "-1 or more"))
       ->group("Sampling");
   verb->add_option("--stop", arguments->stop, "End where this text would come (may be repeated; \\n is a new line)")
       ->allow_extra_args(false);

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/file.h"
 
 namespace flashgla::cli {
 
@@ -47,13 +48,23 @@ std::string gnuplot_png(const std::string& file) {
          "\nset grid lc rgb '#dddddd'\n";
 }
 
-void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into) {
+void require_drawable(const std::string& out) {
+  if (!has_gnuplot()) throw Error("plot: there is no gnuplot on PATH; install it (Debian: gnuplot-nox)");
   const std::filesystem::path path(out);
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-  const std::string temporary = out + ".tmp";
+  require_writable(out);
+}
+
+void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into) {
+  require_drawable(out);
+  std::string temporary = (std::filesystem::temp_directory_path() / "flashgla-XXXXXX").string();
+  const int descriptor = ::mkstemp(temporary.data());
+  if (descriptor < 0) throw Error("plot: no temporary file can be made in " + temporary);
+  ::close(descriptor);
   try {
     run_gnuplot(script_into(temporary));
-    std::filesystem::rename(temporary, path);
+    write_file(out, read_file(temporary));
+    std::filesystem::remove(temporary);
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);

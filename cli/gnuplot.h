@@ -17,7 +17,10 @@ void run_gnuplot(const std::string& script);
 // The beginning of a script that draws into `file`.
 std::string gnuplot_png(const std::string& file);
 
-// Runs the script that draws into the file it is given, a temporary one beside `out`, then renamed; makes out's folder.
+// Throws Error when no picture could be drawn into `out`; makes its folder. For pictures at the end of long work.
+void require_drawable(const std::string& out);
+
+// Runs the script that draws into the file it is given, a temporary one, and writes that to `out`; makes out's folder.
 void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into);
 
 }  // namespace flashgla::cli

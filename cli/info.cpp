@@ -11,6 +11,7 @@
 #include <set>
 
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
@@ -175,7 +176,7 @@ void print_json(const Model& model) {
       object["files"]["quantised"][format] = {{"tensors", row.first}, {"bytes", row.second}};
     }
   }
-  fmt::print("{}\n", object.dump(2));
+  print("{}\n", object.dump(2));
 }
 
 std::string with_commas(std::int64_t count) {
@@ -194,47 +195,47 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 void print_text(const Model& model) {
-  fmt::print("{}\n\nConfig\n", model.source);
+  print("{}\n\nConfig\n", model.source);
   const Json config = Json::parse(model::to_json(model.config));
   for (const auto& [key, value] : config.items()) {
-    if (key != "architectures") fmt::print("  {:<26} {}\n", key, value.is_null() ? "-" : value.dump());
+    if (key != "architectures") print("  {:<26} {}\n", key, value.is_null() ? "-" : value.dump());
   }
-  if (model.config.use_mlp) fmt::print("  {:<26} {}\n", "MLP channels", model.config.mlp_dim());
-  fmt::print("\nParameters\n");
+  if (model.config.use_mlp) print("  {:<26} {}\n", "MLP channels", model.config.mlp_dim());
+  print("\nParameters\n");
   for (const ParameterGroup& group : group_parameters(model.config)) {
-    fmt::print("  {:<46} {:<14} {:>3} x  {:>15}\n", group.name, to_string(group.shape), group.tensors,
-               with_commas(group.count()));
+    print("  {:<46} {:<14} {:>3} x  {:>15}\n", group.name, to_string(group.shape), group.tensors,
+          with_commas(group.count()));
   }
   const std::int64_t count = model::parameter_count(model.config);
-  fmt::print("  {:<46} {:<14} {:>3}    {:>15}  ({})\n", "total", "", "", with_commas(count),
-             format_count(static_cast<double>(count)));
+  print("  {:<46} {:<14} {:>3}    {:>15}  ({})\n", "total", "", "", with_commas(count),
+        format_count(static_cast<double>(count)));
   const Memory memory = describe_memory(model.config);
-  fmt::print("\nMemory\n");
+  print("\nMemory\n");
   const bool packed = model.files && !model.files->formats.empty();
   const std::string stored =
       packed ? fmt::format("{} as stored; decoded ", format_bytes(bytes_of_formats(*model.files))) : "";
-  fmt::print("  {:<46} {}{} as bf16, {} as f32\n", "weights", stored, format_bytes(memory.weights_bf16),
-             format_bytes(memory.weights_f32));
-  fmt::print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
-             "training: weights, gradients, optimizer", format_bytes(memory.training_f32),
-             format_bytes(memory.training_bf16));
-  fmt::print("  {:<46} {}\n", "decoding: state of each sequence", text_of(memory.state));
+  print("  {:<46} {}{} as bf16, {} as f32\n", "weights", stored, format_bytes(memory.weights_bf16),
+        format_bytes(memory.weights_f32));
+  print("  {:<46} {} as f32, {} as bf16; activations depend on the batch, `flashgla train` plans them\n",
+        "training: weights, gradients, optimizer", format_bytes(memory.training_f32),
+        format_bytes(memory.training_bf16));
+  print("  {:<46} {}\n", "decoding: state of each sequence", text_of(memory.state));
   constexpr std::int64_t kLength = 2048;
   const mixers::Cost cost = model::cost(model.config, kLength);
-  fmt::print("  {:<46} {} forward, {} in training\n", fmt::format("FLOPs of a token, length {}", kLength),
-             format_count(cost.forward_flops), format_count(cost.training_flops));
+  print("  {:<46} {} forward, {} in training\n", fmt::format("FLOPs of a token, length {}", kLength),
+        format_count(cost.forward_flops), format_count(cost.training_flops));
   if (!model.files) return;
-  fmt::print("\nFiles\n");
-  fmt::print("  {:<46} {} ({}, {})\n", "weights", joined(model.files->weights),
-             format_bytes(static_cast<double>(model.files->bytes)), model.files->dtype);
+  print("\nFiles\n");
+  print("  {:<46} {} ({}, {})\n", "weights", joined(model.files->weights),
+        format_bytes(static_cast<double>(model.files->bytes)), model.files->dtype);
   std::string formats;
   for (const auto& [format, row] : model.files->formats) {
     formats += fmt::format("{}{}: {} tensors, {}", formats.empty() ? "" : "; ", format, row.first,
                            format_bytes(static_cast<double>(row.second)));
   }
-  if (!formats.empty()) fmt::print("  {:<46} {}\n", "quantised", formats);
-  fmt::print("  {:<46} {}\n", "layout", model.files->layout);
-  fmt::print("  {:<46} {}\n", "tokenizer", model.files->tokenizer.empty() ? "none" : joined(model.files->tokenizer));
+  if (!formats.empty()) print("  {:<46} {}\n", "quantised", formats);
+  print("  {:<46} {}\n", "layout", model.files->layout);
+  print("  {:<46} {}\n", "tokenizer", model.files->tokenizer.empty() ? "none" : joined(model.files->tokenizer));
 }
 
 }  // namespace

@@ -35,12 +35,17 @@ InterruptionScope::InterruptionScope(const Options& options) : terminate_(option
   sigemptyset(&action.sa_mask);
   action.sa_flags = options.restart ? SA_RESTART : 0;
   ::sigaction(SIGINT, &action, &interrupt_before_);
-  if (terminate_) ::sigaction(SIGTERM, &action, &terminate_before_);
+  if (!terminate_) return;
+  ::sigaction(SIGTERM, &action, &terminate_before_);
+  ::sigaction(SIGHUP, nullptr, &hang_up_before_);
+  if (hang_up_before_.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // not under nohup
 }
 
 InterruptionScope::~InterruptionScope() {
   ::sigaction(SIGINT, &interrupt_before_, nullptr);
-  if (terminate_) ::sigaction(SIGTERM, &terminate_before_, nullptr);
+  if (!terminate_) return;
+  ::sigaction(SIGTERM, &terminate_before_, nullptr);
+  ::sigaction(SIGHUP, &hang_up_before_, nullptr);
 }
 
 bool interrupted() { return interruptions.load() > 0; }

@@ -1,4 +1,5 @@
-// Ctrl-C (SIGINT) and SIGTERM: the first asks the work to come to a good end, the second ends the program at once.
+// Ctrl-C (SIGINT), SIGTERM and SIGHUP (a terminal that was closed): the first asks the work to come to a good end, the
+// second ends the program at once.
 #pragma once
 
 #include <signal.h>
@@ -11,7 +12,7 @@ class InterruptionScope {
   struct Options {
     const char* first = "";   // written to standard error at the first signal,
     const char* second = "";  // and at the second
-    bool terminate = true;    // SIGTERM counts, too
+    bool terminate = true;    // SIGTERM and SIGHUP count, too
     bool restart = true;      // a wait for input goes on after a signal
   };
   InterruptionScope() : InterruptionScope(Options()) {}
@@ -24,6 +25,7 @@ class InterruptionScope {
   bool terminate_;
   struct sigaction interrupt_before_ {};
   struct sigaction terminate_before_ {};
+  struct sigaction hang_up_before_ {};
 };
 
 bool interrupted();

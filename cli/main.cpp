@@ -1,14 +1,18 @@
 // The program `flashgla`: parses the command line, runs one verb, reports an error in one line.
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
-#include <system_error>
+#include <new>
+#include <string>
+#include <vector>
 
+#include "cli/say.h"
 #include "cli/verbs.h"
 
 namespace {
@@ -25,9 +29,51 @@ constexpr const char* kDescription =
     "\n"
     "Each verb explains itself: flashgla VERB --help";
 
+using flashgla::cli::print;
+using flashgla::cli::say;
+
+constexpr int kUsageError = 2;
+
+// Files must not get the numbers of standard streams: messages would be written into them.
+void open_standard_streams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // gets the lowest free number
+  }
+}
+
+// What CLI11 says of a mistake, where its words are hard to read.
+std::string in_words(const CLI::Error& error, const CLI::App& verb) {
+  const std::string text = error.what();
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError)) {
+    const std::vector<std::string> extras = verb.remaining();
+    const auto flag =
+        std::find_if(extras.begin(), extras.end(), [](const auto& each) { return each.starts_with("-"); });
+    if (flag != extras.end()) return "there is no flag " + *flag;
+    return extras.empty() ? text : "'" + extras.front() + "' was not expected";
+  }
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
+    const std::string name = text.substr(0, text.find(':'));
+    if (text.find("At Most 1") != std::string::npos) return name + " is given more than once";
+    if (text.find(" missing") != std::string::npos) return name + " needs a value";
+  }
+  return text;
+}
+
+// Says the error; returns the exit code, which is not 0 either when standard output could not be written in full.
+int end(int code, const std::string& error = "") {
+  const bool written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (!error.empty()) {
+    say("flashgla: error: {}\n", error);
+  } else if (!written) {
+    say("flashgla: error: standard output could not be written in full; is the disk full, or did its reader end?\n");
+  }
+  return code == 0 && !written ? 1 : code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   CLI::App app(kDescription, "flashgla");
   app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
   app.require_subcommand(0, 1);
@@ -45,7 +91,7 @@ int main(int argc, char** argv) {
       for (const CLI::App* each : known) names += (names.empty() ? "" : ", ") + each->get_name();
       return fmt::format("flashgla: error: there is no '{} {}'; known: {}\n", name, unknown.front(), names);
     }
-    return fmt::format("flashgla: error: {}; see {} --help\n", error.what(), name);
+    return fmt::format("flashgla: error: {}; see {} --help\n", in_words(error, *verb), name);
   });
 
   flashgla::cli::add_train(app);
@@ -60,16 +106,17 @@ int main(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
-    if (app.get_subcommands().empty()) {
-      fmt::print("{}", app.help());
-      return 0;
-    }
+    if (app.get_subcommands().empty()) print("{}", app.help());
+    return end(0);
+  } catch (const CLI::RuntimeError& error) {
+    return end(app.exit(error));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return end(app.exit(error) == 0 ? 0 : kUsageError);  // 0: help was asked for
+  } catch (const std::filesystem::filesystem_error& error) {
+    return end(1, fmt::format("{}: {}", error.path1().string(), error.code().message()));
+  } catch (const std::bad_alloc&) {
+    return end(1, "there is not enough memory");
   } catch (const std::exception& error) {
-    std::fflush(stdout);
-    fmt::print(stderr, "flashgla: error: {}\n", error.what());
-    return 1;
+    return end(1, error.what());
   }
-  return 0;
 }

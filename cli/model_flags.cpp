@@ -13,16 +13,13 @@ void ModelFlags::add_to(CLI::App& verb) {
       ->capture_default_str();
   verb.add_option("--dtype", dtype,
                   "Of the weights in memory: f32 or bf16 (default: as stored); on a GPU bf16 computes in bf16, too")
-      ->check([](const std::string& name) {
-        const DType dtype = dtype_from_name(name);
-        return dtype == DType::f32 || dtype == DType::bf16 ? std::string() : "is " + name + "; expected f32 or bf16";
-      });
+      ->check(floating_dtype());
   verb.add_flag("--mmap", map,
                 "Leave the matrices in the mapped file: no memory beyond the system's cache of it. The file must not "
                 "change meanwhile");
   verb.add_option("--device", device, "auto (a CUDA device where there is one), cpu or cuda[:N]")
       ->capture_default_str();
-  verb.add_option("--threads", threads, "CPU threads; 0: all")->capture_default_str()->check(non_negative_number());
+  verb.add_option("--threads", threads, "CPU threads; 0: all")->capture_default_str()->transform(thread_count());
 }
 
 Device ModelFlags::chosen_device() const { return cli::chosen_device(device); }

@@ -13,6 +13,7 @@
 
 #include "cli/checks.h"
 #include "cli/gnuplot.h"
+#include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/train/metrics.h"
@@ -152,7 +153,7 @@ void run_plot(const PlotArguments& arguments) {
   }
   draw_picture(arguments.out,
                [&](const std::string& file) { return gnuplot_script(arguments, *metric, curves, file); });
-  fmt::print("{}\n", arguments.out);
+  print("{}\n", arguments.out);
 }
 
 }  // namespace
@@ -176,7 +177,7 @@ void add_plot(CLI::App& app) {
       ->check(CLI::IsMember(std::vector<std::string>{"x", "y"}));
   verb->add_option("--smooth", arguments->smooth, "Mean over this many rows of training; 0: a hundredth of them")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(count_between(0, 1000000000, "0 or a positive whole number"));
   verb->add_flag("--terminal", arguments->terminal, "Draw with characters on standard output");
   verb->callback([arguments] { run_plot(*arguments); });
 }

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cli/say.h"
+
 namespace flashgla::cli {
 
 namespace {
@@ -69,7 +71,7 @@ Progress::Progress(std::string label, std::int64_t total, bool quiet)
 Progress::~Progress() {
   if (quiet_ || first_ < 0) return;
   if (terminal_ || logged_ != done_) draw();
-  if (terminal_) fmt::print(stderr, "\n");
+  if (terminal_) say("\n");
 }
 
 void Progress::update(std::int64_t done, const std::string& figures) {
@@ -86,8 +88,8 @@ void Progress::update(std::int64_t done, const std::string& figures) {
 
 void Progress::message(const std::string& line) {
   if (quiet_) return;
-  if (terminal_) fmt::print(stderr, "\r\033[K");
-  fmt::print(stderr, "{}\n", line);
+  if (terminal_) say("\r\033[K");
+  say("{}\n", line);
   if (terminal_ && first_ >= 0) draw();
 }
 
@@ -114,11 +116,11 @@ void Progress::draw() {
   if (terminal_) {
     const auto columns = static_cast<std::size_t>(terminal_columns());
     if (line.size() >= columns) line.resize(columns - 1);
-    fmt::print(stderr, "\r\033[K{}", line);
+    say("\r\033[K{}", line);
     std::fflush(stderr);
   } else {
     logged_ = done_;
-    fmt::print(stderr, "{}\n", line);
+    say("{}\n", line);
   }
 }
 

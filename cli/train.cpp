@@ -7,17 +7,24 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/checks.h"
 #include "cli/devices.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
+#include "cli/say.h"
 #include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
+#include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
+#include "flashgla/model/checksum.h"
 #include "flashgla/train/peak_rate.h"
+#include "flashgla/train/run_folder.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::cli {
@@ -44,11 +51,36 @@ bool is_plain_text(const std::string& path) {
   return fs::is_regular_file(file) && file.extension() != ".bin" && file.extension() != ".idx";
 }
 
-// Plain text becomes byte-level tokens in the run folder.
+// Plain text becomes byte-level tokens in the run folder, with the text's name and checksum beside them: tokens of
+// another text, or such as were not finished, are made anew, but not under a run that was begun with them.
 std::string prepared(const std::string& path, const std::string& out, bool quiet) {
   const std::string folder = out + "/data";
-  if (fs::exists(folder + "/train.bin")) return folder;
+  const std::string source_file = folder + "/source.json";
+  model::Checksum checksum;
+  {
+    const MappedFile text(path);
+    checksum.add(text.data(), text.size());
+  }
+  nlohmann::json source;
+  if (fs::exists(source_file)) source = parse_json<nlohmann::json>(read_file(source_file), source_file);
+  const bool known = source.is_object() && source.contains("xxh3");
+  const bool whole = fs::exists(folder + "/" + data::kDatasetFile);
+  const bool run_begun = !train::RunFolder(out).checkpoints().empty();
+  if (whole && (known ? source["xxh3"] == checksum.text() : run_begun)) return folder;
+  if (run_begun) {
+    throw Error("train: --data is " + path + ", but the run in " + out + " was begun with another text" +
+                (known ? ", " + source.value("file", "") : "") + "; leave --data out, or choose another --out");
+  }
+  if (!known && fs::exists(folder) && !fs::is_empty(folder)) {
+    throw Error("train: " + folder + " holds files already, and " + path +
+                "'s tokens are to go there; choose another --out");
+  }
   fs::create_directories(folder);
+  for (const auto& entry : fs::directory_iterator(folder)) {  // of a process that was killed
+    if (entry.path().extension().string().starts_with(".partial")) fs::remove(entry.path());
+  }
+  write_file(source_file, nlohmann::json{{"file", path}, {"xxh3", checksum.text()}}.dump() + "\n");
+  fs::remove(folder + "/" + data::kDatasetFile);
   Progress progress("preparing " + path, 0, quiet);
   data::PrepareOptions options;
   options.inputs = {path};
@@ -63,29 +95,28 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
 
 void print_plan(train::Trainer& trainer) {
   const auto& config = trainer.model().config();
-  fmt::print("{} parameters: {} {} layers of width {}, vocabulary {}\n",
-             format_count(static_cast<double>(trainer.model().parameters().count())), config.num_hidden_layers,
-             config.model_type, config.hidden_size, config.vocab_size);
+  print("{} parameters: {} {} layers of width {}, vocabulary {}\n",
+        format_count(static_cast<double>(trainer.model().parameters().count())), config.num_hidden_layers,
+        config.model_type, config.hidden_size, config.vocab_size);
   const auto& run = trainer.config();
-  fmt::print("{} steps of {} tokens ({} sequences of {}, {} at a time), order {}\n", trainer.total_steps(),
-             run.batch_tokens, run.sequences_per_batch(), run.sequence_length, run.sequences_per_micro_batch(),
-             run.order);
-  fmt::print("on {} ({}) in {}; recomputed: {}\n", run.device, device_name(trainer.context().device()), run.dtype,
-             run.recompute);
-  fmt::print("\nmemory\n");
+  print("{} steps of {} tokens ({} sequences of {}, {} at a time), order {}\n", trainer.total_steps(), run.batch_tokens,
+        run.sequences_per_batch(), run.sequence_length, run.sequences_per_micro_batch(), run.order);
+  print("on {} ({}) in {}; recomputed: {}\n", run.device, device_name(trainer.context().device()), run.dtype,
+        run.recompute);
+  print("\nmemory\n");
   const auto& plan = trainer.plan();
   for (std::size_t i = 0; i < plan.rows.size();) {
     std::size_t sum = 0;
     std::size_t end = i;
     for (; end < plan.rows.size() && plan.rows[end].group == plan.rows[i].group; ++end) sum += plan.rows[end].bytes;
-    fmt::print("  {:<42} {:>10}\n", plan.rows[i].group, format_bytes(static_cast<double>(sum)));
+    print("  {:<42} {:>10}\n", plan.rows[i].group, format_bytes(static_cast<double>(sum)));
     for (; i < end; ++i) {
       if (plan.rows[i].bytes * 20 < sum) continue;  // small things are in the sum
-      fmt::print("    {:<40} {:>10}\n", plan.rows[i].label, format_bytes(static_cast<double>(plan.rows[i].bytes)));
+      print("    {:<40} {:>10}\n", plan.rows[i].label, format_bytes(static_cast<double>(plan.rows[i].bytes)));
     }
   }
-  fmt::print("  {:<42} {:>10}\n", "total", format_bytes(static_cast<double>(plan.total())));
-  fmt::print("  decoding later: state of each sequence     {}\n\n", text_of(state_size(config)));
+  print("  {:<42} {:>10}\n", "total", format_bytes(static_cast<double>(plan.total())));
+  print("  decoding later: state of each sequence     {}\n\n", text_of(state_size(config)));
   std::fflush(stdout);
 }
 
@@ -100,6 +131,14 @@ std::string figures_of(const train::MetricsRow& row, double peak_rate, std::size
   return text + "  " + format_bytes(static_cast<double>(memory));
 }
 
+std::int64_t tokens_of(const char* flag, std::int64_t count, std::int64_t tokens_each) {
+  if (tokens_each > 0 && count > kMostCount / tokens_each) {
+    throw Error(fmt::format("train: {} is {}, of {} tokens each; expected at most {} tokens in all", flag, count,
+                            tokens_each, kMostCount));
+  }
+  return count * tokens_each;
+}
+
 train::TrainConfig resolve(const TrainArguments& arguments) {
   train::TrainConfig config;
   const auto out = arguments.fields.find("out");
@@ -110,18 +149,20 @@ train::TrainConfig resolve(const TrainArguments& arguments) {
     train::load_config(config, out->second + "/train.json");
   }
   for (const auto& [name, text] : arguments.fields) train::set_field(config, name, text);
+  if (arguments.resume && config.out.empty()) throw Error("train: --resume needs --out, the folder of the run");
   if (arguments.resume && !known_run && config.data.empty()) {
     throw Error(config.out + ": there is no run to go on with, nor --data to begin one");
   }
   if (arguments.fields.contains("model") && arguments.fields.contains("initial_weights")) {
     throw Error("train: --initial-weights brings its model; leave --model out");
   }
-  if (arguments.batch > 0) config.batch_tokens = arguments.batch * config.sequence_length;
-  if (arguments.steps > 0) config.train_tokens = arguments.steps * config.batch_tokens;
+  if (arguments.batch > 0) config.batch_tokens = tokens_of("--batch", arguments.batch, config.sequence_length);
+  if (arguments.steps > 0) config.train_tokens = tokens_of("--steps", arguments.steps, config.batch_tokens);
   return config;
 }
 
 void run_train(const TrainArguments& arguments) {
+  ::signal(SIGPIPE, SIG_IGN);  // who reads the messages may go away; the run goes on
   train::TrainConfig config = resolve(arguments);
   config.validate();
   chosen_device(config.device);
@@ -129,11 +170,11 @@ void run_train(const TrainArguments& arguments) {
   if (is_plain_text(config.data)) config.data = prepared(config.data, config.out, arguments.quiet);
 
   std::unique_ptr<Progress> progress;
-  const auto say = [&](const std::string& line) {
+  const auto notice = [&](const std::string& line) {
     if (progress) {
       progress->message(line);
     } else if (!arguments.quiet) {
-      fmt::print(stderr, "{}\n", line);
+      say("{}\n", line);
     }
   };
   // Figures of the last rows, so that the line does not jump.
@@ -143,7 +184,7 @@ void run_train(const TrainArguments& arguments) {
   train::Events events;
   events.step = [&](const train::MetricsRow& row) {
     if (row.kind == "skipped") {
-      say(row.message);
+      notice(row.message);
       return;
     }
     loss = loss == 0.0 ? row.loss : 0.95 * loss + 0.05 * row.loss;
@@ -157,10 +198,10 @@ void run_train(const TrainArguments& arguments) {
         fmt::format("step {}: validation loss {:.4f}, perplexity {:.2f}", row.step, row.loss, row.perplexity);
     if (std::isfinite(row.bits_per_byte)) line += fmt::format(", {:.4f} bits/byte", row.bits_per_byte);
     if (std::isfinite(row.accuracy)) line += fmt::format(", accuracy {:.4f}", row.accuracy);
-    say(line);
+    notice(line);
   };
-  events.checkpoint = [&](const std::string& path) { say("saved " + path); };
-  events.notice = say;
+  events.checkpoint = [&](const std::string& path) { notice("saved " + path); };
+  events.notice = notice;
   events.stop_requested = interrupted;
 
   train::Trainer trainer(config, events, arguments.resume);
@@ -171,25 +212,25 @@ void run_train(const TrainArguments& arguments) {
   const InterruptionScope signals({"\nflashgla: finishing the step and saving; once more to stop at once\n",
                                    "\nflashgla: stopped at once; the last checkpoint is as it was\n"});
   progress = std::make_unique<Progress>("training", trainer.total_steps(), arguments.quiet);
-  if (trainer.steps_done() > 0) say(fmt::format("going on from step {}", trainer.steps_done()));
+  if (trainer.steps_done() > 0) notice(fmt::format("going on from step {}", trainer.steps_done()));
   const train::Outcome outcome = trainer.run();
   progress.reset();
   if (outcome == train::Outcome::interrupted) {
-    fmt::print("stopped at step {} of {}; go on with:\n  flashgla train --out {} --resume\n", trainer.steps_done(),
-               trainer.total_steps(), config.out);
+    print("stopped at step {} of {}; go on with:\n  flashgla train --out {} --resume\n", trainer.steps_done(),
+          trainer.total_steps(), config.out);
     std::fflush(stdout);
     throw CLI::RuntimeError(130);  // as a program ended by Ctrl-C, so that a script does not go on
   }
   if (arguments.quiet) return;
-  fmt::print("finished: {}\n", config.out);
+  print("finished: {}\n", config.out);
   const double entropy = trainer.dataset().validation_entropy_bits_per_byte;
   const double reached = trainer.last_evaluation() ? trainer.last_evaluation()->bits_per_byte : 0.0;
   if (entropy > 0.0 && reached > 0.0) {
-    fmt::print("the source's own entropy is {:.4f} bits/byte: the model is {:.4f} ({:.1f}%) above it\n", entropy,
-               reached - entropy, 100.0 * (reached / entropy - 1.0));
+    print("the source's own entropy is {:.4f} bits/byte: the model is {:.4f} ({:.1f}%) above it\n", entropy,
+          reached - entropy, 100.0 * (reached / entropy - 1.0));
   }
-  if (trainer.dataset().tokenizer) fmt::print("next: flashgla generate {}\n", config.out);
-  fmt::print("next: flashgla plot {}\n", config.out);
+  if (trainer.dataset().tokenizer) print("next: flashgla generate {}\n", config.out);
+  print("next: flashgla plot {}\n", config.out);
 }
 
 }  // namespace
@@ -227,11 +268,11 @@ void add_train(CLI::App& app) {
     if (!standard.empty()) option->default_str(standard);
   }
   verb->add_option("--batch", arguments->batch, "Sequences of one update, in place of --batch-tokens")
-      ->check(positive_number())
+      ->transform(positive_count())
       ->excludes("--batch-tokens")
       ->group("length");
   verb->add_option("--steps", arguments->steps, "Updates, in place of --train-tokens")
-      ->check(positive_number())
+      ->transform(positive_count())
       ->excludes("--train-tokens")
       ->group("length");
   verb->callback([arguments] { run_train(*arguments); });

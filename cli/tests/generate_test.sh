@@ -50,6 +50,12 @@ refuses 'temperature' generate run --prompt x --temperature -1
 refuses 'top-p' generate run --prompt x --top-p 2
 refuses 'max-tokens' generate run --prompt x --max-tokens -5
 refuses 'no-such-prompts' generate run --prompts no-such-prompts
+refuses '--prompts run: cannot be read' generate run --prompts run
+refuses '--stop is empty' generate run --prompt x --stop ''
+refuses '--seed: must be -1 or more' generate run --prompt x --seed -2
+refuses 'expected f32 or bf16' generate run --prompt x --dtype q8
+refuses 'no/such/folder' generate run --prompt x --save-state no/such/folder/x.state
+refuses 'Is a directory' generate run --prompt x --save-state run
 refuses 'no-such-state' generate run --prompt x --load-state no-such-state
 head -c 100 fox.state >broken.state
 refuses 'broken.state' generate run --prompt x --load-state broken.state

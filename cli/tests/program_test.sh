@@ -40,6 +40,22 @@ refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
 refuses "nothing.*--only 'K7' with --implementation 'fastest'" bench rotary --seconds 0.01 --only K7 --implementation fastest
 
+# How a mistake in the flags is told.
+refuses 'there is no flag --no-such-flag; see flashgla train --help' train --no-such-flag 1
+refuses '--steps is given more than once' train --steps 1 --steps 2
+refuses '--steps needs a value' train --data d --steps
+refuses '--max-tokens: must be 0 or a positive whole number, not .99999999999999999999' \
+  generate run --max-tokens 99999999999999999999
+refuses '--threads: must be 0 .all. or at most 4096' bench rotary --threads 100000
+holds 'a mistake in the flags ends with 2' sh -c '"$1" train --no-such-flag; [ $? -eq 2 ]' - "$flashgla"
+
+# Standard streams that are full, closed or given up by their reader.
+if [ -c /dev/full ]; then
+  holds 'output that cannot be written is told' sh -c \
+    '! "$1" info gla-tiny >/dev/full 2>said && grep -q "standard output could not be written" said' - "$flashgla"
+fi
+holds 'closed streams are no obstacle' sh -c '"$1" info gla-tiny >&- 2>&- <&-' - "$flashgla"
+
 # Files of bench: what --save writes, --compare reads.
 succeeds '"operation": ?"rotary' bench rotary --seconds 0.01 --json --save saved.json
 cp stdout stdout.json

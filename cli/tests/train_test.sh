@@ -37,6 +37,33 @@ holds 'Ctrl-C says how to go on' grep -q -- '--resume' said
 succeeds '.' generate interrupted --prompt One --max-tokens 5 --seed 1
 
 refuses '/dev/null: not a regular file' train --data /dev/null --preset gla-tiny --out a
+# Messages that nobody reads end no run.
+for streams in '>&- 2>&-' '2>/dev/full' '2>&1 >stdout | true'; do
+  rm -rf unread
+  sh -c "\"\$1\" train $small --steps 3 --out unread $streams" - "$flashgla" >/dev/null 2>&1
+  holds "a run goes on with $streams" test -f unread/checkpoints/latest
+done
+refuses '--steps is 9000000, of 9000000000000 tokens each' train --data tokens --batch-tokens 9T --steps 9M --out a
+refuses '.-resume needs --out' train --resume
+refuses "recompute is 'much'; expected automatic, nothing" train $small --recompute much --out a
+refuses 'tokens/data.json/data: Not a directory' train --data stories.jsonl --preset gla-tiny --out tokens/data.json
+succeeds '64 tokens' train --data tokens --preset gla-tiny --batch-tokens 64 --length 64 --steps 1e3 --plan --out planned
+
+# A plain text: its tokens are made anew for another text or when they were not finished, but not under a run.
+yes 'one text' | head -c 8000 >one.txt
+yes 'another text' | head -c 8000 >other.txt
+text="--preset gla-tiny --batch 2 --length 64 --steps 2 --out texts"
+succeeds 'parameters' train --data one.txt $text --plan
+rm texts/data/data.json
+succeeds 'parameters' train --data one.txt $text --plan
+succeeds 'finished' train --data other.txt $text
+holds 'the tokens are of the other text' sh -c '"$1" data info texts/data | grep -q "another text"' - "$flashgla"
+refuses 'one.txt, but the run in texts was begun with another text, other.txt' train --data one.txt $text --resume
+succeeds 'finished' train --data other.txt $text --resume
+mkdir -p mine/data && echo mine >mine/data/train.bin
+refuses 'mine/data holds files already' train --data one.txt --preset gla-tiny --steps 2 --out mine
+holds 'files of others are as they were' grep -q mine mine/data/train.bin
+
 refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a
 refuses 'gla-gigantic.*gla-340m' train --data tokens --preset gla-gigantic --out a
 refuses '--steps' train $small --steps many --out a
