@@ -12,6 +12,7 @@ succeeds '.' convert run shards --shard-size 1MB
 holds 'there is an index' test -s shards/model.safetensors.index.json
 succeeds '.' generate shards --prompt One --max-tokens 5 --seed 1
 succeeds '.' convert run fused --layout fused-mlp
+refuses 'layout authors: has no place for' convert run authors --layout authors
 succeeds '.' generate fused --prompt One --max-tokens 5 --seed 1
 
 for preset in q8 q4 q4-safe; do

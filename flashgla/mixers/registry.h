@@ -47,9 +47,14 @@ struct Layout {
   std::span<const char* const> ignored = {};
   // Only keys of `keys` exist there: a field without one is written only as its default.
   bool closed = false;
-  // Applied to each parameter read from such a checkpoint: name as here, value f32 on the CPU. Null: nothing.
-  void (*convert)(const Common& common, Config& config, const std::string& name, const TensorView& value) = nullptr;
-  const char* why_not_written = "";  // "": it is
+  const char* constants = "{}";  // a JSON object of keys that are written beside the fields'
+  // Applied to each parameter read from such a checkpoint: name as here, value f32 on the CPU. Null: nothing. A layout
+  // that has it is written only where it is asked for by name, since not every model fits it.
+  void (*convert)(const Common& common, const Config& config, const std::string& name,
+                  const TensorView& value) = nullptr;
+  // The other way, beside `convert`. Throws Error where the layout cannot say what the model computes.
+  void (*convert_back)(const Common& common, const Config& config, const std::string& name,
+                       const TensorView& value) = nullptr;
 };
 
 // A configuration with a name, as JSON in the first layout's keys without model_type.

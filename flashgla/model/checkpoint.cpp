@@ -254,6 +254,23 @@ void remove_stale(const std::string& folder, const std::set<std::string>& writte
   }
 }
 
+// The tensors as a layout that stores others than ours has them, in memory of their own on the CPU.
+std::vector<Tensor> convert_back(const LanguageModel& model, const Layout& layout, std::vector<NamedTensor>& tensors) {
+  const ModelConfig config = model.config();
+  std::vector<Tensor> converted;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorView from = tensors[i].tensor;
+    const Tensor stored = Tensor::empty(from.shape, from.dtype), exact = Tensor::empty(from.shape, DType::f32);
+    copy_memory(stored->data, Device::cpu(), from.data, from.device, from.bytes());
+    copy(stored, exact);
+    layout.convert_back(config, *config.mixer.operator->(), model.parameters().parameters()[i]->name, exact);
+    copy(exact, stored);
+    tensors[i].tensor = stored;
+    converted.push_back(stored);
+  }
+  return converted;
+}
+
 // Fills the parameters of a layout that stores others than ours: each is read in f32, converted and rounded.
 void read_converted(const Weights& weights, const Layout& layout, LanguageModel& model,
                     const std::map<std::string, const nn::Parameter*>& destinations) {
@@ -398,23 +415,22 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
 
 void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options) {
   make_folder(folder);
-  ModelConfig written_config = model.config();
-  if (!options.layout.empty()) {
-    written_config.layout = options.layout;
-    const Layout& wanted = find_layout(written_config, options.layout);
-    if (*wanted.why_not_written != '\0')
-      throw Error("layout " + options.layout + ": is not written; " + wanted.why_not_written);
-  }
+  const Layout& layout =
+      options.layout.empty() ? written_layout(model.config()) : find_layout(model.config(), options.layout);
   const bool quantised = model.parameters().packed();
   if (quantised && options.mlp_layout == MlpLayout::fused) {
     throw Error("layout fused-mlp: is not written with weights of 8 or 4 bits");
   }
-  const Layout& layout = written_layout(written_config);
-  const std::string config_text = to_json(written_config);
+  if (quantised && layout.convert_back != nullptr) {
+    throw Error(std::string("layout ") + layout.name + ": is not written with weights of 8 or 4 bits");
+  }
+  const std::string config_text = to_json(model.config(), layout);
   std::vector<NamedTensor> tensors = tensors_to_save(model, layout, options.mlp_layout);
   if (options.copy_of) {
     for (NamedTensor& row : tensors) row.tensor = options.copy_of(row.tensor);
   }
+  std::vector<Tensor> converted;
+  if (layout.convert_back != nullptr) converted = convert_back(model, layout, tensors);
   const auto shards = split(std::move(tensors), options.shard_bytes);
   std::deque<AtomicFile> files;
   std::set<std::string> written;

@@ -43,7 +43,8 @@ struct SaveOptions {
   Metadata metadata{};           // of the weights' files
 };
 
-// A config's layout that is not written becomes the mixer's first; options.layout must be one that is.
+// A layout that stores other weights than ours (mixers::Layout::convert) is written only where options.layout names it,
+// and throws Error where it has no place for what the model computes; else it becomes the mixer's first.
 // Everything is written to temporary names first and renamed when all of it is on the disk; a failure leaves what was
 // there before. Tied heads are omitted.
 void save_model(const LanguageModel& model, const std::string& folder, const SaveOptions& options = {});

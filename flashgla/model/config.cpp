@@ -461,17 +461,19 @@ const Layout& find_layout(const ModelConfig& config, const std::string& name) {
 
 const Layout& written_layout(const ModelConfig& config) {
   const Layout& own = find_layout(config, config.layout);
-  return *own.why_not_written == '\0' ? own : mixers::find_mixer(config.model_type).layouts.front();
+  return own.convert == nullptr ? own : mixers::find_mixer(config.model_type).layouts.front();
 }
 
-std::string to_json(const ModelConfig& config) {
-  const Layout& layout = written_layout(config);
+std::string to_json(const ModelConfig& config) { return to_json(config, written_layout(config)); }
+
+std::string to_json(const ModelConfig& config, const Layout& layout) {
   ModelConfig copy = config;
   copy.mixer->settle(copy);
   for (OtherLayers& other : copy.others) other.mixer->settle(copy);
   ordered_json object;
-  object["architectures"] = {layout.architecture};
+  if (*layout.architecture != '\0') object["architectures"] = {layout.architecture};
   object["model_type"] = layout.model_type;
+  object.update(ordered_json::parse(layout.constants));
   if (layout.closed && !config.others.empty()) {
     throw Error(std::string("layout ") + layout.name + ": has no layers of different kinds, which the model has");
   }

@@ -61,11 +61,13 @@ struct ModelConfig : mixers::Common {
 // (foreign_keys.h, mixers::Layout::without_effect), and those that begin with '_'.
 ModelConfig load_config(const std::string& path);
 ModelConfig parse_config(const std::string& json, const std::string& source);
-// In written_layout; throws Error when that has no place for what the config says.
+// In written_layout, or in a layout of the config's mixer; throws Error when that has no place for what the config
+// says.
 std::string to_json(const ModelConfig& config);
+std::string to_json(const ModelConfig& config, const mixers::Layout& layout);
 // The layout of the config's mixer with this name; throws Error that lists those there are.
 const mixers::Layout& find_layout(const ModelConfig& config, const std::string& name);
-// The one in which the config is written: its own, or the mixer's first where its own is not written.
+// The one in which the config is written: its own, or the mixer's first where its own stores other weights than ours.
 const mixers::Layout& written_layout(const ModelConfig& config);
 
 // "gla-340m", "gla-1.3b", ..., of all mixers. Throws Error listing the names.

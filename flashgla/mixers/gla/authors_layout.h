@@ -4,7 +4,9 @@
 //     W_v the mean over each head's rows makes its outputs zero-mean, and RMSNorm does the rest (same epsilon, 1e-5);
 //   - their output gate has a bias: GlaConfig::output_gate_bias;
 //   - w1, w3 and w2 are the MLP's gate, up and down projections.
-// Nothing is lost in reading. Their models with gates over values (use_gv) are refused.
+// Nothing is lost in reading. In writing W_k is scaled back, and W_v must have such means of 0, as one that was read
+// has until it is trained further: LayerNorm and RMSNorm are the same then, and other models are refused. Their models
+// with gates over values (use_gv) are refused.
 #pragma once
 
 #include "flashgla/mixers/registry.h"
@@ -12,7 +14,9 @@
 namespace flashgla::mixers {
 
 // Layout::convert of it: scales W_k, centres W_v.
-void convert_from_authors(const Common& common, Config& config, const std::string& name, const TensorView& value);
+void convert_from_authors(const Common& common, const Config& config, const std::string& name, const TensorView& value);
+// Layout::convert_back: scales W_k, refuses a W_v that is not centred to bf16's precision.
+void convert_to_authors(const Common& common, const Config& config, const std::string& name, const TensorView& value);
 
 inline constexpr Renaming kGlaAuthorsKeys[] = {
     {"hidden_size", "d_model"},       {"num_heads", "n_head"},
@@ -41,7 +45,9 @@ inline constexpr Layout kGlaAuthorsLayout = {
     .keys = kGlaAuthorsKeys,
     .refused = kGlaAuthorsRefused,
     .names = kGlaAuthorsNames,
+    .closed = true,
+    .constants = R"({"use_gk": true, "use_gv": false})",
     .convert = convert_from_authors,
-    .why_not_written = "a model of ours fits it only if its W_v happens to be centred"};
+    .convert_back = convert_to_authors};
 
 }  // namespace flashgla::mixers

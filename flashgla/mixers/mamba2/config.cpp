@@ -1,5 +1,8 @@
 #include "flashgla/mixers/mamba2/config.h"
 
+#include <iterator>
+#include <span>
+
 #include "flashgla/mixers/backbone_names.h"
 #include "flashgla/mixers/mamba2/mamba2.h"
 #include "flashgla/mixers/mixer.h"
@@ -33,11 +36,13 @@ void Mamba2Config::validate(const Common& common) const {
 
 namespace {
 
-// Limits of dt other than none, a norm before the gate and one D a channel are not implemented.
+// Limits of dt other than none, one D a channel and, last, a norm before the gate are not implemented. transformers
+// does not look at the last (its norm is always behind the gate), and Codestral's config says true.
 constexpr const char* kNoLimit = R"([0.0,"Infinity"]|[0,"Infinity"]|[0.0,{"__float__":"Infinity"}])";
-constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},        {"time_step_limit", kNoLimit},
-                                      {"norm_before_gate", "false"}, {"D_has_hdim", "false"},
-                                      {"rmsnorm", "true"},           {"rms_norm", "true"}};
+constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},  {"time_step_limit", kNoLimit},
+                                      {"D_has_hdim", "false"}, {"rmsnorm", "true"},
+                                      {"rms_norm", "true"},    {"norm_before_gate", "false"}};
+constexpr const char* kMamba2HfWithoutEffect[] = {"norm_before_gate"};
 
 constexpr Renaming kMamba2HfKeys[] = {{"hidden_size", "hidden_size"},
                                       {"num_hidden_layers", "num_hidden_layers"},
@@ -74,7 +79,8 @@ constexpr Layout kMamba2Layouts[] = {
                      "hidden_act": "silu", "initializer_range": 0.1, "vocab_size": 32768, "bos_token_id": 0,
                      "eos_token_id": 2, "n_groups": 8})",
      .keys = kMamba2HfKeys,
-     .refused = kMamba2Refused,
+     .refused = std::span(kMamba2Refused).first<std::size(kMamba2Refused) - 1>(),
+     .without_effect = kMamba2HfWithoutEffect,
      .names = kBackboneNames,
      .older_names = kOlderBackboneNames,
      .closed = true}};

@@ -3,7 +3,10 @@
 
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 
+#include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/tests/cases.h"
 #include "testing/compare.h"
@@ -150,6 +153,53 @@ TEST(AuthorsLayout, ImportedModelComputesWhatTheirsDoes) {
   const auto again = load_model(converted.path());
   EXPECT_THAT(to_json(again->config()), ::testing::HasSubstr("\"output_gate_bias\": true"));
   EXPECT_EQ(fingerprint(*again), fingerprint(*load_model(folder.path())));
+}
+
+// Read and written back, their model is what it was: every tensor, but W_v's means over heads, which their norm takes
+// away, and W_k to the rounding of two products. The second time nothing changes at all but W_k's last bits.
+TEST(AuthorsLayout, ModelsGoBack) {
+  const AuthorsModel theirs;
+  const testing::TemporaryFolder folder, ours, back;
+  testing::write_bytes(folder / "config.json", kConfig);
+  write_safetensors(folder / "model.safetensors", theirs.named());
+  save_model(*load_model(folder.path()), ours.path(), {.layout = "fla"});
+  save_model(*load_model(ours.path()), back.path(), {.layout = "authors"});
+  const auto config = parse_json<nlohmann::ordered_json>(read_file(back / "config.json"), "config.json");
+  const auto expected_config = nlohmann::ordered_json::parse(kConfig);
+  for (const auto& [key, value] : expected_config.items()) EXPECT_EQ(config[key], value) << key;
+  AuthorsModel again;
+  const SafetensorsReader file(back / "model.safetensors");
+  file.read([&](const StoredTensor& stored) -> TensorView { return again.tensors.at(stored.name); });
+  ASSERT_EQ(file.tensors().size(), theirs.tensors.size());
+  for (const auto& [name, tensor] : theirs.tensors) {
+    if (name.ends_with("v_proj.weight")) continue;
+    const double allowed = name.ends_with("k_proj.weight") ? 2e-7 : 0.0;
+    EXPECT_LE(testing::difference(again.tensors.at(name), tensor).relative, allowed) << name;
+  }
+  const std::vector<std::int32_t> tokens = {3, 1, 4, 1, 5, 9, 2, 6};
+  const std::vector<Row> expected = theirs.forward(tokens), logits = again.forward(tokens);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    for (std::size_t i = 0; i < expected[t].size(); ++i) EXPECT_NEAR(logits[t][i], expected[t][i], 1e-5);
+  }
+}
+
+TEST(AuthorsLayout, WhatItCannotSayIsRefused) {
+  const testing::TemporaryFolder folder;
+  const auto error_of = [&](const char* json) {
+    LanguageModel model(parse_config(json, "config.json"), DType::f32, Device::cpu(), false);
+    model.parameters().initialize(1);
+    return testing::error_of([&] { save_model(model, folder.path(), {.layout = "authors"}); });
+  };
+  EXPECT_THAT(error_of(R"({"model_type": "gla", "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 2,
+                           "vocab_size": 11, "norm_eps": 1e-5, "elementwise_affine": false, "output_gate_bias": true})"),
+              ::testing::HasSubstr("no place for model.layers.0.attn.v_proj.weight, whose means"));
+  EXPECT_THAT(error_of(R"({"model_type": "gla", "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 2,
+                           "vocab_size": 11, "norm_eps": 1e-5})"),
+              ::testing::HasSubstr("layout authors: has no place for output_gate_bias false"));
+  EXPECT_THAT(error_of(R"({"model_type": "gla", "hidden_size": 8, "num_hidden_layers": 1, "num_heads": 2,
+                           "vocab_size": 11, "norm_eps": 1e-5, "elementwise_affine": false, "output_gate_bias": true,
+                           "use_short_conv": true})"),
+              ::testing::HasSubstr("no place for use_short_conv true"));
 }
 
 TEST(AuthorsLayout, MistakesAreNamed) {

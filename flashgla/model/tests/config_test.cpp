@@ -254,6 +254,10 @@ TEST(Config, BothLayoutsOfMamba2AreReadAndWritten) {
               HasSubstr("num_heads is 3; expected expand * hidden_size / head_dim (64)"));
   EXPECT_THAT(error_of(R"({"model_type": "mamba2", "dt_limit": [0.0, 0.1]})"), HasSubstr("dt_limit is [0.0,0.1]"));
   EXPECT_THAT(error_of(R"({"model_type": "mamba2", "norm_before_gate": true})"), HasSubstr("norm_before_gate"));
+  // Which transformers passes over.
+  EXPECT_EQ(
+      to_json(parse_config(R"({"model_type": "mamba2", "layer_norm_epsilon": 1e-5, "norm_before_gate": true})", "c")),
+      to_json(parse_config(R"({"model_type": "mamba2", "layer_norm_epsilon": 1e-5})", "c")));
 }
 
 TEST(Config, LayoutsOfRwkvAreReadAndWritten) {
