@@ -13,6 +13,9 @@
 # Default: all. Each step says how to mend what it found. Ends with "check: N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+esac
 steps=("$@")
 [ $# -gt 0 ] || steps=(format shell python structure documents figures tidy sanitize fuzz ptxas)
 scripts/install_dependencies.sh check || exit 1

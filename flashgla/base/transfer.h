@@ -20,9 +20,6 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Pinned memory that it holds.
-  std::size_t host_bytes() const { return pieces_.size() * kPiece; }
-
   // fill(piece, begin, bytes) writes bytes [begin, begin + bytes) of what is to come to dst. They have arrived after
   // finish().
   void to_device(void* dst, std::size_t bytes,

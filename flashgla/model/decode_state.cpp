@@ -112,19 +112,6 @@ void DecodeState::reset() {
   history.assign(static_cast<std::size_t>(sequences_), {});
 }
 
-void DecodeState::reset_sequence(std::int64_t i) {
-  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    for (std::size_t entry = 0; entry < layers_[layer].size(); ++entry) {
-      if (layouts_[layer][entry].growing) continue;
-      const TensorView part = layers_[layer][entry].select(0, i);
-      zero_memory(part.data, part.bytes(), part.device);
-    }
-  }
-  const TensorView position = positions_->slice(0, i, i + 1);
-  zero_memory(position.data, position.bytes(), position.device);
-  history[static_cast<std::size_t>(i)] = {};
-}
-
 void DecodeState::copy_sequence(std::int64_t i, const DecodeState& from, std::int64_t from_i) {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     if (layers_[layer].size() != from.layers_[layer].size()) {

@@ -52,7 +52,6 @@ class DecodeState {
   const TensorView& positions() const { return positions_.view(); }
 
   void reset();  // all zeros: the start of a sequence
-  void reset_sequence(std::int64_t i);
   // Sequence i becomes a copy of sequence `from_i` of another state of the same model; one that grows must have no more
   // room there than here. Queued behind what computed it only on the default stream of the device.
   void copy_sequence(std::int64_t i, const DecodeState& from, std::int64_t from_i);

@@ -7,8 +7,8 @@
 
 namespace flashgla::ops {
 
-// [length] f32: the weight itself or a copy in scratch; ones when it is absent. Lives as long as the caller's
-// ArenaScope.
+// [length] f32 on the context's device: the weight itself or a copy in scratch; ones when it is absent, on the CPU
+// alone. Lives as long as the caller's ArenaScope.
 inline const float* weight_in_f32(Context& context, const TensorView& weight, std::int64_t length) {
   if (weight && weight.dtype == DType::f32) return weight.as<float>();
   const TensorView copy = context.scratch().tensor(Shape({length}), DType::f32, "weight in f32");

@@ -76,7 +76,6 @@ class Trainer {
   const std::optional<MetricsRow>& last_evaluation() const { return last_evaluation_; }
   std::int64_t steps_done() const { return steps_; }
   std::int64_t total_steps() const { return config_.total_steps(); }
-  double flops_per_token() const { return flops_per_token_; }
   Context& context() { return context_; }
   Arena& activations() { return saved_; }
 

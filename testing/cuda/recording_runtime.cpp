@@ -11,7 +11,10 @@
 
 namespace {
 
-flashgla::testing::RecordedDevice recorded_device;
+// What the device is said to be.
+struct {
+  int capability = 90, shared_memory = 227 * 1024, multiprocessors = 132;
+} constexpr recorded_device;
 std::vector<std::string> recorded_kernels;
 std::uintptr_t next_address = std::uintptr_t{1} << 40;
 dim3 configured_grid, configured_block;
@@ -51,7 +54,6 @@ CUresult encode_no_map(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*,
 
 namespace flashgla::testing {
 
-void set_recorded_device(const RecordedDevice& device) { recorded_device = device; }
 std::vector<std::string> take_recorded_kernels() { return std::exchange(recorded_kernels, {}); }
 
 }  // namespace flashgla::testing

@@ -7,12 +7,6 @@
 
 namespace flashgla::testing {
 
-// What the device is said to be.
-struct RecordedDevice {
-  int capability = 90, shared_memory = 227 * 1024, multiprocessors = 132;
-};
-void set_recorded_device(const RecordedDevice& device);
-
 // Names of the kernels launched since the last call, without parameters.
 std::vector<std::string> take_recorded_kernels();
 

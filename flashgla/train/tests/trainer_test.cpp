@@ -1,4 +1,4 @@
-// Whole runs: resume, accumulation, carried states, non-finite gradients, graphs, odd sizes, the memory plan, refusals.
+// Whole runs: accumulation, carried states, non-finite gradients, odd sizes, the memory plan, refusals.
 #include "flashgla/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -7,10 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <limits>
-#include <thread>
 
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
@@ -26,65 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 using TrainerTest = TrainerRuns;
-
-TEST_F(TrainerTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
-  for (const char* order : {"windows", "segments", "packed"}) {
-    for (const char* dtype : {"f32", "bf16"}) {
-      SCOPED_TRACE(std::string(order) + " " + dtype);
-      TrainConfig whole = config("whole", order);
-      whole.dtype = dtype;
-      whole.dropout = dtype == std::string("bf16") ? 0.1 : 0.0;
-      train(whole);
-
-      TrainConfig broken = config("broken", order);
-      broken.dtype = dtype;
-      broken.dropout = whole.dropout;
-      int seen = 0;
-      Events stop_at_5;
-      stop_at_5.stop_requested = [&] { return ++seen == 5; };
-      EXPECT_EQ(Trainer(broken, stop_at_5, false).run(), Outcome::interrupted);
-      seen = 0;  // and once more, after five further steps
-      EXPECT_EQ(Trainer(broken, stop_at_5, true).run(), Outcome::interrupted);
-      Trainer last(broken, {}, true);
-      EXPECT_EQ(last.steps_done(), 10);
-      EXPECT_EQ(last.run(), Outcome::finished);
-
-      expect_same(rows(whole), rows(broken));
-      expect_same(rows(whole, "eval"), rows(broken, "eval"));
-      EXPECT_EQ(weights(whole), weights(broken));
-      TearDown();
-    }
-  }
-}
-
-TEST_F(TrainerTest, ATaskIsScoredWhereItAsksAndResumes) {
-  TrainConfig whole = task_config("whole");
-  train(whole);
-  const std::vector<MetricsRow> evaluations = rows(whole, "eval");
-  ASSERT_FALSE(evaluations.empty());
-  for (const MetricsRow& row : evaluations) {
-    EXPECT_TRUE(row.accuracy >= 0.0 && row.accuracy <= 1.0);
-    EXPECT_EQ(row.accuracy * 84.0, std::round(row.accuracy * 84.0));  // 21 sequences of 4 labels
-  }
-  EXPECT_NEAR(rows(whole).front().loss, std::log(80.0), 0.1);
-
-  TrainConfig pieces = task_config("pieces");  // the rows' places are those of their micro-batch
-  pieces.micro_batch = 2;
-  train(pieces);
-  for (std::size_t i = 0; i < rows(whole).size(); ++i) {
-    EXPECT_NEAR(rows(whole)[i].loss, rows(pieces)[i].loss, 1e-4 * rows(whole)[i].loss);
-  }
-
-  TrainConfig broken = task_config("broken");
-  int seen = 0;
-  Events stop_at_5;
-  stop_at_5.stop_requested = [&] { return ++seen == 5; };
-  EXPECT_EQ(Trainer(broken, stop_at_5, false).run(), Outcome::interrupted);
-  EXPECT_EQ(Trainer(broken, {}, true).run(), Outcome::finished);
-  expect_same(rows(whole), rows(broken));
-  expect_same(rows(whole, "eval"), rows(broken, "eval"));
-  EXPECT_EQ(weights(whole), weights(broken));
-}
 
 TEST_F(TrainerTest, ARunEndsWhenValidationSaysSo) {
   std::string why;
@@ -118,98 +56,6 @@ TEST_F(TrainerTest, ARunEndsWhenValidationSaysSo) {
   TrainConfig text = config("text");
   text.stop_accuracy = 0.5;
   EXPECT_THAT([&] { Trainer(text, {}, false); }, ThrowsMessage<Error>(HasSubstr("stop_accuracy")));
-}
-
-TEST_F(TrainerTest, ThreadsDoNotChangeTheBits) {
-  TrainConfig one = config("one_thread");
-  one.dropout = 0.1;
-  one.threads = 1;
-  train(one);
-  TrainConfig two = config("two_threads");
-  two.dropout = 0.1;
-  two.threads = 2;
-  train(two);
-  expect_same(rows(one), rows(two));
-  EXPECT_EQ(weights(one), weights(two));
-}
-
-TEST_F(TrainerTest, RecomputeDoesNotChangeTheBits) {
-  for (const double dropout : {0.0, 0.2}) {
-    TrainConfig keep = config("keep");
-    keep.dropout = dropout;
-    train(keep);
-    for (const char* recompute : {"activations", "block"}) {
-      TrainConfig again = config(std::string("recompute_") + recompute);
-      again.dropout = dropout;
-      again.recompute = recompute;
-      train(again);
-      expect_same(rows(keep), rows(again));
-    }
-    TearDown();
-  }
-}
-
-// Programs that start at once, with no products chosen yet, time them beside each other and keep them in one file. What
-// one has chosen must stay its choice: else its next run, which looks there, has other bits.
-TEST_F(TrainerTest, ProgramsBesideEachOtherKeepTheirBits) {
-  if (device().kind == Device::Kind::cpu) GTEST_SKIP() << "products are chosen by timing on GPUs alone";
-  const std::string program = fs::read_symlink("/proc/self/exe").string();
-  const std::string command = "XDG_CACHE_HOME='" + (root_ / "run_cache").string() + "' '" + program +
-                              "' --gtest_brief=1 --gtest_filter=TrainerTest.RecomputeDoesNotChangeTheBits >&2";
-  std::vector<int> status(4, -1);
-  std::vector<std::thread> programs;
-  programs.reserve(status.size());
-  for (int& each : status) programs.emplace_back([&each, &command] { each = std::system(command.c_str()); });
-  for (std::thread& each : programs) each.join();
-  EXPECT_EQ(status, std::vector<int>(4, 0));
-}
-
-// What a checkpoint brings of the products' choices is enough: the cache that they came from may be gone.
-TEST_F(TrainerTest, AResumeNeedsNoCacheOfProducts) {
-  const fs::path cache = root_ / "run_cache";
-  const char* held = std::getenv("XDG_CACHE_HOME");
-  const std::string before = held ? held : "";
-  ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
-  TrainConfig whole = config("whole");
-  whole.dtype = "bf16";
-  train(whole);  // chooses
-  TrainConfig halves = whole;
-  halves.out = config("halves").out;
-  int seen = 0;
-  Events stop_at_5;
-  stop_at_5.stop_requested = [&] { return ++seen == 5; };
-  EXPECT_EQ(Trainer(halves, stop_at_5, false).run(), Outcome::interrupted);
-  EXPECT_EQ(fs::exists(cache), device().kind != Device::Kind::cpu);
-  fs::remove_all(cache);
-  EXPECT_EQ(Trainer(halves, {}, true).run(), Outcome::finished);
-  expect_same(rows(whole), rows(halves));
-  EXPECT_EQ(weights(whole), weights(halves));
-  held ? ::setenv("XDG_CACHE_HOME", before.c_str(), 1) : ::unsetenv("XDG_CACHE_HOME");
-}
-
-// Where the device is another one the run goes on, and says in one line what that means.
-TEST_F(TrainerTest, AResumeOnAnotherDeviceSaysThatBitsMayDiffer) {
-  const bool gpu = device().kind != Device::Kind::cpu;
-  for (const bool moved : {false, true}) {
-    TrainConfig run = config("moved");
-    if (moved && gpu) run.device = "cpu";
-    int seen = 0;
-    Events events;
-    events.stop_requested = [&] { return ++seen == 3; };
-    EXPECT_EQ(Trainer(run, events, false).run(), Outcome::interrupted);
-    // Where there is no GPU a checkpoint of one is what has this file.
-    if (moved && !gpu) write_file(find_model_folder(run.out) + "/products.txt", "of a GPU");
-    run.device = name_of(device());
-    std::vector<std::string> notices;
-    events.stop_requested = {};
-    events.notice = [&](const std::string& line) {
-      if (line.find("may differ in their last bits") != std::string::npos) notices.push_back(line);
-    };
-    EXPECT_EQ(Trainer(run, events, true).run(), Outcome::finished);
-    ASSERT_EQ(notices.size(), moved ? 1u : 0u);
-    if (moved) EXPECT_THAT(notices.front(), HasSubstr(gpu ? "of a run on the CPU" : "of a run on a GPU"));
-    TearDown();
-  }
 }
 
 TEST_F(TrainerTest, DropoutIsOfTrainingAlone) {
@@ -392,34 +238,6 @@ TEST_F(TrainerTest, NothingIsAllocatedInTheLoop) {
       EXPECT_EQ(trainer.context().scratch().used(), 0u);
       EXPECT_EQ(trainer.context().scratch().peak(), scratch);
       fs::remove_all(run.out);
-    }
-  }
-}
-
-// What is recorded as graphs is what is done operation by operation; and what the arenas hold before a step does not
-// matter to it.
-TEST_F(TrainerTest, GraphsAndOldContentsDoNotChangeTheBits) {
-  for (const char* order : {"windows", "segments", "packed"}) {
-    for (const char* dtype : {"f32", "bf16"}) {
-      SCOPED_TRACE(std::string(order) + " " + dtype);
-      TrainConfig plain = config("plain", order);
-      plain.dtype = dtype;
-      plain.dropout = dtype == std::string("bf16") ? 0.1 : 0.0;
-      plain.micro_batch = 2;
-      plain.graphs = "off";
-      train(plain);
-      TrainConfig recorded = plain;
-      recorded.out = config("recorded").out;
-      recorded.graphs = "on";
-      train(recorded);
-      expect_same(rows(plain), rows(recorded));
-      expect_same(rows(plain, "eval"), rows(recorded, "eval"));
-      EXPECT_EQ(weights(plain), weights(recorded));
-
-      TrainConfig poisoned = recorded;
-      poisoned.out = config("poisoned").out;
-      expect_same(rows(plain), rows_from_poisoned_memory(poisoned));
-      TearDown();
     }
   }
 }
