@@ -50,7 +50,8 @@ class ByteProgress {
  private:
   std::string label_;
   bool quiet_;
-  InterruptionScope signals_{{.restart = false}};  // a wait for standard input ends, too
+  // A wait for standard input ends, too; training a tokenizer does not.
+  InterruptionScope signals_{{.first = "\nflashgla: stopping; once more to stop at once\n", .restart = false}};
   std::optional<Progress> progress_;
   std::chrono::steady_clock::time_point start_;
 };

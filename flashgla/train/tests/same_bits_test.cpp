@@ -114,7 +114,7 @@ TEST_F(SameBitsTest, ProgramsBesideEachOtherKeepTheirBits) {
   if (device().kind == Device::Kind::cpu) GTEST_SKIP() << "products are chosen by timing on GPUs alone";
   const std::string program = fs::read_symlink("/proc/self/exe").string();
   const std::string command = "XDG_CACHE_HOME='" + (root_ / "run_cache").string() + "' '" + program +
-                              "' --gtest_brief=1 --gtest_filter=TrainerTest.RecomputeDoesNotChangeTheBits >&2";
+                              "' --gtest_brief=1 --gtest_filter=SameBitsTest.RecomputeDoesNotChangeTheBits >&2";
   std::vector<int> status(4, -1);
   std::vector<std::thread> programs;
   programs.reserve(status.size());
