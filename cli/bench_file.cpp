@@ -11,6 +11,7 @@
 #include "flashgla/base/context.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 
@@ -128,7 +129,7 @@ std::vector<testing::BenchRow> rows_from_json(const std::string& json, const std
   try {
     return rows_from(ordered_json::parse(json), ours);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(source + " is not a JSON array of rows (" + std::string(error.what()) + ")");
+    throw Error(source + " is not a JSON array of rows (" + json_reason(error) + ")");
   }
 }
 
@@ -155,7 +156,7 @@ BenchFile load_bench_file(const std::string& path) {
     file.command = object.at("command").get<std::string>();
     file.rows = rows_from(object.at("rows"), {});
   } catch (const nlohmann::json::exception& error) {
-    throw Error(path + " is no file of `flashgla bench --save`: " + error.what());
+    throw Error(path + " is no file of `flashgla bench --save`: " + json_reason(error));
   }
   return file;
 }

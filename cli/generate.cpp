@@ -21,6 +21,7 @@
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/generate/generator.h"
 #include "flashgla/train/run_folder.h"
 
@@ -68,7 +69,8 @@ std::vector<std::string> read_prompts(const std::string& path) {
     try {
       prompts.push_back(nlohmann::json::parse(line).at("prompt").get<std::string>());
     } catch (const nlohmann::json::exception& error) {
-      throw Error(path + ": line " + std::to_string(number) + " is no JSON object with a \"prompt\": " + error.what());
+      throw Error(path + ": line " + std::to_string(number) +
+                  " is no JSON object with a \"prompt\": " + json_reason(error));
     }
   }
   if (prompts.empty()) throw Error("generate: --prompts " + path + ": holds no prompt");

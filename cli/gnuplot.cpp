@@ -50,8 +50,7 @@ std::string gnuplot_png(const std::string& file) {
 
 void require_drawable(const std::string& out) {
   if (!has_gnuplot()) throw Error("plot: there is no gnuplot on PATH; install it (Debian: gnuplot-nox)");
-  const std::filesystem::path path(out);
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+  make_folder(std::filesystem::path(out).parent_path().string());
   require_writable(out);
 }
 

@@ -75,7 +75,7 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
     throw Error("train: " + folder + " holds files already, and " + path +
                 "'s tokens are to go there; choose another --out");
   }
-  fs::create_directories(folder);
+  make_folder(folder);
   for (const auto& entry : fs::directory_iterator(folder)) {  // of a process that was killed
     if (entry.path().extension().string().starts_with(".partial")) fs::remove(entry.path());
   }

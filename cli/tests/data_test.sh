@@ -14,7 +14,8 @@ holds 'figures lie beside the corpus' test -s a.json
 refuses 'positive number' data stories --megabytes 0
 refuses 'positive number' data stories --megabytes -3
 refuses 'ends in .jsonl' data stories --out a.txt
-refuses 'absent' data stories --out absent/a.jsonl
+succeeds 'stories' data stories --megabytes 0.01 --out absent/folder/a.jsonl
+refuses 'cannot make the folder absent/folder/a.jsonl' data stories --out absent/folder/a.jsonl/b.jsonl
 refuses '--size' data stories --size 3
 
 # mqar

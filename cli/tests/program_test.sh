@@ -30,6 +30,8 @@ refuses 'no-such-model' info no-such-model
 succeeds 'rwkv-169m +RWKV' info --help
 echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 64, "vocab_size": 300}' >hyena.json
 succeeds 'in_proj.weight +.96,32.' info hyena.json
+echo '{"model_type": "gla"' >cut.json
+refuses 'cut.json: not JSON .parse error at line 2, column 1' info cut.json
 echo '{"model_type": "gla", "hiden_size": 32}' >misspelled.json
 refuses 'misspelled.json: a gla has no field "hiden_size"; did you mean "hidden_size"' info misspelled.json
 
@@ -39,6 +41,11 @@ refuses 'tpu' bench --device tpu
 refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
 refuses "nothing.*--only 'K7' with --implementation 'fastest'" bench rotary --seconds 0.01 --only K7 --implementation fastest
+
+# What a newcomer is told to begin with works where nothing is there yet.
+"$flashgla" --help | sed -n "s/^  \(flashgla .*[^ ]\)   .*/\1/p" | sed 's/megabytes 8/megabytes 0.1/' >first_run.sh
+holds 'the first run has five lines' test "$(wc -l <first_run.sh)" -eq 5
+holds 'the first run of the help works' sh -e -c 'program=$1; flashgla() { "$program" "$@"; }; . ./first_run.sh' - "$flashgla"
 
 # How a mistake in the flags is told.
 refuses 'there is no flag --no-such-flag; see flashgla train --help' train --no-such-flag 1

@@ -46,7 +46,7 @@ done
 refuses '--steps is 9000000, of 9000000000000 tokens each' train --data tokens --batch-tokens 9T --steps 9M --out a
 refuses '.-resume needs --out' train --resume
 refuses "recompute is 'much'; expected automatic, nothing" train $small --recompute much --out a
-refuses 'tokens/data.json/data: Not a directory' train --data stories.jsonl --preset gla-tiny --out tokens/data.json
+refuses 'cannot make the folder tokens/data.json/data: Not a directory' train --data stories.jsonl --preset gla-tiny --out tokens/data.json
 succeeds '64 tokens' train --data tokens --preset gla-tiny --batch-tokens 64 --length 64 --steps 1e3 --plan --out planned
 
 # A plain text: its tokens are made anew for another text or when they were not finished, but not under a run.

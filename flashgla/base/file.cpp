@@ -142,6 +142,13 @@ FileLock::FileLock(const std::string& path) {
 
 FileLock::~FileLock() { ::close(descriptor_); }
 
+void make_folder(const std::string& path) {
+  if (path.empty()) return;
+  std::error_code failure;
+  std::filesystem::create_directories(path, failure);
+  if (failure) throw Error("cannot make the folder " + path + ": " + failure.message());
+}
+
 void require_writable(const std::string& path) {
   if (!is_device_or_pipe(path)) AtomicFile{path};
 }

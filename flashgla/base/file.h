@@ -65,6 +65,9 @@ class FileLock {
   int descriptor_ = -1;
 };
 
+// Makes a folder and those above it, where they are not there; of an empty name nothing.
+void make_folder(const std::string& path);
+
 // Throws what AtomicFile would on a path that cannot be written, and leaves nothing there: for what is written at the
 // end of long work.
 void require_writable(const std::string& path);

@@ -1,12 +1,20 @@
 // JSON that somebody else wrote. Header only: base itself needs no JSON library.
 #pragma once
 
+#include <exception>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "flashgla/base/error.h"
 
 namespace flashgla {
+
+// What a JSON library's exception says, without its own number in front ("[json.exception.parse_error.101] ").
+inline std::string json_reason(const std::exception& error) {
+  const std::string text = error.what();
+  const std::size_t end = text.starts_with("[") ? text.find("] ") : std::string::npos;
+  return end == std::string::npos ? text : text.substr(end + 2);
+}
 
 // Parses text; throws Error that begins with `source` when it is no JSON or nested deeper than 100: what prints, copies
 // or compares a value calls itself for each level, and a small file could exhaust the stack.
@@ -20,7 +28,7 @@ Json parse_json(const std::string& text, const std::string& source) {
   try {
     return Json::parse(text, check);
   } catch (const typename Json::exception& error) {
-    throw Error(source + ": not JSON (" + error.what() + ")");
+    throw Error(source + ": not JSON (" + json_reason(error) + ")");
   }
 }
 

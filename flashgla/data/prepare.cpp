@@ -122,9 +122,7 @@ class Preparation {
     if (options.out.empty()) throw Error("prepare: no folder to write to was given");
     if (fs::exists(options.out) && !fs::is_directory(options.out)) throw Error(options.out + " is not a folder");
     tokenizer_ = make_tokenizer(options, documents_, context_.threads());
-    std::error_code failure;
-    fs::create_directories(options.out, failure);
-    if (failure) throw Error("cannot make " + options.out + ": " + failure.message());
+    make_folder(options.out);
     for (const char* stem : {kTrainStem, kValidationStem}) {
       parts_.emplace_back().writer =
           std::make_unique<TokenFileWriter>((fs::path(options.out) / stem).string(), tokenizer_->vocab_size());

@@ -135,7 +135,7 @@ void RecallOptions::validate() const {
 
 void write_recall(const RecallOptions& options) {
   options.validate();
-  fs::create_directories(options.out);
+  make_folder(options.out);
   const fs::path folder = options.out;
   Generator generator(options);
   const std::int64_t total = options.train + options.validation;

@@ -161,6 +161,7 @@ StoriesReport write_stories(const StoriesOptions& options) {
   const auto total = static_cast<std::int64_t>(std::ceil(options.megabytes * 1e6));
   StoriesReport report;
   report.entropy_bits_per_byte = grammar.entropy_bits_per_byte();
+  make_folder(std::filesystem::path(options.out).parent_path().string());
   AtomicFile file(options.out);
   std::string block;
   double bits = 0.0, squares = 0.0;

@@ -44,7 +44,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
       map[tensor] = name;
     }
   } catch (const nlohmann::json::exception& error) {
-    throw Error(path + ": not an index of shards (" + error.what() + ")");
+    throw Error(path + ": not an index of shards (" + json_reason(error) + ")");
   }
   if (map.empty()) throw Error(path + ": names no tensors");
   return map;
@@ -198,12 +198,6 @@ void place_in_file(const Weights& weights, const std::vector<nn::Parameter>& par
     }
     place.memory = const_cast<std::byte*>(bytes);  // mapped read-only; inference only reads weights
   }
-}
-
-void make_folder(const std::string& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error("cannot make the folder " + folder + ": " + error.message());
 }
 
 std::vector<NamedTensor> tensors_to_save(const LanguageModel& model, const Layout& layout, MlpLayout mlp_layout) {

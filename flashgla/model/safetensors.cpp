@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/model/checksum.h"
 #include "flashgla/ops/elementwise/elementwise.h"
@@ -70,7 +71,7 @@ json parse_header(const std::string& path, const std::byte* begin, std::size_t b
   try {
     return json::parse(text, text + bytes, check);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(path + ": header is not JSON (" + error.what() + ")");
+    throw Error(path + ": header is not JSON (" + json_reason(error) + ")");
   }
 }
 

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/random.h"
 #include "flashgla/ops/matmul/plans.h"
 #include "flashgla/train/trainer.h"
@@ -156,7 +157,7 @@ void Trainer::restore(const Found& found) {
     loader_->restore(json.at("loader").get<std::string>());
     feed_->forget();
   } catch (const Json::exception& error) {
-    throw Error(path + "/trainer.json: " + error.what());
+    throw Error(path + "/trainer.json: " + json_reason(error));
   }
   // A program ended between a checkpoint's last file and these names has left older ones.
   folder_.mark_latest(steps_);

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/json.h"
 
 namespace flashgla::train {
 
@@ -84,7 +85,7 @@ std::vector<MetricsRow> read_metrics(const std::string& path) {
       }
       if (json.contains("message")) row.message = json.at("message").get<std::string>();
     } catch (const Json::exception& error) {
-      throw Error(path + ": line " + std::to_string(number) + " is not a row of metrics: " + error.what());
+      throw Error(path + ": line " + std::to_string(number) + " is not a row of metrics: " + json_reason(error));
     }
     rows.push_back(std::move(row));
   }

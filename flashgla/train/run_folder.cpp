@@ -10,6 +10,7 @@
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/model/checksum.h"
 
 namespace flashgla::train {
@@ -61,10 +62,8 @@ std::string pointer(const fs::path& folder, const char* name) {
 }  // namespace
 
 void RunFolder::create() const {
-  std::error_code error;
   const fs::path checkpoints = fs::path(path_) / "checkpoints";
-  fs::create_directories(checkpoints, error);
-  if (error) throw Error(path_ + ": the run folder cannot be made: " + error.message());
+  make_folder(checkpoints.string());
   // Folders of checkpoints, and single files, whose names end in the writer's process (base/file.h).
   for (const fs::path& folder : {fs::path(path_), checkpoints}) {
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -163,7 +162,7 @@ std::string verify_checkpoint(const std::string& path) {
     }
     return root.at("progress").dump();
   } catch (const Json::exception& error) {
-    throw Error(file + " is corrupt: " + error.what());
+    throw Error(file + " is corrupt: " + json_reason(error));
   }
 }
 
