@@ -44,8 +44,8 @@ inline CLI::Validator count_between(std::int64_t low, std::int64_t high, const s
 }
 
 constexpr std::int64_t kMostCount = 1000000000000000;  // 1e15
-inline CLI::Validator positive_count() { return count_between(1, kMostCount, "a whole number of at least 1"); }
-inline CLI::Validator count_or_zero() { return count_between(0, kMostCount, "0 or a positive whole number"); }
+inline CLI::Validator positive_count() { return count_between(1, kMostCount, "a whole number from 1 to 1e15"); }
+inline CLI::Validator count_or_zero() { return count_between(0, kMostCount, "a whole number from 0 to 1e15"); }
 inline CLI::Validator thread_count() {
   return count_between(0, kMostThreads, "0 (all) or at most " + std::to_string(kMostThreads));
 }

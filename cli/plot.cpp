@@ -177,7 +177,7 @@ void add_plot(CLI::App& app) {
       ->check(CLI::IsMember(std::vector<std::string>{"x", "y"}));
   verb->add_option("--smooth", arguments->smooth, "Mean over this many rows of training; 0: a hundredth of them")
       ->capture_default_str()
-      ->transform(count_between(0, 1000000000, "0 or a positive whole number"));
+      ->transform(count_between(0, 1000000000, "a whole number from 0 to 1e9"));
   verb->add_flag("--terminal", arguments->terminal, "Draw with characters on standard output");
   verb->callback([arguments] { run_plot(*arguments); });
 }

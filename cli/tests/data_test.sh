@@ -25,7 +25,7 @@ succeeds '4 places of each document are asked for' data info task
 refuses 'length is 62; expected at least 64' data mqar --length 62 --out x
 refuses 'vocabulary is 64' data mqar --length 64 --vocabulary 64 --out x
 refuses '--out is required' data mqar
-refuses '--pairs: must be a whole number of at least 1' data mqar --pairs 0 --out x
+refuses '--pairs: must be a whole number from 1 to 1e15' data mqar --pairs 0 --out x
 refuses "seed: must be 0 or a positive number, not '-1'" data mqar --seed -1 --out x
 
 # prepare

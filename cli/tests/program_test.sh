@@ -51,7 +51,7 @@ holds 'the first run of the help works' sh -e -c 'program=$1; flashgla() { "$pro
 refuses 'there is no flag --no-such-flag; see flashgla train --help' train --no-such-flag 1
 refuses '--steps is given more than once' train --steps 1 --steps 2
 refuses '--steps needs a value' train --data d --steps
-refuses '--max-tokens: must be 0 or a positive whole number, not .99999999999999999999' \
+refuses '--max-tokens: must be a whole number from 0 to 1e15, not .99999999999999999999' \
   generate run --max-tokens 99999999999999999999
 refuses '--threads: must be 0 .all. or at most 4096' bench rotary --threads 100000
 holds 'a mistake in the flags ends with 2' sh -c '"$1" train --no-such-flag; [ $? -eq 2 ]' - "$flashgla"

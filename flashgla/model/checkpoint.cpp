@@ -250,7 +250,7 @@ void remove_stale(const std::string& folder, const std::set<std::string>& writte
 
 // The tensors as a layout that stores others than ours has them, in memory of their own on the CPU.
 std::vector<Tensor> convert_back(const LanguageModel& model, const Layout& layout, std::vector<NamedTensor>& tensors) {
-  const ModelConfig config = model.config();
+  const ModelConfig& config = model.config();
   std::vector<Tensor> converted;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorView from = tensors[i].tensor;
