@@ -140,6 +140,60 @@ TEST_F(CheckpointsTest, KeepsTheNewestAndTheBest) {
   EXPECT_THAT([&] { find_model_folder(run.out, "step-7"); }, ThrowsMessage<Error>(HasSubstr("no checkpoint 'step-7'")));
 }
 
+// Bytes of private memory that the process may write to, which RLIMIT_DATA bounds.
+std::size_t private_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmData:")) return std::stoull(line.substr(7)) << 10;
+  }
+  return 0;
+}
+
+// Where there is no room for a copy, a checkpoint goes out in pieces: a third of its bytes is memory enough to write
+// it.
+TEST_F(CheckpointsTest, TakeLessMemoryThanTheyHold) {
+  TrainConfig run = config("memory");
+  run.model = R"({"hidden_size": 512, "num_hidden_layers": 3, "num_heads": 2})";
+  run.micro_batch = 1;
+  run.recompute = "nothing";
+  run.memory_limit = "4GiB";
+  const std::size_t limit = [&] {
+    const Trainer trainer(run, {}, false);
+    std::size_t sum = 0;
+    for (const MemoryPlan::Row& row : trainer.plan().rows) sum += row.group == "checkpoints" ? 0 : row.bytes;
+    EXPECT_LT(sum, trainer.plan().total());
+    return sum;
+  }();
+  fs::remove_all(run.out);
+  run.memory_limit = std::to_string(limit);
+  Trainer trainer(run, {}, false);
+  trainer.step();
+  std::size_t written = 0;
+  for (const auto& entry : fs::directory_iterator(trainer.save())) written += fs::file_size(entry.path());
+  trainer.step();
+  struct rlimit before {};
+  ::getrlimit(RLIMIT_DATA, &before);
+  struct rlimit small = before;
+  small.rlim_cur = private_memory() + written / 3;
+  ::setrlimit(RLIMIT_DATA, &small);
+  bool bounded = false;
+  try {
+    EXPECT_EQ(std::string(written / 2, '.').back(), '.');
+  } catch (const std::bad_alloc&) {
+    bounded = true;
+  }
+  std::string path, message;
+  try {
+    path = trainer.save();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  ::setrlimit(RLIMIT_DATA, &before);
+  if (!bounded) GTEST_SKIP() << "this system does not bound a process's memory";
+  ASSERT_EQ(message, "");
+  EXPECT_NO_THROW(verify_checkpoint(path));
+}
+
 // A write that fails half-way, as on a full disk: files may not grow past a limit.
 TEST_F(CheckpointsTest, FullDiskLeavesThePreviousCheckpoint) {
   TrainConfig run = config("full");
