@@ -3,7 +3,7 @@
 # number.
 #   figure6.sh OUT [--seconds S] [--models LIST]
 # Times a training step (forward, backward, clipping, AdamW; bf16): of 16,384 tokens as 8 x 2K, 1 x 16K, 4 x 4K and
-# 2 x 8K, then of 1, 4, 16 and 2 sequences of 2K: GLA with everything kept and with activations recomputed,
+# 2 x 8K, then of 1, 4, 2 and 16 sequences of 2K: GLA with everything kept and with activations recomputed,
 # Transformer++, Mamba, RetNet, Mamba-2. OUT/length-MODEL.json and OUT/batch-MODEL.json have the rows of `flashgla bench
 # model_training_step --sweep`; figure6.py writes them into docs/PAPER.md and draws them, those of a run that was cut
 # off too (.partial). LIST, of these presets, with commas: gla-1.3b, transformer-1.3b, mamba-1.3b, retnet-1.3b,
