@@ -6,6 +6,7 @@
 #include <map>
 
 #include "flashgla/base/names.h"
+#include "flashgla/mixers/registry.h"
 #include "flashgla/model/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/devices.h"
@@ -60,16 +61,41 @@ double median(std::vector<double> values) {
   return 0.5 * (values[values.size() / 2] + values[(values.size() - 1) / 2]);
 }
 
-class Rounding : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, Rounding, ::testing::Values("gla", "transformer"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+struct Case {
+  const char* name;
+  const char* fields;
+};
+
+constexpr Case kCases[] = {
+    {"gla", R"("model_type": "gla", "num_heads": 2)"},
+    {"gla_convolution", R"("model_type": "gla", "num_heads": 2, "use_short_conv": true)"},
+    {"gla_variant", R"("model_type": "gla_variant", "num_heads": 2, "gate": "scalar")"},
+    {"transformer", R"("model_type": "transformer", "num_heads": 1)"},
+    {"linear_attn", R"("model_type": "linear_attn", "num_heads": 2)"},
+    {"retnet", R"("model_type": "retnet", "num_heads": 2)"},
+    {"hgrn2", R"("model_type": "hgrn2", "expand_ratio": 32)"},
+    {"gsa", R"("model_type": "gsa", "num_heads": 2, "num_slots": 16)"},
+    {"mamba", R"("model_type": "mamba", "state_size": 16)"},
+    {"mamba2", R"("model_type": "mamba2", "head_dim": 32, "state_size": 16)"},
+    {"rwkv", R"("model_type": "rwkv", "zero_init": false)"},
+    {"hyena", R"("model_type": "hyena", "l_max": 130)"},
+};
+
+TEST(RoundingCases, HaveEveryMixer) {
+  for (const mixers::Registration* mixer : mixers::registry()) {
+    EXPECT_TRUE(std::ranges::any_of(kCases, [&](const Case& each) { return mixer->name == std::string(each.name); }))
+        << mixer->name;
+  }
+}
+
+class Rounding : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Models, Rounding, ::testing::ValuesIn(kCases),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
 
 TEST_P(Rounding, ErrorsOfBf16AreThoseOfTheCpu) {
-  ModelConfig config(GetParam());
-  config.hidden_size = 64;
-  config.num_hidden_layers = 2;
-  config.vocab_size = 259;
-  config.set("num_heads", config.model_type == "gla" ? "2" : "1");
+  const ModelConfig config = parse_config(
+      std::string(R"({"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 259, )") + GetParam().fields + "}",
+      GetParam().name);
   bool another = false;
   for (const Device device : testing::test_devices()) {
     if (device.kind == Device::Kind::cpu) continue;  // the yardstick itself
