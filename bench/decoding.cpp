@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/benches.h"
+#include "bench/kernel_times.h"
 #include "bench/noise_model.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
@@ -119,10 +120,12 @@ double bytes_read(const LanguageModel& model) {
 }
 
 // Median milliseconds from one token of all sequences to the next, after so many that were all zeros; with a ring,
-// where one token of kRing writes the state, of such runs' means.
+// where one token of kRing writes the state, of such runs' means. operators: where a token's time goes; null: not
+// asked.
 double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t sequences, std::int64_t before,
-                            double seconds) {
+                            double seconds, std::vector<testing::OperatorTime>* operators) {
   using Clock = std::chrono::steady_clock;
+  constexpr int kCounted = 2 * ops::gated_linear_attention::kRing;  // tokens whose kernels are counted
   const std::int64_t most = std::min<std::int64_t>(4096, model.config().most_tokens().count - before);
   generate::Session session(model, sequences);
   session.state.reserve(before + most);
@@ -136,7 +139,7 @@ double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t
   const auto begin = Clock::now();
   auto last = begin;
   decoding.draw();
-  for (std::int64_t t = 1; t < most; ++t) {  // the device a token ahead, as Generator has it
+  for (std::int64_t t = 1; t < most - kCounted; ++t) {  // the device a token ahead, as Generator has it
     decoding.step();
     decoding.draw();
     decoding.tokens();
@@ -149,6 +152,18 @@ double milliseconds_a_token(Context& context, LanguageModel& model, std::int64_t
     if (times.size() >= 5 && std::chrono::duration<double>(now - begin).count() > seconds) break;
   }
   context.queue().synchronize();
+  if (operators != nullptr) {
+    *operators = operator_times(
+        context,
+        [&] {
+          for (int t = 0; t < kCounted; ++t) {
+            decoding.tokens();
+            decoding.step();
+            decoding.draw();
+          }
+        },
+        kCounted);
+  }
   const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
   std::nth_element(times.begin(), middle, times.end());
   return *middle;
@@ -178,12 +193,15 @@ void bench_decoding(const testing::BenchOptions& options) {
     const auto made = noise_model(each.preset, each.dtype, options.device, each.quantised, options.threads);
     LanguageModel& model = *made;
     model.set_inference_dtype(activations);
-    row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds);
+    row.milliseconds = milliseconds_a_token(context, model, each.sequences, each.before, options.seconds,
+                                            options.kernels ? &row.operators : nullptr);
     const mixers::Cost cost = model::cost(model.config(), each.before + 1);
     // What is read and written of the states, or with a ring written every kRing tokens alone.
     const bool ring = model.make_state(each.sequences, 0, model.ring_pays(each.sequences)).has_ring();
     const double of_states = ring ? 0.5 + 0.5 / static_cast<double>(ops::gated_linear_attention::kRing) : 1.0;
-    row.bytes = bytes_read(model) + static_cast<double>(each.sequences) * cost.decode_bytes * of_states;
+    const double state_bytes = static_cast<double>(each.sequences) * cost.decode_bytes * of_states;
+    add_floors(row.operators, model.config(), Step::token, each.sequences, state_bytes);
+    row.bytes = bytes_read(model) + state_bytes;
     row.flops = static_cast<double>(each.sequences) * cost.forward_flops;
     options.report(row);
   }

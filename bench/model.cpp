@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "bench/benches.h"
+#include "bench/kernel_times.h"
 #include "bench/noise_model.h"
 #include "flashgla/base/graph.h"
 #include "flashgla/base/names.h"
@@ -274,6 +275,16 @@ void bench_training_step(const testing::BenchOptions& options) {
       row.milliseconds = testing::median_milliseconds(
           step.context(), [&] { step.run(); }, options.seconds);
       row.memory = step.memory();
+      if (options.kernels) {
+        constexpr int kSteps = 3;
+        row.operators = operator_times(
+            step.context(),
+            [&] {
+              for (int i = 0; i < kSteps; ++i) step.run();
+            },
+            kSteps);
+        add_floors(row.operators, checked.model->config(), Step::training, problem.batch * problem.length);
+      }
       row.flops = static_cast<double>(problem.batch * problem.length) *
                   model::cost(checked.model->config(), problem.length).training_flops;
     } catch (const Error& error) {
@@ -328,6 +339,10 @@ void bench_prefill(const testing::BenchOptions& options) {
       const auto run = [&] { model.prefill(context, tokens, {bounds, host, length}, state, logits); };
       run();
       row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
+      if (options.kernels) {
+        row.operators = operator_times(context, run, 1);
+        add_floors(row.operators, model.config(), Step::prompt, length);
+      }
       row.bytes = static_cast<double>(model.parameters().value_bytes());
       row.flops = static_cast<double>(length) * model::cost(model.config(), length).training_flops / 3.0;
     } catch (const Error& error) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bench/benches.h"
+#include "bench/kernel_times.h"
 #include "cli/bench_file.h"
 #include "cli/checks.h"
 #include "cli/say.h"
@@ -31,6 +32,7 @@ struct BenchArguments {
   std::vector<int> threads = {0};
   double seconds = 0.5;
   bool sweep = false;
+  bool kernels = false;
   bool json = false;
   std::string save;
   std::string compare;
@@ -69,6 +71,14 @@ void print_row(const testing::BenchRow& row, const Ceilings& ceilings) {
           cell(ceilings.bandwidth > 0 ? bytes / ceilings.bandwidth : 0.0, 7, 2), error);
   }
   print("{}{}\n", row.plan.empty() ? "" : "  ", row.plan);
+  double kernels = 0.0;
+  for (const testing::OperatorTime& each : row.operators) kernels += each.milliseconds;
+  for (const testing::OperatorTime& each : row.operators) {
+    const double floor = floor_milliseconds(each, ceilings);
+    print("  {:<24} {:>9.4f} ms {:>6.1f}% {:>7.1f} launches{}\n", each.name, each.milliseconds,
+          100.0 * each.milliseconds / kernels, each.launches,
+          floor > 0.0 ? fmt::format(", {:.2f} of its floor", floor / each.milliseconds) : "");
+  }
 }
 
 // Runs the peer's command: our rows as JSON on its standard input, its rows as JSON from its standard output.
@@ -121,6 +131,7 @@ std::string command_of(const BenchArguments& arguments) {
   if (!arguments.implementation.empty()) command += " --implementation " + arguments.implementation;
   if (!arguments.only.empty()) command += " --only '" + arguments.only + "'";
   if (arguments.sweep) command += " --sweep";
+  if (arguments.kernels) command += " --kernels";
   if (!arguments.peer.empty()) command += " --peer '" + arguments.peer + "'";
   return command;
 }
@@ -214,6 +225,8 @@ void run_bench(const BenchArguments& arguments) {
   options.implementation = arguments.implementation;
   options.only = arguments.only;
   options.sweep = arguments.sweep;
+  options.kernels = arguments.kernels;
+  if (options.kernels) bench::require_kernel_times(options.device);
 
   if (arguments.threads.size() > 1) return print_scaling(arguments, options);
   const std::optional<BenchFile> before =
@@ -287,6 +300,9 @@ void add_bench(CLI::App& app) {
   verb->add_option("--implementation", arguments->implementation, "Only the implementation of this name");
   verb->add_option("--only", arguments->only, "Only problems whose description contains this, such as 'K64 V64'");
   verb->add_flag("--sweep", arguments->sweep, "A large grid of shapes instead of the headline cases");
+  verb->add_flag("--kernels", arguments->kernels,
+                 "Behind each row of a whole model: which operators' kernels its time went to, and the share of its\n"
+                 "floor that each reached. CUDA, with CUPTI, which comes with the toolkit");
   verb->add_flag("--json", arguments->json, "Print JSON instead of a table");
   verb->add_option("--save", arguments->save,
                    "A file to write the rows to as JSON, with machine, commit and date, besides what is "

@@ -36,6 +36,12 @@ ordered_json row_to_json(const testing::BenchRow& row, const Ceilings& ceilings)
   if (row.memory > 0) object["memory_bytes"] = row.memory;
   object["error"] = row.error;
   if (!row.plan.empty()) object["plan"] = row.plan;
+  for (const testing::OperatorTime& each : row.operators) {
+    object["operators"].push_back({{"operator", each.name},
+                                   {"milliseconds", each.milliseconds},
+                                   {"launches", each.launches},
+                                   {"floor_milliseconds", floor_milliseconds(each, ceilings)}});
+  }
   return object;
 }
 
@@ -99,6 +105,11 @@ double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings
   if (row.flops <= 0.0 && row.bytes <= 0.0) return 0.0;
   const double exponentials = ceilings.exponentials > 0.0 ? row.exponentials / ceilings.exponentials : 0.0;
   return 1e3 * std::max({row.flops / ceilings.flops, row.bytes / ceilings.bandwidth, exponentials, ceilings.launch});
+}
+
+double floor_milliseconds(const testing::OperatorTime& part, const Ceilings& ceilings) {
+  if (ceilings.flops <= 0.0 || ceilings.bandwidth <= 0.0) return 0.0;
+  return 1e3 * std::max(part.flops / ceilings.flops, part.bytes / ceilings.bandwidth);
 }
 
 double share_of_floor(const testing::BenchRow& row, const Ceilings& ceilings) {

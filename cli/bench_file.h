@@ -25,6 +25,7 @@ struct Ceilings {
 // ceilings; 0: unknown.
 // On the CPU, where the ceiling of FLOPs is of f32, bf16 may take less.
 double floor_milliseconds(const testing::BenchRow& row, const Ceilings& ceilings);
+double floor_milliseconds(const testing::OperatorTime& part, const Ceilings& ceilings);
 // The floor over the measured time; 0: unknown.
 double share_of_floor(const testing::BenchRow& row, const Ceilings& ceilings);
 

@@ -339,7 +339,7 @@ def gpu_decoding_table():
 
 
 def gpu_steps_table(what):
-    """Where a step's time goes: scripts/kernel_times/step_times.py."""
+    """Where a step's time goes: `flashgla bench --kernels`."""
     path = FIGURES / "gpu-steps.json"
     if not path.exists():
         raise Missing(f"{path.relative_to(ROOT)} is not saved yet")
@@ -358,10 +358,8 @@ def gpu_steps_table(what):
              f"{row['milliseconds'] / kernels:.1%}",
              f"{row['floor_milliseconds'] / row['milliseconds']:.2f}" if row["floor_milliseconds"] else ""]
             for row in shown]
-    which = "that" if step["counted"] else "another"
-    origin = sentences(f"`scripts/kernel_times/step_times.py`, commit {step['commit']}, {step['date']},",
-                       f"{step['machine']}: {step['problem']}, {milliseconds(step)} ms by the bench,",
-                       f"{kernels:.3g} ms in kernels, which were counted in {which} run.")
+    origin = sentences(f"`{step['command']}`, commit {step['commit']}, {step['date']}, {step['machine']}:",
+                       f"{step['problem']}, {milliseconds(step)} ms, {kernels:.3g} ms of them in kernels.")
     return origin + "\n\n" + table(["operator", "ms", "launches", "of all", "its floor over its time"], rows)
 
 
@@ -528,11 +526,29 @@ def take_rows(run, kind):
     print(f"docs/figures/{path.name}: {len(rows)} rows")
 
 
+# The steps of gpu-steps.json: operation, end of the problem's name, what the tables call it.
+STEPS = (("model_training_step", "gla-1.3b 8x2048 bf16", "training step"),
+         ("model_prefill", "gla-1.3b 1x2048 bf16", "prompt"), ("model_decoding", "gla-1.3b batch 1 bf16", "token"))
+
+
+def take_steps(run):
+    """Puts where a step's time went, of rows of `flashgla bench --kernels`, into gpu-steps.json; takes it from them."""
+    path = FIGURES / "gpu-steps.json"
+    steps = {step["what"]: step for step in json.loads(path.read_text(encoding="utf-8"))["steps"]}
+    for row in run["rows"]:
+        operators = row.pop("operators", None)
+        for operation, problem, what in STEPS:
+            if operators and row["operation"] == operation and row["problem"].endswith(problem):
+                said = {key: run[key] for key in ("machine", "commit", "date", "command")}
+                step = {key: row[key] for key in ("operation", "problem", "milliseconds")}
+                steps[what] = {"what": what, **said, **step, "operators": operators}
+    path.write_text(json.dumps({"steps": list(steps.values())}, indent=1) + "\n", encoding="utf-8")
+
+
 def take(path):
     """Takes a run into docs/figures/: of the CPU as it is, of a GPU and of a number of --threads row by row, of steps
     one by one, of scripts/fuzz.sh to those there."""
-    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised",
-    # scripts/kernel_times/step_times.py "steps".
+    # scripts/small_models.py has "runs", scripts/fuzz.sh "targets", scripts/quantisation_report.py "quantised".
     FIGURES.mkdir(parents=True, exist_ok=True)
     taken = json.loads(path.read_text(encoding="utf-8"))
     if "targets" in taken:
@@ -542,12 +558,6 @@ def take(path):
         return
     if "runs" in taken:
         (FIGURES / "small-models.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-        return
-    if "steps" in taken:
-        path = FIGURES / "gpu-steps.json"
-        steps = {step["what"]: step for step in json.loads(path.read_text(encoding="utf-8"))["steps"]}
-        steps.update({step["what"]: step for step in taken["steps"]})
-        path.write_text(json.dumps({"steps": list(steps.values())}, indent=1) + "\n", encoding="utf-8")
         return
     if "quantised" in taken:
         (FIGURES / "quantisation.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
@@ -560,6 +570,8 @@ def take(path):
         (FIGURES / "cpu.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         print(f"docs/figures/cpu.json: {run.origin()}")
         return
+    if any("operators" in row for row in taken["rows"]):
+        take_steps(taken)
     for kind in sorted({kind_of(taken, operation) for operation in operations}):
         take_rows(taken, kind)
 

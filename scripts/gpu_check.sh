@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [--help] [BIN [OUT]] [-- BENCH_ARGUMENT...]
 # BIN: folder of the built programs (default build-cuda/bin; built by scripts/build_cuda.sh where it is not there).
 # OUT: folder for logs, and what was timed as text and JSON (default build-cuda/gpu_check): bench, operators, model,
-# steps (where a step's time goes), sweep.
+# sweep.
 # GPU_CHECK_SECONDS (1800): what has not ended by then is stopped, and failed. GPU_CHECK_SANITIZER_SECONDS (600): how
 # long each run of compute-sanitizer may take. GPU_CHECK_SWEEP (1): 0 leaves out the bench's grid of shapes;
 # GPU_CHECK_SWEEP_OF (cuda_sm90): the implementation that it times.
@@ -148,13 +148,14 @@ time_rows bench gated_linear_attention --seconds 0.05 "$@"
 time_rows operators matmul adamw cross_entropy dropout elementwise embedding feature_map forget_gate global_norm \
   hyena_filter layer_norm linear_step log_sigmoid_gate long_convolution rms_norm rms_norm_swish_gate rotary sampling \
   selective_scan short_convolution softmax softmax_attention state_space swiglu token_shift wkv --seconds 0.05
-time_rows model model_training_step model_prefill model_decoding --seconds 2
-if "$root/scripts/kernel_times/kernel_times.sh" --where >/dev/null 2>&1; then
-  bounded "$root/scripts/kernel_times/step_times.py" "$bin/flashgla" --save "$out/steps.json" | tee "$out/steps.txt"
-  report "${PIPESTATUS[0]}" "steps by operator" "$out/steps.txt"
+kernels=()
+if "$bin/flashgla" bench model_decoding --device cuda --only 'gla-340m batch 1 bf16' --seconds 0.01 --kernels \
+  >"$out/kernels.txt" 2>&1; then
+  kernels=(--kernels)
 else
-  echo "skipped: no CUPTI, which says where a step's time goes"
+  echo "skipped: where steps' time goes: $(tail -n 1 "$out/kernels.txt")"
 fi
+time_rows model model_training_step model_prefill model_decoding --seconds 2 "${kernels[@]}"
 if [ "${GPU_CHECK_SWEEP:-1}" = 1 ]; then
   time_rows sweep gated_linear_attention --seconds 0.005 --sweep --implementation "${GPU_CHECK_SWEEP_OF:-cuda_sm90}"
 fi

@@ -10,6 +10,14 @@
 
 namespace flashgla::testing {
 
+// Where a part of a run's time goes on a GPU.
+struct OperatorTime {
+  std::string name;           // "rms_norm", "matrix products"
+  double milliseconds = 0.0;  // of its kernels, none counted twice
+  double launches = 0.0;
+  double flops = 0.0, bytes = 0.0;  // that it must do and move; 0: not known
+};
+
 // One figure. An implementation whose result is wrong gets `refused` and no time.
 struct BenchRow {
   std::string operation;  // "gated_linear_attention forward"
@@ -23,6 +31,7 @@ struct BenchRow {
   double error = 0.0;         // largest relative error against the float64 reference
   std::string refused;        // why no time is given
   std::string plan;           // the kernels that were chosen, where there are several ways
+  std::vector<OperatorTime> operators = {};  // the longest first; of whole models, with BenchOptions::kernels
 };
 
 struct BenchOptions {
@@ -32,6 +41,7 @@ struct BenchOptions {
   std::string implementation;                   // only this one; empty: every one that supports the case
   std::string only;                             // only problems whose description contains this; empty: all
   bool sweep = false;                           // the large grid instead of the headline cases
+  bool kernels = false;                         // say where a whole model's time goes (bench/kernel_times.h)
   std::function<void(const BenchRow&)> report;  // gets each row as soon as it is there
 
   bool wants(std::string_view problem) const { return problem.find(only) != std::string_view::npos; }

@@ -2,9 +2,10 @@
 # Runs a program and says which CUDA kernels its time went to (CUPTI; graphs are looked into).
 #   scripts/kernel_times/kernel_times.sh OUT.txt PROGRAM ARGUMENT...
 #   scripts/kernel_times/kernel_times.sh --where      prints the folder of CUPTI that it finds, or why there is none
-# A line for each kernel of each graph ("graph G of N": N of its nodes; 0 of 0: launched alone). Names are as the compiler
-# mangles them; c++filt reads them. step_times.py beside this file makes tables of it. Needs cupti.h and libcupti of the
-# CUDA toolkit, found by CUPTI (a folder with include and lib or lib64; default: where the toolkit has them).
+# For any program; `flashgla bench --kernels` says of its own steps which operators' kernels they are. A line for each
+# kernel of each graph ("graph G of N": N of its nodes; 0 of 0: launched alone). Names are as the compiler mangles them;
+# c++filt reads them. Needs cupti.h and libcupti of the CUDA toolkit, found by CUPTI (a folder with include and lib or
+# lib64; default: where the toolkit has them).
 set -euo pipefail
 cupti='' library=''
 for folder in ${CUPTI:+"$CUPTI"} /usr/local/cuda/extras/CUPTI /usr/local/cuda/targets/*-linux /usr/local/cuda; do
