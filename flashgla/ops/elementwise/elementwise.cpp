@@ -59,6 +59,9 @@ void scale(Context& context, const TensorView& x, double factor) {
 void zero(Context& context, const TensorView& view) {
   constexpr DTypes kAny{DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u16, DType::u8};
   Arguments("zero", context).check("view", view, kAny);
+  // The bytes are the queue's to set, whatever their dtype; a forced implementation must be of this device all the
+  // same.
+  selected("zero", context, DType::f32, DType::f32);
   if (context.planning()) return;
   if (view.is_contiguous()) {
     context.queue().zero(view.data, view.bytes());

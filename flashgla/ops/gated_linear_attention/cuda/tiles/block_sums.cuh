@@ -99,7 +99,7 @@ __device__ __forceinline__ void sum_block(Accumulator& sums, std::uint32_t g_til
 // A warp's 2 KiB of a room of 8 KiB, 64 floats each: the sums over the block's first half (1 where it is not near, as
 // no sum is) and over all of it, and six vectors of factors of its own.
 
-constexpr int kBlockRoom = 2048, kBlockFactors = 6;
+constexpr int kBlockRoom = 2048;
 __device__ __forceinline__ std::uint32_t block_half(std::uint32_t room, int block) { return room + kBlockRoom * block; }
 __device__ __forceinline__ std::uint32_t block_total(std::uint32_t room, int block) {
   return room + kBlockRoom * block + 256;
