@@ -1,8 +1,8 @@
 // Backward by sorted segments: positions are put in an order (by_token.cuh) in which one token's rows stand together,
 // as they came. The list is cut into blocks of 16; within a block the rows of one token are a part. A block of threads
 // sums its parts in order, some rows of dy and of dtable on their way at a time, and adds a part to dtable where it is
-// all there is of its token; sums of tokens that reach over several blocks are kept, and added in order by a second
-// kernel.
+// all there is of its token; sums of tokens that reach over several blocks are kept, and added in order by the block
+// that is the last of a token's to have kept its own.
 #include <algorithm>
 
 #include "flashgla/base/cuda/sums.cuh"
@@ -20,11 +20,10 @@ namespace {
 using flashgla::cuda::kWarp;
 using flashgla::cuda::Vector;
 
-constexpr int kThreads = 256;
-constexpr int kPartThreads = 512;  // at most
-constexpr int kBlock = 16;         // sorted positions
-constexpr int kRowsAhead = 4;      // rows read before they are added; with 8 in bf16 ptxas spills
-constexpr int kWide = 4;           // columns of a thread: 16 bytes of dtable
+constexpr int kThreads = 512;  // at most
+constexpr int kBlock = 16;     // sorted positions
+constexpr int kRowsAhead = 4;  // rows read before they are added; with 8 in bf16 ptxas spills
+constexpr int kWide = 4;       // columns of a thread: 16 bytes of dtable
 
 template <class T>
 struct Segments {
@@ -36,6 +35,7 @@ struct Segments {
   std::int64_t dtable_row;
   // Per block two sums of `length`: of the part that goes on from the block before, and of the one that only begins.
   float* sums;
+  std::int32_t* arrived;  // of the blocks that have parts of the token that begins in a block and goes on; zeros before
 
   __device__ std::uint32_t key(std::int64_t i) const { return i >= 0 && i < count ? keys[i] : kNone; }
   __device__ float* sum(std::int64_t block, bool begins_here) const {
@@ -54,27 +54,102 @@ struct Place {
 };
 
 // Place i of those that begin at `first`; neighbours are those of other blocks too. For the first kBlock threads of a
-// warp together, which all ask for what they need at once.
+// warp together, which all ask for what they need at once. goes_on: whether a token comes from the block before, and
+// whether one that begins in this block goes on into the next.
 template <class T>
-__device__ Place<T> place_at(const Segments<T>& p, std::int64_t first, int i) {
+__device__ Place<T> place_at(const Segments<T>& p, std::int64_t first, int i, bool (&goes_on)[2]) {
   const std::int64_t at = first + i;
   const std::uint32_t token = p.key(at), before = p.key(at - 1), next = p.key(at + 1);
   const std::int32_t position = at < p.count ? p.positions[at] : 0;
   const std::uint32_t starts = __ballot_sync((1u << kBlock) - 1, token != before);
-  if (token >= p.words) return {nullptr, nullptr, false, false};
   const bool is_first = (starts & ((2u << i) - 1)) != 0;  // else the part goes on from the block before
   const bool ends = next != token, whole = is_first && ends;
+  if (i == 0) goes_on[0] = token < p.words && !is_first;
+  if (i == kBlock - 1) goes_on[1] = token < p.words && is_first && !ends;
+  if (token >= p.words) return {nullptr, nullptr, false, false};
   float* out = whole ? p.row(token) : ends || i == kBlock - 1 ? p.sum(first / kBlock, is_first) : nullptr;
   return {p.dy.at(position, 0), out, i == 0 || token != before, whole};
 }
 
+// How many steps from 1 on, at most `most`, a predicate holds for that is true up to some step and false beyond: a warp
+// asks for 32 at a time.
+template <class Holds>
+__device__ __forceinline__ int steps_while(int most, const Holds& holds) {
+  int low = 0, high = most, width = 1;  // the answer is from low to high; probes are `width` apart
+  while (low < high) {
+    const int probe = low + (static_cast<int>(threadIdx.x % kWarp) + 1) * width;
+    const int good = __popc(__ballot_sync(0xffffffffu, probe <= high && holds(probe)));
+    low += good * width;
+    if (good < kWarp) high = min(high, low + width - 1);
+    width = max((high - low + kWarp - 1) / kWarp, 1);
+  }
+  return low;
+}
+
+// The blocks from `first` to `last` that have parts of one token.
+struct Run {
+  int first, last;
+};
+
+// Of the token that reaches into `block` from the one before (begins_here false), or out of it. By a warp.
+template <class T>
+__device__ Run run_of(const Segments<T>& p, int block, bool begins_here, int blocks) {
+  const std::uint32_t token = p.key(std::int64_t{block} * kBlock + (begins_here ? kBlock - 1 : 0));
+  const auto has = [&](std::int64_t i) { return p.key(i) == token; };
+  Run run{block, block};
+  // A block before it has the token last; it begins in the first of them, where it may be the first position's, too.
+  if (!begins_here) {
+    run.first -= steps_while(block, [&](int i) { return has((std::int64_t{block} - i + 1) * kBlock - 1); });
+  }
+  if (begins_here || has(std::int64_t{block} * kBlock + kBlock - 1)) {
+    run.last += steps_while(blocks - 1 - block, [&](int i) { return has((std::int64_t{block} + i) * kBlock); });
+  }
+  return run;
+}
+
+// After a block has kept a sum of a token that reaches over several: the last of them to come here adds all to dtable,
+// in their order. By all threads of the block.
 template <int N, class T>
-__global__ void __launch_bounds__(kPartThreads, 2) parts_kernel(const Segments<T> p) {
+__device__ void add_up_if_last(const Segments<T>& p, int block, bool begins_here, int blocks) {
+  __shared__ Run shared;
+  __shared__ bool is_last;
+  __syncthreads();  // of the block's stores, and of the last call's readers
+  if (threadIdx.x < kWarp) {
+    const Run run = run_of(p, block, begins_here, blocks);
+    if (threadIdx.x == 0) {
+      __threadfence();
+      shared = run;
+      is_last = atomicAdd(&p.arrived[run.first], 1) == run.last - run.first;
+      __threadfence();
+    }
+  }
+  __syncthreads();
+  if (!is_last) return;
+  const Run run = shared;
+  float* to = p.row(p.key(std::int64_t{run.last} * kBlock));
+  for (std::int64_t column = std::int64_t{threadIdx.x} * N; column < p.length; column += std::int64_t{blockDim.x} * N) {
+    const auto own = Vector<float, N>::load(to + column);
+    float total[N] = {};
+#pragma unroll 4
+    for (int i = run.first; i <= run.last; ++i) {
+      const auto part = Vector<float, N>::load(p.sum(i, i == run.first) + column);
+#pragma unroll
+      for (int j = 0; j < N; ++j) total[j] += part[j];
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j) total[j] += own[j];
+    Vector<float, N>::of(total).store(to + column);
+  }
+}
+
+template <int N, class T>
+__global__ void __launch_bounds__(kThreads, 2) parts_kernel(const Segments<T> p, int blocks) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   __shared__ Place<T> places[kBlock];
+  __shared__ bool goes_on[2];
   const std::int64_t first = std::int64_t{blockIdx.x} * kBlock;
-  if (threadIdx.x < kBlock) places[threadIdx.x] = place_at(p, first, static_cast<int>(threadIdx.x));
+  if (threadIdx.x < kBlock) places[threadIdx.x] = place_at(p, first, static_cast<int>(threadIdx.x), goes_on);
   __syncthreads();
   for (std::int64_t column = std::int64_t{threadIdx.x} * N; column < p.length; column += std::int64_t{blockDim.x} * N) {
     float total[N] = {};
@@ -102,29 +177,8 @@ __global__ void __launch_bounds__(kPartThreads, 2) parts_kernel(const Segments<T
       }
     }
   }
-}
-
-// One block of threads for each block of positions: adds up the parts of the token that begins in it and goes on.
-template <class T>
-__global__ void __launch_bounds__(kThreads) long_segments_kernel(const Segments<T> p) {
-  flashgla::cuda::release_next_of_waves();
-  flashgla::cuda::wait_for_previous();
-  const std::int64_t block = blockIdx.x, last = block * kBlock + kBlock - 1;
-  const std::uint32_t token = p.key(last);
-  if (token >= p.words || p.key(last + 1) != token) return;
-  // Where it goes through the whole block, an earlier block adds it up.
-  if (p.key(block * kBlock) == token && p.key(block * kBlock - 1) == token) return;
-  std::int64_t end = block + 1;  // of the blocks that have parts of it
-  for (int more = kWarp; more == kWarp; end += more) {
-    const std::uint32_t others = __ballot_sync(0xffffffffu, p.key((end + threadIdx.x % kWarp) * kBlock) != token);
-    more = others == 0 ? kWarp : __ffs(static_cast<int>(others)) - 1;
-  }
-  for (std::int64_t column = threadIdx.x; column < p.length; column += kThreads) {
-    float total = p.sum(block, true)[column];
-#pragma unroll 8
-    for (std::int64_t next = block + 1; next < end; ++next) total += p.sum(next, false)[column];
-    p.row(token)[column] += total;
-  }
+  if (goes_on[0]) add_up_if_last<N>(p, static_cast<int>(blockIdx.x), false, blocks);
+  if (goes_on[1]) add_up_if_last<N>(p, static_cast<int>(blockIdx.x), true, blocks);
 }
 
 }  // namespace
@@ -136,6 +190,7 @@ void backward(Context& context, const TensorView& tokens, const TensorView& dy, 
   ArenaScope scope(context.scratch());
   const std::int64_t blocks = (count + kBlock - 1) / kBlock;
   const TensorView sums = context.scratch().tensor(Shape({2 * blocks, length}), DType::f32, "embedding: sums of parts");
+  const TensorView arrived = context.scratch().tensor(Shape({blocks}), DType::i32, "embedding: blocks that are done");
   const TensorView keys = context.scratch().tensor(Shape({count}), DType::i32, "embedding: tokens in order");
   const TensorView positions = context.scratch().tensor(Shape({count}), DType::i32, "embedding: their positions");
   if (context.planning()) return;
@@ -145,21 +200,29 @@ void backward(Context& context, const TensorView& tokens, const TensorView& dy, 
                          ByToken::block_bits_of(words),
                          static_cast<std::uint32_t*>(keys.data),
                          positions.as<std::int32_t>(),
-                         static_cast<std::int32_t*>(bad.data)};
+                         static_cast<std::int32_t*>(bad.data),
+                         arrived.as<std::int32_t>(),
+                         blocks};
   ops::cuda::queue_kernel(context, "embedding: positions by token", by_token_kernel,
                           std::int64_t{1} << by_token.block_bits, ByToken::kThreads, 0, by_token);
   ops::cuda::with_element(dy.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const Segments<T> p{
-        by_token.keys,      by_token.positions, count,           words, length, ops::cuda::Operand<const T>(dy),
-        dtable.as<float>(), dtable.stride[0],   sums.as<float>()};
+    const Segments<T> p{by_token.keys,
+                        by_token.positions,
+                        count,
+                        words,
+                        length,
+                        ops::cuda::Operand<const T>(dy),
+                        dtable.as<float>(),
+                        dtable.stride[0],
+                        sums.as<float>(),
+                        by_token.zeroed};
     const bool aligned =
         ops::cuda::is_aligned(dy, kWide) && ops::cuda::is_aligned(dtable, kWide) && length % kWide == 0;
     const std::int64_t vectors = aligned ? length / kWide : length;
-    const int threads = static_cast<int>(std::clamp<std::int64_t>((vectors + 31) / 32 * 32, 32, kPartThreads));
+    const int threads = static_cast<int>(std::clamp<std::int64_t>((vectors + 31) / 32 * 32, 32, kThreads));
     ops::cuda::queue_kernel(context, "embedding: sums of parts", aligned ? parts_kernel<kWide, T> : parts_kernel<1, T>,
-                            blocks, threads, 0, p);
-    ops::cuda::queue_kernel(context, "embedding: long segments", long_segments_kernel<T>, blocks, kThreads, 0, p);
+                            blocks, threads, 0, p, static_cast<int>(blocks));
   });
 }
 

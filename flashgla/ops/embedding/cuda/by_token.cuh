@@ -27,6 +27,8 @@ struct ByToken {
   std::uint32_t* keys;      // tokens by place; of bad ones `words`
   std::int32_t* positions;  // where they come from
   std::int32_t* bad;        // first_bad.cuh
+  std::int32_t* zeroed;     // `zeros` numbers that become 0, for the next kernel
+  std::int64_t zeros;
 
   static int block_bits_of(std::int64_t words) {
     return std::max(7, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(words / kTokensEach))));
@@ -109,6 +111,10 @@ static __global__ void __launch_bounds__(ByToken::kThreads) by_token_kernel(cons
   for (int i = threadIdx.x; i < kCounts; i += ByToken::kThreads) counts[i] = 0;
   __syncthreads();
   flashgla::cuda::wait_for_previous();
+  for (std::int64_t i = std::int64_t{blockIdx.x} * ByToken::kThreads + threadIdx.x; i < p.zeros;
+       i += std::int64_t{gridDim.x} * ByToken::kThreads) {
+    p.zeroed[i] = 0;
+  }
   const std::uint32_t mask = (1u << p.block_bits) - 1;
   const int begin = warp * p.each(), end = begin + p.each();
   std::uint32_t key[ByToken::kBatch];

@@ -56,6 +56,7 @@ TEST(Embedding, AgreesWithTheReferenceForLongListsAndVocabularies) {
   EXPECT_EQ(testing::check_conformance(backward_case({20000, 4}, 300), coverage), "");
   EXPECT_EQ(testing::check_conformance(backward_case({9001, 3}, 40000), coverage), "");
   EXPECT_EQ(testing::check_conformance(backward_case({700, 5}, 140001), coverage), "");
+  EXPECT_EQ(testing::check_conformance(backward_case({40000, 4}, 2), coverage), "");  // a token over 1250 blocks
 }
 
 TEST(Embedding, BadTokensOnCudaAreNotedAndTouchNothing) {
