@@ -118,6 +118,7 @@ if command -v compute-sanitizer >/dev/null; then
   sanitize_steps racecheck bf16 --dtype bf16 --order windows --graphs off --steps 1 --evaluate-every 0
   # Generation by 16 sequences, whose state waits in a ring.
   sanitize memcheck ring "$bin/flashgla_generate_test" --gtest_filter='GenerationWithARing.WritesTheSameText'
+  sanitize racecheck long_convolution "$bin/flashgla_long_convolution_test" --gtest_filter='*NumbersBeyond*'
   # Of operators alone: initcheck does not see what cuBLASLt's kernels store by the copy engine, so that in a model each
   # kernel behind a product is named. What a model reads before it is written is found by the tests of models and
   # training that fill the arenas with NaN.

@@ -144,6 +144,7 @@ __device__ __forceinline__ void make_filters(const Call<T>& call, const SpanTran
       }
     }
   }
+  TeamPlace::meet();  // the first sequence's spectra take these points' place
 }
 
 // A team's tokens of a sequence, times shift(j), Pairs' by the largest of each channel, below 2^kTop. All of the team
