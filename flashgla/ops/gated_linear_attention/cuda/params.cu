@@ -1,5 +1,7 @@
 // Views to Params, the two sides of a call, the numbering of chunks of packed sequences, and the tag of states.
+#include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "flashgla/base/cuda/check.h"
@@ -50,6 +52,25 @@ std::uint64_t* tag_of(const Context& context, const TensorView& states) {
   return reinterpret_cast<std::uint64_t*>(static_cast<char*>(states.data) + states.bytes() - states_tag_bytes());
 }
 
+// The bf16 number next to x that is no less, or no greater; its upper half.
+std::uint32_t rounded(float x, bool up) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const bool away = (bits & 0xffffu) != 0 && (x > 0.0f) == up;
+  return (bits >> 16) + (away ? 1 : 0);
+}
+// Which logits the least gate cuts off: those of sigmoid(x) below e^(gate_clamp_min times the normalizer).
+void set_cut(Params& p, const Problem& problem) {
+  if (!problem.has_logits() || problem.gate_clamp_min == kNoClamp) return;
+  const double log_sigmoid = problem.gate_clamp_min * problem.gate_logit_normalizer;
+  const double logit = log_sigmoid - std::log(-std::expm1(log_sigmoid));
+  const auto pair = [](std::uint32_t x) { return x << 16 | x; };
+  const std::uint32_t gate = rounded(p.gate_min, false);
+  p.cut_logits = pair(rounded(static_cast<float>(logit), true));
+  p.cut_gates = pair(gate);
+  p.kept_gates = pair((gate & 0x7fffu) != 0 ? gate - 1 : gate);
+}
+
 }  // namespace
 
 Strided strided(const TensorView& view) {
@@ -62,6 +83,7 @@ Strided strided_gate(GateKind gate, const TensorView& view) {
 
 Params make_params(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
   Params p = sizes_of(problem);
+  set_cut(p, problem);
   p.q = strided(inputs.q);
   p.k = strided(inputs.k);
   p.v = strided(inputs.v);

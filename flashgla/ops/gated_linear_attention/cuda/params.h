@@ -62,6 +62,10 @@ struct Params {
   float scale = 1.0f;
   // Above 0: key gates of bf16 are logits x, whose log gates are log(sigmoid(x)) times this, no less than gate_min.
   float logit_scale = 0.0f, gate_min = -std::numeric_limits<float>::infinity();
+  // Of heads wider than a tile a gate tells whether gate_min has cut it off: logits below cut_logits become cut_gates,
+  // others no less than kept_gates, the next number. Two of bf16 each, rounded up, down and up; without a least gate
+  // none is cut off (-inf, NaN, -inf).
+  std::uint32_t cut_logits = 0xff80ff80u, cut_gates = 0x7fff7fffu, kept_gates = 0xff80ff80u;
 
   // Chunks from one kept state to the next: a power of two, since kernels divide by it (States). The mask is one
   // less, an operand as it lies in constant memory; worked out in a kernel it takes registers that some do not have.

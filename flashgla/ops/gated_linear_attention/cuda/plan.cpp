@@ -198,8 +198,7 @@ void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
 
 ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes, bool hopper, int multiprocessors) {
   // The wide one keeps no states: what the backward wants beside them is not made on the way.
-  const bool wide =
-      hopper && !l.states && p.key_dim <= 2 * kTile && (p.gate != GateKind::key || p.gate_dtype == DType::bf16);
+  const bool wide = hopper && !l.states && p.key_dim <= 2 * kTile;
   switch (fastest_form(sizes, fits_one_pass(p) && offsets_fit(p, l, sizes), wide, multiprocessors)) {
     case Form::one_pass:
       return ForwardForm::one_pass;

@@ -4,7 +4,7 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/one_kernel.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/half_blocks.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -69,10 +69,7 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
   const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim)),
              places = static_cast<unsigned>(multiprocessors);
   const dim3 grid(Layout::in_bulk && places < items ? places : items);
-  // With gates in f32 the one for single query heads spills.
-  constexpr bool kAlways = kGate == GateTile::wide;
-  const auto kernel =
-      p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true> : make_dq_dk_dg_kernel<Core, kGate, kAlways>;
+  const auto kernel = p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true> : make_dq_dk_dg_kernel<Core, kGate, false>;
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", kernel, grid, Layout::threads, Layout::total, stream,
                          kNext<Core>, p, w, d, maps, items);
 }

@@ -59,7 +59,8 @@ __device__ __forceinline__ void multiply_values(const View& view, unsigned unit,
     if (View::kGated && !view.late && first) {
       through += dot_of_rows(view.shared + at_stage + Layout::h, view.shared + at_stage + Layout::dh, fresh_thread());
     }
-    if (View::kBulk && View::kGate == GateTile::narrow && first && (tile + 1) * kTile >= view.p.value_dim) {
+    if (View::kBulk && View::kTileOfGates && (first || View::kGate == GateTile::wide) &&
+        (tile + 1) * kTile >= view.p.value_dim) {
       ptx::copy_async_wait<0>();
       view.turn_gates(at);
     }
@@ -225,8 +226,14 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     clear(within);
     clear(pairs);
     clear(between);
-    float through = 0.0f;                     // early: sum over values of h dh, half of key channel thread / 2
-    if (kBulk && first) view.load_gates(at);  // they stay for the other query heads
+    float through = 0.0f;  // early: sum over values of h dh, half of key channel thread / 2
+    // They stay for the other query heads; those of f32 lie where a is put.
+    if constexpr (kBulk && kGate == GateTile::wide) {
+      View::meet_group();  // what was there has been read
+      view.load_gates(at);
+    } else if (kBulk && first) {
+      view.load_gates(at);
+    }
 
     multiply_values(view, unit, first, slot, phase, across, within, pairs, between, through);
 
@@ -260,7 +267,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     float *beyond = view.floats(Layout::beyond), *run = view.floats(Layout::run) + part * kTile,
           *row_sums = view.floats(Layout::row_sums) + part * kTile,
           *crossings = view.floats(Layout::crossings) + part * 4;
-    ColumnParts &by_keys = view.parts(part), &quarters = view.parts(4 + part);
+    ColumnParts& by_keys = view.parts(part);
     bool steep = false;  // alike in all warps of the group
     if constexpr (kGated) {
       steep = __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
@@ -276,6 +283,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     }
 
     std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
+    Accumulator b;                           // running sums of gates, of steep tiles none
     // By a branch with a third of the instructions, for which these have no registers.
     if constexpr (kGate == GateTile::wide || !kBulk) {
       select_pairs(operand, pairs, !late, thread);
@@ -284,6 +292,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     } else {
       select_pairs<true>(operand, pairs, thread);
     }
+    if constexpr (kGate == GateTile::wide) sum_wide_gates(view, b, again<Core>(thread, fresh_thread));
     put_operand<Core>(own_a, operand, thread);
     // Nothing crosses into a chunk that is alone: none times tiles that are there.
     to_operand(crossed, between);
@@ -320,7 +329,6 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);
     Core::publish();
     View::meet_group();
-    Accumulator b;             // running sums of gates, of steep tiles none
     Local<float, 32> steep_e;  // of steep tiles scale q dq - k dk
     if (!steep) {
       multiply_pairs(view, across, within, b, crossed, crossed_tile, across_tile, within_tile, decays, by_keys, thread);
@@ -350,13 +358,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     }
 
-    if constexpr (kGate == GateTile::token) {
-      sum_token_gates(view, b, row_sums, steep, thread);
-    } else if constexpr (kGate == GateTile::wide) {
-      // Of steep tiles none: a branch around it would spill what both ways have to agree on.
-      sum_wide_gates(b, reinterpret_cast<const float*>(view.gates_from(at, channel, 4)), p.g.token, steep ? 0 : rows,
-                     p.key_dim - channel, quarters, 1 + part, thread);
-    }
+    if constexpr (kGate == GateTile::token) sum_token_gates(view, b, row_sums, steep, thread);
 
     // q dq - k dk, of the early chunk k dk - q dq, and r.
     Accumulator e;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
   ptx::copy_async_commit();
   if constexpr (kGate == GateTile::narrow) view.load_gates(at);  // another query head has had their place
   ptx::copy_async_wait<0>();
-  view.turn_gates(at);
+  if constexpr (kGate == GateTile::narrow) view.turn_gates(at);
   __syncwarp();  // a warp reads what it has loaded
   Accumulator dq, dk;
 #pragma unroll
@@ -42,20 +42,14 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
       [&](Accumulator& sums, int thread) {
         if constexpr (kGate == GateTile::narrow) {
           sum_block(sums, own_gates, thread);
+        } else if constexpr (kGate == GateTile::wide) {
+          const Rows gates = view.rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim);
+          sum_block_of(sums, thread, [&](int row, int column) { return f32_gates_at(gates, row, column); });
         } else {
-          const int element = kGate == GateTile::wide || p.gate_dtype == DType::f32 ? 4 : 2;
-          const char* from = view.gates_from(at, kGate == GateTile::wide ? channel : 0, element);
-          sum_block_of(sums, thread, [&](int row, int column) {
-            float2 g = make_float2(0.0f, 0.0f);
-            if (row < rows) {
-              if constexpr (kGate == GateTile::token) {
-                g.x = g.y = load_as(p.gate_dtype, from, row * p.g.token) * kLog2E;
-              } else if (channel + column < p.key_dim) {
-                g = *reinterpret_cast<const float2*>(from + (row * p.g.token + column) * 4);
-                g = make_float2(g.x * kLog2E, g.y * kLog2E);
-              }
-            }
-            return g;
+          const char* from = view.token_gates(at);
+          sum_block_of(sums, thread, [&](int row, int) {
+            const float g = row < rows ? load_as(p.gate_dtype, from, row * p.g.token) * kLog2E : 0.0f;
+            return make_float2(g, g);
           });
         }
       },
@@ -71,6 +65,23 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
     across[i] = late ? dq[i] : dk[i];
     within[i] = late ? dk[i] : dq[i];
   }
+}
+
+// Running sums of gates of f32, where an accumulator has its elements: before a is put where what is left of the
+// gates lies.
+template <class View>
+__device__ __forceinline__ void sum_wide_gates(const View& view, Accumulator& b, int thread) {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  std::uint32_t triangle[16];
+  triangle_of_ones<Triangle::lower>(triangle, thread);
+  Core::publish();
+  View::meet_group();
+  Core::begin(triangle);
+  Core::template product<Stored::k_outer, true>(b, triangle, view.own_tile(Layout::gates), thread);
+  Core::template product<Stored::k_outer>(b, triangle, view.own_tile(Layout::a), thread);
+  Core::finish(b);
+  View::meet_group();
 }
 
 // Running sums of gates of one a token, where an accumulator has its elements; of a steep tile none.

@@ -12,7 +12,7 @@ struct PairGradients {
   static constexpr GateTile kGate = View::kGate;
   static constexpr bool kGated = View::kGated;
   // b is times this to base 2.
-  static constexpr float kBase = kGate == GateTile::narrow ? kLog2E : 1.0f;
+  static constexpr float kBase = View::kTileOfGates ? kLog2E : 1.0f;
   const View& view;
   const PairPlace& at;
   const Accumulator& b;       // running sums of gates, of steep tiles none
@@ -48,12 +48,11 @@ struct PairGradients {
     if (to.data == nullptr) to_rows.rows = 0;
     if constexpr (kGate == GateTile::narrow) {
       if (by_logits) {
-        // From the gates, unless a least one cuts them off, or by blocks their place was another's.
-        if (steep || p.gate_min > -std::numeric_limits<float>::infinity()) {
+        if (steep) {  // the gates' place was another's
           const Rows logits = view.rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
           return store_tile_by_logits(to_rows, logits, own_k, p, fresh_thread());
         }
-        return store_tile_by_gates(to_rows, own_gates, own_k, p.logit_scale, fresh_thread());
+        return store_tile_by_gates(to_rows, own_gates, own_k, p, fresh_thread());
       }
     }
     store_pieces(to_rows, own_k, thread);

@@ -3,8 +3,7 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -15,7 +14,8 @@ struct PairView {
   using Layout = PairShared<Core>;
   static constexpr GateTile kGate = kGateIn;
   static constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  static constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
+  static constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none,
+                        kTileOfGates = kGate == GateTile::narrow || kGate == GateTile::wide;
   const Params& p;
   const BackwardWorkspace& w;
   const Gradients& d;
@@ -105,32 +105,38 @@ struct PairView {
       }
     }
   }
-  // Gates of its chunk by each group, those of f32 when they are summed.
-  __device__ __forceinline__ const char* gates_from(const PairPlace& at, int channel, int element) const {
+  // One a token, of the group's chunk.
+  __device__ __forceinline__ const char* token_gates(const PairPlace& at) const {
     const std::int64_t token = at.token + (late ? kChunk : 0);
     return static_cast<const char*>(p.g.data) +
-           (at.batch * p.g.batch + token * p.g.token + at.kv_head * p.g.head + channel) * element;
+           (at.batch * p.g.batch + token * p.g.token + at.kv_head * p.g.head) * (p.gate_dtype == DType::f32 ? 4 : 2);
   }
+  // Gates of its chunk by each group; those of f32 to the place of a too.
   __device__ __forceinline__ void load_gates(const PairPlace& at) const {
     const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
     if constexpr (kGate == GateTile::narrow) {
       load_tile(own_tile(Layout::gates), rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), thread);
       ptx::copy_async_commit();
+    } else if constexpr (kGate == GateTile::wide) {
+      load_f32_tile(own_tile(Layout::gates), own_tile(Layout::a), rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim),
+                    thread);
+      ptx::copy_async_commit();
     } else if constexpr (kGate == GateTile::token) {
-      const int element = p.gate_dtype == DType::f32 ? 4 : 2;
       if (thread < kTile) {  // read again by the same thread
         floats(own(Layout::gates))[thread] =
-            thread < rows ? load_as(p.gate_dtype, gates_from(at, 0, element), thread * p.g.token) : 0.0f;
+            thread < rows ? load_as(p.gate_dtype, token_gates(at), thread * p.g.token) : 0.0f;
       }
     }
   }
 
-  // Logits become gates where they lie.
+  // Logits become gates where they lie, gates of f32 two tiles.
   __device__ __forceinline__ void turn_gates(const PairPlace& at) const {
     if constexpr (kGate == GateTile::narrow) {
       if (p.logit_scale != 0.0f) {
         turn_tile_of_logits(own_tile(Layout::gates), late ? at.rows_late : at.rows_early, p, fresh_thread());
       }
+    } else if constexpr (kGate == GateTile::wide) {
+      split_f32_tile(own_tile(Layout::gates), own_tile(Layout::a), fresh_thread());
     }
   }
   // What a constant gate has for chunks that the call might have had.

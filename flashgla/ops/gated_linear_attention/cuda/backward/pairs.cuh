@@ -40,9 +40,9 @@ struct PairShared {  // offsets
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, gates = 3 * kTileBytes, group = 4 * kTileBytes;
   static constexpr int epilogue = in_bulk ? stages * stage : 0;
   static constexpr int scratch = epilogue + 2 * group, parts = scratch + kTileBytes;
-  // [2] each, of the groups: sums by keys, by the other chunk, gates of the quarters; decays, sums by row, what the
+  // [2] each, of the groups: sums by keys, by the other chunk; decays, sums by row, what the
   // exponents of dq's and of dk's factors begin with and 2^-B.
-  static constexpr int decays = parts + 6 * sizeof(ColumnParts), row_sums = decays + 2 * kTile * 4,
+  static constexpr int decays = parts + 4 * sizeof(ColumnParts), row_sums = decays + 2 * kTile * 4,
                        columns = row_sums + 2 * kTile * 4, beyond = columns + 6 * kTile * 4,
                        epilogue_end = beyond + kTile * 4;
   // What goes on from one query head to the next, [2]: r, and warps' parts of dg of constant gates [4]; and the walk.

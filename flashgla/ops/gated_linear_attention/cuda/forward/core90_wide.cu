@@ -11,11 +11,14 @@ template <int KB, int groups, int peers = 1>
 void launch(cudaStream_t stream, const Params& p) {
   using Plan = WidePlan<KB, groups, peers>;
   static_assert(Plan::bytes <= 227 * 1024);
+  const bool f32_gates = p.gate == GateKind::key && p.gate_dtype == DType::f32;
   const WideMaps maps{row_map_of(p, p.q, p.heads * p.group, p.key_dim), row_map_of(p, p.k, p.heads, p.key_dim),
-                      p.gate == GateKind::key ? row_map_of(p, p.g, p.heads, p.key_dim) : RowMap{},
+                      p.gate == GateKind::key && !f32_gates ? row_map_of(p, p.g, p.heads, p.key_dim) : RowMap{},
                       row_map_of(p, p.v, p.heads, p.value_dim), row_map_of(p, p.o, p.heads * p.group, p.value_dim)};
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
-  flashgla::cuda::launch("gated_linear_attention wide forward", wide_forward_kernel<TensorCore90, KB, groups, peers>,
+  const auto kernel = f32_gates ? wide_forward_kernel<TensorCore90, KB, groups, peers, true>
+                                : wide_forward_kernel<TensorCore90, KB, groups, peers, false>;
+  flashgla::cuda::launch("gated_linear_attention wide forward", kernel,
                          {dim3(static_cast<unsigned>(p.sequences.count * p.heads * p.group * slices)), peers},
                          Plan::threads, Plan::bytes, stream, flashgla::cuda::Begin::after_previous, p, maps);
 }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -15,92 +15,24 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // sum's rounding, 60 * 2^-24 * 8, far below bf16's.
 constexpr float kRange = 60.0f;
 
-// This thread's gates: tokens 4 (thread / 8) + i, channels 8 (thread % 8) + e, base 2.
-using Gates = float[kRowsEach][8];
-
-__device__ __forceinline__ void unpack_gates(float (&g)[8], const uint4& raw) {
-  unpack_8(raw, g);
+// Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
+__device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
+  const int lane = thread % 32, row = row_of_element(thread, 0);
+  const float odd = __uint_as_float(load_shared_4(gates + 8 * lane + 4));
+  float high = __uint_as_float(load_shared_4(gates + 8 * lane)) + odd;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) g[e] = base_2_gate(g[e]);
-}
-
-// This thread's gates from a tile of bf16.
-__device__ __forceinline__ void read_gates(Gates& g, std::uint32_t tile, int thread) {
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    unpack_gates(g[i], load_shared_16(tile + own_piece(thread, i)));
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float before = __shfl_up_sync(0xffffffffu, high, distance);
+    if (lane >= distance) high += before;
   }
-}
-
-// Totals of the four warps, 64 floats each, lie in pieces of a tile that the writing thread owns.
-__device__ __forceinline__ std::uint32_t total_piece(std::uint32_t tile, int warp, int half, int piece) {
-  return tile + tile_piece(16 * warp + 12 + half, piece);
-}
-
-// Before the barrier: running sums over this thread's tokens in place, `before` the sum over earlier tokens of the
-// warp, and the warp's totals to shared memory.
-__device__ __forceinline__ void scan_gates(Gates& g, float (&before)[8], std::uint32_t totals, int thread) {
-  const int lane = thread % 32;
+  const float low = high - odd;
+  const auto at_row = [&](int r) {
+    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
+    return r % 2 != 0 ? y : x;
+  };
+  const float first = at_row(row), second = at_row(row + 8);
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
-#pragma unroll
-    for (int i = 1; i < kRowsEach; ++i) g[i][e] += g[i - 1][e];
-    float sum = g[kRowsEach - 1][e];
-    float other = __shfl_up_sync(0xffffffffu, sum, 8);
-    sum += lane >= 8 ? other : 0.0f;
-    other = __shfl_up_sync(0xffffffffu, sum, 16);
-    sum += lane >= 16 ? other : 0.0f;
-    other = __shfl_up_sync(0xffffffffu, sum, 8);
-    before[e] = lane >= 8 ? other : 0.0f;
-  }
-  if (lane >= 24) {
-    float total[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) total[e] = before[e] + g[kRowsEach - 1][e];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      store_shared_16(total_piece(totals, thread / 32, half, thread % 8),
-                      make_uint4(__float_as_uint(total[4 * half]), __float_as_uint(total[4 * half + 1]),
-                                 __float_as_uint(total[4 * half + 2]), __float_as_uint(total[4 * half + 3])));
-    }
-  }
-}
-
-// After the barrier: g becomes the sum from the chunk's start; `all` is the sum over the chunk.
-__device__ __forceinline__ void add_total(float (&sum)[8], std::uint32_t totals, int warp, int thread) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4 raw = load_shared_16(total_piece(totals, warp, half, thread % 8));
-    sum[4 * half] += __uint_as_float(raw.x);
-    sum[4 * half + 1] += __uint_as_float(raw.y);
-    sum[4 * half + 2] += __uint_as_float(raw.z);
-    sum[4 * half + 3] += __uint_as_float(raw.w);
-  }
-}
-__device__ __forceinline__ void finish_scan(Gates& g, float (&before)[8], float (&all)[8], std::uint32_t totals,
-                                            int thread) {
-#pragma unroll
-  for (int e = 0; e < 8; ++e) all[e] = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kGroupThreads / 32; ++w) {
-    if (w == thread / 32) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) before[e] += all[e];
-    }
-    add_total(all, totals, w, thread);
-  }
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) g[i][e] += before[e];
-  }
-}
-// Whether one anchor serves the whole tile; the same for all threads of the block, since every warp sees all channels.
-__device__ __forceinline__ bool in_range(const float (&all)[8]) {
-  bool good = true;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) good &= all[e] >= -kRange;
-  return __all_sync(0xffffffffu, good);
+  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? second : first;
 }
 
 // q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to

@@ -14,93 +14,107 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Shared memory of a group: tiles of q, k and gates, and gates in f32: [64][kGatePitch]. The scan's totals lie in
-// whichever of the latter two the gates do not.
-constexpr int kGatePitch = 68;
-constexpr int kPrepareBytes = 3 * kTileBytes + 64 * kGatePitch * 4;
+// Shared memory of a group: tiles of q, k and gates, another for what is left of f32 gates (tiles/pieces.cuh), the
+// sums of the chunk's gates as 64 floats. What the groups' scores are summed up in, 16 KiB, lies over the last tiles.
+constexpr int kTotalsAt = 4 * kTileBytes, kPrepareBytes = kTotalsAt + 1024;
 
 // One chunk and 64 key channels.
 struct PrepareBlock {
   Span span;
   std::int64_t first;  // token of the sequence
   int query_head, head, channel;
-  std::uint32_t q_tile, k_tile, g_tile;
-  float* gates;
-  char* q_image;
-  char* k_image;  // null: another query head of the group writes it
+  std::uint32_t q_tile, k_tile, g_tile, rest_tile, totals;
+
+  __device__ __forceinline__ Rows rows(const Params& p, const Strided& x, int element, int of) const {
+    return rows_of(x, element, span, first, of, channel, p.key_dim);
+  }
 };
 
-// Starts the copy of key gates.
+// Starts the copy of gates, those of one a token without.
 __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& b, int thread) {
-  if (p.gate_dtype != DType::f32) {
-    const Rows r = rows_of(p.g, 2, b.span, b.first, b.head, b.channel, p.key_dim);
-    load_tile(b.g_tile, r, thread);
-    return;
-  }
-  const Rows r = rows_of(p.g, 4, b.span, b.first, b.head, b.channel, p.key_dim);
-  const int channel = 8 * (thread % 8);
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const int row = kRowsEach * (thread / 8) + i;
-    float* to = b.gates + kGatePitch * row + channel;
-    const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(row) * r.stride) + channel;
-    const bool inside = row < r.rows && channel < r.channels;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      ptx::copy_async_16(ptx::shared_address(to + 4 * half),
-                         inside ? from + 4 * half : static_cast<const void*>(r.data), inside ? 16 : 0);
-    }
+  if (p.gate == GateKind::key && p.gate_dtype == DType::f32) {
+    load_f32_tile(b.g_tile, b.rest_tile, b.rows(p, p.g, 4, b.head), thread);
+  } else if (p.gate == GateKind::key) {
+    load_tile(b.g_tile, b.rows(p, p.g, 2, b.head), thread);
+  } else if (p.gate != GateKind::none && thread < kTile) {
+    const std::int64_t token = anew(b.first) + thread;
+    const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
+    store_shared_4(b.g_tile + 4 * thread, __float_as_uint(gate));
   }
 }
-// This thread's gates, key gates after the copy has arrived.
-__device__ __forceinline__ void fetch_gates(Gates& g, const Params& p, const PrepareBlock& b, int thread) {
-  if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return read_gates(g, b.g_tile, thread);
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const int row = kRowsEach * (thread / 8) + i;
-    if (p.gate == GateKind::key) {
-      const float4* from = reinterpret_cast<const float4*>(b.gates + kGatePitch * row + 8 * (thread % 8));
-      const float4 low = from[0], high = from[1];
-      const float all[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int e = 0; e < 8; ++e) g[i][e] = base_2_gate(all[e]);
-    } else {
-      const std::int64_t token = anew(b.first) + row;
-      const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) g[i][e] = gate;
+// Their running sums, base 2, when they are there.
+template <class Core>
+__device__ __forceinline__ void sum_gates(Accumulator& sums, const Params& p, const PrepareBlock& b, int thread) {
+  if (p.gate == GateKind::none) return clear(sums);
+  if (p.gate != GateKind::key) {
+    sync_group();
+    return sum_tokens(sums, b.g_tile, thread);
+  }
+  const bool in_f32 = p.gate_dtype == DType::f32;
+  if (in_f32) {
+    split_f32_tile(b.g_tile, b.rest_tile, thread);
+  } else if constexpr (!std::is_same_v<Core, TensorCore80>) {  // which is given log gates (forward.cu)
+    if (p.logit_scale != 0.0f) {
+      turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
     }
+  }
+  Core::publish();
+  sync_group();
+  std::uint32_t ones[16];
+  triangle_of_ones<Triangle::lower>(ones, thread);
+  Core::begin(ones);
+  Core::template product<Stored::k_outer, true>(sums, ones, b.g_tile, thread);
+  Core::finish(sums);
+  if (in_f32) {
+    Core::begin(ones, sums);
+    Core::template product<Stored::k_outer>(sums, ones, b.rest_tile, thread);
+    Core::finish(sums);
+  }
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sums[i] *= kLog2E;
+}
+
+// In place of q, k and gates: q~, k 2^-G and k~, each warp its own rows. Within one anchor's reach.
+template <class Core>
+__device__ __forceinline__ void gate_operands(const Accumulator& sums, const PrepareBlock& b, float scale, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4], k[4], later[4];
+    TensorCore80::load_a<Stored::k_inner>(q, b.q_tile, k16, thread);
+    TensorCore80::load_a<Stored::k_inner>(k, b.k_tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = sums[8 * k16 + 2 * i], second = sums[8 * k16 + 2 * i + 1];
+      const float2 query = ptx::unpack_bf16(q[i]), whole = power_of(of_columns(b.totals, k16, i, thread));
+      float2 key = ptx::unpack_bf16(k[i]);
+      q[i] = ptx::pack_bf16(query.x * (scale * ptx::exp2(first)), query.y * (scale * ptx::exp2(second)));
+      key = make_float2(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+      k[i] = ptx::pack_bf16(key.x, key.y);
+      later[i] = ptx::pack_bf16(key.x * whole.x, key.y * whole.y);
+    }
+    Core::put_fragment(b.q_tile, q, k16, thread);
+    Core::put_fragment(b.k_tile, k, k16, thread);
+    Core::put_fragment(b.g_tile, later, k16, thread);
   }
 }
 
-// A block beyond one anchor's reach: the images, and its part of the scores to s.
+// The same beyond one anchor's reach, k~ in place of k, and its part of the scores to s.
 template <class Core>
-static __device__ __forceinline__ void prepare_by_blocks(Accumulator& s, const Params& p, const Prepared& out,
-                                                         const PrepareBlock& b) {
+static __device__ __forceinline__ void gate_operands_by_blocks(Accumulator& s, const Params& p, const PrepareBlock& b,
+                                                               float scale) {
   __syncwarp();  // a warp reads what it has loaded
   gate_by_blocks<Core>(
-      s, b.q_tile, b.k_tile, b.g_tile, out.scale,
+      s, b.q_tile, b.k_tile, b.g_tile, scale,
       [&](Accumulator& sums, int thread) {
         if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return sum_block(sums, b.g_tile, thread);
+        const Rows gates = b.rows(p, p.g, 4, b.head);
         sum_block_of(sums, thread, [&](int row, int column) {
-          if (p.gate == GateKind::key) {
-            const float2 g = *reinterpret_cast<const float2*>(b.gates + kGatePitch * row + column);
-            return make_float2(g.x * kLog2E, g.y * kLog2E);
-          }
-          const std::int64_t token = b.first + row;
-          const float g = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
+          if (p.gate == GateKind::key) return f32_gates_at(gates, row, column);
+          const float g = __uint_as_float(load_shared_4(b.g_tile + 4 * row));
           return make_float2(g, g);
         });
       },
       [](float2, bool) {});
-  __syncwarp();
-  const int thread = fresh_thread();
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const std::uint32_t at = own_piece(thread, i);
-    *reinterpret_cast<uint4*>(b.q_image + at) = load_shared_16(b.q_tile + at);
-    if (b.k_image != nullptr) *reinterpret_cast<uint4*>(b.k_image + at) = load_shared_16(b.k_tile + at);
-  }
 }
 
 template <class Core>
@@ -111,8 +125,10 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   b.q_tile = ptx::shared_address(shared);
   b.k_tile = b.q_tile + kTileBytes;
   b.g_tile = b.k_tile + kTileBytes;
-  b.gates = reinterpret_cast<float*>(shared + 3 * kTileBytes);
-  const int thread = threadIdx.x % kGroupThreads, piece = thread % 8;
+  b.rest_tile = b.g_tile + kTileBytes;
+  b.totals = b.q_tile + kTotalsAt;
+  float* const sums_of_scores = reinterpret_cast<float*>(shared + 2 * kTileBytes);
+  const int thread = threadIdx.x % kGroupThreads, lane = thread % 32;
   const int heads = p.heads * p.group;
   const std::int64_t chunk = blockIdx.x / heads;
   b.query_head = blockIdx.x % heads;
@@ -121,80 +137,48 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
   b.first = (chunk - b.span.chunk_begin) * kChunk;
-  const bool leads = b.query_head % p.group == 0;
+  const bool leads = b.query_head % p.group == 0;  // another query head of the group leaves k~ and decays to it
 
   Accumulator s;
   clear(s);
 #pragma unroll 1
   for (int kb = group; kb < out.blocks; kb += groups) {
     b.channel = 64 * kb;
-    b.q_image = out.q + ((chunk * heads + b.query_head) * out.blocks + kb) * kTileBytes;
-    char* k_image = out.k + ((chunk * p.heads + b.head) * out.blocks + kb) * kTileBytes;
-    b.k_image = leads ? k_image : nullptr;
-    const Rows q_rows = rows_of(p.q, 2, b.span, b.first, b.query_head, b.channel, p.key_dim);
-    const Rows k_rows = rows_of(p.k, 2, b.span, b.first, b.head, b.channel, p.key_dim);
-    if (p.gate == GateKind::key) load_gates(p, b, thread);
+    load_gates(p, b, thread);
     ptx::copy_async_commit();
-    load_tile(b.q_tile, q_rows, thread);
-    load_tile(b.k_tile, k_rows, thread);
+    load_tile(b.q_tile, b.rows(p, p.q, 2, b.query_head), thread);
+    load_tile(b.k_tile, b.rows(p, p.k, 2, b.head), thread);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
-    if constexpr (!std::is_same_v<Core, TensorCore80>) {  // which is given log gates (forward.cu)
-      if (p.logit_scale != 0.0f) {
-        turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+    Accumulator sums;
+    sum_gates<Core>(sums, p, b, thread);
+    if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        store_shared_float2(b.totals + 4 * (8 * j + 2 * (thread % 4)), make_float2(sums[4 * j + 2], sums[4 * j + 3]));
       }
     }
-    Gates g;
-    bool one_anchor;
-    {
-      float before[8], all[8];
-      fetch_gates(g, p, b, thread);
-      // Totals where the gates are not.
-      const std::uint32_t totals =
-          p.gate == GateKind::key && p.gate_dtype == DType::f32 ? b.g_tile : b.g_tile + kTileBytes;
-      scan_gates(g, before, totals, thread);
-      sync_group();
-      finish_scan(g, before, all, totals, thread);
-      one_anchor = in_range(all);
-      if (leads && thread < 8) {
-        float* decay = out.decay + ((chunk * p.heads + b.head) * out.blocks + kb) * 64 + 8 * piece;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) decay[e] = ptx::exp2(all[e]);
-      }
-      ptx::copy_async_wait<0>();
-      if (one_anchor) {
-        float whole[8];  // decays of the chunk
-#pragma unroll
-        for (int e = 0; e < 8; ++e) whole[e] = ptx::exp2(all[e]);
-#pragma unroll
-        for (int i = 0; i < kRowsEach; ++i) {
-          const std::uint32_t at = own_piece(thread, i);
-          float x[8], y[8];
-          unpack_8(load_shared_16(b.q_tile + at), x);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) x[e] *= out.scale * ptx::exp2(g[i][e]);
-          const uint4 gated = pack_8(x);
-          store_shared_16(b.q_tile + at, gated);
-          *reinterpret_cast<uint4*>(b.q_image + at) = gated;
-          unpack_8(load_shared_16(b.k_tile + at), x);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) {
-            y[e] = x[e] * ptx::exp2(-g[i][e]);
-            x[e] = y[e] * whole[e];
-          }
-          store_shared_16(b.k_tile + at, pack_8(y));
-          if (leads) *reinterpret_cast<uint4*>(k_image + at) = pack_8(x);
-        }
-      }
-    }
+    ptx::copy_async_wait<0>();
+    sync_group();
+    const float2 total = load_shared_float2(b.totals + 8 * lane);
+    const bool one_anchor = __all_sync(0xffffffffu, total.x >= -kRange && total.y >= -kRange) != 0;
+    const auto kv_block = [&] { return (chunk * p.heads + b.head) * out.blocks + anew(kb); };
+    if (leads && thread < 32) *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = power_of(total);
     if (one_anchor) {
+      gate_operands<Core>(sums, b, out.scale, thread);
       Core::publish();
+    } else {
+      gate_operands_by_blocks<Core>(s, p, b, out.scale);
+    }
+    __syncwarp();
+    const int mover = fresh_thread();
+    store_tile_image(out.q + ((chunk * heads + b.query_head) * out.blocks + anew(kb)) * kTileBytes, b.q_tile, mover);
+    if (leads) store_tile_image(out.k + kv_block() * kTileBytes, one_anchor ? b.g_tile : b.k_tile, mover);
+    if (one_anchor) {
       sync_group();
       Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, thread);
+      Core::template product<Stored::k_inner, Stored::k_inner>(s, b.q_tile, b.k_tile, fresh_thread());
       Core::finish();
-    } else {
-      prepare_by_blocks<Core>(s, p, out, b);
     }
     sync_group();
   }
@@ -202,13 +186,13 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   if (groups > 1) {  // the scores are the sum over all channels
     if (group > 0) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) b.gates[kGroupThreads * i + thread] = s[i];
+      for (int i = 0; i < 32; ++i) sums_of_scores[kGroupThreads * i + thread] = s[i];
     }
     __syncthreads();
     if (group > 0) return;
 #pragma unroll 1
     for (int other = 1; other < groups; ++other) {
-      const float* theirs = b.gates + other * (kPrepareBytes / 4);
+      const float* theirs = sums_of_scores + other * (kPrepareBytes / 4);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] += theirs[kGroupThreads * i + thread];
     }

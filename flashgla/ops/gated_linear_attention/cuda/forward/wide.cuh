@@ -47,7 +47,8 @@ struct WidePlace {
   int slot, parity;
 };
 
-// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other.
+// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other. Of kernels kF32Gates:
+// key gates are f32, rounded on their way to a slot.
 template <int KB, int groups, int peers>
 struct WidePlan {
   static_assert(peers == 1 || (peers == 2 && KB == 2));
@@ -88,26 +89,6 @@ struct WidePlan {
   static __device__ __forceinline__ int key_tile(int order) { return peers == 1 ? order : order ^ rank(); }
 };
 
-// Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
-__device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
-  const int lane = thread % 32, row = row_of_element(thread, 0);
-  const float odd = __uint_as_float(load_shared_4(gates + 8 * lane + 4));
-  float high = __uint_as_float(load_shared_4(gates + 8 * lane)) + odd;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, high, distance);
-    if (lane >= distance) high += before;
-  }
-  const float low = high - odd;
-  const auto at_row = [&](int r) {
-    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
-    return r % 2 != 0 ? y : x;
-  };
-  const float first = at_row(row), second = at_row(row + 8);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? second : first;
-}
-
 // Zeros in a tile's rows from `rows` on. By a group.
 __device__ __forceinline__ void clear_rows(std::uint32_t tile, int rows) {
   for (int i = fresh_thread(); i < kTileBytes / 16; i += kGroupThreads) {
@@ -116,7 +97,7 @@ __device__ __forceinline__ void clear_rows(std::uint32_t tile, int rows) {
 }
 
 // All steps of one of the groups that gate: those of one key tile, or every second chunk where the block gates but one.
-template <class Core, int KB, int groups, int peers>
+template <class Core, int KB, int groups, int peers, bool kF32Gates>
 __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps, char* shared) {
   using Plan = WidePlan<KB, groups, peers>;
   constexpr int kChunkStep = kGatingGroups / Plan::own_tiles;
@@ -130,6 +111,12 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   const bool by_token = p.gate == GateKind::constant || p.gate == GateKind::scalar;
   const auto find_channel = [&] { return Plan::key_tile(kChunkStep == 1 ? fresh_group() - groups : 0) * kTile; };
   const auto images_of = [&](int slot) { return base + slot * Plan::slot_bytes; };
+  const auto f32_gates_of = [&](int chunk) {
+    const int stride = static_cast<int>(p.g.token) * 4, channel = find_channel();
+    return Rows{
+        static_cast<const char*>(p.g.data) + at.g + static_cast<std::int64_t>(chunk) * (stride * kChunk) + 4 * channel,
+        stride, min(at.length - chunk * kChunk, kTile), p.key_dim - channel};
+  };
 
   float next_gate = 0.0f;  // of one gate a token: this thread's token of the group's next step
   const auto fetch_gate = [&](int chunk) {
@@ -148,7 +135,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
       // ahead.
       Core::wait_at(base + Plan::emptied + 8 * place.slot, place.parity ^ 1);
-      if (warp == 2 && p.gate != GateKind::key) {
+      if (warp == 2 && (kF32Gates || p.gate != GateKind::key)) {
         Core::arrive(barrier);
       } else {
         Core::expect_bytes(barrier, kTileBytes);
@@ -158,6 +145,9 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       }
     }
     __syncwarp();
+    if constexpr (kF32Gates) {
+      if (chunk < chunks()) ask_for_f32_gates(f32_gates_of(chunk), fresh_thread());
+    }
   };
   // What this group has handed over of a chunk, to the peer. By a thread of the warp that asks for nothing.
   const auto give = [&](int chunk) {
@@ -188,7 +178,13 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       if (fresh_thread() < kTile) store_shared_4(g_tile + 4 * fresh_thread(), __float_as_uint(next_gate));
       fetch_gate(chunk + kChunkStep);
     }
-    Core::wait_at(base + Plan::loaded + 8 * place.slot, place.parity);
+    const auto wait_until_loaded = [&] { Core::wait_at(base + Plan::loaded + 8 * place.slot, place.parity); };
+    if constexpr (kF32Gates) {
+      load_f32_gates<kTile>(g_tile, f32_gates_of(chunk), 0, fresh_thread(), wait_until_loaded);
+      Core::publish();
+    } else {
+      wait_until_loaded();
+    }
     const int rows = at.length - chunk * kChunk;
     if (rows < kTile) {  // what lies beyond a sequence may be another one's
       clear_rows(q_tile, rows);
@@ -201,7 +197,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       turn_tile_of_logits(g_tile, rows, p, fresh_thread());
       Core::publish();
       sync_group();
-    } else if (by_token || rows < kTile) {
+    } else if (by_token || rows < kTile || kF32Gates) {
       sync_group();
     }
   };
@@ -451,7 +447,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
 }
 
 // Grid: N * H * ceil(V / (64 groups)), value slices fastest; clusters of `peers`.
-template <class Core, int KB, int groups, int peers>
+template <class Core, int KB, int groups, int peers, bool kF32Gates>
 __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& maps, char* shared) {
   using Plan = WidePlan<KB, groups, peers>;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -489,7 +485,7 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
   if constexpr (peers > 1) Core::arrive_at_cluster();  // each waits before it reaches for the peer
   if (own_group() >= groups) {
     Core::template give<Plan::gating_registers>();
-    gate_steps<Core, KB, groups, peers>(p, maps, shared);
+    gate_steps<Core, KB, groups, peers, kF32Gates>(p, maps, shared);
   } else {
     Core::template take<Plan::state_registers>();
     hold_state<Core, KB, groups, peers>(p, maps, shared);
@@ -500,11 +496,11 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
   }
 }
 
-template <class Core, int KB, int groups, int peers>
+template <class Core, int KB, int groups, int peers, bool kF32Gates>
 __global__ void __launch_bounds__((WidePlan<KB, groups, peers>::threads), 1)
     wide_forward_kernel(const __grid_constant__ Params p, const __grid_constant__ WideMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) wide_forward<Core, KB, groups, peers>(p, maps, shared);
+  if constexpr (Core::available) wide_forward<Core, KB, groups, peers, kF32Gates>(p, maps, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,9 +1,9 @@
 // Gates over values: what the forward's values decay by, and the state's pass over chunks (value_gates.cuh).
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/steep.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/steep.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -32,7 +32,7 @@ struct SideShared {  // offsets; the epilogue overlays the stages, and its first
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, raw_gates = 3 * kTileBytes, dump = raw_gates;
   static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
   static constexpr int gates = x + kTileBytes;
-  static constexpr int small = gates + gate_bytes(GateTile::wide);  // beyond the stages
+  static constexpr int small = gates + kTile * kTile * 4;  // beyond the stages
   // Quarters, inner sums, suffix sums, through; the chunk's decays of own channels; decays of two stages.
   static constexpr int total = small + 4 * sizeof(ColumnParts) + 3 * kTile * 4;
   static_assert(small >= stages);
@@ -275,7 +275,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     }
     Core::publish();
     __syncthreads();
-    sum_quarters<GateTile::wide>(quarters, gates, thread);
+    sum_quarters(quarters, gates, thread);
     if (kBackward && first) {
       sum_beyond(inner, k, d_key, thread);
       if constexpr (kOverValues) {
@@ -335,9 +335,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       ptx::copy_async_wait<0>();
       __syncthreads();
       const auto finish = [&](float* queries, float* keys) {
-        finish_steep<GateTile::wide>(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
-                                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first,
-                                     thread);
+        finish_steep(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
+                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first, thread);
       };
       Aside queries(d_query);
       Local<std::int64_t, 2> place;  // the backward and what it calls have registers enough without these
@@ -368,7 +367,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int r = 16 * warp + i;
-      const float2 g = gate_at<GateTile::wide>(gates, r, lane);
+      const float2 g = gate_at(gates, r, lane);
       b.x += g.x;
       b.y += g.y;
       const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
@@ -393,7 +392,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int r = 16 * warp + i;
-    const float2 g = gate_at<GateTile::wide>(gates, r, lane);
+    const float2 g = gate_at(gates, r, lane);
     b.x += g.x;
     b.y += g.y;
     const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);

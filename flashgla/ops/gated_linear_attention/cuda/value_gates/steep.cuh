@@ -1,11 +1,57 @@
-// What kernels that make dq, dk and dg of a chunk and 64 key channels share: sums over tokens, and, for those that do
-// not go by blocks (tiles/ladder.cuh), the way of tiles that fall by more than kSteep.
+// Gates over values: gates by columns, and the way of tiles that fall by more than kSteep, by halving.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/halving.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
+
+// A group of 128 threads walks a chunk by columns: warp w takes tokens 16w..16w+15, lane l of it channels 2l and 2l+1.
+
+// Base-2 log gates of a token, two channels, from 64 rows of f32.
+__device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) {
+  const float2 g = *reinterpret_cast<const float2*>(gates + row * 256 + lane * 8);
+  return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
+}
+
+// The gates of a chunk for halving, as they lie in shared memory; totals: [kWarpsIn][64], sums over the warps' rows.
+template <int kWarpsIn>
+struct GateColumns {
+  static constexpr int kWarps = kWarpsIn, kRows = kTile / kWarps;
+  const char* gates;
+  const float* totals;
+  int warp, lane;
+  __device__ __forceinline__ float2 gate(int i) const { return gate_at(gates, kRows * warp + i, lane); }
+  __device__ __forceinline__ float2 total(int w) const {
+    return *reinterpret_cast<const float2*>(totals + w * kTile + 2 * lane);
+  }
+};
+
+// Sums of the four quarters of the chunk. Barrier before use.
+__device__ __forceinline__ void sum_quarters(ColumnParts& parts, const char* gates, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 g = gate_at(gates, 16 * warp + i, lane);
+    sum.x += g.x;
+    sum.y += g.y;
+  }
+  *reinterpret_cast<float2*>(&parts[warp][2 * lane]) = sum;
+}
+// b before the warp's first token; with warp 4, of the whole chunk.
+__device__ __forceinline__ float2 sum_before(const ColumnParts& parts, int warp, int lane) {
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const float2 part = *reinterpret_cast<const float2*>(&parts[w][2 * lane]);
+    if (w < warp) {
+      sum.x += part.x;
+      sum.y += part.y;
+    }
+  }
+  return sum;
+}
 
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
@@ -17,29 +63,6 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
     *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
     *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
   }
-}
-
-// Columns' sums over the chunk of a tile times an accumulator, by warp.
-__device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* tile, const Accumulator& a, int thread) {
-  *reinterpret_cast<float2*>(&parts[thread >> 5][2 * (thread & 31)]) =
-      sum_over_rows(ptx::shared_address(tile), a, thread);
-}
-
-// Half of the dot product of row thread / 2 of two tiles.
-__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
-    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
-    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
-      sum += s.x * t.x + s.y * t.y;
-    }
-  }
-  return sum;
 }
 
 // a, [query][key] below the diagonal, to both of its sides: a token is a query at some levels and a key at others.
@@ -57,12 +80,11 @@ __device__ __forceinline__ void mirror_pairs(char* a, int thread) {
 // shared memory, their sums by warp and room for factors: [64][kDumpRow]. q, k: as loaded; a: [query][key], zero above
 // the diagonal; x: room for a tile. dq and dk stay in memory: a call saves what registers it takes beyond those that
 // are free.
-template <GateTile kGate>
 static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k, char* a,
                                                  std::uint32_t x, float* factors, const char* gates,
                                                  const ColumnParts& quarters, float scale, bool first, int thread) {
   const int warp = thread >> 5, lane = thread & 31;
-  const GateColumns<kGate, 4> columns{gates, &quarters[0][0], warp, lane};
+  const GateColumns<4> columns{gates, &quarters[0][0], warp, lane};
   const auto factor = [&](int i) {
     return factors[row_of_element(thread, i) * kDumpRow + column_of_element(thread, i)];
   };

@@ -1,0 +1,412 @@
+// dq and dk of a chunk by blocks (tiles/ladder.cuh).
+//
+// With a_ij = do_i v_j of the pairs inside the chunk and x_i, y_j what comes from beyond it,
+//     dq_i = 2^G_i x_i + sum_j a_ij k_j 2^(G_i - G_j)      dk_j = 2^(sum of later gates) y_j + scale sum_i a_ij q_i
+//     2^(..)
+// Sums over k' (scale q') go from block to block, beginning with what comes from beyond the chunk; the f32 accumulator
+// is multiplied by the factor of the two anchors in between. dg wants q dq and k dk, in which a pair's terms must
+// cancel: they are taken as scale q' and k' (at a level X) times the accumulators before the last factor, so that both
+// hold the same rounded products.
+#pragma once
+
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+// Factors of the keys of block w: t from block t + 1's queries' anchor (the last from the chunk's end) to block t's (w:
+// the keys'). Of w the root.
+__device__ __forceinline__ void put_key_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    float2 exponent = t == warp ? sums.after_keys[t] : sums.after_queries[t];
+    if (t + 1 < kBlocks) exponent = sum_of(exponent, sums.to_queries[t + 1]);
+    if (t == warp) exponent = half_of(exponent);
+    store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
+  }
+}
+// From the chunk's start to the queries' anchor of block w.
+__device__ __forceinline__ float2 factor_from_start(const BlockSums& sums, int warp) {
+  float2 exponent = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    if (t == warp) exponent = sum_of(exponent, sums.to_queries[t]);
+    if (t < warp) exponent = sum_of(exponent, sums.total[t]);
+  }
+  return power_of(exponent);
+}
+constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
+
+// Two neighbours x as loaded times scale 2^(their exponent).
+template <bool kQueries>
+__device__ __forceinline__ float2 gated(std::uint32_t x, float scale, float2 power) {
+  const float2 pair = ptx::unpack_bf16(x);
+  return kQueries ? make_float2(pair.x * (scale * power.x), pair.y * (scale * power.y))
+                  : make_float2(pair.x * power.x, pair.y * power.y);
+}
+
+// q to scale q', or k to k', in the warp's rows of a tile; and in `outer` times kOuterFactor: scale q 2^G, or
+// k 2^(sum of later gates).
+template <class Core, bool kQueries>
+__device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::uint32_t tile, const Accumulator& sums,
+                                          std::uint32_t room, bool near, float scale, int thread) {
+  const std::uint32_t factors = block_factor(room, thread / 32, kOuterFactor);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 y = gated<kQueries>(x[i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread))),
+                   more = of_columns(factors, k16, i, thread);
+      x[i] = ptx::pack_bf16(y.x, y.y);
+      outer.x[4 * k16 + i] = ptx::pack_bf16(y.x * more.x, y.y * more.y);
+    }
+    Core::put_fragment(tile, x, k16, thread);
+  }
+}
+// Or from registers, without `outer`.
+template <class Core, bool kQueries>
+__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], const Accumulator& sums,
+                                          std::uint32_t room, bool near, float scale, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 y =
+          gated<kQueries>(x[4 * k16 + i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)));
+      r[i] = ptx::pack_bf16(y.x, y.y);
+    }
+    Core::put_fragment(tile, r, k16, thread);
+  }
+}
+
+// d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
+// rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
+// put_query_factors (put_key_factors).
+template <bool kQueries>
+__device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (&pairs)[16], std::uint32_t other_tile,
+                                           std::uint32_t room, bool near, int thread) {
+  const int warp = thread / 32;
+  const std::uint32_t own_factors = block_factor(room, warp, 0) + 8 * (thread % 4);
+#pragma unroll
+  for (int step = 0; step < kBlocks; ++step) {
+    const int t = kQueries ? step : kBlocks - 1 - step;
+    if (kQueries ? t > warp : t < warp) continue;
+    scale_columns_at(d, own_factors + 256 * t);
+    if (t == warp) scale_columns_at(d, own_factors + 256 * t);
+    if (t == warp && !near) continue;
+    const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      std::uint32_t b[4];
+      TensorCore80::load_b<Stored::k_outer>(b, other_tile, t, j, thread);
+      TensorCore80::multiply(d + 4 * j, a, b[0], b[1]);
+      TensorCore80::multiply(d + 4 * j + 4, a, b[2], b[3]);
+    }
+  }
+}
+// 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
+// k-step's beside each other: where local memory would go to the L2.
+template <int kThreads>
+struct Beside {
+  static constexpr int piece = 16 * kThreads;
+  std::uint32_t own;  // this thread's first piece
+  template <bool kAdd>
+  __device__ __forceinline__ void add(int k16, const float (&more)[8]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t at = own + (2 * k16 + half) * piece;
+      float x[4] = {};
+      if (kAdd) read(at, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] += more[4 * half + i];
+      store_shared_16(
+          at, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])));
+    }
+  }
+  __device__ __forceinline__ void get(int k16, float (&x)[8]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      read(own + (2 * k16 + half) * piece, reinterpret_cast<float(&)[4]>(x[4 * half]));
+    }
+  }
+  __device__ __forceinline__ void put_operand(const std::uint32_t (&x)[16]) const {
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      store_shared_16(own + k16 * piece, make_uint4(x[4 * k16], x[4 * k16 + 1], x[4 * k16 + 2], x[4 * k16 + 3]));
+    }
+  }
+  // As operand_of.
+  __device__ __forceinline__ void operator()(std::uint32_t (&x)[4], int k16) const {
+    const uint4 all = load_shared_16(own + k16 * piece);
+    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+  }
+  static __device__ __forceinline__ void read(std::uint32_t at, float (&x)[4]) {
+    const uint4 all = load_shared_16(at);
+    x[0] = __uint_as_float(all.x), x[1] = __uint_as_float(all.y);
+    x[2] = __uint_as_float(all.z), x[3] = __uint_as_float(all.w);
+  }
+};
+template <bool kAdd>
+__device__ __forceinline__ void add_eight(Local<float, 32>& e, int k16, const float (&more)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) e.x[8 * k16 + i] = (kAdd ? e.x[8 * k16 + i] : 0.0f) + more[i];
+}
+template <bool kAdd, int kThreads>
+__device__ __forceinline__ void add_eight(const Beside<kThreads>& e, int k16, const float (&more)[8]) {
+  e.template add<kAdd>(k16, more);
+}
+
+// The exponents of d's rows; e: scale q dq (k dk) times sign, from q (k) as loaded. kAdd: to what is there.
+template <bool kQueries, bool kAdd, class Sums, class Own>
+__device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, float sign, Own own, const Accumulator& sums,
+                                            std::uint32_t room, bool near, float scale, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    own(x, k16);
+    float more[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
+                   y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
+      more[2 * i] = sign * (rounded.x * d[at]);
+      more[2 * i + 1] = sign * (rounded.y * d[at + 1]);
+      d[at] *= power.x;
+      d[at + 1] *= power.y;
+    }
+    add_eight<kAdd>(e, k16, more);
+  }
+}
+
+// The pairs inside a block that is not near, by halving, to dq (kQueries) and dk (kKeys), and to e as q dq and, times
+// sign_of_keys, k dk; those of a token with itself, in which no gate is, not to e: of strong gates dg is far smaller.
+// block: a of the block, either way up; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded. A
+// level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does. scores: if
+// wanted, those of the block.
+template <bool kQueries, bool kKeys, class Floats, class Sums, class Queries, class Keys>
+static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& e, float sign_of_keys,
+                                                  const std::uint32_t (&block)[4], Queries queries, Keys keys,
+                                                  const Accumulator& sums, float scale, int thread,
+                                                  Local<float, 8>* scores = nullptr) {
+  const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
+  std::uint32_t both[4];  // pairs of the block, mirrored
+  both[0] = block[0] | ptx::transpose_matrix(block[0]);
+  both[1] = block[1] | ptx::transpose_matrix(block[2]);
+  both[2] = block[2] | ptx::transpose_matrix(block[1]);
+  both[3] = block[3] | ptx::transpose_matrix(block[3]);
+  const auto multiply = [](float(&part)[8], const std::uint32_t(&a)[4], const std::uint32_t(&x)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t first = ptx::transpose_matrix(x[2 * half]), second = ptx::transpose_matrix(x[2 * half + 1]);
+      TensorCore80::multiply(part + 4 * half, a, first, second);
+    }
+  };
+#pragma unroll 1
+  for (int size = kBlockTokens / 2; size > 0; size /= 2) {
+    const std::uint32_t mask = (of_level(row, column, size) ? 0xffffu : 0u) |
+                               (of_level(row, column + 1, size) ? 0xffff0000u : 0u),
+                        crossing = size == 8 ? ~0u : 0u, inside = size == 8 ? 0u : mask;
+    const std::uint32_t a[4] = {both[0] & inside, both[1] & crossing, both[2] & crossing, both[3] & inside};
+    float s[8] = {};
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4], x[4];
+      float w[8], part[8] = {}, more[8] = {};
+      if (scores != nullptr) __syncwarp();  // or ptxas loads ahead what it has no registers for
+      queries(q, k16);
+      keys(k, k16);
+      level_of_block(x, w, size, k16, q, k, sums, lane);
+      multiply(part, a, x);
+      if (scores != nullptr) multiply_level(s, x, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool query = size == 8 ? i & 1 : (row & size) != 0;
+        if (query ? !kQueries : !kKeys) continue;
+        const float2 own = ptx::unpack_bf16(x[i]);
+        const float sign = query ? 1.0f : sign_of_keys;
+#pragma unroll
+        for (int f = 0; f < 2; ++f) {
+          const int at = 8 * k16 + 2 * i + f;
+          const float scaled = scale * part[2 * i + f];
+          if (query) {
+            dq[at] = dq[at] + w[2 * i + f] * part[2 * i + f];
+          } else {
+            dk[at] = dk[at] + w[2 * i + f] * scaled;
+          }
+          more[2 * i + f] = sign * ((f == 0 ? own.x : own.y) * scaled);
+        }
+      }
+      add_eight<true>(e, k16, more);
+    }
+    if (scores != nullptr) add_level(scores->x, s, size, lane);
+  }
+  const int again = fresh_shuffled() % 32, own = again / 4, first = 2 * (again % 4);
+  const std::uint32_t mask = (own == first ? 0xffffu : 0u) | (own == first + 1 ? 0xffff0000u : 0u);
+  const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    const auto add = [&](Floats& d, auto operand, float factor) {
+      std::uint32_t x[4];
+      float part[8] = {};
+      operand(x, k16);
+      multiply(part, diagonal, x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + factor * part[i];
+    };
+    if constexpr (kQueries) add(dq, keys, 1.0f);
+    if constexpr (kKeys) add(dk, queries, scale);
+  }
+  if (scores != nullptr) {
+    float s[8] = {};
+#pragma unroll
+    for (int k16 = 0; k16 < 4; ++k16) {
+      std::uint32_t q[4], k[4];
+      queries(q, k16);
+      keys(k, k16);
+      multiply_level(s, q, k);
+    }
+    add_level(scores->x, s, 0, again);
+  }
+}
+template <class From>
+__device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of 16 registers
+  return [&from](std::uint32_t(&x)[4], int k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = from[4 * k16 + i];
+  };
+}
+// Of operands' registers those of the warp's own block.
+__device__ __forceinline__ void own_block(std::uint32_t (&own)[4], const std::uint32_t (&pairs)[16], int warp) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i / 4 == warp) own[i % 4] = pairs[i];
+  }
+}
+
+// By a group of 128 threads that has both: dq and dk from beyond the chunk get their factors and the pairs inside come
+// to them; e: scale q dq - k dk. q, k: as loaded, lost; a: [query][key], zero above the diagonal; x_tile: room for a
+// tile; the gates may lie there. dk's pairs are times scale, dq is not yet. visit_keys(dk, to_end): dk from beyond the
+// chunk, the tile of k' beside it, and for the lane's two channels the factors from the keys' anchor to the chunk's
+// end.
+template <class Core, class SumGates, class VisitKeys>
+__device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& dk, Local<float, 32>& e,
+                                                 std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t a_tile,
+                                                 std::uint32_t x_tile, float scale, SumGates sum_gates,
+                                                 VisitKeys visit_keys) {
+  const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
+  Local<float, 32> other;  // registers are for the sums
+  other.put(dk);
+  Local<std::uint32_t, 16> q, k;
+  std::uint32_t pairs[16], own[4];
+  Accumulator sums;
+  sum_gates(sums, thread);
+  __syncwarp();
+  const bool near = is_near(sums, lane);
+  publish_block(x_tile, sums, near, thread);
+  __syncwarp();
+  load_operand<Stored::k_inner>(pairs, q_tile, thread);
+  q.put(pairs);
+  put_gated<Core, true>(q_tile, pairs, sums, x_tile, near, scale, thread);
+  load_operand<Stored::k_inner>(pairs, k_tile, thread);
+  k.put(pairs);
+  put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
+  sync_group();
+  put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
+  __syncwarp();
+  load_operand<Stored::k_inner>(pairs, a_tile, thread);
+  add_blocks<true>(dq, pairs, k_tile, x_tile, near, thread);
+  finish_rows<true, false>(dq, e, 1.0f, operand_of(q.x), sums, x_tile, near, scale, thread);
+  __syncwarp();
+  float2 to_end;
+  {
+    const BlockSums blocks = read_blocks(x_tile, lane);
+    put_key_factors(x_tile, blocks, warp, lane);
+    to_end = factor_to_end(blocks, warp);
+  }
+  __syncwarp();
+  other.get(dk);
+  other.put(dq);
+  visit_keys(dk, to_end);
+  __syncwarp();
+  load_operand<Stored::k_outer>(pairs, a_tile, thread);
+  add_blocks<false>(dk, pairs, q_tile, x_tile, near, thread);
+  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
+  if (!near) {
+    own_block(own, pairs, warp);
+    Local<float, 32> aside;
+    aside.put(dk);
+    add_halves<true, true>(other.x, aside.x, e, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
+                           fresh_thread());
+    aside.get(dk);
+  }
+  other.get(dq);
+  sync_group();  // q', k' and a have been read
+}
+
+// What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in
+// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk. dg_t takes q_i dq_i
+// of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with gates that are
+// strong hardly anything else is left.
+template <class Gated>
+__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, Gated gated_queries,
+                                            int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    gated_queries(x, k16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // columns 16 k16 + 8 half and the next, of the lane's two rows
+      float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const int i = 2 * half + row, at = 8 * k16 + 2 * i;
+        const float2 rounded = ptx::unpack_bf16(x[i]);
+        sum.x += rounded.x * d[at];
+        sum.y += rounded.y * d[at + 1];
+      }
+#pragma unroll
+      for (int distance = 4; distance < 32; distance *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, distance);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, distance);
+      }
+      if (thread % 32 < 4) {
+        const std::uint32_t to = place + 4 * (16 * k16 + 8 * half + 2 * (thread % 4));
+        const float2 factor = load_shared_float2(to);
+        store_shared_float2(to, make_float2(sum.x * factor.x, sum.y * factor.y));
+      }
+    }
+  }
+}
+
+// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near;
+// and q' in `own`. queries: q as loaded; keys_tile: k'; room: put_query_factors.
+template <class Queries>
+__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Local<std::uint32_t, 16>& own,
+                                            Queries queries, const Accumulator& sums, std::uint32_t keys_tile,
+                                            std::uint32_t room, bool near, float scale, int thread) {
+  Accumulator gated_queries, scores;
+  clear(scores);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4];
+    queries(q, k16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 y = gated<true>(q[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread)));
+      gated_queries[at] = y.x;
+      gated_queries[at + 1] = y.y;
+      own.x[4 * k16 + i] = ptx::pack_bf16(y.x, y.y);
+    }
+  }
+  add_scores(scores, gated_queries, nullptr, keys_tile, room, near);
+  select_pairs<false>(operand, scores, thread);
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
