@@ -128,6 +128,23 @@ std::vector<Case> path_cases() {
       many_grouped.key_dim = 96;
       many_grouped.value_dim = 128;
       add("many_grouped_" + name, many_grouped);
+      if (kind ==
+          GateKind::key) {  // gates in f32: chunks, one wide pass of two blocks together and of one, a wide head
+        const auto add_in_f32 = [&](const std::string& what, Case c, std::int64_t K, std::int64_t V) {
+          c.gate_dtype = DType::f32;
+          c.key_dim = K;
+          c.value_dim = V;
+          add(what + "_f32_gates_" + std::to_string(K) + "_" + std::to_string(V) + "_" + name, c);
+        };
+        add_in_f32("wide_grouped", wide_grouped, 256, 96);
+        add_in_f32("wide_packed", wide_packed, 192, 200);
+        add_in_f32("brief", brief, 64, 64);
+        brief.length = 190;
+        add_in_f32("brief", brief, 72, 192);
+        brief.length = 126;
+        add_in_f32("brief", brief, 128, 384);
+        add_in_f32("pairs_packed", pairs_packed, 96, 256);
+      }
       Case segments = narrow;
       segments.batch = segments.query_heads = segments.heads = 1;
       segments.length = 4099;

@@ -107,15 +107,10 @@ gates, rows: one_pass of two; gates, rows: key_gates; images
 gates, rows: one_pass of two; gates, rows: key_gates, states found; images
   logits_packed_unaligned
 gates, rows: one_pass; gates, rows: key_gates; images
-gates, rows: one_pass; gates, rows: key_gates, states found; images
-gates, rows: one_pass; gates, rows: key_gates; images
-gates, rows: one_pass; gates, rows: key_gates, states found; images
-  logits_in_f32_unaligned
-gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_wide_pass; gates, rows: key_gates, states found; images
 gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_pass; gates, rows: key_gates, states found; images
-  logits_unaligned logits_without_states_unaligned
+  logits_in_f32_unaligned logits_unaligned logits_without_states_unaligned
 gates: one_pass of pairs; gates: key_gates; images
 gates: one_pass of pairs; gates: key_gates, states found; images
 gates: one_pass of two; gates: key_gates; images
@@ -132,10 +127,15 @@ gates: two_passes in 12; gates: chunks in 12; images
 gates: two_passes in 12; gates: chunks in 12, states found; images
   logits_in_f32_narrow_few
 gates: two_passes; gates: chunks; prepared every 2
+gates: one_wide_pass; gates: chunks, states found; prepared every 2
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+  logits_in_f32_wide
+gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
-  logits_in_f32_brief logits_in_f32_wide logits_in_f32_wider
+  logits_in_f32_brief logits_in_f32_wider
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles, states found; split
 in f32, features, rows: f32_tiles; in f32, features, rows: f32_tiles; split
@@ -211,7 +211,7 @@ one_pass; chunks; images
 one_wide_pass; chunks, states found; images
 one_pass; chunks; images
 one_pass; chunks, states found; images
-  brief_64_64_key_extreme brief_64_64_key_trained
+  brief_64_64_key_extreme brief_64_64_key_trained brief_f32_gates_64_64_key_extreme brief_f32_gates_64_64_key_trained
 one_pass; chunks; images every 2
 one_pass; chunks, states found; images every 2
 one_pass; chunks; images every 2
@@ -382,17 +382,19 @@ two_passes; chunks, states found; prepared every 2
   brief_128_384_scalar_trained brief_128_512_constant_extreme brief_128_512_constant_trained brief_128_512_key_extreme
   brief_128_512_key_trained brief_128_512_scalar_extreme brief_128_512_scalar_trained brief_72_192_constant_extreme
   brief_72_192_constant_trained brief_72_192_key_extreme brief_72_192_key_trained brief_72_192_scalar_extreme
-  brief_72_192_scalar_trained many_128_256_constant_extreme many_128_256_constant_trained many_128_256_key_extreme
-  many_128_256_key_trained many_128_256_scalar_extreme many_128_256_scalar_trained many_40_136_constant_extreme
-  many_40_136_constant_trained many_40_136_key_extreme many_40_136_key_trained many_40_136_scalar_extreme
-  many_40_136_scalar_trained many_72_64_constant_extreme many_72_64_constant_trained many_72_64_key_extreme
-  many_72_64_key_trained many_72_64_scalar_extreme many_72_64_scalar_trained many_grouped_constant_extreme
-  many_grouped_constant_trained many_grouped_key_extreme many_grouped_key_trained many_grouped_scalar_extreme
-  many_grouped_scalar_trained many_packed_constant_extreme many_packed_constant_trained many_packed_key_extreme
-  many_packed_key_trained many_packed_none_trained many_packed_scalar_extreme many_packed_scalar_trained
-  pairs_packed_constant_extreme pairs_packed_constant_trained pairs_packed_key_extreme pairs_packed_key_trained
-  pairs_packed_none_trained pairs_packed_scalar_extreme pairs_packed_scalar_trained wide_128_256_key_extreme
-  wide_128_256_key_trained wide_96_200_key_extreme wide_96_200_key_trained
+  brief_72_192_scalar_trained brief_f32_gates_128_384_key_extreme brief_f32_gates_128_384_key_trained
+  brief_f32_gates_72_192_key_extreme brief_f32_gates_72_192_key_trained many_128_256_constant_extreme
+  many_128_256_constant_trained many_128_256_key_extreme many_128_256_key_trained many_128_256_scalar_extreme
+  many_128_256_scalar_trained many_40_136_constant_extreme many_40_136_constant_trained many_40_136_key_extreme
+  many_40_136_key_trained many_40_136_scalar_extreme many_40_136_scalar_trained many_72_64_constant_extreme
+  many_72_64_constant_trained many_72_64_key_extreme many_72_64_key_trained many_72_64_scalar_extreme
+  many_72_64_scalar_trained many_grouped_constant_extreme many_grouped_constant_trained many_grouped_key_extreme
+  many_grouped_key_trained many_grouped_scalar_extreme many_grouped_scalar_trained many_packed_constant_extreme
+  many_packed_constant_trained many_packed_key_extreme many_packed_key_trained many_packed_none_trained
+  many_packed_scalar_extreme many_packed_scalar_trained pairs_packed_constant_extreme pairs_packed_constant_trained
+  pairs_packed_f32_gates_96_256_key_extreme pairs_packed_f32_gates_96_256_key_trained pairs_packed_key_extreme
+  pairs_packed_key_trained pairs_packed_none_trained pairs_packed_scalar_extreme pairs_packed_scalar_trained
+  wide_128_256_key_extreme wide_128_256_key_trained wide_96_200_key_extreme wide_96_200_key_trained
 two_passes; chunks; prepared every 2
 two_passes; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
@@ -408,12 +410,13 @@ two_passes; chunks, states found; prepared every 2
   wide_256_512_constant_extreme wide_256_512_constant_trained wide_256_512_key_extreme wide_256_512_key_trained
   wide_256_512_scalar_extreme wide_256_512_scalar_trained wide_96_200_constant_extreme wide_96_200_constant_trained
   wide_96_200_scalar_extreme wide_96_200_scalar_trained wide_grouped_constant_extreme wide_grouped_constant_trained
-  wide_grouped_key_extreme wide_grouped_key_trained wide_grouped_scalar_extreme wide_grouped_scalar_trained
-  wide_packed_192_constant_extreme wide_packed_192_constant_trained wide_packed_192_key_extreme
-  wide_packed_192_key_trained wide_packed_192_none_trained wide_packed_192_scalar_extreme
-  wide_packed_192_scalar_trained wide_packed_256_constant_extreme wide_packed_256_constant_trained
-  wide_packed_256_key_extreme wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
-  wide_packed_256_scalar_trained
+  wide_grouped_f32_gates_256_96_key_extreme wide_grouped_f32_gates_256_96_key_trained wide_grouped_key_extreme
+  wide_grouped_key_trained wide_grouped_scalar_extreme wide_grouped_scalar_trained wide_packed_192_constant_extreme
+  wide_packed_192_constant_trained wide_packed_192_key_extreme wide_packed_192_key_trained
+  wide_packed_192_none_trained wide_packed_192_scalar_extreme wide_packed_192_scalar_trained
+  wide_packed_256_constant_extreme wide_packed_256_constant_trained wide_packed_256_key_extreme
+  wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
+  wide_packed_256_scalar_trained wide_packed_f32_gates_192_200_key_extreme wide_packed_f32_gates_192_200_key_trained
 two_passes; token_gates; images every 4
 one_wide_pass; token_gates, states found; images every 4
 two_passes; token_gates; images
