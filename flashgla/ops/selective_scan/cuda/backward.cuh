@@ -18,33 +18,64 @@ __device__ __forceinline__ void multiply_tf32(const float (&a)[4], float b0, flo
 // What the matrix units see of a number, so that the rest can be added by a second product.
 __device__ __forceinline__ float seen(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// Sums over lanes l % 4 by a matrix product: the other operand's even columns add up a row's first half, odd ones its
-// second.
-struct SumOfFour {
-  float even, odd;
+// Four values of each lane as rows of a matrix product: those of lane l are in rows l / 4 and l / 4 + 8, columns l % 4
+// and l % 4 + 4. The other operand, [8,8], says which of a row's eight are added up into which of its results.
+template <bool kExact>
+__device__ __forceinline__ void add_up(const float (&own)[kQuad], const float (&by)[2], float (&sums)[kQuad]) {
+  if constexpr (kExact) {
+    const float rest[kQuad] = {own[0] - seen(own[0]), own[2] - seen(own[2]), own[1] - seen(own[1]),
+                               own[3] - seen(own[3])};
+    multiply_tf32(rest, by[0], by[1], sums);
+  }
+  const float rows[kQuad] = {own[0], own[2], own[1], own[3]};
+  multiply_tf32(rows, by[0], by[1], sums);
+}
 
-  __device__ __forceinline__ explicit SumOfFour(int lane)
-      : even(lane / 4 % 2 == 0 ? 1.0f : 0.0f), odd(lane / 4 % 2 == 0 ? 0.0f : 1.0f) {}
+// Sums over neighbouring lanes: by matrix products, to 2^-10 of each addend, or (kExact) by exchanges and to 2^-21.
+struct SumOfLanes {
+  float over_states[2][2];  // over the last bit of a lane's number: the first of two kinds of values and the second
+  float over_channels[2];   // over the one before
 
-  // Of four values of each lane, to 2^-10 of them, or (kExact) to 2^-21; each of the lanes gets them.
+  bool odd;  // lane
+
+  __device__ __forceinline__ explicit SumOfLanes(int lane) : odd(lane % 2 != 0) {
+    const int column = lane / 4, row = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int kind = 0; kind < 2; ++kind) {
+        over_states[kind][i] = column / 4 == row / 2 && column % 4 == 2 * kind + i ? 1.0f : 0.0f;
+      }
+      over_channels[i] = column / 2 % 2 == row % 2 && column % 2 == i ? 1.0f : 0.0f;
+    }
+  }
+
+  // Lanes with even numbers get the sums of the first kind, with odd ones those of the second.
   template <bool kExact>
-  __device__ __forceinline__ void add(const float (&own)[kQuad], float (&sums)[kQuad]) const {
+  __device__ __forceinline__ void of_states(const float (&first)[kQuad], const float (&second)[kQuad],
+                                            float (&sums)[kQuad]) const {
+    if constexpr (kExact) {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        sums[k] = (odd ? second[k] : first[k]) + __shfl_xor_sync(kAll, odd ? first[k] : second[k], 1);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) sums[k] = 0.0f;
+      add_up<false>(first, over_states[0], sums);
+      add_up<false>(second, over_states[1], sums);
+    }
+  }
+  __device__ __forceinline__ void of_channels(const float (&own)[kQuad], float (&sums)[kQuad]) const {
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) sums[k] = 0.0f;
-    if constexpr (kExact) {
-      const float rest[kQuad] = {own[0] - seen(own[0]), own[2] - seen(own[2]), own[1] - seen(own[1]),
-                                 own[3] - seen(own[3])};
-      multiply_tf32(rest, even, odd, sums);
-    }
-    const float rows[kQuad] = {own[0], own[2], own[1], own[3]};
-    multiply_tf32(rows, even, odd, sums);
+    add_up<true>(own, over_channels, sums);
   }
 };
 
-// Sums over the sixteen channels of a half of the warp, for a lane's states, of values times a factor of the channel.
-template <bool kExact>
-__device__ __forceinline__ void sum_over_half(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
-                                              const SumOfFour& sum, float (&sums)[kQuad]) {
+// Sums over the eight channels of two lanes, for a lane's states, of values times a factor of the channel.
+__device__ __forceinline__ void sum_over_channels(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
+                                                  const SumOfLanes& sum, float (&sums)[kQuad]) {
   float own[kQuad];
 #pragma unroll
   for (int k = 0; k < kQuad; ++k) {
@@ -52,7 +83,31 @@ __device__ __forceinline__ void sum_over_half(const float (&values)[kQuad][kQuad
 #pragma unroll
     for (int i = 1; i < kQuad; ++i) own[k] = fmaf(values[i][k], by[i], own[k]);
   }
-  sum.template add<kExact>(own, sums);
+  sum.of_channels(own, sums);
+}
+
+// The same as matrix products of the values themselves, to 2^-10 of each: of two states and two channels of a lane, the
+// states are in rows l / 4 and l / 4 + 8, the channels in columns l % 4 and l % 4 + 4. The other operand's column n has
+// the factors of those channels that rows r with r % 4 = n / 2 have, where state / 8 = n % 2, and zeros. So lanes with
+// l / 4 % 4 = l % 4 get sums that mean something, of states 4 (l / 16) + 2 p + (0, 0, 1, 1) + (0, 8, 0, 8) by products
+// p = 0, 1.
+__device__ __forceinline__ void multiply_states(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
+                                                float (&sums)[2][kQuad]) {
+#pragma unroll
+  for (int p = 0; p < 2; ++p) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) sums[p][k] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kQuad; i += 2) {
+      const float rows[kQuad] = {values[i][2 * p], values[i][2 * p + 1], values[i + 1][2 * p],
+                                 values[i + 1][2 * p + 1]};
+      multiply_tf32(rows, by[i], by[i + 1], sums[p]);
+    }
+  }
+}
+// Where a lane finds these factors in a token's row of channels: zeros are behind it.
+__device__ __forceinline__ int factors_of(int lane) {
+  return lane % 2 == lane / 4 % 2 ? kQuad * (lane / 2 % 2 + lane / 8 * 2) : kWarp;
 }
 
 // What the walk ahead needs of a token.
@@ -71,13 +126,36 @@ struct TokenAhead {
 struct TokenBack {
   float dt[kQuad], driven[kQuad], dsum[kQuad], b[kQuad], c[kQuad];
 
+  // factors: where in the row those are with which dh is added up over channels.
   template <class OfWarp>
-  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
+                                       int t) {
     load_floats(&shared.dt[parity][t][square.channel], dt);
     load_floats(&shared.dsum[t][square.channel], dsum);
     load_floats(&shared.keys[t][0][square.state], b);
     load_floats(&shared.keys[t][1][square.state], c);
-    load_floats(&shared.driven[t][square.channel], driven);
+    load_floats(&shared.driven[t][factors], driven);
+  }
+  // Of the token that was walked over last: what is there of it, and of dsum from `factors` on, is not loaded again.
+  template <class OfWarp>
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
+                                       int t, const TokenAhead& token, const float (&dsum_there)[kQuad]) {
+    load_floats(&shared.keys[t][1][square.state], c);
+    if constexpr (OfWarp::kExact) {
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        dsum[k] = dsum_there[k];
+        driven[k] = token.driven[k];
+      }
+    } else {
+      load_floats(&shared.dsum[t][square.channel], dsum);
+      load_floats(&shared.driven[t][factors], driven);
+    }
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) {
+      dt[k] = token.dt[k];
+      b[k] = token.b[k];
+    }
   }
 };
 
@@ -86,10 +164,20 @@ struct Passed {
   float decay[kQuad][kQuad], left[kQuad][kQuad];
 };
 
-// A token's sums: over a lane's states of dh b and of the rates' part of d(dt), for its channels; over the half's
-// channels of what b gets, for its states.
-struct TokenSums {
-  float to_driven[kQuad], to_dt[kQuad], to_b[kQuad];
+// A token's db or dc over the channels of a part of the warp: values times a factor of each channel, which is one of
+// the lane's channels or (not kExact) lies at factors_of().
+template <bool kExact>
+struct KeyOfPart {
+  float sums[kExact ? 1 : 2][kQuad];
+
+  __device__ __forceinline__ KeyOfPart(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
+                                       const SumOfLanes& sum) {
+    if constexpr (kExact) {
+      sum_over_channels(values, by, sum, sums[0]);
+    } else {
+      multiply_states(values, by, sums);
+    }
+  }
 };
 
 // Forward over a token.
@@ -106,34 +194,35 @@ __device__ __forceinline__ void ahead(const TokenAhead& token, const float (&rat
   }
 }
 
-// Back over a token.
+// Back over a token. to_channels: sums over eight states, as `LaneSums` has them. Returns the token's db.
 template <bool kExact>
-__device__ __forceinline__ TokenSums back(const TokenBack& token, const Passed& passed, const SumOfFour& sum,
-                                          const float (&rates)[kQuad][kQuad], float (&dh)[kQuad][kQuad],
-                                          float (&da)[kQuad][kQuad]) {
-  TokenSums sums;
+__device__ __forceinline__ KeyOfPart<kExact> back(const TokenBack& token, const Passed& passed, const SumOfLanes& sum,
+                                                  const float (&rates)[kQuad][kQuad], float (&dh)[kQuad][kQuad],
+                                                  float (&da)[kQuad][kQuad], float (&to_channels)[kQuad]) {
+  float to_driven[kQuad], to_dt[kQuad];
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
-    sums.to_driven[i] = 0.0f;
+    to_driven[i] = 0.0f;
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
       dh[i][k] = fmaf(token.c[k], token.dsum[i], dh[i][k]);
-      sums.to_driven[i] = fmaf(dh[i][k], token.b[k], sums.to_driven[i]);
+      to_driven[i] = fmaf(dh[i][k], token.b[k], to_driven[i]);
     }
   }
-  sum_over_half<kExact>(dh, token.driven, sum, sums.to_b);
+  const KeyOfPart<kExact> to_b(dh, token.driven, sum);
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
-    sums.to_dt[i] = 0.0f;
+    to_dt[i] = 0.0f;
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
       const float through = dh[i][k] * passed.left[i][k];
       dh[i][k] *= passed.decay[i][k];
-      sums.to_dt[i] = fmaf(rates[i][k], through, sums.to_dt[i]);
+      to_dt[i] = fmaf(rates[i][k], through, to_dt[i]);
       da[i][k] = fmaf(token.dt[i], through, da[i][k]);
     }
   }
-  return sums;
+  sum.template of_states<kExact>(to_driven, to_dt, to_channels);
+  return to_b;
 }
 
 // What the walk needs of a chunk's channels, to shared memory.
@@ -153,30 +242,28 @@ __device__ __forceinline__ void prepare(const BackwardLines<T, kBuffers>& lines,
     dsum[i] = dy[i] * z[i] * open[i];
     dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
   }
-  store_floats(dt, &shared.dt[chunk % 2][where.token][where.wide]);
+  store_floats(dt, &shared.dt[chunk & 1][where.token][where.wide]);
   store_floats(driven, &shared.driven[where.token][where.wide]);
 #pragma unroll
   for (int i = 0; i < kWide; i += 4) {
-    shared.open[chunk % 2][i / 4][where.lane] = make_float4(open[i], open[i + 1], open[i + 2], open[i + 3]);
+    shared.open[chunk & 1][i / 4][where.lane] = make_float4(open[i], open[i + 1], open[i + 2], open[i + 3]);
   }
   store_floats(dsum, &shared.dsum[where.token][where.wide]);
   store_keys(lines.get(kKeys, chunk), where, shared.keys);
 }
 
-// The sums of eight channels of a lane's token over the lanes that have their states.
-__device__ __forceinline__ void total_of_wide(const float (&sums)[kQuad * kWarp], const Where& where,
-                                              float (&total)[kWide]) {
-  // Halves begin with quarters of other banks.
-  const int half = where.wide / 16;
-  const float* from = sums + half * (kQuad * 16) + where.wide % 16;
-  const float *even = from + half * 16, *odd = from - half * 16;
-  float more[kQuad][kWide];
+// The sums of one kind of eight channels of a lane's token.
+template <int kKind>
+__device__ __forceinline__ void total_of_wide(const LaneSums& sums, const Where& where, float (&total)[kWide]) {
 #pragma unroll
-  for (int quarter = 0; quarter < kQuad; ++quarter) {
-    load_floats((quarter % 2 == 0 ? even : odd) + quarter * 16, more[quarter]);
+  for (int i = 0; i < kWide; i += 4) {
+    const unsigned from = LaneSums::own_place(static_cast<unsigned>(where.wide + i) / 2 + kKind);
+    const float4 low = sums.of_lane[from], high = sums.of_lane[from + kWarp / 2];
+    total[i] = low.x + high.x;
+    total[i + 1] = low.y + high.y;
+    total[i + 2] = low.z + high.z;
+    total[i + 3] = low.w + high.w;
   }
-#pragma unroll
-  for (int i = 0; i < kWide; ++i) total[i] = (more[0][i] + more[1][i]) + (more[2][i] + more[3][i]);
 }
 
 // The slope of dt = softplus(biased): sigmoid(biased), which is 1 - e^-dt. That is 1e-7 off, 2^-9 of it where dt is
@@ -197,17 +284,17 @@ __device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, 
   float dt[kWide], open[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide];
 #pragma unroll
   for (int i = 0; i < kWide; i += 4) {
-    const float4 four = shared.open[chunk % 2][i / 4][where.lane];
+    const float4 four = shared.open[chunk & 1][i / 4][where.lane];
     open[i] = four.x;
     open[i + 1] = four.y;
     open[i + 2] = four.z;
     open[i + 3] = four.w;
   }
-  load_floats(&shared.dt[chunk % 2][where.token][where.wide], dt);
+  load_floats(&shared.dt[chunk & 1][where.token][where.wide], dt);
   load_floats(&shared.skip[where.wide], skip);
   load_floats(&shared.bias[where.wide], bias);
-  total_of_wide(shared.sums[where.token].to_driven, where, to_driven);
-  total_of_wide(shared.sums[where.token].to_dt, where, to_dt);
+  total_of_wide<0>(shared.sums[where.token], where, to_driven);
+  total_of_wide<1>(shared.sums[where.token], where, to_dt);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
     const float dsum = dy[i] * z[i] * open[i];
@@ -217,17 +304,27 @@ __device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, 
   }
 }
 
-// Two of db and dc of the block's channels, from what its warps have left.
-__device__ __forceinline__ float2 total_of_keys(const float (&keys)[kWarps][kChunk][kHalves][2][kStates], int item) {
-  const int t = item / (2 * kStates), of = item % (2 * kStates);
+// Two of db and dc of the block's channels, from what its warps have left: where key_sums_of() says.
+__device__ __forceinline__ float2 total_of_keys(const KeySums (&keys)[kWarps][kChunk][2], unsigned from) {
   float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll
-  for (int part = 0; part < kWarps * kHalves; ++part) {
-    const float2 more = *reinterpret_cast<const float2*>(&keys[part / kHalves][t][part % kHalves][0][0] + of);
-    total.x += more.x;
-    total.y += more.y;
+  for (int warp = 0; warp < kWarps; ++warp) {
+#pragma unroll
+    for (unsigned part = 0; part < kParts; ++part) {
+      const auto* const first = reinterpret_cast<const unsigned char*>(&keys[warp][0][0]);
+      const float2 more = *reinterpret_cast<const float2*>(first + (from ^ part * kPartBytes));
+      total.x += more.x;
+      total.y += more.y;
+    }
   }
   return total;
+}
+// Bytes from a warp's sums of a chunk to those that a thread adds up, of the part that it begins with: lanes begin with
+// parts in other banks.
+__device__ __forceinline__ unsigned key_sums_of(unsigned item) {
+  const unsigned row = item / kStates, state = item % kStates, quarter = state / 4 % 2;
+  return row * sizeof(KeySums) + quarter * (kParts * kPartBytes) + (2 * (row % 2) + quarter) * kPartBytes +
+         state / 8 * 16 + state / 2 % 2 * 8;
 }
 
 __device__ __forceinline__ float4 four_of(const float (&x)[4]) { return make_float4(x[0], x[1], x[2], x[3]); }
@@ -315,18 +412,25 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     lines.ask(chunks.end - 1);
     lines.ask_states(chunks.end - 1);
   }
-  const SumOfFour sum(where.lane);
-  const int half = where.lane / 16;
-  const int own_sums = half * (kQuad * 16) + where.lane / 4 % 4 * 16 + where.lane % 4 * kQuad;
+  const SumOfLanes sum(where.lane);
+  const unsigned own_sums = LaneSums::own_place(static_cast<unsigned>(where.lane));
+  constexpr bool kExact = Shared::OfWarp::kExact;
+  const int factors = kExact ? square.channel : factors_of(where.lane);
+  if (where.lane < kChunk) {
+#pragma unroll
+    for (int i = kWarp; i < kRow; ++i) shared.driven[where.lane][i] = shared.dsum[where.lane][i] = 0.0f;
+  }
   // What is left to do of a chunk behind its walk.
   const auto store = [&](int chunk, const float(&to)[kOutputs][kWide]) {
-    if (lines.there(chunk)) lines.store(to, chunk, &shared.dt[chunk % 2][where.token][where.wide]);
+    if (lines.there(chunk)) lines.store(to, chunk, &shared.dt[chunk & 1][where.token][where.wide]);
   };
-  const int item = static_cast<int>(threadIdx.x) * 2;
+  const unsigned item = threadIdx.x * 2;
+  // By way of an exchange with itself, or the compiler computes it again for every chunk.
+  const unsigned own_item = __shfl_sync(kAll, key_sums_of(item), where.lane);
   const auto store_keys_of_block = [&](int chunk) {
-    block.written.wait((chunks.end - 1 - chunk) % 2);
-    const float2 total = total_of_keys(block.keys[chunk % 2], item);
-    const int t = chunk * kChunk + item / (2 * kStates);
+    block.written.wait((chunks.end - 1 - chunk) & 1);
+    const float2 total = total_of_keys(block.keys[chunk & 1], own_item);
+    const int t = chunk * kChunk + static_cast<int>(item / (2 * kStates));
     if (t < place.length) {
       float* at = gradients.partial + (where.tile * gradients.rows + row + t) * (2 * kStates) + item % (2 * kStates);
       *reinterpret_cast<float2*>(at) = total;
@@ -349,7 +453,16 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     }
     ptx::copy_async_wait<0>();
     __syncwarp();
-    float(*keys)[kHalves][2][kStates] = block.keys[chunk % 2][where.warp];
+    KeySums(*keys)[2] = block.keys[chunk & 1][where.warp];
+    const auto store_key = [&](int t, int which, const KeyOfPart<kExact>& of) {
+      float4(&part)[2] = keys[t][which].of_part[where.lane / 16][where.lane / 4 % kParts];
+      if constexpr (kExact) {
+        if (where.lane / 2 % 2 == which) part[where.lane % 2] = four_of(of.sums[0]);
+      } else if (where.lane / 4 % kParts == where.lane % 4) {
+        part[0] = four_of(of.sums[0]);
+        part[1] = four_of(of.sums[1]);
+      }
+    };
     // Two things in one piece, without stores, so that they fill each other's gaps: the states before the chunk's
     // second half, and what is left to do of the chunk behind (in the first turn of nothing).
     float to[kOutputs][kWide];
@@ -360,7 +473,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
 #pragma unroll kTokensAtOnce
     for (int t = 0; t < kGroup; ++t) {
       TokenAhead token;
-      token.load(shared, square, chunk % 2, t);
+      token.load(shared, square, chunk & 1, t);
       advance(rates, token.dt, token.driven, token.b, h);
     }
     if (kInOnePiece && chunk + 1 < chunks.end) store(chunk + 1, to);
@@ -377,7 +490,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       if (first_of_group == 0) lines.states(chunk, h);
       Passed passed[kGroup];
       TokenAhead next_ahead;
-      next_ahead.load(shared, square, chunk % 2, first_of_group);
+      next_ahead.load(shared, square, chunk & 1, first_of_group);
       TokenBack next_back;
       // Loads do not pass stores, so those of the next token stand in front of a token's.
 #pragma unroll
@@ -385,26 +498,24 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
         const int t = first_of_group + i;
         const TokenAhead token = next_ahead;
         float dsum[kQuad];
-        load_floats(&shared.dsum[t][square.channel], dsum);
+        load_floats(&shared.dsum[t][factors], dsum);
         if (i + 1 < kGroup) {
-          next_ahead.load(shared, square, chunk % 2, t + 1);
+          next_ahead.load(shared, square, chunk & 1, t + 1);
         } else {
-          next_back.load(shared, square, chunk % 2, t);
+          next_back.load(shared, square, factors, chunk & 1, t, token, dsum);
         }
         ahead(token, rates, h, passed[i]);
-        float to_c[kQuad];
-        sum_over_half<sizeof(T) == 4>(h, dsum, sum, to_c);
-        if (where.lane % 4 == 1) *reinterpret_cast<float4*>(&keys[t][half][1][square.state]) = four_of(to_c);
+        store_key(t, 1, KeyOfPart<kExact>(h, dsum, sum));
       }
 #pragma unroll
       for (int i = kGroup - 1; i >= 0; --i) {
         const int t = first_of_group + i;
         const TokenBack token = next_back;
-        if (i > 0) next_back.load(shared, square, chunk % 2, t - 1);
-        const TokenSums sums = back<sizeof(T) == 4>(token, passed[i], sum, rates, dh, da);
-        *reinterpret_cast<float4*>(&shared.sums[t].to_driven[own_sums]) = four_of(sums.to_driven);
-        *reinterpret_cast<float4*>(&shared.sums[t].to_dt[own_sums]) = four_of(sums.to_dt);
-        if (where.lane % 4 == 0) *reinterpret_cast<float4*>(&keys[t][half][0][square.state]) = four_of(sums.to_b);
+        if (i > 0) next_back.load(shared, square, factors, chunk & 1, t - 1);
+        float to_channels[kQuad];
+        const KeyOfPart<kExact> to_b = back<kExact>(token, passed[i], sum, rates, dh, da, to_channels);
+        shared.sums[t].of_lane[own_sums] = four_of(to_channels);
+        store_key(t, 0, to_b);
       }
     }
     __syncwarp();
@@ -439,7 +550,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const float* partial, std
                                                        std::int64_t length, int states, Lines<T> db, Lines<T> dc) {
   flashgla::cuda::wait_for_previous();
   const std::int64_t item = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, row = item / (2 * kStates);
-  const int which = static_cast<int>(item / kStates % 2), state = static_cast<int>(item % kStates);
+  const int which = static_cast<int>(item / kStates % 2), state = state_at<T>(static_cast<int>(item % kStates));
   if (row >= rows || state >= states) return;
   float total = 0.0f;
 #pragma unroll 8

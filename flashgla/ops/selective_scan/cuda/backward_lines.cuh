@@ -10,7 +10,7 @@ namespace flashgla::ops::selective_scan::cuda {
 template <class T>
 struct Gradients {
   Lines<T> dy, dx, draw, dz;
-  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels
+  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels, states as state_at() has them
   float* da_log;   // [N,segments,E,K]
   float* dskip;    // [N,segments,E]
   std::int64_t rows;
@@ -18,14 +18,35 @@ struct Gradients {
 
 constexpr int kGroup = kChunk / 2;  // tokens whose states and decays a lane has in registers
 constexpr int kQuad = 4;            // channels of a lane in the scan, and states
-constexpr int kHalves = 2;          // of a warp, each with channels of its own
+constexpr int kParts = 4;           // of a warp, whose sums over channels meet in shared memory: lane / 4 % 4
 
-// Of a token, what lanes add up over their states: [half][lane / 4 % 4][channel of the half].
+// Of a token, sums over eight states of a lane's channels: even lanes have those of dh b, odd ones those of the rates'
+// part of d(dt).
 struct LaneSums {
-  float to_driven[kQuad * kWarp];  // dh b
-  float to_dt[kQuad * kWarp];      // the rates' part of d(dt)
-  float4 apart;                    // tokens begin in other banks than their neighbours
+  float4 of_lane[kWarp];  // lane l's at own_place(l)
+  float4 apart;           // tokens begin in other banks than their neighbours
+
+  // Sums of one kind that are read together lie in different banks.
+  static __device__ __forceinline__ unsigned own_place(unsigned lane) { return lane ^ lane / 8 % 2 * 2; }
 };
+
+// Of a token, db or dc of a warp's parts: [state / 4 % 2][part][state / 8], or (not exact) [state / 4 % 2][part]
+// [state / 2 % 2] of states (0, 8, 1, 9).
+struct KeySums {
+  float4 of_part[2][kParts][2];
+};
+constexpr unsigned kPartBytes = sizeof(KeySums) / (2 * kParts);
+
+// Whether sums over channels are exact, or matrix products of states, whose low bits are not looked at.
+template <class T>
+__host__ __device__ constexpr bool is_exact() {
+  return sizeof(T) == 4;
+}
+// The state whose db and dc a block's sums have at this place of a token's sixteen.
+template <class T>
+__device__ __forceinline__ int state_at(int place) {
+  return is_exact<T>() ? place : place % 2 * 8 + place / 4 % 2 * 4 + place / 8 * 2 + place / 2 % 2;
+}
 
 // What a lane reads of a chunk, of each of these tensors.
 enum Input { kX, kRaw, kZ, kDy, kOutput, kKeys, kInputs };
@@ -75,6 +96,7 @@ class Turns {
 template <class T, int kBuffers>
 struct BackwardShared {
   struct OfWarp : AheadRoom<T, kBuffers> {
+    static constexpr bool kExact = is_exact<T>();
     LaneSums sums[kChunk];
     float keys[kChunk][2][kStates];
     float dt[2][kChunk][kRow];   // of this chunk and the one behind
@@ -85,8 +107,8 @@ struct BackwardShared {
     const char* rows[kInputs + kOutputs][4];  // where the sequence's first token is, for lanes by l % 4
     const float4* kept;                       // where the states before its first chunk are
   } warps[kWarps];
-  float keys[2][kWarps][kChunk][kHalves][2][kStates];  // db and dc of this chunk and the one behind
-  Turns written;                                       // the warps have written theirs of a chunk
+  KeySums keys[2][kWarps][kChunk][2];  // db and dc of this chunk and the one behind
+  Turns written;                       // the warps have written theirs of a chunk
 };
 
 // The least that a block may use, of capabilities 8.6, 8.9 and 12.0.
@@ -134,14 +156,17 @@ class BackwardLines {
   // Asks for a chunk's.
   __device__ __forceinline__ void ask(int chunk) {
     if constexpr (kBuffers > 0) {
-      auto& to = shared_.ahead[chunk % kBuffers];
+      auto& to = shared_.ahead[chunk & (kBuffers - 1)];
+      // All addresses first: a copy behind a load of shared memory waits for it, and takes three instructions more.
+      const T* rows[kInputs];
+#pragma unroll
+      for (int which = 0; which < kInputs; ++which) rows[which] = from(which, chunk);
 #pragma unroll
       for (int which = 0; which < kInputs; ++which) {
         const int bytes = chunk * kChunk < (which == kKeys ? tokens_ : length_) ? 16 : 0;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), from(which, chunk) + i * (kWide / kVectors),
-                             bytes);
+          ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), rows[which] + i * (kWide / kVectors), bytes);
         }
       }
       ptx::copy_async_commit();
@@ -169,7 +194,12 @@ class BackwardLines {
     } else {
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) {
-        load_floats(reinterpret_cast<const float*>(&shared_.states[i][lane_]), h[i]);
+        const float4 four = shared_.states[i][lane_];
+        const int channel = i / 2 * 2, state = i % 2 * 2;
+        h[channel][state] = four.x;
+        h[channel][state + 1] = four.y;
+        h[channel + 1][state] = four.z;
+        h[channel + 1][state + 1] = four.w;
       }
     }
   }
@@ -186,7 +216,7 @@ class BackwardLines {
       Wide result;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        const uint4 four = shared_.ahead[chunk % kBuffers][which][i][lane_];
+        const uint4 four = shared_.ahead[chunk & (kBuffers - 1)][which][i][lane_];
         result.words[4 * i] = four.x;
         result.words[4 * i + 1] = four.y;
         result.words[4 * i + 2] = four.z;

@@ -109,10 +109,11 @@ struct Square {
   static_assert(C == 2 || C == 4);
   int channel, state;  // the first; channels count in the warp
 
-  // 4 x 4: lanes l % 4 of a half of the warp have its 16 channels, so that matrix products add up over those.
+  // Lanes whose numbers differ in the last bit have the same channels, and where they differ in the one before, the
+  // same states: shared memory gives a load's 16 bytes to both at once.
   __device__ __forceinline__ explicit Square(int lane)
-      : channel(C == 2 ? lane / 2 * 2 : lane / 16 * 16 + lane % 4 * 4),
-        state(C == 2 ? lane % 2 * 8 : lane / 4 % 4 * 4) {}
+      : channel(C == 2 ? lane / 2 * 2 : lane / 2 % 8 * 4),
+        state(C == 2 ? lane % 2 * 8 : lane % 2 * 8 + lane / 16 * 4) {}
 };
 
 // The warp's states before a chunk.
@@ -276,25 +277,25 @@ __device__ __forceinline__ void store_keys(const Vector<T, kHalf>& from, const W
   store_floats(values, &to[0][0][0] + where.lane * kHalf);
 }
 
-// A warp's states in device memory, in pieces of four states of a channel: those of a lane of 4 x 4 lie a warp's width
-// apart, and lanes of 2 x 8 write whole sectors.
+// A warp's states in device memory, in pieces of two states of two channels: those of a lane of 4 x 4 lie a warp's
+// width apart, and lanes of 2 x 8 write whole sectors. Each piece is four registers of an operand of matrix products.
 template <int C>
-__device__ __forceinline__ int place_of_piece(const Square<C>& square, int i, int piece) {
-  const int channel = square.channel + i, quarter = square.state / 4 + piece;
-  return channel % 4 * kWarp + channel / 16 * 16 + quarter * 4 + channel % 16 / 4;
+__device__ __forceinline__ int place_of_piece(const Square<C>& square, int i, int k) {
+  const int channel = square.channel + i, state = square.state + k;
+  return (channel % 4 / 2 * 2 + state % 4 / 2) * kWarp + state / 4 % 2 * 16 + channel / 4 * 2 + state / 8;
 }
 template <int C, int S>
 __device__ __forceinline__ void load_square(const float4* from, int lane, float (&h)[C][S]) {
   const Square<C> square(lane);
 #pragma unroll
-  for (int i = 0; i < C; ++i) {
+  for (int i = 0; i < C; i += 2) {
 #pragma unroll
-    for (int piece = 0; piece < S / 4; ++piece) {
-      const float4 four = from[place_of_piece(square, i, piece)];
-      h[i][4 * piece] = four.x;
-      h[i][4 * piece + 1] = four.y;
-      h[i][4 * piece + 2] = four.z;
-      h[i][4 * piece + 3] = four.w;
+    for (int k = 0; k < S; k += 2) {
+      const float4 four = from[place_of_piece(square, i, k)];
+      h[i][k] = four.x;
+      h[i][k + 1] = four.y;
+      h[i + 1][k] = four.z;
+      h[i + 1][k + 1] = four.w;
     }
   }
 }
@@ -302,10 +303,10 @@ template <int C, int S>
 __device__ __forceinline__ void store_square(const float (&h)[C][S], float4* to, int lane) {
   const Square<C> square(lane);
 #pragma unroll
-  for (int i = 0; i < C; ++i) {
+  for (int i = 0; i < C; i += 2) {
 #pragma unroll
-    for (int k = 0; k < S; k += 4) {
-      to[place_of_piece(square, i, k / 4)] = make_float4(h[i][k], h[i][k + 1], h[i][k + 2], h[i][k + 3]);
+    for (int k = 0; k < S; k += 2) {
+      to[place_of_piece(square, i, k)] = make_float4(h[i][k], h[i][k + 1], h[i + 1][k], h[i + 1][k + 1]);
     }
   }
 }
