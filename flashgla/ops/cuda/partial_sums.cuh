@@ -34,40 +34,41 @@ inline PartialSums take_partial_sums(Context& context, std::int64_t rows, std::i
   return partial;
 }
 
-constexpr int kReduceColumns = 8, kReduceDown = 32;  // of a block of threads: a sector of memory, so many at once
-constexpr int kReduceBatch = 8;                      // blocks' sums that a thread asks for before it adds the first
-constexpr int kReduceThreads = kReduceColumns * kReduceDown;
+constexpr int kReduceThreads = 256;  // of a block, which has so many columns' sums to add up:
+constexpr int kReduceColumns = 8;    // a sector of memory; more where partial sums are few and columns many
+constexpr int kReduceBatch = 8;      // blocks' sums that a thread asks for before it adds the first
 
-// Out: out(column) is where a column's sum goes.
-template <class Out>
+// Out: out(column) is where a column's sum goes. kColumns: of a block, at most a warp.
+template <int kColumns, class Out>
 static __global__ void __launch_bounds__(kReduceThreads)
     reduce_partial_sums_kernel(PartialSums partial, Out out, bool accumulate) {
   using flashgla::cuda::kWarp;
+  constexpr int kDown = kReduceThreads / kColumns;
   flashgla::cuda::release_next();
   flashgla::cuda::wait_for_previous();
-  __shared__ float shared[kReduceThreads / kWarp][kReduceColumns];
-  const int across = threadIdx.x % kReduceColumns, down = threadIdx.x / kReduceColumns;
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kReduceColumns + across;
+  __shared__ float shared[kReduceThreads / kWarp][kColumns];
+  const int across = threadIdx.x % kColumns, down = threadIdx.x / kColumns;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + across;
   const bool there = column < partial.columns, writes = there && down == 0;
   float result = writes && accumulate ? *out(column) : 0.0f, total = 0.0f;
   const auto blocks = static_cast<int>(partial.blocks());
   const float* from = partial.sums + down * partial.columns + column;
-  const std::int64_t apart = kReduceDown * partial.columns;
-  for (int first = down; there && first < blocks; first += kReduceDown * kReduceBatch) {
+  const std::int64_t apart = kDown * partial.columns;
+  for (int first = down; there && first < blocks; first += kDown * kReduceBatch) {
     float read[kReduceBatch];
 #pragma unroll
     for (int k = 0; k < kReduceBatch; ++k) {
-      read[k] = first + k * kReduceDown < blocks ? *from : 0.0f;
+      read[k] = first + k * kDown < blocks ? *from : 0.0f;
       from += apart;
     }
 #pragma unroll
     for (int k = 0; k < kReduceBatch; ++k) total += read[k];
   }
 #pragma unroll
-  for (int distance = kReduceColumns; distance < kWarp; distance *= 2) {
+  for (int distance = kColumns; distance < kWarp; distance *= 2) {
     total += __shfl_xor_sync(0xffffffffu, total, distance);
   }
-  if (threadIdx.x % kWarp < kReduceColumns) shared[threadIdx.x / kWarp][across] = total;
+  if (threadIdx.x % kWarp < kColumns) shared[threadIdx.x / kWarp][across] = total;
   __syncthreads();
   if (!writes) return;
 #pragma unroll
@@ -82,14 +83,15 @@ struct SumsOut {
 };
 
 // *out(column) (+)= sum over blocks.
-template <class Out>
+template <int kColumns = kReduceColumns, class Out>
 void reduce(const Context& context, const PartialSums& partial, const Out& out, bool accumulate) {
-  queue_kernel(context, "sums of blocks of rows", reduce_partial_sums_kernel<Out>,
-               (partial.columns + kReduceColumns - 1) / kReduceColumns, kReduceThreads, 0, partial, out, accumulate);
+  queue_kernel(context, "sums of blocks of rows", reduce_partial_sums_kernel<kColumns, Out>,
+               (partial.columns + kColumns - 1) / kColumns, kReduceThreads, 0, partial, out, accumulate);
 }
 
-inline void reduce(const Context& context, const PartialSums& partial, float* out, bool accumulate) {
-  reduce(context, partial, SumsOut{out}, accumulate);
+template <int kColumns = kReduceColumns>
+void reduce(const Context& context, const PartialSums& partial, float* out, bool accumulate) {
+  reduce<kColumns>(context, partial, SumsOut{out}, accumulate);
 }
 
 }  // namespace flashgla::ops::cuda

@@ -8,6 +8,8 @@
 
 namespace flashgla::ops::short_convolution::cuda {
 
+constexpr int kDown = 4;  // of a block along time
+constexpr int kThreads = kAcross * kDown;
 // Channels of a thread, where their number and addresses are multiples of it: 8 bytes.
 template <class T>
 constexpr int kBackwardElements = 8 / static_cast<int>(sizeof(T));

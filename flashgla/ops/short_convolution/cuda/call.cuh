@@ -1,5 +1,5 @@
-// What forward and backward share. Notation as in reference.cpp. A block of threads has kAcross places along channels
-// by kDown along time.
+// What forward and backward share. Notation as in reference.cpp. A block of threads has kAcross places along channels,
+// some along time.
 #pragma once
 
 #include "flashgla/ops/cuda/each_element.cuh"
@@ -13,8 +13,7 @@ using ops::cuda::Place;
 using ops::cuda::Vector;
 using bf16 = __nv_bfloat16;
 
-constexpr int kAcross = 64, kDown = 4;
-constexpr int kThreads = kAcross * kDown;
+constexpr int kAcross = 64;
 // What every kernel of a call knows. A line is one row of the batch: one sequence, or with cu_seqlens all of them.
 struct Call {
   std::int64_t lines, length, channels;
@@ -43,7 +42,7 @@ struct Call {
   __host__ __device__ __forceinline__ std::int64_t slices(int elements) const {
     return (channels + kAcross * elements - 1) / (kAcross * elements);
   }
-  std::int64_t state_blocks() const { return (sequences * channels + kThreads - 1) / kThreads; }
+  std::int64_t state_blocks(int threads) const { return (sequences * channels + threads - 1) / threads; }
 };
 
 // Sequence n; with cu_seqlens or without.
@@ -144,7 +143,7 @@ __device__ __forceinline__ void inputs_before(const Call& call, const Lines<T>& 
 // One channel of one sequence, at [i] of the states: the blocks behind the first `before`.
 template <class Body>
 __device__ __forceinline__ void for_state(const Call& call, std::int64_t before, const Body& body) {
-  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) - before) * kThreads + threadIdx.x;
+  const std::int64_t item = (static_cast<std::int64_t>(blockIdx.x) - before) * blockDim.x + threadIdx.x;
   if (item >= call.sequences * call.channels) return;
   const Place place = sequence(call, item / call.channels);
   body(place, call.cu_seqlens ? 0 : place.n, item % call.channels);

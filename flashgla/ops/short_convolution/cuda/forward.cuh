@@ -9,7 +9,9 @@ namespace flashgla::ops::short_convolution::cuda {
 
 constexpr int kForwardTokens = 8;    // of a thread
 constexpr int kForwardElements = 2;  // channels of a thread, where their number and addresses are multiples of it
-constexpr int kTile = kDown * kForwardTokens;
+constexpr int kForwardDown = 2;      // of a block along time
+constexpr int kForwardThreads = kAcross * kForwardDown;
+constexpr int kTile = kForwardDown * kForwardTokens;
 
 // Reads K tokens from `first` on; 0 where the line has none.
 template <int K, int N, class T>
@@ -33,17 +35,18 @@ __device__ __forceinline__ void read(const Call& call, const Lines<T>& x, std::i
 
 // `blocks`: of all but states, tiles by slices of channels; the divisions are by how many there are of a line.
 template <int W, int N, class T, bool kSilu>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 5 : 4)
+__global__ void __launch_bounds__(kForwardThreads, sizeof(T) == 2 ? 10 : 8)
     forward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_tiles, std::int64_t blocks,
                    Lines<T> x, Lines<T> y, float* final_state) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= blocks) {
     for_state(call, blocks, [&](const Place& place, std::int64_t line, std::int64_t d) {
-      for (int i = 0; i < W - 1; ++i) {
-        final_state[state_at<W>(call, place.n, d, i)] =
-            extended<W>(call, x, place, line, d, place.end - place.begin + i);
-      }
+      float state[W - 1];  // all on their way before the first is written
+#pragma unroll
+      for (int i = 0; i < W - 1; ++i) state[i] = extended<W>(call, x, place, line, d, place.end - place.begin + i);
+#pragma unroll
+      for (int i = 0; i < W - 1; ++i) final_state[state_at<W>(call, place.n, d, i)] = state[i];
     });
     return;
   }

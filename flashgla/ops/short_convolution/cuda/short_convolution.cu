@@ -91,8 +91,8 @@ void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, 
     ops::cuda::queue_kernel(
         context, "short_convolution",
         call.silu ? cuda::forward_kernel<width.value, N, T, true> : cuda::forward_kernel<width.value, N, T, false>,
-        blocks + (final_state ? call.state_blocks() : 0), kThreads, 0, call, by_slices, by_tiles, blocks,
-        Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+        blocks + (final_state ? call.state_blocks(cuda::kForwardThreads) : 0), cuda::kForwardThreads, 0, call,
+        by_slices, by_tiles, blocks, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
   });
 }
 
@@ -108,8 +108,8 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
     ops::cuda::queue_kernel(
         context, "short_convolution",
         call.silu ? cuda::backward_kernel<width.value, N, T, true> : cuda::backward_kernel<width.value, N, T, false>,
-        blocks + (to.d_initial_state ? call.state_blocks() : 0), kThreads, cuda::kBackwardShared<width.value, N, T>,
-        call, blocks, gradients, partial);
+        blocks + (to.d_initial_state ? call.state_blocks(kThreads) : 0), kThreads,
+        cuda::kBackwardShared<width.value, N, T>, call, blocks, gradients, partial);
   });
 }
 
@@ -144,7 +144,7 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
   if (context.planning()) return;
   (inputs.x.dtype == DType::f32 ? backward_of<float> : backward_of<bf16>)(context, inputs, from, to, activation,
                                                                           partial);
-  ops::cuda::reduce(context, partial, to.dweight.as<float>(), true);
+  ops::cuda::reduce<32>(context, partial, to.dweight.as<float>(), true);
 }
 
 template <class T>
