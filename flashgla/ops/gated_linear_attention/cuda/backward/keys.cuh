@@ -405,10 +405,11 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         within[i] = late ? within[i] : -within[i];
       }
     }
+    const auto find_starts = [&] { return view.floats(Layout::columns) + fresh_group() * 3 * kTile; };
     const PairGradients<View> gradients{.view = view,
                                         .at = at,
                                         .b = b,
-                                        .starts = starts,
+                                        .starts = again<Core>(starts, find_starts),
                                         .own_k = own_k,
                                         .own_gates = own_gates,
                                         .channel = channel,
