@@ -36,11 +36,19 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     that are not contiguous, are copied.
     """
     h0, z0 = _pair(initial_state, normalize)
-    inputs = (q, k, v, g, gv, h0, z0)
-    keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
-    o, ht, zt, _ = torch.ops.flashgla.forward(*inputs, cu_seqlens, scale, algorithm, feature_map, normalize,
-                                              float32_math, max_seqlen, gate_logit_normalizer, gate_clamp_min,
-                                              output_final_state, keep)
+    tensors = (q, k, v, g, gv, h0, z0, cu_seqlens)
+    options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen, gate_logit_normalizer,
+               gate_clamp_min)
+    keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors[:7])
+    if not _is_plain(tensors):
+        o, ht, zt, _ = torch.ops.flashgla.forward(*tensors, *options, output_final_state, keep)
+    else:
+        if torch.is_autocast_enabled(q.device.type):
+            tensors = (*_cast(q.device.type, *tensors[:5]), *tensors[5:])
+        if keep:
+            o, ht, zt, _ = _Differentiable.apply(*tensors, options, output_final_state)
+        else:
+            o, ht, zt, _ = _run_forward(*tensors, options, output_final_state, keep)
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -52,8 +60,15 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor],
          gate_clamp_min: float | None = None) -> Tensor:
     """flashgla.step on PyTorch tensors: returns o, updates `state` in place. Not differentiable."""
     h, z = _pair(state, normalize)
-    return torch.ops.flashgla.step(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer,
-                                   gate_clamp_min)
+    tensors = (q, k, v, g, gv, h, z)
+    options = (scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
+    # With gradients wanted by the operator, which says that there are none.
+    if h is None or not _is_plain(tensors) or (torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in tensors)):
+        return torch.ops.flashgla.step(*tensors, *options)
+    if torch.is_autocast_enabled(q.device.type):
+        tensors = (*_cast(q.device.type, *tensors[:5]), h, z)
+    return _step(*tensors, *options)
 
 
 # ---- operators ----
@@ -72,6 +87,20 @@ _library.define(f"backward({_INPUTS}, {_OPTIONS}, Tensor? o, Tensor? states, Ten
 _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tensor(a!) h, Tensor(b!)? z, float? scale, "
                 "str feature_map, bool normalize, float? gate_logit_normalizer, float? gate_clamp_min) -> Tensor",
                 tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
+    """Whether a call may go past PyTorch's dispatcher, whose way through Python takes longer than all else that the host
+    does for a call: tensors of no other class on a CPU or GPU, no compiling or tracing, no modes, no transforms."""
+    return (not torch.compiler.is_compiling() and all(type(x) in _PLAIN for x in tensors[:3]) and
+            all(x is None or type(x) in _PLAIN for x in tensors[3:]) and (tensors[0].is_cuda or tensors[0].is_cpu) and
+            torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0 and
+            torch._C._get_tracing_state() is None and torch._C._functorch.peek_interpreter_stack() is None)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+_NORMALIZE = 3  # where the options have it
 
 # Sequences shorter than this on average keep no states: there are hardly any, and backward makes them.
 _KEEP_FROM = 64
@@ -92,25 +121,34 @@ def _keeps_states(q: Tensor, cu_seqlens: Tensor | None) -> bool:
 
 
 def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, normalize: bool, final_state: bool,
-                 states_bytes: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = _sequences(q, cu_seqlens)
+                 states_bytes: Any) -> tuple[Tensor | None, ...]:
     groups, key_dim, value_dim = k.shape[2], q.shape[3], v.shape[3]
-    state_dtype = _state_dtype(q)
     o = q.new_empty((*q.shape[:3], value_dim))
-    ht = q.new_empty((n, groups, key_dim, value_dim) if final_state else 0, dtype=state_dtype)
-    zt = q.new_empty((n, groups, key_dim) if final_state and normalize else 0, dtype=state_dtype)
-    return o, ht, zt, q.new_empty(states_bytes, dtype=torch.uint8)
+    ht = zt = states = None
+    if final_state:
+        n, state_dtype = _sequences(q, cu_seqlens), _state_dtype(q)
+        ht = q.new_empty((n, groups, key_dim, value_dim), dtype=state_dtype)
+        zt = q.new_empty((n, groups, key_dim), dtype=state_dtype) if normalize else None
+    if not isinstance(states_bytes, int) or states_bytes > 0:
+        states = q.new_empty(states_bytes, dtype=torch.uint8)
+    return o, ht, zt, states
 
 
-def _new_gradients(q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
-    gradients = []
-    for i, (x, want) in enumerate(zip((q, k, v, *others), wanted)):
-        if x is None:
-            gradients.append(q.new_empty(0))
-            continue
-        constant_gate = i == 3 and x.dim() == 1
-        gradients.append(q.new_empty(x.shape if want else 0, dtype=_state_dtype(q) if constant_gate else x.dtype))
+def _new_gradients(q: Tensor, *others: Tensor | None, wanted: list[bool]) -> tuple[Tensor | None, ...]:
+    gradients: list[Tensor | None] = []
+    for i, (x, want) in enumerate(zip((q, *others), wanted)):
+        if x is None or not want:
+            gradients.append(None)
+        elif i == 3 and x.dim() == 1:  # of a constant gate
+            gradients.append(q.new_empty(x.shape, dtype=_state_dtype(q)))
+        else:
+            gradients.append(x.new_empty(x.shape))
     return tuple(gradients)
+
+
+def _all_there(q: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Results as an operator of PyTorch gives them: an empty tensor stands for one that is not wanted."""
+    return tuple(q.new_empty(0) if x is None else x for x in tensors)
 
 
 def _view(x: Tensor | None, writable: bool = False) -> Any:
@@ -122,11 +160,6 @@ def _rows(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
-def _written(x: Tensor) -> Any:
-    """View of an output; None for the empty tensor that stands for one not wanted."""
-    return Array(to_dlpack(x), True) if x.numel() else None
-
-
 def _place(q: Tensor) -> tuple[int, int, Any]:
     """Stream, threads and allocator of a call on q's device."""
     if not q.is_cuda:
@@ -135,65 +168,73 @@ def _place(q: Tensor) -> tuple[int, int, Any]:
     def allocate(bytes: int) -> Array:
         return Array(to_dlpack(torch.empty(bytes, dtype=torch.uint8, device=q.device)), True)
 
-    return torch.cuda.current_stream(q.device).cuda_stream, 0, allocate
+    return torch._C._cuda_getCurrentRawStream(q.get_device()), 0, allocate
 
 
 def _on_device(q: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if q.is_cuda and q.device.index != torch.cuda.current_device():
+    if q.is_cuda and q.get_device() != torch.cuda.current_device():
         return torch.cuda.device(q.device)
     return contextlib.nullcontext()
 
 
-def _check_dtypes(*arguments: tuple[str, Tensor | None]) -> None:
-    for name, x in arguments:
+def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
+    """Of q, k, v, g, gv and the two parts of a state of that name."""
+    for i, x in enumerate(tensors):
         if x is not None and x.dtype not in _NAMES:
+            name = ("q", "k", "v", "g", "gv", state, state)[i]
             raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
               z0: Tensor | None, cu_seqlens: Tensor | None, *options: Any) -> _flashgla.Operands:
-    _check_dtypes(("q", q), ("k", k), ("v", v), ("g", g), ("gv", gv), ("initial_state", h0), ("initial_state", z0))
-    states = (None if x is None else x.detach().contiguous() for x in (h0, z0, cu_seqlens))
-    return _flashgla.Operands(*(_view(_rows(x)) for x in (q, k, v, g, gv)), *(_view(x) for x in states), *options)
+    _check_dtypes("initial_state", q, k, v, g, gv, h0, z0)
+    states = [None if x is None else _view(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
+    return _flashgla.Operands(*[_view(_rows(x)) for x in (q, k, v, g, gv)], *states, *options)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
-             z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-             normalize: bool, float32_math: str, max_seqlen: int | None, gate_logit_normalizer: float | None,
-             gate_clamp_min: float | None, final_state: bool,
-             keep: bool) -> tuple[Tensor, ...]:
+def _run_forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
+                 z0: Tensor | None, cu_seqlens: Tensor | None, options: tuple[Any, ...], final_state: bool,
+                 keep: bool) -> tuple[Tensor | None, ...]:
     with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
-                             max_seqlen, gate_logit_normalizer, gate_clamp_min)
+        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, *options)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
-        outputs = _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
-        operands.forward(*(_written(x) for x in outputs), *_place(q))
+        outputs = _new_outputs(q, k, v, cu_seqlens, options[_NORMALIZE], final_state, states_bytes)
+        operands.forward(*[_view(x, True) for x in outputs], *_place(q))
     return outputs
 
 
-def _backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
-              z0: Tensor | None, cu_seqlens: Tensor | None, scale: float | None, algorithm: str, feature_map: str,
-              normalize: bool, float32_math: str, max_seqlen: int | None, gate_logit_normalizer: float | None,
-              gate_clamp_min: float | None, o: Tensor | None, states: Tensor | None, d_o: Tensor,
-              d_ht: Tensor | None, d_zt: Tensor | None, wanted: list[bool]) -> tuple[Tensor, ...]:
+def _run_backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
+                  z0: Tensor | None, cu_seqlens: Tensor | None, options: tuple[Any, ...], o: Tensor | None,
+                  states: Tensor | None, d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
+                  wanted: list[bool]) -> tuple[Tensor | None, ...]:
     with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
-                             max_seqlen, gate_logit_normalizer, gate_clamp_min)
+        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, *options)
         gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
-        d_states = (None if x is None else x.contiguous() for x in (d_ht, d_zt))
-        operands.backward(_view(o), _view(states), _view(_rows(d_o)), *(_view(x) for x in d_states),
-                          *(_written(x) for x in gradients), *_place(q))
+        d_states = [None if x is None else _view(x.contiguous()) for x in (d_ht, d_zt)]
+        operands.backward(_view(o), _view(states), _view(_rows(d_o)), *d_states,
+                          *[_view(x, True) for x in gradients], *_place(q))
     return gradients
+
+
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, options, (final_state, keep) = arguments[:8], arguments[8:-2], arguments[-2:]
+    return _all_there(tensors[0], *_run_forward(*tensors, options, final_state, keep))
+
+
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    tensors, options, others = arguments[:8], arguments[8:-6], arguments[-6:]
+    return _all_there(tensors[0], *_run_backward(*tensors, options, *others))
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
           scale: float | None, feature_map: str, normalize: bool, gate_logit_normalizer: float | None,
           gate_clamp_min: float | None) -> Tensor:
-    _check_dtypes(("q", q), ("k", k), ("v", v), ("g", g), ("gv", gv), ("state", h), ("state", z))
+    _check_dtypes("state", q, k, v, g, gv, h, z)
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     with _on_device(q):
         _flashgla.step(*(_view(_rows(x)) for x in (q, k, v, g, gv)), _view(h, True), _view(z, True), _view(o, True),
                        scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
+    torch.autograd.graph.increment_version([x for x in (h, z) if x is not None and not x.is_inference()])
     return o
 
 
@@ -272,13 +313,13 @@ def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normali
         # States have as many bytes whatever the longest sequence is.
         states_bytes = _states_bytes(q, k, v, g, gv, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math,
                                      None, gate_logit_normalizer, gate_clamp_min)
-    return _new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes)
+    return _all_there(q, *_new_outputs(q, k, v, cu_seqlens, normalize, final_state, states_bytes))
 
 
 @torch.library.register_fake("flashgla::backward", lib=_library)
 def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
       gate_logit_normalizer, gate_clamp_min, o, states, d_o, d_ht, d_zt, wanted):
-    return _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
+    return _all_there(q, *_new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted))
 
 
 @torch.library.register_fake("flashgla::step", lib=_library)
@@ -288,19 +329,19 @@ def _(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer
 
 # ---- autograd ----
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, options, (final_state, keep) = inputs[:8], inputs[8:-2], inputs[-2:]
-    normalize = options[3]
+def _save(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool, keep: bool,
+          output: tuple[Any, ...]) -> None:
     o, _, _, states = output
-    needs_o = normalize or tensors[4] is not None
+    needs_o = options[_NORMALIZE] or tensors[4] is not None
     ctx.set_materialize_grads(False)
     ctx.options = options
     ctx.final_state = final_state
-    ctx.kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]))
+    ctx.kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]) and states is not None)
     ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, states), ctx.kept) if kept))
 
 
-def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None, _: None) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None) -> list[Any]:
+    """Gradients of the first seven tensors."""
     everything = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
     tensors, saved = everything[:8], iter(everything[8:])
     o, states = (next(saved) if kept else None for kept in ctx.kept)
@@ -310,17 +351,43 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tens
     if d_o is None:
         q, v = tensors[0], tensors[2]
         d_o = q.new_zeros((*q.shape[:3], v.shape[3]))
-    final_state, normalize = ctx.final_state, ctx.options[3]
-    if not final_state:  # empty outputs have gradients in compiled graphs
+    if not ctx.final_state:  # empty outputs have gradients in compiled graphs
         d_ht = None
-    if not (final_state and normalize):
+    if not (ctx.final_state and ctx.options[_NORMALIZE]):
         d_zt = None
-    gradients = torch.ops.flashgla.backward(*tensors, *ctx.options, o, states, d_o, d_ht, d_zt, wanted)
-    d_g = gradients[3]
-    if wanted[3] and d_g.dtype != tensors[3].dtype:
-        d_g = d_g.to(tensors[3].dtype)
-    gradients = (*gradients[:3], d_g, *gradients[4:])
-    return (*(x if want else None for x, want in zip(gradients, wanted)), *[None] * (3 + len(ctx.options)))
+    given = (o, states, d_o, d_ht, d_zt, wanted)
+    # With gradients of the gradients to come, by the operator that refuses them.
+    if torch.is_grad_enabled() or not _is_plain((*tensors, d_o, d_ht, d_zt)):
+        gradients = list(torch.ops.flashgla.backward(*tensors, *ctx.options, *given))
+    else:
+        gradients = list(_run_backward(*tensors, ctx.options, *given))
+    if wanted[3] and gradients[3].dtype != tensors[3].dtype:
+        gradients[3] = gradients[3].to(tensors[3].dtype)
+    return [x if want else None for x, want in zip(gradients, wanted)]
+
+
+class _Differentiable(torch.autograd.Function):
+    """(tensors, options, final_state) -> (o, ht, zt, states), past the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
+        tensors, (options, final_state) = arguments[:8], arguments[8:]
+        output = _run_forward(*tensors, options, final_state, True)
+        _save(ctx, tensors, options, final_state, True, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None, _: None) -> tuple[Any, ...]:
+        return (*_differentiate(ctx, d_o, d_ht, d_zt), None, None, None)
+
+
+def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _save(ctx, inputs[:8], inputs[8:-2], *inputs[-2:], output)
+
+
+def _differentiate_operator(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None,
+                            _: None) -> tuple[Any, ...]:
+    return (*_differentiate(ctx, d_o, d_ht, d_zt), *[None] * (3 + len(ctx.options)))
 
 
 def _refuse(what: str) -> Any:
@@ -330,27 +397,30 @@ def _refuse(what: str) -> Any:
     return refuse
 
 
-torch.library.register_autograd("flashgla::forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("flashgla::forward", _differentiate_operator, setup_context=_save_of_operator,
+                                lib=_library)
 torch.library.register_autograd("flashgla::backward", _refuse("the second derivative is not implemented"), lib=_library)
 
 
 # ---- autocast ----
 
+def _cast(device: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
+          gv: Tensor | None) -> tuple[Tensor | None, ...]:
+    if q.dtype == torch.float64:
+        return q, k, v, g, gv
+    dtype = torch.get_autocast_dtype(device)
+    gates = (x if x is None or x.dtype in (dtype, torch.float32) else x.float() for x in (g, gv))
+    return q.to(dtype), k.to(dtype), v.to(dtype), *gates
+
+
 def _autocast_rule(device: str) -> None:
     key = "Autocast" + device.upper()
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None) -> tuple[Tensor | None, ...]:
-        if q.dtype == torch.float64:
-            return q, k, v, g, gv
-        dtype = torch.get_autocast_dtype(device)
-        gates = (x if x is None or x.dtype in (dtype, torch.float32) else x.float() for x in (g, gv))
-        return q.to(dtype), k.to(dtype), v.to(dtype), *gates
-
     def rule(operator: Any) -> Any:
         def call(*arguments: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(keys):
-                return operator(*cast(*arguments[:5]), *arguments[5:])
+                return operator(*_cast(device, *arguments[:5]), *arguments[5:])
 
         return call
 

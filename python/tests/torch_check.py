@@ -290,6 +290,47 @@ def check_steps():
     assert torch.equal(mine, flashgla.step(*token, same)) and torch.equal(h, same)
 
 
+def check_dispatcher():
+    """Calls go past PyTorch's dispatcher, and through it where a mode, a subclass or a transform asks for it: with the
+    same bits, and a state whose version tells that it was written."""
+    seen = []
+
+    class Notes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def run():
+        q, k, v, g, gv = inputs("key_value", length=100, gradients=True)
+        h0 = normal(2, 2, 16, 32).requires_grad_()
+        o, ht = flashgla.gated_linear_attention(q, k, v, g, gv, initial_state=h0, output_final_state=True)
+        gradients = torch.autograd.grad((o * o).sum() + ht.sum(), (q, k, v, g, gv, h0))
+        state = normal(2, 2, 16, 32)
+        version = state._version
+        token = flashgla.step(*(x[:, 0].detach() for x in (q, k, v)), state, g[:, 0].detach())
+        assert state._version == version + 1
+        return o, ht, *gradients, token, state
+
+    past = run()
+    with Notes():
+        through = run()
+    assert all(torch.equal(a, b) for a, b in zip(past, through))
+    for name in ("forward", "backward", "step"):
+        assert f"flashgla.{name}.default" in seen, name
+
+    class Sub(torch.Tensor):
+        pass
+
+    q, k, v, g, _ = inputs(length=100)
+    expected = flashgla.gated_linear_attention(q, k, v, g)[0]
+    assert torch.equal(flashgla.gated_linear_attention(q.as_subclass(Sub), k, v, g)[0], expected)
+    with torch.inference_mode():
+        state = normal(2, 2, 16, 32)
+        flashgla.step(*(x[:, 0] for x in (q, k, v)), state, g[:, 0])
+    meta = flashgla.gated_linear_attention(*(x.to("meta") for x in (q, k, v, g)))[0]
+    assert meta.is_meta and meta.shape == expected.shape
+
+
 def check_refusals():
     q, k, v, g, _ = inputs()
     for call, text in [
