@@ -145,6 +145,6 @@ function(flashgla_test folder)
     target_precompile_headers(${target} REUSE_FROM flashgla_test_headers)
   endif()
   # Tests run beside each other on few cores: a thread that waits must not spin.
-  gtest_discover_tests(${target} TEST_PREFIX ${folder}. DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(${target} TEST_PREFIX ${folder}. NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT 600 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endfunction()
