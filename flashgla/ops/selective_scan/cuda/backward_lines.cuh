@@ -189,18 +189,19 @@ class BackwardLines {
   }
   // What has been asked for.
   __device__ __forceinline__ void states(int chunk, float (&h)[kQuad][kQuad]) const {
-    if constexpr (kBuffers == 0) {
-      load_square(kept(chunk), lane_, h);
-    } else {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-        const float4 four = shared_.states[i][lane_];
-        const int channel = i / 2 * 2, state = i % 2 * 2;
-        h[channel][state] = four.x;
-        h[channel][state + 1] = four.y;
-        h[channel + 1][state] = four.z;
-        h[channel + 1][state + 1] = four.w;
+    for (int i = 0; i < kQuad; ++i) {
+      float4 four;
+      if constexpr (kBuffers == 0) {
+        four = kept(chunk)[lane_ + i * kWarp];  // place_of_piece
+      } else {
+        four = shared_.states[i][lane_];
       }
+      const int channel = i / 2 * 2, state = i % 2 * 2;
+      h[channel][state] = four.x;
+      h[channel][state + 1] = four.y;
+      h[channel + 1][state] = four.z;
+      h[channel + 1][state + 1] = four.w;
     }
   }
 
@@ -246,7 +247,12 @@ class BackwardLines {
 
   static __device__ __forceinline__ int bytes(std::int64_t stride) { return static_cast<int>(stride * sizeof(T)); }
   __device__ __forceinline__ const float4* kept(int chunk) const {
-    return shared_.kept + std::int64_t{chunk} * static_cast<int>(call_.tiles * (kWarps * kSquare));
+    // One instruction, which the compiler does not take apart to carry parts of it along.
+    const float4* at;
+    asm("mad.wide.s32 %0, %1, %2, %3;"
+        : "=l"(at)
+        : "r"(chunk), "r"(static_cast<int>(call_.tiles * (kWarps * kSquare * sizeof(float4)))), "l"(shared_.kept));
+    return at;
   }
   __device__ __forceinline__ int count_of(int which) const {
     return which == kKeys ? states_ : which == kOutput ? kWide : count_;
