@@ -206,7 +206,7 @@ void Trainer::open_feeds(const StepForm& form) {
     if (states_.front().grows()) {
       throw Error(
           "training: order segments carries states of constant size, but this model has layers whose state grows "
-          "with the length; give their attention a window_size, or use another order");
+          "with the length; use another order, or softmax attention with a window_size");
     }
     if (model_->config().learned_positions && (config_.segments == 0 || config_.segments * config_.sequence_length >
                                                                             model_->config().max_position_embeddings)) {
