@@ -547,10 +547,11 @@ void Trainer::report(std::size_t left) {
     if (row.kind == "skipped" || row.step == total_steps() || row.step % config_.log_every == 0) metrics_->write(row);
     if (events_.step) events_.step(row);
     if (skipped_in_a_row_ < config_.max_skipped_updates) continue;
+    const std::string kept =
+        folder_.checkpoints().empty() ? "there is no checkpoint" : "checkpoints are in " + config_.out;
     throw Error("training stopped: " + std::to_string(skipped_in_a_row_) + " updates in a row were not made (" +
                 row.message + "); the weights are those of step " + std::to_string(last_done_step_) +
-                ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; checkpoints are in " +
-                config_.out);
+                ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; " + kept);
   }
 }
 
