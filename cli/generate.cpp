@@ -101,6 +101,7 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
               const GenerateArguments& arguments) {
   say("Type the beginning of a text and press Enter; an empty line lets the model go on. Ctrl-C stops the text,\n"
       "Ctrl-D leaves. /reset forgets everything, /save FILE keeps the state; // begins a text with a slash.\n");
+  const mixers::MostTokens most = model.config().most_tokens();  // of a model whose sequences have an end
   std::string line;
   Speed speed;
   for (;;) {
@@ -129,12 +130,20 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
     auto start = Clock::now();
     const bool begins = session.fresh();
     const text::TokenIds tokens = generator.encode(line, begins);
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    generate::GenerateOptions options = arguments.options;
+    options.max_tokens = std::min(options.max_tokens, most.count - session.longest() - count);
+    if (options.max_tokens < std::min<std::int64_t>(arguments.options.max_tokens, 1)) {
+      say("no room for that: {} of the {} {} are taken, and it has {}; /reset forgets them\n", session.longest(),
+          most.count, most.what, count);
+      continue;
+    }
     if (!tokens.empty()) generator.feed(session, {tokens});
-    speed.prompt_tokens += static_cast<std::int64_t>(tokens.size());
+    speed.prompt_tokens += count;
     speed.prompt_seconds += seconds_since(start);
     start = Clock::now();
     if (!arguments.only_new) print("{}", line);
-    const auto results = generator.generate(session, arguments.options, [](std::size_t, std::string_view text) {
+    const auto results = generator.generate(session, options, [](std::size_t, std::string_view text) {
       std::fwrite(text.data(), 1, text.size(), stdout);
       std::fflush(stdout);
     });

@@ -119,7 +119,7 @@ if command -v compute-sanitizer >/dev/null; then
   # Generation by 16 sequences, whose state waits in a ring.
   sanitize memcheck ring "$bin/flashgla_generate_test" --gtest_filter='GenerationWithARing.WritesTheSameText'
   sanitize racecheck long_convolution "$bin/flashgla_long_convolution_test" --gtest_filter='*NumbersBeyond*'
-  # Of operators alone: initcheck does not see what cuBLASLt's kernels store by the copy engine, so that in a model each
+  # Of operators alone: initcheck does not see what cuBLASLt's kernels store by TMA, so that in a model each
   # kernel behind a product is named. What a model reads before it is written is found by the tests of models and
   # training that fill the arenas with NaN.
   for operator in short_convolution rms_norm swiglu embedding; do

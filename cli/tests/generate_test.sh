@@ -23,6 +23,15 @@ succeeds '.' generate run --max-tokens 40 --load-state fox.state --prompt ' and'
 holds 'standard input is read' sh -c "echo 'Once upon' | '$flashgla' generate run --max-tokens 5 --seed 1"
 
 
+# A prompt may be kept without a word written, also where the state grows by token.
+"$flashgla" train --data tokens --preset transformer-tiny --batch 2 --length 64 --steps 2 --out softmax >/dev/null 2>&1
+for model in run softmax; do
+  succeeds '.' generate $model --max-tokens 0 --prompt 'A long story' --save-state kept-$model.state
+  "$flashgla" generate $model --max-tokens 20 --prompt 'A long story' --only-new --ignore-end --seed 1 >whole 2>said
+  "$flashgla" generate $model --max-tokens 20 --load-state kept-$model.state --ignore-end --seed 1 >rest 2>said </dev/null
+  holds "and $model goes on from there" cmp whole rest
+done
+
 printf 'Once\n/what\n//slash\n/save kept.state\n/save no/such/folder\n/reset\n\n' |
   "$flashgla" generate run --interactive --max-tokens 5 --seed 1 >written 2>said
 holds 'a conversation ends well' test $? -eq 0
@@ -30,6 +39,15 @@ holds 'an unknown command is named' grep -q 'no such command: /what' said
 holds 'a text may begin with a slash' grep -q '^/slash' written
 holds '/save keeps the state' test -s kept.state
 holds 'a state that cannot be written is said' grep -q 'no/such/folder' said
+# Where sequences have an end a conversation says so and goes on.
+echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 32}' >hyena.json
+"$flashgla" train --model hyena.json --data tokens --batch 2 --length 32 --steps 2 --out sequence-ends >/dev/null 2>&1
+printf 'Once upon a time\nthere was a fox\n/reset\nThere was a fox\n' |
+  "$flashgla" generate sequence-ends --interactive --max-tokens 99 --ignore-end --seed 1 --save-state end.state >written 2>said
+holds 'a conversation goes on at the end of a sequence' test $? -eq 0
+holds 'which is said' grep -q 'no room for that: 32 of the 32 .*l_max.* are taken, and it has 15; /reset' said
+holds 'and what comes behind /reset is written' grep -q '^There was a fox.' written
+holds 'with its state kept' test -s end.state
 mkfifo keys
 "$flashgla" generate run --interactive --max-tokens 5 --seed 1 --save-state left.state <keys >waiting 2>said &
 process=$!

@@ -180,6 +180,7 @@ std::vector<Generation> Generator::generate(Session& session, const GenerateOpti
   if (options.max_tokens < 0) throw Error("generation", "max_tokens", std::to_string(options.max_tokens), "0 or more");
   session.state.reserve(session.longest() + options.max_tokens);
   Texts texts(tokenizer_, session, options, on_text);
+  if (options.max_tokens == 0) return texts.results();  // there need be no room for a step, not even to plan one
   Decoding decoding(context_, model_, session, options.sampling);
   // Where no token can end a text, or none is needed after it, the device goes on to the next one while the host looks
   // at the last. The CPU would do it first, and in vain where a text ends.

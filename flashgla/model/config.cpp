@@ -470,6 +470,9 @@ std::string to_json(const ModelConfig& config, const Layout& layout) {
   ModelConfig copy = config;
   copy.mixer->settle(copy);
   for (OtherLayers& other : copy.others) other.mixer->settle(copy);
+  // Of a width that follows from a ratio other libraries know nothing.
+  const bool says_width = keys_of(layout, "hidden_ratio").empty() && !keys_of(layout, "intermediate_size").empty();
+  if (says_width && config.use_mlp) copy.intermediate_size = config.mlp_dim();
   ordered_json object;
   if (*layout.architecture != '\0') object["architectures"] = {layout.architecture};
   object["model_type"] = layout.model_type;
@@ -487,7 +490,7 @@ std::string to_json(const ModelConfig& config, const Layout& layout) {
     const std::string_view name = fields[i].name;
     const bool of_no_mlp = !config.use_mlp && (name == "intermediate_size" || name == "hidden_ratio");
     if (keys.empty()) {
-      if (of_no_mlp || value == value_of(otherwise[i])) continue;
+      if (of_no_mlp || (says_width && name == "hidden_ratio") || value == value_of(otherwise[i])) continue;
       throw Error(std::string("layout ") + layout.name + ": has no place for " + fields[i].name + " " + value.dump());
     }
     if (const ordered_json* same = find(object, keys.front()); same != nullptr && *same != value) {

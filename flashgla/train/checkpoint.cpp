@@ -64,6 +64,7 @@ void Trainer::start_saving() {
                              {"highest_accuracy", progress_.highest_accuracy},
                              {"since_best", progress_.since_best}};
   }
+  if (evaluation_due_) progress["evaluation_due"] = true;
   progress["loader"] = loader_->save_state();
   progress["config"] = Json::parse(to_json(config_));
   saving_best_.reset();
@@ -154,6 +155,7 @@ void Trainer::restore(const Found& found) {
       progress_ = {early.at("accuracy").get<double>(), early.at("lowest_loss").get<double>(),
                    early.at("highest_accuracy").get<double>(), early.at("since_best").get<std::int64_t>()};
     }
+    evaluation_due_ = json.value("evaluation_due", false);
     loader_->restore(json.at("loader").get<std::string>());
     feed_->forget();
   } catch (const Json::exception& error) {

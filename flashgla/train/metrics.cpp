@@ -92,11 +92,12 @@ std::vector<MetricsRow> read_metrics(const std::string& path) {
   return rows;
 }
 
-MetricsWriter::MetricsWriter(const std::string& path, std::int64_t resume_step) : path_(path) {
+MetricsWriter::MetricsWriter(const std::string& path, std::int64_t resume_step, bool without_evaluation) : path_(path) {
   if (std::filesystem::is_regular_file(path)) {
     const std::string temporary = path + ".tmp";
     std::string kept;
     for (const MetricsRow& row : read_metrics(path)) {
+      if (without_evaluation && row.step == resume_step && row.kind == "eval") continue;
       if (row.step <= resume_step) kept += to_json_line(row) + "\n";
     }
     const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

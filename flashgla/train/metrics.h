@@ -32,7 +32,8 @@ std::string to_json_line(const MetricsRow& row);  // without the newline
 // file reads as if it had never stopped. Throws Error when the file cannot be written.
 class MetricsWriter {
  public:
-  MetricsWriter(const std::string& path, std::int64_t resume_step);
+  // without_evaluation: what is said of an evaluation at that step goes, too.
+  MetricsWriter(const std::string& path, std::int64_t resume_step, bool without_evaluation = false);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;

@@ -147,7 +147,7 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   write_file(folder_.config_file(), to_json(written));
   const std::string products = ops::matmul::export_plans(context_);
   if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
-  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_);
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_, evaluation_due_);
 }
 
 Trainer::~Trainer() {
@@ -206,7 +206,7 @@ void Trainer::open_feeds(const StepForm& form) {
     if (states_.front().grows()) {
       throw Error(
           "training: order segments carries states of constant size, but this model has layers whose state grows "
-          "with the length; give their attention a window_size, or use another order");
+          "with the length; use another order, or softmax attention with a window_size");
     }
     if (model_->config().learned_positions && (config_.segments == 0 || config_.segments * config_.sequence_length >
                                                                             model_->config().max_position_embeddings)) {
@@ -547,22 +547,33 @@ void Trainer::report(std::size_t left) {
     if (row.kind == "skipped" || row.step == total_steps() || row.step % config_.log_every == 0) metrics_->write(row);
     if (events_.step) events_.step(row);
     if (skipped_in_a_row_ < config_.max_skipped_updates) continue;
+    const std::string kept =
+        folder_.checkpoints().empty() ? "there is no checkpoint" : "checkpoints are in " + config_.out;
     throw Error("training stopped: " + std::to_string(skipped_in_a_row_) + " updates in a row were not made (" +
                 row.message + "); the weights are those of step " + std::to_string(last_done_step_) +
-                ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; checkpoints are in " +
-                config_.out);
+                ". Try a lower learning_rate, a longer warm-up, a smaller clip_norm or dtype f32; " + kept);
   }
 }
 
 Outcome Trainer::run() {
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
+  const auto due = [&](std::int64_t every) { return every > 0 && steps_ % every == 0; };
+  if (std::exchange(evaluation_due_, false) && evaluation_feed_) {
+    evaluate_and_record();
+    if (due(config_.checkpoint_every) && last_evaluation_->loss < best_loss_) {
+      best_step_ = steps_;
+      best_loss_ = last_evaluation_->loss;
+      folder_.mark_best(best_step_);
+    }
+  }
   while (steps_ < total_steps() && enough().empty()) {
     queue_step();
     const bool last = steps_ == total_steps();
     const bool stop = !last && events_.stop_requested && events_.stop_requested();
-    const bool save_now = last || stop || (config_.checkpoint_every > 0 && steps_ % config_.checkpoint_every == 0);
-    const bool evaluate_now =
-        !stop && (save_now || (config_.evaluate_every > 0 && steps_ % config_.evaluate_every == 0));
+    const bool save_now = last || stop || due(config_.checkpoint_every);
+    const bool evaluation = last || due(config_.checkpoint_every) || due(config_.evaluate_every);
+    const bool evaluate_now = evaluation && !stop;
+    evaluation_due_ = evaluation && stop;  // who stops does not wait; who goes on begins with it
     // While the device makes this step, the row of the one before it is written.
     report(save_now || evaluate_now ? 0 : 1);
     announce_saved();

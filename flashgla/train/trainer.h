@@ -185,6 +185,7 @@ class Trainer {
   double best_loss_;
   std::int64_t best_step_ = -1;
   std::optional<MetricsRow> last_evaluation_;
+  bool evaluation_due_ = false;  // of the step made last: the run was stopped before it
   // What decides whether the run ends early.
   struct Progress {
     double accuracy = 0.0;  // of the last evaluation of a task

@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_matrix_4_transposed(std::uint32_t shared, 
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// After initialising, before other threads or the copy engine use the barriers; then __syncthreads.
+// After initialising, before other threads or TMA use the barriers; then __syncthreads.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
       "r"(parity)
       : "memory");
 }
-// Contiguous bytes (16-byte aligned, a multiple of 16) by the copy engine; counted down on the mbarrier.
+// Contiguous bytes (16-byte aligned, a multiple of 16) by TMA; counted down on the mbarrier.
 __device__ __forceinline__ void copy_bulk(std::uint32_t shared, const void* global, std::uint32_t bytes,
                                           std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
@@ -194,7 +194,7 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
 __device__ __forceinline__ void mbarrier_arrive_expect_cluster(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Contiguous bytes (16-byte aligned, a multiple of 16) from this block's shared memory to another's by the copy engine;
+// Contiguous bytes (16-byte aligned, a multiple of 16) from this block's shared memory to another's by TMA;
 // counted down on an mbarrier there.
 __device__ __forceinline__ void copy_bulk_cluster(std::uint32_t there, std::uint32_t shared, std::uint32_t bytes,
                                                   std::uint32_t barrier) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 
 // ---- asynchronous copies, shared to global ----
 
-// Contiguous bytes (16-byte aligned, a multiple of 16) from shared memory to global by the copy engine; the thread's
+// Contiguous bytes (16-byte aligned, a multiple of 16) from shared memory to global by TMA; the thread's
 // stores since the last commit are a group, and wait_read returns when all its groups have been read.
 __device__ __forceinline__ void store_bulk(void* global, std::uint32_t shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
@@ -227,7 +227,7 @@ __device__ __forceinline__ void store_bulk_commit() { asm volatile("cp.async.bul
 __device__ __forceinline__ void store_bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Makes this thread's ordinary shared-memory writes visible to wgmma and the copy engine; before the barrier.
+// Makes this thread's ordinary shared-memory writes visible to wgmma and TMA; before the barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- warpgroup matrix products ----

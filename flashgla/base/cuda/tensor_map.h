@@ -1,4 +1,4 @@
-// Tensor maps: how the copy engine (TMA) is told where the boxes of a tensor lie.
+// Tensor maps: how TMA is told where the boxes of a tensor lie.
 #pragma once
 
 #include <cuda.h>

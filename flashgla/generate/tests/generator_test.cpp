@@ -108,6 +108,29 @@ TEST_F(GeneratorTest, SavedStateGoesOnAsIfItHadNeverStopped) {
   EXPECT_EQ(whole.state.history, second.state.history);
 }
 
+// A state that grows has room for its prompt alone, or its sequence ends there.
+TEST_F(GeneratorTest, APromptThatIsOnlySavedNeedsNoRoomBehindIt) {
+  for (const char* mixer : {"transformer", "hyena", "gla"}) {
+    model::ModelConfig config(mixer);
+    config.hidden_size = 32;
+    config.num_hidden_layers = 1;
+    config.vocab_size = 258;
+    if (mixer == std::string("hyena")) config.set("l_max", "6");
+    if (mixer != std::string("hyena")) config.set("num_heads", "2");
+    model::LanguageModel model(config, DType::f32, Device::cpu(), false);
+    model.parameters().initialize(3);
+    const Generator generator(context_, model, *tokenizer_);
+    Session first(model, 1), second(model, 1);
+    generator.feed(first, {generator.encode("Saved", true)});  // 6 tokens with bos
+    const std::vector<Generation> results = generator.generate(first, options(0), {});
+    EXPECT_EQ(results.front().tokens, 0) << mixer;
+    first.save(model, file_);
+    second.load(model, file_);
+    EXPECT_EQ(first.state.history, second.state.history) << mixer;
+    EXPECT_EQ(std::memcmp(first.logits->data, second.logits->data, first.logits->bytes()), 0) << mixer;
+  }
+}
+
 TEST_F(GeneratorTest, StateOfAnotherModelIsRefused) {
   begun("x").save(model_, file_);
   model::LanguageModel other(config(), DType::f32, Device::cpu(), false);

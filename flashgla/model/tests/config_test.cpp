@@ -340,6 +340,28 @@ TEST(Config, LayoutsOfTransformersAreReadAndWritten) {
   EXPECT_THROW(to_json(without_a_place), Error);
 }
 
+// transformers has no ratio of the MLP's width: its models cannot be made without the width itself.
+TEST(Config, LayoutsWithoutARatioSayTheWidth) {
+  for (const char* layout : {"hf", "mistral"}) {
+    for (const char* ratio : {"4", "2"}) {
+      ModelConfig config = preset("transformer-1.3b");
+      config.set("hidden_ratio", ratio);
+      config.layout = layout;
+      const std::string written = to_json(config);
+      EXPECT_THAT(written, HasSubstr("\"intermediate_size\": " + std::to_string(config.mlp_dim()))) << layout;
+      EXPECT_EQ(parameter_count(parse_config(written, "again")), parameter_count(config)) << layout;
+    }
+  }
+  ModelConfig rwkv = preset("rwkv-169m");
+  rwkv.layout = "authors";
+  rwkv.set("bos_token_id", "0");
+  rwkv.set("eos_token_id", "0");
+  EXPECT_THAT(to_json(rwkv), HasSubstr("\"dim_ffn\": 3072"));
+  rwkv.layout = "hf";
+  EXPECT_THAT(to_json(rwkv), HasSubstr("\"intermediate_size\": 3072"));
+  EXPECT_THAT(to_json(preset("transformer-1.3b")), HasSubstr("\"intermediate_size\": null"));  // as it was said
+}
+
 TEST(Config, SomeLayersMayHaveAnotherMixer) {
   const ModelConfig hybrid = parse_config(
       R"({"hidden_size": 64, "num_hidden_layers": 4, "num_heads": 2, "attn": {"layers": [1, 3], "num_heads": 4,

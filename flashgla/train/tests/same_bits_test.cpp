@@ -50,6 +50,58 @@ TEST_F(SameBitsTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
   }
 }
 
+// Who stops does not wait for an evaluation; the run that goes on begins with it.
+TEST_F(SameBitsTest, AnEvaluationThatAStopCameBeforeIsMadeUpFor) {
+  TrainConfig whole = config("whole");
+  whole.checkpoint_every = 8;
+  train(whole);
+  ASSERT_EQ(rows(whole, "eval").size(), 3u);
+
+  TrainConfig broken = whole;
+  broken.out = config("broken").out;
+  int seen = 0;
+  Events stop_at_4;
+  stop_at_4.stop_requested = [&] { return ++seen == 4; };
+  EXPECT_EQ(Trainer(broken, stop_at_4, false).run(), Outcome::interrupted);
+  EXPECT_TRUE(rows(broken, "eval").empty());
+  Events killed;  // behind the evaluation, before anything else is kept
+  killed.evaluation = [](const MetricsRow&) { throw Error("killed"); };
+  EXPECT_THROW(Trainer(broken, killed, true).run(), Error);
+  EXPECT_EQ(rows(broken, "eval").size(), 1u);
+  seen = 0;  // at step 8, whose checkpoint is the best one so far
+  EXPECT_EQ(Trainer(broken, stop_at_4, true).run(), Outcome::interrupted);
+  EXPECT_EQ(Trainer(broken, {}, true).run(), Outcome::finished);
+  expect_same(rows(whole), rows(broken));
+  expect_same(rows(whole, "eval"), rows(broken, "eval"));
+  EXPECT_EQ(weights(whole), weights(broken));
+  EXPECT_EQ(find_model_folder(whole.out, "best").substr(whole.out.size()),
+            find_model_folder(broken.out, "best").substr(broken.out.size()));
+}
+
+// It counts for the end of a run, and for what is best, as if there had been no stop.
+TEST_F(SameBitsTest, AStopBeforeAnEvaluationDoesNotPutOffTheEnd) {
+  TrainConfig whole = config("whole");
+  whole.learning_rate = whole.initial_learning_rate = whole.final_learning_rate = 1e-30;  // weights stay
+  whole.evaluate_every = 2;
+  whole.checkpoint_every = 2;
+  whole.patience = 3;
+  train(whole);
+  TrainConfig broken = whole;
+  broken.out = config("broken").out;
+  int seen = 0;
+  Events stop_at_2;
+  stop_at_2.stop_requested = [&] { return ++seen == 2; };
+  EXPECT_EQ(Trainer(broken, stop_at_2, false).run(), Outcome::interrupted);
+  seen = 0;
+  EXPECT_EQ(Trainer(broken, stop_at_2, true).run(), Outcome::interrupted);
+  EXPECT_EQ(Trainer(broken, {}, true).run(), Outcome::finished);
+  expect_same(rows(whole), rows(broken));
+  expect_same(rows(whole, "eval"), rows(broken, "eval"));
+  EXPECT_EQ(rows(broken, "eval").back().step, 8);
+  EXPECT_THAT(find_model_folder(broken.out, "best"), ::testing::EndsWith("step-00000002"));
+  EXPECT_THAT(find_model_folder(whole.out, "best"), ::testing::EndsWith("step-00000002"));
+}
+
 TEST_F(SameBitsTest, ATaskIsScoredWhereItAsksAndResumes) {
   TrainConfig whole = task_config("whole");
   train(whole);
@@ -166,7 +218,9 @@ TEST_F(SameBitsTest, AResumeOnAnotherDeviceSaysThatBitsMayDiffer) {
     };
     EXPECT_EQ(Trainer(run, events, true).run(), Outcome::finished);
     ASSERT_EQ(notices.size(), moved ? 1u : 0u);
-    if (moved) EXPECT_THAT(notices.front(), HasSubstr(gpu ? "of a run on the CPU" : "of a run on a GPU"));
+    if (moved) {
+      EXPECT_THAT(notices.front(), HasSubstr(gpu ? "of a run on the CPU" : "of a run on a GPU"));
+    }
     TearDown();
   }
 }

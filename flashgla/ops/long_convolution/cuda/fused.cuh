@@ -219,7 +219,7 @@ __device__ __forceinline__ void store_staged(const Staged<__nv_bfloat16, kAcross
   }
 }
 
-// Tokens and outputs for the copy engine, in boxes of a block's channels and kSpan tokens.
+// Tokens and outputs for TMA, in boxes of a block's channels and kSpan tokens.
 struct BoxMaps {
   CUtensorMap from, to;
 };

@@ -14,7 +14,7 @@ constexpr int kGradientBarrierAt =
     kGradientPointBytes + kGradientTokenBytes + SpanTransform<float2>::kTurns * static_cast<int>(sizeof(float2));
 constexpr int kGradientBytes = kGradientBarrierAt + 16;
 
-// For the copy engine, in boxes of 16 bytes a row and kSpan tokens.
+// For TMA, in boxes of 16 bytes a row and kSpan tokens.
 struct GradientMaps {
   CUtensorMap x, dy, dx;
 };

@@ -221,7 +221,7 @@ void queue_block_gradients(Context& context, const Inputs& in, const float* skip
   });
 }
 
-// Whether the copy engine can take a call's tokens and outputs. It writes whole pieces of 16 bytes, also behind a row.
+// Whether TMA can take a call's tokens and outputs. It writes whole pieces of 16 bytes, also behind a row.
 bool by_boxes(const Inputs& in, const TensorView& from, const TensorView& to) {
   const int each = 16 / static_cast<int>(size_of(to.dtype));
   return !in.cu_seqlens && !in.past && to.size(2) % each == 0 && ops::cuda::are_aligned({&from, &to}, each);

@@ -329,7 +329,7 @@ __device__ __forceinline__ void backward_by_role(const Params& p, const FusedBac
 #pragma unroll 1
       for (int i = 0; i < count; ++i) Core::init_barrier(view.base + offset + 8 * i, arrivals);
     };
-    init(Layout::brought, Layout::ring, kGated ? 1 + 32 : 1);  // the copy engine's thread, and a warp that sums
+    init(Layout::brought, Layout::ring, kGated ? 1 + 32 : 1);  // TMA's thread, and a warp that sums
     init(Layout::found, Layout::ring, kGroupThreads);
     init(Layout::freed, Layout::ring, Layout::chunk_readers);
     init(Layout::filled, Layout::stages, 1);

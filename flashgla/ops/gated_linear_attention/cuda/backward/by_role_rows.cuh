@@ -164,7 +164,7 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
         if (thread % 32 == 0) Core::wait_for_copies_out();
         __syncwarp();
         put_rounded<Core>(out_tile, d, thread);
-        // By the copy engine, but for rows beyond which another sequence begins.
+        // By TMA, but for rows beyond which another sequence begins.
         if (!cut) {
           Core::publish();
           __syncwarp();

@@ -18,7 +18,7 @@
 // Of a block's two groups of 128 threads one has the early chunk, one the late. They mirror each other in time: what q,
 // do, h and dq are to the late one, k, v, dh and dk are to the early one, so that both run one code, and each holds
 // what crosses between the chunks with its own tokens as rows. h do and dh v of either are also what the other's r
-// wants. Where there is a copy engine, blocks stay: they walk over pairs, and tiles of values run ahead of the products
+// wants. Where there is TMA, blocks stay: they walk over pairs, and tiles of values run ahead of the products
 // by a few stages, through the epilogue into the next pair.
 #pragma once
 
@@ -441,7 +441,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     } else {
       gradients.store_with_gates(e, across, within, signs, run);
     }
-    Core::publish();  // the copy engine writes next where threads have written
+    Core::publish();  // TMA writes next where threads have written
     if constexpr (kBulk) Core::arrive(inputs_free);
     unit = at.unit + 1;  // no register through the epilogue
     if constexpr (!kBulk) {

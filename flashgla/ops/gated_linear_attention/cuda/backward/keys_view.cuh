@@ -174,9 +174,9 @@ struct PairView {
     for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(base + Layout::known + 8 * i, 1);
     Core::publish_barriers();
   }
-  // The third group, where there is a copy engine.
+  // The third group, where there is TMA.
   __device__ __forceinline__ void bring() const {
-    // One thread of each warp tells the copy engine of one part: h, and the walk; dh, and what the epilogue wants;
+    // One thread of each warp tells TMA of one part: h, and the walk; dh, and what the epilogue wants;
     // rows of do and of v. One thread for all of it would be what the products wait for.
     const int brings = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
     if (threadIdx.x % 32 != 0) return;

@@ -39,7 +39,7 @@ struct FusedBackward {
 template <class Core, GateTile kGate>
 void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream);
 // The same without gates or with one a token: on mma.sync; and on Hopper, from states kept at
-// every fourth chunk, rows of q, k, v and do as the copy engine takes them.
+// every fourth chunk, rows of q, k, v and do as TMA takes them.
 void launch_backward_rows(const Params& p, const FusedBackward& f, bool gated, cudaStream_t stream);
 void launch_backward_by_role(const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream);
 template <class Core, GateTile kGate>

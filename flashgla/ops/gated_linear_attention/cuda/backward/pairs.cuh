@@ -25,7 +25,7 @@ struct PairPlace {
 template <class Core>
 struct PairShared {  // offsets
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
-  // A third group, of which a thread of each warp tells the copy engine what to bring; a thread's registers after the
+  // A third group, of which a thread of each warp tells TMA what to bring; a thread's registers after the
   // three have shared the 168 that each begins with.
   static constexpr int threads = in_bulk ? kPairThreads + kGroupThreads : kPairThreads;
   static constexpr int working_registers = 232, copying_registers = 40;

@@ -1,5 +1,5 @@
 // Two passes without gates, on Hopper: q~ = q and k~ = k, so that all there is to make of a chunk before the
-// recurrence is its scores P = q k^T. The copy engine brings q and k here, there and in the backward from their own
+// recurrence is its scores P = q k^T. TMA brings q and k here, there and in the backward from their own
 // rows; the scale comes in at the ends (Recurrence::out_scale).
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"

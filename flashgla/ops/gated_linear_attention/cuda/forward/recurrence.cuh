@@ -17,7 +17,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // grouped: backwards, with several query heads a key-value head. plain: q and k come from their rows (two_pass.h,
-// Plan::plain), with the copy engine; nothing decays.
+// Plan::plain), with TMA; nothing decays.
 template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& run, const Segments& segments,
                                            char* shared) {

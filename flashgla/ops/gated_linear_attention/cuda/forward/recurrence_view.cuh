@@ -171,7 +171,7 @@ struct RecurrenceView {
   }
 
   // ---- copies ----
-  // Tiles that lie in memory as in shared memory: on Hopper by the copy engine, counted on an mbarrier, else by all
+  // Tiles that lie in memory as in shared memory: on Hopper by TMA, counted on an mbarrier, else by all
   // threads.
   __device__ __forceinline__ void load(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) const {
     if constexpr (kBulk) {

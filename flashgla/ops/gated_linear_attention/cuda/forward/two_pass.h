@@ -35,7 +35,7 @@ Prepared take_prepared(Context& context, const Params& params);
 // What the backward wants of it, behind kept states of kind prepared or scores.
 Prepared kept_prepared(const Params& params, const Plan& plan);
 
-// q and k as the copy engine takes them where the plan is plain.
+// q and k as TMA takes them where the plan is plain.
 RowMap q_map(const Params& params);
 RowMap k_map(const Params& params);
 

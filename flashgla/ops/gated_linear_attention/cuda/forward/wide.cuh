@@ -2,7 +2,7 @@
 // (sequence, query head, slice of 64 or 128 value channels), with groups of 128 threads of two kinds.
 //
 // Two groups gate. Nothing they do depends on the state, so they run ahead of those that hold it, in turns, a step of
-// one key tile each: they ask the copy engine for q, k and gates (tiles/row_maps.h) and make, in their place,
+// one key tile each: they ask TMA for q, k and gates (tiles/row_maps.h) and make, in their place,
 //     q~ = q 2^G     k~ = k 2^-G     P^T_ji = k~_j q~_i where i >= j, else 0     and 2^B, B: G at the chunk's end
 // (forward/gates.cuh; beyond one anchor's reach k~ = k 2^(B - G), the state decays before what is added to it instead
 // of after, and P comes by blocks, tiles/ladder.cuh).
@@ -13,7 +13,7 @@
 // The scores are those of the step's key tile alone, so that the groups that gate never wait for each other.
 //
 // Peers: two slices of a head with two key tiles are a cluster of two blocks. Each gates one of the key tiles, its
-// groups in turns, and the copy engine gives the other block what they made, into a slot that is there for that. A
+// groups in turns, and TMA gives the other block what they made, into a slot that is there for that. A
 // block takes its own step of a chunk first, then its peer's.
 #pragma once
 

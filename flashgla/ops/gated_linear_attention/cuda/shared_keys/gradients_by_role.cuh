@@ -43,7 +43,7 @@ struct GradientsByRole {
   static constexpr int total = barriers + 2 * stages * 8;
   static_assert(total <= 227 * 1024);
 };
-static_assert(kImageBytes == kTileBytes);  // the copy engine brings a state's tiles at once
+static_assert(kImageBytes == kTileBytes);  // TMA brings a state's tiles at once
 
 // dg of tokens 2 lane and the next: what reaches from before a token to it or beyond. By one warp.
 __device__ __forceinline__ float2 gate_gradients(const HeadSums& s, int lane) {

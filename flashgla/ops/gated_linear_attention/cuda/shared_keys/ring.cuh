@@ -17,7 +17,7 @@ struct Ring {
   __device__ __forceinline__ void wait_filled(int i) const { Core::wait_at(filled(i), i / kStages & 1); }
   __device__ __forceinline__ void wait_emptied(int i) const { Core::wait_at(emptied(i), i / kStages & 1); }
   // By one thread, with how many warps empty a stage; then __syncthreads. Who fills it arrives twice: with the bytes
-  // that the copy engine brings, and when all else is there.
+  // that TMA brings, and when all else is there.
   __device__ __forceinline__ void init(int emptying) const {
     for (int i = 0; i < kStages; ++i) {
       Core::init_barrier(filled(i), 2);
@@ -32,7 +32,7 @@ struct Ring {
   }
 };
 
-// A chunk's rows as they are brought. `whole`: by the copy engine, else in pieces by the warp that asks, for what
+// A chunk's rows as they are brought. `whole`: by TMA, else in pieces by the warp that asks, for what
 // follows the chunk is another sequence's.
 template <class Core>
 struct Bringer {

@@ -144,7 +144,7 @@ TEST(Cuda, NegativeScale) {
 }
 
 // One row of values, or of the output's gradient, for all tokens, as an expanded tensor or the gradient of a sum has
-// it: the copy engine cannot take such rows, which are copied to ones that it can.
+// it: TMA cannot take such rows, which are copied to ones that it can.
 TEST(Cuda, OneRowForAllTokens) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
   for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::key, GateKind::key_value}) {

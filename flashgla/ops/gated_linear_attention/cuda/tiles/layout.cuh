@@ -1,7 +1,7 @@
 // How 64x64 tiles of bf16 and accumulators of them lie, for a group of 128 threads.
 //
 // A tile lies in shared memory as 64 rows of 128 bytes whose eight 16-byte pieces are permuted by the row (the
-// 128-byte swizzle of the copy engine and of wgmma; also free of bank conflicts for ldmatrix). Accumulators are laid
+// 128-byte swizzle of TMA and of wgmma; also free of bank conflicts for ldmatrix). Accumulators are laid
 // out alike by mma.sync and wgmma: warp w of the group holds rows 16w..16w+15, lane l of it rows l/4 and l/4+8 and,
 // of each 8 columns, 2(l%4) and the next. So one kernel source serves both.
 #pragma once

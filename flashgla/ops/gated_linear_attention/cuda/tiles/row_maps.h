@@ -1,4 +1,4 @@
-// Rows of tensors as the copy engine takes them: tensor maps, made on the host for each call.
+// Rows of tensors as TMA takes them: tensor maps, made on the host for each call.
 #pragma once
 
 #include <cuda.h>

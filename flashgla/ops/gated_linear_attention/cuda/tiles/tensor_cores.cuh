@@ -123,7 +123,7 @@ struct TensorCore80 {
 // wgmma reads both operands from shared memory, once a group instead of once a warp.
 struct TensorCore90 {
   static constexpr bool available = true;
-  static constexpr bool copies_in_bulk = true;  // the copy engine with its barriers is there too
+  static constexpr bool copies_in_bulk = true;  // TMA with its barriers is there too
   // The compiler must not move what makes or reads registers of a product into its pipeline.
   template <int count>
   static __device__ __forceinline__ void pin(float (&a)[count]) {
@@ -153,7 +153,7 @@ struct TensorCore90 {
     ptx::wgmma_wait<pending>();
     (pin(registers), ...);
   }
-  // The copy engine, told by one thread, and mbarriers (8 bytes each) that count what it has brought or who has come.
+  // TMA, told by one thread, and mbarriers (8 bytes each) that count what it has brought or who has come.
   static __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
     ptx::mbarrier_init(barrier, arrivals);
   }

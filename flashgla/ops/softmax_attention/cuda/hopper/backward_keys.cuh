@@ -64,7 +64,7 @@ __device__ __forceinline__ void for_each_key_tile(const Call& call, const Schedu
   }
 }
 
-// One warp: lane 0 tells the copy engine, all bring the queries' sums.
+// One warp: lane 0 tells TMA, all bring the queries' sums.
 template <int D>
 __device__ __forceinline__ void bring_for_keys(const KeyBlock<D>& block, const Call& call, const Schedule& schedule,
                                                const KeyMaps& maps, const RowSums& rows) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(KeyPlan<D>::threads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
   const KeyBlock<D> block{(ptx::shared_address(memory) + 1023) / 1024 * 1024};
-  if (threadIdx.x == 0) block.init(1 + 32);  // the copy engine, and each lane of the warp that brings sums
+  if (threadIdx.x == 0) block.init(1 + 32);  // TMA, and each lane of the warp that brings sums
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   if (threadIdx.x < kGroup) {

@@ -1,4 +1,4 @@
-// The forward on warpgroups: one group brings tiles by the copy engine, two or three others have 64 queries each and
+// The forward on warpgroups: one group brings tiles by TMA, two or three others have 64 queries each and
 // walk over tiles of 128 keys with an online softmax. The scores of a tile are made while the tile before is still
 // multiplied with its values.
 #pragma once

@@ -1,4 +1,4 @@
-// Tensors as the copy engine takes them: tensor maps, made on the host for each call.
+// Tensors as TMA takes them: tensor maps, made on the host for each call.
 #pragma once
 
 #include <cuda.h>

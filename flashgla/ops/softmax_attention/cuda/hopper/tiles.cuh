@@ -1,6 +1,6 @@
 // Products of warpgroups (wgmma) on tiles in shared memory, for sm_90a alone.
 //
-// A tile is rows of 64 channels of bf16, 128 bytes each, as the copy engine's 128-byte swizzle lays them: the 16-byte
+// A tile is rows of 64 channels of bf16, 128 bytes each, as TMA's 128-byte swizzle lays them: the 16-byte
 // piece p of row r lies at piece p ^ (r % 8). Heads of 128 channels are two tiles, one behind the other. Accumulators
 // of 64 rows: warp w of the group has rows 16w..16w+15, lane l of it rows l/4 and l/4+8 and, of each 8 columns, 2(l%4)
 // and the next: element 4 (column / 8) + {0, 1} of the first row, + {2, 3} of the second.
