@@ -48,7 +48,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
         if keep:
             o, ht, zt, _ = _Differentiable.apply(*tensors, options, output_final_state)
         else:
-            o, ht, zt, _ = _run_forward(*tensors, options, output_final_state, keep)
+            o, ht, zt, _ = _run_forward(tensors, options, output_final_state, keep)
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -90,8 +90,9 @@ _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tenso
 
 
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether a call may go past PyTorch's dispatcher, whose way through Python takes longer than all else that the host
-    does for a call: tensors of no other class on a CPU or GPU, no compiling or tracing, no modes, no transforms."""
+    """Whether a call may go past PyTorch's dispatcher, whose way through Python takes longer than all else that the
+    host does for a call: tensors of no other class on a CPU or GPU, no compiling or tracing, no modes, no transforms.
+    """
     return (not torch.compiler.is_compiling() and all(type(x) in _PLAIN for x in tensors[:3]) and
             all(x is None or type(x) in _PLAIN for x in tensors[3:]) and (tensors[0].is_cuda or tensors[0].is_cpu) and
             torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0 and
@@ -185,45 +186,45 @@ def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
 
 
-def _operands(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
-              z0: Tensor | None, cu_seqlens: Tensor | None, *options: Any) -> _flashgla.Operands:
-    _check_dtypes("initial_state", q, k, v, g, gv, h0, z0)
-    states = [None if x is None else _view(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
-    return _flashgla.Operands(*[_view(_rows(x)) for x in (q, k, v, g, gv)], *states, *options)
+def _operands(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> _flashgla.Operands:
+    """Of q, k, v, g, gv, h0, z0 and cu_seqlens."""
+    _check_dtypes("initial_state", *tensors[:7])
+    rows = [_view(_rows(x)) for x in tensors[:5]]
+    return _flashgla.Operands(*rows, *[None if x is None else _view(x.detach().contiguous()) for x in tensors[5:]],
+                              *options)
 
 
-def _run_forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
-                 z0: Tensor | None, cu_seqlens: Tensor | None, options: tuple[Any, ...], final_state: bool,
+def _run_forward(tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool,
                  keep: bool) -> tuple[Tensor | None, ...]:
+    q, k, v, cu_seqlens = *tensors[:3], tensors[7]
     with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, *options)
+        operands = _operands(tensors, options)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
         outputs = _new_outputs(q, k, v, cu_seqlens, options[_NORMALIZE], final_state, states_bytes)
         operands.forward(*[_view(x, True) for x in outputs], *_place(q))
     return outputs
 
 
-def _run_backward(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h0: Tensor | None,
-                  z0: Tensor | None, cu_seqlens: Tensor | None, options: tuple[Any, ...], o: Tensor | None,
-                  states: Tensor | None, d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
+def _run_backward(tensors: tuple[Any, ...], options: tuple[Any, ...], o: Tensor | None, states: Tensor | None,
+                  d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
                   wanted: list[bool]) -> tuple[Tensor | None, ...]:
-    with _on_device(q):
-        operands = _operands(q, k, v, g, gv, h0, z0, cu_seqlens, *options)
-        gradients = _new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted)
+    with _on_device(tensors[0]):
+        operands = _operands(tensors, options)
+        gradients = _new_gradients(*tensors[:7], wanted=wanted)
         d_states = [None if x is None else _view(x.contiguous()) for x in (d_ht, d_zt)]
         operands.backward(_view(o), _view(states), _view(_rows(d_o)), *d_states,
-                          *[_view(x, True) for x in gradients], *_place(q))
+                          *[_view(x, True) for x in gradients], *_place(tensors[0]))
     return gradients
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, options, (final_state, keep) = arguments[:8], arguments[8:-2], arguments[-2:]
-    return _all_there(tensors[0], *_run_forward(*tensors, options, final_state, keep))
+    return _all_there(tensors[0], *_run_forward(tensors, options, final_state, keep))
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, options, others = arguments[:8], arguments[8:-6], arguments[-6:]
-    return _all_there(tensors[0], *_run_backward(*tensors, options, *others))
+    return _all_there(tensors[0], *_run_backward(tensors, options, *others))
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
@@ -360,7 +361,7 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tens
     if torch.is_grad_enabled() or not _is_plain((*tensors, d_o, d_ht, d_zt)):
         gradients = list(torch.ops.flashgla.backward(*tensors, *ctx.options, *given))
     else:
-        gradients = list(_run_backward(*tensors, ctx.options, *given))
+        gradients = list(_run_backward(tensors, ctx.options, *given))
     if wanted[3] and gradients[3].dtype != tensors[3].dtype:
         gradients[3] = gradients[3].to(tensors[3].dtype)
     return [x if want else None for x, want in zip(gradients, wanted)]
@@ -372,7 +373,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
         tensors, (options, final_state) = arguments[:8], arguments[8:]
-        output = _run_forward(*tensors, options, final_state, True)
+        output = _run_forward(tensors, options, final_state, True)
         _save(ctx, tensors, options, final_state, True, output)
         return output
 
@@ -382,7 +383,8 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _save(ctx, inputs[:8], inputs[8:-2], *inputs[-2:], output)
+    tensors, options, (final_state, keep) = inputs[:8], inputs[8:-2], inputs[-2:]
+    _save(ctx, tensors, options, final_state, keep, output)
 
 
 def _differentiate_operator(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None,
