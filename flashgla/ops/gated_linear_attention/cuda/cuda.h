@@ -88,4 +88,9 @@ Params values_of(const Params& params, const Strided& d_o);
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         const OutputGradients& d_out, const InputGradients& d_in);
 
+// In pairs of tokens (parallel/README.md): gates over keys, no normaliser. Tensors as they lie.
+void parallel_forward(Context& context, const Params& params);
+void parallel_backward(Context& context, const Problem& problem, const Params& params, const OutputGradients& d_out,
+                       const InputGradients& d_in);
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

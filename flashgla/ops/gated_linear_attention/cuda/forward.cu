@@ -12,6 +12,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 constexpr std::int64_t kMostKeys = 512;
+constexpr std::int64_t kMostParallel = 32768;             // tokens
 constexpr std::int64_t kTooLong = std::int64_t{1} << 31;  // tokens: TMA counts them in 32 bits
 
 // Token by token; what a backward by chunks reads of short sequences is left for it.
@@ -35,6 +36,8 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
   switch (plan.forward) {
     case ForwardForm::tokens:
       return forward_by_tokens(context, plan, params);
+    case ForwardForm::parallel:
+      return parallel_forward(context, params);
     case ForwardForm::one_pass:
       if (context.planning()) return;
       return with_core(plan.hopper,
@@ -74,7 +77,13 @@ Support supports(const Problem& p, const Architecture& architecture, bool hopper
                        std::to_string(p.key_dim) + ", V " + std::to_string(p.value_dim));
   }
   if (p.length >= kTooLong) return Support::no("takes less than 2^31 tokens, not " + std::to_string(p.length));
-  if (p.algorithm == Algorithm::parallel) return Support::no("has no parallel form");
+  if (p.algorithm == Algorithm::parallel && p.gate == GateKind::key_value) {
+    return Support::no("has no gates over values in the parallel form");
+  }
+  if (p.algorithm == Algorithm::parallel && p.normalize) return Support::no("has no normaliser in the parallel form");
+  if (p.algorithm == Algorithm::parallel && p.length > kMostParallel) {
+    return Support::no("is quadratic in the parallel form, and stops at " + std::to_string(kMostParallel) + " tokens");
+  }
   if (p.has_logits() && p.gate_dtype == DType::f16) return Support::no("takes logits in f32 and bf16, not f16");
   return Support::yes();
 }

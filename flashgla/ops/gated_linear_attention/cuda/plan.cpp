@@ -28,13 +28,16 @@ std::int64_t most_chunks(const Problem& p) {
 
 // ---- what a problem alone tells ----
 
+// Whether the algorithm that is asked for has chunks.
+bool may_go_by_chunks(const Problem& p) {
+  return p.algorithm != Algorithm::recurrent && p.algorithm != Algorithm::parallel;
+}
 // Whether chunks can serve the call, or the recurrence token by token must; for gates over values beside bf16 see
 // below.
 bool goes_by_chunks(const Problem& p) {
   const bool has_its_own = p.gate == GateKind::key_value && p.dtype == DType::bf16;
   return !has_its_own && p.feature_map == FeatureMap::identity && !p.normalize && p.key_dim >= kFewChannels &&
-         p.value_dim >= kFewChannels && p.algorithm != Algorithm::recurrent &&
-         p.batch * p.length > kShortSequence * p.sequences;
+         p.value_dim >= kFewChannels && may_go_by_chunks(p) && p.batch * p.length > kShortSequence * p.sequences;
 }
 bool gates_values_by_chunks(const Problem& p) {
   if (p.dtype != DType::bf16 || p.gate != GateKind::key_value) return false;
@@ -44,7 +47,7 @@ bool gates_values_by_chunks(const Problem& p) {
 }
 // The bf16 backward goes by chunks of states, however short the sequences are.
 bool backward_in_chunks(const Problem& p) {
-  return p.dtype == DType::bf16 && p.gate != GateKind::key_value && p.algorithm != Algorithm::recurrent &&
+  return p.dtype == DType::bf16 && p.gate != GateKind::key_value && may_go_by_chunks(p) &&
          p.feature_map == FeatureMap::identity && !p.normalize && p.key_dim % 8 == 0 && p.value_dim % 8 == 0;
 }
 bool moves_pieces(const Problem& p) { return goes_by_chunks(p) || gates_values_by_chunks(p) || backward_in_chunks(p); }
@@ -327,8 +330,7 @@ Problem with_aligned_rows(const Problem& p) {
 bool takes_shared_keys(const Problem& p) {
   return p.sums_over_heads && p.dtype == DType::bf16 && p.gate == GateKind::scalar && p.group() == 1 &&
          p.value_dim == kTile && (p.key_dim == kTile || p.key_dim == 2 * kTile) &&
-         p.feature_map == FeatureMap::identity && !p.has_logits() && p.algorithm != Algorithm::recurrent &&
-         p.sequences < 65536;
+         p.feature_map == FeatureMap::identity && !p.has_logits() && may_go_by_chunks(p) && p.sequences < 65536;
 }
 
 int parts_of(const Problem& p) { return p.dtype == DType::f32 && p.float32_math == Float32Math::ieee ? 3 : 2; }
@@ -444,7 +446,10 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
     p = aligned;
   }
   plan.problem = p;
-  if (gates_values_by_chunks(p)) {
+  if (p.algorithm == Algorithm::parallel) {
+    plan.forward = ForwardForm::parallel;
+    plan.backward = BackwardForm::parallel;
+  } else if (gates_values_by_chunks(p)) {
     plan_value_gates(plan, l, architecture);
   } else if (goes_by_chunks(p) && p.dtype != DType::bf16) {
     plan_f32_tiles(plan, l, architecture);
@@ -491,13 +496,13 @@ std::uint64_t States::tag() const {
 }
 
 const char* name_of(ForwardForm form) {
-  constexpr const char* kNames[] = {"tokens",    "one_pass",    "one_wide_pass", "two_passes",
-                                    "f32_tiles", "value_gates", "shared_keys"};
+  constexpr const char* kNames[] = {"tokens",     "parallel",  "one_pass",    "one_wide_pass",
+                                    "two_passes", "f32_tiles", "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(BackwardForm form) {
-  constexpr const char* kNames[] = {"tokens",    "token_gates", "key_gates",  "chunks",
-                                    "f32_tiles", "value_gates", "shared_keys"};
+  constexpr const char* kNames[] = {"tokens", "parallel",  "token_gates", "key_gates",
+                                    "chunks", "f32_tiles", "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(StatesKind kind) {

@@ -38,6 +38,7 @@ Layout contiguous_layout(const Problem& problem);
 
 enum class ForwardForm : std::uint8_t {
   tokens,         // recurrent/
+  parallel,       // parallel/
   one_pass,       // forward/fused.cuh
   one_wide_pass,  // forward/wide.cuh
   two_passes,     // forward/prepare.cuh, core90_plain.cu; recurrence.cuh
@@ -47,6 +48,7 @@ enum class ForwardForm : std::uint8_t {
 };
 enum class BackwardForm : std::uint8_t {
   tokens,
+  parallel,
   token_gates,  // one kernel without gates or with one a token: backward/by_role.cuh, on mma.sync rows.cuh
   key_gates,    // one walk: backward/channels.cuh
   chunks,       // the recurrence backwards, backward/keys.cuh

@@ -412,6 +412,37 @@ std::vector<Case> path_cases() {
                      .value_dim = 64,
                      .gate = GateKind::key_value,
                      .gate_values = GateValues::extreme});
+  // In pairs of tokens: columns of out up to 128, up to 256 and beyond; rows beside the tokens and none.
+  for (const GateKind kind : kinds) {
+    for (const GateValues values : {GateValues::trained, GateValues::extreme, GateValues::times_16}) {
+      if (kind == GateKind::none && values != GateValues::trained) continue;
+      const std::string name = std::string(name_of(kind)) + (values == GateValues::trained   ? "_trained"
+                                                             : values == GateValues::extreme ? "_extreme"
+                                                                                             : "_times_16");
+      Case c{.length = 203, .key_dim = 128, .value_dim = 256, .gate = kind, .gate_values = values};
+      c.algorithm = Algorithm::parallel;
+      c.dtype = c.gate_dtype = DType::bf16;
+      add("parallel_" + name, c);
+      c.dtype = c.gate_dtype = DType::f32;
+      c.key_dim = 33;
+      c.value_dim = 51;
+      c.query_heads = 4;
+      c.strided = true;
+      c.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
+      add("parallel_packed_" + name, c);
+      c.lengths.clear();
+      c.dtype = DType::f16;
+      c.key_dim = 320;
+      c.value_dim = 300;
+      c.feature_map = FeatureMap::elu_plus_one;
+      add("parallel_wide_" + name, c);
+      c.states = false;
+      add("parallel_without_states_" + name, c);
+    }
+  }
+  Case parallel_logits{.length = 203, .dtype = DType::bf16, .gate_dtype = DType::bf16, .logits = true};
+  parallel_logits.algorithm = Algorithm::parallel;
+  add("parallel_logits", parallel_logits);
   return list;
 }
 

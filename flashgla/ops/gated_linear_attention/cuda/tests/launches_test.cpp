@@ -19,6 +19,8 @@ std::string kernel_of(const cuda::Plan& plan) {
   switch (plan.forward) {
     case cuda::ForwardForm::tokens:
       return "recurrent_kernel";
+    case cuda::ForwardForm::parallel:
+      return "parallel_form_kernel";
     case cuda::ForwardForm::one_pass:
       return "fused_kernel";
     case cuda::ForwardForm::one_wide_pass:
@@ -38,6 +40,8 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
   switch (plan.backward) {
     case cuda::BackwardForm::tokens:
       return "recurrent_pass_kernel";
+    case cuda::BackwardForm::parallel:
+      return "parallel_form_kernel";
     case cuda::BackwardForm::token_gates:
       return plan.hopper ? "backward_by_role_kernel" : "backward_rows_kernel";
     case cuda::BackwardForm::key_gates:
@@ -55,13 +59,13 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
 }
 
 const std::set<std::string> kForwardKernels = {
-    "recurrent_kernel",        "fused_kernel",         "wide_forward_kernel",
-    "recurrence_kernel",       "gated_outputs_kernel", "split_states_kernel",
-    "pass_gated_state_kernel", "outputs_kernel",       "forward_by_role_kernel"};
+    "recurrent_kernel",       "fused_kernel",        "wide_forward_kernel",     "recurrence_kernel",
+    "gated_outputs_kernel",   "split_states_kernel", "pass_gated_state_kernel", "outputs_kernel",
+    "forward_by_role_kernel", "parallel_form_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_pass_kernel", "backward_by_role_kernel", "backward_rows_kernel",   "backward_channels_kernel",
-    "make_dq_dk_dg_kernel",  "gated_gradients_kernel",  "split_gradients_kernel", "make_side_kernel",
-    "gradients_kernel",      "gradients_by_role_kernel"};
+    "recurrent_pass_kernel", "backward_by_role_kernel",  "backward_rows_kernel",   "backward_channels_kernel",
+    "make_dq_dk_dg_kernel",  "gated_gradients_kernel",   "split_gradients_kernel", "make_side_kernel",
+    "gradients_kernel",      "gradients_by_role_kernel", "parallel_form_kernel"};
 
 // Those of the names that are among the kernels launched, without namespaces and template arguments.
 std::set<std::string> launched(const std::set<std::string>& among) {

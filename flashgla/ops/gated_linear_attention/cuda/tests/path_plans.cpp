@@ -295,6 +295,27 @@ rows: value_gates; rows: value_gates, states found; gated
 rows: value_gates; rows: value_gates; gated
 rows: value_gates; rows: value_gates, states found; gated
   values_unaligned_extreme values_unaligned_trained values_wide_300_200_extreme values_wide_300_200_trained
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+  parallel_logits
+parallel; parallel; none
+parallel; parallel; none
+parallel; parallel; none
+parallel; parallel; none
+  parallel_constant_extreme parallel_constant_times_16 parallel_constant_trained parallel_key_extreme
+  parallel_key_times_16 parallel_key_trained parallel_none_trained parallel_packed_constant_extreme
+  parallel_packed_constant_times_16 parallel_packed_constant_trained parallel_packed_key_extreme
+  parallel_packed_key_times_16 parallel_packed_key_trained parallel_packed_none_trained parallel_packed_scalar_extreme
+  parallel_packed_scalar_times_16 parallel_packed_scalar_trained parallel_scalar_extreme parallel_scalar_times_16
+  parallel_scalar_trained parallel_wide_constant_extreme parallel_wide_constant_times_16
+  parallel_wide_constant_trained parallel_wide_key_extreme parallel_wide_key_times_16 parallel_wide_key_trained
+  parallel_wide_none_trained parallel_wide_scalar_extreme parallel_wide_scalar_times_16 parallel_wide_scalar_trained
+  parallel_without_states_constant_extreme parallel_without_states_constant_times_16
+  parallel_without_states_constant_trained parallel_without_states_key_extreme parallel_without_states_key_times_16
+  parallel_without_states_key_trained parallel_without_states_none_trained parallel_without_states_scalar_extreme
+  parallel_without_states_scalar_times_16 parallel_without_states_scalar_trained
 tokens; tokens; none
 tokens; tokens; none
 tokens; tokens; none
@@ -532,7 +553,7 @@ Described described(const Case& c) {
       }
   }
   if (packed) in.cu_seqlens = without_memory({static_cast<std::int64_t>(c.lengths.size()) + 1}, DType::i32);
-  Options options{.feature_map = c.feature_map, .normalize = c.normalize};
+  Options options{.algorithm = c.algorithm, .feature_map = c.feature_map, .normalize = c.normalize};
   if (c.logits) options.gate_logit_normalizer = 16.0;
   Described d{.inputs = in, .outputs = out, .options = options};
   d.problem = describe(in, options);

@@ -62,13 +62,14 @@ TEST(Plan, PathCasesTakeEveryForm) {
     }
   }
   for (const std::string row : {"sm90 ", "sm80 "}) {
-    for (const char* form : {"tokens", "one_pass", "two_passes", "two_passes cut", "f32_tiles", "f32_tiles cut",
-                             "value_gates", "value_gates cut"}) {
+    for (const char* form : {"tokens", "parallel", "one_pass", "two_passes", "two_passes cut", "f32_tiles",
+                             "f32_tiles cut", "value_gates", "value_gates cut"}) {
       EXPECT_EQ(forward.count(row + form), 1u) << row + form;
     }
-    for (const char* form : {"token_gates", "token_gates found", "key_gates", "key_gates found", "chunks",
-                             "chunks found", "chunks cut", "chunks cut found", "f32_tiles", "f32_tiles found",
-                             "f32_tiles cut", "value_gates", "value_gates found", "value_gates cut", "tokens"}) {
+    for (const char* form :
+         {"token_gates", "token_gates found", "key_gates", "key_gates found", "chunks", "chunks found", "chunks cut",
+          "chunks cut found", "f32_tiles", "f32_tiles found", "f32_tiles cut", "value_gates", "value_gates found",
+          "value_gates cut", "tokens", "parallel"}) {
       EXPECT_EQ(backward.count(row + form), 1u) << row + form;
     }
     for (const char* kind : {"none0", "images0", "images1", "prepared1", "split0", "gated0"}) {
@@ -102,7 +103,8 @@ class Drawn {
     p.scale = pick({0.125, -0.3, 1e12});
     p.feature_map = pick({FeatureMap::identity, FeatureMap::identity, FeatureMap::relu});
     p.normalize = p.gate == GateKind::none && pick({true, false});
-    p.algorithm = pick({Algorithm::automatic, Algorithm::automatic, Algorithm::chunk_recomputed, Algorithm::recurrent});
+    p.algorithm = pick({Algorithm::automatic, Algorithm::automatic, Algorithm::chunk_recomputed, Algorithm::recurrent,
+                        Algorithm::parallel});
     if (p.gate == GateKind::key && pick({true, false})) p.gate_logit_normalizer = 16.0;
     layout = contiguous_layout(p);
     layout.states = pick({true, false});

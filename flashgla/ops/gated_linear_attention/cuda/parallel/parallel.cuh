@@ -1,0 +1,336 @@
+// The parallel form: pairs of tokens, no state between them. README.md has the way of it.
+//
+// A state is K more tokens: before a sequence, row c with key e_c and value h0[c]; after it, row c with query e_c,
+// whose output is ht[c] and whose gradient d_ht[c]. Their gates are 1. So a sequence is `before` + length + `after`
+// rows, and nothing else knows of states. Each query head runs for itself; of a group the first alone has the rows
+// after.
+#pragma once
+
+#include "flashgla/base/cuda/sums.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
+
+namespace flashgla::ops::gated_linear_attention::cuda {
+
+constexpr int kParallelRows = 64;      // of a tile
+constexpr int kParallelThreads = 256;  // 16 x 16 of four rows each
+constexpr int kParallelWarps = kParallelThreads / 32;
+constexpr int kParallelSlice = 32;      // channels that scores are summed over at once
+constexpr int kParallelMostKeys = 512;  // K
+constexpr int kSliceStride = 36;        // floats from row to row: a quarter of a warp reads 16 bytes each, no conflicts
+constexpr int kScoreStride = 68;
+
+struct ParallelCall {
+  Params p;
+  Strided d_o;
+  const float* d_ht = nullptr;
+  int before = 0, after = 0;  // rows beside a sequence's tokens
+  std::int64_t rows = 0;      // of all sequences
+  float* queries = nullptr;   // [H, rows, K], decayed from their tile's start
+  float* keys = nullptr;      // [H, rows, K], decayed to their tile's end
+  float* decays = nullptr;    // [tiles, H, K] of whole tiles
+  float* out = nullptr;       // [H, rows, channels]; null: o and ht
+  float* diagonal = nullptr;  // [H, rows], do . v of a token with itself: left out of dq and dk
+};
+
+enum class Side { query, key, value, d_o };
+
+// A sequence of one query head.
+struct ParallelRows {
+  std::int64_t n, base, first_tile;  // base: its first among all rows
+  std::int64_t batch, begin;         // as of Span
+  int query_head, head, length, count;
+  bool first_of_group;
+};
+__device__ __forceinline__ ParallelRows rows_of(const ParallelCall& c, std::int64_t n, int query_head) {
+  ParallelRows s;
+  s.n = n;
+  const Span span = span_of(c.p.sequences, n);
+  s.batch = span.batch;
+  s.begin = span.begin;
+  const std::int64_t token = c.p.sequences.cu_seqlens ? s.begin : n * c.p.sequences.length;
+  s.base = token + n * (c.before + c.after);
+  s.first_tile = s.base / kParallelRows + n;
+  s.query_head = query_head;
+  s.head = query_head / c.p.group;
+  s.length = static_cast<int>(span.length);
+  s.count = c.before + s.length + c.after;
+  s.first_of_group = s.head * c.p.group == query_head;
+  return s;
+}
+
+__device__ __forceinline__ float parallel_gate(const ParallelCall& c, const ParallelRows& s, int row, int channel) {
+  const int t = row - c.before;
+  if (t < 0 || t >= s.length || channel >= c.p.key_dim) return 1.0f;
+  return exp2f(key_gate(c.p, s.batch, s.begin + t, s.head, channel));
+}
+
+// Queries have the scale. Values and do are what tiles are loaded from: by predicated loads, several under way
+// together.
+template <Side side>
+__device__ __forceinline__ float element(const ParallelCall& c, const ParallelRows& s, int row, int channel) {
+  constexpr bool of_keys = side == Side::query || side == Side::key, ahead = side == Side::key || side == Side::value;
+  const Params& p = c.p;
+  const int t = row - c.before, width = of_keys ? p.key_dim : p.value_dim;
+  const bool token = t >= 0 && t < s.length;
+  const int key = t < 0 ? row : t - s.length;  // of a state
+  const bool of_state = !token && row < s.count && (t < 0) == ahead && (ahead || s.first_of_group);
+  if (channel >= width) return 0.0f;
+  const Strided& x = side == Side::query ? p.q : side == Side::key ? p.k : side == Side::value ? p.v : c.d_o;
+  const std::int64_t offset =
+      s.batch * x.batch + (s.begin + t) * x.token + (ahead ? s.head : s.query_head) * x.head + channel;
+  if constexpr (of_keys) {
+    if (!token) return of_state && channel == key ? 1.0f : 0.0f;
+    const float loaded = feature(p.feature_map, load_as(p.dtype, x.data, offset));
+    return side == Side::query ? p.scale * loaded : loaded;
+  } else {
+    const auto* state = ahead ? static_cast<const float*>(p.h0) : c.d_ht;
+    const std::int64_t at = ((s.n * p.heads + s.head) * p.key_dim + key) * width + channel;
+    const bool wide = !token || p.dtype == DType::f32;
+    std::uint32_t bits = 0;
+    if (wide && (token || (of_state && state != nullptr)))
+      bits = __float_as_uint(token ? static_cast<const float*>(x.data)[offset] : state[at]);
+    if (!wide) bits = static_cast<const std::uint16_t*>(x.data)[offset];
+    if (wide) return __uint_as_float(bits);
+    return p.dtype == DType::bf16 ? __uint_as_float(bits << 16)
+                                  : __half2float(__ushort_as_half(static_cast<std::uint16_t>(bits)));
+  }
+}
+
+// Grid: (N H, tiles). A thread walks a tile's rows of one channel, forth for queries and back for keys.
+__global__ void __launch_bounds__(kParallelThreads) parallel_prepare_kernel(const __grid_constant__ ParallelCall c) {
+  const int heads = c.p.heads * c.p.group, K = c.p.key_dim, tile = blockIdx.y;
+  const ParallelRows s = rows_of(c, blockIdx.x / heads, static_cast<int>(blockIdx.x % heads));
+  const int first = tile * kParallelRows, end = min(first + kParallelRows, s.count);
+  const std::int64_t place = (s.query_head * c.rows + s.base) * K;
+  for (int channel = threadIdx.x; first < end && channel < K; channel += kParallelThreads) {
+    float decay = 1.0f;
+#pragma unroll 1
+    for (int row = first; row < end; ++row) {
+      decay *= parallel_gate(c, s, row, channel);
+      c.queries[place + static_cast<std::int64_t>(row) * K + channel] =
+          decay * element<Side::query>(c, s, row, channel);
+    }
+    c.decays[((s.first_tile + tile) * heads + s.query_head) * K + channel] = decay;
+    decay = 1.0f;
+#pragma unroll 1
+    for (int row = end - 1; row >= first; --row) {
+      c.keys[place + static_cast<std::int64_t>(row) * K + channel] = decay * element<Side::key>(c, s, row, channel);
+      decay *= parallel_gate(c, s, row, channel);
+    }
+  }
+}
+
+// out_r = sum over the other tokens s of S_rs y_s: keys of queries up to them (o, dq), or queries of keys from them on
+// (`later`: dv, dk). Decays are in S (o, dv: S = q W k, y = v or do) or, of each channel, beside it (dq, dk: S = do v,
+// y = W k or W q; without the token itself). Grid: (N H, tiles, column slices); a block makes a tile's rows of out.
+template <bool later, bool decays_scores, int kColumns>
+__global__ void __launch_bounds__(kParallelThreads, 2) parallel_form_kernel(const __grid_constant__ ParallelCall c) {
+  constexpr Side own = decays_scores ? (later ? Side::key : Side::query) : (later ? Side::value : Side::d_o);
+  constexpr Side other = decays_scores ? (later ? Side::query : Side::key) : (later ? Side::d_o : Side::value);
+  constexpr Side added = decays_scores ? (later ? Side::d_o : Side::value) : (later ? Side::query : Side::key);
+  constexpr int kRows = kParallelRows, kSlice = kParallelSlice, kStage = 4096 / kColumns, kQuads = kColumns / 64;
+  constexpr int kFlight = kQuads == 2 ? 4 : 2;  // elements of a thread under way, as far as there are registers
+  __shared__ float4 slices[2 * kRows * kSliceStride / 4];  // of both sides; or kStage rows of y
+  __shared__ float4 score_tile[kRows * kScoreStride / 4];
+  __shared__ float between[kParallelMostKeys];  // decay from the other tile to this one
+  __shared__ ParallelRows s;                    // not held in registers
+  float *left = reinterpret_cast<float*>(slices), *right = left + kRows * kSliceStride, *ys = left;
+  float* scores = reinterpret_cast<float*>(score_tile);
+
+  const Params& p = c.p;
+  const int heads = p.heads * p.group, K = p.key_dim;
+  if (threadIdx.x == 0) s = rows_of(c, blockIdx.x / heads, static_cast<int>(blockIdx.x % heads));
+  __syncthreads();
+  const int tiles = (s.count + kRows - 1) / kRows;
+  if (blockIdx.y >= tiles) return;
+  const int tile = later ? blockIdx.y : tiles - 1 - blockIdx.y;  // those with the most others first
+  const int inner = decays_scores ? K : p.value_dim, width = decays_scores ? p.value_dim : K;
+  const int first = tile * kRows, first_column = blockIdx.z * kColumns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  const std::int64_t place = s.query_head * c.rows + s.base;
+  const float* own_rows = (later ? c.keys : c.queries) + place * K;
+  const float* other_rows = (later ? c.queries : c.keys) + place * K;
+  const auto decayed = [&](const float* rows, int row, int channel) {
+    return row < s.count && channel < K ? rows[static_cast<std::int64_t>(row) * K + channel] : 0.0f;
+  };
+
+  // S of this tile with that which begins at row `begin`.
+  const auto make_scores = [&](int begin, bool decays) {
+    float sum[4][4] = {};
+    for (int x0 = 0; x0 < inner; x0 += kSlice) {
+#pragma unroll kFlight
+      for (int i = threadIdx.x; i < kRows * kSlice; i += kParallelThreads) {
+        const int row = i / kSlice, x = x0 + i % kSlice, at = row * kSliceStride + i % kSlice;
+        if (decays) {
+          left[at] = decayed(own_rows, first + row, x);
+          right[at] = x < K ? between[x] * decayed(other_rows, begin + row, x) : 0.0f;
+        } else {
+          left[at] = element<own>(c, s, first + row, x);
+          right[at] = element<other>(c, s, begin + row, x);
+        }
+      }
+      __syncthreads();
+#pragma unroll 1
+      for (int x = 0; x < kSlice; x += 4) {
+        float4 a[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = *reinterpret_cast<float4*>(left + (ty * 4 + i) * kSliceStride + x);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float4 b = *reinterpret_cast<float4*>(right + (tx + 16 * j) * kSliceStride + x);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            sum[i][j] = fmaf(a[i].x, b.x, sum[i][j]);
+            sum[i][j] = fmaf(a[i].y, b.y, sum[i][j]);
+            sum[i][j] = fmaf(a[i].z, b.z, sum[i][j]);
+            sum[i][j] = fmaf(a[i].w, b.w, sum[i][j]);
+          }
+        }
+      }
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) scores[(ty * 4 + i) * kScoreStride + tx + 16 * j] = sum[i][j];
+    }
+    __syncthreads();
+  };
+
+  float out[4][kQuads][4] = {};  // rows ty * 4 + i, columns 64 j + 4 tx + e
+  const auto add_products = [&](int begin, bool decays) {
+    for (int s0 = 0; s0 < kRows; s0 += kStage) {
+#pragma unroll kFlight
+      for (int i = threadIdx.x; i < kStage * kColumns; i += kParallelThreads) {
+        const int row = begin + s0 + i / kColumns, column = first_column + i % kColumns;
+        if (decays) {
+          ys[i] = column < K ? between[column] * decayed(other_rows, row, column) : 0.0f;
+        } else {
+          ys[i] = element<added>(c, s, row, column);
+        }
+      }
+      __syncthreads();
+#pragma unroll 2
+      for (int t = 0; t < kStage; ++t) {
+        float4 y[kQuads];
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) y[j] = *reinterpret_cast<float4*>(ys + t * kColumns + 64 * j + 4 * tx);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float score = scores[(ty * 4 + i) * kScoreStride + s0 + t];
+#pragma unroll
+          for (int j = 0; j < kQuads; ++j) {
+            out[i][j][0] = fmaf(score, y[j].x, out[i][j][0]);
+            out[i][j][1] = fmaf(score, y[j].y, out[i][j][1]);
+            out[i][j][2] = fmaf(score, y[j].z, out[i][j][2]);
+            out[i][j][3] = fmaf(score, y[j].w, out[i][j][3]);
+          }
+        }
+      }
+      __syncthreads();
+    }
+  };
+
+  // What a row sees of its own tile goes from token to token, away from it: decays are running products of gates.
+  const auto load_own_tile = [&](auto load, int channel) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kSlice; i += kParallelThreads) {
+      const int row = i / kSlice, x = channel + i % kSlice, at = row * kSliceStride + i % kSlice;
+      left[at] = load(first + row, x);
+      right[at] = parallel_gate(c, s, first + row, x);
+    }
+    __syncthreads();
+  };
+  const auto walk = [&](int row, auto each) {
+    float decay = 1.0f;
+    if constexpr (later) {
+#pragma unroll 2
+      for (int t = row; t < kRows; ++t) {
+        if (t > row) decay *= right[t * kSliceStride + lane];
+        each(t, decay);
+      }
+    } else {
+#pragma unroll 2
+      for (int t = row; t >= 0; --t) {
+        each(t, decay);
+        decay *= right[t * kSliceStride + lane];
+      }
+    }
+    return decay;
+  };
+
+#pragma unroll 1
+  for (int x = threadIdx.x; x < K; x += kParallelThreads) between[x] = 1.0f;
+  __syncthreads();
+  for (int at = later ? tile + 1 : tile - 1; at >= 0 && at < tiles; at += later ? 1 : -1) {
+    make_scores(at * kRows, decays_scores);
+    add_products(at * kRows, !decays_scores);
+    const float* decays = c.decays + ((s.first_tile + at) * heads + s.query_head) * K;
+#pragma unroll 1
+    for (int x = threadIdx.x; x < K; x += kParallelThreads) between[x] *= decays[x];
+    __syncthreads();
+  }
+
+  if constexpr (decays_scores) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kScoreStride; i += kParallelThreads) scores[i] = 0.0f;
+    for (int x0 = 0; x0 < K; x0 += kSlice) {
+      load_own_tile([&](int row, int x) { return element<other>(c, s, row, x); }, x0);
+      for (int row = warp; row < kRows; row += kParallelWarps) {
+        const float mine = element<own>(c, s, first + row, x0 + lane);
+        walk(row, [&](int t, float decay) {
+          const float sum = flashgla::cuda::warp_sum(mine * decay * left[t * kSliceStride + lane]);
+          if (lane == 0) scores[row * kScoreStride + t] += sum;
+        });
+      }
+      __syncthreads();
+    }
+    add_products(first, false);
+  } else {
+    make_scores(first, false);
+    if (!later && blockIdx.z == 0 && threadIdx.x < kRows && first + static_cast<int>(threadIdx.x) < s.count)
+      c.diagonal[place + first + threadIdx.x] = scores[threadIdx.x * (kScoreStride + 1)];
+  }
+
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = first + ty * 4 + i, t = row - c.before;
+    if (row >= s.count) continue;
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = first_column + 64 * j + 4 * tx + e;
+        if (column >= width) continue;
+        if (c.out != nullptr) {
+          c.out[(place + row) * width + column] = out[i][j][e];
+        } else if (t >= s.length) {
+          if (s.first_of_group && p.ht)
+            static_cast<float*>(
+                p.ht)[((s.n * p.heads + s.head) * K + t - s.length) * static_cast<std::int64_t>(width) + column] =
+                out[i][j][e];
+        } else if (t >= 0) {
+          store_as(p.dtype, p.o.data,
+                   s.batch * p.o.batch + (s.begin + t) * p.o.token + s.query_head * p.o.head + column, out[i][j][e]);
+        }
+      }
+    }
+  }
+
+  if constexpr (!decays_scores) {
+    for (int x0 = first_column; x0 < min(first_column + kColumns, K); x0 += kSlice) {
+      __syncthreads();  // out is in memory, slices have been read
+      load_own_tile([&](int row, int x) { return element<added>(c, s, row, x); }, x0);
+      for (int row = warp; row < kRows && first + row < s.count; row += kParallelWarps) {
+        float sum = 0.0f;
+        const float decay = walk(row, [&](int t, float w) {
+          if (t != row) sum = fmaf(scores[row * kScoreStride + t] * w, left[t * kSliceStride + lane], sum);
+        });
+        float* to = c.out + (place + first + row) * K + x0 + lane;
+        if (x0 + lane < K) *to = fmaf(decay, *to, sum);
+      }
+    }
+  }
+}
+
+}  // namespace flashgla::ops::gated_linear_attention::cuda
