@@ -15,7 +15,7 @@ import paper
 
 PROBLEM = re.compile(r"^B(\d+) T(\d+) H4 K128 V256 bf16 key gate, (\w+)$")
 NAMES = {"chunk_materialized": "ours, states kept", "chunk_recomputed": "ours, states recomputed",
-         "recurrent": "ours, token by token", "softmax_cudnn": "softmax, cuDNN",
+         "recurrent": "ours, token by token", "parallel": "ours, parallel", "softmax_cudnn": "softmax, cuDNN",
          "softmax_flash": "softmax, FlashAttention", "torch_chunks": "chunk form in PyTorch",
          "torch_recurrence": "recurrence in PyTorch"}
 # Kernels of the form in two passes, and what they do.

@@ -2,10 +2,11 @@
 # Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
 #   figure2.sh OUT [--seconds S]
 # GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 8 (the paper's: 32): with chunks'
-# states kept, with states recomputed, token by token; and in PyTorch, which must be there with CUDA: softmax attention
-# of cuDNN and FlashAttention, the chunk form and the recurrence that go through memory. OUT/figure2.json has the rows;
-# figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is (kernel_times.sh), OUT/kernels-LENGTH.txt has
-# the time of each kernel of the first of these forms. What is measured already is not measured again.
+# states kept, with states recomputed, token by token, in parallel (quadratic) form; and in PyTorch, which must be there
+# with CUDA: softmax attention of cuDNN and FlashAttention, the chunk form and the recurrence that go through memory.
+# OUT/figure2.json has the rows; figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is
+# (kernel_times.sh), OUT/kernels-LENGTH.txt has the time of each kernel of the first of these forms. What is measured
+# already is not measured again.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
