@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes a run of figure2.sh into docs/PAPER.md, between `<!-- figure2 -->` and `<!-- /figure2 -->`, and its numbers
-and picture into docs/figures/paper. Needs gnuplot.
+and picture into docs/figures/paper. What the run has takes the place of what is saved of the same machine and batch;
+the rest stays, so that a form may be timed alone. Needs gnuplot.
 
     python3 scripts/paper/figure2.py OUT       OUT: the folder that figure2.sh wrote
 """
@@ -27,7 +28,7 @@ BOTH = "gated_linear_attention fwd+bwd"
 
 
 def read(out):
-    """What the run says of itself, and of each form by length: milliseconds forward and backward, bytes."""
+    """Where the run was; each form by length: milliseconds forward and backward, bytes; and its commit and date."""
     run, forms, batch = json.loads((out / "figure2.json").read_text()), {}, None
     for row in run["rows"]:
         match = PROBLEM.match(row["problem"])
@@ -36,7 +37,8 @@ def read(out):
         ours = row["implementation"].startswith("cuda")
         batch, name = match[1], NAMES[match[3] if ours else row["implementation"]]
         forms.setdefault(name, {})[int(match[2])] = (row["milliseconds"], row["memory_bytes"])
-    return {key: run[key] for key in ("machine", "commit", "date")} | {"batch": batch}, forms
+    made = {name: [run["commit"], run["date"]] for name in forms}
+    return {"machine": run["machine"], "batch": batch}, forms, made
 
 
 def shares(out):
@@ -59,13 +61,16 @@ def draw(forms, png):
     rows = {name: {length: (ms, memory / 2 ** 30) for length, (ms, memory) in by_length.items()}
             for name, by_length in forms.items()}
     paper.draw_by_length(rows, png, ["set logscale xy 2", "set xlabel 'length'", "set key top left",
+                                     "set offsets 0, 0, graph 0.45, 0",  # room for the key
                                      "set xtics ('1K' 1024, '2K' 2048, '4K' 4096, '8K' 8192)"],
                          ("forward and backward, ms", "memory beyond the inputs, GiB"))
 
 
-def section(about, forms, kernels):
+def section(about, forms, made, kernels):
     lengths = sorted({length for rows in forms.values() for length in rows})
-    intro = (f"One {about['machine']}, commit {about['commit']}, {about['date']}; batch {about['batch']}, 4 heads of "
+    commits, dates = (", ".join(dict.fromkeys(one[i] for one in sorted(made.values(), key=lambda m: m[1])))
+                      for i in range(2))
+    intro = (f"One {about['machine']}, commit {commits}, {dates}; batch {about['batch']}, 4 heads of "
              "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
              "what is held beyond the inputs in GiB.")
     rows = [[name, *(f"{by[n][0]:.3g}, {by[n][1] / 2 ** 30:.2g}" if n in by else "" for n in lengths)]
@@ -86,13 +91,18 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     out = pathlib.Path(sys.argv[1])
-    about, forms = read(out)
+    about, forms, made = read(out)
     kernels = shares(out)
     paper.FIGURES.mkdir(parents=True, exist_ok=True)
-    saved = {"about": about, "forms": forms, "kernels": kernels}
-    (paper.FIGURES / "figure2.json").write_text(json.dumps(saved, indent=1) + "\n")
+    path = paper.FIGURES / "figure2.json"
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    if saved.get("about") == about:
+        of_lengths = {name: {int(length): row for length, row in by.items()} for name, by in saved["forms"].items()}
+        forms, made, kernels = of_lengths | forms, saved["made"] | made, kernels or saved["kernels"]
+    forms = {name: forms[name] for name in NAMES.values() if name in forms}
+    path.write_text(json.dumps({"about": about, "forms": forms, "made": made, "kernels": kernels}, indent=1) + "\n")
     draw(forms, paper.FIGURES / "figure2.png")
-    paper.put("figure2", section(about, forms, kernels))
+    paper.put("figure2", section(about, forms, made, kernels))
 
 
 main()
