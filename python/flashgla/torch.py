@@ -124,7 +124,9 @@ def _keeps_states(q: Tensor, cu_seqlens: Tensor | None) -> bool:
 def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, normalize: bool, final_state: bool,
                  states_bytes: Any) -> tuple[Tensor | None, ...]:
     groups, key_dim, value_dim = k.shape[2], q.shape[3], v.shape[3]
-    o = q.new_empty((*q.shape[:3], value_dim))
+    # empty_like takes half of new_empty's time.
+    o = (torch.empty_like(v, dtype=q.dtype, memory_format=torch.contiguous_format) if q.shape[2] == groups else
+         q.new_empty((*q.shape[:3], value_dim)))
     ht = zt = states = None
     if final_state:
         n, state_dtype = _sequences(q, cu_seqlens), _state_dtype(q)
@@ -143,7 +145,7 @@ def _new_gradients(q: Tensor, *others: Tensor | None, wanted: list[bool]) -> tup
         elif i == 3 and x.dim() == 1:  # of a constant gate
             gradients.append(q.new_empty(x.shape, dtype=_state_dtype(q)))
         else:
-            gradients.append(x.new_empty(x.shape))
+            gradients.append(torch.empty_like(x, memory_format=torch.contiguous_format))
     return tuple(gradients)
 
 
@@ -152,13 +154,16 @@ def _all_there(q: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(q.new_empty(0) if x is None else x for x in tensors)
 
 
-def _view(x: Tensor | None, writable: bool = False) -> Any:
-    return None if x is None else Array(to_dlpack(x), writable)
+def _handed(x: Tensor | None) -> Any:
+    """x as the extension takes it."""
+    return None if x is None else to_dlpack(x)
 
 
-def _rows(x: Tensor | None) -> Tensor | None:
-    """x with a contiguous last dimension."""
-    return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
+def _rows(x: Tensor | None) -> Any:
+    """The same, of x with a contiguous last dimension."""
+    if x is None:
+        return None
+    return to_dlpack(x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous())
 
 
 def _place(q: Tensor) -> tuple[int, int, Any]:
@@ -189,9 +194,8 @@ def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
 def _operands(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> _flashgla.Operands:
     """Of q, k, v, g, gv, h0, z0 and cu_seqlens."""
     _check_dtypes("initial_state", *tensors[:7])
-    rows = [_view(_rows(x)) for x in tensors[:5]]
-    return _flashgla.Operands(*rows, *[None if x is None else _view(x.detach().contiguous()) for x in tensors[5:]],
-                              *options)
+    others = [None if x is None else to_dlpack(x.detach().contiguous()) for x in tensors[5:]]
+    return _flashgla.Operands(*map(_rows, tensors[:5]), *others, *options)
 
 
 def _run_forward(tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool,
@@ -201,7 +205,7 @@ def _run_forward(tensors: tuple[Any, ...], options: tuple[Any, ...], final_state
         operands = _operands(tensors, options)
         states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
         outputs = _new_outputs(q, k, v, cu_seqlens, options[_NORMALIZE], final_state, states_bytes)
-        operands.forward(*[_view(x, True) for x in outputs], *_place(q))
+        operands.forward(*map(_handed, outputs), *_place(q))
     return outputs
 
 
@@ -211,9 +215,9 @@ def _run_backward(tensors: tuple[Any, ...], options: tuple[Any, ...], o: Tensor 
     with _on_device(tensors[0]):
         operands = _operands(tensors, options)
         gradients = _new_gradients(*tensors[:7], wanted=wanted)
-        d_states = [None if x is None else _view(x.contiguous()) for x in (d_ht, d_zt)]
-        operands.backward(_view(o), _view(states), _view(_rows(d_o)), *d_states,
-                          *[_view(x, True) for x in gradients], *_place(tensors[0]))
+        d_states = [None if x is None else to_dlpack(x.contiguous()) for x in (d_ht, d_zt)]
+        operands.backward(_handed(o), _handed(states), _rows(d_o), *d_states, *map(_handed, gradients),
+                          *_place(tensors[0]))
     return gradients
 
 
@@ -233,8 +237,8 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, 
     _check_dtypes("state", q, k, v, g, gv, h, z)
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     with _on_device(q):
-        _flashgla.step(*(_view(_rows(x)) for x in (q, k, v, g, gv)), _view(h, True), _view(z, True), _view(o, True),
-                       scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
+        _flashgla.step(*map(_rows, (q, k, v, g, gv)), to_dlpack(h), _handed(z), to_dlpack(o), scale, feature_map,
+                       normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
     torch.autograd.graph.increment_version([x for x in (h, z) if x is not None and not x.is_inference()])
     return o
 
@@ -335,33 +339,33 @@ def _save(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...], final_st
     o, _, _, states = output
     needs_o = options[_NORMALIZE] or tensors[4] is not None
     ctx.set_materialize_grads(False)
-    ctx.options = options
-    ctx.final_state = final_state
-    ctx.kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]) and states is not None)
-    ctx.save_for_backward(*tensors, *(x for x, kept in zip((o, states), ctx.kept) if kept))
+    kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]) and states is not None)
+    ctx.call = options, final_state, kept
+    ctx.save_for_backward(*tensors, *[x for x, is_kept in zip((o, states), kept) if is_kept])
 
 
 def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None) -> list[Any]:
     """Gradients of the first seven tensors."""
+    options, final_state, kept = ctx.call
     everything = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
     tensors, saved = everything[:8], iter(everything[8:])
-    o, states = (next(saved) if kept else None for kept in ctx.kept)
+    o, states = [next(saved) if is_kept else None for is_kept in kept]
     if states is not None and states.shape[0] == 0:
         states = None
     wanted = [x is not None and needed for x, needed in zip(tensors[:7], ctx.needs_input_grad)]
     if d_o is None:
         q, v = tensors[0], tensors[2]
         d_o = q.new_zeros((*q.shape[:3], v.shape[3]))
-    if not ctx.final_state:  # empty outputs have gradients in compiled graphs
+    if not final_state:  # empty outputs have gradients in compiled graphs
         d_ht = None
-    if not (ctx.final_state and ctx.options[_NORMALIZE]):
+    if not (final_state and options[_NORMALIZE]):
         d_zt = None
     given = (o, states, d_o, d_ht, d_zt, wanted)
     # With gradients of the gradients to come, by the operator that refuses them.
-    if torch.is_grad_enabled() or not _is_plain((*tensors, d_o, d_ht, d_zt)):
-        gradients = list(torch.ops.flashgla.backward(*tensors, *ctx.options, *given))
+    if torch.is_grad_enabled() or not _is_plain((*tensors[:3], d_o, d_ht, d_zt)):
+        gradients = list(torch.ops.flashgla.backward(*tensors, *options, *given))
     else:
-        gradients = list(_run_backward(tensors, ctx.options, *given))
+        gradients = list(_run_backward(tensors, options, *given))
     if wanted[3] and gradients[3].dtype != tensors[3].dtype:
         gradients[3] = gradients[3].to(tensors[3].dtype)
     return [x if want else None for x, want in zip(gradients, wanted)]
@@ -389,7 +393,7 @@ def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
 
 def _differentiate_operator(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None,
                             _: None) -> tuple[Any, ...]:
-    return (*_differentiate(ctx, d_o, d_ht, d_zt), *[None] * (3 + len(ctx.options)))
+    return (*_differentiate(ctx, d_o, d_ht, d_zt), *[None] * (3 + len(ctx.call[0])))
 
 
 def _refuse(what: str) -> Any:

@@ -110,6 +110,15 @@ Array Array::empty(const std::vector<std::int64_t>& shape, const std::string& dt
   return Array(view, std::move(owner));
 }
 
+TensorView Views::operator()(nb::handle argument, bool writable) {
+  if (argument.is_none()) return {};
+  if (nb::isinstance<Array>(argument)) {
+    given_.push_back(nb::borrow(argument));
+    return nb::cast<const Array&>(argument).view;
+  }
+  return made_.emplace_back(nb::borrow(argument), writable, std::nullopt).view;
+}
+
 void Array::wait() const {
   std::byte first{};
   copy_memory(&first, Device::cpu(), view.data, view.device, sizeof(first));

@@ -39,6 +39,15 @@ struct Array {
   nb::object to_dlpack() const;
 };
 
-inline TensorView view_of(const Array* array) { return array == nullptr ? TensorView() : array->view; }
+// The views of one call's arrays. An argument is an Array or what an Array is made of, such as a DLPack capsule, which
+// PyTorch's calls hand over as it is; None: absent. Kept alive until they are destroyed.
+class Views {
+ public:
+  TensorView operator()(nb::handle argument, bool writable = false);
+
+ private:
+  std::vector<nb::object> given_;  // Arrays
+  std::vector<Array> made_;
+};
 
 }  // namespace flashgla::python

@@ -13,8 +13,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using flashgla::python::Array;
 using flashgla::python::Operands;
-using flashgla::python::Place;
-using flashgla::python::view_of;
+using flashgla::python::Views;
 namespace gla = flashgla::ops::gated_linear_attention;
 
 namespace {
@@ -56,45 +55,47 @@ NB_MODULE(_flashgla, m) {
         return std::vector<std::int64_t>(array.view.shape.begin(), array.view.shape.end());
       });
 
-  // Arrays of one call are named as in gated_linear_attention.h; None: absent. They are kept alive by Operands.
-  nb::class_<Operands>(m, "Operands", "The inputs and options of one call, validated.")
+  // Arrays of one call are named as in gated_linear_attention.h, and what Views takes; None: absent.
+  nb::class_<Operands>(m, "Operands", "The inputs and options of one call, validated. Keeps the inputs alive.")
       .def(
           "__init__",
-          [](Operands* self, const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv,
-             const Array* h0, const Array* z0, const Array* cu_seqlens, nb::handle scale, const std::string& algorithm,
+          [](Operands* self, nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h0,
+             nb::handle z0, nb::handle cu_seqlens, nb::handle scale, const std::string& algorithm,
              const std::string& feature_map, bool normalize, const std::string& float32_math, nb::handle max_seqlen,
              nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
-            const gla::Inputs inputs{q.view,      k.view,      v.view,      view_of(g),
-                                     view_of(gv), view_of(h0), view_of(z0), view_of(cu_seqlens)};
-            new (self)
-                Operands(inputs, flashgla::python::options_of(scale, algorithm, feature_map, normalize, float32_math,
-                                                              max_seqlen, gate_logit_normalizer, gate_clamp_min));
+            Views views;
+            const gla::Inputs inputs{views(q),  views(k),  views(v),  views(g),
+                                     views(gv), views(h0), views(z0), views(cu_seqlens)};
+            new (self) Operands(std::move(views), inputs,
+                                flashgla::python::options_of(scale, algorithm, feature_map, normalize, float32_math,
+                                                             max_seqlen, gate_logit_normalizer, gate_clamp_min));
           },
           "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h0"_a.none(), "z0"_a.none(), "cu_seqlens"_a.none(),
           "scale"_a.none(), "algorithm"_a, "feature_map"_a, "normalize"_a, "float32_math"_a, "max_seqlen"_a.none(),
-          "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
-          nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+          "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none())
       .def("states_bytes", &Operands::states_bytes)
       .def("output_shapes", &Operands::output_shapes)
       .def_prop_ro("dtype", &Operands::dtype)
       .def_prop_ro("state_dtype", &Operands::state_dtype)
       .def(
           "forward",
-          [](const Operands& self, const Array& o, const Array* ht, const Array* zt, const Array* states,
-             std::uintptr_t stream, int threads, nb::object allocate) {
-            self.forward({o.view, view_of(ht), view_of(zt), view_of(states)}, {stream, threads, std::move(allocate)});
+          [](const Operands& self, nb::handle o, nb::handle ht, nb::handle zt, nb::handle states, std::uintptr_t stream,
+             int threads, nb::object allocate) {
+            Views views;
+            self.forward({views(o, true), views(ht, true), views(zt, true), views(states, true)},
+                         {stream, threads, std::move(allocate)});
           },
           "o"_a, "ht"_a.none(), "zt"_a.none(), "states"_a.none(), "stream"_a, "threads"_a, "allocate"_a.none())
       .def(
           "backward",
-          [](const Operands& self, const Array* o, const Array* states, const Array& d_o, const Array* d_ht,
-             const Array* d_zt, const Array* dq, const Array* dk, const Array* dv, const Array* dg, const Array* dgv,
-             const Array* dh0, const Array* dz0, std::uintptr_t stream, int threads, nb::object allocate) {
-            self.backward(
-                {view_of(o), {}, {}, view_of(states)}, {d_o.view, view_of(d_ht), view_of(d_zt)},
-                {view_of(dq), view_of(dk), view_of(dv), view_of(dg), view_of(dgv), view_of(dh0), view_of(dz0)},
-                {stream, threads, std::move(allocate)});
+          [](const Operands& self, nb::handle o, nb::handle states, nb::handle d_o, nb::handle d_ht, nb::handle d_zt,
+             nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dg, nb::handle dgv, nb::handle dh0, nb::handle dz0,
+             std::uintptr_t stream, int threads, nb::object allocate) {
+            Views views;
+            self.backward({views(o), {}, {}, views(states)}, {views(d_o), views(d_ht), views(d_zt)},
+                          {views(dq, true), views(dk, true), views(dv, true), views(dg, true), views(dgv, true),
+                           views(dh0, true), views(dz0, true)},
+                          {stream, threads, std::move(allocate)});
           },
           "o"_a.none(), "states"_a.none(), "d_o"_a, "d_ht"_a.none(), "d_zt"_a.none(), "dq"_a.none(), "dk"_a.none(),
           "dv"_a.none(), "dg"_a.none(), "dgv"_a.none(), "dh0"_a.none(), "dz0"_a.none(), "stream"_a, "threads"_a,
@@ -102,11 +103,13 @@ NB_MODULE(_flashgla, m) {
 
   m.def(
       "step",
-      [](const Array& q, const Array& k, const Array& v, const Array* g, const Array* gv, const Array& h,
-         const Array* z, const Array& o, nb::handle scale, const std::string& feature_map, bool normalize,
+      [](nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h, nb::handle z,
+         nb::handle o, nb::handle scale, const std::string& feature_map, bool normalize,
          nb::handle gate_logit_normalizer, nb::handle gate_clamp_min, std::uintptr_t stream, int threads,
          nb::object allocate) {
-        flashgla::python::step({q.view, k.view, v.view, view_of(g), view_of(gv)}, h.view, view_of(z), o.view,
+        Views views;
+        flashgla::python::step({views(q), views(k), views(v), views(g), views(gv)}, views(h, true), views(z, true),
+                               views(o, true),
                                flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
                                                             nb::none(), gate_logit_normalizer, gate_clamp_min),
                                {stream, threads, std::move(allocate)});

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "flashgla/base/names.h"
@@ -161,8 +162,8 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
   return options;
 }
 
-Operands::Operands(const gla::Inputs& inputs, const gla::Options& options)
-    : inputs_(inputs), options_(options), problem_(gla::describe(inputs, options)) {}
+Operands::Operands(Views views, const gla::Inputs& inputs, const gla::Options& options)
+    : views_(std::move(views)), inputs_(inputs), options_(options), problem_(gla::describe(inputs, options)) {}
 
 std::size_t Operands::states_bytes() const {
   Lease lease(inputs_.q.device, {.allocate = nb::none()});

@@ -26,7 +26,7 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
 
 class Operands {
  public:
-  Operands(const gla::Inputs& inputs, const gla::Options& options);
+  Operands(Views views, const gla::Inputs& inputs, const gla::Options& options);
 
   std::size_t states_bytes() const;
   // Shapes and dtypes of the outputs: o, (ht, zt) by name.
@@ -39,6 +39,7 @@ class Operands {
                 const gla::InputGradients& input_gradients, const Place& place) const;
 
  private:
+  Views views_;  // of the inputs
   gla::Inputs inputs_;
   gla::Options options_;
   gla::Problem problem_;
