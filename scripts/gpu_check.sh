@@ -80,6 +80,7 @@ paths=(CudaPaths.EveryElementIsFinite/key_blocks_bf16_272_trained
        CudaPaths.EveryElementIsFinite/wide_{96_200_constant_trained,128_256_key_extreme,128_256_none_trained}
        CudaPaths.EveryElementIsFinite/brief_128_256_{key_trained,key_extreme,scalar_trained}
        CudaPaths.EveryElementIsFinite/{f32_tiles_f16_96_extreme,f32_tiles_f32_64_trained,tokens_f32,segments_key_trained}
+       CudaPaths.EveryElementIsFinite/parallel_packed_key_trained
        CudaPaths.EveryElementIsFinite/{values_packed_extreme,values_unaligned_trained,values_f32_packed_extreme,normalized_packed_strided_elu_plus_one_bf16})
 filter=$(printf '*%s:' "${paths[@]}")
 if [ "$("$test" --gtest_list_tests --gtest_filter="$filter" | grep -c '^  ')" -ne ${#paths[@]} ]; then
