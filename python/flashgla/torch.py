@@ -239,7 +239,9 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, 
     with _on_device(q):
         _flashgla.step(*map(_rows, (q, k, v, g, gv)), to_dlpack(h), _handed(z), to_dlpack(o), scale, feature_map,
                        normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
-    torch.autograd.graph.increment_version([x for x in (h, z) if x is not None and not x.is_inference()])
+    for x in (h, z):
+        if x is not None and not x.is_inference():
+            torch.autograd.graph.increment_version(x)
     return o
 
 
