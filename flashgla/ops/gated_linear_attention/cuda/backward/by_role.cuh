@@ -47,11 +47,11 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
       at.begin(walk, i);
       std::uint32_t rounded[16];
       to_operand(rounded, dh);
-      Core::wait_at(view.base + Layout::dh_read, (at.gone_through - 1) & 1);
+      Core::wait_at(view.base + Layout::dh_empty, (at.gone_through - 1) & 1);
       put_operand<Core>(view.base + Layout::dh, rounded, thread);
       put_operand<Core, true>(view.base + Layout::dh_transposed, rounded, thread);
       Core::publish();
-      Core::arrive(view.base + Layout::dh_there);
+      Core::arrive(view.base + Layout::dh_full);
       at.wait(view);
       const std::uint32_t q = at.stage + Layout::q, v = at.tiles + Layout::v;
       if (p.sequences.cu_seqlens != nullptr && rows < kChunk) at.clear_rows(v, rows);
@@ -70,14 +70,14 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
         Core::begin(queries, dh);
         Core::template product<Stored::k_outer>(dh, queries, at.stage + Layout::d_o, thread);
         Core::finish(dh);
-        view.wait_ringed(Layout::found, at.number);
+        view.wait_ringed(Layout::h_full, at.number);
         const float2 with_h = dot_rows(at.tiles + Layout::h, dh, thread);
         at.leave(view);
         const float sum = sum_of_warp(with_h.x + with_h.y);
-        Core::wait_at(view.base + Layout::dots_read, (at.gone_through - 1) & 1);
+        Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
         if (thread % 32 == 0) view.put_float(view.base + Layout::beyond, thread / 32, sum);
         __syncwarp();
-        Core::arrive(view.base + Layout::dots_there);
+        Core::arrive(view.base + Layout::dots_full);
       } else {
         load_weighed(queries, q, thread, [&](int) { return scale; });
         Core::begin(queries, dh);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void find_states_between(const View& view) {
   for (; walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
     int number = walk.before;
-    view.wait_ringed(Layout::brought, number);
+    view.wait_ringed(Layout::keys_full, number);
     std::uint32_t tiles = view.tiles_of(view.slot_of(number));
     std::uint32_t kept[16];
     load_operand<Stored::k_inner>(kept, tiles + Layout::h, fresh_thread());
@@ -116,7 +116,7 @@ __device__ __forceinline__ void find_states_between(const View& view) {
       h[2 * j] = two.x;
       h[2 * j + 1] = two.y;
     }
-    Core::arrive(view.ringed(Layout::found, number));
+    Core::arrive(view.ringed(Layout::h_full, number));
 #pragma unroll 1
     for (const int end = number + walk.count - 1; number < end;) {
       const int thread = fresh_thread();
@@ -136,26 +136,26 @@ __device__ __forceinline__ void find_states_between(const View& view) {
       }
       Core::finish(h);
       ++number;
-      view.wait_ringed(Layout::brought, number);
+      view.wait_ringed(Layout::keys_full, number);
       tiles = view.tiles_of(view.slot_of(number));
       put_rounded<Core>(tiles + Layout::h, h, thread);
       Core::publish();
-      Core::arrive(view.ringed(Layout::found, number));
+      Core::arrive(view.ringed(Layout::h_full, number));
     }
   }
 }
 
 // The rows of chunk i of a segment to a tile.
 template <class Core>
-__device__ __forceinline__ void bring_rows(std::uint32_t tile, const RowMap& rows, const SegmentWalk& segment, int i,
-                                           std::uint32_t barrier) {
+__device__ __forceinline__ void copy_rows(std::uint32_t tile, const RowMap& rows, const SegmentWalk& segment, int i,
+                                          std::uint32_t barrier) {
   Core::copy_box(tile, &rows.map, 0, segment.token(segment.first + i), segment.head * rows.head_step,
                  segment.batch * rows.batch_step, barrier);
 }
 
 // One lane: k, v and the kept states.
 template <class View>
-__device__ __forceinline__ void bring_keys(const View& view, const RoleMaps& maps) {
+__device__ __forceinline__ void produce_keys(const View& view, const RoleMaps& maps) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
@@ -172,25 +172,25 @@ __device__ __forceinline__ void bring_keys(const View& view, const RoleMaps& map
       const int number = walk.before + i, free = number - Layout::slots;
       int slot = number;
       if (free >= 0) {
-        view.wait_ringed(Layout::freed, free);
+        view.wait_ringed(Layout::keys_empty, free);
         slot = static_cast<int>(load_shared_4(view.base + (Layout::slot_freed + free % Layout::ring * 4)));
       }
       view.in_step(Layout::keys_in_step, number);
       store_shared_4(view.base + (Layout::slot_of + number % Layout::ring * 4), slot);
       store_shared_4(view.base + (Layout::slot_freed + (walk.before + walk.count - 1 - i) % Layout::ring * 4), slot);
-      const std::uint32_t barrier = view.ringed(Layout::brought, number), tiles = view.tiles_of(slot);
+      const std::uint32_t barrier = view.ringed(Layout::keys_full, number), tiles = view.tiles_of(slot);
       Core::expect_bytes(barrier, (i == 0 ? 3 : 2) * kTileBytes);
-      const auto bring = [&](std::uint32_t to, const RowMap& rows) { bring_rows<Core>(to, rows, walk, i, barrier); };
+      const auto copy = [&](std::uint32_t to, const RowMap& rows) { copy_rows<Core>(to, rows, walk, i, barrier); };
       if (i == 0) Core::copy_in(tiles + Layout::h, state, kTileBytes, barrier);
-      bring(tiles + Layout::k, maps.k);
-      bring(tiles + Layout::v, maps.v);
+      copy(tiles + Layout::k, maps.k);
+      copy(tiles + Layout::v, maps.v);
     }
   }
 }
 
 // One lane: q and do.
 template <class View>
-__device__ __forceinline__ void bring_queries(const View& view, const RoleMaps& maps) {
+__device__ __forceinline__ void produce_queries(const View& view, const RoleMaps& maps) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
@@ -201,14 +201,14 @@ __device__ __forceinline__ void bring_queries(const View& view, const RoleMaps& 
   for (; walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
-      const std::uint32_t barrier = view.base + Layout::filled + stage_index * 8,
+      const std::uint32_t barrier = view.base + Layout::queries_full + stage_index * 8,
                           stage = view.base + Layout::first_stage + stage_index * Layout::stage;
-      Core::wait_at(view.base + Layout::emptied + stage_index * 8, phase ^ 1);
+      Core::wait_at(view.base + Layout::queries_empty + stage_index * 8, phase ^ 1);
       view.in_step(Layout::queries_in_step, time++);
       Core::expect_bytes(barrier, 2 * kTileBytes);
-      const auto bring = [&](std::uint32_t to, const RowMap& rows) { bring_rows<Core>(to, rows, walk, i, barrier); };
-      bring(stage + Layout::d_o, maps.d_o);
-      bring(stage + Layout::q, maps.q);
+      const auto copy = [&](std::uint32_t to, const RowMap& rows) { copy_rows<Core>(to, rows, walk, i, barrier); };
+      copy(stage + Layout::d_o, maps.d_o);
+      copy(stage + Layout::q, maps.q);
       if (++stage_index == Layout::stages) {
         stage_index = 0;
         phase ^= 1;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void sum_gates(const View& view) {
       const float b = sum_so_far(low + high, lane);  // at the end of token 2 lane + 1
       const float total = __shfl_sync(0xffffffffu, b, 31);
       const int written_over = number - Layout::sum_ring, gone = written_over + Layout::segment - 1;  // at the latest
-      if (written_over >= 0) view.wait_ringed(Layout::freed, gone);
+      if (written_over >= 0) view.wait_ringed(Layout::keys_empty, gone);
       const std::uint32_t sums = view.sums_of(number);
       view.put_float(sums, 2 * lane, b - high);
       view.put_float(sums, 2 * lane + 1, b);
@@ -259,7 +259,7 @@ __device__ __forceinline__ void sum_gates(const View& view) {
                          split_factors(p.scale * ptx::exp2(b - high), p.scale * ptx::exp2(b)));
       store_shared_uint2(sums + Layout::key_factors + 8 * lane,
                          split_factors(ptx::exp2(total - (b - high)), ptx::exp2(total - b)));
-      Core::arrive(view.ringed(Layout::brought, number));
+      Core::arrive(view.ringed(Layout::keys_full, number));
     }
     if (!there) return;
     bits = next;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
       const int rows = walk.rows(i);
-      Core::wait_at(view.base + Layout::dots_there, gone_through & 1);
+      Core::wait_at(view.base + Layout::dots_full, gone_through & 1);
       float run = 0.0f;
 #pragma unroll
       for (int w = 0; w < 4; ++w) run += view.float_at(beyond, w);
@@ -298,7 +298,7 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
       const float so_far = sum_so_far(low + difference(2 * lane + 1), lane);
       const float before = __shfl_up_sync(0xffffffffu, so_far, 1);
       const float low_dg = lane > 0 ? run - before : run, high_dg = low_dg - low;
-      Core::arrive(view.base + Layout::dots_read);
+      Core::arrive(view.base + Layout::dots_empty);
       ++gone_through;
       if (p.gate == GateKind::constant) {
         constant_gate += (2 * lane < rows ? low_dg : 0.0f) + (2 * lane + 1 < rows ? high_dg : 0.0f);
@@ -329,15 +329,15 @@ __device__ __forceinline__ void backward_by_role(const Params& p, const FusedBac
 #pragma unroll 1
       for (int i = 0; i < count; ++i) Core::init_barrier(view.base + offset + 8 * i, arrivals);
     };
-    init(Layout::brought, Layout::ring, kGated ? 1 + 32 : 1);  // TMA's thread, and a warp that sums
-    init(Layout::found, Layout::ring, kGroupThreads);
-    init(Layout::freed, Layout::ring, Layout::chunk_readers);
-    init(Layout::filled, Layout::stages, 1);
-    init(Layout::emptied, Layout::stages, Layout::chunk_readers);
-    init(Layout::dh_there, 1, kGroupThreads);
-    init(Layout::dh_read, 1, 2 * kGroupThreads);
-    init(Layout::dots_there, 1, 3 * kGroupThreads);
-    init(Layout::dots_read, 1, 32);
+    init(Layout::keys_full, Layout::ring, kGated ? 1 + 32 : 1);  // TMA's thread, and a warp that sums
+    init(Layout::h_full, Layout::ring, kGroupThreads);
+    init(Layout::keys_empty, Layout::ring, Layout::chunk_readers);
+    init(Layout::queries_full, Layout::stages, 1);
+    init(Layout::queries_empty, Layout::stages, Layout::chunk_readers);
+    init(Layout::dh_full, 1, kGroupThreads);
+    init(Layout::dh_empty, 1, 2 * kGroupThreads);
+    init(Layout::dots_full, 1, 3 * kGroupThreads);
+    init(Layout::dots_empty, 1, 32);
     init(Layout::keys_in_step, 2, 2);
     Core::publish_barriers();
   }
@@ -349,12 +349,12 @@ __device__ __forceinline__ void backward_by_role(const Params& p, const FusedBac
   flashgla::cuda::wait_for_previous();
   const int group = own_group();
   if (group == Layout::working_groups) {
-    Core::template give<Layout::helping_registers>();
+    Core::template give<Layout::producer_registers>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
     if (warp == 0) {
-      if (threadIdx.x % 32 == 0) bring_keys(view, maps);
+      if (threadIdx.x % 32 == 0) produce_keys(view, maps);
     } else if (warp == 1) {
-      if (threadIdx.x % 32 == 0) bring_queries(view, maps);
+      if (threadIdx.x % 32 == 0) produce_queries(view, maps);
     } else if constexpr (kGated) {
       warp == 2 ? sum_gates(view) : make_gate_gradients(view, f);
     }

@@ -124,7 +124,7 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       Core::begin();
       Core::template product<k_inner, k_inner, true>(a, x, y, thread);
       Core::commit();
-      Core::wait_at(of_queries ? view.ringed(Layout::found, at.number) : view.base + Layout::dh_there,
+      Core::wait_at(of_queries ? view.ringed(Layout::h_full, at.number) : view.base + Layout::dh_full,
                     of_queries ? at.number / Layout::ring & 1 : at.gone_through & 1);
       Core::template product<k_inner, k_inner, true>(d, x, s, thread);
       Core::commit();
@@ -144,19 +144,19 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       scale_rows(d, factors[0], factors[1]);
       Core::begin(pairs, d);
       Core::template product<k_outer>(d, pairs, z, thread);
-      if (!of_queries) Core::arrive(view.base + Layout::dh_read);
+      if (!of_queries) Core::arrive(view.base + Layout::dh_empty);
       Core::finish(d);
       if constexpr (kGated) {
         if (!of_values) {
           const float2 dot = sum_over_row(dot_rows(of_queries ? q : k, d, thread));
-          Core::wait_at(view.base + Layout::dots_read, (at.gone_through - 1) & 1);
+          Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
           if (thread % 4 == 0) {
             const int row = row_of_element(thread, 0) + (of_queries ? 0 : kTile);
             view.put_float(view.base + Layout::dots, row, dot.x);
             view.put_float(view.base + Layout::dots, row + 8, dot.y);
           }
           __syncwarp();
-          Core::arrive(view.base + Layout::dots_there);
+          Core::arrive(view.base + Layout::dots_full);
         }
       }
       at.leave(view);

@@ -25,8 +25,8 @@ struct ByRole {
   static constexpr int chunk_readers = (row_groups + 1) * kGroupThreads;
   // A thread's registers: what each begins with, and what the groups have after they have shared; dh's and h's keep
   // theirs.
-  static constexpr int registers = 80, row_registers = 96, helping_registers = 32;
-  static_assert(row_groups * row_registers + 2 * registers + helping_registers == (working_groups + 1) * registers);
+  static constexpr int registers = 80, row_registers = 96, producer_registers = 32;
+  static_assert(row_groups * row_registers + 2 * registers + producer_registers == (working_groups + 1) * registers);
   // Segments lie in memory from their first chunk on, are brought in that order, and are gone through from their last
   // chunk on: a chunk has two numbers, how many were brought before it and how many were gone through. `ring`: barriers
   // go round by these numbers; more than slots and a segment together.
@@ -45,14 +45,14 @@ struct ByRole {
                        key_factors = 2 * kTile * 4, chunk_sums = 3 * kTile * 4;
   static constexpr int dots = sums + (kGated ? sum_ring * chunk_sums : 0);  // q . dq [64], k . dk [64]
   static constexpr int beyond = dots + (kGated ? 2 * kTile * 4 : 0);  // [4 warps of dh's group]: dh h at the start
-  static constexpr int brought = beyond + 4 * 4;       // [ring] by chunks brought: k, v, b (and a kept h) are there
-  static constexpr int found = brought + ring * 8;     // [ring] the same: h is there
-  static constexpr int freed = found + ring * 8;       // [ring] by chunks gone through: their slot is free
-  static constexpr int filled = freed + ring * 8;      // [stages]: q and do are there
-  static constexpr int emptied = filled + stages * 8;  // [stages]
-  static constexpr int dh_there = emptied + stages * 8, dh_read = dh_there + 8;
-  static constexpr int dots_there = dh_read + 8, dots_read = dots_there + 8;
-  static constexpr int keys_in_step = dots_read + 8, queries_in_step = keys_in_step + 8;
+  static constexpr int keys_full = beyond + 4 * 4;      // [ring] by chunks brought: k, v, b (and a kept h) are there
+  static constexpr int h_full = keys_full + ring * 8;   // [ring] the same: h is there
+  static constexpr int keys_empty = h_full + ring * 8;  // [ring] by chunks gone through: their slot is free
+  static constexpr int queries_full = keys_empty + ring * 8;       // [stages]: q and do are there
+  static constexpr int queries_empty = queries_full + stages * 8;  // [stages]: they have been read
+  static constexpr int dh_full = queries_empty + stages * 8, dh_empty = dh_full + 8;
+  static constexpr int dots_full = dh_empty + 8, dots_empty = dots_full + 8;
+  static constexpr int keys_in_step = dots_empty + 8, queries_in_step = keys_in_step + 8;
   static constexpr int slot_of = queries_in_step + 8;    // [ring] by chunks brought
   static constexpr int slot_freed = slot_of + ring * 4;  // [ring] by chunks gone through
   static constexpr int total = slot_freed + ring * 4;
@@ -176,8 +176,8 @@ struct ChunkWalk {
     gone_through = segment.before + segment.count - 1 - i;
   }
   __device__ __forceinline__ void wait(const View& view) {
-    Core::wait_at(view.base + Layout::filled + stage_index * 8, phase);
-    view.wait_ringed(Layout::brought, number);
+    Core::wait_at(view.base + Layout::queries_full + stage_index * 8, phase);
+    view.wait_ringed(Layout::keys_full, number);
     const int slot = view.slot_of(number);
     stage = view.base + Layout::first_stage + stage_index * Layout::stage;
     tiles = view.tiles_of(slot);
@@ -194,8 +194,8 @@ struct ChunkWalk {
     ptx::barrier(1, Layout::chunk_readers);
   }
   __device__ __forceinline__ void leave(const View& view) const {
-    Core::arrive(view.base + Layout::emptied + stage_index * 8);
-    Core::arrive(view.ringed(Layout::freed, gone_through));
+    Core::arrive(view.base + Layout::queries_empty + stage_index * 8);
+    Core::arrive(view.ringed(Layout::keys_empty, gone_through));
   }
   __device__ __forceinline__ void step() {
     if (++stage_index == Layout::stages) {

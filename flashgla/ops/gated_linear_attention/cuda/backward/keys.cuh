@@ -190,8 +190,9 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   const std::uint32_t base = view.base;
   const bool late = view.late;
   const int part = view.part(), depth = view.depth();
-  const std::uint32_t full = base + Layout::full, inputs = base + Layout::inputs, empty = base + Layout::empty,
-                      inputs_free = base + Layout::inputs_free, known = base + Layout::known;
+  const std::uint32_t full = base + Layout::full, inputs_full = base + Layout::inputs_full,
+                      empty = base + Layout::empty, inputs_empty = base + Layout::inputs_empty,
+                      places_full = base + Layout::places_full;
   const std::uint32_t own_q = view.own_tile(Layout::q), own_k = view.own_tile(Layout::k),
                       own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
   view.clear_missing_gates();
@@ -199,10 +200,10 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if (threadIdx.x == 0) view.init_barriers();
     __syncthreads();
     if (threadIdx.x >= kPairThreads) {
-      Core::template give<Layout::copying_registers>();
-      return view.bring();
+      Core::template give<Layout::producer_registers>();
+      return view.produce();
     }
-    Core::template take<Layout::working_registers>();
+    Core::template take<Layout::consumer_registers>();
     flashgla::cuda::wait_for_previous();
   } else {
     if (threadIdx.x == 0) view.place_of(0) = view.find_first();
@@ -215,7 +216,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   for (unsigned unit = 0;;) {
     const PairPlace& at = view.place_of(unit);
     if constexpr (kBulk) {
-      Core::wait_at(known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
+      Core::wait_at(places_full + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
     }
     if (View::alike(at.rows_early == 0)) break;
     const bool first = !kGrouped || View::alike(at.in_group == 0);
@@ -243,7 +244,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     const int query_head = at.kv_head * p.group + at.in_group;
     const bool both = View::alike(at.rows_late > 0), last = !kGrouped || View::alike(at.in_group + 1 == p.group);
     if constexpr (kBulk) {
-      Core::wait_at(inputs, unit & 1);
+      Core::wait_at(inputs_full, unit & 1);
     } else {
       View::meet();
       view.load_gates(at);
@@ -442,7 +443,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       gradients.store_with_gates(e, across, within, signs, run);
     }
     Core::publish();  // TMA writes next where threads have written
-    if constexpr (kBulk) Core::arrive(inputs_free);
+    if constexpr (kBulk) Core::arrive(inputs_empty);
     unit = at.unit + 1;  // no register through the epilogue
     if constexpr (!kBulk) {
       if (unit == static_cast<unsigned>(p.group)) return;  // a block has one pair

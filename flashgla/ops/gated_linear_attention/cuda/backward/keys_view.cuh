@@ -70,27 +70,29 @@ struct PairView {
   __device__ __forceinline__ std::int64_t kv_at(const PairPlace& at, int of) const {
     return ((at.chunk + of) * p.heads + at.kv_head) * tiles_of(p.key_dim) + at.key_tile;
   }
-  __device__ __forceinline__ void order_inputs(const PairPlace& at) const {
+  __device__ __forceinline__ void produce_inputs(const PairPlace& at) const {
     if constexpr (kBulk) {
       constexpr int of_decays = kGated ? kTile * 4 : 0;
       const int chunks = at.rows_late > 0 ? 2 : 1;
-      Core::expect_bytes(base + Layout::inputs, chunks * (2 * kTileBytes + of_decays));
+      Core::expect_bytes(base + Layout::inputs_full, chunks * (2 * kTileBytes + of_decays));
       for (int of = 0; of < chunks; ++of) {
         const std::uint32_t to = base + Layout::epilogue + of * Layout::group;
         if (kGate == GateTile::none && w.prepared.plain) {
-          const auto bring = [&](std::uint32_t to, const RowMap& rows, int head) {
+          const auto copy = [&](std::uint32_t to, const RowMap& rows, int head) {
             Core::copy_box(to, &rows.map, at.key_tile * kTile, static_cast<int>(at.token) + of * kChunk,
-                           head * rows.head_step, static_cast<int>(at.batch) * rows.batch_step, base + Layout::inputs);
+                           head * rows.head_step, static_cast<int>(at.batch) * rows.batch_step,
+                           base + Layout::inputs_full);
           };
-          bring(to + Layout::q, maps.q, at.kv_head * p.group + at.in_group);
-          bring(to + Layout::k, maps.k, at.kv_head);
+          copy(to + Layout::q, maps.q, at.kv_head * p.group + at.in_group);
+          copy(to + Layout::k, maps.k, at.kv_head);
           continue;
         }
-        Core::copy_in(to + Layout::q, q_image(at, of), kTileBytes, base + Layout::inputs);
-        Core::copy_in(to + Layout::k, w.prepared.k + kv_at(at, of) * kImageBytes, kTileBytes, base + Layout::inputs);
+        Core::copy_in(to + Layout::q, q_image(at, of), kTileBytes, base + Layout::inputs_full);
+        Core::copy_in(to + Layout::k, w.prepared.k + kv_at(at, of) * kImageBytes, kTileBytes,
+                      base + Layout::inputs_full);
         if constexpr (kGated) {
           Core::copy_in(base + Layout::decays + of * of_decays, w.prepared.decay + kv_at(at, of) * kTile, of_decays,
-                        base + Layout::inputs);
+                        base + Layout::inputs_full);
         }
       }
     }
@@ -166,27 +168,27 @@ struct PairView {
   }
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < Layout::stages; ++i) {
-      Core::init_barrier(base + Layout::full + 8 * i, Layout::copying_warps);
+      Core::init_barrier(base + Layout::full + 8 * i, Layout::producer_warps);
       Core::init_barrier(base + Layout::empty + 8 * i, kPairThreads);
     }
-    Core::init_barrier(base + Layout::inputs, 1);
-    Core::init_barrier(base + Layout::inputs_free, kPairThreads);
-    for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(base + Layout::known + 8 * i, 1);
+    Core::init_barrier(base + Layout::inputs_full, 1);
+    Core::init_barrier(base + Layout::inputs_empty, kPairThreads);
+    for (int i = 0; i < Layout::kept_places; ++i) Core::init_barrier(base + Layout::places_full + 8 * i, 1);
     Core::publish_barriers();
   }
   // The third group, where there is TMA.
-  __device__ __forceinline__ void bring() const {
+  __device__ __forceinline__ void produce() const {
     // One thread of each warp tells TMA of one part: h, and the walk; dh, and what the epilogue wants;
     // rows of do and of v. One thread for all of it would be what the products wait for.
-    const int brings = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
+    const int producer = (static_cast<int>(threadIdx.x) - kPairThreads) / 32;
     if (threadIdx.x % 32 != 0) return;
-    if (brings == 0) place_of(0) = find_first();
+    if (producer == 0) place_of(0) = find_first();
     flashgla::cuda::wait_for_previous();
-    if (brings == 0) Core::arrive(base + Layout::known);
+    if (producer == 0) Core::arrive(base + Layout::places_full);
     int slot = 0, phase = 0;
 #pragma unroll 1
     for (unsigned unit = 0;; ++unit) {
-      Core::wait_at(base + Layout::known + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
+      Core::wait_at(base + Layout::places_full + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
       const PairPlace& at = place_of(unit);
       if (at.rows_early == 0) return;
       const bool both = at.rows_late > 0;
@@ -196,10 +198,10 @@ struct PairView {
           phase ^= 1;
         }
       };
-      if (brings < 2) {
-        const char* from = brings == 0 ? static_cast<const char*>(p.states) + at.state
-                                       : static_cast<const char*>(w.state_gradients) + at.gradient;
-        const std::uint32_t to = base + (brings == 0 ? Layout::h : Layout::dh);
+      if (producer < 2) {
+        const char* from = producer == 0 ? static_cast<const char*>(p.states) + at.state
+                                         : static_cast<const char*>(w.state_gradients) + at.gradient;
+        const std::uint32_t to = base + (producer == 0 ? Layout::h : Layout::dh);
 #pragma unroll 1
         for (int tile = 0; tile < tiles_of(p.value_dim); ++tile) {
           const std::uint32_t barrier = base + Layout::full + 8 * slot;
@@ -207,22 +209,22 @@ struct PairView {
           Core::expect_bytes(barrier, kTileBytes);
           Core::copy_in(to + slot * Layout::stage, from, kTileBytes, barrier);
           from += kImageBytes;
-          if (brings == 1 && tile + 1 == depth()) {
-            Core::wait_at(base + Layout::inputs_free, (unit & 1) ^ 1);
-            order_inputs(at);
+          if (producer == 1 && tile + 1 == depth()) {
+            Core::wait_at(base + Layout::inputs_empty, (unit & 1) ^ 1);
+            produce_inputs(at);
           }
           step();
         }
-        if (brings == 0) {
+        if (producer == 0) {
           find_next(place_of(unit + 1), at, p, items);
-          Core::arrive(base + Layout::known + 8 * ((unit + 1) % Layout::kept_places));
+          Core::arrive(base + Layout::places_full + 8 * ((unit + 1) % Layout::kept_places));
         }
       } else {
-        const RowMap& of = brings == 2 ? maps.d_o : maps.v;
-        const int head = (brings == 2 ? at.kv_head * p.group + at.in_group : at.kv_head) * of.head_step;
+        const RowMap& of = producer == 2 ? maps.d_o : maps.v;
+        const int head = (producer == 2 ? at.kv_head * p.group + at.in_group : at.kv_head) * of.head_step;
         const int batch = static_cast<int>(at.batch) * of.batch_step, token = static_cast<int>(at.token);
-        const std::uint32_t to_early = base + (brings == 2 ? Layout::d_o_early : Layout::v_early),
-                            to_late = base + (brings == 2 ? Layout::d_o_late : Layout::v_late);
+        const std::uint32_t to_early = base + (producer == 2 ? Layout::d_o_early : Layout::v_early),
+                            to_late = base + (producer == 2 ? Layout::d_o_late : Layout::v_late);
 #pragma unroll 1
         for (int tile = 0; tile < tiles_of(p.value_dim); ++tile) {
           const std::uint32_t barrier = base + Layout::full + 8 * slot, at_stage = slot * Layout::stage;

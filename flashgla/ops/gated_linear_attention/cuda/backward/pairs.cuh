@@ -28,8 +28,8 @@ struct PairShared {  // offsets
   // A third group, of which a thread of each warp tells TMA what to bring; a thread's registers after the
   // three have shared the 168 that each begins with.
   static constexpr int threads = in_bulk ? kPairThreads + kGroupThreads : kPairThreads;
-  static constexpr int working_registers = 232, copying_registers = 40;
-  static constexpr int copying_warps = kGroupThreads / 32;
+  static constexpr int consumer_registers = 232, producer_registers = 40;
+  static constexpr int producer_warps = kGroupThreads / 32;
   // A tile of values of the pair. What is multiplied by one and the same tile lies side by side: v early, h and v late
   // by do late; do late, dh and do early by v early.
   static constexpr int v_early = 0, h = kTileBytes, v_late = 2 * kTileBytes, d_o_late = 3 * kTileBytes,
@@ -49,10 +49,11 @@ struct PairShared {  // offsets
   static constexpr int run = epilogue_end > stages* stage ? epilogue_end : stages* stage;
   static constexpr int crossings = run + 2 * kTile * 4;
   static constexpr int kept_places = 4;
-  // mbarriers: what has been brought to the stages [stages] and for the epilogue, what may be brought anew, and places
-  // that are known [kept_places].
-  static constexpr int full = crossings + 2 * 4 * 4, inputs = full + stages * 8, empty = inputs + 8,
-                       inputs_free = empty + stages * 8, known = inputs_free + 8, places = known + kept_places * 8;
+  // mbarriers, full and empty: of the stages [stages], of the epilogue's inputs, of places in the walk, of which no
+  // empty one is needed [kept_places].
+  static constexpr int full = crossings + 2 * 4 * 4, inputs_full = full + stages * 8, empty = inputs_full + 8,
+                       inputs_empty = empty + stages * 8, places_full = inputs_empty + 8,
+                       places = places_full + kept_places * 8;
   static constexpr int total = places + kept_places * static_cast<int>(sizeof(PairPlace));
 };
 

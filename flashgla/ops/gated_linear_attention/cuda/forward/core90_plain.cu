@@ -10,7 +10,7 @@ template void launch_walk<TensorCore90, true>(cudaStream_t, const Params&, const
 
 namespace {
 
-// Shared memory: tiles of q and k, [slots][2], and barriers of slots that have been filled.
+// Shared memory: tiles of q and k, [slots][2], and full barriers of the slots.
 constexpr int kMostSlots = 4;
 constexpr int plain_slots(int blocks) { return blocks < kMostSlots ? blocks : kMostSlots; }
 constexpr int plain_bytes(int blocks) { return plain_slots(blocks) * (2 * kTileBytes + 8); }
@@ -21,19 +21,19 @@ __device__ __forceinline__ void make_scores(const Params& p, const Prepared& out
                                             const RowMap& k_rows, char* shared) {
   const std::uint32_t base = ptx::shared_address(shared);
   const int slots = plain_slots(out.blocks), heads = p.heads * p.group, thread = threadIdx.x;
-  const std::uint32_t filled = base + slots * 2 * kTileBytes;
+  const std::uint32_t full = base + slots * 2 * kTileBytes;
   const int query_head = static_cast<int>(blockIdx.x) % heads, chunk = static_cast<int>(blockIdx.x) / heads;
   const auto each = static_cast<int>(p.sequences.chunks_each());
   const int n = chunk / each, token = chunk % each * kChunk;
   const auto ask_for = [&](int kb) {
-    const std::uint32_t barrier = filled + 8 * (kb % slots), to = base + kb % slots * 2 * kTileBytes;
+    const std::uint32_t barrier = full + 8 * (kb % slots), to = base + kb % slots * 2 * kTileBytes;
     Core::expect_bytes(barrier, 2 * kTileBytes);
     Core::copy_box(to, &q_rows.map, kTile * kb, token, query_head * q_rows.head_step, n * q_rows.batch_step, barrier);
     Core::copy_box(to + kTileBytes, &k_rows.map, kTile * kb, token, query_head / p.group * k_rows.head_step,
                    n * k_rows.batch_step, barrier);
   };
   if (thread == 0) {
-    for (int i = 0; i < slots; ++i) Core::init_barrier(filled + 8 * i, 1);
+    for (int i = 0; i < slots; ++i) Core::init_barrier(full + 8 * i, 1);
     Core::publish_barriers();
     for (int i = 0; i < slots; ++i) ask_for(i);
   }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void make_scores(const Params& p, const Prepared& out
 #pragma unroll 1
   for (int kb = 0; kb < out.blocks; ++kb) {
     const std::uint32_t tiles = base + kb % slots * 2 * kTileBytes;
-    Core::wait_at(filled + 8 * (kb % slots), kb / slots % 2);
+    Core::wait_at(full + 8 * (kb % slots), kb / slots % 2);
     Core::begin(s);
     Core::template product<Stored::k_inner, Stored::k_inner>(s, tiles, tiles + kTileBytes, thread);
     Core::finish(s);

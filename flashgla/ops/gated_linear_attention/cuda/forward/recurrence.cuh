@@ -31,7 +31,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const std::uint32_t base = view.base;
   const int part = view.part, v0 = view.v0;
   const int K = view.K, V = view.V, begin = view.begin, end = view.end;
-  const std::uint32_t filled = view.filled, emptied = view.emptied;
+  const std::uint32_t full = view.full, empty = view.empty;
   if (outputs && run.adds_parts) {  // P has been there
     for (int i = threadIdx.x; i < 2 * (kTileBytes / 16); i += Plan::threads)
       store_shared_16(base + View::tile(Plan::scores) + 16 * i, make_uint4(0, 0, 0, 0));
@@ -44,11 +44,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   if constexpr (kBulk) {
     flashgla::cuda::wait_for_previous();
     if (part == groups) {
-      if constexpr (Plan::gives_registers) Core::template give<Plan::given>();
+      if constexpr (Plan::gives_registers) Core::template give<Plan::producer_registers>();
       view.load_and_store();
       return;
     }
-    if constexpr (Plan::gives_registers) Core::template take<Plan::taken>();
+    if constexpr (Plan::gives_registers) Core::template take<Plan::consumer_registers>();
   }
 
   Accumulator h[KB];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   std::uint32_t v[16];
   const auto wait_for_step = [&](int kb) {
     if constexpr (kBulk) {
-      Core::wait_at(filled + 8 * slot, parity);
+      Core::wait_at(full + 8 * slot, parity);
     } else {
       ptx::copy_async_wait<kSlots - 2>();
       __syncthreads();  // the step is there, and the slot of the one before has been read
@@ -89,11 +89,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const bool hands_over = view.find_v0() < V && (view.stores || view.may_keep);  // to the warp that stores
   const auto wait_until_stored = [&](int c) {                                    // what the chunk before c handed over
     if constexpr (kBulk) {
-      if (hands_over) Core::wait_at(emptied + 8 * (kSlots + kVSlots + part), ((c - begin) & 1) ^ 1);
+      if (hands_over) Core::wait_at(empty + 8 * (kSlots + kVSlots + part), ((c - begin) & 1) ^ 1);
     }
   };
   const auto release = [&](int slot) {  // this thread has read it
-    if constexpr (kBulk) Core::arrive(emptied + 8 * slot);
+    if constexpr (kBulk) Core::arrive(empty + 8 * slot);
   };
   float2 decay[8];  // of this thread's columns of the next key tile
   const auto decays_of = [&](int kb) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
     constexpr bool kReads = decltype(reads_state)::value;
     const int thread = fresh_thread(), x_slot = visit & 1;
-    if constexpr (kBulk) Core::wait_at(filled + 8 * (kSlots + x_slot), visit >> 1 & 1);
+    if constexpr (kBulk) Core::wait_at(full + 8 * (kSlots + x_slot), visit >> 1 & 1);
     wait_for_step(0);
     if constexpr (kReads && !grouped) read_decays(0, thread, decay);
     const std::uint32_t v_tile = base + View::tile(Plan::v + x_slot * groups + part);
@@ -176,9 +176,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     int x_slot = 0, x_parity = 0;
     std::uint32_t next_v[16];
     const auto read_chunk = [&](int thread) {
-      Core::wait_at(filled + 8 * slot, parity);
+      Core::wait_at(full + 8 * slot, parity);
       read_decays(0, thread, decay);
-      Core::wait_at(filled + 8 * (kSlots + x_slot), x_parity);
+      Core::wait_at(full + 8 * (kSlots + x_slot), x_parity);
       load_operand<Stored::k_outer>(next_v, base + View::tile(Plan::v + x_slot * groups + part), thread);
       release(kSlots + x_slot);
     };
@@ -228,7 +228,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       release(this_slot);
       wait_until_stored(c);
       if (keep) Core::publish();
-      if (hands_over) Core::arrive(filled + 8 * (kSlots + kVSlots + part));
+      if (hands_over) Core::arrive(full + 8 * (kSlots + kVSlots + part));
     }
   } else {
 #pragma unroll 1
@@ -257,7 +257,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       }
       if constexpr (kBulk) {
         if (keep) Core::publish();
-        if (hands_over) Core::arrive(filled + 8 * (kSlots + kVSlots + part));
+        if (hands_over) Core::arrive(full + 8 * (kSlots + kVSlots + part));
       } else if (view.stores) {
         sync_group();
         const Rows rows = view.out_rows(c, view.v0_again(v0));

@@ -35,13 +35,14 @@ struct RecurrencePlan {
   static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;
   // [slots], of a slot's key tiles 64 floats each; then barriers: of slots, of v [v_slots], of what leaves [groups].
   static constexpr int decay_bytes = plain ? 0 : (by_chunk ? KB : 1) * kTile * 4;
-  static constexpr int filled = decays + slots * decay_bytes;
-  static constexpr int emptied = filled + (slots + v_slots + groups) * 8;
-  static constexpr int bytes = emptied + (slots + v_slots + groups) * 8;
+  static constexpr int full = decays + slots * decay_bytes;
+  static constexpr int empty = full + (slots + v_slots + groups) * 8;
+  static constexpr int bytes = empty + (slots + v_slots + groups) * 8;
   // The warps that load and store are a group, which can give registers away, where the others need more than their
   // share.
   static constexpr bool gives_registers = in_bulk && (groups == 2 ? KB >= 2 : KB <= 2);
-  static constexpr int given = groups == 1 && KB == 1 ? 72 : 56, taken = groups == 2 ? 224 : 256 - given;
+  static constexpr int producer_registers = groups == 1 && KB == 1 ? 72 : 56,
+                       consumer_registers = groups == 2 ? 224 : 256 - producer_registers;
   static constexpr int threads = groups * kGroupThreads + (gives_registers ? kGroupThreads
                                                            : in_bulk       ? 32 * (2 + groups)
                                                                            : 0);
@@ -79,7 +80,7 @@ struct RecurrenceView {
   Span span;
   int chunks, begin, end;
   bool leads, may_keep, stores;
-  std::uint32_t filled, emptied;
+  std::uint32_t full, empty;
 
   __device__ __forceinline__ RecurrenceView(const Params& p, const Recurrence& run, const Segments& segments,
                                             char* shared)
@@ -109,7 +110,7 @@ struct RecurrenceView {
     leads = !by_query | (own_head % p.group == 0);
     may_keep = run.states != nullptr && leads;
     stores = outputs && run.ends_parts && run.out.data != nullptr;
-    filled = base + Plan::filled, emptied = base + Plan::emptied;
+    full = base + Plan::full, empty = base + Plan::empty;
     return true;
   }
 
@@ -185,7 +186,7 @@ struct RecurrenceView {
   }
   __device__ __forceinline__ void load_step(const RecurrenceImages& from, int visit, int kb, int slot) const {
     constexpr int kTiles = Plan::by_chunk ? KB : 1;
-    const std::uint32_t barrier = filled + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::slot);
+    const std::uint32_t barrier = full + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::slot);
     const bool has_scores = outputs && kb == 0 && !run.adds_parts;
     if constexpr (kBulk) {
       Core::expect_bytes(barrier, kTileBytes * (kTiles + (outputs && from.read_state) + has_scores) +
@@ -193,14 +194,14 @@ struct RecurrenceView {
     }
     const std::uint32_t written = images + tile(Plan::slot - kTiles);
     if constexpr (plain) {
-      const auto bring = [&](std::uint32_t to, const RowMap& rows, int head, int kb) {
+      const auto copy = [&](std::uint32_t to, const RowMap& rows, int head, int kb) {
         Core::copy_box(to, &rows.map, first_key + kTile * kb, index_of(chunk_of_visit(visit)) * kChunk,
                        head * rows.head_step, static_cast<int>(n) * rows.batch_step, barrier);
       };
       // own_head, but for a register.
-      if (outputs && from.read_state) bring(images, run.read_rows, by_query ? score_head : head, kb);
+      if (outputs && from.read_state) copy(images, run.read_rows, by_query ? score_head : head, kb);
 #pragma unroll 1
-      for (int i = 0; i < kTiles; ++i) bring(written + tile(i), run.write_rows, x_head + head_of_visit(visit), kb + i);
+      for (int i = 0; i < kTiles; ++i) copy(written + tile(i), run.write_rows, x_head + head_of_visit(visit), kb + i);
     } else {
       if (from.read_state) {
         if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
@@ -224,22 +225,22 @@ struct RecurrenceView {
     const auto init = [](std::uint32_t first, int count, int arrivals) {
       for (int i = 0; i < count; ++i) Core::init_barrier(first + 8 * i, arrivals);
     };
-    init(filled, kSlots, 1);
-    init(filled + 8 * kSlots, kVSlots, 32);
-    init(filled + 8 * (kSlots + kVSlots), groups, kGroupThreads);
-    init(emptied, kSlots + kVSlots, groups * kGroupThreads);
-    init(emptied + 8 * (kSlots + kVSlots), groups, 32);
+    init(full, kSlots, 1);
+    init(full + 8 * kSlots, kVSlots, 32);
+    init(full + 8 * (kSlots + kVSlots), groups, kGroupThreads);
+    init(empty, kSlots + kVSlots, groups * kGroupThreads);
+    init(empty + 8 * (kSlots + kVSlots), groups, 32);
     Core::publish_barriers();
   }
   // Images, as soon as all have read a slot.
-  __device__ __forceinline__ void bring_images(int visits, int lane) const {
+  __device__ __forceinline__ void produce_images(int visits, int lane) const {
     int slot = 0, parity = 1;
 #pragma unroll 1
     for (int visit = 0; visit < visits; ++visit) {
       const RecurrenceImages from = images_of(visit);
 #pragma unroll 1
       for (int kb = 0; kb < (Plan::by_chunk ? 1 : KB); ++kb) {
-        Core::wait_at(emptied + 8 * slot, parity);
+        Core::wait_at(empty + 8 * slot, parity);
         if (lane == 0) load_step(from, visit, kb, slot);
         if (++slot == kSlots) {
           slot = 0;
@@ -250,23 +251,23 @@ struct RecurrenceView {
     // Not where segments are long: README.md, programmatic launch.
     if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
     if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
-      Core::wait_at(emptied + 8 * slot, parity);
-      if (lane == 0) Core::arrive(filled + 8 * slot);
+      Core::wait_at(empty + 8 * slot, parity);
+      if (lane == 0) Core::arrive(full + 8 * slot);
     }
   }
   // v of all groups.
-  __device__ __forceinline__ void bring_values(int visits, int first_v0, int lane) const {
+  __device__ __forceinline__ void produce_values(int visits, int first_v0, int lane) const {
 #pragma unroll 1
     for (int visit = 0; visit < visits + (Plan::by_chunk ? 1 : 0); ++visit) {
       const int slot = visit % kVSlots;
       const bool there = visit < visits;  // else nothing, as above
       const Rows rows = x_rows(there ? visit : 0, first_v0);
-      Core::wait_at(emptied + 8 * (kSlots + slot), (visit / kVSlots & 1) ^ 1);
+      Core::wait_at(empty + 8 * (kSlots + slot), (visit / kVSlots & 1) ^ 1);
       if (there) {
         load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane);
-        Core::arrive_after_copies(filled + 8 * (kSlots + slot));
+        Core::arrive_after_copies(full + 8 * (kSlots + slot));
       } else {
-        Core::arrive(filled + 8 * (kSlots + slot));
+        Core::arrive(full + 8 * (kSlots + slot));
       }
     }
   }
@@ -279,7 +280,7 @@ struct RecurrenceView {
     for (int c = begin; c < end; ++c) {
       const bool keep = keeps(c);
       const Rows rows = out_rows(c, own_v0);
-      Core::wait_at(filled + 8 * (kSlots + kVSlots + of_group), (c - begin) & 1);
+      Core::wait_at(full + 8 * (kSlots + kVSlots + of_group), (c - begin) & 1);
       if (keep && lane == 0) {
 #pragma unroll 1
         for (int kb = 0; kb < KB; ++kb) {
@@ -289,16 +290,16 @@ struct RecurrenceView {
       }
       if (stores) store_tile_by_warp(rows, out, lane);
       if (keep && lane == 0) Core::wait_for_copies_out();
-      Core::arrive(emptied + 8 * (kSlots + kVSlots + of_group));
+      Core::arrive(empty + 8 * (kSlots + kVSlots + of_group));
     }
   }
   __device__ __forceinline__ void load_and_store() const {
     const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
     const int first_v0 = v0 - 64 * groups, visits = max(end - begin, 0) * inner;
     if (role == 0) {
-      bring_images(visits, lane);
+      produce_images(visits, lane);
     } else if (role == 1) {
-      bring_values(visits, first_v0, lane);
+      produce_values(visits, first_v0, lane);
     } else if (role < 2 + groups) {
       take_away(role - 2, first_v0, lane);
     }

@@ -20,18 +20,18 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 constexpr int kEndKeyTiles = 2;  // of a group of 128 threads
 
 // A group has two key tiles by VT value tiles; two groups of a block are neighbours in K where that is wider than one
-// has, else in V. Slots of key tiles, then value tiles; decays [slots][key tiles * 64]; barriers filled, emptied.
+// has, else in V. Slots of key tiles, then value tiles; decays [slots][key tiles * 64]; barriers full, empty.
 template <class Core, int groups, int VT>
 struct SegmentEndsPlan {
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
   static constexpr int slot_tiles = groups == 1 ? kEndKeyTiles + VT : 2 * kEndKeyTiles + VT;  // the most
   static constexpr int slots = in_bulk ? 4 : 2;
   static constexpr int decays = slots * slot_tiles * kTileBytes, decay_bytes = groups * kEndKeyTiles * kTile * 4;
-  static constexpr int filled = decays + slots * decay_bytes, emptied = filled + slots * 8;
-  static constexpr int bytes = emptied + slots * 8;
+  static constexpr int full = decays + slots * decay_bytes, empty = full + slots * 8;
+  static constexpr int bytes = empty + slots * 8;
   // The warps that load are a group, which can give registers away, where the others need more than their share.
   static constexpr bool gives_registers = in_bulk && groups == 2 && VT == 2;
-  static constexpr int given = 56, taken = 224;
+  static constexpr int producer_registers = 56, consumer_registers = 224;
   // Of them one warp loads images, the others rows, by turns.
   static constexpr int loaders = !in_bulk ? 0 : groups == 1 && VT == 1 ? 64 : kGroupThreads;
   static constexpr int threads = groups * kGroupThreads + loaders;
@@ -89,25 +89,25 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
         run.decay + ((chunk * p.heads + head) * run.blocks + key_tile) * kTile};
   };
   const int tiles_there = min(key_tiles, run.blocks - key_tile);
-  const std::uint32_t filled = base + Plan::filled, emptied = base + Plan::emptied;
+  const std::uint32_t full = base + Plan::full, empty = base + Plan::empty;
   if constexpr (kBulk) {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kSlots; ++i) Core::init_barrier(filled + 8 * i, 1 + 32);
-      for (int i = 0; i < kSlots; ++i) Core::init_barrier(emptied + 8 * i, groups * kGroupThreads);
+      for (int i = 0; i < kSlots; ++i) Core::init_barrier(full + 8 * i, 1 + 32);
+      for (int i = 0; i < kSlots; ++i) Core::init_barrier(empty + 8 * i, groups * kGroupThreads);
       Core::publish_barriers();
     }
     __syncthreads();
     flashgla::cuda::wait_for_previous();
     if (part == groups) {
-      if constexpr (Plan::gives_registers) Core::template give<Plan::given>();
+      if constexpr (Plan::gives_registers) Core::template give<Plan::producer_registers>();
       const int lane = threadIdx.x % 32, role = static_cast<int>(threadIdx.x) / 32 - 4 * groups;
       // One visit more than there are, which nothing is brought for.
       constexpr int kRowWarps = Plan::loaders / 32 - 1;
 #pragma unroll 1
       for (int visit = max(role - 1, 0); visit <= visits; visit += role == 0 ? 1 : kRowWarps) {
         const int slot = visit % kSlots;
-        const std::uint32_t barrier = filled + 8 * slot;
-        Core::wait_at(emptied + 8 * slot, (visit / kSlots & 1) ^ 1);
+        const std::uint32_t barrier = full + 8 * slot;
+        Core::wait_at(empty + 8 * slot, (visit / kSlots & 1) ^ 1);
         if (role == 0) {
           if (lane == 0) {
             if (visit < visits && plain) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
       }
       return;
     }
-    if constexpr (Plan::gives_registers) Core::template take<Plan::taken>();
+    if constexpr (Plan::gives_registers) Core::template take<Plan::consumer_registers>();
   }
   const int key_part = key_groups == 2 ? part : 0, value_part = key_groups == 2 ? 0 : part;
 
@@ -180,7 +180,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
     std::uint32_t a[kEndKeyTiles][16] = {};
     int slot = 0, parity = 0;
     const auto wait_for_slot = [&] {
-      Core::wait_at(filled + 8 * slot, parity);
+      Core::wait_at(full + 8 * slot, parity);
       Core::publish();  // the rows of x, which ordinary copies have brought, to the tensor cores
     };
     const auto wait_for = [&]<int pending>(int i, std::integral_constant<int, pending>) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
       // After the last visit whatever lies there, which changes nothing: no branch around products.
       take(a[0], slot, 0, !plain && of_chunk == 0 && visit + 1 < visits, thread);
       wait_for(1, kNoneGoesOn);
-      Core::arrive(emptied + 8 * this_slot);
+      Core::arrive(empty + 8 * this_slot);
     }
   } else {
     const auto load = [&](int visit) {  // by all threads

@@ -25,7 +25,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kGatingGroups = 2;
-constexpr int kAskingWarps = 3;  // of each: one for q, one for k, one for gates
+constexpr int kProducerWarps = 3;  // of each: one for q, one for k, one for gates
 
 // Where a block is in the call: the same for all threads, in shared memory, since registers are scarce.
 struct WidePlaces {
@@ -62,11 +62,11 @@ struct WidePlan {
                        given_bytes = is_before_in_slot + 16, slot_bytes = decay_in_slot + 1024;
   // [slots], then tiles: v [chunks][groups], o [groups].
   static constexpr int v = slots * slot_bytes, out = v + value_chunks * groups * kTileBytes;
-  // mbarriers: what has been asked for is there [own_slots], the step can be taken [slots], it has been, by peers too
-  // [own_slots], v is there [groups][chunks].
-  static constexpr int loaded = out + groups * kTileBytes, filled = loaded + own_slots * 8,
-                       emptied = filled + slots * 8, v_loaded = emptied + own_slots * 8,
-                       places = v_loaded + groups * value_chunks * 8,
+  // mbarriers: what has been asked for is there [own_slots], the step can be taken [slots], it has been, by peers too,
+  // and the slot is free [own_slots], v is there [groups][chunks].
+  static constexpr int inputs_full = out + groups * kTileBytes, step_full = inputs_full + own_slots * 8,
+                       slot_empty = step_full + slots * 8, v_full = slot_empty + own_slots * 8,
+                       places = v_full + groups * value_chunks * 8,
                        bytes = places + static_cast<int>(sizeof(WidePlaces));
   static constexpr int threads = (groups + kGatingGroups) * kGroupThreads;
   // A thread's registers: what each begins with, and after the groups that gate have given some of theirs away.
@@ -126,15 +126,15 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       next_gate = token < at.length ? base_2_gate(load_as(p.gate_dtype, gates, token * p.g.token)) : 0.0f;
     }
   };
-  // A thread of each asking warp, for one kind of tiles: one for all of them would be what the group waits for.
+  // A thread of each producer warp, for one kind of tiles: one for all of them would be what the group waits for.
   const auto ask_for = [&](int chunk) {
     const int warp = fresh_thread() / 32;
-    if (chunk < chunks() && warp < kAskingWarps && fresh_thread() % 32 == 0) {
+    if (chunk < chunks() && warp < kProducerWarps && fresh_thread() % 32 == 0) {
       const WidePlace place = place_of(chunk);
-      const std::uint32_t barrier = base + Plan::loaded + 8 * place.slot;
+      const std::uint32_t barrier = base + Plan::inputs_full + 8 * place.slot;
       // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
       // ahead.
-      Core::wait_at(base + Plan::emptied + 8 * place.slot, place.parity ^ 1);
+      Core::wait_at(base + Plan::slot_empty + 8 * place.slot, place.parity ^ 1);
       if (warp == 2 && (kF32Gates || p.gate != GateKind::key)) {
         Core::arrive(barrier);
       } else {
@@ -153,13 +153,13 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   const auto give = [&](int chunk) {
     if (fresh_thread() == kGroupThreads - 32) {
       const WidePlace from = Plan::place_of(chunk, 0), to = Plan::place_of(chunk, 1);
-      Core::wait_at(base + Plan::filled + 8 * from.slot, from.parity);
+      Core::wait_at(base + Plan::step_full + 8 * from.slot, from.parity);
       if (chunk >= Plan::peer_chunks) {  // what was there has been taken
         const WidePlace before = Plan::place_of(chunk - Plan::peer_chunks, 0);
-        Core::wait_at(base + Plan::emptied + 8 * before.slot, before.parity);
+        Core::wait_at(base + Plan::slot_empty + 8 * before.slot, before.parity);
       }
       const int peer = Plan::rank() ^ 1;
-      const std::uint32_t barrier = Core::there(base + Plan::filled + 8 * to.slot, peer);
+      const std::uint32_t barrier = Core::there(base + Plan::step_full + 8 * to.slot, peer);
       Core::expect_bytes_there(barrier, Plan::given_bytes);
       Core::copy_there(Core::there(images_of(to.slot), peer), images_of(from.slot), Plan::given_bytes, barrier);
     }
@@ -178,12 +178,12 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       if (fresh_thread() < kTile) store_shared_4(g_tile + 4 * fresh_thread(), __float_as_uint(next_gate));
       fetch_gate(chunk + kChunkStep);
     }
-    const auto wait_until_loaded = [&] { Core::wait_at(base + Plan::loaded + 8 * place.slot, place.parity); };
+    const auto wait_for_inputs = [&] { Core::wait_at(base + Plan::inputs_full + 8 * place.slot, place.parity); };
     if constexpr (kF32Gates) {
-      load_f32_gates<kTile>(g_tile, f32_gates_of(chunk), 0, fresh_thread(), wait_until_loaded);
+      load_f32_gates<kTile>(g_tile, f32_gates_of(chunk), 0, fresh_thread(), wait_for_inputs);
       Core::publish();
     } else {
-      wait_until_loaded();
+      wait_for_inputs();
     }
     const int rows = at.length - chunk * kChunk;
     if (rows < kTile) {  // what lies beyond a sequence may be another one's
@@ -251,7 +251,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       const int slot = place_of(chunk).slot;  // again: registers are scarce
       put_operand<Core>(images_of(slot) + 2 * kTileBytes, pairs, fresh_thread());
       Core::publish();
-      Core::arrive(base + Plan::filled + 8 * slot);
+      Core::arrive(base + Plan::step_full + 8 * slot);
     };
     std::uint32_t pairs[16];
     if (near) {
@@ -303,7 +303,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       sync_group();  // what lay in the scores' place has been read
       put_operand<Core, true>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
       Core::publish();
-      Core::arrive(base + Plan::filled + 8 * place_of(chunk).slot);
+      Core::arrive(base + Plan::step_full + 8 * place_of(chunk).slot);
     }
     if constexpr (peers > 1) give(chunk);
     ask_for(chunk + kAhead * kChunkStep);
@@ -322,18 +322,18 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
   const auto v_tile_of = [&](int chunk) {
     return base + Plan::v + (chunk % Plan::value_chunks * groups + part) * kTileBytes;
   };
-  const auto v_loaded_of = [&](int chunk) {
-    return base + Plan::v_loaded + 8 * (part * Plan::value_chunks + chunk % Plan::value_chunks);
+  const auto v_full_of = [&](int chunk) {
+    return base + Plan::v_full + 8 * (part * Plan::value_chunks + chunk % Plan::value_chunks);
   };
   const auto ask_for_v = [&](int chunk) {
     if (chunk < chunks) {
-      Core::expect_bytes(v_loaded_of(chunk), kTileBytes);
+      Core::expect_bytes(v_full_of(chunk), kTileBytes);
       Core::copy_box(v_tile_of(chunk), &maps.v.map, find_v0(), at.begin + chunk * kChunk, at.head * maps.v.head_step,
-                     at.batch * maps.v.batch_step, v_loaded_of(chunk));
+                     at.batch * maps.v.batch_step, v_full_of(chunk));
     }
   };
   if (fresh_thread() == 0 && chunks > 0) {
-    Core::wait_at(base + Plan::loaded, 0);  // what the groups that gate begin with goes first
+    Core::wait_at(base + Plan::inputs_full, 0);  // what the groups that gate begin with goes first
 #pragma unroll 1
     for (int i = 0; i < Plan::value_chunks; ++i) ask_for_v(i);
   }
@@ -362,11 +362,11 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
   const auto finish_step = [&](Accumulator& h, int chunk, int order) {
     decay(h, Plan::place_of(chunk, order).slot, false);
     if (order < Plan::own_tiles) {
-      Core::arrive(base + Plan::emptied + 8 * Plan::place_of(chunk, order).slot);
+      Core::arrive(base + Plan::slot_empty + 8 * Plan::place_of(chunk, order).slot);
     } else if (chunk + Plan::peer_chunks < chunks) {  // what nobody waits for could come after the peer's end
       __syncwarp();
       if (fresh_thread() % 32 == 0) {
-        Core::arrive_there(Core::there(base + Plan::emptied + 8 * Plan::place_of(chunk, 0).slot, Plan::rank() ^ 1));
+        Core::arrive_there(Core::there(base + Plan::slot_empty + 8 * Plan::place_of(chunk, 0).slot, Plan::rank() ^ 1));
       }
     }
   };
@@ -375,7 +375,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
     const int thread = fresh_thread(), rows = min(at.length - c * kChunk, kChunk);
     Accumulator o;
     std::uint32_t v[16];
-    Core::wait_at(v_loaded_of(c), c / Plan::value_chunks % 2);
+    Core::wait_at(v_full_of(c), c / Plan::value_chunks % 2);
     if (rows < kChunk) {  // what lies beyond a sequence may be another one's
       clear_rows(v_tile_of(c), rows);
       sync_group();
@@ -385,7 +385,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
 #pragma unroll
     for (int i = 0; i < KB; ++i) {
       const WidePlace place = Plan::place_of(c, i);
-      Core::wait_at(base + Plan::filled + 8 * place.slot, place.parity);
+      Core::wait_at(base + Plan::step_full + 8 * place.slot, place.parity);
       const std::uint32_t q = base + place.slot * Plan::slot_bytes, k = q + kTileBytes, scores = k + kTileBytes;
       std::uint32_t rounded[16];
       to_operand(rounded, h[i]);
@@ -453,13 +453,14 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
   const std::uint32_t base = ptx::shared_address(shared);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Plan::own_slots; ++i) {
-      Core::init_barrier(base + Plan::loaded + 8 * i, kAskingWarps);
-      Core::init_barrier(base + Plan::filled + 8 * i, kGroupThreads);
+      Core::init_barrier(base + Plan::inputs_full + 8 * i, kProducerWarps);
+      Core::init_barrier(base + Plan::step_full + 8 * i, kGroupThreads);
       // All threads of this block's groups, and one of each warp of a peer's.
-      Core::init_barrier(base + Plan::emptied + 8 * i, groups * (kGroupThreads + (peers - 1) * (kGroupThreads / 32)));
+      Core::init_barrier(base + Plan::slot_empty + 8 * i,
+                         groups * (kGroupThreads + (peers - 1) * (kGroupThreads / 32)));
     }
-    for (int i = Plan::own_slots; i < Plan::slots; ++i) Core::init_barrier(base + Plan::filled + 8 * i, 1);
-    for (int i = 0; i < groups * Plan::value_chunks; ++i) Core::init_barrier(base + Plan::v_loaded + 8 * i, 1);
+    for (int i = Plan::own_slots; i < Plan::slots; ++i) Core::init_barrier(base + Plan::step_full + 8 * i, 1);
+    for (int i = 0; i < groups * Plan::value_chunks; ++i) Core::init_barrier(base + Plan::v_full + 8 * i, 1);
     Core::publish_barriers();
     const int slices = (p.value_dim + 64 * groups - 1) / (64 * groups), v0 = blockIdx.x % slices * 64 * groups;
     const int query_head = blockIdx.x / slices % (p.heads * p.group), head = query_head / p.group;

@@ -12,8 +12,8 @@ template <int kTiles>
 struct ForwardByRole {
   static constexpr int heads = 2, threads = (heads + 1) * kGroupThreads, stages = 3;
   // Of a thread: what the compiler has for each, and what a head's group has of the third's.
-  static constexpr int registers = 168, head_registers = 232, helping_registers = 40;
-  static_assert(heads * head_registers + helping_registers <= (heads + 1) * registers);
+  static constexpr int registers = 168, head_registers = 232, producer_registers = 40;
+  static_assert(heads * head_registers + producer_registers <= (heads + 1) * registers);
   // Shared memory: stages of q, k and each head's v and sums of gates; each head's state as the products read it and as
   // it leaves.
   static constexpr int k = kTiles * kTileBytes, v = 2 * kTiles * kTileBytes, gates = v + heads * kTileBytes;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void forward_group(const View& view, int of) {
                      kTiles * kTileBytes);
       Core::commit_copies_out();
     }
-    view.ring.wait_filled(step);
+    view.ring.wait_full(step);
     const std::uint32_t stage = view.base + view.stage(step);
     const auto* const gates =
         reinterpret_cast<const float*>(view.memory + view.stage(step) + Layout::gates + of * kGateBytes);
@@ -180,32 +180,32 @@ __device__ __forceinline__ void forward_group(const View& view, int of) {
 
 // Chunks are brought as far ahead as there are stages.
 template <int kTiles, class View>
-__device__ __forceinline__ void forward_bringer(const View& view) {
+__device__ __forceinline__ void forward_producer(const View& view) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll 1
   for (int step = 0; step < view.chunks; ++step) {
-    if (step >= Layout::stages) view.ring.wait_emptied(step - Layout::stages);
+    if (step >= Layout::stages) view.ring.wait_empty(step - Layout::stages);
     const ChunkPlace at = view.place(step);
     const std::uint32_t stage = view.base + view.stage(step);
-    const Bringer<Core> bringer(p, at, view.ring.filled(step), lane);
-    bringer.expect(2 * kTiles + Layout::heads, Layout::heads * kGateBytes);
+    const Producer<Core> producer(p, at, view.ring.full(step), lane);
+    producer.expect(2 * kTiles + Layout::heads, Layout::heads * kGateBytes);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      bringer.bring(stage + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
-      bringer.bring(stage + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
+      producer.copy(stage + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
+      producer.copy(stage + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
     }
 #pragma unroll
     for (int of = 0; of < Layout::heads; ++of) {
       // The last in place of a head that is not there.
       const int head = view.first_head + of < p.heads ? view.first_head + of : p.heads - 1;
-      bringer.bring(stage + Layout::v + of * kTileBytes, p.v, view.maps.v, head);
-      bringer.bring_image(stage + Layout::gates + of * kGateBytes,
+      producer.copy(stage + Layout::v + of * kTileBytes, p.v, view.maps.v, head);
+      producer.copy_image(stage + Layout::gates + of * kGateBytes,
                           view.gate_sums + gate_sums_at(p, view.span.chunk_begin + step, head), kGateBytes);
     }
-    bringer.finish();
+    producer.finish();
   }
 }
 
@@ -233,8 +233,8 @@ __device__ __forceinline__ void forward_by_role(const Params& p, const ForwardMa
     Core::template take<Layout::head_registers>();
     forward_group<kTiles>(view, group);
   } else {
-    Core::template give<Layout::helping_registers>();
-    if (threadIdx.x / 32 == Layout::heads * kGroupThreads / 32) forward_bringer<kTiles>(view);
+    Core::template give<Layout::producer_registers>();
+    if (threadIdx.x / 32 == Layout::heads * kGroupThreads / 32) forward_producer<kTiles>(view);
   }
 }
 

@@ -237,7 +237,7 @@ __device__ __forceinline__ void queries_group(const View& view) {
   sync_workers();  // scores are there
 #pragma unroll 1
   for (int i = 0; i < view.heads; ++i) {
-    view.ring.wait_filled(i);
+    view.ring.wait_full(i);
     HeadSums& sums = view.sums(i);
     const std::uint32_t stage = view.stage(i), h = stage + Layout::h;
     const float upper = ptx::exp2(sums.gates[row]) * view.p.scale,
@@ -297,7 +297,7 @@ __device__ __forceinline__ void keys_group(const View& view) {
   Accumulator dk[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) clear(dk[tile]);
-  view.ring.wait_filled(0);  // q and k come with the first head
+  view.ring.wait_full(0);  // q and k come with the first head
   {
     Accumulator scores;
     Core::begin(scores);
@@ -315,7 +315,7 @@ __device__ __forceinline__ void keys_group(const View& view) {
   sync_workers();
 #pragma unroll 1
   for (int i = 0; i < view.heads; ++i) {
-    view.ring.wait_filled(i);
+    view.ring.wait_full(i);
     HeadSums& sums = view.sums(i);
     const std::uint32_t stage = view.stage(i), v = stage + Layout::v, dh = stage + Layout::dh;
     const float gates[2] = {sums.gates[row], sums.gates[row + 8]};
@@ -379,33 +379,33 @@ __device__ __forceinline__ void keys_group(const View& view) {
 
 // Heads are brought as far ahead as there are stages.
 template <int kTiles, class View>
-__device__ __forceinline__ void gradients_bringer(const View& view, int lane) {
+__device__ __forceinline__ void gradients_producer(const View& view, int lane) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   constexpr int kBytes = kTiles * kTileBytes;
   const Params& p = view.p;
 #pragma unroll 1
   for (int i = 0; i < view.heads; ++i) {
-    if (i >= Layout::stages) view.ring.wait_emptied(i - Layout::stages);
+    if (i >= Layout::stages) view.ring.wait_empty(i - Layout::stages);
     const int head = view.begin + i;
     const std::uint32_t stage = view.stage(i);
     const std::int64_t state = p.state_tile(view.chunk, head, 0, 0);
-    const Bringer<Core> bringer(p, view.place, view.ring.filled(i), lane);
-    bringer.expect(i == 0 ? 2 + 2 * kTiles : 2, 2 * kBytes + kGateBytes);
+    const Producer<Core> producer(p, view.place, view.ring.full(i), lane);
+    producer.expect(i == 0 ? 2 + 2 * kTiles : 2, 2 * kBytes + kGateBytes);
     if (i == 0) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        bringer.bring(view.base + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
-        bringer.bring(view.base + Layout::q + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
+        producer.copy(view.base + Layout::k + tile * kTileBytes, p.k, view.maps.k, 0, tile * kTile);
+        producer.copy(view.base + Layout::q + tile * kTileBytes, p.q, view.maps.q, 0, tile * kTile);
       }
     }
-    bringer.bring(stage + Layout::v, p.v, view.maps.v, head);
-    bringer.bring(stage + Layout::d_o, view.d.d_o, view.maps.d_o, head);
-    bringer.bring_image(stage + Layout::dh, view.d.state_gradients + state, kBytes);
-    bringer.bring_image(stage + Layout::h, static_cast<const char*>(p.states) + state, kBytes);
-    bringer.bring_image(view.base + view.place_of_sums(i) + static_cast<int>(offsetof(HeadSums, gates)),
+    producer.copy(stage + Layout::v, p.v, view.maps.v, head);
+    producer.copy(stage + Layout::d_o, view.d.d_o, view.maps.d_o, head);
+    producer.copy_image(stage + Layout::dh, view.d.state_gradients + state, kBytes);
+    producer.copy_image(stage + Layout::h, static_cast<const char*>(p.states) + state, kBytes);
+    producer.copy_image(view.base + view.place_of_sums(i) + static_cast<int>(offsetof(HeadSums, gates)),
                         view.gate_sums + gate_sums_at(p, view.chunk, head), kGateBytes);
-    bringer.finish();
+    producer.finish();
   }
 }
 
@@ -415,7 +415,7 @@ __device__ __forceinline__ void states_warp(const View& view, int part, int lane
   using Layout = typename View::Layout;
   const auto make_dg = [&](int i) {
     if (part != 0 || view.d.dg.data == nullptr) return;
-    view.ring.wait_emptied(i);
+    view.ring.wait_empty(i);
     const float2 dg = gate_gradients(view.sums(i), lane);
     const std::int64_t at = view.place.offset(view.d.dg, 2 * lane, view.begin + i);
     if (2 * lane < view.place.rows) store_as(view.p.gate_dtype, view.d.dg.data, at, dg.x);
@@ -423,7 +423,7 @@ __device__ __forceinline__ void states_warp(const View& view, int part, int lane
   };
 #pragma unroll 1
   for (int i = 0; i < view.heads; ++i) {
-    view.ring.wait_filled(i);
+    view.ring.wait_full(i);
     const std::uint32_t h = view.stage(i) + Layout::h, dh = view.stage(i) + Layout::dh;
     float common = 0.0f;
 #pragma unroll 2
@@ -473,7 +473,7 @@ __device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGr
     Core::template give<Layout::helping_registers>();
     const int warp = __shfl_sync(kWarp, static_cast<int>(threadIdx.x) / 32, 0) % 4;
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    warp == 0 ? gradients_bringer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
+    warp == 0 ? gradients_producer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
   }
 }
 

@@ -12,37 +12,37 @@ struct Ring {
   static constexpr int stages = kStages, bytes = 2 * kStages * 8;
   std::uint32_t barriers;
 
-  __device__ __forceinline__ std::uint32_t filled(int i) const { return barriers + i % kStages * 8; }
-  __device__ __forceinline__ std::uint32_t emptied(int i) const { return filled(i) + kStages * 8; }
-  __device__ __forceinline__ void wait_filled(int i) const { Core::wait_at(filled(i), i / kStages & 1); }
-  __device__ __forceinline__ void wait_emptied(int i) const { Core::wait_at(emptied(i), i / kStages & 1); }
+  __device__ __forceinline__ std::uint32_t full(int i) const { return barriers + i % kStages * 8; }
+  __device__ __forceinline__ std::uint32_t empty(int i) const { return full(i) + kStages * 8; }
+  __device__ __forceinline__ void wait_full(int i) const { Core::wait_at(full(i), i / kStages & 1); }
+  __device__ __forceinline__ void wait_empty(int i) const { Core::wait_at(empty(i), i / kStages & 1); }
   // By one thread, with how many warps empty a stage; then __syncthreads. Who fills it arrives twice: with the bytes
   // that TMA brings, and when all else is there.
-  __device__ __forceinline__ void init(int emptying) const {
+  __device__ __forceinline__ void init(int consumer_warps) const {
     for (int i = 0; i < kStages; ++i) {
-      Core::init_barrier(filled(i), 2);
-      Core::init_barrier(emptied(i), emptying);
+      Core::init_barrier(full(i), 2);
+      Core::init_barrier(empty(i), consumer_warps);
     }
     Core::publish_barriers();
   }
   // Has been read, and whatever its warp was to leave there is written.
   __device__ __forceinline__ void leave(int i, int lane) const {
     __syncwarp();
-    if (lane == 0) Core::arrive(emptied(i));
+    if (lane == 0) Core::arrive(empty(i));
   }
 };
 
-// A chunk's rows as they are brought. `whole`: by TMA, else in pieces by the warp that asks, for what
+// What brings a chunk's rows to a stage, by one warp. `whole`: by TMA, else in pieces by the warp that asks, for what
 // follows the chunk is another sequence's.
 template <class Core>
-struct Bringer {
+struct Producer {
   const ChunkPlace& place;
   bool whole;
   std::uint32_t barrier;
   int lane;
 
-  __device__ __forceinline__ Bringer(const Params& p, const ChunkPlace& at, std::uint32_t filled, int own_lane)
-      : place(at), whole(at.rows == kChunk || p.sequences.cu_seqlens == nullptr), barrier(filled), lane(own_lane) {}
+  __device__ __forceinline__ Producer(const Params& p, const ChunkPlace& at, std::uint32_t full, int own_lane)
+      : place(at), whole(at.rows == kChunk || p.sequences.cu_seqlens == nullptr), barrier(full), lane(own_lane) {}
 
   // Before the first tile: how many tiles of rows will come, and bytes of images.
   __device__ __forceinline__ void expect(int tiles, int image_bytes) const {
@@ -50,8 +50,8 @@ struct Bringer {
     __syncwarp();
   }
   // 64 channels.
-  __device__ __forceinline__ void bring(std::uint32_t tile, const Strided& x, const RowMap& map, int head,
-                                        int channel = 0) const {
+  __device__ __forceinline__ void copy(std::uint32_t tile, const Strided& x, const RowMap& map, int head,
+                                       int channel = 0) const {
     if (whole) {
       if (lane == 0) {
         Core::copy_box(tile, &map.map, channel, place.token, head * map.head_step, place.batch * map.batch_step,
@@ -63,7 +63,7 @@ struct Bringer {
       for (int part = 0; part < 4; ++part) load_tile(tile, rows, lane + 32 * part);
     }
   }
-  __device__ __forceinline__ void bring_image(std::uint32_t tile, const void* image, int bytes) const {
+  __device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image, int bytes) const {
     if (lane == 0) Core::copy_in(tile, image, bytes, barrier);
   }
   // All that the warp itself has brought and written is there.

@@ -90,7 +90,7 @@ __device__ __forceinline__ void walking_group(const View& view, int group) {
       Core::copy_out(view.walk.images + view.p.state_tile(chunk, head, tile, 0), out, kTileBytes);
       Core::commit_copies_out();
     }
-    view.ring.wait_filled(step);
+    view.ring.wait_full(step);
     const WalkFactors& factors = view.factors(step, of);
     scale_rows(h, factors.state, factors.state);
     std::uint32_t keys[16];  // transposed: rows channels, columns tokens
@@ -121,7 +121,7 @@ __device__ __forceinline__ void walking_group(const View& view, int group) {
 
 // Chunks are brought as far ahead as there are stages.
 template <bool kBackwards, class View>
-__device__ __forceinline__ void bringing_warp(const View& view) {
+__device__ __forceinline__ void walk_producer(const View& view) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   constexpr int kTiles = Layout::groups / Layout::heads;
@@ -141,18 +141,18 @@ __device__ __forceinline__ void bringing_warp(const View& view) {
   ask_for_gates(0);
 #pragma unroll 1
   for (int step = 0; step < view.chunks; ++step) {
-    if (step >= Layout::stages) view.ring.wait_emptied(step - Layout::stages);
+    if (step >= Layout::stages) view.ring.wait_empty(step - Layout::stages);
     const ChunkPlace at(view.span, view.first_token(step));
     const std::uint32_t stage = view.stage(step);
-    const Bringer<Core> bringer(p, at, view.ring.filled(step), lane);
-    bringer.expect(kTiles + Layout::heads, 0);
+    const Producer<Core> producer(p, at, view.ring.full(step), lane);
+    producer.expect(kTiles + Layout::heads, 0);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      bringer.bring(stage + t * kTileBytes, view.walk.keys, view.maps.keys, 0, t * kTile);
+      producer.copy(stage + t * kTileBytes, view.walk.keys, view.maps.keys, 0, t * kTile);
     }
 #pragma unroll
     for (int of = 0; of < Layout::heads; ++of) {
-      bringer.bring(stage + Layout::values + of * kTileBytes, view.walk.values, view.maps.values, head_of(of));
+      producer.copy(stage + Layout::values + of * kTileBytes, view.walk.values, view.maps.values, head_of(of));
     }
 #pragma unroll
     for (int of = 0; of < Layout::heads; ++of) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void bringing_warp(const View& view) {
                       ptx::exp2(kBackwards ? gates[of].y : total - gates[of].y) * scale);
       if (lane == 0) factors.state = ptx::exp2(total);
     }
-    bringer.finish();
+    producer.finish();
     ask_for_gates(step + 1);
   }
 }
@@ -189,7 +189,7 @@ __device__ __forceinline__ void walk_by_role(const Params& p, const Walk& walk, 
   __syncthreads();
   const int group = own_group();
   if (group == Layout::groups) {
-    bringing_warp<kBackwards>(view);
+    walk_producer<kBackwards>(view);
   } else {
     walking_group(view, group);
   }
