@@ -304,9 +304,14 @@ struct PrefillProblem {
   const char* quantised;
 };
 constexpr PrefillProblem kPrefillProblems[] = {
-    {"gla-small", 512, DType::f32, Device::Kind::cpu, ""},   {"gla-340m", 512, DType::bf16, Device::Kind::cpu, ""},
-    {"gla-340m", 512, DType::f32, Device::Kind::cpu, ""},    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q8"},
-    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q4"}, {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
+    {"gla-small", 512, DType::f32, Device::Kind::cpu, ""},
+    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, ""},
+    {"gla-340m", 512, DType::f32, Device::Kind::cpu, ""},
+    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q8"},
+    {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q4"},
+    {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
+    {"retnet-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
+    {"transformer-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
 };
 
 }  // namespace
@@ -335,8 +340,11 @@ void bench_prefill(const testing::BenchOptions& options) {
       host.as<std::int32_t>()[1] = static_cast<std::int32_t>(length);
       const Tensor bounds = testing::copied_to(host, options.device);
       const Tensor logits = Tensor::empty(Shape({1, model.config().vocab_size}), DType::f32, options.device);
-      model::DecodeState state = model.make_state(1, 0);
-      const auto run = [&] { model.prefill(context, tokens, {bounds, host, length}, state, logits); };
+      model::DecodeState state = model.make_state(1, length);
+      const auto run = [&] {
+        if (state.grows()) state.queue_reset(context.queue());  // else there is no room behind the run before
+        model.prefill(context, tokens, {bounds, host, length}, state, logits);
+      };
       run();
       row.milliseconds = testing::median_milliseconds(context, run, options.seconds);
       if (options.kernels) {

@@ -319,7 +319,7 @@ void add_bench(CLI::App& app) {
   verb->add_option(
       "--peer", arguments->peer,
       "A command that times peers: gets our rows as JSON on its standard input and prints its own as a JSON\n"
-      "array of the same form, which join the table (scripts/torch_peers.py)");
+      "array of the same form, which join the table (scripts/torch_peers.py, of models scripts/model_peers.py)");
   verb->callback([arguments] { run_bench(*arguments); });
 }
 

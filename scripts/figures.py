@@ -21,6 +21,7 @@ FIGURES = ROOT / "docs" / "figures"
 FORWARD, BOTH = "gated_linear_attention forward", "gated_linear_attention fwd+bwd"
 RECOMPUTED = BOTH + ", states recomputed"
 STEP = "gated_linear_attention step"
+PEERS = ("softmax_", "fla_", "transformers_")  # how names of other libraries' implementations begin
 
 
 class Missing(Exception):
@@ -41,16 +42,16 @@ class Run:
         """The first row of an operation and problem; without implementation: of the fastest that is not a peer."""
         found = [row for row in self.rows if row["operation"] == operation and row["problem"] == problem
                  and "milliseconds" in row and (implementation is None or row["implementation"] == implementation)
-                 and (implementation or not row["implementation"].startswith(("softmax_", "fla_")))]
+                 and (implementation or not row["implementation"].startswith(PEERS))]
         if not found:
             raise Missing(f"{self.path.relative_to(ROOT)} has no row '{operation}' of '{problem}'")
         self.used.append(min(found, key=lambda row: row["milliseconds"]))
         return self.used[-1]
 
     def timed(self):
-        """All rows but ceilings and reference implementations."""
+        """All rows but ceilings, reference implementations and peers."""
         found = [row for row in self.rows if "milliseconds" in row and not row["operation"].startswith("ceiling")
-                 and row["implementation"] != "reference"]
+                 and row["implementation"] != "reference" and not row["implementation"].startswith(PEERS)]
         self.used += found
         return found
 
