@@ -12,11 +12,13 @@ namespace {
 TEST(Rotary, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Direction direction : {Direction::forward, Direction::inverse}) {
-    for (const auto& one : {one_case(Shape({2, 70, 3, 10}), direction, {}, {}),
-                            one_case(Shape({3, 1, 2, 64}), direction, {0, 7, 100000}, {}),
-                            one_case(Shape({2, 33, 3, 128}), direction, {}, {}),
-                            one_case(Shape({1, 90, 2, 34}), direction, {5, 0, 2000, 1}, {0, 3, 3, 60, 90}),
-                            one_case(Shape({2, 0, 2, 4}), direction, {1, 2}, {})}) {
+    for (const auto& one :
+         {one_case(Shape({2, 70, 3, 10}), direction, {}, {}),
+          one_case(Shape({3, 1, 2, 64}), direction, {0, 7, 100000}, {}),
+          one_case(Shape({2, 33, 3, 128}), direction, {}, {}), one_case(Shape({1, 5, 70, 128}), direction, {3}, {}),
+          one_case(Shape({2, 2, 31, 130}), direction, {}, {}),
+          one_case(Shape({1, 90, 2, 34}), direction, {5, 0, 2000, 1}, {0, 3, 3, 60, 90}),
+          one_case(Shape({2, 0, 2, 4}), direction, {1, 2}, {})}) {
       EXPECT_EQ(testing::check_conformance(one, coverage), "");
     }
   }
