@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
                      Writer<T>{dx.at(row, 0)});
 }
 
-// Queues kernels that take `operands`, x's first: which(map, held) is the one for rows that a thread has `held` vectors
-// of, or for any rows where that is 0.
+// Queues kernels that take `operands`, x's first: which(map, held, divide) is the one for rows that a thread has `held`
+// vectors of, which(map) the one for any rows.
 template <class T, class Which, class... Operands>
 void queue(Context& context, const Options& options, std::initializer_list<const TensorView*> tensors,
            const Which& which, const Operands&... operands) {
@@ -77,8 +77,10 @@ void queue(Context& context, const Options& options, std::initializer_list<const
   const bool whole = channels % N == 0 && ops::cuda::are_aligned(tensors, N);
   with_map(options.map, [&](auto map) {
     const auto queue_held = [&](auto held) {
-      ops::cuda::queue_kernel(context, "feature_map", which(map, held), grid.blocks(which.together(map, held)),
-                              cuda::HeldGrid::kThreads, 0, operands..., grid, options.divide);
+      constexpr int kTogether = decltype(map)::value == Map::dpfp ? 1 : cuda::rows_together(held);
+      ops::cuda::queue_kernel(context, "feature_map",
+                              options.divide ? which(map, held, std::true_type()) : which(map, held, std::false_type()),
+                              grid.blocks(kTogether), cuda::HeldGrid::kThreads, 0, operands..., grid);
     };
     if (whole && grid.held() == 1) return queue_held(std::integral_constant<int, 1>());
     if constexpr (decltype(map)::value != Map::dpfp) {
@@ -96,18 +98,13 @@ struct Forward {
   auto* operator()(M) const {
     return forward_kernel<T, M::value>;
   }
-  template <class M, class Held>
-  auto* operator()(M, Held) const {
+  template <class M, class Held, class Divide>
+  auto* operator()(M, Held, Divide) const {
     if constexpr (M::value == Map::dpfp) {
-      return cuda::dpfp_forward_kernel<T>;
+      return cuda::dpfp_forward_kernel<T, Divide::value>;
     } else {
-      return cuda::held_forward_kernel<T, M::value, Held::value>;
+      return cuda::held_forward_kernel<T, M::value, Held::value, Divide::value>;
     }
-  }
-  // Rows that a team takes.
-  template <class M, class Held>
-  int together(M, Held) const {
-    return M::value == Map::dpfp ? 1 : cuda::rows_together(Held::value);
   }
 };
 
@@ -117,17 +114,13 @@ struct Backward {
   auto* operator()(M) const {
     return backward_kernel<T, M::value>;
   }
-  template <class M, class Held>
-  auto* operator()(M, Held) const {
+  template <class M, class Held, class Divide>
+  auto* operator()(M, Held, Divide) const {
     if constexpr (M::value == Map::dpfp) {
-      return cuda::dpfp_backward_kernel<T>;
+      return cuda::dpfp_backward_kernel<T, Divide::value>;
     } else {
-      return cuda::held_backward_kernel<T, M::value, Held::value>;
+      return cuda::held_backward_kernel<T, M::value, Held::value, Divide::value>;
     }
-  }
-  template <class M, class Held>
-  int together(M, Held) const {
-    return 1;
   }
 };
 

@@ -13,22 +13,25 @@ using ops::cuda::Vector;
 
 // How such rows are shared out.
 struct HeldGrid {
-  static constexpr int kThreads = 256, kLanes = 32, kMost = 4;  // kMost: vectors that a thread holds
+  static constexpr int kThreads = 128, kLanes = 32, kMost = 4;  // kMost: vectors that a thread holds
   std::int64_t rows;
   int channels;
-  int lanes;    // of a row, a power of two
-  int vectors;  // of a row; thread i has vectors i, i + lanes, ..
+  int shift = 0;  // lanes of a row are 2^shift
+  int vectors;    // of a row; thread i has vectors i, i + lanes, ..
 
   HeldGrid(std::int64_t row_count, int channel_count, int elements)
-      : rows(row_count), channels(channel_count), lanes(1), vectors(channel_count / elements) {
-    while (lanes < kLanes && lanes < vectors) lanes *= 2;
+      : rows(row_count), channels(channel_count), vectors(channel_count / elements) {
+    while (lanes() < kLanes && lanes() < vectors) ++shift;
   }
-  int held() const { return (vectors + lanes - 1) / lanes; }
+  __host__ __device__ __forceinline__ int lanes() const { return 1 << shift; }
+  int held() const { return (vectors + lanes() - 1) / lanes(); }
   // Where a team takes `together` rows next to each other.
   std::int64_t blocks(int together) const {
-    const std::int64_t teams = (rows + together - 1) / together, each = kThreads / lanes;
+    const std::int64_t teams = (rows + together - 1) / together, each = kThreads / lanes();
     return (teams + each - 1) / each;
   }
+  // The row, or the last one, which may be read again but not written, where it is not there.
+  __device__ __forceinline__ std::int64_t readable(std::int64_t row) const { return row < rows ? row : rows - 1; }
 };
 
 // A thread's place in its team; warp-wide exchanges, in which every thread of the warp takes part.
@@ -37,33 +40,65 @@ struct Team {
   std::int64_t index;
 
   __device__ __forceinline__ explicit Team(const HeldGrid& grid)
-      : lanes(grid.lanes),
-        rank(static_cast<int>(threadIdx.x) & (grid.lanes - 1)),
-        index((std::int64_t{blockIdx.x} * HeldGrid::kThreads + threadIdx.x) / static_cast<unsigned>(grid.lanes)) {}
+      : lanes(grid.lanes()),
+        rank(static_cast<int>(threadIdx.x) & (lanes - 1)),
+        index((std::int64_t{blockIdx.x} * HeldGrid::kThreads + threadIdx.x) >> grid.shift) {}
 
-  __device__ __forceinline__ float sum(float x) const {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-    return x;
-  }
-  __device__ __forceinline__ float largest(float x) const {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  template <class Join>
+  __device__ __forceinline__ float joined(float x, const Join& join) const {
+#pragma unroll
+    for (int distance = HeldGrid::kLanes / 2; distance > 0; distance /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, x, distance);
+      x = distance < lanes ? join(x, other) : x;
     }
     return x;
   }
+  __device__ __forceinline__ float sum(float x) const {
+    return joined(x, [](float a, float b) { return a + b; });
+  }
+  __device__ __forceinline__ float largest(float x) const {
+    return joined(x, [](float a, float b) { return fmaxf(a, b); });
+  }
   // What thread `of` of the team has.
-  __device__ __forceinline__ float from(int of, float x) const { return __shfl_sync(0xffffffffu, x, of, lanes); }
+  template <class X>
+  __device__ __forceinline__ X from(int of, X x) const {
+    return __shfl_sync(0xffffffffu, x, (static_cast<int>(threadIdx.x) & (HeldGrid::kLanes - lanes)) | of);
+  }
 };
 
-// Calls body(i, column) for a thread's vectors of N that are in the row.
-template <int kHeld, int N, class Body>
-__device__ __forceinline__ void for_each_held(const HeldGrid& grid, const Team& team, const Body& body) {
+// A thread's vectors of N channels. In the place of one behind the row's end stands the row's last, which is read, but
+// neither added nor written: no load waits for a test.
+template <int kHeld, int N>
+struct Places {
+  int column[kHeld];
+  bool there[kHeld];
+
+  __device__ __forceinline__ Places(const HeldGrid& grid, const Team& team) {
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int vector = i * team.lanes + team.rank;
-    if (vector < grid.vectors) body(i, vector * N);
+    for (int i = 0; i < kHeld; ++i) {
+      const int vector = i * team.lanes + team.rank;
+      there[i] = vector < grid.vectors;
+      column[i] = (there[i] ? vector : grid.vectors - 1) * N;
+    }
   }
-}
+
+  template <class T>
+  __device__ __forceinline__ void load(const T* row, Vector<T, N> (&out)[kHeld]) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) out[i] = Vector<T, N>::load(row + column[i]);
+  }
+  // What add(i, total) makes of the totals of the vectors before, over those that are there.
+  template <class Add>
+  __device__ __forceinline__ float sum(const Add& add) const {
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const float with = add(i, total);
+      total = there[i] ? with : total;
+    }
+    return total;
+  }
+};
 
 // e^x; of bf16 to 2^-24 |x|, in three instructions.
 template <class T>
@@ -75,25 +110,41 @@ __device__ __forceinline__ float exponential(float x) {
   }
 }
 
+// The largest of the elements' absolute values; of bf16 two at a time.
+template <class T, int N>
+__device__ __forceinline__ float largest_of(const Vector<T, N>& x) {
+  float largest = 0.0f;
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) largest = fmaxf(largest, fabsf(x[j]));
+  } else {
+    std::uint32_t both = 0;
+#pragma unroll
+    for (int i = 0; i < x.kWords; ++i) {
+      asm("max.bf16x2 %0, %0, %1;" : "+r"(both) : "r"(x.words[i] & 0x7fff7fffu));
+    }
+    largest = fmaxf(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+  }
+  return largest;
+}
+
 // The features of a thread's channels: kParts of each (both signs', one's own otherwise), times `scale`.
-template <Map kMap, int kHeld, int N>
+template <Map kMap, int kHeld, int N, bool kDivide>
 struct HeldFeatures {
   static constexpr int kParts = kMap == Map::both_signs ? 2 : 1;
   float phi[kParts][kHeld][N];
   float divided = 1.0f;  // 1 / (sum + epsilon), or 1
 
   template <class T>
-  __device__ __forceinline__ HeldFeatures(const HeldGrid& grid, const Team& team, const Vector<T, N> (&x)[kHeld],
-                                          bool divide) {
-    float largest = 0.0f, sum = 0.0f;
+  __device__ __forceinline__ HeldFeatures(const Team& team, const Places<kHeld, N>& places,
+                                          const Vector<T, N> (&x)[kHeld]) {
+    float largest = 0.0f;
     if constexpr (kMap == Map::both_signs) {
-      for_each_held<kHeld, N>(grid, team, [&](int i, int) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) largest = fmaxf(largest, 2.0f * fabsf(x[i][j]));
-      });
-      largest = team.largest(largest);
+      for (int i = 0; i < kHeld; ++i) largest = fmaxf(largest, largest_of(x[i]));
+      largest = team.largest(2.0f * largest);
     }
-    for_each_held<kHeld, N>(grid, team, [&](int i, int) {
+    float sum = places.sum([&](int i, float total) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float value = x[i][j];
@@ -108,122 +159,115 @@ struct HeldFeatures {
           phi[1][i][j] = exponential<T>(-2.0f * value - largest);
         }
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) sum += phi[part][i][j];
+        for (int part = 0; part < kParts; ++part) total += phi[part][i][j];
       }
+      return total;
     });
     if constexpr (kMap == Map::both_signs) {  // whose sum is then 1
       const float scale = 1.0f / team.sum(sum);
-      sum = 0.0f;
-      for_each_held<kHeld, N>(grid, team, [&](int i, int) {
+      sum = places.sum([&](int i, float total) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-          for (int j = 0; j < N; ++j) sum += phi[part][i][j] *= scale;
+          for (int j = 0; j < N; ++j) total += phi[part][i][j] *= scale;
         }
+        return total;
       });
     }
-    if (divide) divided = 1.0f / (team.sum(sum) + static_cast<float>(kSumEpsilon));
+    if constexpr (kDivide) divided = 1.0f / (team.sum(sum) + static_cast<float>(kSumEpsilon));
   }
 };
 
-template <int kHeld, int N, class T>
-__device__ __forceinline__ void load_row(const HeldGrid& grid, const Team& team, const T* row,
-                                         Vector<T, N> (&out)[kHeld]) {
-  for_each_held<kHeld, N>(grid, team, [&](int i, int column) { out[i] = Vector<T, N>::load(row + column); });
-}
-
 constexpr int rows_together(int held) { return held == 1 ? 2 : 1; }
 
-template <class T, Map kMap, int kHeld>
-__global__ void __launch_bounds__(HeldGrid::kThreads)
-    held_forward_kernel(Operand<T> x, Operand<T> y, HeldGrid grid, bool divide) {
+template <class T, Map kMap, int kHeld, bool kDivide>
+__global__ void __launch_bounds__(HeldGrid::kThreads) held_forward_kernel(Operand<T> x, Operand<T> y, HeldGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   constexpr int N = flashgla::cuda::kVectorOf<T>, kRows = rows_together(kHeld);
   const Team team(grid);
+  const Places<kHeld, N> places(grid, team);
   Vector<T, N> held[kRows][kHeld];
 #pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) held[k][i] = Vector<T, N>::zero();
-    const std::int64_t row = team.index * kRows + k;
-    if (row < grid.rows) load_row(grid, team, x.at(row, 0), held[k]);
-  }
+  for (int k = 0; k < kRows; ++k) places.load(x.at(grid.readable(team.index * kRows + k), 0), held[k]);
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
-    const HeldFeatures<kMap, kHeld, N> features(grid, team, held[k], divide);
+    const HeldFeatures<kMap, kHeld, N, kDivide> features(team, places, held[k]);
     const std::int64_t row = team.index * kRows + k;
     if (row >= grid.rows) continue;
     T* to = y.at(row, 0);
-    for_each_held<kHeld, N>(grid, team, [&](int i, int column) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
       for (int part = 0; part < features.kParts; ++part) {
         float out[N];
 #pragma unroll
         for (int j = 0; j < N; ++j) out[j] = features.phi[part][i][j] * features.divided;
-        Vector<T, N>::of(out).store(to + part * grid.channels + column);
+        if (places.there[i]) Vector<T, N>::of(out).store(to + part * grid.channels + places.column[i]);
       }
-    });
+    }
   }
 }
 
 // As backward_row of row.h.
-template <class T, Map kMap, int kHeld>
+template <class T, Map kMap, int kHeld, bool kDivide>
 __global__ void __launch_bounds__(HeldGrid::kThreads)
-    held_backward_kernel(Operand<T> x, Operand<T> dy, Operand<T> dx, HeldGrid grid, bool divide) {
+    held_backward_kernel(Operand<T> x, Operand<T> dy, Operand<T> dx, HeldGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
-  constexpr int N = flashgla::cuda::kVectorOf<T>;
-  using Features = HeldFeatures<kMap, kHeld, N>;
+  constexpr int N = flashgla::cuda::kVectorOf<T>, kRows = rows_together(kHeld);
+  using Features = HeldFeatures<kMap, kHeld, N, kDivide>;
   constexpr int kParts = Features::kParts;
   const Team team(grid);
-  const std::int64_t row = team.index;
-  const bool there = row < grid.rows;
-  Vector<T, N> held[kHeld], gradient[kParts][kHeld];
+  const Places<kHeld, N> places(grid, team);
+  Vector<T, N> held[kRows][kHeld], gradients[kRows][kParts][kHeld];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    held[i] = Vector<T, N>::zero();
+  for (int k = 0; k < kRows; ++k) {
+    const std::int64_t row = grid.readable(team.index * kRows + k);
+    places.load(x.at(row, 0), held[k]);
+    const T* from = dy.at(row, 0);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) gradient[part][i] = Vector<T, N>::zero();
+    for (int part = 0; part < kParts; ++part) places.load(from + part * grid.channels, gradients[k][part]);
   }
-  if (there) {
-    load_row(grid, team, x.at(row, 0), held);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) load_row(grid, team, dy.at(row, part * grid.channels), gradient[part]);
-  }
-  const Features features(grid, team, held, divide);
-  float dot = 0.0f;
-  if (divide || kMap == Map::both_signs) {
-    for_each_held<kHeld, N>(grid, team, [&](int i, int) {
+  for (int k = 0; k < kRows; ++k) {
+    const Features features(team, places, held[k]);
+    const auto& gradient = gradients[k];
+    float dot = 0.0f;
+    if constexpr (kDivide || kMap == Map::both_signs) {
+      dot = team.sum(places.sum([&](int i, float total) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+        for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-        for (int j = 0; j < N; ++j) dot += gradient[part][i][j] * features.phi[part][i][j];
-      }
-    });
-    dot = team.sum(dot);
-  }
-  if (!there) return;
-  const float pull = divide ? dot * features.divided : 0.0f, mean = (dot - pull) * features.divided;
-  T* to = dx.at(row, 0);
-  for_each_held<kHeld, N>(grid, team, [&](int i, int column) {
-    float out[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float own = (gradient[0][i][j] - pull) * features.divided, value = held[i][j];
-      if constexpr (kMap == Map::as_is) {
-        out[j] = own;
-      } else if constexpr (kMap == Map::relu) {
-        out[j] = value > 0.0f ? own : 0.0f;
-      } else if constexpr (kMap == Map::elu_plus_one) {
-        out[j] = value > 0.0f ? own : own * features.phi[0][i][j];
-      } else {
-        const float other = (gradient[1][i][j] - pull) * features.divided;
-        out[j] = 2.0f * (features.phi[0][i][j] * (own - mean) - features.phi[1][i][j] * (other - mean));
-      }
+          for (int j = 0; j < N; ++j) total += gradient[part][i][j] * features.phi[part][i][j];
+        }
+        return total;
+      }));
     }
-    Vector<T, N>::of(out).store(to + column);
-  });
+    const std::int64_t row = team.index * kRows + k;
+    if (row >= grid.rows) continue;
+    const float pull = kDivide ? dot * features.divided : 0.0f, mean = (dot - pull) * features.divided;
+    T* to = dx.at(row, 0);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float own = (gradient[0][i][j] - pull) * features.divided, value = held[k][i][j];
+        if constexpr (kMap == Map::as_is) {
+          out[j] = own;
+        } else if constexpr (kMap == Map::relu) {
+          out[j] = value > 0.0f ? own : 0.0f;
+        } else if constexpr (kMap == Map::elu_plus_one) {
+          out[j] = value > 0.0f ? own : own * features.phi[0][i][j];
+        } else {
+          const float other = (gradient[1][i][j] - pull) * features.divided;
+          out[j] = 2.0f * (features.phi[0][i][j] * (own - mean) - features.phi[1][i][j] * (other - mean));
+        }
+      }
+      if (places.there[i]) Vector<T, N>::of(out).store(to + places.column[i]);
+    }
+  }
 }
 
 // dpfp of a thread's vector of channels: r = (max(x, 0), max(-x, 0)), the second half behind the first, and the
@@ -239,11 +283,15 @@ struct Rectified {
   __device__ __forceinline__ Rectified(const HeldGrid& grid, const Team& team, const Vector<T, N>& own) {
     const bool is_first = team.rank == 0;
     const int before = is_first ? grid.vectors - 1 : team.rank - 1;
+    constexpr int kWords = kBefore * own.kWords / N;  // that the elements before lie in
+    Vector<T, kBefore> others;
 #pragma unroll
-    for (int j = 0; j < kBefore; ++j) {
-      const float other = team.from(before, own[N - kBefore + j]);
-      x[j] = is_first ? -other : other;
+    for (int i = 0; i < kWords; ++i) {
+      const std::uint32_t other = team.from(before, own.words[own.kWords - kWords + i]);
+      others.words[i] = is_first ? other ^ (sizeof(T) == 4 ? 0x80000000u : 0x80008000u) : other;
     }
+#pragma unroll
+    for (int j = 0; j < kBefore; ++j) x[j] = others[j];
 #pragma unroll
     for (int j = 0; j < N; ++j) x[kBefore + j] = own[j];
   }
@@ -252,9 +300,8 @@ struct Rectified {
     return fmaxf(half == 0 ? x[kBefore + i] : -x[kBefore + i], 0.0f);
   }
   // The row's sum of products of r_i and r_(i-j), all j, of which there are kShifts.
-  __device__ __forceinline__ float sum_of_features(const HeldGrid& grid, const Team& team) const {
-    float sum = 0.0f;
-    if (team.rank < grid.vectors) {
+  __device__ __forceinline__ float sum_of_features(const Team& team, const Places<1, N>& places) const {
+    return team.sum(places.sum([&](int, float total) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -262,28 +309,27 @@ struct Rectified {
           float before = 0.0f;
 #pragma unroll
           for (int j = 1; j <= kBefore; ++j) before += of(half, i - j);
-          sum = fmaf(of(half, i), before, sum);
+          total = fmaf(of(half, i), before, total);
         }
       }
-    }
-    return team.sum(sum);
+      return total;
+    }));
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(HeldGrid::kThreads)
-    dpfp_forward_kernel(Operand<T> x, Operand<T> y, HeldGrid grid, bool divide) {
+template <class T, bool kDivide>
+__global__ void __launch_bounds__(HeldGrid::kThreads) dpfp_forward_kernel(Operand<T> x, Operand<T> y, HeldGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   constexpr int N = flashgla::cuda::kVectorOf<T>;
   const Team team(grid);
-  const bool there = team.index < grid.rows && team.rank < grid.vectors;
-  const int column = team.rank * N;
-  const auto held = there ? x.template load<N>(team.index, column) : Vector<T, N>::zero();
+  const Places<1, N> places(grid, team);
+  const auto held = x.template load<N>(grid.readable(team.index), places.column[0]);
   const Rectified<N> r(grid, team, held);
-  const float divided = divide ? 1.0f / (r.sum_of_features(grid, team) + static_cast<float>(kSumEpsilon)) : 1.0f;
-  if (!there) return;
-  T* to = y.at(team.index, column);
+  float divided = 1.0f;
+  if constexpr (kDivide) divided = 1.0f / (r.sum_of_features(team, places) + static_cast<float>(kSumEpsilon));
+  if (!places.there[0] || team.index >= grid.rows) return;
+  T* to = y.at(team.index, places.column[0]);
 #pragma unroll
   for (int j = 1; j <= r.kBefore; ++j) {
 #pragma unroll
@@ -297,41 +343,41 @@ __global__ void __launch_bounds__(HeldGrid::kThreads)
   }
 }
 
-template <class T>
+template <class T, bool kDivide>
 __global__ void __launch_bounds__(HeldGrid::kThreads)
-    dpfp_backward_kernel(Operand<T> x, Operand<T> dy, Operand<T> dx, HeldGrid grid, bool divide) {
+    dpfp_backward_kernel(Operand<T> x, Operand<T> dy, Operand<T> dx, HeldGrid grid) {
   flashgla::cuda::release_next_of_waves();
   flashgla::cuda::wait_for_previous();
   constexpr int N = flashgla::cuda::kVectorOf<T>, kBefore = Rectified<N>::kBefore;
   const Team team(grid);
-  const bool there = team.index < grid.rows && team.rank < grid.vectors;
-  const int column = team.rank * N;
-  auto held = Vector<T, N>::zero();
+  const Places<1, N> places(grid, team);
+  const int column = places.column[0];
+  const auto held = x.template load<N>(grid.readable(team.index), column);
   Vector<T, N> gradient[kBefore][2];  // of shift j + 1, by halves
-  const T* from = there ? dy.at(team.index, column) : nullptr;
-  if (there) held = x.template load<N>(team.index, column);
+  const T* from = dy.at(grid.readable(team.index), column);
 #pragma unroll
   for (int j = 0; j < kBefore; ++j) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      gradient[j][half] = there ? Vector<T, N>::load(from) : Vector<T, N>::zero();
+      gradient[j][half] = Vector<T, N>::load(from);
       from += grid.channels;
     }
   }
   const Rectified<N> r(grid, team, held);
   float pull = 0.0f, divided = 1.0f;
-  if (divide) {
-    divided = 1.0f / (r.sum_of_features(grid, team) + static_cast<float>(kSumEpsilon));
-    float dot = 0.0f;
+  if constexpr (kDivide) {
+    divided = 1.0f / (r.sum_of_features(team, places) + static_cast<float>(kSumEpsilon));
+    pull = divided * team.sum(places.sum([&](int, float total) {
 #pragma unroll
-    for (int j = 0; j < kBefore; ++j) {
+      for (int j = 0; j < kBefore; ++j) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) dot += gradient[j][half][i] * (r.of(half, i) * r.of(half, i - j - 1));
+          for (int i = 0; i < N; ++i) total += gradient[j][half][i] * (r.of(half, i) * r.of(half, i - j - 1));
+        }
       }
-    }
-    pull = team.sum(dot) * divided;
+      return total;
+    }));
   }
   // To r_i: y's gradients of shift j at i times r_(i-j), and at i + j times r_(i+j), which the next vector may have.
   float to_r[2][N] = {}, to_before[2][kBefore] = {};  // to_before[i]: of i - kBefore, the vector's before
@@ -359,7 +405,7 @@ __global__ void __launch_bounds__(HeldGrid::kThreads)
     to_r[0][N - kBefore + i] += is_last ? second : first;  // behind a half comes the other one
     to_r[1][N - kBefore + i] += is_last ? first : second;
   }
-  if (!there) return;
+  if (!places.there[0] || team.index >= grid.rows) return;
   float out[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
