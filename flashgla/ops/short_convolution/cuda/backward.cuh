@@ -3,6 +3,7 @@
 #pragma once
 
 #include "flashgla/ops/cuda/copy_ahead.cuh"
+#include "flashgla/ops/cuda/division.cuh"
 #include "flashgla/ops/cuda/partial_sums.cuh"
 #include "flashgla/ops/short_convolution/cuda/call.cuh"
 
@@ -36,9 +37,9 @@ struct TokensAhead {
 struct Walk {
   std::int64_t line, begin, end;
 
-  __device__ __forceinline__ Walk(const Call& call, std::int64_t chunk)
-      : line(chunk / call.pieces_of_line(kChunk)),
-        begin(chunk % call.pieces_of_line(kChunk) * kChunk),
+  __device__ __forceinline__ Walk(const Call& call, std::uint32_t of_line, std::uint32_t piece)
+      : line(of_line),
+        begin(std::int64_t{piece} * kChunk),
         end(begin + kChunk < call.length ? begin + kChunk : call.length) {}
   __device__ __forceinline__ int tokens() const { return static_cast<int>(end - begin); }
   static constexpr std::int64_t kFarBehind = 2 * kChunk;
@@ -166,8 +167,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& call, const G
 // dx of a chunk's channels from d on, and what it adds to dweight, but for the filter's factor.
 template <int W, int N, bool kSilu, class T>
 __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<T>& t, const Walk& walk, std::int64_t d,
-                                              const Filter<W, N>& filter, unsigned char* shared,
-                                              float (&dweight)[W][N]) {
+                                              unsigned char* shared, float (&dweight)[W][N]) {
   // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
   const std::int64_t stop = walk.end + W - 1 < call.length ? walk.end + W - 1 : call.length;
   const TokensAhead<2, N, T> ahead{shared};
@@ -179,6 +179,7 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
     from_dy += t.dy.token_stride;
   };
   const Tokens<decltype(bring)> tokens(static_cast<int>(stop - walk.begin), bring);
+  const Filter<W, N> filter(call, d);  // while tokens are on their way
   Place place = ops::cuda::place_at(call, walk.line, walk.begin);
   int begins = walk.place_of(place.begin), next = walk.place_of(place.end);
   float window[W - 1][N], pending[W - 1][N] = {};  // pending[j]: of dx at token i - (W-1) + j
@@ -259,44 +260,66 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
 template <int W, int N, class T>
 constexpr int kBackwardShared = std::max(TokensAhead<2, N, T>::kBytes, W* N* kThreads* static_cast<int>(sizeof(float)));
 
+// Writes what a block adds to dweight: the sum over its kDown chunks, of which each of a channel's kDown threads adds
+// up and writes a part, to `to` on. `there`: whether the channels are; `shared`: W N floats a thread.
+template <int W, int N>
+__device__ __forceinline__ void write_sums(const Call& call, const float (&dweight)[W][N], bool there, float* shared,
+                                           float* to) {
+#pragma unroll
+  for (int j = 0; j < W; ++j) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) shared[(i * W + j) * kThreads + threadIdx.x] = dweight[j][i];
+  }
+  __syncthreads();
+  if (!there) return;
+  constexpr int kEach = (N * W + kDown - 1) / kDown;
+  const float factor = call.silu ? -kLog2OfE : 1.0f;
+  const int across = threadIdx.x % kAcross, first = static_cast<int>(threadIdx.x / kAcross) * kEach;
+  float totals[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    float total = 0.0f;
+#pragma unroll
+    for (int down = 0; down < kDown; ++down) {
+      if (first + k < N * W) total += shared[(first + k) * kThreads + down * kAcross + across];
+    }
+    totals[k] = factor * total;
+  }
+  if constexpr (N * W % kDown == 0 && (kEach & (kEach - 1)) == 0) {
+    Vector<float, kEach>::of(totals).store(to + first);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (first + k < N * W) to[first + k] = totals[k];
+    }
+  }
+}
+
 // `blocks`: of all but states, kDown chunks by slices of channels; what they add to dweight is summed over the chunks.
+// What is known without memory comes before the wait.
 template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, 2)
-    backward_kernel(Call call, std::int64_t blocks, Gradients<T> t, ops::cuda::PartialSums partial) {
+    backward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_pieces, std::int64_t blocks,
+                    Gradients<T> t, ops::cuda::PartialSums partial) {
+  const std::uint32_t group = by_slices.of(blockIdx.x), chunk = group * kDown + threadIdx.x / kAcross,
+                      line = by_pieces.of(chunk);
+  const std::int64_t d = std::int64_t{(blockIdx.x - group * by_slices.by) * kAcross + threadIdx.x % kAcross} * N;
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= blocks) {
-    for_state(call, blocks, [&](const Place& place, std::int64_t line, std::int64_t d) {
-      initial_state_gradient<W>(call, t, place, line, d);
+    for_state(call, blocks, [&](const Place& place, std::int64_t of_state, std::int64_t channel) {
+      initial_state_gradient<W>(call, t, place, of_state, channel);
     });
     return;
   }
   extern __shared__ __align__(16) unsigned char shared[];
-  const auto slices = static_cast<std::uint32_t>(call.slices(N)), group = blockIdx.x / slices;
-  const std::int64_t d = std::int64_t{(blockIdx.x - group * slices) * kAcross + threadIdx.x % kAcross} * N;
-  const std::int64_t chunk = std::int64_t{group} * kDown + threadIdx.x / kAcross;
   float dweight[W][N] = {};
-  if (d < call.channels && chunk < call.pieces(kChunk)) {
-    const Filter<W, N> filter(call, d);
-    walk_backward<W, N, kSilu>(call, t, Walk(call, chunk), d, filter, shared, dweight);
+  if (d < call.channels && line < call.lines) {
+    walk_backward<W, N, kSilu>(call, t, Walk(call, line, chunk - line * by_pieces.by), d, shared, dweight);
   }
   flashgla::cuda::release_next();  // to the sums
   __syncthreads();                 // of the tokens, whose memory is taken
-  auto* sums = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int j = 0; j < W; ++j) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) sums[(i * W + j) * kThreads + threadIdx.x] = dweight[j][i];
-  }
-  __syncthreads();
-  if (threadIdx.x >= kAcross || d >= call.channels) return;
-  const float factor = call.silu ? -kLog2OfE : 1.0f;
-#pragma unroll
-  for (int i = 0; i < N * W; ++i) {
-    float total = 0.0f;
-#pragma unroll
-    for (int down = 0; down < kDown; ++down) total += sums[i * kThreads + down * kAcross + threadIdx.x];
-    partial.sums[group * partial.columns + d * W + i] = factor * total;
-  }
+  write_sums<W, N>(call, dweight, d < call.channels, reinterpret_cast<float*>(shared),
+                   partial.sums + group * partial.columns + d * W);
 }
 
 }  // namespace flashgla::ops::short_convolution::cuda

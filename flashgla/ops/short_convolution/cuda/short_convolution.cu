@@ -80,19 +80,22 @@ bool is_wide(const Inputs& inputs, int elements, std::initializer_list<const Ten
          reinterpret_cast<std::uintptr_t>(inputs.weight.data) % filter_bytes == 0;
 }
 
+// Division by a number of pieces, which is 0 where there is nothing to do.
+ops::cuda::Division division_by(std::int64_t pieces) {
+  return ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(pieces, 1)));
+}
+
 template <int N, class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   const Call call = call_of(inputs, activation);
   const std::int64_t tiles = call.pieces_of_line(cuda::kTile), blocks = call.lines * tiles * call.slices(N);
-  const ops::cuda::Division by_slices(static_cast<std::uint32_t>(std::max<std::int64_t>(call.slices(N), 1)));
-  const ops::cuda::Division by_tiles(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1)));
   auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
   with_width(inputs.weight.size(1), [&](auto width) {
     ops::cuda::queue_kernel(
         context, "short_convolution",
         call.silu ? cuda::forward_kernel<width.value, N, T, true> : cuda::forward_kernel<width.value, N, T, false>,
         blocks + (final_state ? call.state_blocks(cuda::kForwardThreads) : 0), cuda::kForwardThreads, 0, call,
-        by_slices, by_tiles, blocks, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+        division_by(call.slices(N)), division_by(tiles), blocks, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
   });
 }
 
@@ -109,7 +112,8 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
         context, "short_convolution",
         call.silu ? cuda::backward_kernel<width.value, N, T, true> : cuda::backward_kernel<width.value, N, T, false>,
         blocks + (to.d_initial_state ? call.state_blocks(kThreads) : 0), kThreads,
-        cuda::kBackwardShared<width.value, N, T>, call, blocks, gradients, partial);
+        cuda::kBackwardShared<width.value, N, T>, call, division_by(call.slices(N)),
+        division_by(call.pieces_of_line(cuda::kChunk)), blocks, gradients, partial);
   });
 }
 
