@@ -9,8 +9,8 @@ be twice as far from that as FLA's own, plus 2e-3, and FLA's own at most 0.2 (el
 Every call of a model must have reached flashgla. With --first-config FLA's autotuner takes the first configuration of
 each kernel: quick, the same but for rounding.
 
-`speed`: one model in one process, in turn with a stand-in that returns v (none), with flashgla's operators and with
-FLA's. The first step with `none` holds what the rest of the model needs: Triton compiling and tuning FLA's other
+`speed`: one model in one process, in turn with a stand-in that returns v (none), with flashgla's operators, with these
+where states between chunks are made anew in the backward (flashgla_recomputed), and with FLA's. The first step with `none` holds what the rest of the model needs: Triton compiling and tuning FLA's other
 kernels. What the first step of the others takes beyond a later step is then the operators' own (own_start_s);
 --operators with one name gives the whole first step instead. Timed steps alternate in rounds; the figure is the median
 of all. Triton keeps compiled kernels in TRITON_CACHE_DIR, and FLA's choices too unless FLA_CACHE_RESULTS=0.
@@ -252,15 +252,19 @@ class StandIn(torch.autograd.Function):
         return zeros, zeros, d_o, zeros
 
 
+ENABLED = {"flashgla": "automatic", "flashgla_recomputed": "chunk_recomputed"}
+OPERATORS = ["none", *ENABLED, "fla"]
+
+
 def put_in(operators):
-    """Makes FLA's GLA layer call `operators`: flashgla, fla or none."""
+    """Makes FLA's GLA layer call `operators`: of OPERATORS."""
     import fla.layers.gla as layer
     import fla.ops.gla
 
     flashgla.fla.disable()
     layer.chunk_gla = fla.ops.gla.chunk_gla
-    if operators == "flashgla":
-        flashgla.fla.enable()
+    if operators in ENABLED:
+        flashgla.fla.enable(ENABLED[operators])
     elif operators == "none":
         layer.chunk_gla = lambda q, k, v, g, **_: (StandIn.apply(q, k, v, g), None)
 
@@ -354,8 +358,7 @@ def main():
     agree_parser.add_argument("--first-config", action="store_true")
     speed_parser = verbs.add_parser("speed")
     speed_parser.add_argument("sizes", nargs="+", choices=("340M", "1.3B"))
-    speed_parser.add_argument("--operators", nargs="+", choices=("none", "flashgla", "fla"),
-                              default=["none", "flashgla", "fla"])
+    speed_parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=OPERATORS)
     speed_parser.add_argument("--rounds", type=int, default=2, help="of 8 timed steps for each operators")
     arguments = parser.parse_args()
     if arguments.verb == "speed":

@@ -16,9 +16,14 @@ namespace {
 
 constexpr int kSumThreads = 256;
 
+// Whether the gradients are not these kernels' to make: there are no chunks for them. Null: they are.
+__device__ __forceinline__ bool is_idle(const std::int64_t* chunks) { return chunks != nullptr && *chunks == 0; }
+
 // Scalar gates: dg of token t and head is the sum over the key tiles.
 __global__ void sum_scalar_gates(const __grid_constant__ Params p, const float* parts,
-                                 const __grid_constant__ Strided dg, std::int64_t tokens, int key_tiles) {
+                                 const __grid_constant__ Strided dg, std::int64_t tokens, int key_tiles,
+                                 const std::int64_t* chunks) {
+  if (is_idle(chunks)) return;
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
   if (at >= tokens * p.heads) return;
   float sum = 0.0f;
@@ -30,8 +35,9 @@ __global__ void sum_scalar_gates(const __grid_constant__ Params p, const float* 
 }
 
 // Constant gates: one block a head sums over all rows.
-__global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t dg_stride, std::int64_t rows,
-                                   int heads) {
+__global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t dg_stride, std::int64_t rows, int heads,
+                                   const std::int64_t* chunks) {
+  if (is_idle(chunks)) return;
   __shared__ double sums[kSumThreads];
   double sum = 0.0;
   for (std::int64_t r = threadIdx.x; r < rows; r += kSumThreads) sum += parts[r * heads + blockIdx.x];
@@ -159,7 +165,10 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   }
   if (sums_gates && chunks > 0 && problem.gate == GateKind::constant)
     launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
-  if (sums_gates) launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream);
+  if (sums_gates) {
+    launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream,
+                     plan.may_be_idle ? p.sequences.chunk_begin + p.sequences.count : nullptr);
+  }
 }
 
 }  // namespace
@@ -170,26 +179,24 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
 }
 
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, const std::int64_t* chunks) {
   if (p.gate == GateKind::scalar) {
     const std::int64_t blocks = (rows * p.heads + kSumThreads - 1) / kSumThreads;
     if (blocks == 0) return;
-    sum_scalar_gates<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(p, parts, dg, rows, tiles);
+    sum_scalar_gates<<<static_cast<unsigned>(blocks), kSumThreads, 0, stream>>>(p, parts, dg, rows, tiles, chunks);
   } else {
     sum_constant_gates<<<p.heads, kSumThreads, 0, stream>>>(parts, static_cast<float*>(dg.data), dg.head, rows * tiles,
-                                                            p.heads);
+                                                            p.heads, chunks);
   }
   flashgla::cuda::check_launch("gated_linear_attention gate sums");
 }
 
 namespace {
 
-void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-                 const OutputGradients& d_out, const InputGradients& d_in) {
+void run_form(Context& context, const Plan& plan, Params params, const OutputGradients& d_out,
+              const InputGradients& d_in) {
   const ArenaScope scope(context.scratch());
-  Params params = make_params(plan, inputs, outputs);
   set_spacing(params, plan.backward_every_log2);
-  plan_chunks(context, params);
   switch (plan.backward) {
     case BackwardForm::tokens:  // not given to kernels that read what the plan leaves
       return;
@@ -210,6 +217,22 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case BackwardForm::shared_keys:
       return backward_with_shared_keys(context, plan, params, d_out, d_in);
   }
+}
+
+void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                 const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  Params params = make_params(plan, inputs, outputs);
+  if (plan.backward_up_to == 0) {
+    plan_chunks(context, params);
+    return run_form(context, plan, params, d_out, d_in);
+  }
+  const ByLength by_length = plan_chunks_by_length(context, params, plan.backward_up_to);
+  OutputGradients d_longer = d_out;
+  InputGradients d_up_to = d_in;
+  if (d_in.dh0) d_longer.d_ht.data = d_up_to.dh0.data = take_states(context, plan.problem, "gla: gradients passed on");
+  run_form(context, plan, by_length.up_to, d_out, d_up_to);
+  run_form(context, of_long_sequences(plan), by_length.longer, d_longer, d_in);
 }
 
 }  // namespace

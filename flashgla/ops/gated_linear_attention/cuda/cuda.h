@@ -24,11 +24,22 @@ Gradients gradients_of(const Problem& problem, const OutputGradients& d_out, con
 // ArenaScope.
 void plan_chunks(Context& context, Params& params);
 
+// The same for two ways to run a call, of which one has its sequences, and the other as many without tokens: `up_to` if
+// none has more than so many chunks, else `longer`. A state without tokens is passed on, so the second starts from what
+// the first ends in.
+struct ByLength {
+  Params up_to, longer;
+};
+ByLength plan_chunks_by_length(Context& context, const Params& params, std::int64_t most_chunks);
+
 // So many bytes from context.scratch().
 template <class T = char>
 T* take(Context& context, std::int64_t bytes, const char* label) {
   return static_cast<T*>(context.scratch().allocate(static_cast<std::size_t>(bytes), label));
 }
+
+// Of all sequences' states, f32 [N,G,K,V].
+float* take_states(Context& context, const Problem& problem, const char* label);
 
 // In a debug build: writes the plan's tag behind the states of a forward; stops the device where a backward that is
 // given states does not find it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -35,15 +36,10 @@ std::int64_t key_tensors(const Params& p) { return 1 + gate_tensors(p); }
 // Whether sequences differ in length.
 bool differ(const Sequences& s) { return s.packed && s.count > 1; }
 
-// Chunks of the longest sequence. Where of packed ones the mean alone is known, lengths are exponentially distributed,
-// and the longest of N is 1 + 1/2 + .. + 1/N means.
+// Chunks of the longest sequence: of packed ones, where it is not known, all there are.
 std::int64_t longest_in_chunks(const Sequences& s) {
   const std::int64_t all = s.chunks_each();
-  if (!differ(s)) return all;
-  if (s.longest > 0) return in_parts(s.longest, kChunk);
-  const auto count = static_cast<double>(s.count);
-  const double means = std::log(count) + 0.5772 + 0.5 / count;
-  return std::min(all, static_cast<std::int64_t>(std::ceil(means * static_cast<double>(all) / count)));
+  return differ(s) && s.longest > 0 ? std::min(all, in_parts(s.longest, kChunk)) : all;
 }
 
 // Where those that walk through segments of at most so many chunks share what there is room for, a share of all chunks
@@ -69,44 +65,110 @@ double preparation_microseconds(const Params& p) {
                chunk_bytes((1 + key_tensors(p)) * p.key_dim + written * kTile) / kPreparationRate);
 }
 
-}  // namespace
-
-TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
+// The recurrence, uncut (chunks 0) or in segments of so many, with all that the cut adds to it.
+double recurrence_microseconds(const Params& p, std::int64_t out_heads, int multiprocessors, std::int64_t chunks) {
   const Sequences& s = p.sequences;
   const int blocks = tiles_of(p.key_dim), values = tiles_of(p.value_dim), KB = blocks_of_launch(blocks);
   const std::int64_t each = out_heads * in_parts(values, 2),  // blocks of a segment
       busy = std::max<std::int64_t>(s.count * each, 1),
                      slots = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
-  const std::int64_t all = s.chunks_each(), longest = longest_in_chunks(s);
   const double step = recurrence_launches(blocks) * (0.4 + 0.45 * KB), end_step = 0.7;  // of a chunk
+  if (chunks == 0) return chunks_in_turn(s, busy, slots) * step;
   const double ends_bytes = times(s.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)),
                state_bytes = times(p.heads * blocks * values, kTile * kTile * 4);  // of a segment
-  // Chunks one after the other, in segments of at most so many.
-  const auto walked = [&](std::int64_t chunks) {
-    const std::int64_t full = differ(s) ? all / chunks * each : in_parts(all, chunks) * busy;
-    const double in_turn = times(in_parts(full, slots), static_cast<double>(chunks));
-    if (!differ(s)) return in_turn;
-    const double share = times(s.most_chunks * each, 1.0 / static_cast<double>(slots));
-    return std::max(in_turn, unlike(static_cast<double>(chunks), share));
+  const std::int64_t all = s.chunks_each(), longest = longest_in_chunks(s), of_longest = in_parts(longest, chunks);
+  // Ends are written, read, made start states, the longest sequence's one after the other, and these read.
+  const auto with_ends = [&](double to_walk, double to_end, double bytes, std::int64_t states) {
+    return to_walk * step + std::max(to_end * end_step, bytes / kEndsRate) + 4.0 + times(of_longest, 0.2) +
+           times(states, 4 * state_bytes / kStatesRate);
   };
-  TimeCut best;
-  best.microseconds = chunks_in_turn(s, busy, slots) * step;
-  // Alike, no more segments than there is room for at once.
+  if (!differ(s)) {
+    const double to_walk = times(in_parts(of_longest * busy, slots), static_cast<double>(chunks));
+    return with_ends(to_walk, to_walk, ends_bytes, of_longest * s.count);
+  }
+  // Of segments those end in a state that others follow: of as many sequences as may be as long as the longest.
+  const std::int64_t joins = std::min(all / chunks, all / std::max<std::int64_t>(longest, 1) * (of_longest - 1));
+  const auto walked = [&](std::int64_t chunks_of_all) {
+    return std::max(times(in_parts(joins * each, slots), static_cast<double>(chunks)),
+                    unlike(static_cast<double>(std::min(longest, chunks)),
+                           times(chunks_of_all * each, 1.0 / static_cast<double>(slots))));
+  };
+  const std::int64_t ended = joins * chunks;
+  return with_ends(walked(s.most_chunks), joins == 0 ? 0.0 : walked(ended),
+                   ends_bytes * static_cast<double>(ended) / static_cast<double>(std::max<std::int64_t>(all, 1)),
+                   joins);
+}
+
+// Segments' chunks that a cut may have: for eighths more of segments each time, since this is worked out in every call.
+std::vector<std::int64_t> cuts(const Params& p, std::int64_t out_heads, int multiprocessors) {
+  const Sequences& s = p.sequences;
+  const int values = tiles_of(p.value_dim), KB = blocks_of_launch(tiles_of(p.key_dim));
+  const std::int64_t busy = std::max<std::int64_t>(s.count * out_heads * in_parts(values, 2), 1),
+                     slots = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
+  const std::int64_t all = s.chunks_each();
+  // Alike, no more segments than there is room for at once; up to the limit itself.
   const std::int64_t limit = differ(s) ? all / 2 : std::min(slots / busy, all / 2);
-  // Eighths apart, for this is worked out in every call; up to the limit itself.
+  std::vector<std::int64_t> chunks = {0};
   for (std::int64_t most = 2, next; most <= limit; most = next) {
     next = most == limit ? limit + 1 : std::min(limit, most + std::max<std::int64_t>(most / 8, 1));
-    const std::int64_t chunks = in_parts(all, most), segments = in_parts(all, chunks),
-                       places = differ(s) ? segments + s.count : segments * s.count;
-    // Ends are written, read, made start states, the longest sequence's one after the other, and these read.
-    const double to_walk = walked(chunks);
-    const double microseconds = to_walk * step + std::max(to_walk * end_step, ends_bytes / kEndsRate) + 4.0 +
-                                times(in_parts(longest, chunks), 0.2) + times(places, 4 * state_bytes / kStatesRate);
-    if (microseconds < best.microseconds) {
-      best = {static_cast<int>(segments), static_cast<int>(chunks), microseconds};
-    }
+    chunks.push_back(in_parts(all, most));
   }
-  return best;
+  return chunks;
+}
+
+double two_passes_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
+  const std::int64_t key_blocks = tiles_of(p.key_dim), query_heads = p.heads * p.group;
+  // Images of q~, k~ and P, v and o.
+  const double bytes = times(p.sequences.most_chunks * query_heads,
+                             chunk_bytes((2 * key_blocks + 1) * kTile) + chunk_bytes(2 * p.value_dim));
+  return (key_blocks > 1 ? 10.4 : 9.3) + preparation_microseconds(p) +
+         beside(recurrence_microseconds(p, query_heads, multiprocessors, chunks), bytes / kRate);
+}
+
+double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
+  constexpr ByGate kBegin{.none = 7.0, .constant = 18.0, .scalar = 15.0, .key = 15.0};
+  constexpr ByGate kPair{.none = 5.0, .constant = 8.5, .scalar = 7.0, .key = 7.7};  // of chunks, of dq dk dg
+  const std::int64_t pairs = in_parts(p.sequences.most_chunks, 2) * p.heads;
+  return kBegin.of(p.gate) + preparation_microseconds(p) +
+         recurrence_microseconds(p, p.heads, multiprocessors, chunks) +
+         times(in_parts(pairs, multiprocessors), kPair.of(p.gate));
+}
+
+}  // namespace
+
+bool longest_is_unknown(const Params& p) { return differ(p.sequences) && p.sequences.longest == 0; }
+
+Params with_all_alike(const Params& p) {
+  Params q = p;
+  q.sequences.longest = std::max<std::int64_t>(in_parts(p.sequences.length, p.sequences.count), 1);
+  return q;
+}
+Params with_one_long(const Params& p) {
+  Params q = p;
+  q.sequences.longest = std::max<std::int64_t>(p.sequences.length - (p.sequences.count - 1), 1);
+  return q;
+}
+
+TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
+  const bool unknown = longest_is_unknown(p);
+  const Params alike = unknown ? with_all_alike(p) : p, one_long = unknown ? with_one_long(p) : p;
+  const std::vector<std::int64_t> candidates = cuts(p, out_heads, multiprocessors);
+  std::vector<double> if_alike, if_long;
+  for (const std::int64_t chunks : candidates) {
+    if_alike.push_back(recurrence_microseconds(alike, out_heads, multiprocessors, chunks));
+    if_long.push_back(unknown ? recurrence_microseconds(one_long, out_heads, multiprocessors, chunks)
+                              : if_alike.back());
+  }
+  // That which is fewest times slower than the fastest for either: where lengths are known, the fastest.
+  const double least_alike = *std::min_element(if_alike.begin(), if_alike.end()),
+               least_long = *std::min_element(if_long.begin(), if_long.end());
+  std::size_t best = 0;
+  const auto regret = [&](std::size_t i) { return std::max(if_alike[i] / least_alike, if_long[i] / least_long); };
+  for (std::size_t i = 1; i < candidates.size(); ++i) {
+    if (regret(i) < regret(best)) best = i;
+  }
+  if (candidates[best] == 0) return {};
+  return {static_cast<int>(in_parts(p.sequences.chunks_each(), candidates[best])), static_cast<int>(candidates[best])};
 }
 
 double one_pass_microseconds(const Params& p, int multiprocessors) {
@@ -133,12 +195,23 @@ double wide_pass_microseconds(const Params& p, int multiprocessors) {
 }
 
 double two_passes_microseconds(const Params& p, int multiprocessors) {
-  const std::int64_t key_blocks = tiles_of(p.key_dim), query_heads = p.heads * p.group;
-  // Images of q~, k~ and P, v and o.
-  const double bytes = times(p.sequences.most_chunks * query_heads,
-                             chunk_bytes((2 * key_blocks + 1) * kTile) + chunk_bytes(2 * p.value_dim));
-  return (key_blocks > 1 ? 10.4 : 9.3) + preparation_microseconds(p) +
-         beside(cut_time(p, query_heads, multiprocessors).microseconds, bytes / kRate);
+  return two_passes_microseconds(p, cut_time(p, p.heads * p.group, multiprocessors).chunks, multiprocessors);
+}
+
+double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
+  const std::int64_t blocks = p.sequences.count * p.heads;
+  const bool by_key = p.gate == GateKind::key;
+  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 7.5};
+  constexpr ByGate kStep{.none = 1.31, .constant = 1.95, .scalar = 2.02, .key = 4.1};
+  // A block of key gates shares a multiprocessor with a second one, and is slower for it.
+  const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
+  const double bytes = times(p.sequences.most_chunks * p.heads,
+                             chunk_bytes((4 + 2 * gate_tensors(p)) * p.key_dim + 3 * p.value_dim) + kImageBytes);
+  return kBegin.of(p.gate) + beside(chunks_in_turn(p.sequences, blocks, multiprocessors) * step, bytes / kRate);
+}
+
+double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
+  return backward_by_chunks_microseconds(p, cut_time(p, p.heads, multiprocessors).chunks, multiprocessors);
 }
 
 Form fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
@@ -155,28 +228,44 @@ Form fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int 
   return best;
 }
 
-double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
-  const std::int64_t blocks = p.sequences.count * p.heads;
-  const bool by_key = p.gate == GateKind::key;
-  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 7.5};
-  constexpr ByGate kStep{.none = 1.31, .constant = 1.95, .scalar = 2.02, .key = 4.1};
-  // A block of key gates shares a multiprocessor with a second one, and is slower for it.
-  const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
-  const double bytes = times(p.sequences.most_chunks * p.heads,
-                             chunk_bytes((4 + 2 * gate_tensors(p)) * p.key_dim + 3 * p.value_dim) + kImageBytes);
-  return kBegin.of(p.gate) + beside(chunks_in_turn(p.sequences, blocks, multiprocessors) * step, bytes / kRate);
-}
-
-double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
-  constexpr ByGate kBegin{.none = 7.0, .constant = 18.0, .scalar = 15.0, .key = 15.0};
-  constexpr ByGate kPair{.none = 5.0, .constant = 8.5, .scalar = 7.0, .key = 7.7};  // of chunks, of dq dk dg
-  const std::int64_t pairs = in_parts(p.sequences.most_chunks, 2) * p.heads;
-  return kBegin.of(p.gate) + preparation_microseconds(p) + cut_time(p, p.heads, multiprocessors).microseconds +
-         times(in_parts(pairs, multiprocessors), kPair.of(p.gate));
-}
-
 bool one_kernel_is_faster(const Params& p, int multiprocessors) {
   return one_kernel_backward_microseconds(p, multiprocessors) < backward_by_chunks_microseconds(p, multiprocessors);
+}
+
+// The most chunks of the longest sequence with which `form`, faster where all are alike, takes no longer than `other`,
+// whose time grows less with them. All, where it is never slower by half, nor by more than the launches that find no
+// tokens make the short call slower.
+template <class Form, class Other>
+static std::int64_t most_chunks_of(const Params& p, const Form& form, const Other& other) {
+  const std::int64_t all = p.sequences.chunks_each();
+  const auto is_faster = [&](std::int64_t chunks) {
+    Params q = p;
+    q.sequences.longest = std::min(chunks * kChunk, p.sequences.length);
+    return form(q) <= other(q);
+  };
+  constexpr double kIdleLaunches = 8.0;
+  const Params one_long = with_one_long(p);
+  if (form(one_long) <= std::max(1.5, 1.0 + kIdleLaunches / form(with_all_alike(p))) * other(one_long)) return all;
+  std::int64_t low = in_parts(all, p.sequences.count), high = all;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (is_faster(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+std::int64_t most_chunks_of_form(const Params& p, Form form, const TimeCut& cut, int multiprocessors) {
+  const auto in_form = [&](const Params& q) {
+    return form == Form::one_pass ? one_pass_microseconds(q, multiprocessors)
+                                  : wide_pass_microseconds(q, multiprocessors);
+  };
+  return most_chunks_of(p, in_form,
+                        [&](const Params& q) { return two_passes_microseconds(q, cut.chunks, multiprocessors); });
+}
+std::int64_t most_chunks_of_one_kernel(const Params& p, const TimeCut& cut, int multiprocessors) {
+  const auto in_one = [&](const Params& q) { return one_kernel_backward_microseconds(q, multiprocessors); };
+  return most_chunks_of(
+      p, in_one, [&](const Params& q) { return backward_by_chunks_microseconds(q, cut.chunks, multiprocessors); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

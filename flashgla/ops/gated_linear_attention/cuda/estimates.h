@@ -1,5 +1,6 @@
 // How long the forms of a forward and a backward take, as far as choosing among them and cutting time want to know:
-// from sizes alone, by constants fitted to an H200 (forward/README.md, "Which form").
+// from sizes alone, by constants fitted to an H200 (forward/README.md, "Which form"). Of packed sequences the longest
+// decides; where the host does not know it, all tokens are taken to be one sequence's.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
@@ -21,11 +22,17 @@ constexpr int recurrence_blocks(int KB, int groups) { return KB >= 3 || groups =
 // Segments of time of each sequence.
 struct TimeCut {
   int segments = 1;
-  int chunks = 0;             // of a segment
-  double microseconds = 0.0;  // of the recurrence and all that the cut adds to it
+  int chunks = 0;  // of a segment; 0: uncut
 };
 
-// The fastest for a recurrence whose output has so many heads.
+// Whether of several packed sequences the longest is not known; what they may be then, told by the longest: all as long
+// as each other, one with all tokens but one of each other's.
+bool longest_is_unknown(const Params& params);
+Params with_all_alike(const Params& params);
+Params with_one_long(const Params& params);
+
+// The fastest for a recurrence whose output has so many heads. Where the longest sequence is not known, the one that is
+// fewest times slower than the fastest for lengths of either kind.
 TimeCut cut_time(const Params& params, std::int64_t out_heads, int multiprocessors);
 
 // Of a forward that keeps no states; for one that does the same form is taken to be the fastest.
@@ -42,5 +49,10 @@ Form fastest_form(const Params& params, bool one_pass_fits, bool wide_pass_fits,
 double one_kernel_backward_microseconds(const Params& params, int multiprocessors);
 double backward_by_chunks_microseconds(const Params& params, int multiprocessors);
 bool one_kernel_is_faster(const Params& params, int multiprocessors);
+
+// Of packed sequences, how many chunks the longest may have so that one pass (one kernel), which is faster where all
+// are alike, is no slower than two passes (chunks) whose time is cut so. All chunks of the call: it never is by much.
+std::int64_t most_chunks_of_form(const Params& params, Form form, const TimeCut& cut, int multiprocessors);
+std::int64_t most_chunks_of_one_kernel(const Params& params, const TimeCut& cut, int multiprocessors);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -30,9 +30,7 @@ void forward_by_tokens(Context& context, const Plan& plan, const Params& params)
   with_core(plan.hopper, [&]<class Core>() { launch_preparation<Core>(context, params, kept); });
 }
 
-void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
-  Params params = make_params(plan, inputs, outputs);
-  plan_chunks(context, params);
+void run_form(Context& context, const Plan& plan, const Params& params, const Outputs& outputs) {
   switch (plan.forward) {
     case ForwardForm::tokens:
       return forward_by_tokens(context, plan, params);
@@ -54,6 +52,21 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     case ForwardForm::shared_keys:
       return forward_with_shared_keys(context, plan, params, outputs);
   }
+}
+
+void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
+  Params params = make_params(plan, inputs, outputs);
+  if (plan.forward_up_to == 0) {
+    plan_chunks(context, params);
+    return run_form(context, plan, params, outputs);
+  }
+  ByLength by_length = plan_chunks_by_length(context, params, plan.forward_up_to);
+  if (params.ht != nullptr) {
+    by_length.up_to.ht = take_states(context, plan.problem, "gla: states passed on");
+    by_length.longer.h0 = by_length.up_to.ht;
+  }
+  run_form(context, plan, by_length.up_to, outputs);
+  run_form(context, of_long_sequences(plan), by_length.longer, outputs);
 }
 
 }  // namespace

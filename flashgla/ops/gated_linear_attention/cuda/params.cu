@@ -15,7 +15,7 @@ namespace {
 constexpr int kPlanThreads = 1024;
 
 // begin[n] = sum over m < n of ceil(length_m / 64), by one block: a scan over rounds of kPlanThreads sequences.
-__global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
+__device__ __forceinline__ void number_chunks(const Sequences& s, std::int64_t* begin) {
   __shared__ std::int64_t sums[2][kPlanThreads];
   std::int64_t before = 0;
   for (std::int64_t first = 0; first < s.count; first += kPlanThreads) {
@@ -37,6 +37,27 @@ __global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
     __syncthreads();
   }
   if (threadIdx.x == 0) begin[s.count] = before;
+}
+__global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) { number_chunks(s, begin); }
+
+// Starts of sequences and numbers of their chunks, for one way or the other.
+struct Numbers {
+  std::int64_t *starts, *chunk_begin;  // [N+1]
+};
+__global__ void plan_chunks_by_length_kernel(Sequences s, std::int64_t most_chunks, Numbers up_to, Numbers longer) {
+  number_chunks(s, up_to.chunk_begin);
+  __syncthreads();
+  bool is_longer = false;
+  for (std::int64_t n = threadIdx.x; n < s.count; n += kPlanThreads)
+    is_longer |= up_to.chunk_begin[n + 1] - up_to.chunk_begin[n] > most_chunks;
+  is_longer = __syncthreads_or(is_longer);
+  for (std::int64_t n = threadIdx.x; n <= s.count; n += kPlanThreads) {
+    const std::int64_t start = sequence_start(s, n), number = up_to.chunk_begin[n];
+    up_to.starts[n] = is_longer ? 0 : start;
+    up_to.chunk_begin[n] = is_longer ? 0 : number;
+    longer.starts[n] = is_longer ? start : 0;
+    longer.chunk_begin[n] = is_longer ? number : 0;
+  }
 }
 
 __global__ void write_tag(std::uint64_t* to, std::uint64_t tag) { *to = tag; }
@@ -128,6 +149,29 @@ void plan_chunks(Context& context, Params& params) {
   if (context.planning()) return;
   plan_chunks_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(params.sequences, begin);
   flashgla::cuda::check_launch("plan_chunks");
+}
+
+ByLength plan_chunks_by_length(Context& context, const Params& params, std::int64_t most_chunks) {
+  const std::int64_t each = params.sequences.count + 1;
+  auto* numbers = take<std::int64_t>(context, 4 * each * 8, "gla: chunk numbers");
+  const Numbers up_to{numbers, numbers + each}, longer{numbers + 2 * each, numbers + 3 * each};
+  const auto with = [&](const Numbers& n) {
+    Params p = params;
+    p.sequences.cu_seqlens = n.starts;
+    p.sequences.wide = true;
+    p.sequences.chunk_begin = n.chunk_begin;
+    return p;
+  };
+  if (!context.planning()) {
+    plan_chunks_by_length_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
+        params.sequences, most_chunks, up_to, longer);
+    flashgla::cuda::check_launch("plan_chunks_by_length");
+  }
+  return {with(up_to), with(longer)};
+}
+
+float* take_states(Context& context, const Problem& p, const char* label) {
+  return take<float>(context, p.sequences * p.heads * p.key_dim * p.value_dim * 4, label);
 }
 
 void write_states_tag(const Context& context, const Plan& plan, const TensorView& states) {

@@ -199,10 +199,8 @@ void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
                beside(l.q) && beside(l.k) && beside(l.v) && beside(l.o) && (p.gate != GateKind::key || beside(l.g));
 }
 
-ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes, bool hopper, int multiprocessors) {
-  // The wide one keeps no states: what the backward wants beside them is not made on the way.
-  const bool wide = hopper && !l.states && p.key_dim <= 2 * kTile;
-  switch (fastest_form(sizes, fits_one_pass(p) && offsets_fit(p, l, sizes), wide, multiprocessors)) {
+ForwardForm form_of(Form form) {
+  switch (form) {
     case Form::one_pass:
       return ForwardForm::one_pass;
     case Form::one_wide_pass:
@@ -210,6 +208,34 @@ ForwardForm form_of_bf16(const Problem& p, const Layout& l, const Params& sizes,
     default:
       return ForwardForm::two_passes;
   }
+}
+
+// Of several packed sequences, whose longest is not known, the form for sequences of one length, and for others two
+// passes, if they are faster for one long sequence.
+void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int multiprocessors) {
+  const Problem& p = plan.problem;
+  const bool unknown = longest_is_unknown(sizes);
+  const bool narrow = fits_one_pass(p) && offsets_fit(p, l, sizes);
+  // The wide one keeps no states: what the backward wants beside them is not made on the way.
+  const bool wide = plan.hopper && !l.states && p.key_dim <= 2 * kTile;
+  const Form form = fastest_form(unknown ? with_all_alike(sizes) : sizes, narrow, wide, multiprocessors);
+  plan.forward = form_of(form);
+  if (form == Form::two_passes) {
+    plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  } else if (unknown) {
+    const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
+    const std::int64_t most = most_chunks_of_form(sizes, form, cut, multiprocessors);
+    if (most >= sizes.sequences.chunks_each()) return;
+    plan.forward_cut = cut;
+    plan.forward_up_to = most;
+  }
+}
+
+// Where states are kept for the one kernel, which are too few for chunks, these find theirs again.
+void read_states_by_chunks(Plan& plan) {
+  if (!finds_between(plan.problem, plan.hopper)) return;
+  plan.finds_states = true;
+  plan.backward_every_log2 = spacing_of(plan.problem, plan.hopper, false);
 }
 
 BackwardForm one_kernel_of(const Problem& p) {
@@ -222,13 +248,14 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   const int multiprocessors = device.multiprocessors;
   const bool chunks = goes_by_chunks(p), may_be_one_kernel = is_narrow(p) && p.group() == 1;
   Params sizes = sizes_of(p);
-  const bool faster = may_be_one_kernel && one_kernel_is_faster(sizes, multiprocessors);
+  const bool unknown = longest_is_unknown(sizes);
+  const bool faster =
+      may_be_one_kernel && one_kernel_is_faster(unknown ? with_all_alike(sizes) : sizes, multiprocessors);
   plan.states = states_of(p, plan.hopper, faster);
   plan.backward_every_log2 = spacing_of(p, plan.hopper, faster);
   set_spacing(sizes, plan.backward_every_log2);
   plan.plain = is_plain(p, plan.hopper);
-  if (chunks) plan.forward = form_of_bf16(p, l, sizes, plan.hopper, multiprocessors);
-  if (plan.forward == ForwardForm::two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  if (chunks) plan_bf16_forward(plan, l, sizes, multiprocessors);
   // States are there, or one pass finds them without workspace.
   Layout inputs = l;
   inputs.o = {};
@@ -236,15 +263,17 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
       faster && (l.states || (chunks && offsets_fit(p, inputs, sizes))) && device.shared_memory >= kFusedSharedBytes;
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
+  plan.backward = one_kernel ? one_kernel_of(p) : BackwardForm::chunks;
+  if (one_kernel && !unknown) return;
+  plan.backward_cut = cut_time(one_kernel ? with_one_long(sizes) : sizes, p.heads, multiprocessors);
   if (one_kernel) {
-    plan.backward = one_kernel_of(p);
-    return;
-  }
-  plan.backward = BackwardForm::chunks;
-  plan.backward_cut = cut_time(sizes, p.heads, multiprocessors);
-  if (faster && finds_between(p, plan.hopper)) {  // kept for the one kernel, too few for these
-    plan.finds_states = true;
-    plan.backward_every_log2 = spacing_of(p, plan.hopper, false);
+    plan.backward_up_to = most_chunks_of_one_kernel(sizes, plan.backward_cut, multiprocessors);
+    if (plan.backward_up_to >= sizes.sequences.chunks_each()) {
+      plan.backward_up_to = 0;
+      plan.backward_cut = {};
+    }
+  } else if (faster) {
+    read_states_by_chunks(plan);
   }
 }
 
@@ -300,6 +329,9 @@ std::string wrappers(const Plan& plan) {
   return text.empty() ? text : text + ": ";
 }
 std::string in_segments(const TimeCut& cut) { return cut.segments > 1 ? " in " + std::to_string(cut.segments) : ""; }
+std::string or_else(const char* form, const TimeCut& cut, std::int64_t up_to) {
+  return std::string(" or ") + form + in_segments(cut) + " above " + std::to_string(up_to) + " chunks";
+}
 
 }  // namespace
 
@@ -459,6 +491,16 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
   return plan;
 }
 
+Plan of_long_sequences(const Plan& plan) {
+  Plan p = plan;
+  p.forward = ForwardForm::two_passes;
+  p.backward = BackwardForm::chunks;
+  p.forward_up_to = p.backward_up_to = 0;
+  p.may_be_idle = true;
+  read_states_by_chunks(p);
+  return p;
+}
+
 std::size_t states_bytes(const Problem& problem, bool hopper) {
   const Problem p = goes_through_features(problem) ? without_features(problem) : problem;
   const States states = states_of(moves_pieces(p) ? with_aligned_rows(p) : p, hopper, false);  // one kernel takes less
@@ -514,14 +556,18 @@ std::string forward_name(const Plan& plan) {
   const bool in_groups = plan.forward == ForwardForm::one_pass || plan.forward == ForwardForm::value_gates;
   const char* groups = !in_groups ? "" : plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
   const bool plain = plan.plain && plan.forward == ForwardForm::two_passes;
-  return wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups + in_segments(plan.forward_cut);
+  const std::string name = wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups;
+  return plan.forward_up_to == 0 ? name + in_segments(plan.forward_cut)
+                                 : name + or_else("two_passes", plan.forward_cut, plan.forward_up_to);
 }
 std::string backward_name(const Plan& plan) {
   const bool plain = plan.plain && plan.backward == BackwardForm::chunks;
   const bool rows = plan.backward != BackwardForm::tokens;  // which reads tensors as they lie
   Plan around = plan;
   around.rows = plan.rows && rows;
-  return wrappers(around) + (plain ? "plain " : "") + name_of(plan.backward) + in_segments(plan.backward_cut) +
+  return wrappers(around) + (plain ? "plain " : "") + name_of(plan.backward) +
+         (plan.backward_up_to == 0 ? in_segments(plan.backward_cut)
+                                   : or_else("chunks", plan.backward_cut, plan.backward_up_to)) +
          (plan.finds_states ? ", states found" : "");
 }
 std::string to_string(const Plan& plan) {

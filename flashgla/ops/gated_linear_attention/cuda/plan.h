@@ -97,12 +97,19 @@ struct Plan {
   bool plain = false;                 // two passes and chunks: q and k need no preparation
   int backward_every_log2 = 0;        // of states that the backward reads, kept or found
   TimeCut forward_cut, backward_cut;  // segments of time; one: uncut
-  int groups = 1;                     // one pass; states beside gates over values: warpgroups of a block
-  bool pairs = false;                 // one pass: they have neighbouring heads, moved together
+  // Packed sequences whose longest the host does not know: the most chunks that it may have for `forward` and
+  // `backward`; where it has more, the device takes two passes and chunks instead (of_long_sequences). 0: as they are.
+  std::int64_t forward_up_to = 0, backward_up_to = 0;
+  bool may_be_idle = false;  // of long sequences: the call's may not be
+  int groups = 1;            // one pass; states beside gates over values: warpgroups of a block
+  bool pairs = false;        // one pass: they have neighbouring heads, moved together
 };
 
 // `hopper`: of the row cuda_sm90; else cuda_portable's, which runs there too.
 Plan make_plan(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper);
+
+// What a call goes by if its longest sequence has more chunks than forward_up_to, backward_up_to.
+Plan of_long_sequences(const Plan& plan);
 
 // Bytes of Outputs.states, whatever the device and the longest sequence are: no less than plan.states.bytes.
 std::size_t states_bytes(const Problem& problem, bool hopper);

@@ -70,13 +70,13 @@ std::vector<Case> bench_cases(Device device, bool sweep) {
         list.back().algorithm = algorithm;
       }
     }
-    // Packed sequences: lengths as they may come, and one much longer than the others.
+    // Packed sequences: lengths as they may come, one much longer than the others, and all alike.
     std::vector<std::int64_t> mixed = {256,  3840, 1024, 3072, 700,  3396, 2048, 1500,
                                        2596, 2048, 400,  3696, 1100, 2996, 1800, 2296},
-                              skewed(44, 64);
+                              skewed(44, 64), alike(64, 512);
     skewed[20] = 30000;
     for (const auto& [K, V] : {std::pair{64, 64}, {128, 256}, {256, 512}}) {
-      for (const auto* lengths : {&mixed, &skewed}) {
+      for (const auto* lengths : {&mixed, &skewed, &alike}) {
         for (const bool tells_longest : {false, true}) {
           Case packed = timed(1, 0, kH, K, V, DType::bf16, GateKind::key);
           packed.lengths = *lengths;

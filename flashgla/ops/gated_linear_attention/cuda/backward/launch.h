@@ -48,8 +48,9 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
 // The rows of gate_parts beyond the key tiles.
 template <class Core>
 void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);
-// Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order.
+// Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order; where the
+// number of chunks is given (on the device), not if there are none.
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
-                      cudaStream_t stream);
+                      cudaStream_t stream, const std::int64_t* chunks = nullptr);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -9,7 +9,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 struct PlaceInTime {
   std::int64_t n;  // -1: no tokens are left for the block
   int head, segment;
-  int place;  // the segment's among all
+  int join;  // with the segment before, among all
 };
 
 // Of so many heads. Blocks are numbered sequence by sequence, each head's `each` segments side by side; where segments
@@ -22,18 +22,19 @@ __device__ __forceinline__ PlaceInTime place_in_time(const Sequences& s, const S
     block /= each;
     at.head = static_cast<int>(block % heads);
     at.n = block / heads;
-    at.place = static_cast<int>(at.n) * segments.count + at.segment;
+    at.join = static_cast<int>(at.n) * (segments.count - 1) + at.segment - 1;
     return at;
   }
   at.head = static_cast<int>(block % heads);
-  at.place = static_cast<int>(block / heads);
+  const int place = static_cast<int>(block / heads);
   const auto first = [&](int n) { return static_cast<int>(segments.first_place(s, n, s.chunk_begin[n])); };
-  int low = 0, high = static_cast<int>(s.count);  // first(low) <= at.place < first(high)
+  int low = 0, high = static_cast<int>(s.count);  // first(low) <= place < first(high)
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    (first(middle) <= at.place ? low : high) = middle;
+    (first(middle) <= place ? low : high) = middle;
   }
-  at.segment = at.place - first(low);
+  at.segment = place - first(low);
+  at.join = place - low - 1;
   const std::int64_t chunks = s.chunk_begin[low + 1] - s.chunk_begin[low];
   at.n = at.segment > 0 && static_cast<std::int64_t>(at.segment) * segments.chunks >= chunks ? -1 : low;
   return at;

@@ -144,7 +144,7 @@ struct RecurrenceView {
     return states == nullptr ? nullptr : states + (anew(n) * p.heads + head) * (static_cast<std::int64_t>(K) * V);
   }
   __device__ __forceinline__ const float* segment_state(int kb, int v0) const {
-    const std::int64_t of = static_cast<std::int64_t>(place.place) * p.heads + head;
+    const std::int64_t of = static_cast<std::int64_t>(place.join) * p.heads + head;
     return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   }
   __device__ __forceinline__ Rows x_rows(int visit, int v0) const {

@@ -252,7 +252,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
     }
   }
   const int thread = fresh_thread();
-  const std::int64_t of = (segments.first_place(p.sequences, n, span.chunk_begin) + segment) * p.heads + head;
+  const std::int64_t of = (segments.first_join(p.sequences, n, span.chunk_begin) + segment) * p.heads + head;
   if (value_tile == 0 && value_part == 0 && thread % 4 == 0) {
     float* at = segments.decays + (of * run.blocks + key_tile) * kTile + row_of(thread);
 #pragma unroll
@@ -305,14 +305,14 @@ static __global__ void __launch_bounds__(kCombineThreads)
   const bool differ = segments.differ(p.sequences);
   flashgla::cuda::wait_for_previous();
   const std::int64_t chunk_begin = differ ? p.sequences.chunk_begin[n] : 0;
-  const std::int64_t first_place = segments.first_place(p.sequences, n, chunk_begin);
+  const std::int64_t first_join = segments.first_join(p.sequences, n, chunk_begin);
   int count = segments.count;
   if (differ)
     count = static_cast<int>((p.sequences.chunk_begin[n + 1] - chunk_begin + segments.chunks - 1) / segments.chunks);
-  const auto place_of = [&](int segment) { return (first_place + segment) * p.heads + head; };
+  const auto join_behind = [&](int segment) { return (first_join + segment) * p.heads + head; };
   const std::int64_t tiles = gridDim.y / kCombineBlocks;
   const auto tile_of = [&](float* states, int segment) {
-    return reinterpret_cast<float4*>(states) + (place_of(segment) * tiles + tile) * (kTile * kTile / 4);
+    return reinterpret_cast<float4*>(states) + (join_behind(segment) * tiles + tile) * (kTile * kTile / 4);
   };
   float4 state[2] = {};  // of eight value channels each: of two key channels, these eight apart, two values
   if (given != nullptr) {
@@ -346,7 +346,7 @@ static __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           from_zero[i][j] = tile_of(segments.ends, segment)[(2 * of_values + j) * kGroupThreads + 32 * of_keys + lane];
-          decay[i][j] = segments.decays[place_of(segment) * (blocks * kTile) + key + 8 * j];
+          decay[i][j] = segments.decays[join_behind(segment) * (blocks * kTile) + key + 8 * j];
         }
       }
     }
@@ -357,7 +357,7 @@ static __global__ void __launch_bounds__(kCombineThreads)
       if (segment > 0 && segment < count) {
         const float2 a = transposed(state[0].x, state[0].y), b = transposed(state[1].x, state[1].y),
                      c = transposed(state[0].z, state[0].w), d = transposed(state[1].z, state[1].w);
-        float4* to = tile_of(segments.starts, segment) + 2 * of_keys * kGroupThreads + 32 * of_values + lane;
+        float4* to = tile_of(segments.starts, segment - 1) + 2 * of_keys * kGroupThreads + 32 * of_values + lane;
         to[0] = make_float4(a.x, a.y, b.x, b.y);
         to[kGroupThreads] = make_float4(c.x, c.y, d.x, d.y);
       }

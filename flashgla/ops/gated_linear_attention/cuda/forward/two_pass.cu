@@ -71,7 +71,7 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
   segments.count = cut.segments;
   segments.chunks = cut.chunks;
   if (segments.count > 1) {
-    const std::int64_t states = segments.places(p.sequences) * heads;
+    const std::int64_t states = segments.joins(p.sequences) * heads;
     const std::int64_t state_bytes = blocks * tiles_of(p.value_dim) * (kTile * kTile * 4);
     segments.decays = take<float>(context, states * blocks * 64 * 4, "gla: segment decays");
     segments.ends = take<float>(context, states * state_bytes, "gla: segment ends");

@@ -41,23 +41,28 @@ RowMap k_map(const Params& params);
 
 // Time cut into segments of so many chunks, which begin anew with each sequence. Each has a place among those of all.
 // Where sequences are packed, whose lengths the host does not know, a sequence has as many places as it may have
-// segments: one that is much longer than the others is cut as if it were alone.
+// segments: one that is much longer than the others is cut as if it were alone. Where a segment ends and another of its
+// sequence starts there is a join, which has a place among all joins: what is kept in memory.
 struct Segments {
   int count = 1;            // of each sequence, the last may be empty; of several packed ones: at most
   int chunks = 0;           // of a segment
-  float* decays = nullptr;  // [places, G, 64 blocks]: product over the segment; null with one segment, as the others
-  // [places, G, tiles of V, blocks, 4096], as accumulators lie in threads: what a segment's own tokens leave, rows key
-  // channels, but of the last one; start states, rows value channels, but of the first one.
+  float* decays = nullptr;  // [joins, G, 64 blocks]: product over the segment; null with one segment, as the others
+  // [joins, G, tiles of V, blocks, 4096], as accumulators lie in threads: what the own tokens of the segment before a
+  // join leave, rows key channels; the start state of the one behind it, rows value channels.
   float *ends = nullptr, *starts = nullptr;
 
   // Whether sequences have segments of their own number.
   constexpr bool differ(const Sequences& s) const { return count > 1 && s.packed && s.count > 1; }
-  // Of sequence n, whose first chunk has this number. (a + b) / chunks + 1 is no less than a / chunks and b / chunks
-  // rounded up together. In 32 bits, which count the chunks of a call.
-  constexpr std::int64_t first_place(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
-    return differ(s) ? static_cast<std::uint32_t>(chunk_begin) / static_cast<std::uint32_t>(chunks) + n : n * count;
+  // Of sequence n, whose first chunk has this number: b chunks have b / chunks, rounded up, less 1 joins, and
+  // (a + b) / chunks is no less than a / chunks and these together. In 32 bits, which count the chunks of a call.
+  constexpr std::int64_t first_join(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
+    return differ(s) ? static_cast<std::uint32_t>(chunk_begin) / static_cast<std::uint32_t>(chunks) : n * (count - 1);
   }
-  constexpr std::int64_t places(const Sequences& s) const { return first_place(s, s.count, s.most_chunks); }
+  constexpr std::int64_t first_place(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
+    return first_join(s, n, chunk_begin) + n;
+  }
+  constexpr std::int64_t joins(const Sequences& s) const { return first_join(s, s.count, s.most_chunks); }
+  constexpr std::int64_t places(const Sequences& s) const { return joins(s) + s.count; }
 };
 
 // One run of the recurrence: its operands, and where results go.

@@ -52,6 +52,18 @@ std::vector<Case> path_cases() {
       packed.lengths = {0, 5, 64, 0, 200, 1, 130, 63, 0};
       for (int i = 0; i < 27; ++i) packed.lengths.push_back(17 + i);
       add("narrow_packed_" + name, packed);
+      Case by_length = packed;  // how long the longest is, is not told: the device chooses
+      by_length.query_heads = by_length.heads = 2;
+      by_length.lengths.push_back(2500);
+      add("narrow_packed_long_" + name, by_length);
+      by_length.lengths.pop_back();
+      for (int i = 0; i < 8; ++i) by_length.lengths.push_back(300 + i);
+      add("narrow_packed_alike_" + name, by_length);
+      by_length.key_dim = 128;
+      by_length.value_dim = 256;
+      add("wide_packed_alike_" + name, by_length);
+      by_length.lengths.push_back(2500);
+      add("wide_packed_long_" + name, by_length);
       Case grouped = narrow;
       grouped.heads = 2;
       grouped.value_dim = 128;

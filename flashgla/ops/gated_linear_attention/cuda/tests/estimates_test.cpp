@@ -109,16 +109,41 @@ TEST(Estimates, TimeIsCutWhereThatWasFaster) {
   EXPECT_EQ(segments(problem(4, 512, 4, 256, 512, GateKind::key)), 1);   // 31.8, 45.6
   EXPECT_EQ(segments(problem(4, 2048, 4, 256, 256, GateKind::key)), 4);  // 80.5, uncut 94.3
   EXPECT_LT(segments(problem(1, 8192, 4, 64, 64, GateKind::key)), 32);   // 32.4 in 16, 32.9 in 32
-  // Packed sequences, whose lengths are not known here: four (of 20000, 8000, 4000 and 768 tokens 332 us, uncut 746),
-  // and 64 (of 512 tokens each 270 us, in segments of 64 chunks 360).
   EXPECT_GT(segments(packed(1, 32768, 4, 256, 512)), 1);
-  EXPECT_GT(segments(packed(4, 32768, 4, 256, 512)), 1);
-  EXPECT_EQ(segments(packed(64, 32768, 4, 256, 512)), 1);
-  // One of 30000 tokens among 43 short ones, where that is known and where it is not.
+  // Packed sequences: where the longest is known, and where it is not, so that one may have nearly all tokens.
+  Params several = packed(4, 32768, 4, 256, 512);
+  EXPECT_GT(segments(several), 1);  // of 20000, 8000, 4000 and 768 tokens 332 us, uncut 746
+  Params alike = packed(64, 32768, 4, 256, 512);
+  EXPECT_GT(segments(alike), 1);
+  alike.sequences.longest = 512;
+  EXPECT_EQ(segments(alike), 1);
   Params skewed = packed(44, 32768, 4, 256, 512);
-  EXPECT_EQ(segments(skewed), 1);
+  EXPECT_GT(segments(skewed), 1);
   skewed.sequences.longest = 30000;
   EXPECT_GT(segments(skewed), 1);  // 383 us, uncut 980
+}
+
+// Where the longest is not known, up to how long it may be for one pass and one kernel.
+TEST(Estimates, LongSequencesGoByTwoPasses) {
+  for (const int heads : {4, 16}) {
+    for (const std::int64_t count : {2, 16, 64, 200}) {
+      const Params p = packed(count, 65536, heads, 64, 64);
+      const TimeCut cut = cut_time(with_one_long(p), heads, kMultiprocessors);
+      ASSERT_GT(cut.segments, 1);
+      const Params alike = with_all_alike(p), one_long = with_one_long(p);
+      EXPECT_EQ(fastest(one_long), Form::two_passes);
+      EXPECT_FALSE(in_one_kernel(one_long));
+      if (fastest(alike) == Form::two_passes) continue;
+      const std::int64_t chunks = most_chunks_of_form(p, fastest(alike), cut, kMultiprocessors);
+      EXPECT_GE(chunks, (65536 / count + kChunk - 1) / kChunk);
+      EXPECT_LT(chunks, 1024);
+      if (in_one_kernel(alike)) {
+        const std::int64_t of_kernel = most_chunks_of_one_kernel(p, cut, kMultiprocessors);
+        EXPECT_GE(of_kernel, (65536 / count + kChunk - 1) / kChunk);
+        EXPECT_LT(of_kernel, 1024);
+      }
+    }
+  }
 }
 
 TEST(Estimates, OneKernelBackwardsWhereThatWasFaster) {

@@ -101,10 +101,10 @@ features: value_gates; features: value_gates, states found; gated
 features: value_gates; features: value_gates; gated
 features: value_gates; features: value_gates, states found; gated
   features_gates_over_values_elu_plus_one_bf16 features_gates_over_values_relu_bf16
-gates, rows: one_pass of two; gates, rows: key_gates; images
-gates, rows: one_pass of two; gates, rows: key_gates, states found; images
-gates, rows: one_pass of two; gates, rows: key_gates; images
-gates, rows: one_pass of two; gates, rows: key_gates, states found; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks, states found; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks, states found; images
   logits_packed_unaligned
 gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_wide_pass; gates, rows: key_gates, states found; images
@@ -121,6 +121,11 @@ gates: one_pass of two; gates: key_gates, states found; images
 gates: one_pass of two; gates: key_gates; images
 gates: one_pass of two; gates: key_gates, states found; images
   logits_in_f32_narrow_strided
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+gates: parallel; gates: parallel; none
+  parallel_logits
 gates: two_passes in 12; gates: chunks in 12; images
 gates: two_passes in 12; gates: chunks in 12, states found; images
 gates: two_passes in 12; gates: chunks in 12; images
@@ -152,25 +157,34 @@ in f32, features: f32_tiles; in f32, features: f32_tiles; split
 in f32, features: f32_tiles; in f32, features: f32_tiles, states found; split
   normalized_elu_plus_one_f16 normalized_packed_strided_elu_plus_one_f16 normalized_packed_strided_relu_f16
   normalized_relu_f16
+one_pass of pairs; key_gates or chunks in 10 above 6 chunks; images
+one_pass of pairs; key_gates or chunks in 10 above 6 chunks, states found; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks, states found; images
+  logits_packed_narrow
+one_pass of pairs; key_gates or chunks in 10 above 6 chunks; images
+one_pass of pairs; key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+  narrow_packed_key_extreme narrow_packed_key_trained
 one_pass of pairs; key_gates; images
 one_pass of pairs; key_gates, states found; images
 gates: one_pass of two; gates: key_gates; images
 gates: one_pass of two; gates: key_gates, states found; images
-  logits_narrow logits_packed_narrow logits_without_states_narrow
+  logits_narrow logits_without_states_narrow
 one_pass of pairs; key_gates; images
 one_pass of pairs; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
   narrow_crowded_key_extreme narrow_crowded_key_trained narrow_f32_gates_key_extreme narrow_f32_gates_key_trained
-  narrow_key_extreme narrow_key_trained narrow_packed_key_extreme narrow_packed_key_trained
-  narrow_two_chunks_key_extreme narrow_two_chunks_key_trained rungs_brief_fast_channels
-  rungs_brief_fast_channels_f32_gates rungs_brief_mixed rungs_brief_mixed_f32_gates rungs_brief_resets
-  rungs_brief_resets_f32_gates rungs_brief_steps rungs_brief_steps_f32_gates rungs_brief_x1 rungs_brief_x16
-  rungs_brief_x16_f32_gates rungs_brief_x1_f32_gates rungs_brief_x2 rungs_brief_x2_f32_gates rungs_brief_x4
-  rungs_brief_x4_f32_gates rungs_brief_x64 rungs_brief_x64_f32_gates rungs_fast_channels rungs_fast_channels_f32_gates
-  rungs_mixed rungs_mixed_f32_gates rungs_resets rungs_resets_f32_gates rungs_steps rungs_steps_f32_gates rungs_x1
-  rungs_x16 rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2 rungs_x2_f32_gates rungs_x4 rungs_x4_f32_gates rungs_x64
-  rungs_x64_f32_gates
+  narrow_key_extreme narrow_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
+  rungs_brief_fast_channels rungs_brief_fast_channels_f32_gates rungs_brief_mixed rungs_brief_mixed_f32_gates
+  rungs_brief_resets rungs_brief_resets_f32_gates rungs_brief_steps rungs_brief_steps_f32_gates rungs_brief_x1
+  rungs_brief_x16 rungs_brief_x16_f32_gates rungs_brief_x1_f32_gates rungs_brief_x2 rungs_brief_x2_f32_gates
+  rungs_brief_x4 rungs_brief_x4_f32_gates rungs_brief_x64 rungs_brief_x64_f32_gates rungs_fast_channels
+  rungs_fast_channels_f32_gates rungs_mixed rungs_mixed_f32_gates rungs_resets rungs_resets_f32_gates rungs_steps
+  rungs_steps_f32_gates rungs_x1 rungs_x16 rungs_x16_f32_gates rungs_x1_f32_gates rungs_x2 rungs_x2_f32_gates rungs_x4
+  rungs_x4_f32_gates rungs_x64 rungs_x64_f32_gates
 one_pass of pairs; token_gates; images every 4
 one_pass of pairs; token_gates, states found; images every 4
 one_pass of two; token_gates; images
@@ -182,31 +196,63 @@ one_pass of two; token_gates, states found; images
   narrow_packed_constant_trained narrow_packed_none_trained narrow_packed_scalar_extreme narrow_packed_scalar_trained
   narrow_scalar_extreme narrow_scalar_trained narrow_two_chunks_constant_extreme narrow_two_chunks_constant_trained
   narrow_two_chunks_none_trained narrow_two_chunks_scalar_extreme narrow_two_chunks_scalar_trained
+one_pass of two; key_gates or chunks in 10 above 6 chunks; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks, states found; images
+  logits_packed_narrow_strided
+one_pass of two; key_gates or chunks in 10 above 6 chunks; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks; images
+one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+  rungs_packed_fast_channels rungs_packed_fast_channels_f32_gates rungs_packed_mixed rungs_packed_mixed_f32_gates
+  rungs_packed_resets rungs_packed_resets_f32_gates rungs_packed_steps rungs_packed_steps_f32_gates rungs_packed_x1
+  rungs_packed_x16 rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2 rungs_packed_x2_f32_gates
+  rungs_packed_x4 rungs_packed_x4_f32_gates rungs_packed_x64 rungs_packed_x64_f32_gates
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
 gates: one_pass of two; gates: key_gates; images
 gates: one_pass of two; gates: key_gates, states found; images
-  logits_narrow_strided logits_packed_narrow_strided logits_without_states_narrow_strided
+  logits_narrow_strided logits_without_states_narrow_strided
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
-  narrow_strided_key_extreme narrow_strided_key_trained rungs_packed_fast_channels
-  rungs_packed_fast_channels_f32_gates rungs_packed_mixed rungs_packed_mixed_f32_gates rungs_packed_resets
-  rungs_packed_resets_f32_gates rungs_packed_steps rungs_packed_steps_f32_gates rungs_packed_x1 rungs_packed_x16
-  rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2 rungs_packed_x2_f32_gates rungs_packed_x4
-  rungs_packed_x4_f32_gates rungs_packed_x64 rungs_packed_x64_f32_gates
+  narrow_strided_key_extreme narrow_strided_key_trained
 one_pass of two; token_gates; images every 4
 one_pass of two; token_gates, states found; images every 4
 one_pass of two; token_gates; images
 one_pass of two; token_gates, states found; images
   narrow_strided_constant_extreme narrow_strided_constant_trained narrow_strided_none_trained
   narrow_strided_scalar_extreme narrow_strided_scalar_trained
-one_pass; chunks in 24; images every 2
-one_pass; chunks in 24, states found; images every 2
-one_pass; chunks in 24; images
-one_pass; chunks in 24, states found; images
+one_pass or two_passes in 16 above 13 chunks; token_gates or chunks in 16 above 14 chunks; images every 4
+one_pass or two_passes in 16 above 13 chunks; token_gates or chunks in 16 above 14 chunks, states found; images every 4
+one_pass or two_passes in 16 above 13 chunks; token_gates or chunks in 16 above 14 chunks; images
+one_pass or two_passes in 16 above 13 chunks; token_gates or chunks in 16 above 14 chunks, states found; images
+  few_packed_constant_extreme few_packed_constant_trained
+one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks; images every 4
+one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks, states found; images every 4
+one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks; images
+one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks, states found; images
   few_packed_none_trained
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks, states found; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks, states found; images
+  narrow_packed_alike_key_extreme narrow_packed_alike_key_trained narrow_packed_long_key_extreme
+  narrow_packed_long_key_trained
+one_pass or two_passes in 20 above 14 chunks; token_gates or chunks in 20 above 14 chunks; images every 4
+one_pass or two_passes in 20 above 14 chunks; token_gates or chunks in 20 above 14 chunks, states found; images every 4
+one_pass or two_passes in 20 above 14 chunks; token_gates or chunks in 20 above 14 chunks; images
+one_pass or two_passes in 20 above 14 chunks; token_gates or chunks in 20 above 14 chunks, states found; images
+  narrow_packed_alike_constant_extreme narrow_packed_alike_constant_trained narrow_packed_long_constant_extreme
+  narrow_packed_long_constant_trained
+one_pass or two_passes in 20 above 9 chunks; token_gates or chunks in 20 above 13 chunks; images every 4
+one_pass or two_passes in 20 above 9 chunks; token_gates or chunks in 20 above 13 chunks, states found; images every 4
+one_pass or two_passes in 20 above 9 chunks; token_gates or chunks in 20 above 13 chunks; images
+one_pass or two_passes in 20 above 9 chunks; token_gates or chunks in 20 above 13 chunks, states found; images
+  narrow_packed_alike_scalar_extreme narrow_packed_alike_scalar_trained narrow_packed_long_scalar_extreme
+  narrow_packed_long_scalar_trained
 one_pass; chunks; images
 one_wide_pass; chunks, states found; images
 one_pass; chunks; images
@@ -218,22 +264,43 @@ one_pass; chunks; images every 2
 one_pass; chunks, states found; images every 2
   narrow_grouped_constant_extreme narrow_grouped_constant_trained narrow_grouped_key_extreme
   narrow_grouped_key_trained narrow_grouped_scalar_extreme narrow_grouped_scalar_trained
-one_pass; key_gates; images
-one_pass; key_gates, states found; images
-gates: one_pass; gates: key_gates; images
-gates: one_pass; gates: key_gates, states found; images
+one_pass; key_gates or chunks in 10 above 5 chunks; images
+one_pass; key_gates or chunks in 10 above 5 chunks, states found; images
+gates: one_pass; gates: key_gates or chunks in 10 above 5 chunks; images
+gates: one_pass; gates: key_gates or chunks in 10 above 5 chunks, states found; images
   logits_packed_narrow_few
 one_pass; plain chunks; images every 2
 one_pass; plain chunks, states found; images every 2
 one_pass; chunks; images every 2
 one_pass; chunks, states found; images every 2
   narrow_grouped_none_trained
+one_pass; token_gates or chunks in 20 above 13 chunks; images every 4
+one_pass; token_gates or chunks in 20 above 13 chunks, states found; images every 4
+one_pass; token_gates or chunks in 20 above 13 chunks; images
+one_pass; token_gates or chunks in 20 above 13 chunks, states found; images
+  narrow_packed_alike_none_trained narrow_packed_long_none_trained
 one_pass; token_gates; images every 4
 one_pass; token_gates, states found; images every 4
 one_pass; token_gates; images
 one_pass; token_gates, states found; images
   narrow_segments_constant_extreme narrow_segments_constant_trained narrow_segments_none_trained
   narrow_segments_scalar_extreme narrow_segments_scalar_trained
+parallel; parallel; none
+parallel; parallel; none
+parallel; parallel; none
+parallel; parallel; none
+  parallel_constant_extreme parallel_constant_times_16 parallel_constant_trained parallel_key_extreme
+  parallel_key_times_16 parallel_key_trained parallel_none_trained parallel_packed_constant_extreme
+  parallel_packed_constant_times_16 parallel_packed_constant_trained parallel_packed_key_extreme
+  parallel_packed_key_times_16 parallel_packed_key_trained parallel_packed_none_trained parallel_packed_scalar_extreme
+  parallel_packed_scalar_times_16 parallel_packed_scalar_trained parallel_scalar_extreme parallel_scalar_times_16
+  parallel_scalar_trained parallel_wide_constant_extreme parallel_wide_constant_times_16
+  parallel_wide_constant_trained parallel_wide_key_extreme parallel_wide_key_times_16 parallel_wide_key_trained
+  parallel_wide_none_trained parallel_wide_scalar_extreme parallel_wide_scalar_times_16 parallel_wide_scalar_trained
+  parallel_without_states_constant_extreme parallel_without_states_constant_times_16
+  parallel_without_states_constant_trained parallel_without_states_key_extreme parallel_without_states_key_times_16
+  parallel_without_states_key_trained parallel_without_states_none_trained parallel_without_states_scalar_extreme
+  parallel_without_states_scalar_times_16 parallel_without_states_scalar_trained
 plain two_passes in 12; plain chunks in 12; images every 2
 plain two_passes in 12; plain chunks in 12, states found; images every 2
 two_passes in 12; chunks in 12; images
@@ -295,27 +362,6 @@ rows: value_gates; rows: value_gates, states found; gated
 rows: value_gates; rows: value_gates; gated
 rows: value_gates; rows: value_gates, states found; gated
   values_unaligned_extreme values_unaligned_trained values_wide_300_200_extreme values_wide_300_200_trained
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
-  parallel_logits
-parallel; parallel; none
-parallel; parallel; none
-parallel; parallel; none
-parallel; parallel; none
-  parallel_constant_extreme parallel_constant_times_16 parallel_constant_trained parallel_key_extreme
-  parallel_key_times_16 parallel_key_trained parallel_none_trained parallel_packed_constant_extreme
-  parallel_packed_constant_times_16 parallel_packed_constant_trained parallel_packed_key_extreme
-  parallel_packed_key_times_16 parallel_packed_key_trained parallel_packed_none_trained parallel_packed_scalar_extreme
-  parallel_packed_scalar_times_16 parallel_packed_scalar_trained parallel_scalar_extreme parallel_scalar_times_16
-  parallel_scalar_trained parallel_wide_constant_extreme parallel_wide_constant_times_16
-  parallel_wide_constant_trained parallel_wide_key_extreme parallel_wide_key_times_16 parallel_wide_key_trained
-  parallel_wide_none_trained parallel_wide_scalar_extreme parallel_wide_scalar_times_16 parallel_wide_scalar_trained
-  parallel_without_states_constant_extreme parallel_without_states_constant_times_16
-  parallel_without_states_constant_trained parallel_without_states_key_extreme parallel_without_states_key_times_16
-  parallel_without_states_key_trained parallel_without_states_none_trained parallel_without_states_scalar_extreme
-  parallel_without_states_scalar_times_16 parallel_without_states_scalar_trained
 tokens; tokens; none
 tokens; tokens; none
 tokens; tokens; none
@@ -367,15 +413,10 @@ two_passes in 22; chunks in 22, states found; images every 2
   segments_constant_extreme segments_constant_trained segments_key_extreme segments_key_trained
   segments_scalar_extreme segments_scalar_trained
 two_passes in 24; chunks in 24; images
-two_passes in 24; chunks in 24, states found; images
+one_wide_pass or two_passes in 16 above 12 chunks; chunks in 24, states found; images
 two_passes in 24; chunks in 24; images
 two_passes in 24; chunks in 24, states found; images
   few_packed_key_extreme few_packed_key_trained
-two_passes in 24; chunks in 24; images every 2
-two_passes in 24; chunks in 24, states found; images every 2
-two_passes in 24; chunks in 24; images
-two_passes in 24; chunks in 24, states found; images
-  few_packed_constant_extreme few_packed_constant_trained few_packed_scalar_extreme few_packed_scalar_trained
 two_passes in 24; chunks in 24; prepared every 2
 two_passes in 24; chunks in 24, states found; prepared every 2
 two_passes in 24; chunks in 24; prepared every 2
@@ -383,16 +424,67 @@ two_passes in 24; chunks in 24, states found; prepared every 2
   segments_packed_constant_extreme segments_packed_constant_trained segments_packed_key_extreme
   segments_packed_key_trained segments_packed_none_trained segments_packed_scalar_extreme
   segments_packed_scalar_trained
+two_passes in 24; token_gates or chunks in 16 above 13 chunks; images every 4
+one_wide_pass or two_passes in 16 above 10 chunks; token_gates or chunks in 16 above 13 chunks, states found; images every 4
+two_passes in 24; token_gates or chunks in 16 above 13 chunks; images
+two_passes in 24; token_gates or chunks in 16 above 13 chunks, states found; images
+  few_packed_scalar_extreme few_packed_scalar_trained
 two_passes in 25; chunks in 25; prepared every 2
 two_passes in 25; chunks in 25, states found; prepared every 2
 two_passes in 25; chunks in 25; prepared every 2
 two_passes in 25; chunks in 25, states found; prepared every 2
   segments_long_key_trained
+two_passes in 3; chunks in 2; prepared every 2
+two_passes in 3; chunks in 2, states found; prepared every 2
+two_passes in 3; chunks in 2; prepared every 2
+two_passes in 3; chunks in 2, states found; prepared every 2
+  wide_packed_256_constant_extreme wide_packed_256_constant_trained wide_packed_256_key_extreme
+  wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
+  wide_packed_256_scalar_trained wide_packed_f32_gates_192_200_key_extreme wide_packed_f32_gates_192_200_key_trained
+two_passes in 3; chunks in 3; prepared every 2
+two_passes in 3; chunks in 3, states found; prepared every 2
+gates: two_passes in 3; gates: chunks in 3; prepared every 2
+gates: two_passes in 3; gates: chunks in 3, states found; prepared every 2
+  logits_packed_wider
+two_passes in 3; chunks; prepared every 2
+two_passes in 3; chunks, states found; prepared every 2
+two_passes in 3; chunks; prepared every 2
+two_passes in 3; chunks, states found; prepared every 2
+  wide_packed_192_constant_extreme wide_packed_192_constant_trained wide_packed_192_key_extreme
+  wide_packed_192_key_trained wide_packed_192_none_trained wide_packed_192_scalar_extreme
+  wide_packed_192_scalar_trained
+two_passes in 4; chunks in 4; prepared every 2
+one_wide_pass or two_passes in 15 above 10 chunks; chunks in 4, states found; prepared every 2
+two_passes in 4; chunks in 4; prepared every 2
+two_passes in 4; chunks in 4, states found; prepared every 2
+  wide_packed_alike_constant_extreme wide_packed_alike_constant_trained wide_packed_alike_none_trained
+  wide_packed_alike_scalar_extreme wide_packed_alike_scalar_trained
+two_passes in 4; chunks in 4; prepared every 2
+one_wide_pass or two_passes in 15 above 11 chunks; chunks in 4, states found; prepared every 2
+two_passes in 4; chunks in 4; prepared every 2
+two_passes in 4; chunks in 4, states found; prepared every 2
+  wide_packed_alike_key_extreme wide_packed_alike_key_trained
+two_passes in 7; chunks in 7; prepared every 2
+one_wide_pass or two_passes in 20 above 12 chunks; chunks in 7, states found; prepared every 2
+two_passes in 7; chunks in 7; prepared every 2
+two_passes in 7; chunks in 7, states found; prepared every 2
+  wide_packed_long_constant_extreme wide_packed_long_constant_trained wide_packed_long_none_trained
+  wide_packed_long_scalar_extreme wide_packed_long_scalar_trained
+two_passes in 7; chunks in 7; prepared every 2
+one_wide_pass or two_passes in 20 above 13 chunks; chunks in 7, states found; prepared every 2
+two_passes in 7; chunks in 7; prepared every 2
+two_passes in 7; chunks in 7, states found; prepared every 2
+  wide_packed_long_key_extreme wide_packed_long_key_trained
+two_passes; chunks; prepared every 2
+one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
+gates: two_passes; gates: chunks; prepared every 2
+gates: two_passes; gates: chunks, states found; prepared every 2
+  logits_packed_brief
 two_passes; chunks; prepared every 2
 one_wide_pass; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
-  logits_packed_brief logits_packed_wide logits_wide logits_without_states_wide
+  logits_packed_wide logits_wide logits_without_states_wide
 two_passes; chunks; prepared every 2
 one_wide_pass; chunks, states found; prepared every 2
 two_passes; chunks; prepared every 2
@@ -420,7 +512,7 @@ two_passes; chunks; prepared every 2
 two_passes; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
-  logits_brief logits_packed_wider logits_wider logits_without_states_brief logits_without_states_wider
+  logits_brief logits_wider logits_without_states_brief logits_without_states_wider
 two_passes; chunks; prepared every 2
 two_passes; chunks, states found; prepared every 2
 two_passes; chunks; prepared every 2
@@ -432,12 +524,7 @@ two_passes; chunks, states found; prepared every 2
   wide_256_512_scalar_extreme wide_256_512_scalar_trained wide_96_200_constant_extreme wide_96_200_constant_trained
   wide_96_200_scalar_extreme wide_96_200_scalar_trained wide_grouped_constant_extreme wide_grouped_constant_trained
   wide_grouped_f32_gates_256_96_key_extreme wide_grouped_f32_gates_256_96_key_trained wide_grouped_key_extreme
-  wide_grouped_key_trained wide_grouped_scalar_extreme wide_grouped_scalar_trained wide_packed_192_constant_extreme
-  wide_packed_192_constant_trained wide_packed_192_key_extreme wide_packed_192_key_trained
-  wide_packed_192_none_trained wide_packed_192_scalar_extreme wide_packed_192_scalar_trained
-  wide_packed_256_constant_extreme wide_packed_256_constant_trained wide_packed_256_key_extreme
-  wide_packed_256_key_trained wide_packed_256_none_trained wide_packed_256_scalar_extreme
-  wide_packed_256_scalar_trained wide_packed_f32_gates_192_200_key_extreme wide_packed_f32_gates_192_200_key_trained
+  wide_grouped_key_trained wide_grouped_scalar_extreme wide_grouped_scalar_trained
 two_passes; token_gates; images every 4
 one_wide_pass; token_gates, states found; images every 4
 two_passes; token_gates; images
