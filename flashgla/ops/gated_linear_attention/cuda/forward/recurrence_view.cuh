@@ -105,6 +105,7 @@ struct RecurrenceView {
     x_head = head * inner, x_heads = p.heads * inner, score_head = by_query ? own_head : x_head;
     span = span_of(p.sequences, n);
     chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
+    if (chunks == 0 && run.end == nullptr) return false;  // no state is passed on
     begin = segments.count == 1 ? 0 : segment * segments.chunks;
     end = segments.count == 1 ? chunks : min(chunks, begin + segments.chunks);
     leads = !by_query | (own_head % p.group == 0);
