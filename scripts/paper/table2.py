@@ -5,8 +5,8 @@
     python3 table2.py gather OUT SEEDS NAME:GATE:HEADS:PAPER:FIRST_VERSION...    writes OUT/table2.json, prints a table
     python3 table2.py document OUT...    writes one run, or several of a size with other normalizers, into
                                          docs/PAPER.md, between `<!-- table2: SIZE -->` and `<!-- /table2 -->`, and
-                                         their numbers into docs/figures/paper; SIZE is small-cpu, medium-cpu of runs
-                                         on a CPU (--device cpu)
+                                         their numbers into docs/figures/paper; SIZE has -stories behind it of runs
+                                         on made stories, and -cpu of runs on a CPU (--device cpu)
 """
 
 import json
@@ -82,7 +82,9 @@ def section(runs):
 
 def document(folders):
     runs = [json.loads((out / "table2.json").read_text()) for out in folders]
-    size = runs[0]["settings"]["size"] + ("-cpu" if runs[0]["settings"]["device"] == "cpu" else "")
+    settings = runs[0]["settings"]
+    size = settings["size"] + ("-stories" if settings["text"].startswith("stories") else "")
+    size += "-cpu" if settings["device"] == "cpu" else ""
     (paper.FIGURES / f"table2-{size}.json").write_text(json.dumps(runs, indent=1) + "\n")
     paper.put(f"table2: {size}", section(runs))
 
