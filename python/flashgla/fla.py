@@ -62,10 +62,10 @@ def _modules() -> list[Any]:
     return [module for name, module in list(sys.modules.items()) if name == "fla" or name.startswith("fla.")]
 
 
-def enable(algorithm: str = "automatic") -> None:
+def enable(algorithm: str = "chunk_recomputed") -> None:
     """Replaces FLA's functions by flashgla's wherever FLA's modules hold them, and in those that are imported later.
-    Called again, it changes the algorithm: "chunk_recomputed" makes the states between chunks anew in the backward
-    instead of keeping them, which takes a little longer and spares their memory."""
+    States between chunks are made anew in the backward, as FLA's are; "automatic" keeps them, which takes their memory
+    and is a little faster. Called again, it changes the algorithm."""
     if algorithm not in ("automatic", "chunk_materialized", "chunk_recomputed", "recurrent"):
         raise ValueError(f"algorithm is {algorithm!r}; "
                          "expected 'automatic', 'chunk_materialized', 'chunk_recomputed' or "
