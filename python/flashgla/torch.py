@@ -45,10 +45,12 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     else:
         if torch.is_autocast_enabled(q.device.type):
             tensors = (*_cast(q.device.type, *tensors[:5]), *tensors[5:])
-        if keep:
-            o, ht, zt, _ = _Differentiable.apply(*tensors, options, output_final_state)
-        else:
+        if not keep:
             o, ht, zt, _ = _run_forward(tensors, options, output_final_state, keep)
+        elif output_final_state:
+            o, ht, zt = _Differentiable.apply(*tensors, options, True)
+        else:
+            return _Differentiable.apply(*tensors, options, False), None
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -374,17 +376,18 @@ def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tens
 
 
 class _Differentiable(torch.autograd.Function):
-    """(tensors, options, final_state) -> (o, ht, zt, states), past the dispatcher."""
+    """(tensors, options, final_state) -> o, or (o, ht, zt) with final states, past the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, *arguments: Any) -> Any:
         tensors, (options, final_state) = arguments[:8], arguments[8:]
         output = _run_forward(tensors, options, final_state, True)
         _save(ctx, tensors, options, final_state, True, output)
-        return output
+        return output[:3] if final_state else output[0]
 
     @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None, _: None) -> tuple[Any, ...]:
+    def backward(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None = None,
+                 d_zt: Tensor | None = None) -> tuple[Any, ...]:
         return (*_differentiate(ctx, d_o, d_ht, d_zt), None, None, None)
 
 
