@@ -96,7 +96,8 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
         normalize: divide by the sum of keys (linear attention; no gate).
         float32_math: what float32 products on CUDA may be rounded to: ieee or tf32.
         max_seqlen: with cu_seqlens, tokens of the longest sequence, where it is known. On CUDA, where cu_seqlens lies
-            on the device, it tells what is fastest: several times so where one sequence is much longer than the others.
+            on the device, it tells what is fastest, for which else the device is asked: calls take up to 1.6 times as
+            long without it.
         gate_logit_normalizer: g and gv are logits x, whose log gates are log(sigmoid(x)) / gate_logit_normalizer (16 in
             GLA's layer); their gradients are by x. None: they are the log gates. Not with a constant gate.
         gate_clamp_min: with it, what those log gates are at least.
