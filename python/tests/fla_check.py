@@ -10,10 +10,11 @@ Every call of a model must have reached flashgla. With --first-config FLA's auto
 each kernel: quick, the same but for rounding.
 
 `speed`: one model in one process, in turn with a stand-in that returns v (none), with flashgla's operators, with these
-where states between chunks are kept for the backward (flashgla_kept), and with FLA's. The first step with `none` holds what the rest of the model needs: Triton compiling and tuning FLA's other
-kernels. What the first step of the others takes beyond a later step is then the operators' own (own_start_s);
---operators with one name gives the whole first step instead. Timed steps alternate in rounds; the figure is the median
-of all. Triton keeps compiled kernels in TRITON_CACHE_DIR, and FLA's choices too unless FLA_CACHE_RESULTS=0.
+where states between chunks are kept for the backward (flashgla_kept), and with FLA's. The first step with `none` holds
+what the rest of the model needs: Triton compiling and tuning FLA's other kernels. What the first step of the others
+takes beyond a later step is then the operators' own (own_start_s); --operators with one name gives the whole first step
+instead. Timed steps alternate in rounds; the figure is the median of all. Triton keeps compiled kernels in
+TRITON_CACHE_DIR, and FLA's choices too unless FLA_CACHE_RESULTS=0.
 """
 
 from __future__ import annotations
