@@ -17,6 +17,7 @@ struct Architecture {
   std::int64_t shared_memory = 0;  // bytes a CUDA block may use
   int multiprocessors = 0;
   bool matrix_units = false;  // bf16 products at many times the rate of f32 ones
+  bool operator==(const Architecture&) const = default;
 };
 
 class Context {

@@ -39,7 +39,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     tensors = (q, k, v, g, gv, h0, z0, cu_seqlens)
     options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen, gate_logit_normalizer,
                gate_clamp_min)
-    keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors[:7])
+    keep = torch.is_grad_enabled() and _wants_gradients(tensors[:7])
     if not _is_plain(tensors):
         o, ht, zt, _ = torch.ops.flashgla.forward(*tensors, *options, output_final_state, keep)
     else:
@@ -65,8 +65,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor],
     tensors = (q, k, v, g, gv, h, z)
     options = (scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
     # With gradients wanted by the operator, which says that there are none.
-    if h is None or not _is_plain(tensors) or (torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in tensors)):
+    if h is None or not _is_plain(tensors) or (torch.is_grad_enabled() and _wants_gradients(tensors)):
         return torch.ops.flashgla.step(*tensors, *options)
     if torch.is_autocast_enabled(q.device.type):
         tensors = (*_cast(q.device.type, *tensors[:5]), h, z)
@@ -95,13 +94,31 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
     """Whether a call may go past PyTorch's dispatcher, whose way through Python takes longer than all else that the
     host does for a call: tensors of no other class on a CPU or GPU, no compiling or tracing, no modes, no transforms.
     """
-    return (not torch.compiler.is_compiling() and all(type(x) in _PLAIN for x in tensors[:3]) and
-            all(x is None or type(x) in _PLAIN for x in tensors[3:]) and (tensors[0].is_cuda or tensors[0].is_cpu) and
-            torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0 and
-            torch._C._get_tracing_state() is None and torch._C._functorch.peek_interpreter_stack() is None)
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            return False
+    q, k, v = tensors[:3]
+    return bool(q is not None and k is not None and v is not None and (q.is_cuda or q.is_cpu) and
+                _len_torch_dispatch_stack() == 0 and _len_torch_function_stack() == 0 and
+                _get_tracing_state() is None and _peek_interpreter_stack() is None)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+# Of a call's tensors, which may be absent. Functions are looked up once: each look costs as much as some of them.
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_len_torch_function_stack = torch._C._len_torch_function_stack
+_get_tracing_state = torch._C._get_tracing_state
+_peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
+
+
+def _wants_gradients(tensors: tuple[Any, ...]) -> bool:
+    for x in tensors:
+        if x is not None and getattr(x, "requires_grad", False):
+            return True
+    return False
+
 
 _NORMALIZE = 3  # where the options have it
 
@@ -165,7 +182,9 @@ def _rows(x: Tensor | None) -> Any:
     """The same, of x with a contiguous last dimension."""
     if x is None:
         return None
-    return to_dlpack(x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous())
+    if x.is_contiguous() or x.stride(-1) == 1:
+        return to_dlpack(x)
+    return to_dlpack(x.contiguous())
 
 
 def _place(q: Tensor) -> tuple[int, int, Any]:
@@ -187,9 +206,9 @@ def _on_device(q: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
     """Of q, k, v, g, gv and the two parts of a state of that name."""
-    for i, x in enumerate(tensors):
+    for x in tensors:
         if x is not None and x.dtype not in _NAMES:
-            name = ("q", "k", "v", "g", "gv", state, state)[i]
+            name = ("q", "k", "v", "g", "gv", state, state)[[y is x for y in tensors].index(True)]
             raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
 
 

@@ -57,6 +57,7 @@ struct Problem {
 
   std::int64_t group() const { return query_heads / heads; }
   bool has_logits() const { return gate_logit_normalizer > 0.0; }
+  bool operator==(const Problem&) const = default;
 };
 
 }  // namespace flashgla::ops::gated_linear_attention

@@ -240,7 +240,7 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
 void backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_out, const InputGradients& d_in, bool hopper) {
   const Layout layout = layout_of(problem, inputs, {.states = outputs.states});
-  const Plan plan = make_plan(problem, layout, context.architecture(), hopper);
+  const Plan plan = plan_of_call(problem, layout, context.architecture(), hopper);
   check_states_tag(context, plan, outputs.states);
   const auto kernels = [&](const Tensors& t) { run_kernels(context, plan, t.in, t.out, t.d_out, t.d_in); };
   const auto rows = [&](const Problem& p, const Tensors& t) {

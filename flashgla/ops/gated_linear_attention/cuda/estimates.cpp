@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -65,56 +66,67 @@ double preparation_microseconds(const Params& p) {
                chunk_bytes((1 + key_tensors(p)) * p.key_dim + written * kTile) / kPreparationRate);
 }
 
-// The recurrence, uncut (chunks 0) or in segments of so many, with all that the cut adds to it.
-double recurrence_microseconds(const Params& p, std::int64_t out_heads, int multiprocessors, std::int64_t chunks) {
-  const Sequences& s = p.sequences;
-  const int blocks = tiles_of(p.key_dim), values = tiles_of(p.value_dim), KB = blocks_of_launch(blocks);
-  const std::int64_t each = out_heads * in_parts(values, 2),  // blocks of a segment
-      busy = std::max<std::int64_t>(s.count * each, 1),
-                     slots = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
-  const double step = recurrence_launches(blocks) * (0.4 + 0.45 * KB), end_step = 0.7;  // of a chunk
-  if (chunks == 0) return chunks_in_turn(s, busy, slots) * step;
-  const double ends_bytes = times(s.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)),
-               state_bytes = times(p.heads * blocks * values, kTile * kTile * 4);  // of a segment
-  const std::int64_t all = s.chunks_each(), longest = longest_in_chunks(s), of_longest = in_parts(longest, chunks);
-  // Ends are written, read, made start states, the longest sequence's one after the other, and these read.
-  const auto with_ends = [&](double to_walk, double to_end, double bytes, std::int64_t states) {
-    return to_walk * step + std::max(to_end * end_step, bytes / kEndsRate) + 4.0 + times(of_longest, 0.2) +
-           times(states, 4 * state_bytes / kStatesRate);
-  };
-  if (!differ(s)) {
-    const double to_walk = times(in_parts(of_longest * busy, slots), static_cast<double>(chunks));
-    return with_ends(to_walk, to_walk, ends_bytes, of_longest * s.count);
+// Of the recurrence of a call: uncut (chunks 0) or in segments of so many chunks, with all that the cut adds to it.
+class RecurrenceTime {
+ public:
+  RecurrenceTime(const Params& p, std::int64_t out_heads, int multiprocessors) : s_(p.sequences) {
+    const int blocks = tiles_of(p.key_dim), values = tiles_of(p.value_dim), KB = blocks_of_launch(blocks);
+    each_ = out_heads * in_parts(values, 2);
+    slots_ = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
+    step_ = recurrence_launches(blocks) * (0.4 + 0.45 * KB);
+    ends_ = times(s_.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)) / kEndsRate;
+    state_ = times(p.heads * blocks * values, kTile * kTile * 4) * 4 / kStatesRate;
+    all_ = s_.chunks_each();
+    longest_ = longest_in_chunks(s_);
+    share_ = times(each_, 1.0 / static_cast<double>(slots_));
   }
-  // Of segments those end in a state that others follow: of as many sequences as may be as long as the longest.
-  const std::int64_t joins = std::min(all / chunks, all / std::max<std::int64_t>(longest, 1) * (of_longest - 1));
-  const auto walked = [&](std::int64_t chunks_of_all) {
-    return std::max(times(in_parts(joins * each, slots), static_cast<double>(chunks)),
-                    unlike(static_cast<double>(std::min(longest, chunks)),
-                           times(chunks_of_all * each, 1.0 / static_cast<double>(slots))));
-  };
-  const std::int64_t ended = joins * chunks;
-  return with_ends(walked(s.most_chunks), joins == 0 ? 0.0 : walked(ended),
-                   ends_bytes * static_cast<double>(ended) / static_cast<double>(std::max<std::int64_t>(all, 1)),
-                   joins);
-}
 
-// Segments' chunks that a cut may have: for eighths more of segments each time, since this is worked out in every call.
-std::vector<std::int64_t> cuts(const Params& p, std::int64_t out_heads, int multiprocessors) {
-  const Sequences& s = p.sequences;
-  const int values = tiles_of(p.value_dim), KB = blocks_of_launch(tiles_of(p.key_dim));
-  const std::int64_t busy = std::max<std::int64_t>(s.count * out_heads * in_parts(values, 2), 1),
-                     slots = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
-  const std::int64_t all = s.chunks_each();
-  // Alike, no more segments than there is room for at once; up to the limit itself.
-  const std::int64_t limit = differ(s) ? all / 2 : std::min(slots / busy, all / 2);
-  std::vector<std::int64_t> chunks = {0};
-  for (std::int64_t most = 2, next; most <= limit; most = next) {
-    next = most == limit ? limit + 1 : std::min(limit, most + std::max<std::int64_t>(most / 8, 1));
-    chunks.push_back(in_parts(all, most));
+  double microseconds(std::int64_t chunks) const {
+    const std::int64_t busy = blocks();
+    if (chunks == 0) return chunks_in_turn(s_, busy, slots_) * step_;
+    const std::int64_t of_longest = in_parts(longest_, chunks);
+    if (!differ(s_)) {
+      const double walked = times(in_parts(of_longest * busy, slots_), static_cast<double>(chunks));
+      return with_ends(of_longest, walked, walked, 1.0, of_longest * s_.count);
+    }
+    // Of segments those end in a state that others follow: of as many sequences as may be as long as the longest.
+    const std::int64_t joins = std::min(all_ / chunks, all_ / std::max<std::int64_t>(longest_, 1) * (of_longest - 1));
+    const double full = times(in_parts(joins * each_, slots_), static_cast<double>(chunks)),
+                 one = static_cast<double>(std::min(longest_, chunks));
+    const auto walked = [&](std::int64_t of_all) {
+      return std::max(full, unlike(one, static_cast<double>(of_all) * share_));
+    };
+    const double part = static_cast<double>(joins * chunks) / static_cast<double>(std::max<std::int64_t>(all_, 1));
+    return with_ends(of_longest, walked(s_.most_chunks), joins == 0 ? 0.0 : walked(joins * chunks), part, joins);
   }
-  return chunks;
-}
+
+  // How many chunks a segment may have, for eighths more of segments each time, since this is worked out in every call.
+  std::vector<std::int64_t> cuts() const {
+    // Alike, no more segments than there is room for at once; up to the limit itself.
+    const std::int64_t limit = differ(s_) ? all_ / 2 : std::min(slots_ / blocks(), all_ / 2);
+    std::vector<std::int64_t> chunks = {0};
+    chunks.reserve(64);
+    for (std::int64_t most = 2, next; most <= limit; most = next) {
+      next = most == limit ? limit + 1 : std::min(limit, most + std::max<std::int64_t>(most / 8, 1));
+      chunks.push_back(in_parts(all_, most));
+    }
+    return chunks;
+  }
+
+ private:
+  std::int64_t blocks() const { return std::max<std::int64_t>(s_.count * each_, 1); }
+  // Ends of a part of all chunks are written, read, made start states, the longest sequence's one after the other, and
+  // these read.
+  double with_ends(std::int64_t of_longest, double walked, double ended, double part, std::int64_t states) const {
+    return walked * step_ + std::max(ended * kEndStep, part * ends_) + 4.0 + times(of_longest, 0.2) +
+           times(states, state_);
+  }
+
+  static constexpr double kEndStep = 0.7;  // of a chunk
+  const Sequences& s_;
+  std::int64_t each_, slots_, all_, longest_;  // blocks of a segment; room for blocks; chunks of all and of the longest
+  double step_, ends_, state_, share_;         // of a chunk; of all ends, of a segment's states; blocks over room
+};
 
 double two_passes_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
   const std::int64_t key_blocks = tiles_of(p.key_dim), query_heads = p.heads * p.group;
@@ -122,7 +134,7 @@ double two_passes_microseconds(const Params& p, std::int64_t chunks, int multipr
   const double bytes = times(p.sequences.most_chunks * query_heads,
                              chunk_bytes((2 * key_blocks + 1) * kTile) + chunk_bytes(2 * p.value_dim));
   return (key_blocks > 1 ? 10.4 : 9.3) + preparation_microseconds(p) +
-         beside(recurrence_microseconds(p, query_heads, multiprocessors, chunks), bytes / kRate);
+         beside(RecurrenceTime(p, query_heads, multiprocessors).microseconds(chunks), bytes / kRate);
 }
 
 double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
@@ -130,7 +142,7 @@ double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int
   constexpr ByGate kPair{.none = 5.0, .constant = 8.5, .scalar = 7.0, .key = 7.7};  // of chunks, of dq dk dg
   const std::int64_t pairs = in_parts(p.sequences.most_chunks, 2) * p.heads;
   return kBegin.of(p.gate) + preparation_microseconds(p) +
-         recurrence_microseconds(p, p.heads, multiprocessors, chunks) +
+         RecurrenceTime(p, p.heads, multiprocessors).microseconds(chunks) +
          times(in_parts(pairs, multiprocessors), kPair.of(p.gate));
 }
 
@@ -152,23 +164,27 @@ Params with_one_long(const Params& p) {
 TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
   const bool unknown = longest_is_unknown(p);
   const Params alike = unknown ? with_all_alike(p) : p, one_long = unknown ? with_one_long(p) : p;
-  const std::vector<std::int64_t> candidates = cuts(p, out_heads, multiprocessors);
-  std::vector<double> if_alike, if_long;
-  for (const std::int64_t chunks : candidates) {
-    if_alike.push_back(recurrence_microseconds(alike, out_heads, multiprocessors, chunks));
-    if_long.push_back(unknown ? recurrence_microseconds(one_long, out_heads, multiprocessors, chunks)
-                              : if_alike.back());
+  const RecurrenceTime if_alike(alike, out_heads, multiprocessors), if_long(one_long, out_heads, multiprocessors);
+  struct Cut {
+    std::int64_t chunks;
+    double alike, one_long;
+  };
+  std::vector<Cut> cuts;
+  cuts.reserve(64);
+  double least_alike = std::numeric_limits<double>::infinity(), least_long = least_alike;
+  for (const std::int64_t chunks : if_alike.cuts()) {
+    const double microseconds = if_alike.microseconds(chunks);
+    cuts.push_back({chunks, microseconds, unknown ? if_long.microseconds(chunks) : microseconds});
+    least_alike = std::min(least_alike, cuts.back().alike);
+    least_long = std::min(least_long, cuts.back().one_long);
   }
   // That which is fewest times slower than the fastest for either: where lengths are known, the fastest.
-  const double least_alike = *std::min_element(if_alike.begin(), if_alike.end()),
-               least_long = *std::min_element(if_long.begin(), if_long.end());
-  std::size_t best = 0;
-  const auto regret = [&](std::size_t i) { return std::max(if_alike[i] / least_alike, if_long[i] / least_long); };
-  for (std::size_t i = 1; i < candidates.size(); ++i) {
-    if (regret(i) < regret(best)) best = i;
-  }
-  if (candidates[best] == 0) return {};
-  return {static_cast<int>(in_parts(p.sequences.chunks_each(), candidates[best])), static_cast<int>(candidates[best])};
+  const auto regret = [&](const Cut& cut) { return std::max(cut.alike / least_alike, cut.one_long / least_long); };
+  const std::int64_t chunks = std::min_element(cuts.begin(), cuts.end(), [&](const Cut& a, const Cut& b) {
+                                return regret(a) < regret(b);
+                              })->chunks;
+  if (chunks == 0) return {};
+  return {static_cast<int>(in_parts(p.sequences.chunks_each(), chunks)), static_cast<int>(chunks)};
 }
 
 double one_pass_microseconds(const Params& p, int multiprocessors) {

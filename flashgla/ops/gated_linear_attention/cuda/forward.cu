@@ -102,7 +102,7 @@ Support supports(const Problem& p, const Architecture& architecture, bool hopper
 }
 
 void forward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs, bool hopper) {
-  const Plan plan = make_plan(problem, layout_of(problem, inputs, outputs), context.architecture(), hopper);
+  const Plan plan = plan_of_call(problem, layout_of(problem, inputs, outputs), context.architecture(), hopper);
   const auto kernels = [&](const Tensors& t) { run_kernels(context, plan, t.in, t.out); };
   const auto rows = [&](const Problem& p, const Tensors& t) {
     plan.pieces ? run_with_aligned_rows(context, p, t, kernels) : kernels(t);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
@@ -489,6 +491,30 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
     plan_bf16(plan, l, architecture);
   }
   return plan;
+}
+
+Plan plan_of_call(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper) {
+  struct Made {
+    Problem problem;
+    Layout layout;
+    Architecture architecture;
+    bool hopper;
+    Plan plan;
+  };
+  constexpr std::size_t kMost = 8;
+  thread_local std::vector<Made> made;
+  thread_local std::size_t oldest = 0;
+  for (const Made& m : made) {
+    if (m.problem == problem && m.layout == layout && m.hopper == hopper && m.architecture == architecture) {
+      return m.plan;
+    }
+  }
+  Made now{problem, layout, architecture, hopper, make_plan(problem, layout, architecture, hopper)};
+  if (made.size() < kMost) return made.emplace_back(std::move(now)).plan;
+  made[oldest] = std::move(now);
+  const std::size_t at = oldest;
+  oldest = (oldest + 1) % kMost;
+  return made[at].plan;
 }
 
 Plan of_long_sequences(const Plan& plan) {

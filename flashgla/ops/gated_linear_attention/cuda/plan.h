@@ -19,6 +19,7 @@ struct RowStrides {
   bool given = false;
   bool on_piece = true;  // the address is a multiple of 16 bytes
   std::int64_t batch = 0, token = 0, head = 0;
+  bool operator==(const RowStrides&) const = default;
 };
 RowStrides strides_of(const TensorView& view);
 // Whether kernels that move pieces can move it as it lies: the width, strides and the address are multiples of 16
@@ -31,6 +32,7 @@ bool is_aligned(const TensorView& view);
 struct Layout {
   RowStrides q, k, v, g, gv, o;
   bool states = true;  // Outputs.states is given
+  bool operator==(const Layout&) const = default;
 };
 Layout layout_of(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 // Every tensor's elements side by side.
@@ -107,6 +109,10 @@ struct Plan {
 
 // `hopper`: of the row cuda_sm90; else cuda_portable's, which runs there too.
 Plan make_plan(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper);
+
+// The same, as this thread has made it before where it has: models make calls alike, layer after layer, and each is
+// planned twice, for its workspace and to run.
+Plan plan_of_call(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper);
 
 // What a call goes by if its longest sequence has more chunks than forward_up_to, backward_up_to.
 Plan of_long_sequences(const Plan& plan);

@@ -150,6 +150,28 @@ TEST(Plan, ForwardAndBackwardAgreeOnStates) {
   }
 }
 
+// What a thread has planned before it finds again, and takes for no other call.
+TEST(Plan, CallsFindTheirOwnPlanAgain) {
+  const auto expect_own = [](const Drawn& drawn, const Architecture& device, bool hopper) {
+    const Plan found = plan_of_call(drawn.problem, drawn.layout, device, hopper),
+               made = make_plan(drawn.problem, drawn.layout, device, hopper);
+    ASSERT_EQ(to_string(found), to_string(made));
+    ASSERT_TRUE(found.problem == made.problem && same_states(found.states, made.states));
+  };
+  Architecture small = kH200;
+  small.multiprocessors = 20;
+  for (std::uint64_t first = 0; first < 2000; first += 5) {
+    for (int round = 0; round < 2; ++round) {  // more than are kept, then as many again
+      for (std::uint64_t number = first; number < first + 5; ++number) {
+        Drawn drawn(number);
+        for (const bool hopper : {true, false}) expect_own(drawn, round == 0 ? kH200 : small, hopper);
+        drawn.layout.states = !drawn.layout.states;
+        expect_own(drawn, kH200, true);
+      }
+    }
+  }
+}
+
 TEST(Plan, TagsTellStatesApart) {
   std::set<std::uint64_t> tags;
   for (const StatesKind kind : {StatesKind::images, StatesKind::prepared, StatesKind::scores, StatesKind::split}) {
