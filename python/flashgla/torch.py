@@ -114,10 +114,7 @@ _peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 
 
 def _wants_gradients(tensors: tuple[Any, ...]) -> bool:
-    for x in tensors:
-        if x is not None and getattr(x, "requires_grad", False):
-            return True
-    return False
+    return any(getattr(x, "requires_grad", False) for x in tensors)
 
 
 _NORMALIZE = 3  # where the options have it
@@ -156,16 +153,17 @@ def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, nor
     return o, ht, zt, states
 
 
-def _new_gradients(q: Tensor, *others: Tensor | None, wanted: list[bool]) -> tuple[Tensor | None, ...]:
-    gradients: list[Tensor | None] = []
-    for i, (x, want) in enumerate(zip((q, *others), wanted)):
-        if x is None or not want:
-            gradients.append(None)
-        elif i == 3 and x.dim() == 1:  # of a constant gate
-            gradients.append(q.new_empty(x.shape, dtype=_state_dtype(q)))
-        else:
-            gradients.append(torch.empty_like(x, memory_format=torch.contiguous_format))
-    return tuple(gradients)
+def _new_gradients(tensors: tuple[Tensor | None, ...], wanted: list[bool]) -> list[Tensor | None]:
+    """Of q, k, v, g, gv, h0 and z0, those that are wanted."""
+    gradients = [torch.empty_like(x, memory_format=_CONTIGUOUS) if want and x is not None else None
+                 for x, want in zip(tensors, wanted)]
+    q, g = tensors[0], tensors[3]
+    if gradients[3] is not None and q is not None and g is not None and g.dim() == 1:  # of a constant gate
+        gradients[3] = q.new_empty(g.shape, dtype=_state_dtype(q))
+    return gradients
+
+
+_CONTIGUOUS = torch.contiguous_format
 
 
 def _all_there(q: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -215,8 +213,9 @@ def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
 def _operands(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> _flashgla.Operands:
     """Of q, k, v, g, gv, h0, z0 and cu_seqlens."""
     _check_dtypes("initial_state", *tensors[:7])
-    others = [None if x is None else to_dlpack(x.detach().contiguous()) for x in tensors[5:]]
-    return _flashgla.Operands(*map(_rows, tensors[:5]), *others, *options)
+    q, k, v, g, gv, h0, z0, cu_seqlens = tensors
+    others = [x if x is None else to_dlpack(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
+    return _flashgla.Operands(_rows(q), _rows(k), _rows(v), _rows(g), _rows(gv), *others, *options)
 
 
 def _run_forward(tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool,
@@ -235,11 +234,11 @@ def _run_backward(tensors: tuple[Any, ...], options: tuple[Any, ...], o: Tensor 
                   wanted: list[bool]) -> tuple[Tensor | None, ...]:
     with _on_device(tensors[0]):
         operands = _operands(tensors, options)
-        gradients = _new_gradients(*tensors[:7], wanted=wanted)
+        gradients = _new_gradients(tensors[:7], wanted)
         d_states = [None if x is None else to_dlpack(x.contiguous()) for x in (d_ht, d_zt)]
         operands.backward(_handed(o), _handed(states), _rows(d_o), *d_states, *map(_handed, gradients),
                           *_place(tensors[0]))
-    return gradients
+    return tuple(gradients)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -347,7 +346,7 @@ def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normali
 @torch.library.register_fake("flashgla::backward", lib=_library)
 def _(q, k, v, g, gv, h0, z0, cu_seqlens, scale, algorithm, feature_map, normalize, float32_math, max_seqlen,
       gate_logit_normalizer, gate_clamp_min, o, states, d_o, d_ht, d_zt, wanted):
-    return _all_there(q, *_new_gradients(q, k, v, g, gv, h0, z0, wanted=wanted))
+    return _all_there(q, *_new_gradients((q, k, v, g, gv, h0, z0), wanted))
 
 
 @torch.library.register_fake("flashgla::step", lib=_library)
