@@ -366,15 +366,13 @@ def gpu_steps_table(what):
 
 def gpu_attention_table():
     run = Run(FIGURES / "gpu-attention.json")
-    rows = []
-    for row in run.rows:
-        if "milliseconds" not in row or row["operation"].startswith("ceiling"):
-            continue
+    rows, timed = [], run.timed()
+    for row in timed:
         rate = row["flops"] / row["milliseconds"] / 1e9 if row.get("flops") else 0.0
         of_products = row["operation"] != "rotary" and rate > 20.0
         rows.append([row["operation"].replace("_", " "), row["problem"], milliseconds(row),
                      f"{rate:.0f}" if of_products else "", of_floor(row)])
-    return (sentences(run.origin() + ".") + "\n\n" +
+    return (sentences(run.origin(timed) + ".") + "\n\n" +
             table(["what", "of", "ms", "TFLOP/s", "least possible over measured"], rows))
 
 
