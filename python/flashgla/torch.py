@@ -180,9 +180,7 @@ def _rows(x: Tensor | None) -> Any:
     """The same, of x with a contiguous last dimension."""
     if x is None:
         return None
-    if x.is_contiguous() or x.stride(-1) == 1:
-        return to_dlpack(x)
-    return to_dlpack(x.contiguous())
+    return to_dlpack(x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous())
 
 
 def _place(q: Tensor) -> tuple[int, int, Any]:
@@ -204,9 +202,9 @@ def _on_device(q: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
     """Of q, k, v, g, gv and the two parts of a state of that name."""
-    for x in tensors:
+    for i, x in enumerate(tensors):
         if x is not None and x.dtype not in _NAMES:
-            name = ("q", "k", "v", "g", "gv", state, state)[[y is x for y in tensors].index(True)]
+            name = ("q", "k", "v", "g", "gv", state, state)[i]
             raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
 
 
@@ -214,7 +212,7 @@ def _operands(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> _flashgla.O
     """Of q, k, v, g, gv, h0, z0 and cu_seqlens."""
     _check_dtypes("initial_state", *tensors[:7])
     q, k, v, g, gv, h0, z0, cu_seqlens = tensors
-    others = [x if x is None else to_dlpack(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
+    others = [None if x is None else to_dlpack(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
     return _flashgla.Operands(_rows(q), _rows(k), _rows(v), _rows(g), _rows(gv), *others, *options)
 
 
