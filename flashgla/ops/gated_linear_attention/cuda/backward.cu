@@ -106,7 +106,7 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   }
   if (plan.hopper && problem.gate == GateKind::key) {
     f.chunks_left = take<int>(context, walks * 4, "gla backward: chunks left");
-    f.left_dh = take<float>(context, walks * problem.key_dim * problem.value_dim * 4, "gla backward: dh where left");
+    f.left_dh = take_states(context, problem, "gla backward: dh where left");
   }
   Params states_only = p;
   if (plan.finds_states) {
