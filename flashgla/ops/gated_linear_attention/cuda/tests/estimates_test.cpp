@@ -123,7 +123,8 @@ TEST(Estimates, TimeIsCutWhereThatWasFaster) {
   EXPECT_GT(segments(skewed), 1);  // 383 us, uncut 980
 }
 
-// Where the longest is not known, up to how long it may be for one pass and one kernel.
+// Where the longest is not known, up to how long it may be for one pass and one kernel: with a chunk more these are no
+// longer what a call goes by whose longest is known.
 TEST(Estimates, LongSequencesGoByTwoPasses) {
   for (const int heads : {4, 16}) {
     for (const std::int64_t count : {2, 16, 64, 200}) {
@@ -133,14 +134,23 @@ TEST(Estimates, LongSequencesGoByTwoPasses) {
       const Params alike = with_all_alike(p), one_long = with_one_long(p);
       EXPECT_EQ(fastest(one_long), Form::two_passes);
       EXPECT_FALSE(in_one_kernel(one_long));
-      if (fastest(alike) == Form::two_passes) continue;
-      const std::int64_t chunks = most_chunks_of_form(p, fastest(alike), cut, kMultiprocessors);
-      EXPECT_GE(chunks, (65536 / count + kChunk - 1) / kChunk);
-      EXPECT_LT(chunks, 1024);
+      const auto with_longest = [&](std::int64_t chunks) {
+        Params longest = p;
+        longest.sequences.longest = chunks * kChunk;
+        return longest;
+      };
+      const std::int64_t of_alike = (65536 / count + kChunk - 1) / kChunk;
+      if (fastest(alike) != Form::two_passes) {
+        const std::int64_t chunks = most_chunks_of_form(p, fastest(alike), cut, kMultiprocessors);
+        EXPECT_GE(chunks, of_alike);
+        ASSERT_LT(chunks, 1024);
+        EXPECT_NE(fastest(with_longest(chunks + 1)), fastest(alike));
+      }
       if (in_one_kernel(alike)) {
-        const std::int64_t of_kernel = most_chunks_of_one_kernel(p, cut, kMultiprocessors);
-        EXPECT_GE(of_kernel, (65536 / count + kChunk - 1) / kChunk);
-        EXPECT_LT(of_kernel, 1024);
+        const std::int64_t chunks = most_chunks_of_one_kernel(p, cut, kMultiprocessors);
+        EXPECT_GE(chunks, of_alike);
+        ASSERT_LT(chunks, 1024);
+        EXPECT_FALSE(in_one_kernel(with_longest(chunks + 1)));
       }
     }
   }

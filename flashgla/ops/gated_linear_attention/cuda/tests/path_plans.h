@@ -17,7 +17,10 @@ struct PathPlans {
   }
 };
 
-// By case; the text that it is read from has the cases of each four plans together.
+// Four plans, as forward; backward; states: cuda_sm90 with states kept and without, cuda_portable likewise. Then, each
+// line indented, the cases that take them.
+extern const char* const kPathPlansText;
+// By case.
 std::map<std::string, PathPlans> path_plans();
 std::string written(const std::map<std::string, PathPlans>& plans);
 

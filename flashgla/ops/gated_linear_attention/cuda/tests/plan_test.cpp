@@ -32,7 +32,7 @@ TEST(Plan, EveryPathIsTheOneThatItsCaseIsFor) {
     const auto name = [&](bool hopper, bool states) { return to_string(plan_of(c, hopper, states)); };
     plans[c.name] = {name(true, true), name(true, false), name(false, true), name(false, false)};
   }
-  // Where another plan is meant: what this prints is what path_plans.cpp is to have.
+  // Where another plan is meant: what this prints is what path_plans_text.cpp is to have.
   EXPECT_EQ(written(plans), written(path_plans()));
 }
 
