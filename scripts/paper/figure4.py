@@ -2,6 +2,8 @@
 
 python3 figure4.py OUT MODELS SETTINGS WIDTHS RATES    writes OUT/figure4.json and, with gnuplot,
 OUT/figure4-T-PAIRS.png; prints a table. Runs that are not there are left out.
+python3 figure4.py OUT MODELS SETTINGS WIDTHS RATES --best N    prints MODEL SETTING RATE,... of each: the N rates
+of the least validation loss of any evaluation, at any of the widths.
 """
 
 import json
@@ -17,8 +19,16 @@ def accuracy_of(run):
     if not metrics.exists():
         return None
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    seen = [row["accuracy"] for row in rows if row["kind"] == "eval"]
-    return {"accuracy": max(seen), "evaluations": len(seen), "ended": (run / "done").exists()} if seen else None
+    rows = [row for row in rows if row["kind"] == "eval"]
+    return {"accuracy": max(row["accuracy"] for row in rows), "evaluations": len(rows),
+            "ended": (run / "done").exists(), "loss": min(row["loss"] for row in rows)} if rows else None
+
+
+def print_best(rows, number):
+    for model, length, pairs in dict.fromkeys((row["model"], row["length"], row["pairs"]) for row in rows):
+        of_model = sorted((row for row in rows if (row["model"], row["length"], row["pairs"]) == (model, length, pairs)),
+                          key=lambda row: row["loss"])
+        print(model, f"{length}:{pairs}", ",".join(dict.fromkeys(row["rate"] for row in of_model[:number])))
 
 
 def draw(points, models, setting, widths, png):
@@ -56,6 +66,9 @@ def main():
                         points[(model, setting, width)] = rows[-1]
     if not rows:
         sys.exit(f"error: {out} holds no run of this grid")
+    if len(sys.argv) == 8 and sys.argv[6] == "--best":
+        print_best(rows, int(sys.argv[7]))
+        return
     run = {"settings": json.loads((out / "settings.json").read_text()), "runs": rows}
     (out / "figure4.json").write_text(json.dumps(run, indent=1) + "\n")
     print(f"{'tokens':>6} {'pairs':>5} {'width':>5}" + "".join(f" {model:>12}" for model in models))

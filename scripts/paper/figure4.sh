@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Figure 4 of the paper: accuracy in multi-query associative recall by model width.
 #   figure4.sh OUT [--size tiny|full] [--settings T:PAIRS,...] [--widths LIST] [--models LIST] [--rates LIST]
-#              [--layers N] [--epochs N] [--sequences N] [--device D] [--dtype f32|bf16]
+#              [--layers N] [--epochs N] [--pilot EPOCHS] [--sequences N] [--device D] [--dtype f32|bf16]
 #              [--dropout P] [--range R] [--clip-norm X] [--seed N] [--jobs N]
 # Trains every model of the grid on the task and takes the best accuracy over the learning rates. What has been trained
 # is not trained again, and what was cut off goes on. OUT/figure4.txt has the table, OUT/figure4.json its numbers and
@@ -11,18 +11,20 @@
 # LIST, with commas, of models: attention, gla, retnet, mamba, rwkv (its time mix), hyena; also gla_conv, GLA with a
 # short convolution (which tiny's gla has, too), and gla_large, retnet_small: the state of a layer of GLA is a quarter
 # of RetNet's, and these two have each other's. N jobs train side by side. A run ends at 99% accuracy, or when eight
-# evaluations (one an epoch) in a row were not better than the best.
+# evaluations (one an epoch) in a row were not better than the best. With --pilot every model is first trained for so
+# many epochs at the first width with each of the rates (then 1e-4, 4.64e-4, 2.15e-3 and 1e-2 unless named), in
+# OUT/pilot, and the grid takes the two rates of the least validation loss.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs=''
+out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs='' pilot=''
 sequences='' device='' jobs='' dtype=f32 dropout='' range='' clip_norm=0 seed=123
 shift
 while [ $# -gt 0 ]; do
   [ $# -ge 2 ] || usage
   case $1 in
-    --size | --settings | --widths | --models | --rates | --layers | --epochs | --sequences | --device | --dtype | \
-      --dropout | --range | --clip-norm | --seed | --jobs)
+    --size | --settings | --widths | --models | --rates | --layers | --epochs | --pilot | --sequences | --device | \
+      --dtype | --dropout | --range | --clip-norm | --seed | --jobs)
       option=${1#--}
       declare "${option//-/_}=$2" ;;
     *) usage ;;
@@ -39,6 +41,7 @@ case $size in
     defaults=('256:16,512:64' '64,128' '4.64e-3,2.15e-3' 64 100000 auto 8 'attention,gla,retnet,mamba,rwkv,hyena') ;;
   *) echo "error: the size is $size; expected tiny or full" >&2; exit 2 ;;
 esac
+[ -z "$pilot" ] || rates=${rates:-1e-4,4.64e-4,2.15e-3,1e-2}
 settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${rates:-${defaults[2]}}
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
 jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout}
@@ -119,11 +122,35 @@ report() {  # NAME STEPS: its best accuracy, and how far the grid is (runs are s
   echo "$1: accuracy $accuracy, ended at step ${steps#*:} of $2 (${#ended[@]} of $to_train runs$left)"
 }
 
-runs=() trained=0  # MODEL SETTING WIDTH RATE of each
+declare -A rates_of  # by MODEL SETTING, with commas
+for setting in ${settings//,/ }; do
+  for model in ${models//,/ }; do rates_of["$model $setting"]=$rates; done
+done
+if [ -n "$pilot" ]; then
+  first=${widths%%,*}
+  "$0" "$out/pilot" --size "$size" --settings "$settings" --widths "$first" --models "$models" --rates "$rates" \
+    --layers "$layers" --epochs "$pilot" --sequences "$sequences" --device "$device" --dtype "$dtype" \
+    --dropout "$dropout" --range "$range" --clip-norm "$clip_norm" --seed "$seed" --jobs "$jobs"
+  best=$(python3 "$root/scripts/paper/figure4.py" "$out/pilot" "$models" "$settings" "$first" "$rates" --best 2)
+  while read -r model setting chosen; do
+    echo "$model, $setting: the rates of the least loss after the pilot are $chosen"
+    rates_of["$model $setting"]=$chosen
+  done <<<"$best"
+  for setting in ${settings//,/ }; do  # the task is the same
+    [ -e "$out/task-${setting/:/-}" ] || ln -s "pilot/task-${setting/:/-}" "$out/task-${setting/:/-}"
+  done
+fi
+
+runs=() trained=0  # MODEL SETTING WIDTH RATE of each: all models with their first rate, then with their second
 for setting in ${settings//,/ }; do
   for width in ${widths//,/ }; do
-    for rate in ${rates//,/ }; do
+    for ((place = 0, more = 1; more; ++place)); do
+      more=0
       for model in ${models//,/ }; do
+        IFS=, read -ra list <<<"${rates_of["$model $setting"]}"
+        rate=${list[place]-}
+        [ -n "$rate" ] || continue
+        more=1
         describe "$model" "$width" "${setting%:*}" >/dev/null
         if [ -f "$out/$model-${setting/:/-}-$width-$rate/done" ]; then
           trained=$((trained + 1))
@@ -153,4 +180,5 @@ for run in "${runs[@]}"; do
 done
 while [ -n "$(jobs -rp)" ]; do wait -n || exit 1; done
 
-python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$rates" | tee "$out/figure4.txt"
+every_rate=$(printf '%s\n' "${rates_of[@]}" | tr , '\n' | sort -ug | paste -sd,)
+python3 "$root/scripts/paper/figure4.py" "$out" "$models" "$settings" "$widths" "$every_rate" | tee "$out/figure4.txt"
