@@ -97,7 +97,7 @@ struct RecurrenceView {
         V(p.value_dim),
         first_key(64 * run.first_block),
         v0(find_v0()),
-        place(place_in_time(p.sequences, segments, blockIdx.x / slices, heads, segments.count)) {}
+        place(place_in_time<false>(p.sequences, segments, blockIdx.x / slices, heads)) {}
   __device__ __forceinline__ bool start() {
     n = place.n;
     if (n < 0) return false;

@@ -56,13 +56,11 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   rest /= value_blocks;
   const int key_tile = static_cast<int>(rest % key_blocks) * key_tiles;
   rest /= key_blocks;
-  const PlaceInTime place = place_in_time(p.sequences, segments, rest, p.heads, segments.count - 1);
+  const PlaceInTime place = place_in_time<true>(p.sequences, segments, rest, p.heads);
   if (place.n < 0) return;
   const int segment = place.segment, head = place.head, n = static_cast<int>(place.n);
   const Span span = span_of(p.sequences, n);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  // Nothing starts where the last one ends.
-  if (segments.differ(p.sequences) && (segment + 1) * segments.chunks >= chunks) return;
   const int begin = min(chunks, segment * segments.chunks), end = min(chunks, begin + segments.chunks);
   // Heads of x that go into one state: backwards the query heads of a key-value head. A visit is a chunk and one of
   // them.
@@ -252,7 +250,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
     }
   }
   const int thread = fresh_thread();
-  const std::int64_t of = (segments.first_join(p.sequences, n, span.chunk_begin) + segment) * p.heads + head;
+  const std::int64_t of = static_cast<std::int64_t>(place.join) * p.heads + head;
   if (value_tile == 0 && value_part == 0 && thread % 4 == 0) {
     float* at = segments.decays + (of * run.blocks + key_tile) * kTile + row_of(thread);
 #pragma unroll
@@ -274,8 +272,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   }
 }
 
-// grid: N * G * (segments - 1), or where these differ places * G, * blocks in K * blocks in V, these fastest: nothing
-// starts where the last segment ends.
+// grid: joins * G * blocks in K * blocks in V, these fastest: nothing starts where the last segment ends.
 template <class Core, int groups, int VT>
 __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
                                   (SegmentEndsPlan<Core, groups, VT>::blocks))
@@ -289,7 +286,8 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
 
 // Segments' ends to start states: start_0 = of_given * given, start_{s+1} = (product of decays of s) start_s + end_s.
 // Ends lie as accumulators whose rows are key channels, starts as their transposes, which the recurrence holds. A warp:
-// 16 by 16 channels of one (sequence, head); grid: (N * G, tiles of V * blocks * 2), blocks: of 64 key channels.
+// 16 by 16 channels of one (sequence, head); grid: (N * G, or where segments differ joins * G, of which a sequence's
+// first has its work; tiles of V * blocks * 2), blocks: of 64 key channels.
 constexpr int kCombineThreads = 256;
 constexpr int kCombineBlocks = 2;  // a tile
 static __global__ void __launch_bounds__(kCombineThreads)
@@ -300,10 +298,16 @@ static __global__ void __launch_bounds__(kCombineThreads)
             of_values = part % 4;  // of each four 16
   const int key = tile % blocks * kTile + 16 * of_keys + lane / 4,
             value = tile / blocks * kTile + 16 * of_values + 2 * (lane % 4);
-  const std::int64_t cell = blockIdx.x;
-  const int n = static_cast<int>(blockIdx.x / p.heads), head = static_cast<int>(blockIdx.x % p.heads);
+  int n = static_cast<int>(blockIdx.x / p.heads);
+  const int head = static_cast<int>(blockIdx.x % p.heads);
   const bool differ = segments.differ(p.sequences);
   flashgla::cuda::wait_for_previous();
+  if (differ) {
+    const PlaceInTime place = place_in_time<true>(p.sequences, segments, blockIdx.x, p.heads);
+    if (place.n < 0 || place.segment > 0) return;
+    n = static_cast<int>(place.n);
+  }
+  const std::int64_t cell = static_cast<std::int64_t>(n) * p.heads + head;
   const std::int64_t chunk_begin = differ ? p.sequences.chunk_begin[n] : 0;
   const std::int64_t first_join = segments.first_join(p.sequences, n, chunk_begin);
   int count = segments.count;

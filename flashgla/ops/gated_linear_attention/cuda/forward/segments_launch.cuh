@@ -20,10 +20,8 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
   const bool wide_key = run.blocks > kEndKeyTiles, two_groups = wide_key || p.value_dim > 2 * kTile;
   const int values = tiles_of(p.value_dim), values_each = values == 1 ? 1 : two_groups && !wide_key ? 4 : 2;
   const int keys_each = kEndKeyTiles * (wide_key ? 2 : 1);
-  const std::int64_t places =
-      segments.differ(p.sequences) ? segments.places(p.sequences) : p.sequences.count * (segments.count - 1);
-  const std::int64_t blocks =
-      places * p.heads * ((run.blocks + keys_each - 1) / keys_each) * ((values + values_each - 1) / values_each);
+  const std::int64_t blocks = segments.joins(p.sequences) * p.heads * ((run.blocks + keys_each - 1) / keys_each) *
+                              ((values + values_each - 1) / values_each);
   if (two_groups) {
     values == 1 ? launch_ends<Core, 2, 1>(stream, p, run, segments, blocks)
                 : launch_ends<Core, 2, 2>(stream, p, run, segments, blocks);
@@ -38,7 +36,8 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
 template <class Core>
 void launch_segments(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
   segment_ends::launch_ends<Core>(stream, p, run, segments);
-  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads),
+  const std::int64_t cells = segments.differ(p.sequences) ? segments.joins(p.sequences) : p.sequences.count;
+  const dim3 grid(static_cast<unsigned>(cells * p.heads),
                   static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks));
   flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
                          kNext<Core>, p, run.start, run.start_scale, run.blocks, segments);
