@@ -99,16 +99,8 @@ __device__ __forceinline__ void forward_group(const View& view, int of) {
   Accumulator h[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    clear(h[tile]);
-    if (!there || p.h0 == nullptr) continue;
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const auto* from = reinterpret_cast<const float2*>(static_cast<const float*>(p.h0) + state +
-                                                         (tile * kTile + row_of_element(thread, i)) * kTile +
-                                                         column_of_element(thread, i));
-      h[tile][i] = from->x;
-      h[tile][i + 1] = from->y;
-    }
+    read_state(h[tile], there && p.h0 != nullptr ? static_cast<const float*>(p.h0) + state : nullptr, p.key_dim, kTile,
+               tile * kTile, 0, thread);
   }
 #pragma unroll 1
   for (int step = 0; step < view.chunks; ++step) {
@@ -168,14 +160,8 @@ __device__ __forceinline__ void forward_group(const View& view, int of) {
   if (thread == 0) Core::wait_for_copies_out();  // shared memory is there until they have been read
   if (!there || p.ht == nullptr) return;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      *reinterpret_cast<float2*>(static_cast<float*>(p.ht) + state +
-                                 (tile * kTile + row_of_element(thread, i)) * kTile + column_of_element(thread, i)) =
-          make_float2(h[tile][i], h[tile][i + 1]);
-    }
-  }
+  for (int tile = 0; tile < kTiles; ++tile)
+    write_state(static_cast<float*>(p.ht) + state, h[tile], p.key_dim, kTile, tile * kTile, 0, thread);
 }
 
 // Chunks are brought as far ahead as there are stages.

@@ -34,18 +34,9 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
     ptx::copy_async_commit();
   };
 
-  const std::int64_t state = ((n * p.heads + head) * p.key_dim + tile * kTile) * kTile;
+  const std::int64_t state = (n * p.heads + head) * p.key_dim * kTile;
   Accumulator h;
-  clear(h);
-  if (walk.start != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const auto* from = reinterpret_cast<const float2*>(walk.start + state + row_of_element(thread, i) * kTile +
-                                                         column_of_element(thread, i));
-      h[i] = from->x;
-      h[i + 1] = from->y;
-    }
-  }
+  read_state(h, walk.start == nullptr ? nullptr : walk.start + state, p.key_dim, kTile, tile * kTile, 0, thread);
   load(0);
   load(1);
   float2 gates = chunks > 0 ? load_gates(p, ChunkPlace(span, first_of(0)), head) : make_float2(0.0f, 0.0f);
@@ -77,13 +68,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4)
     scale_rows(h, decay, decay);
     TensorCore80::product<Stored::k_outer, Stored::k_outer, false, Loads::in_turn>(h, keys, values, thread);
   }
-  if (walk.end != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      *reinterpret_cast<float2*>(walk.end + state + row_of_element(thread, i) * kTile + column_of_element(thread, i)) =
-          make_float2(h[i], h[i + 1]);
-    }
-  }
+  if (walk.end != nullptr) write_state(walk.end + state, h, p.key_dim, kTile, tile * kTile, 0, thread);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys

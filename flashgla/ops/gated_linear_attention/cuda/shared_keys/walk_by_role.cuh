@@ -64,20 +64,11 @@ __device__ __forceinline__ void walking_group(const View& view, int group) {
   const int thread = static_cast<int>(threadIdx.x) & (kGroupThreads - 1), lane = thread & 31;
   const int of = group / kTiles, tile = group % kTiles, head = view.first_head + of;
   const bool there = head < view.p.heads;
-  const std::int64_t state =
-      ((static_cast<std::int64_t>(view.n) * view.p.heads + head) * view.p.key_dim + tile * kTile) * kTile;
+  const std::int64_t state = (static_cast<std::int64_t>(view.n) * view.p.heads + head) * view.p.key_dim * kTile;
   const std::uint32_t out = view.base + Layout::out + group * kTileBytes;
   Accumulator h;
-  clear(h);
-  if (there && view.walk.start != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const auto* from = reinterpret_cast<const float2*>(view.walk.start + state + row_of_element(thread, i) * kTile +
-                                                         column_of_element(thread, i));
-      h[i] = from->x;
-      h[i + 1] = from->y;
-    }
-  }
+  read_state(h, there && view.walk.start != nullptr ? view.walk.start + state : nullptr, view.p.key_dim, kTile,
+             tile * kTile, 0, thread);
 #pragma unroll 1
   for (int step = 0; step < view.chunks; ++step) {
     if (thread == 0) Core::wait_for_copies_out();
@@ -110,13 +101,8 @@ __device__ __forceinline__ void walking_group(const View& view, int group) {
     view.ring.leave(step, lane);
   }
   if (thread == 0) Core::wait_for_copies_out();  // shared memory is there until they have been read
-  if (there && view.walk.end != nullptr) {
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      *reinterpret_cast<float2*>(view.walk.end + state + row_of_element(thread, i) * kTile +
-                                 column_of_element(thread, i)) = make_float2(h[i], h[i + 1]);
-    }
-  }
+  if (there && view.walk.end != nullptr)
+    write_state(view.walk.end + state, h, view.p.key_dim, kTile, tile * kTile, 0, thread);
 }
 
 // Chunks are brought as far ahead as there are stages.
