@@ -167,7 +167,7 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
     launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
   if (sums_gates) {
     launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream,
-                     plan.may_be_idle ? p.sequences.chunk_begin + p.sequences.count : nullptr);
+                     p.sequences.may_be_idle ? p.sequences.chunk_begin + p.sequences.count : nullptr);
   }
 }
 

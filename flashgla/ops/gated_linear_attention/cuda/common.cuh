@@ -1,6 +1,7 @@
 // Device helpers shared by the forward, backward and step kernels.
 #pragma once
 
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
@@ -146,6 +147,22 @@ __device__ __forceinline__ std::int64_t sequence_of_chunk(const Sequences& s, st
     (s.chunk_begin[middle] <= chunk ? low : high) = middle;
   }
   return low;  // the last n with chunk_begin[n] <= chunk: empty sequences before it are passed over
+}
+
+// ---- two ways to run a call (plan_chunks_by_length) ----
+
+// Of the first way's kernels, where the host does not know the longest sequence: those of the second may begin, which
+// end at once where there are no tokens for them. Behind plan_chunks_by_length.
+__device__ __forceinline__ void release_other_way(const Sequences& s) {
+  if (s.packed && s.longest == 0) flashgla::cuda::release_next();
+}
+// Whether a block of the second way has nothing to do but to end. Asked before wait_for_previous: chunks have been
+// numbered before the first way began. The kernel has not ended before those ahead of it have.
+__device__ __forceinline__ bool ends_idle(const Sequences& s) {
+  if (!s.may_be_idle || __ldcg(s.chunk_begin + s.count) != 0) return false;
+  flashgla::cuda::release_next();
+  if (blockIdx.x + blockIdx.y == 0) flashgla::cuda::wait_for_previous();
+  return true;
 }
 
 // ---- 64x64 tiles of 16-bit elements in shared memory ----

@@ -155,8 +155,9 @@ ByLength plan_chunks_by_length(Context& context, const Params& params, std::int6
   const std::int64_t each = params.sequences.count + 1;
   auto* numbers = take<std::int64_t>(context, 4 * each * 8, "gla: chunk numbers");
   const Numbers up_to{numbers, numbers + each}, longer{numbers + 2 * each, numbers + 3 * each};
-  const auto with = [&](const Numbers& n) {
+  const auto with = [&](const Numbers& n, bool may_be_idle) {
     Params p = params;
+    p.sequences.may_be_idle = may_be_idle;
     p.sequences.cu_seqlens = n.starts;
     p.sequences.wide = true;
     p.sequences.chunk_begin = n.chunk_begin;
@@ -167,7 +168,7 @@ ByLength plan_chunks_by_length(Context& context, const Params& params, std::int6
         params.sequences, most_chunks, up_to, longer);
     flashgla::cuda::check_launch("plan_chunks_by_length");
   }
-  return {with(up_to), with(longer)};
+  return {with(up_to, false), with(longer, true)};
 }
 
 float* take_states(Context& context, const Problem& p, const char* label) {

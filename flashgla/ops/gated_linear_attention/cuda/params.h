@@ -33,6 +33,7 @@ struct Sequences {
   std::int64_t count = 0;                     // N
   std::int64_t length = 0;                    // T: of each sequence, or of all together when packed
   bool packed = false;                        // one after the other, within one row of the batch
+  bool may_be_idle = false;                   // of the second of two ways to run a call (plan_chunks_by_length)
   std::int64_t longest = 0;                   // tokens of the longest, packed 0 where the host does not know it
   const void* cu_seqlens = nullptr;           // device, [N+1]; null where not packed
   bool wide = false;                          // cu_seqlens is i64, else i32

@@ -522,7 +522,6 @@ Plan of_long_sequences(const Plan& plan) {
   p.forward = ForwardForm::two_passes;
   p.backward = BackwardForm::chunks;
   p.forward_up_to = p.backward_up_to = 0;
-  p.may_be_idle = true;
   read_states_by_chunks(p);
   return p;
 }

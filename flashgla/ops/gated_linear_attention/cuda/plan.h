@@ -102,9 +102,8 @@ struct Plan {
   // Packed sequences whose longest the host does not know: the most chunks that it may have for `forward` and
   // `backward`; where it has more, the device takes two passes and chunks instead (of_long_sequences). 0: as they are.
   std::int64_t forward_up_to = 0, backward_up_to = 0;
-  bool may_be_idle = false;  // of long sequences: the call's may not be
-  int groups = 1;            // one pass; states beside gates over values: warpgroups of a block
-  bool pairs = false;        // one pass: they have neighbouring heads, moved together
+  int groups = 1;      // one pass; states beside gates over values: warpgroups of a block
+  bool pairs = false;  // one pass: they have neighbouring heads, moved together
 };
 
 // `hopper`: of the row cuda_sm90; else cuda_portable's, which runs there too.

@@ -347,6 +347,7 @@ __device__ __forceinline__ void backward_by_role(const Params& p, const FusedBac
     Core::wait_for_cluster();
   }
   flashgla::cuda::wait_for_previous();
+  release_other_way(view.p.sequences);
   const int group = own_group();
   if (group == Layout::working_groups) {
     Core::template give<Layout::producer_registers>();

@@ -12,6 +12,7 @@ template <class Core, GateTile kGate, bool kGrouped>
 __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
+  if (ends_idle(p.sequences)) return;
   if (!PairShared<Core>::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
 template <class Core, KeyGates kGates, Walk kWalk>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
+  if constexpr (kWalk == Walk::rest) release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) backward_channels<Core, kGates, kWalk>(p, f, shared);
 }

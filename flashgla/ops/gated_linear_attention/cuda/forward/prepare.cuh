@@ -217,6 +217,7 @@ constexpr int kPrepareGroups = 4;
 template <class Core>
 __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
+  if (ends_idle(p.sequences)) return;
   flashgla::cuda::wait_for_previous();
   if (out.blocks <= 2) flashgla::cuda::release_next_of_waves();  // of wider heads at the end: README.md
   extern __shared__ __align__(1024) char shared[];

@@ -22,7 +22,6 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
       static_cast<int>(std::min<std::int64_t>({prepared.blocks, kPrepareGroups, fit, std::max<std::int64_t>(room, 1)}));
   flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
                          dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kPrepareBytes,
-                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
-                         prepared);
+                         static_cast<cudaStream_t>(context.stream()), kNext<Core>, p, prepared);
 }
 }  // namespace flashgla::ops::gated_linear_attention::cuda

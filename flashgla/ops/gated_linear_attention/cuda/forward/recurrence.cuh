@@ -289,6 +289,7 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, gro
     recurrence_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                       const __grid_constant__ Segments segments) {
   using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
+  if (run.end == nullptr && ends_idle(p.sequences)) return;
   if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped, plain>(p, run, segments, shared);

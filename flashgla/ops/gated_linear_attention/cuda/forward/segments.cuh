@@ -278,6 +278,7 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
                                   (SegmentEndsPlan<Core, groups, VT>::blocks))
     segment_ends_kernel(const __grid_constant__ Params p, const __grid_constant__ Recurrence run,
                         const __grid_constant__ Segments segments) {
+  if (ends_idle(p.sequences)) return;
   if (!SegmentEndsPlan<Core, groups, VT>::in_bulk || p.sequences.cu_seqlens != nullptr)
     flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
@@ -286,24 +287,23 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
 
 // Segments' ends to start states: start_0 = of_given * given, start_{s+1} = (product of decays of s) start_s + end_s.
 // Ends lie as accumulators whose rows are key channels, starts as their transposes, which the recurrence holds. A warp:
-// 16 by 16 channels of one (sequence, head); grid: (N * G, or where segments differ joins * G, of which a sequence's
-// first has its work; tiles of V * blocks * 2), blocks: of 64 key channels.
+// 16 by 16 channels of one (sequence, head); an item: half of a tile of [blocks of 64 key channels, value tiles], of a
+// head and sequence or, where segments differ, of a head and join: a sequence's first has its work.
 constexpr int kCombineThreads = 256;
-constexpr int kCombineBlocks = 2;  // a tile
-static __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ Params p, const float* given, float of_given, int blocks,
-                   const __grid_constant__ Segments segments) {
-  const int tile = static_cast<int>(blockIdx.y) / kCombineBlocks, lane = threadIdx.x % 32;
-  const int part = (blockIdx.y % kCombineBlocks * kCombineThreads + threadIdx.x) / 32, of_keys = part / 4,
-            of_values = part % 4;  // of each four 16
+constexpr int kCombineItems = 2;             // a tile
+constexpr std::int64_t kMostCombine = 1024;  // blocks: many items may have nothing to do
+__device__ __forceinline__ void combine(const Params& p, const float* given, float of_given, int blocks,
+                                        const Segments& segments, unsigned of_cells, int of_tiles) {
+  const int tile = of_tiles / kCombineItems, lane = threadIdx.x % 32;
+  const int part = (of_tiles % kCombineItems * kCombineThreads + static_cast<int>(threadIdx.x)) / 32,
+            of_keys = part / 4, of_values = part % 4;  // of each four 16
   const int key = tile % blocks * kTile + 16 * of_keys + lane / 4,
             value = tile / blocks * kTile + 16 * of_values + 2 * (lane % 4);
-  int n = static_cast<int>(blockIdx.x / p.heads);
-  const int head = static_cast<int>(blockIdx.x % p.heads);
+  int n = static_cast<int>(of_cells / p.heads);
+  const int head = static_cast<int>(of_cells % p.heads);
   const bool differ = segments.differ(p.sequences);
-  flashgla::cuda::wait_for_previous();
   if (differ) {
-    const PlaceInTime place = place_in_time<true>(p.sequences, segments, blockIdx.x, p.heads);
+    const PlaceInTime place = place_in_time<true>(p.sequences, segments, of_cells, p.heads);
     if (place.n < 0 || place.segment > 0) return;
     n = static_cast<int>(place.n);
   }
@@ -314,7 +314,7 @@ static __global__ void __launch_bounds__(kCombineThreads)
   if (differ)
     count = static_cast<int>((p.sequences.chunk_begin[n + 1] - chunk_begin + segments.chunks - 1) / segments.chunks);
   const auto join_behind = [&](int segment) { return (first_join + segment) * p.heads + head; };
-  const std::int64_t tiles = gridDim.y / kCombineBlocks;
+  const std::int64_t tiles = static_cast<std::int64_t>(tiles_of(p.value_dim)) * blocks;
   const auto tile_of = [&](float* states, int segment) {
     return reinterpret_cast<float4*>(states) + (join_behind(segment) * tiles + tile) * (kTile * kTile / 4);
   };
@@ -375,6 +375,16 @@ static __global__ void __launch_bounds__(kCombineThreads)
       }
     }
   }
+}
+
+static __global__ void __launch_bounds__(kCombineThreads)
+    combine_kernel(const __grid_constant__ Params p, const float* given, float of_given, int blocks,
+                   const __grid_constant__ Segments segments, unsigned cells, unsigned items) {
+  if (ends_idle(p.sequences)) return;
+  flashgla::cuda::wait_for_previous();
+#pragma unroll 1
+  for (unsigned item = blockIdx.x; item < items; item += gridDim.x)
+    combine(p, given, of_given, blocks, segments, item % cells, static_cast<int>(item / cells));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

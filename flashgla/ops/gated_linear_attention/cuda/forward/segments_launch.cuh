@@ -1,6 +1,8 @@
 // Launchers of segments of time; instantiations/ has one source a core.
 #pragma once
 
+#include <algorithm>
+
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/segments.cuh"
 
@@ -36,11 +38,12 @@ void launch_ends(cudaStream_t stream, const Params& p, const Recurrence& run, co
 template <class Core>
 void launch_segments(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
   segment_ends::launch_ends<Core>(stream, p, run, segments);
-  const std::int64_t cells = segments.differ(p.sequences) ? segments.joins(p.sequences) : p.sequences.count;
-  const dim3 grid(static_cast<unsigned>(cells * p.heads),
-                  static_cast<unsigned>(tiles_of(p.value_dim) * run.blocks * kCombineBlocks));
-  flashgla::cuda::launch("gated_linear_attention segments", combine_kernel, grid, kCombineThreads, 0, stream,
-                         kNext<Core>, p, run.start, run.start_scale, run.blocks, segments);
+  const std::int64_t cells = (segments.differ(p.sequences) ? segments.joins(p.sequences) : p.sequences.count) * p.heads;
+  const std::int64_t items = cells * tiles_of(p.value_dim) * run.blocks * kCombineItems;
+  flashgla::cuda::launch("gated_linear_attention segments", combine_kernel,
+                         dim3(static_cast<unsigned>(std::min(items, kMostCombine))), kCombineThreads, 0, stream,
+                         kNext<Core>, p, run.start, run.start_scale, run.blocks, segments, static_cast<unsigned>(cells),
+                         static_cast<unsigned>(items));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
