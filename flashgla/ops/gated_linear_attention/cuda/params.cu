@@ -38,13 +38,17 @@ __device__ __forceinline__ void number_chunks(const Sequences& s, std::int64_t* 
   }
   if (threadIdx.x == 0) begin[s.count] = before;
 }
-__global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) { number_chunks(s, begin); }
+__global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
+  flashgla::cuda::release_next();
+  number_chunks(s, begin);
+}
 
 // Starts of sequences and numbers of their chunks, for one way or the other.
 struct Numbers {
   std::int64_t *starts, *chunk_begin;  // [N+1]
 };
 __global__ void plan_chunks_by_length_kernel(Sequences s, std::int64_t most_chunks, Numbers up_to, Numbers longer) {
+  flashgla::cuda::release_next();
   number_chunks(s, up_to.chunk_begin);
   __syncthreads();
   bool is_longer = false;

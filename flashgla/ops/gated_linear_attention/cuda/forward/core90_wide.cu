@@ -20,7 +20,7 @@ void launch(cudaStream_t stream, const Params& p) {
                                 : wide_forward_kernel<TensorCore90, KB, groups, peers, false>;
   flashgla::cuda::launch("gated_linear_attention wide forward", kernel,
                          {dim3(static_cast<unsigned>(p.sequences.count * p.heads * p.group * slices)), peers},
-                         Plan::threads, Plan::bytes, stream, flashgla::cuda::Begin::after_previous, p, maps);
+                         Plan::threads, Plan::bytes, stream, kNext<TensorCore90>, p, maps);
 }
 
 }  // namespace

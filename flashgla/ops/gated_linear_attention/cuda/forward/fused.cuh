@@ -393,6 +393,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
 template <class Core, FusedGate gate, bool kPairs>
 __global__ void __launch_bounds__(2 * kGroupThreads, 2)
     fused_kernel(const __grid_constant__ Params p, bool asks_early) {
+  flashgla::cuda::wait_for_previous();
   release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) fused<Core, gate, kPairs>(p, asks_early, shared);

@@ -18,7 +18,7 @@ void launch(Context& context, const Params& p, int groups) {
   const std::int64_t blocks = p.sequences.count * p.heads * p.group * tiles_of(p.value_dim) / groups;
   flashgla::cuda::launch("gated_linear_attention forward", fused_kernel<Core, gate, kPairs>,
                          dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kFusedTiles * kTileBytes,
-                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
+                         static_cast<cudaStream_t>(context.stream()), kNext<Core>, p,
                          blocks <= context.architecture().multiprocessors);
 }
 

@@ -500,6 +500,7 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
 template <class Core, int KB, int groups, int peers, bool kF32Gates>
 __global__ void __launch_bounds__((WidePlan<KB, groups, peers>::threads), 1)
     wide_forward_kernel(const __grid_constant__ Params p, const __grid_constant__ WideMaps maps) {
+  flashgla::cuda::wait_for_previous();
   release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) wide_forward<Core, KB, groups, peers, kF32Gates>(p, maps, shared);
