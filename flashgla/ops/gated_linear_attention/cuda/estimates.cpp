@@ -93,11 +93,14 @@ class RecurrenceTime {
     const std::int64_t joins = std::min(all_ / chunks, all_ / std::max<std::int64_t>(longest_, 1) * (of_longest - 1));
     const double full = times(in_parts(joins * each_, slots_), static_cast<double>(chunks)),
                  one = static_cast<double>(std::min(longest_, chunks));
-    const auto walked = [&](std::int64_t of_all) {
-      return std::max(full, unlike(one, static_cast<double>(of_all) * share_));
+    // Of them the segments of the longest sequence are alike, where it is cut: they leave no place waiting for others.
+    const auto walked = [&](std::int64_t of_all, std::int64_t alike) {
+      const double rest = times(of_all - alike, share_);
+      return std::max(full, std::max(one, times(of_all, share_)) + 0.5 * std::min(one, rest));
     };
     const double part = static_cast<double>(joins * chunks) / static_cast<double>(std::max<std::int64_t>(all_, 1));
-    return with_ends(of_longest, walked(s_.most_chunks), joins == 0 ? 0.0 : walked(joins * chunks), part, joins);
+    const double ended = joins == 0 ? 0.0 : walked(joins * chunks, (of_longest - 1) * chunks);
+    return with_ends(of_longest, walked(s_.most_chunks, of_longest > 1 ? longest_ : 0), ended, part, joins);
   }
 
   // How many chunks a segment may have, for eighths more of segments each time, since this is worked out in every call.

@@ -444,30 +444,30 @@ two_passes in 3; chunks, states found; prepared every 2
   wide_packed_192_constant_extreme wide_packed_192_constant_trained wide_packed_192_key_extreme
   wide_packed_192_key_trained wide_packed_192_none_trained wide_packed_192_scalar_extreme
   wide_packed_192_scalar_trained
-two_passes in 4; chunks in 4; prepared every 2
-one_wide_pass or two_passes in 15 above 10 chunks; chunks in 4, states found; prepared every 2
-two_passes in 4; chunks in 4; prepared every 2
-two_passes in 4; chunks in 4, states found; prepared every 2
+two_passes in 5; chunks in 5; prepared every 2
+one_wide_pass or two_passes in 12 above 11 chunks; chunks in 5, states found; prepared every 2
+two_passes in 5; chunks in 5; prepared every 2
+two_passes in 5; chunks in 5, states found; prepared every 2
   wide_packed_alike_constant_extreme wide_packed_alike_constant_trained wide_packed_alike_none_trained
   wide_packed_alike_scalar_extreme wide_packed_alike_scalar_trained
-two_passes in 4; chunks in 4; prepared every 2
-one_wide_pass or two_passes in 15 above 11 chunks; chunks in 4, states found; prepared every 2
-two_passes in 4; chunks in 4; prepared every 2
-two_passes in 4; chunks in 4, states found; prepared every 2
+two_passes in 5; chunks in 5; prepared every 2
+one_wide_pass or two_passes in 12 above 12 chunks; chunks in 5, states found; prepared every 2
+two_passes in 5; chunks in 5; prepared every 2
+two_passes in 5; chunks in 5, states found; prepared every 2
   wide_packed_alike_key_extreme wide_packed_alike_key_trained
 two_passes in 7; chunks in 7; prepared every 2
-one_wide_pass or two_passes in 20 above 12 chunks; chunks in 7, states found; prepared every 2
+one_wide_pass or two_passes in 14 above 13 chunks; chunks in 7, states found; prepared every 2
 two_passes in 7; chunks in 7; prepared every 2
 two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_constant_extreme wide_packed_long_constant_trained wide_packed_long_none_trained
   wide_packed_long_scalar_extreme wide_packed_long_scalar_trained
 two_passes in 7; chunks in 7; prepared every 2
-one_wide_pass or two_passes in 20 above 13 chunks; chunks in 7, states found; prepared every 2
+one_wide_pass or two_passes in 14 above 15 chunks; chunks in 7, states found; prepared every 2
 two_passes in 7; chunks in 7; prepared every 2
 two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_key_extreme wide_packed_long_key_trained
 two_passes; chunks; prepared every 2
-one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
+one_wide_pass or two_passes in 7 above 5 chunks; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
   logits_packed_brief
