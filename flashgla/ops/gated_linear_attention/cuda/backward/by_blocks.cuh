@@ -98,13 +98,7 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (
     if (t == warp) scale_columns_at(d, own_factors + 256 * t);
     if (t == warp && !near) continue;
     const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      std::uint32_t b[4];
-      TensorCore80::load_b<Stored::k_outer>(b, other_tile, t, j, thread);
-      TensorCore80::multiply(d + 4 * j, a, b[0], b[1]);
-      TensorCore80::multiply(d + 4 * j + 4, a, b[2], b[3]);
-    }
+    TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
   }
 }
 // 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a

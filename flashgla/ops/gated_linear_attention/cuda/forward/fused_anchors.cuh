@@ -17,13 +17,7 @@ __device__ __forceinline__ void sum_from_anchor(Accumulator& sums, std::uint32_t
                       after = ones & ((column <= row ? low : 0) | (column + 1 <= row ? high : 0));
   const std::uint32_t operand[4] = {before, 0, 0, after};
   clear(sums);
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    std::uint32_t b[4];
-    TensorCore80::load_b<Stored::k_outer>(b, g_tile, warp, j, thread);
-    TensorCore80::multiply(sums + 4 * j, operand, b[0], b[1]);
-    TensorCore80::multiply(sums + 4 * j + 4, operand, b[2], b[3]);
-  }
+  TensorCore80::add_step<Stored::k_outer>(sums, operand, g_tile, warp, thread);
 }
 
 // The factors of Anchors, and ones, in the queries' tile: those that a warp finds in its own rows. For the state they

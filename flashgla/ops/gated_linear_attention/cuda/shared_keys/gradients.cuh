@@ -103,14 +103,9 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   for (int i = 0; i < 16; ++i) scores[i] = d_scores[i] = 0.0f;
 #pragma unroll
   for (int k16 = 0; k16 < 4 * kTiles; ++k16) {
-    std::uint32_t a[4], b[4];
+    std::uint32_t a[4];
     Core::load_a<Stored::k_inner>(a, base + (kTiles + k16 / 4) * kTileBytes, k16 % 4, own);
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-      Core::load_b<Stored::k_inner>(b, base + k16 / 4 * kTileBytes, k16 % 4, 4 * half + j, own);
-      Core::multiply(scores + 4 * j, a, b[0], b[1]);
-      Core::multiply(scores + 4 * j + 4, a, b[2], b[3]);
-    }
+    Core::add_step<Stored::k_inner, 4>(scores, a, base + k16 / 4 * kTileBytes, k16 % 4, own, 4 * half);
   }
   std::uint32_t k[kColumns / 2][4];
 #pragma unroll
@@ -130,15 +125,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) made[i] = 0.0f;
 #pragma unroll
-      for (int k16 = 0; k16 < 4; ++k16) {
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-          std::uint32_t b[4];
-          Core::load_b<Stored::k_inner>(b, state, k16, first_column + begin + j, own);
-          Core::multiply(made + 4 * j, x[k16], b[0], b[1]);
-          Core::multiply(made + 4 * j + 4, x[k16], b[2], b[3]);
-        }
-      }
+      for (int k16 = 0; k16 < 4; ++k16)
+        Core::add_step<Stored::k_inner, 4>(made, x[k16], state, k16, own, first_column + begin);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int column = 8 * (first_column + begin + j) + 2 * (lane & 3);
@@ -207,15 +195,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 #pragma unroll
       for (int j = 0; j < 16; ++j) made[j] = 0.0f;
 #pragma unroll
-      for (int k16 = 0; k16 < 4; ++k16) {
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-          std::uint32_t b[4];
-          Core::load_b<Stored::k_inner>(b, d_o, k16, 4 * half + j, own);
-          Core::multiply(made + 4 * j, x[k16], b[0], b[1]);
-          Core::multiply(made + 4 * j + 4, x[k16], b[2], b[3]);
-        }
-      }
+      for (int k16 = 0; k16 < 4; ++k16) Core::add_step<Stored::k_inner, 4>(made, x[k16], d_o, k16, own, 4 * half);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int column = 32 * half + 8 * j + 2 * (lane & 3);
@@ -259,27 +239,12 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
     Accumulator dv;
     clear(dv);
 #pragma unroll
-    for (int k16 = 0; k16 < kColumns / 2; ++k16) {
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        std::uint32_t b[4];
-        Core::load_b<Stored::k_outer>(b, dh + tile_of_half * kTileBytes, first_column / 2 + k16, j, own);
-        Core::multiply(dv + 4 * j, k[k16], b[0], b[1]);
-        Core::multiply(dv + 4 * j + 4, k[k16], b[2], b[3]);
-      }
-    }
+    for (int k16 = 0; k16 < kColumns / 2; ++k16)
+      Core::add_step<Stored::k_outer>(dv, k[k16], dh + tile_of_half * kTileBytes, first_column / 2 + k16, own);
     scale_rows(dv, upper_left, lower_left);
     if (sees) {
 #pragma unroll
-      for (int k16 = 0; k16 < 2; ++k16) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-          std::uint32_t b[4];
-          Core::load_b<Stored::k_outer>(b, d_o, 2 * half + k16, j, own);
-          Core::multiply(dv + 4 * j, weights[k16], b[0], b[1]);
-          Core::multiply(dv + 4 * j + 4, weights[k16], b[2], b[3]);
-        }
-      }
+      for (int k16 = 0; k16 < 2; ++k16) Core::add_step<Stored::k_outer>(dv, weights[k16], d_o, 2 * half + k16, own);
     }
     // The two halves' parts: each gives the other half of V away, and has the sum of its own.
     float* const parts = reinterpret_cast<float*>(memory + Plan::parts);

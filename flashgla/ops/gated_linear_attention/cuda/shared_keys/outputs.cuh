@@ -80,13 +80,7 @@ __global__ void __launch_bounds__(kGroupThreads, 3)
     for (int k16 = 0; k16 < 4 * kTiles; ++k16) {
       std::uint32_t q[4];
       Core::load_a<Stored::k_inner>(q, base + k16 / 4 * kTileBytes, k16 % 4, thread);
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        std::uint32_t b[4];
-        Core::load_b<Stored::k_outer>(b, state + k16 / 4 * kTileBytes, k16 % 4, j, thread);
-        Core::multiply(o + 4 * j, q, b[0], b[1]);
-        Core::multiply(o + 4 * j + 4, q, b[2], b[3]);
-      }
+      Core::add_step<Stored::k_outer>(o, q, state + k16 / 4 * kTileBytes, k16 % 4, thread);
     }
     scale_rows(o, ptx::exp2(upper) * p.scale, ptx::exp2(lower) * p.scale);
 #pragma unroll
@@ -106,13 +100,7 @@ __global__ void __launch_bounds__(kGroupThreads, 3)
         a[2 * block + 1] = ptx::pack_bf16(weighed(s[2], lower, there.x, column <= row + 8),
                                           weighed(s[3], lower, there.y, column + 1 <= row + 8));
       }
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        std::uint32_t b[4];
-        Core::load_b<Stored::k_outer>(b, values, k16, j, thread);
-        Core::multiply(o + 4 * j, a, b[0], b[1]);
-        Core::multiply(o + 4 * j + 4, a, b[2], b[3]);
-      }
+      Core::add_step<Stored::k_outer>(o, a, values, k16, thread);
     }
     const Rows to = rows_of(p.o, place, head);
     store_pieces(o, lane, [&](int r, int piece, uint4 x) { store_row_piece(to, 16 * warp + r, piece, x); });

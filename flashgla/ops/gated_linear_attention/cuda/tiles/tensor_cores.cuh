@@ -75,6 +75,18 @@ struct TensorCore80 {
                                                   std::uint32_t b1) {
     ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(d), a, b0, b1);
   }
+  // d += a times step k16 of a tile, 8 kColumns columns of it from 8 `first` on.
+  template <Stored stored, int kColumns = 8>
+  static __device__ __forceinline__ void add_step(float* d, const std::uint32_t (&a)[4], std::uint32_t tile, int k16,
+                                                  int thread, int first = 0) {
+#pragma unroll
+    for (int j = 0; j < kColumns; j += 2) {
+      std::uint32_t b[4];
+      load_b<stored>(b, tile, k16, first + j, thread);
+      multiply(d + 4 * j, a, b[0], b[1]);
+      multiply(d + 4 * j + 4, a, b[2], b[3]);
+    }
+  }
 
   template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile,
