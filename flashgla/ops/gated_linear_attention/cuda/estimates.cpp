@@ -44,8 +44,11 @@ std::int64_t longest_in_chunks(const Sequences& s) {
 }
 
 // Where those that walk through segments of at most so many chunks share what there is room for, a share of all chunks
-// each: whatever is ready takes the place of what has ended, and the last may begin late.
-double unlike(double chunks, double share) { return std::max(chunks, share) + 0.5 * std::min(chunks, share); }
+// each: whatever is ready takes the place of what has ended, and the last may begin late, of the part whose lengths
+// differ.
+double unlike(double chunks, double share, double part) {
+  return std::max(chunks, share) + 0.5 * std::min(chunks, part);
+}
 
 // Chunks one after the other where so many blocks walk through a sequence each, in rounds of as many as there is room
 // for.
@@ -53,7 +56,8 @@ double chunks_in_turn(const Sequences& s, std::int64_t blocks, std::int64_t room
   const std::int64_t longest = longest_in_chunks(s);
   if (!differ(s)) return times(in_parts(blocks, room), static_cast<double>(longest));
   const double each = static_cast<double>(blocks) / static_cast<double>(s.count);
-  return unlike(static_cast<double>(longest), times(s.most_chunks, each / static_cast<double>(room)));
+  const double share = times(s.most_chunks, each / static_cast<double>(room));
+  return unlike(static_cast<double>(longest), share, share);
 }
 
 // Where chunks wait for one another and all of them for memory: more than the longer one, less than the sum.
@@ -93,14 +97,14 @@ class RecurrenceTime {
     const std::int64_t joins = std::min(all_ / chunks, all_ / std::max<std::int64_t>(longest_, 1) * (of_longest - 1));
     const double full = times(in_parts(joins * each_, slots_), static_cast<double>(chunks)),
                  one = static_cast<double>(std::min(longest_, chunks));
-    // Of them the segments of the longest sequence are alike, where it is cut: they leave no place waiting for others.
+    // Segments of a sequence that has most of the chunks are alike: they leave no place waiting for others.
+    const bool alike_most = of_longest > 1 && 2 * longest_ > all_;
     const auto walked = [&](std::int64_t of_all, std::int64_t alike) {
-      const double rest = times(of_all - alike, share_);
-      return std::max(full, std::max(one, times(of_all, share_)) + 0.5 * std::min(one, rest));
+      return std::max(full, unlike(one, times(of_all, share_), times(of_all - (alike_most ? alike : 0), share_)));
     };
     const double part = static_cast<double>(joins * chunks) / static_cast<double>(std::max<std::int64_t>(all_, 1));
     const double ended = joins == 0 ? 0.0 : walked(joins * chunks, (of_longest - 1) * chunks);
-    return with_ends(of_longest, walked(s_.most_chunks, of_longest > 1 ? longest_ : 0), ended, part, joins);
+    return with_ends(of_longest, walked(s_.most_chunks, longest_), ended, part, joins);
   }
 
   // How many chunks a segment may have, for eighths more of segments each time, since this is worked out in every call.

@@ -462,12 +462,12 @@ two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_constant_extreme wide_packed_long_constant_trained wide_packed_long_none_trained
   wide_packed_long_scalar_extreme wide_packed_long_scalar_trained
 two_passes in 7; chunks in 7; prepared every 2
-one_wide_pass or two_passes in 14 above 15 chunks; chunks in 7, states found; prepared every 2
+one_wide_pass or two_passes in 14 above 16 chunks; chunks in 7, states found; prepared every 2
 two_passes in 7; chunks in 7; prepared every 2
 two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_key_extreme wide_packed_long_key_trained
 two_passes; chunks; prepared every 2
-one_wide_pass or two_passes in 7 above 5 chunks; chunks, states found; prepared every 2
+one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
 gates: two_passes; gates: chunks, states found; prepared every 2
   logits_packed_brief
