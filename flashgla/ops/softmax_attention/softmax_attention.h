@@ -71,6 +71,9 @@ void append(Context& context, std::span<const Appended> tensors, const TensorVie
 // [N,G,V] are put into the caches, as append would; absent, the caches hold them already.
 struct Token {
   TensorView k, v;
+  // The kernels that the stream still runs write neither caches nor positions, so that a step may begin to read them
+  // before those have ended.
+  bool settled = false;
 };
 void step(Context& context, const TensorView& q, const Token& token, const TensorView& k_cache,
           const TensorView& v_cache, const TensorView& positions, const TensorView& o, const Options& options);

@@ -68,8 +68,41 @@ TEST(SoftmaxAttention, StepsAgreeWithTheReference) {
                            Form{Shape({3, 1, 2, 16}), 1, 0, 300, {}, {2, 299, 1000}, 300},
                            Form{Shape({2, 1, 3, 64}), 3, 0, 0, {}, {40, 699}, 700},
                            Form{Shape({2, 1, 10, 128}), 2, 0, 90, {}, {40, 699}, 130},
-                           Form{Shape({1, 1, 1, 64}), 1, 0, 0, {}, {4500}, 4600}, many}) {
+                           Form{Shape({1, 1, 1, 64}), 1, 0, 0, {}, {4500}, 4600},
+                           // parts of a head that are a cluster's
+                           Form{Shape({3, 1, 16, 64}), 16, 0, 0, {}, {0, 255, 700}, 701},
+                           Form{Shape({3, 1, 16, 64}), 16, 0, 90, {}, {40, 89, 699}, 90},
+                           Form{Shape({4, 1, 40, 128}), 10, 0, 0, {}, {0, 1, 300, 700}, 701},
+                           Form{Shape({2, 1, 40, 20}), 40, 24, 0, {}, {100, 699}, 700}, many}) {
     EXPECT_EQ(testing::check_conformance(step_case(form), coverage), "");
+  }
+}
+
+// Of what is begun early nothing shows in the values.
+TEST(SoftmaxAttention, StepsOverSettledCachesHaveTheSameBits) {
+  for (const Device device : testing::test_devices()) {
+    Context context(device, 2);
+    const auto random = [&](const Shape& shape, DType dtype, std::uint64_t seed) {
+      return testing::copied_to(testing::random_normal(shape, dtype, seed), device);
+    };
+    const Tensor q = random({2, 20, 64}, DType::f32, 1), k = random({2, 20, 64}, DType::f32, 2);
+    const Tensor v = random({2, 20, 64}, DType::f32, 3);
+    const Tensor given = Tensor::zeros({2}, DType::i32);
+    given.as<std::int32_t>()[0] = 499;
+    given.as<std::int32_t>()[1] = 3;
+    const Tensor positions = testing::copied_to(given, device);
+    const auto outputs = [&](bool settled) {
+      const Tensor k_cache = random({2, 500, 20, 64}, DType::bf16, 4),
+                   v_cache = random({2, 500, 20, 64}, DType::bf16, 5);
+      const Tensor o = Tensor::empty({2, 20, 64}, DType::f32, device);
+      context.queue().synchronize();
+      step(context, q, {k, v, settled}, k_cache, v_cache, positions, o, {});
+      return std::pair{testing::copied_to(o, Device::cpu()), testing::copied_to(k_cache, Device::cpu())};
+    };
+    const auto [o, cache] = outputs(false);
+    const auto [settled_o, settled_cache] = outputs(true);
+    EXPECT_TRUE(testing::same_bits(o, settled_o));
+    EXPECT_TRUE(testing::same_bits(cache, settled_cache));
   }
 }
 
