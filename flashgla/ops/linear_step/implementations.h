@@ -25,7 +25,7 @@ struct Implementation {
   Support (*supports)(const Problem&, const Architecture&);
   // Takes its workspace before it looks whether the context is planning.
   void (*run)(Context&, const Inputs&, std::span<const Layer>, const Options&);
-  bool turns = false;  // heads of a multiple of four channels; else they are turned behind it
+  std::int64_t turns = 0;  // heads of a multiple of so many channels; others are turned behind it. 0: none
 };
 
 // Best first, reference last.
@@ -36,7 +36,7 @@ TensorView run_prologue(Context& context, const Inputs& inputs);
 
 extern const Implementation kStream, kComposed, kReference;
 #ifdef FLASHGLA_CUDA
-extern const Implementation kStreamCuda, kComposedCuda;
+extern const Implementation kStreamCuda, kTensorCoresCuda, kComposedCuda;
 #endif
 
 }  // namespace flashgla::ops::linear_step

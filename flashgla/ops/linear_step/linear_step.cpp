@@ -12,7 +12,7 @@ namespace flashgla::ops::linear_step {
 
 std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
-  static const Implementation table[] = {kStreamCuda, kComposedCuda, kStream, kComposed, kReference};
+  static const Implementation table[] = {kStreamCuda, kTensorCoresCuda, kComposedCuda, kStream, kComposed, kReference};
 #else
   static const Implementation table[] = {kStream, kComposed, kReference};
 #endif
@@ -156,7 +156,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
   const Implementation& row =
       select("linear_step", implementations(), problem, context.architecture(), context.forced_implementation());
   row.run(context, inputs, layers, options);
-  if (row.turns && options.rotary.head_size % 4 == 0) return;
+  if (row.turns > 0 && options.rotary.head_size % row.turns == 0) return;
   for (const Layer& layer : layers) {
     if (layer.turned > 0) turn(context, layer, options.rotary);
   }

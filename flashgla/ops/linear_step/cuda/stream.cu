@@ -12,17 +12,12 @@
 //
 // Where heads are turned (rotary), half of a group's rows are channels j of a head and half the ones at j + K/2; the
 // sines and cosines of a block's groups lie in shared memory before its first sum is there.
-#include <cuda_bf16.h>
-
-#include <algorithm>
-#include <cmath>
 #include <type_traits>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
-#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/linear_step/implementations.h"
+#include "flashgla/ops/linear_step/cuda/call.cuh"
 
 namespace flashgla::ops::linear_step {
 
@@ -38,41 +33,17 @@ constexpr int kPieceBytes = kPiece * kThreads * 16;
 // Rows of the weights in a group, beside so many rows of x.
 constexpr int group_rows(int rows) { return rows > 2 ? 4 : 2; }
 
-struct LayerParams {
-  const void* weight;
-  const void* bias;
-  float* y;
-  std::int64_t y_stride;
-  int out;     // columns of y
-  int turned;  // the first of these, heads that are turned
-  int bias_is_f32;
-};
+using cuda::LayerParams;
+using cuda::load_parameter;
+using cuda::swish;
 
-struct Params {
-  const float* x;
-  const float* gate;
-  const void* norm_weight;
-  std::int64_t x_stride, gate_stride;
-  int in, head_size;  // head_size: channels normalised together
-  int rows;           // of x
-  int norm_is_f32;
-  Prologue prologue;
-  Epilogue epilogue;
-  float inverse_in, epsilon, inverse_normalizer, clamp_min;
-  LayerParams layers[2];
+struct Params : cuda::Params {
   int groups_of_first;  // groups of layers[0]; the rest are layers[1]'s
   int groups;
-  int pieces;                     // of a group
-  int stages;                     // pieces of a warp that shared memory has room for
-  const std::int32_t* positions;  // of what is turned; null: zeros
-  int half;                       // K/2 of its heads; 0: nothing is turned
-  int angle_floats;               // room of what Turns has in shared memory
-  double log2_base;
+  int pieces;        // of a group
+  int stages;        // pieces of a warp that shared memory has room for
+  int angle_floats;  // room of what Turns has in shared memory
 };
-
-__device__ __forceinline__ float load_parameter(const void* data, int is_f32, int i) {
-  return is_f32 ? static_cast<const float*>(data)[i] : __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
-}
 
 // A 16-byte vector of weights: 8 of bf16, or 4 of f32.
 template <class W>
@@ -99,33 +70,11 @@ struct Vector<float> {
   }
 };
 
-// x sigmoid(x); by a quotient of two ulp.
-__device__ __forceinline__ float swish(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-
 // Where element i of a row of u lies: plane (i / 4) % planes, place i / (4 planes), in fours.
 template <int kPlanes>
 __device__ __forceinline__ int place_of(int i, int in) {
   const int four = i / 4;
   return (four % kPlanes * (in / (4 * kPlanes)) + four / kPlanes) * 4 + i % 4;
-}
-
-// A lane's part of the sum of squares of `size` elements. x is read past the first-level cache, here and below: that
-// may hold what x was.
-__device__ __forceinline__ float squares_of(const float* x, int size, int lane) {
-  float squares = 0.0f;
-  if (size % 4 == 0) {
-#pragma unroll 4
-    for (int i = 4 * lane; i < size; i += 128) {
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(x + i));
-      squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    }
-  } else {
-    for (int i = lane; i < size; i += 32) {
-      const float v = __ldcg(x + i);
-      squares += v * v;
-    }
-  }
-  return squares;
 }
 
 // Makes u. The factor that rms_norm gives to a whole row is left to the sums.
@@ -170,7 +119,7 @@ class InputMaker {
           if (p.gate) gate[j][n] = load(p.gate, p.gate_stride, first + j * kThreads, n);
         }
       }
-      if (by_head && first < kThreads) find_deviations();
+      if (by_head && first < kThreads) cuda::find_deviations<kWarps>(p, deviations_);
 #pragma unroll
       for (int j = 0; j < kHeld; ++j) {
         const int four = first + j * kThreads;
@@ -221,19 +170,6 @@ class InputMaker {
     return __ldcg(reinterpret_cast<const float4*>(from + n * stride) + four);
   }
 
-  __device__ void find_deviations() {
-    const int heads = p.in / p.head_size;
-    for (int unit = static_cast<int>(threadIdx.x) / 32; unit < p.rows * heads; unit += kWarps) {
-      const float* x = p.x + unit / heads * p.x_stride + unit % heads * p.head_size;
-      const int lane = static_cast<int>(threadIdx.x) % 32;
-      const float squares = flashgla::cuda::warp_sum(squares_of(x, p.head_size, lane));
-      if (lane == 0) {
-        deviations_[unit] = rsqrtf(squares / static_cast<float>(p.head_size) + p.epsilon);
-      }
-    }
-    __syncthreads();
-  }
-
   __device__ __forceinline__ void scale_by_head(float4& v, int i, int n) const {
     const float* of_row = deviations_ + n * (p.in / p.head_size);
     const int head = i / p.head_size;
@@ -250,8 +186,6 @@ class InputMaker {
   float *u_, *weights_;
   float* deviations_;  // of heads; with rms_norm the warps' sums of squares
 };
-
-__device__ __forceinline__ float log_sigmoid(float x) { return fminf(x, 0.0f) - log1pf(__expf(-fabsf(x))); }
 
 // The rows of the weights that make a group. kTurns: some of the call's groups are turned.
 template <int kGroup, bool kTurns>
@@ -316,8 +250,7 @@ class Turns {
 #pragma unroll 1
     for (int item = threadIdx.x; item < items(); item += kThreads) {
       const int place = places_[item / kPairs % groups_], channel = ((place >> 1) + item % kPairs) % p.half;
-      const double share = static_cast<double>(channel) / static_cast<double>(p.half);
-      const double turns = (place & 1) != 0 ? kInverseTurn * exp2(-p.log2_base * share) : 0.0;
+      const double turns = (place & 1) != 0 ? cuda::turns_of_token(p, channel) : 0.0;
       angles_[item] = make_float2(__int_as_float(__double2hiint(turns)), __int_as_float(__double2loint(turns)));
     }
   }
@@ -328,11 +261,7 @@ class Turns {
 #pragma unroll 1
     for (int item = threadIdx.x; item < items(); item += kThreads) {
       const float2 words = angles_[item];
-      // Whole turns go in f64; what is left is exact enough in f32.
-      const double turn = position * __hiloint2double(__float_as_int(words.x), __float_as_int(words.y));
-      float sine, cosine;
-      sincospif(2.0f * static_cast<float>(turn - rint(turn)), &sine, &cosine);
-      angles_[item] = make_float2(cosine, sine);
+      angles_[item] = cuda::angle_at(position, __hiloint2double(__float_as_int(words.x), __float_as_int(words.y)));
       position = position_of(item + kThreads);
     }
     __syncthreads();
@@ -344,7 +273,6 @@ class Turns {
 
  private:
   static constexpr int kPairs = kGroup / 2;
-  static constexpr double kInverseTurn = 0.15915494309189533577;  // 1 / (2 pi)
 
   __device__ __forceinline__ int items() const { return p.rows * groups_ * kPairs; }
   __device__ __forceinline__ int position_of(int item) const {
@@ -527,7 +455,7 @@ __global__ void __launch_bounds__(kThreads, 2) stream_kernel(const __grid_consta
           a = swish(a) * other;
           break;
         case Epilogue::log_sigmoid:
-          a = fmaxf(log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
+          a = fmaxf(cuda::log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
           break;
       }
       const bool writes = lane % kLanesOfSum == 0 && !(p.epilogue == Epilogue::swiglu && r_of_lane >= kGroup / 2);
@@ -572,39 +500,8 @@ void launch_rows(Context& context, const Params& p) {
 
 void run_stream(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
   if (context.planning()) return;
-  const TensorView& x = inputs.x;
-  Params p{};
-  p.in = static_cast<int>(x.size(1));
-  p.head_size = inputs.prologue == Prologue::head_norm ? static_cast<int>(inputs.head_size) : p.in;
-  p.x_stride = x.stride[0];
-  p.gate_stride = inputs.gate ? inputs.gate.stride[0] : 0;
-  p.norm_weight = inputs.norm_weight.data;
-  p.norm_is_f32 = inputs.norm_weight.dtype == DType::f32;
-  p.prologue = inputs.prologue;
-  p.epilogue = options.epilogue;
-  p.inverse_in = 1.0f / static_cast<float>(p.in);
-  p.epsilon = static_cast<float>(inputs.epsilon);
-  p.inverse_normalizer = static_cast<float>(1.0 / options.normalizer);
-  p.clamp_min = static_cast<float>(options.clamp_min);
+  const Params p{cuda::params_of(inputs, layers, options, options.rotary.head_size % kStreamCuda.turns == 0)};
   const bool bf16 = layers[0].weight.dtype == DType::bf16;
-  p.rows = static_cast<int>(x.size(0));
-  p.x = x.as<float>();
-  p.gate = inputs.gate ? inputs.gate.as<float>() : nullptr;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    LayerParams& to = p.layers[i];
-    to.weight = layers[i].weight.data;
-    to.bias = layers[i].bias.data;
-    to.bias_is_f32 = layers[i].bias.dtype == DType::f32;
-    to.y_stride = layers[i].y.stride[0];
-    to.y = layers[i].y.as<float>();
-    to.out = static_cast<int>(layers[i].y.size(1));
-    to.turned = options.rotary.head_size % 4 == 0 ? static_cast<int>(layers[i].turned) : 0;
-    if (to.turned > 0) p.half = static_cast<int>(options.rotary.head_size) / 2;
-  }
-  if (p.half > 0) {
-    p.positions = options.rotary.positions ? options.rotary.positions.as<std::int32_t>() : nullptr;
-    p.log2_base = std::log2(options.rotary.base);
-  }
   bf16 ? launch_rows<__nv_bfloat16>(context, p) : launch_rows<float>(context, p);
 }
 
@@ -626,6 +523,6 @@ Support supports(const Problem& problem, const Architecture& architecture) {
 
 }  // namespace
 
-const Implementation kStreamCuda{"cuda_stream", Device::Kind::cuda, supports, run_stream, true};
+const Implementation kStreamCuda{"cuda_stream", Device::Kind::cuda, supports, run_stream, 4};
 
 }  // namespace flashgla::ops::linear_step

@@ -25,8 +25,8 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
   for (const Form& form : forms) {
     for (const std::int64_t rows : {1, 2, 3, 5, 9}) {
       // 5632 takes several turns of the register buffers; 136 leaves lanes without a vector; 20 is no whole vector.
-      for (const std::int64_t in : {16, 20, 136, 2048, 5632}) {
-        if (in == 2048 && rows != 1) continue;
+      for (const std::int64_t in : {16, 20, 136, 192, 2048, 5632}) {
+        if (in == 2048 && rows != 1 && rows != 5) continue;
         if (in == 5632 && (rows != 3 || form.prologue != Prologue::none)) continue;
         EXPECT_EQ(testing::check_conformance(step_case(rows, in, 37, form), coverage), "");
       }
@@ -38,34 +38,46 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
        {Form{.prologue = Prologue::rms_norm, .norm_weight = true, .head_size = 4, .turned = 8},
         Form{.bias = true, .second_out = 24, .head_size = 12, .turned = 48}, Form{.head_size = 6, .turned = 36}}) {
     for (const std::int64_t rows : {1, 2, 3, 5}) {
-      for (const std::int64_t in : {16, 136}) {
+      for (const std::int64_t in : {16, 64, 136}) {
         EXPECT_EQ(testing::check_conformance(step_case(rows, in, form.second_out ? 36 : 40, form), coverage), "");
       }
     }
   }
   const Form wide{.prologue = Prologue::rms_norm, .second_out = 512, .head_size = 1024, .turned = 18432};
-  EXPECT_EQ(testing::check_conformance(step_case(4, 16, 20480, wide), coverage), "");
+  for (const std::int64_t rows : {4, 7}) {
+    EXPECT_EQ(testing::check_conformance(step_case(rows, rows == 7 ? 64 : 16, 20480, wide), coverage), "");
+  }
+  // Rows of the weights that one block takes in one tile of tensor cores, in several, and in several turns.
+  for (const std::int64_t out : {700, 5000, 16001}) {
+    for (const Form& form : {Form{Prologue::rms_norm, Epilogue::swiglu, 1, false, true},
+                             Form{Prologue::head_norm, Epilogue::add, 4, true, true}, Form{.bias = true}}) {
+      EXPECT_EQ(testing::check_conformance(step_case(8, 128, out, form), coverage), "");
+    }
+  }
   EXPECT_EQ(coverage.missing(), "");
 }
 
+// Of up to four sequences, and of five to eight.
 TEST(LinearStep, ASequencesValuesDoNotDependOnItsNeighbours) {
   for (const Device device : testing::test_devices()) {
     Context context(device, 2);
     const Tensor weight = testing::copied_to(testing::random_normal({40, 256}, DType::bf16, 1), device);
-    const Tensor x = testing::copied_to(testing::random_normal({4, 256}, DType::f32, 2), device);
-    const Tensor together = Tensor::empty({4, 40}, DType::f32, device);
-    const Layer all{weight, {}, together, 16};
-    const Tensor given = Tensor::zeros({4}, DType::i32);
-    for (std::int32_t n = 0; n < 4; ++n) given.as<std::int32_t>()[n] = 300 * n;
+    const Tensor x = testing::copied_to(testing::random_normal({8, 256}, DType::f32, 2), device);
+    const Tensor given = Tensor::zeros({8}, DType::i32);
+    for (std::int32_t n = 0; n < 8; ++n) given.as<std::int32_t>()[n] = 300 * n;
     const Tensor positions = testing::copied_to(given, device);
-    run(context, {x, Prologue::rms_norm}, {&all, 1}, {.rotary = {1e4, 8, positions}});
+    // Rows begin to end of x, by themselves.
+    const auto values = [&](std::int64_t begin, std::int64_t end) {
+      const Tensor y = Tensor::empty({end - begin, 40}, DType::f32, device);
+      const Layer layer{weight, {}, y, 16};
+      run(context, {x->slice(0, begin, end), Prologue::rms_norm}, {&layer, 1},
+          {.rotary = {1e4, 8, positions->slice(0, begin, end)}});
+      return testing::copied_to(y, Device::cpu());
+    };
+    const Tensor four = values(0, 4), eight = values(0, 8);
     for (std::int64_t n = 0; n < 4; ++n) {
-      const Tensor alone = Tensor::empty({1, 40}, DType::f32, device);
-      const Layer one{weight, {}, alone, 16};
-      run(context, {x->slice(0, n, n + 1), Prologue::rms_norm}, {&one, 1},
-          {.rotary = {1e4, 8, positions->slice(0, n, n + 1)}});
-      EXPECT_TRUE(testing::same_bits(testing::copied_to(alone, Device::cpu()),
-                                     testing::copied_to(together->slice(0, n, n + 1), Device::cpu())));
+      EXPECT_TRUE(testing::same_bits(values(n, n + 1), four->slice(0, n, n + 1))) << n;
+      EXPECT_TRUE(testing::same_bits(values(n, n + 5), eight->slice(0, n, n + 5))) << n;
     }
   }
 }
