@@ -18,6 +18,7 @@ constexpr int kChunk = 128;   // tokens of a thread: as many as give all of a la
 constexpr int kTogether = 4;  // tokens that are copied as one group
 constexpr int kGroups = 4;    // that a thread has room for
 constexpr int kAtOnce = 2;    // tokens that are worked on at once where no sequence begins among them
+constexpr int kEarly = 16;    // tokens of a thread that go to the cache while the kernel before this one ends
 
 // The values of a thread's tokens on their way into shared memory, of kTensors tensors.
 template <int kTensors, int N, class T>
@@ -112,6 +113,21 @@ struct Gradients {
   const float* d_final_state;  // null: zero
   float* d_initial_state;      // null: not wanted
 };
+
+// Asks for a walk's first tokens, each line of memory by one thread.
+template <int N, class T>
+__device__ __forceinline__ void ask_early(const Gradients<T>& t, const Walk& walk, std::int64_t d) {
+  constexpr int kThreadsOfLine = 128 / Vector<T, N>::kBytes;
+  if (threadIdx.x % kThreadsOfLine != 0) return;
+  const T *from_x = t.x.at(walk.line, walk.begin, d), *from_dy = t.dy.at(walk.line, walk.begin, d);
+#pragma unroll 1
+  for (int i = 0; i < kEarly && i < walk.tokens(); ++i) {
+    ptx::prefetch_l2(from_x);
+    ptx::prefetch_l2(from_dy);
+    from_x += t.x.token_stride;
+    from_dy += t.dy.token_stride;
+  }
+}
 
 // Writes what is pending of dx at the sequence's end: `pending[j]` belongs to token end - (W-1) + j.
 template <int W, int N, class T>
@@ -296,14 +312,18 @@ __device__ __forceinline__ void write_sums(const Call& call, const float (&dweig
 }
 
 // `blocks`: of all but states, kDown chunks by slices of channels; what they add to dweight is summed over the chunks.
-// What is known without memory comes before the wait.
+// What is known without memory comes before the wait; the sums' kernel, and the next one behind it, have room late.
 template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_pieces, std::int64_t blocks,
                     Gradients<T> t, ops::cuda::PartialSums partial) {
+  flashgla::cuda::release_next();
   const std::uint32_t group = by_slices.of(blockIdx.x), chunk = group * kDown + threadIdx.x / kAcross,
                       line = by_pieces.of(chunk);
   const std::int64_t d = std::int64_t{(blockIdx.x - group * by_slices.by) * kAcross + threadIdx.x % kAcross} * N;
+  const bool there = blockIdx.x < blocks && d < call.channels && line < call.lines;
+  const Walk walk(call, line, chunk - line * by_pieces.by);
+  if (there) ask_early<N>(t, walk, d);
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= blocks) {
     for_state(call, blocks, [&](const Place& place, std::int64_t of_state, std::int64_t channel) {
@@ -313,11 +333,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   extern __shared__ __align__(16) unsigned char shared[];
   float dweight[W][N] = {};
-  if (d < call.channels && line < call.lines) {
-    walk_backward<W, N, kSilu>(call, t, Walk(call, line, chunk - line * by_pieces.by), d, shared, dweight);
-  }
-  flashgla::cuda::release_next();  // to the sums
-  __syncthreads();                 // of the tokens, whose memory is taken
+  if (there) walk_backward<W, N, kSilu>(call, t, walk, d, shared, dweight);
+  __syncthreads();  // of the tokens, whose memory is taken
   write_sums<W, N>(call, dweight, d < call.channels, reinterpret_cast<float*>(shared),
                    partial.sums + group * partial.columns + d * W);
 }
