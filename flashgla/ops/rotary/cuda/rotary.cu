@@ -16,6 +16,7 @@ using flashgla::cuda::Vector;
 
 constexpr int kThreads = 256;
 constexpr int kPairs = 2;                                // of a thread
+constexpr int kManyBlocks = 1024;                        // they come in several waves
 constexpr int kMostHalf = 512;                           // K/2
 constexpr int kMostAngles = 4096;                        // of a block: tokens * K/2
 constexpr double kInverseTurn = 0.15915494309189533577;  // 1 / (2 pi)
@@ -63,14 +64,18 @@ __device__ __forceinline__ std::int64_t position_of(const Call& call, std::int64
   return (call.positions != nullptr ? call.positions[n] : 0) + t - begin;
 }
 
-// Cosines and sines of `tokens` tokens from `first` on of a row, to angles[token][j]; turns: room for K/2.
-__device__ __forceinline__ void make_angles(const Call& call, std::int64_t row, std::int64_t first, int tokens,
-                                            float2* angles, double* turns) {
+// What angles grow by from a position to the next, in turns, of all K/2 pairs of channels.
+__device__ __forceinline__ void make_turns(const Call& call, double* turns) {
   const auto half = static_cast<int>(call.half.by);
   for (int j = threadIdx.x; j < half; j += kThreads) {
     turns[j] = kInverseTurn * exp2(-call.log2_base * static_cast<double>(j) / static_cast<double>(half));
   }
-  __syncthreads();
+}
+
+// Cosines and sines of `tokens` tokens from `first` on of a row, to angles[token][j].
+__device__ __forceinline__ void make_angles(const Call& call, std::int64_t row, std::int64_t first, int tokens,
+                                            float2* angles, const double* turns) {
+  const auto half = static_cast<int>(call.half.by);
   for (int i = threadIdx.x; i < tokens * half; i += kThreads) {
     const auto token = static_cast<int>(call.half.of(i));
     // Whole turns go in f64; what is left is exact enough in f32.
@@ -82,18 +87,22 @@ __device__ __forceinline__ void make_angles(const Call& call, std::int64_t row, 
   __syncthreads();
 }
 
-// y may be x: a thread writes what it alone has read. Shared memory: turns, then angles.
+// y may be x: a thread writes what it alone has read. Shared memory: turns, then angles. Where few blocks all wait for
+// the kernel before, turns are made meanwhile; where there are many, while their loads are on their way.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(Call call, Heads<T> x, Heads<T> y) {
   flashgla::cuda::release_next_of_waves();
-  flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char shared[];
   const auto half = static_cast<int>(call.half.by);
+  auto* turns = reinterpret_cast<double*>(shared);
+  const bool few = gridDim.x < kManyBlocks;
+  if (few) make_turns(call, turns);
   const std::uint32_t group = call.parts.of(blockIdx.x), part = blockIdx.x - group * call.parts.by,
                       row = call.groups.of(group);
   const std::int64_t first = std::int64_t{group - row * call.groups.by} * call.tokens_per_block;
   const std::int64_t left = call.length - first;
   const int tokens = static_cast<int>(left < call.tokens_per_block ? left : call.tokens_per_block);
+  flashgla::cuda::wait_for_previous();
   const T* from = x.at(row, first);
   int token[kPairs], head[kPairs], column[kPairs];
   Vector<T, N> a[kPairs], b[kPairs];
@@ -108,8 +117,9 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(Call call, Heads<T> x,
       a[k] = Vector<T, N>::load(at), b[k] = Vector<T, N>::load(at + half);
     }
   }
-  auto* turns = reinterpret_cast<double*>(shared);
   auto* angles = reinterpret_cast<float2*>(turns + half);
+  if (!few) make_turns(call, turns);
+  __syncthreads();
   make_angles(call, row, first, tokens, angles, turns);
   T* to = y.at(row, first);
 #pragma unroll
