@@ -312,7 +312,7 @@ __device__ __forceinline__ void write_sums(const Call& call, const float (&dweig
 }
 
 // `blocks`: of all but states, kDown chunks by slices of channels; what they add to dweight is summed over the chunks.
-// What is known without memory comes before the wait; the sums' kernel, and the next one behind it, have room late.
+// What is known without memory comes before the wait. The kernels behind it find room only as its blocks end.
 template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_pieces, std::int64_t blocks,
