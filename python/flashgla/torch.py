@@ -7,13 +7,11 @@ module registers the operators. The second derivative is not implemented and say
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import to_dlpack
 
 from . import _flashgla, _pair
 from ._flashgla import Array
@@ -39,18 +37,20 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     tensors = (q, k, v, g, gv, h0, z0, cu_seqlens)
     options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen, gate_logit_normalizer,
                gate_clamp_min)
-    keep = torch.is_grad_enabled() and _wants_gradients(tensors[:7])
-    if not _is_plain(tensors):
+    way = _way(tensors)
+    if way == _BY_DISPATCHER:
+        keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
         o, ht, zt, _ = torch.ops.flashgla.forward(*tensors, *options, output_final_state, keep)
     else:
-        if torch.is_autocast_enabled(q.device.type):
-            tensors = (*_cast(q.device.type, *tensors[:5]), *tensors[5:])
-        if not keep:
-            o, ht, zt, _ = _run_forward(tensors, options, output_final_state, keep)
+        device = "cuda" if q.is_cuda else "cpu"
+        if torch.is_autocast_enabled(device):
+            tensors = (*_cast(device, *tensors[:5]), *tensors[5:])
+        if way == _PAST_DISPATCHER:
+            o, ht, zt, _ = _calls.forward(tensors, options, output_final_state, False)
         elif output_final_state:
-            o, ht, zt = _Differentiable.apply(*tensors, options, True)
+            o, ht, zt = _apply(*tensors, (options, True))
         else:
-            return _Differentiable.apply(*tensors, options, False), None
+            return _apply(*tensors, (options, False)), None
     if not output_final_state:
         return o, None
     return o, ((ht, zt) if normalize else ht)
@@ -65,10 +65,11 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor],
     tensors = (q, k, v, g, gv, h, z)
     options = (scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
     # With gradients wanted by the operator, which says that there are none.
-    if h is None or not _is_plain(tensors) or (torch.is_grad_enabled() and _wants_gradients(tensors)):
+    if h is None or _way(tensors) != _PAST_DISPATCHER:
         return torch.ops.flashgla.step(*tensors, *options)
-    if torch.is_autocast_enabled(q.device.type):
-        tensors = (*_cast(q.device.type, *tensors[:5]), h, z)
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        tensors = (*_cast(device, *tensors[:5]), h, z)
     return _step(*tensors, *options)
 
 
@@ -90,37 +91,20 @@ _library.define("step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gv, Tenso
                 tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def _is_plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether a call may go past PyTorch's dispatcher, whose way through Python takes longer than all else that the
-    host does for a call: tensors of no other class on a CPU or GPU, no compiling or tracing, no modes, no transforms.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    for x in tensors:
-        if type(x) not in _PLAIN:
-            return False
-    q, k, v = tensors[:3]
-    return bool(q is not None and k is not None and v is not None and (q.is_cuda or q.is_cpu) and
-                _len_torch_dispatch_stack() == 0 and _len_torch_function_stack() == 0 and
-                _get_tracing_state() is None and _peek_interpreter_stack() is None)
+# How a call goes: plain tensors on a CPU or GPU, which nothing compiles, traces, transforms or watches, past PyTorch's
+# dispatcher, whose way through Python takes longer than all else that the host does for a call.
+_BY_DISPATCHER, _PAST_DISPATCHER, _PAST_DISPATCHER_WITH_GRADIENTS = range(3)
 
 
-# Of a call's tensors, which may be absent. Functions are looked up once: each look costs as much as some of them.
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
-_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-_len_torch_function_stack = torch._C._len_torch_function_stack
-_get_tracing_state = torch._C._get_tracing_state
-_peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
+def _way(tensors: tuple[Any, ...]) -> int:
+    return _BY_DISPATCHER if torch.compiler.is_compiling() else _calls.way(tensors)
 
 
-def _wants_gradients(tensors: tuple[Any, ...]) -> bool:
-    return any(getattr(x, "requires_grad", False) for x in tensors)
-
+# The operator on tensors where they lie: by DLPack's C exchange API, which PyTorch has from 2.10 on, or by capsules.
+_calls = _flashgla.Torch(torch, getattr(Tensor, "__dlpack_c_exchange_api__", None))
 
 _NORMALIZE = 3  # where the options have it
 
-# Sequences shorter than this on average keep no states: there are hardly any, and backward makes them.
-_KEEP_FROM = 64
 _NAMES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
           torch.int64: "i64", torch.int32: "i32"}
 
@@ -134,15 +118,14 @@ def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> Any:
 
 
 def _keeps_states(q: Tensor, cu_seqlens: Tensor | None) -> bool:
-    return bool(q.shape[0] * q.shape[1] >= _KEEP_FROM * _sequences(q, cu_seqlens))
+    """As Torch::forward in src/torch.cpp has it."""
+    return bool(q.shape[0] * q.shape[1] >= _flashgla.Torch.KEEP_FROM * _sequences(q, cu_seqlens))
 
 
 def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, normalize: bool, final_state: bool,
                  states_bytes: Any) -> tuple[Tensor | None, ...]:
     groups, key_dim, value_dim = k.shape[2], q.shape[3], v.shape[3]
-    # empty_like takes half of new_empty's time.
-    o = (torch.empty_like(v, dtype=q.dtype, memory_format=torch.contiguous_format) if q.shape[2] == groups else
-         q.new_empty((*q.shape[:3], value_dim)))
+    o = q.new_empty((*q.shape[:3], value_dim))
     ht = zt = states = None
     if final_state:
         n, state_dtype = _sequences(q, cu_seqlens), _state_dtype(q)
@@ -155,15 +138,8 @@ def _new_outputs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, nor
 
 def _new_gradients(tensors: tuple[Tensor | None, ...], wanted: list[bool]) -> list[Tensor | None]:
     """Of q, k, v, g, gv, h0 and z0, those that are wanted."""
-    gradients = [torch.empty_like(x, memory_format=_CONTIGUOUS) if want and x is not None else None
-                 for x, want in zip(tensors, wanted)]
-    q, g = tensors[0], tensors[3]
-    if gradients[3] is not None and q is not None and g is not None and g.dim() == 1:  # of a constant gate
-        gradients[3] = q.new_empty(g.shape, dtype=_state_dtype(q))
-    return gradients
-
-
-_CONTIGUOUS = torch.contiguous_format
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) if want and x is not None else None
+            for x, want in zip(tensors, wanted)]
 
 
 def _all_there(q: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -171,92 +147,20 @@ def _all_there(q: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(q.new_empty(0) if x is None else x for x in tensors)
 
 
-def _handed(x: Tensor | None) -> Any:
-    """x as the extension takes it."""
-    return None if x is None else to_dlpack(x)
-
-
-def _rows(x: Tensor | None) -> Any:
-    """The same, of x with a contiguous last dimension."""
-    if x is None:
-        return None
-    return to_dlpack(x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous())
-
-
-def _place(q: Tensor) -> tuple[int, int, Any]:
-    """Stream, threads and allocator of a call on q's device."""
-    if not q.is_cuda:
-        return 0, torch.get_num_threads(), None
-
-    def allocate(bytes: int) -> Array:
-        return Array(to_dlpack(torch.empty(bytes, dtype=torch.uint8, device=q.device)), True)
-
-    return torch._C._cuda_getCurrentRawStream(q.get_device()), 0, allocate
-
-
-def _on_device(q: Tensor) -> contextlib.AbstractContextManager[Any]:
-    if q.is_cuda and q.get_device() != torch.cuda.current_device():
-        return torch.cuda.device(q.device)
-    return contextlib.nullcontext()
-
-
-def _check_dtypes(state: str, *tensors: Tensor | None) -> None:
-    """Of q, k, v, g, gv and the two parts of a state of that name."""
-    for i, x in enumerate(tensors):
-        if x is not None and x.dtype not in _NAMES:
-            name = ("q", "k", "v", "g", "gv", state, state)[i]
-            raise ValueError(f"{name} is of {x.dtype}; expected float64, float32, bfloat16 or float16")
-
-
-def _operands(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> _flashgla.Operands:
-    """Of q, k, v, g, gv, h0, z0 and cu_seqlens."""
-    _check_dtypes("initial_state", *tensors[:7])
-    q, k, v, g, gv, h0, z0, cu_seqlens = tensors
-    others = [None if x is None else to_dlpack(x.detach().contiguous()) for x in (h0, z0, cu_seqlens)]
-    return _flashgla.Operands(_rows(q), _rows(k), _rows(v), _rows(g), _rows(gv), *others, *options)
-
-
-def _run_forward(tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool,
-                 keep: bool) -> tuple[Tensor | None, ...]:
-    q, k, v, cu_seqlens = *tensors[:3], tensors[7]
-    with _on_device(q):
-        operands = _operands(tensors, options)
-        states_bytes = operands.states_bytes() if keep and _keeps_states(q, cu_seqlens) else 0
-        outputs = _new_outputs(q, k, v, cu_seqlens, options[_NORMALIZE], final_state, states_bytes)
-        operands.forward(*map(_handed, outputs), *_place(q))
-    return outputs
-
-
-def _run_backward(tensors: tuple[Any, ...], options: tuple[Any, ...], o: Tensor | None, states: Tensor | None,
-                  d_o: Tensor, d_ht: Tensor | None, d_zt: Tensor | None,
-                  wanted: list[bool]) -> tuple[Tensor | None, ...]:
-    with _on_device(tensors[0]):
-        operands = _operands(tensors, options)
-        gradients = _new_gradients(tensors[:7], wanted)
-        d_states = [None if x is None else to_dlpack(x.contiguous()) for x in (d_ht, d_zt)]
-        operands.backward(_handed(o), _handed(states), _rows(d_o), *d_states, *map(_handed, gradients),
-                          *_place(tensors[0]))
-    return tuple(gradients)
-
-
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, options, (final_state, keep) = arguments[:8], arguments[8:-2], arguments[-2:]
-    return _all_there(tensors[0], *_run_forward(tensors, options, final_state, keep))
+    return _all_there(tensors[0], *_calls.forward(tensors, options, final_state, keep))
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     tensors, options, others = arguments[:8], arguments[8:-6], arguments[-6:]
-    return _all_there(tensors[0], *_run_backward(tensors, options, *others))
+    return _all_there(tensors[0], *_calls.backward(tensors, options, *others))
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
           scale: float | None, feature_map: str, normalize: bool, gate_logit_normalizer: float | None,
           gate_clamp_min: float | None) -> Tensor:
-    _check_dtypes("state", q, k, v, g, gv, h, z)
-    o = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    with _on_device(q):
-        _flashgla.step(*map(_rows, (q, k, v, g, gv)), to_dlpack(h), _handed(z), to_dlpack(o), scale, feature_map,
-                       normalize, gate_logit_normalizer, gate_clamp_min, *_place(q))
+    o = _calls.step(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
     for x in (h, z):
         if x is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
@@ -354,62 +258,61 @@ def _(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer
 
 # ---- autograd ----
 
-def _save(ctx: Any, tensors: tuple[Any, ...], options: tuple[Any, ...], final_state: bool, keep: bool,
-          output: tuple[Any, ...]) -> None:
-    o, _, _, states = output
-    needs_o = options[_NORMALIZE] or tensors[4] is not None
+def _save(ctx: Any, tensors: tuple[Any, ...], call: tuple[tuple[Any, ...], bool], o: Tensor,
+          states: Tensor | None) -> None:
+    """For _differentiate. call: options and whether final states are wanted."""
     ctx.set_materialize_grads(False)
-    kept = (needs_o, keep and _keeps_states(tensors[0], tensors[7]) and states is not None)
-    ctx.call = options, final_state, kept
-    ctx.save_for_backward(*tensors, *[x for x, is_kept in zip((o, states), kept) if is_kept])
+    ctx.call = call
+    needs_o = call[0][_NORMALIZE] or tensors[4] is not None
+    ctx.save_for_backward(*tensors, o if needs_o else None, states)
 
 
-def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None) -> list[Any]:
+def _differentiate(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None) -> tuple[Any, ...]:
     """Gradients of the first seven tensors."""
-    options, final_state, kept = ctx.call
-    everything = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
-    tensors, saved = everything[:8], iter(everything[8:])
-    o, states = [next(saved) if is_kept else None for is_kept in kept]
-    if states is not None and states.shape[0] == 0:
-        states = None
-    wanted = [x is not None and needed for x, needed in zip(tensors[:7], ctx.needs_input_grad)]
+    options, final_state = ctx.call
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them anew at each access
+    tensors, o, states = saved[:8], saved[8], saved[9]
     if d_o is None:
         q, v = tensors[0], tensors[2]
         d_o = q.new_zeros((*q.shape[:3], v.shape[3]))
     if not final_state:  # empty outputs have gradients in compiled graphs
-        d_ht = None
-    if not (final_state and options[_NORMALIZE]):
+        d_ht = d_zt = None
+    elif not options[_NORMALIZE]:
         d_zt = None
-    given = (o, states, d_o, d_ht, d_zt, wanted)
+    wanted = ctx.needs_input_grad
     # With gradients of the gradients to come, by the operator that refuses them.
-    if torch.is_grad_enabled() or not _is_plain((*tensors[:3], d_o, d_ht, d_zt)):
-        gradients = list(torch.ops.flashgla.backward(*tensors, *options, *given))
-    else:
-        gradients = list(_run_backward(tensors, options, *given))
-    if wanted[3] and gradients[3].dtype != tensors[3].dtype:
-        gradients[3] = gradients[3].to(tensors[3].dtype)
-    return [x if want else None for x, want in zip(gradients, wanted)]
+    if _way((*tensors, d_o, d_ht, d_zt)) == _PAST_DISPATCHER:
+        return _calls.backward(tensors, options, o, states, d_o, d_ht, d_zt, wanted)
+    there = [x is not None and want for x, want in zip(tensors[:7], wanted)]
+    gradients = torch.ops.flashgla.backward(*tensors, *options, o, states, d_o, d_ht, d_zt, there)
+    return tuple(x if want else None for x, want in zip(gradients, there))
 
 
 class _Differentiable(torch.autograd.Function):
-    """(tensors, options, final_state) -> o, or (o, ht, zt) with final states, past the dispatcher."""
+    """(tensors, (options, final_state)) -> o, or (o, ht, zt) with final states, past the dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        tensors, (options, final_state) = arguments[:8], arguments[8:]
-        output = _run_forward(tensors, options, final_state, True)
-        _save(ctx, tensors, options, final_state, True, output)
-        return output[:3] if final_state else output[0]
+        tensors, call = arguments[:8], arguments[8]
+        o, ht, zt, states = _calls.forward(tensors, *call, True)
+        _save(ctx, tensors, call, o, states)
+        return (o, ht, zt) if call[1] else o
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None = None,
                  d_zt: Tensor | None = None) -> tuple[Any, ...]:
-        return (*_differentiate(ctx, d_o, d_ht, d_zt), None, None, None)
+        return (*_differentiate(ctx, d_o, d_ht, d_zt), None, None)
+
+
+# Function.apply without what it does in Python for transforms, of which a plain call has none.
+_apply = super(torch.autograd.Function, _Differentiable).apply
 
 
 def _save_of_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, options, (final_state, keep) = inputs[:8], inputs[8:-2], inputs[-2:]
-    _save(ctx, tensors, options, final_state, keep, output)
+    o, _, _, states = output
+    kept = keep and _keeps_states(tensors[0], tensors[7]) and states.shape[0] > 0
+    _save(ctx, tensors, (options, final_state), o, states if kept else None)
 
 
 def _differentiate_operator(ctx: Any, d_o: Tensor | None, d_ht: Tensor | None, d_zt: Tensor | None,

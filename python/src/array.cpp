@@ -32,9 +32,7 @@ constexpr Pair kDTypes[] = {{DType::f64, code_of(nb::dlpack::dtype_code::Float, 
                             {DType::u8, code_of(nb::dlpack::dtype_code::UInt, 8)}};
 
 DType dtype_from_code(nb::dlpack::dtype code) {
-  for (const Pair& pair : kDTypes) {
-    if (pair.code == code) return pair.dtype;
-  }
+  if (const auto dtype = dtype_of(code)) return *dtype;
   throw Error("an array has elements of DLPack type code " + std::to_string(code.code) + ", " +
               std::to_string(code.bits) + " bits; expected f64, f32, bf16, f16, i64, i32, u16 or u8");
 }
@@ -59,17 +57,32 @@ Device device_of(int type, int index) {
   }
 }
 
-TensorView view_over(void* data, DType dtype, Device device, int rank, const std::int64_t* sizes,
-                     const std::int64_t* strides) {
+}  // namespace
+
+std::optional<DType> dtype_of(nb::dlpack::dtype code) {
+  for (const Pair& pair : kDTypes) {
+    if (pair.code == code) return pair.dtype;
+  }
+  return std::nullopt;
+}
+
+TensorView view_of(const nb::dlpack::dltensor& tensor) {
+  const int rank = tensor.ndim;
   if (rank > kMaxRank) {
     throw Error("an array has " + std::to_string(rank) + " dimensions; expected at most " + std::to_string(kMaxRank));
   }
-  TensorView view(data, dtype, Shape(std::span(sizes, static_cast<std::size_t>(rank))), device);
-  for (int i = 0; i < rank && strides != nullptr; ++i) view.stride[i] = strides[i];
+  const Shape shape(std::span(tensor.shape, static_cast<std::size_t>(rank)));
+  if (tensor.data == nullptr) {
+    throw Error("an array of shape " + to_string(shape) + " has no elements; leave an optional argument out instead");
+  }
+  TensorView view(static_cast<std::byte*>(tensor.data) + tensor.byte_offset, dtype_from_code(tensor.dtype), shape,
+                  device_of(tensor.device.device_type, tensor.device.device_id));
+  // Where there is one element only, the distance to the next means nothing: that of a contiguous array stays.
+  for (int i = 0; i < rank && tensor.strides != nullptr; ++i) {
+    if (shape[i] > 1) view.stride[static_cast<std::size_t>(i)] = tensor.strides[i];
+  }
   return view;
 }
-
-}  // namespace
 
 Array::Array(nb::object object, bool writable, std::optional<std::string> dtype) {
   nb::ndarray<> mutable_source;
@@ -80,17 +93,18 @@ Array::Array(nb::object object, bool writable, std::optional<std::string> dtype)
     throw nb::type_error(("expected an array with __dlpack__ (NumPy, PyTorch, CuPy, JAX), got " + type).c_str());
   }
   if (writable) source = nb::ndarray<nb::ro>(mutable_source);
-  DType type = dtype_from_code(source.dtype());
+  view = view_of({.data = const_cast<void*>(source.data()),
+                  .device = {source.device_type(), source.device_id()},
+                  .ndim = static_cast<std::int32_t>(source.ndim()),
+                  .dtype = source.dtype(),
+                  .shape = const_cast<std::int64_t*>(source.shape_ptr()),
+                  .strides = const_cast<std::int64_t*>(source.stride_ptr())});
   if (dtype) {
     const DType wanted = dtype_from_name(*dtype);
-    if (size_of(wanted) != size_of(type)) throw Error(std::string("cannot read ") + name_of(type) + " as " + *dtype);
-    type = wanted;
-  }
-  view = view_over(const_cast<void*>(source.data()), type, device_of(source.device_type(), source.device_id()),
-                   static_cast<int>(source.ndim()), source.shape_ptr(), source.stride_ptr());
-  if (view.data == nullptr) {
-    throw Error("an array of shape " + to_string(view.shape) +
-                " has no elements; leave an optional argument out instead");
+    if (size_of(wanted) != size_of(view.dtype)) {
+      throw Error(std::string("cannot read ") + name_of(view.dtype) + " as " + *dtype);
+    }
+    view.dtype = wanted;
   }
 }
 
@@ -110,13 +124,10 @@ Array Array::empty(const std::vector<std::int64_t>& shape, const std::string& dt
   return Array(view, std::move(owner));
 }
 
-TensorView Views::operator()(nb::handle argument, bool writable) {
+TensorView Views::operator()(nb::handle argument) {
   if (argument.is_none()) return {};
-  if (nb::isinstance<Array>(argument)) {
-    given_.push_back(nb::borrow(argument));
-    return nb::cast<const Array&>(argument).view;
-  }
-  return made_.emplace_back(nb::borrow(argument), writable, std::nullopt).view;
+  arrays_.push_back(nb::borrow(argument));
+  return nb::cast<const Array&>(argument).view;
 }
 
 void Array::wait() const {

@@ -15,6 +15,11 @@ namespace flashgla::python {
 
 namespace nb = nanobind;
 
+// None: elements of a type that the library has not.
+std::optional<DType> dtype_of(nb::dlpack::dtype code);
+// The memory that DLPack describes so. Throws Error when it is none that can be used.
+TensorView view_of(const nb::dlpack::dltensor& tensor);
+
 // Absent optional arguments are null pointers to Array.
 struct Array {
   TensorView view;
@@ -39,15 +44,13 @@ struct Array {
   nb::object to_dlpack() const;
 };
 
-// The views of one call's arrays. An argument is an Array or what an Array is made of, such as a DLPack capsule, which
-// PyTorch's calls hand over as it is; None: absent. Kept alive until they are destroyed.
+// The views of one call's arrays: of Arrays, kept alive until they are destroyed, and None: absent.
 class Views {
  public:
-  TensorView operator()(nb::handle argument, bool writable = false);
+  TensorView operator()(nb::handle argument);
 
  private:
-  std::vector<nb::object> given_;  // Arrays
-  std::vector<Array> made_;
+  std::vector<nb::object> arrays_;
 };
 
 }  // namespace flashgla::python

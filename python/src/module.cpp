@@ -8,11 +8,13 @@
 
 #include "flashgla/base/names.h"
 #include "operands.h"
+#include "torch.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using flashgla::python::Array;
 using flashgla::python::Operands;
+using flashgla::python::Torch;
 using flashgla::python::Views;
 namespace gla = flashgla::ops::gated_linear_attention;
 
@@ -55,7 +57,7 @@ NB_MODULE(_flashgla, m) {
         return std::vector<std::int64_t>(array.view.shape.begin(), array.view.shape.end());
       });
 
-  // Arrays of one call are named as in gated_linear_attention.h, and what Views takes; None: absent.
+  // Arrays of one call are named as in gated_linear_attention.h; None: absent.
   nb::class_<Operands>(m, "Operands", "The inputs and options of one call, validated. Keeps the inputs alive.")
       .def(
           "__init__",
@@ -82,8 +84,8 @@ NB_MODULE(_flashgla, m) {
           [](const Operands& self, nb::handle o, nb::handle ht, nb::handle zt, nb::handle states, std::uintptr_t stream,
              int threads, nb::object allocate) {
             Views views;
-            self.forward({views(o, true), views(ht, true), views(zt, true), views(states, true)},
-                         {stream, threads, std::move(allocate)});
+            self.forward({views(o), views(ht), views(zt), views(states)},
+                         flashgla::python::place_of(stream, threads, std::move(allocate)));
           },
           "o"_a, "ht"_a.none(), "zt"_a.none(), "states"_a.none(), "stream"_a, "threads"_a, "allocate"_a.none())
       .def(
@@ -93,9 +95,8 @@ NB_MODULE(_flashgla, m) {
              std::uintptr_t stream, int threads, nb::object allocate) {
             Views views;
             self.backward({views(o), {}, {}, views(states)}, {views(d_o), views(d_ht), views(d_zt)},
-                          {views(dq, true), views(dk, true), views(dv, true), views(dg, true), views(dgv, true),
-                           views(dh0, true), views(dz0, true)},
-                          {stream, threads, std::move(allocate)});
+                          {views(dq), views(dk), views(dv), views(dg), views(dgv), views(dh0), views(dz0)},
+                          flashgla::python::place_of(stream, threads, std::move(allocate)));
           },
           "o"_a.none(), "states"_a.none(), "d_o"_a, "d_ht"_a.none(), "d_zt"_a.none(), "dq"_a.none(), "dk"_a.none(),
           "dv"_a.none(), "dg"_a.none(), "dgv"_a.none(), "dh0"_a.none(), "dz0"_a.none(), "stream"_a, "threads"_a,
@@ -108,15 +109,35 @@ NB_MODULE(_flashgla, m) {
          nb::handle gate_logit_normalizer, nb::handle gate_clamp_min, std::uintptr_t stream, int threads,
          nb::object allocate) {
         Views views;
-        flashgla::python::step({views(q), views(k), views(v), views(g), views(gv)}, views(h, true), views(z, true),
-                               views(o, true),
+        flashgla::python::step({views(q), views(k), views(v), views(g), views(gv)}, views(h), views(z), views(o),
                                flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
                                                             nb::none(), gate_logit_normalizer, gate_clamp_min),
-                               {stream, threads, std::move(allocate)});
+                               flashgla::python::place_of(stream, threads, std::move(allocate)));
       },
       "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "o"_a, "scale"_a.none(), "feature_map"_a,
       "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), "stream"_a, "threads"_a,
       "allocate"_a.none());
+
+  nb::class_<Torch>(m, "Torch", "Calls from PyTorch: tensors in, tensors out.")
+      .def(nb::init<nb::object, nb::handle>(), "torch"_a, "exchange_api"_a.none())
+      .def_prop_ro("has_exchange_api", &Torch::has_exchange_api)
+      .def_prop_ro("has_quick_empty", &Torch::has_quick_empty)
+      .def_prop_ro_static("KEEP_FROM", [](nb::handle) { return Torch::kKeepFrom; })
+      .def("way", &Torch::way, "tensors"_a)
+      .def("forward", &Torch::forward, "tensors"_a, "options"_a, "final_state"_a, "keep"_a)
+      .def("backward", &Torch::backward, "tensors"_a, "options"_a, "o"_a.none(), "states"_a.none(), "d_o"_a,
+           "d_ht"_a.none(), "d_zt"_a.none(), "wanted"_a)
+      .def(
+          "step",
+          [](const Torch& self, nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h,
+             nb::handle z, nb::handle scale, const std::string& feature_map, bool normalize,
+             nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
+            return self.step(q, k, v, g, gv, h, z,
+                             flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
+                                                          nb::none(), gate_logit_normalizer, gate_clamp_min));
+          },
+          "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "scale"_a.none(), "feature_map"_a,
+          "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none());
 
   m.attr("version") = FLASHGLA_VERSION;
 #ifdef FLASHGLA_CUDA

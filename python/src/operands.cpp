@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,7 @@ class ContextPool {
   struct Key {
     Device::Kind kind;
     int index;
-    std::uintptr_t stream;
+    void* stream;
     int threads;
     bool borrows;  // its workspace comes from the caller
     auto operator<=>(const Key&) const = default;
@@ -40,7 +41,7 @@ class ContextPool {
       }
     }
     auto context = std::make_unique<Context>(Device{key.kind, key.index}, key.threads);
-    context->set_stream(reinterpret_cast<void*>(key.stream));
+    context->set_stream(key.stream);
     return context;
   }
 
@@ -63,7 +64,7 @@ class ContextPool {
 class Lease {
  public:
   Lease(Device device, const Place& place)
-      : key_{device.kind, device.index, place.stream, place.threads, !place.allocate.is_none()},
+      : key_{device.kind, device.index, place.stream, place.threads, static_cast<bool>(place.allocate)},
         context_(ContextPool::instance().take(key_)) {}
   ~Lease() { ContextPool::instance().give_back(key_, std::move(context_)); }
   Lease(const Lease&) = delete;
@@ -75,36 +76,6 @@ class Lease {
   ContextPool::Key key_;
   std::unique_ptr<Context> context_;
 };
-
-void run(Device device, const Place& place, const std::function<void(Context&)>& call) {
-  Lease lease(device, place);
-  Context& context = lease.context();
-  nb::object workspace;
-  if (!place.allocate.is_none()) {
-    context.scratch().begin_planning();
-    call(context);
-    const std::size_t bytes = context.scratch().peak();
-    void* memory = nullptr;
-    if (bytes > 0) {
-      workspace = place.allocate(bytes);
-      const TensorView& view = nb::cast<const Array&>(workspace).view;
-      if (view.device != device || view.bytes() < bytes) {
-        throw Error("allocate returned " + std::to_string(view.bytes()) + " bytes on " + name_of(view.device) +
-                    "; expected " + std::to_string(bytes) + " on " + name_of(device));
-      }
-      memory = view.data;
-    }
-    context.scratch().borrow(memory, bytes);
-  }
-  const nb::gil_scoped_release unlocked;
-  call(context);
-}
-
-nb::tuple to_tuple(const Shape& shape) {
-  nb::list sizes;
-  for (const std::int64_t size : shape) sizes.append(size);
-  return nb::tuple(sizes);
-}
 
 gla::Float32Math float32_math_from_name(const std::string& name) {
   if (name == "ieee") return gla::Float32Math::ieee;
@@ -124,6 +95,49 @@ std::optional<double> number(const char* name, nb::handle value) {
 }
 
 }  // namespace
+
+nb::tuple to_tuple(std::span<const std::int64_t> numbers) {
+  auto tuple = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  if (!tuple.is_valid()) throw nb::python_error();
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(numbers[i]));
+  }
+  return tuple;
+}
+
+Place place_of(std::uintptr_t stream, int threads, nb::object allocate) {
+  Place place{.stream = reinterpret_cast<void*>(stream), .threads = threads, .allocate = {}};
+  if (!allocate.is_none()) {
+    place.allocate = [allocate, memory = nb::object()](Device device, std::size_t bytes) mutable {
+      memory = allocate(bytes);
+      const TensorView& view = nb::cast<const Array&>(memory).view;
+      if (view.device != device || view.bytes() < bytes) {
+        throw Error("allocate returned " + std::to_string(view.bytes()) + " bytes on " + name_of(view.device) +
+                    "; expected " + std::to_string(bytes) + " on " + name_of(device));
+      }
+      return view.data;
+    };
+  }
+  return place;
+}
+
+void run(Device device, const Place& place, const std::function<void(Context&)>& call) {
+  Lease lease(device, place);
+  Context& context = lease.context();
+  if (place.allocate) {
+    context.scratch().begin_planning();
+    call(context);
+    const std::size_t bytes = context.scratch().peak();
+    context.scratch().borrow(bytes > 0 ? place.allocate(device, bytes) : nullptr, bytes);
+  }
+  const nb::gil_scoped_release unlocked;
+  call(context);
+}
+
+std::size_t states_bytes(Device device, const gla::Problem& problem) {
+  Lease lease(device, {});
+  return gla::states_bytes(lease.context(), problem);
+}
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
                         const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
@@ -165,16 +179,11 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
 Operands::Operands(Views views, const gla::Inputs& inputs, const gla::Options& options)
     : views_(std::move(views)), inputs_(inputs), options_(options), problem_(gla::describe(inputs, options)) {}
 
-std::size_t Operands::states_bytes() const {
-  Lease lease(inputs_.q.device, {.allocate = nb::none()});
-  return gla::states_bytes(lease.context(), problem_);
-}
-
 nb::tuple Operands::output_shapes() const {
   const gla::Problem& p = problem_;
-  return nb::make_tuple(to_tuple({p.batch, p.length, p.query_heads, p.value_dim}),
-                        to_tuple({p.sequences, p.heads, p.key_dim, p.value_dim}),
-                        to_tuple({p.sequences, p.heads, p.key_dim}));
+  const std::int64_t o[] = {p.batch, p.length, p.query_heads, p.value_dim};
+  const std::int64_t h[] = {p.sequences, p.heads, p.key_dim, p.value_dim};
+  return nb::make_tuple(to_tuple(o), to_tuple(h), to_tuple(std::span(h).first(3)));
 }
 
 void Operands::forward(const gla::Outputs& outputs, const Place& place) const {

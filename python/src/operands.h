@@ -1,8 +1,9 @@
 // One call of gated_linear_attention: its inputs and options, and the ways to run it.
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
-#include <tuple>
 
 #include "array.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -11,14 +12,22 @@ namespace flashgla::python {
 
 namespace gla = ops::gated_linear_attention;
 
-// Where a call runs. `stream`: cudaStream_t as an integer, 0 on CPU. `threads` 0: as many as a process should use
-// (base/team.h). `allocate`: function of bytes that returns an Array of as many, on the call's device and stream; none:
-// the library's own memory, kept for the next call.
+// Where a call runs. `stream`: cudaStream_t, null on CPU. `threads` 0: as many as a process should use (base/team.h).
+// `allocate`: so many bytes on the call's device and stream, which stay until the place is gone; none: the library's
+// own memory, kept for the next call.
 struct Place {
-  std::uintptr_t stream = 0;
+  void* stream = nullptr;
   int threads = 0;
-  nb::object allocate;
+  std::function<void*(Device, std::size_t)> allocate;
 };
+// `stream` as an integer; `allocate`: None, or a function of bytes that returns an Array of as many.
+Place place_of(std::uintptr_t stream, int threads, nb::object allocate);
+
+// Calls with a context of the device there; where the place allocates, twice, first planning.
+void run(Device device, const Place& place, const std::function<void(Context&)>& call);
+std::size_t states_bytes(Device device, const gla::Problem& problem);
+
+nb::tuple to_tuple(std::span<const std::int64_t> numbers);
 
 gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
                         const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
@@ -28,7 +37,7 @@ class Operands {
  public:
   Operands(Views views, const gla::Inputs& inputs, const gla::Options& options);
 
-  std::size_t states_bytes() const;
+  std::size_t states_bytes() const { return python::states_bytes(inputs_.q.device, problem_); }
   // Shapes and dtypes of the outputs: o, (ht, zt) by name.
   nb::tuple output_shapes() const;
   const char* dtype() const { return name_of(problem_.dtype); }

@@ -4,10 +4,12 @@ flashgla (or PYTHONPATH). Prints a line a check; exit code 1 when one fails."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import pathlib
 import sys
 import traceback
+import types
 import warnings
 
 import flashgla.torch
@@ -305,6 +307,8 @@ def check_dispatcher():
         h0 = normal(2, 2, 16, 32).requires_grad_()
         o, ht = flashgla.gated_linear_attention(q, k, v, g, gv, initial_state=h0, output_final_state=True)
         gradients = torch.autograd.grad((o * o).sum() + ht.sum(), (q, k, v, g, gv, h0))
+        o, _ = flashgla.gated_linear_attention(q, k, v, g, algorithm="chunk_recomputed")  # keeps no states
+        gradients += torch.autograd.grad((o * o).sum(), (q, k, v, g))
         state = normal(2, 2, 16, 32)
         version = state._version
         token = flashgla.step(*(x[:, 0].detach() for x in (q, k, v)), state, g[:, 0].detach())
@@ -331,11 +335,88 @@ def check_dispatcher():
     assert meta.is_meta and meta.shape == expected.shape
 
 
+def exchange_api(major, previous=None):
+    """A capsule as torch.Tensor.__dlpack_c_exchange_api__, of that major version, with an older one behind it."""
+    fields = (ctypes.c_uint32 * 14)(major, 0)
+    if previous is not None:
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_void_p.from_buffer(fields, 8).value = pointer(previous, b"dlpack_exchange_api")
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return fields, new(fields, b"dlpack_exchange_api", None)
+
+
+def check_ways_to_read_tensors():
+    """The same bits by DLPack's C exchange API and, as before PyTorch 2.10, by capsules, however tensors lie, and by
+    whatever results are made."""
+    own = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    calls = flashgla.torch._calls
+    assert calls.has_exchange_api == (own is not None)
+    unknown = exchange_api(2)
+    assert not flashgla._flashgla.Torch(torch, unknown[1]).has_exchange_api
+    if own is not None:
+        newer = exchange_api(2, own)
+        assert flashgla._flashgla.Torch(torch, newer[1]).has_exchange_api
+
+    class Sub(torch.Tensor):
+        pass
+
+    def lying():
+        """(q, k, v, g) that lie in memory in several ways, and their names."""
+        q, k, v, g, _ = inputs(length=100)
+        fused = torch.cat([q, q, q], -1)
+        yield "slices", [fused[..., 16:32], k[:, :, :, :], torch.cat([v, v], 2)[:, :, 1:3], g]
+        yield "offsets", [torch.cat([x, x])[1:3] for x in (q, k, v, g)]
+        yield "turned", [x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v, g)]
+        yield "heads first", [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, g)]
+        yield "expanded", [q, k[:1].expand(2, -1, -1, -1), v, g[:, :, :1].expand(-1, -1, 2, -1)]
+        yield "one number", [q, k, v, g[:1, :1, :1, :1].expand(2, 100, 2, 16)]
+        yield "one token", [x[:, 3:4] for x in (q, k, v, g)]
+        yield "one channel", [q[..., 5:6], k[..., 5:6], v[..., 5:6], g[..., 5:6]]
+        yield "constant", [q, k, v, g[0, 0, :, 0]]
+        yield "constant, strided", [q.half(), k.half(), v.half(), g[0, :4:2, 0, 0].half()]
+        yield "parameters", [torch.nn.Parameter(x) for x in (q, k, v, g)]
+        yield "a subclass", [q.as_subclass(Sub), k, v, g]
+
+    def run():
+        for name, tensors in lying():
+            with torch.no_grad():
+                plain = flashgla.gated_linear_attention(*tensors)[0]
+            leaves = [x.detach().requires_grad_() for x in tensors]
+            h0 = normal(2, 2, leaves[2].shape[3], leaves[0].shape[3]).transpose(2, 3).requires_grad_()
+            o, ht = flashgla.gated_linear_attention(*leaves, initial_state=h0, output_final_state=True)
+            gradients = torch.autograd.grad(o.float().sum() + (ht * ht).sum(), (*leaves, h0))
+            for x, leaf in zip(gradients, (*leaves, h0)):
+                assert x.dtype == leaf.dtype and x.is_contiguous(), name
+            state = h0.detach().clone(memory_format=torch.contiguous_format)
+            token = flashgla.step(*(x[:, 0].detach() if x.dim() > 1 else x.detach() for x in leaves[:3]), state)
+            for x in (plain, o, ht, token):
+                assert x.is_contiguous() and x.storage_offset() == 0 and x.untyped_storage().resizable(), name
+            expected = recurrence(*(x.detach() for x in leaves), initial_state=h0.detach())[:2]
+            for x, wanted in zip((o, ht), expected):
+                close(x.detach(), wanted, TOLERANCE[x.dtype if name != "constant, strided" else torch.float16], name)
+            yield from (plain, o, ht, *gradients, token, state)
+
+    first = list(run())
+    hidden = types.SimpleNamespace(**{name: x for name, x in vars(torch._C).items() if name != "_dynamo"})
+    older = types.SimpleNamespace(**{**vars(torch), "_C": hidden})
+    flashgla.torch._calls = flashgla._flashgla.Torch(older, None)
+    try:
+        assert not flashgla.torch._calls.has_exchange_api and not flashgla.torch._calls.has_quick_empty
+        second = list(run())
+        check_refusals()
+    finally:
+        flashgla.torch._calls = calls
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
 def check_refusals():
     q, k, v, g, _ = inputs()
     for call, text in [
         (lambda: flashgla.gated_linear_attention(q, k[:, 1:], v), "k has shape [2,69,2,16]"),
         (lambda: flashgla.gated_linear_attention(q, k, v, g[:0]), "no elements"),
+        (lambda: flashgla.gated_linear_attention(q[..., :0], k, v), "no elements"),
         (lambda: flashgla.gated_linear_attention(q[0], k, v), "q has shape"),
         (lambda: flashgla.gated_linear_attention(q, k, v.to(torch.complex64)), "v is of torch.complex64"),
         (lambda: flashgla.gated_linear_attention(q, k, v, initial_state=k[0, :1].bool()),
@@ -346,7 +427,7 @@ def check_refusals():
         (lambda: ops.chunk_retention(q, k, v, transpose_state_layout=True), "transpose_state_layout is True"),
         (lambda: ops.fused_recurrent_gla(q, k, v, state_v_first=True, transpose_state_layout=True),
          "transpose_state_layout is given beside state_v_first"),
-        (lambda: ops.chunk_gla(q, k, v.double(), g), "v is of torch.float64, q of torch.float32"),
+        (lambda: ops.chunk_gla(q, k, v.half(), g), "v is of torch.float16, q of torch.float32"),
         (lambda: flashgla.gated_linear_attention(q, k, v, g, gate_logit_normalizer=0.0), "gate_logit_normalizer is 0"),
         (lambda: flashgla.gated_linear_attention(q, k, v, g, gate_clamp_min=-1.0), "gate_clamp_min is given"),
         (lambda: flashgla.gated_linear_attention(q, k, v, gate_logit_normalizer=16.0), "no gate"),
