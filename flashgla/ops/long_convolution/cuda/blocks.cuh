@@ -37,15 +37,16 @@ struct Spectra {
   }
 };
 
-// Which channels of which block of which sequence a block of threads has.
+// Which channels of which block of which sequence a block of threads has: a group's, or the first of `each` groups'.
 struct Part {
   std::int64_t n, block;
   int group, channel;
 
   template <class P>
-  __device__ __forceinline__ Part(const Transform<P>& transform, const Spectra<P>& spectra, unsigned item) {
-    const int groups = static_cast<int>(spectra.groups), chunk = static_cast<int>(item) / groups;
-    group = static_cast<int>(item) - chunk * groups;
+  __device__ __forceinline__ Part(const Transform<P>& transform, const Spectra<P>& spectra, unsigned item,
+                                  int each = 1) {
+    const int groups = static_cast<int>(spectra.groups) / each, chunk = static_cast<int>(item) / groups;
+    group = (static_cast<int>(item) - chunk * groups) * each;
     channel = (static_cast<int>(spectra.first) + group) * Spectra<P>::kAcross + transform.channel() * Spectra<P>::kWide;
     n = chunk / spectra.blocks;
     block = chunk - n * spectra.blocks;
@@ -243,9 +244,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   make_spectrum<false>(transform, room, kBlockTop, values, to, part);
 }
 
-__device__ __forceinline__ void write_values(const float (&values)[kOwn], float2 /*by*/, float (&to)[kOwn][1]) {
+__device__ __forceinline__ void write_values(const float (&values)[kOwn], float2 by, float (&to)[kOwn][1]) {
 #pragma unroll
-  for (int j = 0; j < kOwn; ++j) to[j][0] = values[j];
+  for (int j = 0; j < kOwn; ++j) to[j][0] = values[j] * by.x;
 }
 __device__ __forceinline__ void write_values(const __half2 (&values)[kOwn], float2 by, float (&to)[kOwn][2]) {
 #pragma unroll
@@ -256,54 +257,94 @@ __device__ __forceinline__ void write_values(const __half2 (&values)[kOwn], floa
   }
 }
 
-template <class P, class T>
+// In f32 kernels of outputs take kEach groups of channels at a time: of two, neighbours, rows go out together, 32 bytes
+// in one piece, since a multiprocessor takes some 3 clocks for a piece, be it of 16 bytes or 32. That is for calls all
+// of whose channels are such pairs.
+template <class P, int kEach>
+constexpr int kRowsBytes = Transform<P>::kBytes + (kEach > 1 ? kOwn * kThreads * static_cast<int>(sizeof(float)) : 0);
+
+// Rows of two groups, `walk` of the first, whose values are in shared memory. Of neighbouring lanes' rows each lane
+// gets one group's values, so that both write one row at once.
+__device__ __forceinline__ void store_rows_together(const Walk<float, 1>& walk, const float* first,
+                                                    const float (&second)[kOwn][1]) {
+  const int odd = static_cast<int>(threadIdx.x) / kChannels % 2;
+  const std::int64_t stride = walk.step / kLanes;
+  float* to = walk.at + odd * (kChannels - stride);
+#pragma unroll
+  for (int j = 0; j < kOwn; ++j) {
+    const float low = first[j * kThreads], high = second[j][0];
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? low : high, kChannels);
+    const int row = walk.first - odd + kLanes * j;
+    if (static_cast<unsigned>(row) < static_cast<unsigned>(walk.length)) *to = odd ? other : low;
+    if (static_cast<unsigned>(row + 1) < static_cast<unsigned>(walk.length)) to[stride] = odd ? high : other;
+    to += walk.step;
+  }
+}
+
+// Takes kEach groups' spectra back to rows, those of make_walk(), times `by`.
+template <int kEach, class P, class MakeWalk>
+__device__ __forceinline__ void store_groups(const Transform<P>& transform, unsigned char* memory,
+                                             const Spectra<P>& from, const Part& part, const MakeWalk& make_walk,
+                                             float2 by) {
+  float* held = reinterpret_cast<float*>(memory + Transform<P>::kBytes) + threadIdx.x;
+  const P* own = from.at(part.n, part.block, part.group);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (i > 0) __syncthreads();
+    P v[kOwn];
+#pragma unroll
+    for (int j = 0; j < kOwn; ++j) v[j] = own[i * Spectra<P>::kOfGroup + j * kThreads];
+    transform.set_frequencies([&](int j) { return v[j]; });
+    typename Numbers<P>::Real values[kOwn];
+    transform.back(values);
+    float written[kOwn][Spectra<P>::kWide];
+    write_values(values, by, written);
+    if constexpr (kEach == 1) {
+      store_rows(make_walk(), written);
+    } else if (i == 0) {
+#pragma unroll
+      for (int j = 0; j < kOwn; ++j) held[j * kThreads] = written[j][0];
+    } else {
+      store_rows_together(make_walk(), held, written);
+    }
+  }
+}
+
+template <class P, class T, int kEach>
 __global__ void __launch_bounds__(kThreads, 2) tokens_kernel(Call<T> call, Spectra<P> from, Lines<T> to) {
   extern __shared__ __align__(16) unsigned char memory[];
   const Transform<P> transform(memory);
-  const Part part(transform, from, blockIdx.x);
+  const Part part(transform, from, blockIdx.x, kEach);
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
   const Place place = call.place_of(part.n);
   if (part.block >= blocks_of(place)) return;
-  const P* own = from.at(part.n, part.block, part.group);
-  float2 by{};
+  float2 by{1.0f, 1.0f};
   if (Spectra<P>::kWide > 1) by = from.scale(part.n, from.blocks, part.group * kChannels + transform.channel());
-  P v[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) v[i] = own[i * kThreads];
-  transform.set_frequencies([&](int i) { return v[i]; });
-  typename Numbers<P>::Real values[kOwn];
-  transform.back(values);
-  float written[kOwn][Spectra<P>::kWide];
-  write_values(values, by, written);
-  store_rows(walk_of(to, transform, place, part.block * kPoints, part.channel, call.channels), written);
+  store_groups<kEach>(
+      transform, memory, from, part,
+      [&] { return walk_of(to, transform, place, part.block * kPoints, part.channel, call.channels); }, by);
 }
 
 // dfilter [rows,D].
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 2)
     filter_gradient_kernel(Call<float> call, Spectra<float2> from, float* dfilter) {
   extern __shared__ __align__(16) unsigned char memory[];
   const Transform<float2> transform(memory);
-  const Part part(transform, from, blockIdx.x);
+  const Part part(transform, from, blockIdx.x, kEach);
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
-  const float2* own = from.at(part.n, part.block, part.group);
-  float2 v[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) v[i] = own[i * kThreads];
-  transform.set_frequencies([&](int i) { return v[i]; });
-  float values[kOwn];
-  transform.back(values);
-  if (part.channel >= call.channels) return;
-  float* to = dfilter + part.n * call.rows * call.channels + part.channel;
-#pragma unroll
-  for (int j = 0; j < kOwn; ++j) {
-    const std::int64_t row = part.block * kPoints + transform.token(j);
-    if (row < call.rows) to[row * call.channels] = values[j] * (1.0f / kPoints);
-  }
+  const int first = static_cast<int>(part.block) * kPoints + transform.token(0);
+  store_groups<kEach>(
+      transform, memory, from, part,
+      [&] { return Walk<float, 1>(dfilter, call.channels, first, call.rows, part.channel, call.channels); },
+      {1.0f / kPoints, 1.0f / kPoints});
   if (part.block + 1 < from.blocks) return;
-  for (std::int64_t row = from.blocks * kPoints + transform.token(0); row < call.rows; row += kLanes) {
-    to[row * call.channels] = 0.0f;
+  for (int i = 0, channel = part.channel; i < kEach && channel < call.channels; ++i, channel += kChannels) {
+    for (std::int64_t row = from.blocks * kPoints + transform.token(0); row < call.rows; row += kLanes) {
+      dfilter[row * call.channels + channel] = 0.0f;
+    }
   }
 }
 

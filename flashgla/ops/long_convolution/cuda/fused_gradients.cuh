@@ -1,6 +1,5 @@
-// Sequences of at most kPoints tokens, the filter's gradient, and with kInputs the inputs' (in f32, whose numbers both
-// can be made of; in bf16 those come of fused_kernel). A block has neighbouring channels, one a team, of every
-// chunks-th sequence, and the sums in registers.
+// Sequences of at most kPoints tokens in f32, the filter's gradient and the inputs', which share dy's spectra. A block
+// has neighbouring channels, one a team, of every chunks-th sequence, and the sums of the filter's in registers.
 #pragma once
 
 #include "flashgla/ops/long_convolution/cuda/fused.cuh"
@@ -9,7 +8,8 @@ namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kGradientChannels = kTeams;
 constexpr int kGradientPointBytes = kTeams * 2 * kChannelRoom * static_cast<int>(sizeof(float2));
-constexpr int kGradientTokenBytes = 64 << 10;
+constexpr int kGradientTensorBytes = kPoints * kGradientChannels * static_cast<int>(sizeof(float));
+constexpr int kGradientTokenBytes = 2 * kGradientTensorBytes;
 constexpr int kGradientBarrierAt =
     kGradientPointBytes + kGradientTokenBytes + SpanTransform<float2>::kTurns * static_cast<int>(sizeof(float2));
 constexpr int kGradientBytes = kGradientBarrierAt + 16;
@@ -19,37 +19,33 @@ struct GradientMaps {
   CUtensorMap x, dy, dx;
 };
 
-// filters: [blocks,kGradientChannels,kPoints], with kInputs; dfilter [chunks,rows,D]. kBoxes as fused_kernel's: then
-// the next sequence comes as soon as all of the block's threads have this one's tokens, and what is to be written goes
-// through the points of x.
-template <class T, bool kInputs, bool kBoxes>
+// filters: [blocks,kGradientChannels,kPoints]; dfilter [chunks,rows,D]. kBoxes as fused_kernel's: then the next
+// sequence comes as soon as all of the block's threads have this one's tokens, and what is to be written goes through
+// the points of x.
+template <bool kBoxes>
 __global__ void __launch_bounds__(kFusedThreads, 1)
-    fused_gradient_kernel(Call<T> call, float2* filters, Lines<T> dy, Lines<T> dx, float* dfilter, int chunks,
-                          const __grid_constant__ GradientMaps maps) {
+    fused_gradient_kernel(Call<float> call, float2* filters, Lines<float> dy, Lines<float> dx, float* dfilter,
+                          int chunks, const __grid_constant__ GradientMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr bool kByBoxes = kBoxes;
 #else
   constexpr bool kByBoxes = false;
 #endif
-  constexpr int kAcross = kByBoxes ? 16 / static_cast<int>(sizeof(T)) : kGradientChannels;
-  using Tokens = Staged<T, kAcross>;
-  constexpr int kTensorBytes = Tokens::kElements * static_cast<int>(sizeof(T));
-  constexpr int kBuffers = kGradientTokenBytes / (2 * kTensorBytes);
+  using Tokens = Staged<float, kGradientChannels>;
   extern __shared__ __align__(128) unsigned char memory[];
   const auto room_of = [&](int team) { return reinterpret_cast<float2*>(memory) + team * (2 * kChannelRoom); };
   float2* points = room_of(TeamPlace::team());  // of x, of dy
   const SpanTransform<float2> transform(reinterpret_cast<float2*>(memory + kGradientPointBytes + kGradientTokenBytes));
   const FusedShare share(call.channels, kGradientChannels);
-  const int column = kByBoxes ? share.channel % kAcross : 0;  // of the block's first channel in its rows
-  const auto staged = [&](int buffer, int tensor) {
-    return Tokens{reinterpret_cast<T*>(memory + kGradientPointBytes + (2 * buffer + tensor) * kTensorBytes) + column};
+  const auto staged = [&](int tensor) {
+    return Tokens{reinterpret_cast<float*>(memory + kGradientPointBytes + tensor * kGradientTensorBytes)};
   };
   float2* own = filters_of<1>(filters);
   const int first = sequence_from(call, share.chunk, chunks);
-  const auto ask = [&](int n, int buffer) {
+  const auto ask = [&](int n, int /*buffer*/) {
     const Place place = call.place_of(n);
-    staged(buffer, 0).ask(call.x, place, share.channel, call.channels, &call);
-    staged(buffer, 1).ask(dy, place, share.channel, call.channels);
+    staged(0).ask(call.x, place, share.channel, call.channels, &call);
+    staged(1).ask(dy, place, share.channel, call.channels);
   };
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const std::uint32_t barrier = ptx::shared_address(memory + kGradientBarrierAt);
@@ -57,13 +53,13 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
     ptx::mbarrier_init(barrier, 1);
     ptx::fence_barrier_init();
   }
-  constexpr int kBoxBytes = kTensorBytes / kSpans;
+  constexpr int kBoxBytes = kGradientTensorBytes / kSpans;
   const auto ask_boxes = [&](int n) {
-    ptx::mbarrier_arrive_expect(barrier, 2 * kTensorBytes);
+    ptx::mbarrier_arrive_expect(barrier, 2 * kGradientTensorBytes);
     const std::uint32_t at = ptx::shared_address(memory + kGradientPointBytes);
     for (int i = 0; i < kSpans; ++i) {
-      ptx::copy_box(at + i * kBoxBytes, &maps.x, share.channel - column, i * kSpan, n, 0, barrier);
-      ptx::copy_box(at + kTensorBytes + i * kBoxBytes, &maps.dy, share.channel - column, i * kSpan, n, 0, barrier);
+      ptx::copy_box(at + i * kBoxBytes, &maps.x, share.channel, i * kSpan, n, 0, barrier);
+      ptx::copy_box(at + kGradientTensorBytes + i * kBoxBytes, &maps.dy, share.channel, i * kSpan, n, 0, barrier);
     }
   };
 #endif
@@ -80,25 +76,13 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   };
   Scales<float2, 1> scales;
   const Staged<float, kGradientChannels> rows{reinterpret_cast<float*>(memory)};  // of the filter
-  if constexpr (kInputs) {
-    make_filters<1>(call, transform, share.channel, rows, points, own, nullptr, scales, ask_first);
-  } else {
-    ask_first();
-    ptx::copy_async_commit();
-  }
+  make_filters<1>(call, transform, share.channel, rows, points, own, nullptr, scales, ask_first);
   float2 sums[kSlots][kSpans] = {};
   const auto is_active = [&](int spans) { return TeamPlace::span() < spans; };  // of a warp
-  const auto make_spectra = [&](int spans, int buffer) {
-    if (!is_active(spans)) return;
-    float2 v[2][kOwn];
-    load_scaled<1>(staged(buffer, 0), nullptr, scales, v);
-    load_scaled<1>(staged(buffer, 1), nullptr, scales, v + 1);
-    transform.forward(v, points);
-  };
   const auto make_spectrum = [&](int spans, int tensor) {
     if (!is_active(spans)) return;
     float2 v[1][kOwn];
-    load_scaled<1>(staged(0, tensor), nullptr, scales, v);
+    load_scaled<1>(staged(tensor), nullptr, scales, v);
     transform.forward(v, points + tensor * kChannelRoom);
   };
   const auto multiply = [&](int spans) {
@@ -106,78 +90,72 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
     for (int i = 0; i < kSlots; ++i) {
       float2 x[kSpans], w[kSpans], g[kSpans];
       float2* at = points + TeamPlace::place_of_slot(i);
-      if constexpr (kInputs) load_slot<kSpan>(own + TeamPlace::slot(i), kSpans, g);
+      load_slot<kSpan>(own + TeamPlace::slot(i), kSpans, g);
       load_slot<kSpanRoom>(at, spans, x);
       load_slot<kSpanRoom>(at + kChannelRoom, spans, w);
       add_correlation(x, w, spans, sums[i]);
-      if constexpr (kInputs) {
-        correlate(g, w, spans);
+      correlate(g, w, spans);
 #pragma unroll
-        for (int a = 0; a < kSpans; ++a) at[kChannelRoom + a * kSpanRoom] = w[a];
-      }
+      for (int a = 0; a < kSpans; ++a) at[kChannelRoom + a * kSpanRoom] = w[a];
     }
   };
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if constexpr (kByBoxes) {
     // Span i of what is to be written, in the points of x.
-    const auto box_of = [&](int i) { return reinterpret_cast<float*>(room_of(i / 2)) + i % 2 * (kSpan * kAcross); };
+    const auto box_of = [&](int i) {
+      return reinterpret_cast<float*>(room_of(i / 2)) + i % 2 * (kSpan * kGradientChannels);
+    };
     std::uint32_t turn = 0;
     for (int n = first; n < call.sequences;) {
       const int next = sequence_from(call, n + chunks, chunks), spans = spans_of(call.place_of(n));
       ptx::mbarrier_wait(barrier, turn);
       turn ^= 1;
-      if (kInputs) {  // of dy first, beside what is still being written of the points of x
-        make_spectrum(spans, 1);
-        if (threadIdx.x == 0) ptx::store_bulk_wait_read();
-        __syncthreads();
-        make_spectrum(spans, 0);
-      } else {
-        make_spectra(spans, 0);
-      }
+      // Of dy first, beside what is still being written of the points of x.
+      make_spectrum(spans, 1);
+      if (threadIdx.x == 0) ptx::store_bulk_wait_read();
+      __syncthreads();
+      make_spectrum(spans, 0);
       __syncthreads();
       if (threadIdx.x == 0 && next < call.sequences) ask_boxes(next);
       multiply(spans);
-      if constexpr (kInputs) {
-        __syncthreads();
-        if (is_active(spans)) {
-          float values[1][kOwn];
-          transform.back(points + kChannelRoom, values);
-          float* box = box_of(TeamPlace::span()) + TeamPlace::lane() * kAcross + TeamPlace::team();
+      __syncthreads();
+      if (is_active(spans)) {
+        float values[1][kOwn];
+        transform.back(points + kChannelRoom, values);
+        float* box = box_of(TeamPlace::span()) + TeamPlace::lane() * kGradientChannels + TeamPlace::team();
 #pragma unroll
-          for (int j = 0; j < kOwn; ++j) box[16 * kAcross * j] = values[0][j];
+        for (int j = 0; j < kOwn; ++j) box[16 * kGradientChannels * j] = values[0][j];
+      }
+      ptx::fence_async_proxy();
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        for (int i = 0; i < spans; ++i) {
+          ptx::store_box(&maps.dx, share.channel, i * kSpan, n, 0, ptx::shared_address(box_of(i)));
         }
-        ptx::fence_async_proxy();
-        __syncthreads();
-        if (threadIdx.x == 0) {
-          for (int i = 0; i < spans; ++i) {
-            ptx::store_box(&maps.dx, share.channel, i * kSpan, n, 0, ptx::shared_address(box_of(i)));
-          }
-          ptx::store_bulk_commit();
-        }
-      } else {
-        TeamPlace::meet();
+        ptx::store_bulk_commit();
       }
       n = next;
     }
-    if (kInputs && threadIdx.x == 0) ptx::store_bulk_wait_read();
+    if (threadIdx.x == 0) ptx::store_bulk_wait_read();
     __syncthreads();
   }
 #endif
   if constexpr (!kByBoxes) {
-    const auto compute = [&](int n, int buffer) {
+    const auto compute = [&](int n, int /*buffer*/) {
       const int spans = spans_of(call.place_of(n));
-      make_spectra(spans, buffer);
+      make_spectrum(spans, 0);
+      make_spectrum(spans, 1);
       TeamPlace::meet();
       multiply(spans);
       TeamPlace::meet();
-      if (kInputs && is_active(spans)) {
+      if (is_active(spans)) {
         float values[1][kOwn];
         transform.back(points + kChannelRoom, values);
-        store_staged<1>(staged(buffer, 1), scales, values);
+        store_staged<1>(staged(1), scales, values);
       }
     };
-    walk_sequences<kBuffers>(call, first, chunks, ask, compute, [&](int n, int buffer) {
-      if (kInputs) staged(buffer, 1).store(dx, call.place_of(n), share.channel, call.channels);
+    walk_sequences<1>(call, first, chunks, ask, compute, [&](int n, int /*buffer*/) {
+      staged(1).store(dx, call.place_of(n), share.channel, call.channels);
     });
   }
   // The filter's gradient: of span l E_l + i E_(l+1), E_l the sum of the conjugate of x's span a times dy's a + l.

@@ -8,6 +8,7 @@
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
 #include "flashgla/ops/long_convolution/cuda/fused_gradients.cuh"
+#include "flashgla/ops/long_convolution/cuda/lags.cuh"
 #include "flashgla/ops/long_convolution/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -133,7 +134,8 @@ void for_groups(Context& context, const Cut& cut, const std::array<std::int64_t,
   const std::int64_t spectra = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   const std::int64_t bytes = spectra * cut.blocks * cuda::Spectra<P>::kOfGroup * static_cast<std::int64_t>(sizeof(P));
   const std::int64_t all = ceil_of(cut.channels(), cuda::Spectra<P>::kAcross);
-  const std::int64_t at_once = std::clamp<std::int64_t>(kMost / bytes, 1, all);
+  std::int64_t at_once = std::clamp<std::int64_t>(kMost / bytes, 1, all);
+  if (at_once > 1) at_once -= at_once % 2;  // kernels may take two at a time
   const ArenaScope scope(context.scratch());
   std::array<cuda::Spectra<P>, N> each;
   for (std::size_t i = 0; i < N; ++i) each[i] = spectra_of<P>(context, cut, counts[i], at_once);
@@ -170,20 +172,46 @@ void queue_spectra(const Context& context, const Cut& cut, const Call<T>& call, 
                    call, dy, filter, x, gradients, static_cast<unsigned>(of_filter), static_cast<unsigned>(of_x));
 }
 
+// Whether kernels of outputs may take two groups of channels at a time.
+template <class P>
+bool by_twos(const Cut& cut, const cuda::Spectra<P>& spectra) {
+  return cut.channels() % (2 * cuda::Spectra<P>::kAcross) == 0 && spectra.groups % 2 == 0;
+}
+template <class P, class T>
+void queue_tokens(const Context& context, const Cut& cut, const Call<T>& call, const cuda::Spectra<P>& from,
+                  const TensorView& to) {
+  const std::int64_t all = from.groups * cut.blocks * cut.sequences;
+  if constexpr (std::is_same_v<T, float>) {
+    if (by_twos(cut, from)) {
+      return queue_transforms(context, cuda::tokens_kernel<P, T, 2>, all / 2, cuda::kRowsBytes<P, 2>, call, from,
+                              Lines<T>(to));
+    }
+  }
+  queue_transforms(context, cuda::tokens_kernel<P, T, 1>, all, cuda::kRowsBytes<P, 1>, call, from, Lines<T>(to));
+}
+void queue_filter_gradient(const Context& context, const Cut& cut, const Call<float>& call,
+                           const cuda::Spectra<float2>& from, float* dfilter) {
+  const std::int64_t all = from.groups * cut.blocks;
+  if (by_twos(cut, from)) {
+    queue_transforms(context, cuda::filter_gradient_kernel<2>, all / 2, cuda::kRowsBytes<float2, 2>, call, from,
+                     dfilter);
+  } else {
+    queue_transforms(context, cuda::filter_gradient_kernel<1>, all, cuda::kRowsBytes<float2, 1>, call, from, dfilter);
+  }
+}
+
 // y, or with kBack dx, of `from`, with numbers P.
 template <class P, class T, bool kBack>
 void queue_blocks(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& from,
                   const TensorView& to) {
-  constexpr int kShared = cuda::Transform<P>::kBytes;
   const Call<T> call = call_of<T>(in, skip, cut);
   const Call<float> any = call_of<float>(in, skip, cut);
   for_groups<P>(context, cut, std::array<std::int64_t, 2>{1, cut.sequences}, [&](const auto& spectra) {
     const auto& [filter, x] = spectra;
-    const std::int64_t blocks = x.groups * cut.blocks, all = blocks * cut.sequences;
     kBack ? queue_spectra<P>(context, cut, call, Lines<T>(from), filter, {}, x)
           : queue_spectra<P>(context, cut, call, Lines<T>(from), filter, x, {});
     queue_block_products<P, kBack>(context, cut, any, filter, x);
-    queue_transforms(context, cuda::tokens_kernel<P, T>, all, kShared, call, x, Lines<T>(to));
+    queue_tokens(context, cut, call, x, to);
   });
 }
 
@@ -191,33 +219,29 @@ void queue_blocks(Context& context, const Inputs& in, const float* skip, const C
 template <class T>
 void queue_block_gradient(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
                           float* dfilter) {
-  constexpr int kShared = cuda::Transform<float2>::kBytes;
   const Call<T> call = call_of<T>(in, skip, cut);
   const Call<float> any = call_of<float>(in, skip, cut);
   const std::array<std::int64_t, 3> counts{cut.sequences, cut.sequences, 1};
   for_groups<float2>(context, cut, counts, [&](const auto& spectra) {
     const auto& [x, gradients, sums] = spectra;
-    const std::int64_t blocks = x.groups * cut.blocks;
     queue_spectra<float2>(context, cut, call, Lines<T>(dy), {}, x, gradients);
     queue_filter_products(context, cut, any, x, gradients, sums);
-    queue_transforms(context, cuda::filter_gradient_kernel, blocks, kShared, any, sums, dfilter);
+    queue_filter_gradient(context, cut, any, sums, dfilter);
   });
 }
 
 // dx and dfilter [1,L,D] in f32, whose sums share the gradients' spectra.
 void queue_block_gradients(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
                            const TensorView& dx, float* dfilter) {
-  constexpr int kShared = cuda::Transform<float2>::kBytes;
   const Call<float> call = call_of<float>(in, skip, cut);
   const std::array<std::int64_t, 4> counts{1, cut.sequences, cut.sequences, 1};
   for_groups<float2>(context, cut, counts, [&](const auto& spectra) {
     const auto& [filter, x, gradients, sums] = spectra;
-    const std::int64_t blocks = x.groups * cut.blocks, all = blocks * cut.sequences;
     queue_spectra<float2>(context, cut, call, Lines<float>(dy), filter, x, gradients);
     queue_filter_products(context, cut, call, x, gradients, sums);
     queue_block_products<float2, true>(context, cut, call, filter, gradients);
-    queue_transforms(context, cuda::tokens_kernel<float2, float>, all, kShared, call, gradients, Lines<float>(dx));
-    queue_transforms(context, cuda::filter_gradient_kernel, blocks, kShared, call, sums, dfilter);
+    queue_tokens(context, cut, call, gradients, dx);
+    queue_filter_gradient(context, cut, call, sums, dfilter);
   });
 }
 
@@ -263,22 +287,33 @@ void queue_fused(Context& context, const Inputs& in, const float* skip, const Cu
                           filters, Lines<T>(from), Lines<T>(to), chunks, maps);
 }
 
-// dfilter [chunks,L,D], and of f32 dx.
-template <class T, bool kInputs>
-void queue_fused_gradient(Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
-                          const TensorView& dy, const TensorView& dx, float* dfilter) {
+// dx and dfilter [chunks,L,D] in f32.
+void queue_fused_gradients(Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
+                           const TensorView& dy, const TensorView& dx, float* dfilter) {
   const std::int64_t blocks = cut.fused_blocks(cuda::kGradientChannels, chunks);
-  float2* filters = kInputs ? fused_filters<float2>(context, blocks * cuda::kTeams) : nullptr;
+  auto* filters = fused_filters<float2>(context, blocks * cuda::kTeams);
   if (context.planning()) return;
   const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, dy, dx) && by_boxes(in, in.x, dx);
-  constexpr int kAcross = 16 / static_cast<int>(sizeof(T));
+  constexpr int kAcross = cuda::kGradientChannels;
   const cuda::GradientMaps maps =
       boxes ? cuda::GradientMaps{box_map(in.x, kAcross), box_map(dy, kAcross), box_map(dx, kAcross)}
             : cuda::GradientMaps();
-  const auto kernel =
-      boxes ? cuda::fused_gradient_kernel<T, kInputs, true> : cuda::fused_gradient_kernel<T, kInputs, false>;
+  const auto kernel = boxes ? cuda::fused_gradient_kernel<true> : cuda::fused_gradient_kernel<false>;
   ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, cuda::kGradientBytes,
-                          call_of<T>(in, skip, cut), filters, Lines<T>(dy), Lines<T>(dx), dfilter, chunks, maps);
+                          call_of<float>(in, skip, cut), filters, Lines<float>(dy), Lines<float>(dx), dfilter, chunks,
+                          maps);
+}
+
+// dfilter [chunks,L,D] of bf16.
+void queue_lags(const Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
+                const TensorView& dy, float* dfilter) {
+  if (context.planning()) return;
+  constexpr int kAcross = cuda::kLagChannels;
+  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, in.x, dy);
+  const cuda::LagMaps maps = boxes ? cuda::LagMaps{box_map(in.x, kAcross), box_map(dy, kAcross)} : cuda::LagMaps();
+  const auto kernel = boxes ? cuda::lag_kernel<true> : cuda::lag_kernel<false>;
+  ops::cuda::queue_kernel(context, kName, kernel, cut.fused_blocks(kAcross, chunks), cuda::kLagThreads, cuda::kLagBytes,
+                          call_of<bf16>(in, skip, cut), Lines<bf16>(dy), dfilter, chunks, maps);
 }
 
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
@@ -318,17 +353,18 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const Cut cut(context, in);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
-  const int chunks = cut.fused() ? cut.chunks(cuda::kGradientChannels, 3, 2) : cut.transforms ? 1 : 0;
+  const bool narrow = in.x.dtype == DType::bf16;
+  const int across = narrow ? cuda::kLagChannels : cuda::kGradientChannels;
+  const int chunks = cut.fused() ? cut.chunks(across, 3, narrow ? 1 : 2) : cut.transforms ? 1 : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
   float* by_transforms = static_cast<float*>(sums.data) + groups * in.filter.numel();
-  const bool narrow = in.x.dtype == DType::bf16;
   if (cut.fused() && narrow) {
     queue_fused<cuda::NarrowForm, true>(context, in, skip, cut, dy, to.dx);
-    queue_fused_gradient<bf16, false>(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
+    queue_lags(context, in, skip, cut, chunks, dy, by_transforms);
   } else if (cut.fused()) {
-    queue_fused_gradient<float, true>(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
+    queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.transforms && narrow) {
     queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
