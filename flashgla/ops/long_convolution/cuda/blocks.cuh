@@ -257,9 +257,9 @@ __device__ __forceinline__ void write_values(const __half2 (&values)[kOwn], floa
   }
 }
 
-// In f32 kernels of outputs take kEach groups of channels at a time: of two, neighbours, rows go out together, 32 bytes
-// in one piece, since a multiprocessor takes some 3 clocks for a piece, be it of 16 bytes or 32. That is for calls all
-// of whose channels are such pairs.
+// Kernels of outputs take kEach groups of channels at a time: of two, neighbours, f32 rows go out together, 32 bytes in
+// one piece, since a multiprocessor takes some 3 clocks for a piece, be it of 16 bytes or 32. That is for gradients of
+// calls all of whose channels are such pairs.
 template <class P, int kEach>
 constexpr int kRowsBytes = Transform<P>::kBytes + (kEach > 1 ? kOwn * kThreads * static_cast<int>(sizeof(float)) : 0);
 

@@ -173,21 +173,15 @@ void queue_spectra(const Context& context, const Cut& cut, const Call<T>& call, 
 }
 
 // Whether kernels of outputs may take two groups of channels at a time.
-template <class P>
-bool by_twos(const Cut& cut, const cuda::Spectra<P>& spectra) {
-  return cut.channels() % (2 * cuda::Spectra<P>::kAcross) == 0 && spectra.groups % 2 == 0;
+bool by_twos(const Cut& cut, const cuda::Spectra<float2>& spectra) {
+  return cut.channels() % (2 * cuda::Spectra<float2>::kAcross) == 0 && spectra.groups % 2 == 0;
 }
-template <class P, class T>
+template <class P, class T, int kEach>
 void queue_tokens(const Context& context, const Cut& cut, const Call<T>& call, const cuda::Spectra<P>& from,
                   const TensorView& to) {
-  const std::int64_t all = from.groups * cut.blocks * cut.sequences;
-  if constexpr (std::is_same_v<T, float>) {
-    if (by_twos(cut, from)) {
-      return queue_transforms(context, cuda::tokens_kernel<P, T, 2>, all / 2, cuda::kRowsBytes<P, 2>, call, from,
-                              Lines<T>(to));
-    }
-  }
-  queue_transforms(context, cuda::tokens_kernel<P, T, 1>, all, cuda::kRowsBytes<P, 1>, call, from, Lines<T>(to));
+  const std::int64_t all = from.groups / kEach * cut.blocks * cut.sequences;
+  queue_transforms(context, cuda::tokens_kernel<P, T, kEach>, all, cuda::kRowsBytes<P, kEach>, call, from,
+                   Lines<T>(to));
 }
 void queue_filter_gradient(const Context& context, const Cut& cut, const Call<float>& call,
                            const cuda::Spectra<float2>& from, float* dfilter) {
@@ -211,7 +205,7 @@ void queue_blocks(Context& context, const Inputs& in, const float* skip, const C
     kBack ? queue_spectra<P>(context, cut, call, Lines<T>(from), filter, {}, x)
           : queue_spectra<P>(context, cut, call, Lines<T>(from), filter, x, {});
     queue_block_products<P, kBack>(context, cut, any, filter, x);
-    queue_tokens(context, cut, call, x, to);
+    queue_tokens<P, T, 1>(context, cut, call, x, to);
   });
 }
 
@@ -240,7 +234,8 @@ void queue_block_gradients(Context& context, const Inputs& in, const float* skip
     queue_spectra<float2>(context, cut, call, Lines<float>(dy), filter, x, gradients);
     queue_filter_products(context, cut, call, x, gradients, sums);
     queue_block_products<float2, true>(context, cut, call, filter, gradients);
-    queue_tokens(context, cut, call, gradients, dx);
+    by_twos(cut, gradients) ? queue_tokens<float2, float, 2>(context, cut, call, gradients, dx)
+                            : queue_tokens<float2, float, 1>(context, cut, call, gradients, dx);
     queue_filter_gradient(context, cut, call, sums, dfilter);
   });
 }
