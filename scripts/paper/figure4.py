@@ -25,10 +25,11 @@ def accuracy_of(run):
 
 
 def print_best(rows, number):
-    for model, length, pairs in dict.fromkeys((row["model"], row["length"], row["pairs"]) for row in rows):
-        of_model = sorted((row for row in rows if (row["model"], row["length"], row["pairs"]) == (model, length, pairs)),
-                          key=lambda row: row["loss"])
-        print(model, f"{length}:{pairs}", ",".join(dict.fromkeys(row["rate"] for row in of_model[:number])))
+    rates = {}
+    for row in sorted(rows, key=lambda row: row["loss"]):
+        rates.setdefault((row["model"], f"{row['length']}:{row['pairs']}"), {})[row["rate"]] = None
+    for (model, setting), of_model in rates.items():
+        print(model, setting, ",".join(list(of_model)[:number]))
 
 
 def draw(points, models, setting, widths, png):
