@@ -16,62 +16,14 @@ import flashgla.torch
 import torch
 import torch._dynamo.testing
 import torch.utils.checkpoint
+import torch_inputs
 from recurrence import error, recurrence
+from torch_inputs import GATES, TOLERANCE, close, cu_seqlens, gradients_close, inputs, normal
 
 import flashgla
 import flashgla.ops as ops
 
-TOLERANCE = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 6.4e-4, torch.bfloat16: 5e-3}
-GATES = ["none", "constant", "scalar", "key", "value", "key_value"]
 device = "cpu"
-
-
-def inputs(gate="key", dtype=torch.float32, batch=2, length=70, heads=4, groups=2, key_dim=16, value_dim=32, seed=0,
-           gradients=False):
-    """[q, k, v, g, gv], drawn anew for each seed."""
-    random = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=random, dtype=torch.float64)
-
-    q, k, v = normal(batch, length, heads, key_dim), normal(batch, length, groups, key_dim), normal(
-        batch, length, groups, value_dim)
-    shapes = {"constant": (groups,), "scalar": (batch, length, groups), "key": k.shape, "key_value": k.shape}
-    g = -normal(*shapes[gate]).abs() / 4 if gate in shapes else None
-    gv = -normal(*v.shape).abs() / 4 if gate in ("value", "key_value") else None
-    result = []
-    for x in (q, k, v, g, gv):
-        constant = x is not None and x.dim() == 1 and dtype != torch.float64
-        x = x if x is None else x.to(device, torch.float32 if constant else dtype)
-        result.append(x.requires_grad_() if gradients and x is not None else x)
-    return result
-
-
-def normal(*shape, dtype=torch.float32, seed=9):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device, dtype)
-
-
-def cu_seqlens(*ends, dtype=torch.int32):
-    return torch.tensor([0, *ends], dtype=dtype, device=device)
-
-
-def close(actual, expected, tolerance, what=""):
-    assert actual is not None, f"{what} is None"
-    wrong = error(actual, expected)
-    assert wrong <= tolerance, f"{what}: error {wrong:.2e}, tolerance {tolerance:.2e}"
-
-
-def gradients_close(outputs, expected, leaves, tolerance):
-    """Outputs, and the gradients of random linear functions of them, as those of the recurrence."""
-    weights = [normal(*x.shape, dtype=torch.float64, seed=20 + i) for i, x in enumerate(expected)]
-    names = ["o", "ht", "zt"]
-    for name, actual, wanted in zip(names, outputs, expected):
-        close(actual, wanted, tolerance, name)
-    sums = [sum((x.double() * w).sum() for x, w in zip(group, weights)) for group in (outputs, expected)]
-    actual, wanted = (torch.autograd.grad(x, leaves, retain_graph=True) for x in sums)
-    for i, (mine, theirs) in enumerate(zip(actual, wanted)):
-        assert mine.dtype == leaves[i].dtype
-        close(mine, theirs, 2 * tolerance, f"gradient {i}")
 
 
 # ---- checks: functions named check_... ----
@@ -635,7 +587,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="checks whose names hold this")
     arguments = parser.parse_args()
-    device = arguments.device
+    device = torch_inputs.device = arguments.device
     torch._dynamo.config.recompile_limit = 4
     failed = 0
     for name, check in list(globals().items()):
