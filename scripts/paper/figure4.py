@@ -14,7 +14,7 @@ import sys
 
 
 def accuracy_of(run):
-    """The best accuracy of a run and its evaluations; None without one."""
+    """The best accuracy of a run, its least validation loss and its evaluations; None without one."""
     metrics = run / "metrics.jsonl"
     if not metrics.exists():
         return None
@@ -25,6 +25,7 @@ def accuracy_of(run):
 
 
 def print_best(rows, number):
+    """Of each model and setting, the rates of so many least losses."""
     rates = {}
     for row in sorted(rows, key=lambda row: row["loss"]):
         rates.setdefault((row["model"], f"{row['length']}:{row['pairs']}"), {})[row["rate"]] = None

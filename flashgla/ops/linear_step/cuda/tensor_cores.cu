@@ -11,6 +11,7 @@
 // in their order, and the factor of rms_norm, which is left out of u, multiplies them.
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/ops/cuda/bf16_parts.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/linear_step/cuda/call.cuh"
 
@@ -63,23 +64,6 @@ struct Pair {
 struct Slice {
   float4 x[4];
 };
-
-// Three numbers of bf16 that add up to each of eight f32, cut: largest first.
-__device__ __forceinline__ void cut(const float (&values)[8], std::uint32_t (&parts)[kParts][4]) {
-  float rest[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) rest[i] = values[i];
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      parts[part][pair] = __byte_perm(__float_as_uint(rest[2 * pair]), __float_as_uint(rest[2 * pair + 1]), 0x7632);
-    }
-    if (part + 1 == kParts) break;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) rest[i] -= __uint_as_float(__float_as_uint(rest[i]) & 0xffff0000u);
-  }
-}
 
 // Eight neighbours of the norm's weights.
 __device__ __forceinline__ void load_weights(const Params& p, int i, float (&w)[8]) {
@@ -238,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_core_kernel(const __grid_c
 #pragma unroll
           for (int i = 0; i < 8; ++i) v[i] *= swish(g[i]);
         }
-        cut(v, u[j]);
+        ops::cuda::cut_in_bf16<false>(v, u[j]);
       }
       if (slice + kWarps < slices) {
         x = load(p.x, p.x_stride, slice + kWarps);

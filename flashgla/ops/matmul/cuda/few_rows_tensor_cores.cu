@@ -6,6 +6,7 @@
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/base/cuda/vectors.cuh"
+#include "flashgla/ops/cuda/bf16_parts.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/matmul/cuda/few_rows.h"
 
@@ -22,7 +23,7 @@ constexpr int kStep = 32;  // of k: four lanes' eight elements, two instructions
 constexpr int kParts = 3;  // bf16 numbers that an f32 is cut into
 constexpr int kAhead = 2;  // steps loaded at once
 
-// Eight neighbours of a row of a as they are loaded, and as bf16 parts that add up to them, largest first.
+// Eight neighbours of a row of a.
 struct Piece {
   float values[8];
 
@@ -34,24 +35,6 @@ struct Piece {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (float& value : values) value = 0.0f;
-  }
-  __device__ __forceinline__ void split(std::uint32_t (&parts)[kParts][4]) const {
-    float rest[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) rest[i] = values[i];
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        // The upper halves of two words: each a bf16, cut.
-        parts[part][pair] = __byte_perm(__float_as_uint(rest[2 * pair]), __float_as_uint(rest[2 * pair + 1]), 0x7632);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float taken = __uint_as_float(__float_as_uint(rest[i]) & 0xffff0000u);
-        rest[i] = isfinite(rest[i]) ? rest[i] - taken : 0.0f;
-      }
-    }
   }
 };
 
@@ -101,7 +84,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) tensor_core_kernel(const FewRow
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
         std::uint32_t parts[kParts][4];
-        a[step][column].split(parts);
+        ops::cuda::cut_in_bf16<true>(a[step][column].values, parts);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           const uint4 &upper = b[step][2 * tile], &lower = b[step][2 * tile + 1];
