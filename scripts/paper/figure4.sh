@@ -46,6 +46,11 @@ settings=${settings:-${defaults[0]}} widths=${widths:-${defaults[1]}} rates=${ra
 epochs=${epochs:-${defaults[3]}} sequences=${sequences:-${defaults[4]}} device=${device:-${defaults[5]}}
 jobs=${jobs:-${defaults[6]}} models=${models:-${defaults[7]}} dropout=${dropout:-$usual_dropout}
 range=${range:-$usual_range}
+for option in layers epochs sequences jobs ${pilot:+pilot}; do
+  [[ ${!option} =~ ^[1-9][0-9]*$ ]] && continue
+  echo "error: --$option is '${!option}'; expected a whole number above 0" >&2
+  exit 2
+done
 need_program
 mkdir -p "$out/models"
 
