@@ -66,6 +66,11 @@ def draw(forms, png):
                          ("forward and backward, ms", "memory beyond the inputs, GiB"))
 
 
+def digits(value, count):
+    """`value` with so many digits, large ones without a fraction."""
+    return f"{value:.{count}g}" if value < 10 ** count else f"{value:.0f}"
+
+
 def section(about, forms, made, kernels):
     lengths = sorted({length for rows in forms.values() for length in rows})
     commits, dates = (", ".join(dict.fromkeys(one[i] for one in sorted(made.values(), key=lambda m: m[1])))
@@ -73,7 +78,7 @@ def section(about, forms, made, kernels):
     intro = (f"One {about['machine']}, commit {commits}, {dates}; batch {about['batch']}, 4 heads of "
              "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
              "what is held beyond the inputs in GiB.")
-    rows = [[name, *(f"{by[n][0]:.3g}, {by[n][1] / 2 ** 30:.2g}" if n in by else "" for n in lengths)]
+    rows = [[name, *(f"{digits(by[n][0], 3)}, {digits(by[n][1] / 2 ** 30, 2)}" if n in by else "" for n in lengths)]
             for name, by in forms.items()]
     parts = [textwrap.fill(intro, 120), paper.table(["form", *map(str, lengths)], rows),
              "![speed and memory of the operator by length](figures/paper/figure2.png)"]

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
 #   figure2.sh OUT [--seconds S]
-# GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 8 (the paper's: 32): with chunks'
-# states kept, with states recomputed, token by token, in parallel (quadratic) form; and in PyTorch, which must be there
-# with CUDA: softmax attention of cuDNN and FlashAttention, the chunk form and the recurrence that go through memory.
+# GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 32: with chunks' states kept, with
+# states recomputed, token by token, in parallel (quadratic) form; and in PyTorch, which must be there with CUDA: softmax
+# attention of cuDNN and FlashAttention, the chunk form and the recurrence that go through memory.
 # OUT/figure2.json has the rows; figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is
 # (kernel_times.sh), OUT/kernels-LENGTH.txt has the time of each kernel of the first of these forms. What is measured
 # already is not measured again.
@@ -22,7 +22,7 @@ while [ $# -gt 0 ]; do
 done
 need_program
 mkdir -p "$out"
-problem='B8 T'
+problem='B32 T'
 if [ ! -f "$out/figure2.json" ]; then
   "$flashgla" bench gated_linear_attention --sweep --device cuda --only ' H4 K128 V256 bf16 key gate, ' \
     --implementation cuda_sm90 --seconds "$seconds" --save "$out/figure2.partial" \
@@ -34,7 +34,7 @@ times=$root/scripts/kernel_times/kernel_times.sh
 for length in 1024 2048 4096 8192; do
   [ ! -f "$out/kernels-$length.txt" ] || continue
   "$times" "$out/kernels-$length.partial" "$flashgla" bench gated_linear_attention --sweep --device cuda \
-    --only "B8 T$length H4 K128 V256 bf16 key gate, chunk_materialized" --implementation cuda_sm90 --seconds 0.02 \
+    --only "B32 T$length H4 K128 V256 bf16 key gate, chunk_materialized" --implementation cuda_sm90 --seconds 0.02 \
     >/dev/null
   mv "$out/kernels-$length.partial" "$out/kernels-$length.txt"
 done
