@@ -267,6 +267,34 @@ def gpu_training_table():
             table(["model, sequences x tokens", "ms a step", "tokens a second", "of the floor"], rows))
 
 
+PEER_NAMES = {"fla_eager": "flash-linear-attention", "transformers_eager": "transformers",
+              "transformers_compiled": "transformers, compiled",
+              "transformers_static_cache_compiled": "transformers, static cache, compiled"}
+
+
+def gpu_peers_table():
+    """Whole models beside the fastest of other libraries' that the same call timed."""
+    what = {"model_training_step": "a step of", "model_prefill": "a prompt,", "model_decoding": "a token of"}
+    used, rows = [], []
+    for file in ("gpu-training", "gpu-decoding"):
+        run = Run(FIGURES / f"{file}.json")
+        peers = [row for row in run.rows if row["implementation"].startswith(PEERS) and row["operation"] in what]
+        for row in run.timed():
+            theirs = [peer for peer in peers if all(peer[key] == row[key] for key in (
+                "operation", "problem", "commit", "date", "command"))]
+            if theirs:
+                peer = min(theirs, key=lambda each: each["milliseconds"])
+                name = PEER_NAMES[peer["implementation"].removesuffix("_bf16_weights_and_moments")]
+                rows.append([f"{what[row['operation']]} {row['problem']}", milliseconds(row), name, milliseconds(peer),
+                             f"{peer['milliseconds'] / row['milliseconds']:.2f}"])
+                used.append(row)
+    if not used:
+        raise Missing("no call with peers of whole models is saved yet")
+    return sentences(run.origin(used) + ". Theirs keep weights and moments in bf16, ours have f32 masters and moments.",
+                     "FLA's kernels had been tuned before.") + "\n\n" + table(
+        ["what", "ours, ms", "beside", "theirs, ms", "theirs over ours"], rows)
+
+
 # Operators in gpu-operators.json whose rows have other names than theirs.
 OPERATIONS = {"elementwise": ("add", "add_to", "convert", "scale", "zero", "column_sum", "silu", "squared_relu",
                               "sigmoid_gate"),
@@ -476,6 +504,7 @@ TABLES = {"cpu": cpu_table, "cpu-threads": cpu_threads_table, "gpu": gpu_table, 
           **{f"gpu-steps-{what.split()[0]}": functools.partial(gpu_steps_table, what)
              for what in ("training step", "prompt", "token")},
           "gpu-attention": gpu_attention_table, "gpu-gates": gpu_gates_table, "gpu-training": gpu_training_table,
+          "gpu-peers": gpu_peers_table,
           "gpu-selective_scan": gpu_scan_table, "small-models": small_models_sentences, "fuzz": fuzz_table,
           "quantisation": quantisation_tables, "quantisation-length": quantisation_length_table,
           "fuzz-total": fuzz_sentence,
