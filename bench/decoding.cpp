@@ -46,6 +46,9 @@ std::vector<Case> cases(Device device) {
     }
   } else {
     for (const std::int64_t sequences : {1, 8, 16, 64, 256}) all.push_back({"gla-1.3b", sequences, DType::bf16});
+    for (const char* preset : {"q8", "q4"}) {
+      for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16, 0, preset});
+    }
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
     all.push_back({"mamba-1.3b", 1, DType::bf16});
     all.push_back({"retnet-1.3b", 1, DType::bf16});
@@ -87,9 +90,19 @@ model::ModelConfig small_model_like(std::string_view preset) {
 // Logits of a few tokens of a small model of the same kind.
 Tensor logits_of_small_model(const Case& of, Device device, DType activations, const char* implementation) {
   const std::int64_t sequences = of.sequences;
-  auto made = std::make_unique<LanguageModel>(small_model_like(of.preset), of.dtype, device, false);
+  const bool quantised = *of.quantised != '\0';
+  auto made =
+      std::make_unique<LanguageModel>(small_model_like(of.preset), of.dtype, quantised ? Device::cpu() : device, false);
   made->parameters().initialize(1);
-  if (*of.quantised != '\0') made = model::quantise(*made, {model::find_quantisation_preset(of.quantised)});
+  if (quantised) {
+    made = model::quantise(*made, {model::find_quantisation_preset(of.quantised)});
+    // On the CPU packed weights meet f32 alone; what bf16 activations cost, the same weights in floats say.
+    if (device != Device::cpu()) {
+      made = model::copied_to(*made, device);
+    } else if (activations == DType::bf16) {
+      made = model::dequantise(*made, of.dtype, device);
+    }
+  }
   LanguageModel& model = *made;
   model.set_inference_dtype(activations);
   Context context(device);

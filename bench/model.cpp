@@ -310,6 +310,8 @@ constexpr PrefillProblem kPrefillProblems[] = {
     {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q8"},
     {"gla-340m", 512, DType::bf16, Device::Kind::cpu, "q4"},
     {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
+    {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, "q8"},
+    {"gla-1.3b", 2048, DType::bf16, Device::Kind::cuda, "q4"},
     {"retnet-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
     {"transformer-1.3b", 2048, DType::bf16, Device::Kind::cuda, ""},
 };

@@ -1,5 +1,6 @@
 #include "bench/noise_model.h"
 
+#include "flashgla/base/memory.h"
 #include "flashgla/model/quantise.h"
 
 namespace flashgla::bench {
@@ -19,7 +20,8 @@ std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DTy
   for (const nn::Parameter* parameter : model->parameters().parameters()) {
     if (!ops::quantised_linear::is_packed(parameter->value)) continue;
     const std::int64_t block = parameter->value.size(2);
-    auto* bytes = parameter->value.as<std::uint8_t>();
+    const Tensor host = Tensor::empty(parameter->value.shape, DType::u8);
+    auto* bytes = host.as<std::uint8_t>();
     const auto fill = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const auto noise = static_cast<std::uint32_t>(i) * 2654435761u;
@@ -28,6 +30,7 @@ std::unique_ptr<model::LanguageModel> noise_model(const std::string& preset, DTy
       }
     };
     parallel_for_blocks(context, parameter->value.numel(), std::int64_t{1} << 20, fill);
+    copy_memory(parameter->value.data, device, host->data, Device::cpu(), host->bytes());
   }
   model->parameters().initialize(1);
   return model;

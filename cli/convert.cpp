@@ -148,9 +148,8 @@ void add_convert(CLI::App& app) {
       ->capture_default_str();
   auto* quantise = verb->add_option(
       "--quantise", arguments->quantise,
-      "Weights in 8 or 4 bits, for generation and evaluation on the CPU: q8 (all matrices 8 bits), q4 (mixers and MLP\n"
-      "4 bits, output projections and the head 8), q4-safe (MLP 4 bits, the rest 8), q4-all. docs/QUANTISATION.md has "
-      "what\n"
+      "Weights in 8 or 4 bits, for generation and evaluation: q8 (all matrices 8 bits), q4 (mixers and MLP 4 bits,\n"
+      "output projections and the head 8), q4-safe (MLP 4 bits, the rest 8), q4-all. docs/QUANTISATION.md has what\n"
       "they cost");
   verb->add_option("--quantise-only", arguments->only, "Only matrices whose name contains this, such as o_proj")
       ->needs(quantise);

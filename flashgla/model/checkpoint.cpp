@@ -357,10 +357,6 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
     own.device = Device::cpu();
     return dequantise(*load_model(folder, own), *options.dtype, options.device, options.threads);
   }
-  if (quantised && options.device != Device::cpu()) {
-    throw Error(folder + ": its weights are of 8 or 4 bits, which are for the CPU; --device cpu, or --dtype bf16 to " +
-                "decode them for " + name_of(options.device));
-  }
   const auto weights_read = std::make_shared<Weights>(open_weights(folder));
   const Weights& weights = *weights_read;
   const std::vector<nn::Parameter> described = describe_parameters(config);

@@ -156,13 +156,12 @@ LanguageModel::LanguageModel(const ModelConfig& config, DType dtype, Device devi
       placements, threads);
   if (!store_->packed()) return;
   if (training) throw Error("model", "weights", "are of 8 or 4 bits", "floats for training");
-  if (device != Device::cpu()) throw Error("model", "weights", "are of 8 or 4 bits", "floats on " + name_of(device));
   if (dtype == DType::f64) throw Error("model", "dtype", "is f64", "f32 or bf16 beside weights of 8 or 4 bits");
 }
 
 void LanguageModel::set_inference_dtype(DType dtype) {
   const DType narrowest = dtype_ == DType::f64 ? DType::f64 : DType::f32;
-  const bool wide = dtype_ == DType::bf16 && !store_->packed();
+  const bool wide = dtype_ == DType::bf16 && (device_.kind == Device::Kind::cuda || !store_->packed());
   if (dtype != narrowest && !(dtype == DType::bf16 && wide)) {
     throw Error("model", "inference dtype", std::string("is ") + name_of(dtype),
                 wide ? "f32 or bf16" : name_of(narrowest));
@@ -310,7 +309,7 @@ void LanguageModel::evaluate(nn::Pass& pass, const TensorView& tokens, const Ten
   layers_.final_norm.forward(context, rows, rows, {});
   TensorView classes = head().value;
   if (ops::quantised_linear::is_packed(classes)) {
-    classes = context.scratch().tensor(head().shape, DType::f32, "head in f32");
+    classes = context.scratch().tensor(head().shape, activation_dtype(), "head in floats");
     ops::quantised_linear::decode(context, head().value, 0, classes);
   }
   ops::cross_entropy::forward(context, {rows, classes, targets.reshape(losses.shape)}, losses, scored.hits);

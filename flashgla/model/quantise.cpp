@@ -118,6 +118,26 @@ std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const Quanti
   return result;
 }
 
+std::unique_ptr<LanguageModel> copied_to(const LanguageModel& model, Device device) {
+  std::map<std::string, Format> formats;
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    if (ops::quantised_linear::is_packed(parameter->value)) {
+      formats[parameter->name] = ops::quantised_linear::format_of(parameter->value);
+    }
+  }
+  const auto place = [&](const nn::Parameter& parameter) {
+    const auto found = formats.find(parameter.name);
+    return nn::Placement{found == formats.end() ? std::nullopt : std::optional(found->second), nullptr};
+  };
+  auto result = std::make_unique<LanguageModel>(model.config(), model.dtype(), device, false, place);
+  const auto& from = model.parameters().parameters();
+  const auto& to = result->parameters().parameters();
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    copy_memory(to[i]->value.data, device, from[i]->value.data, model.device(), from[i]->value.bytes());
+  }
+  return result;
+}
+
 std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device, int threads) {
   auto result =
       std::make_unique<LanguageModel>(model.config(), dtype, device, false, nn::Placements{}, nullptr, threads);

@@ -35,11 +35,14 @@ struct QuantiseOptions {
   std::function<void(std::int64_t done, std::int64_t total)> monitor;
 };
 
-// For inference on the CPU. Throws Error that names the parameter when a weight, whether it is quantised or not, is not
-// finite or too large, and when the model has been quantised already.
+// On the CPU, for inference there or, copied, on a GPU. Throws Error that names the parameter when a weight, whether it
+// is quantised or not, is not finite or too large, and when the model has been quantised already.
 std::unique_ptr<LanguageModel> quantise(const LanguageModel& model, const QuantiseOptions& options);
 
 // The same model with all weights in floats. threads: as LanguageModel.
 std::unique_ptr<LanguageModel> dequantise(const LanguageModel& model, DType dtype, Device device, int threads = 0);
+
+// A quantised model as it is, on a device, for inference.
+std::unique_ptr<LanguageModel> copied_to(const LanguageModel& model, Device device);
 
 }  // namespace flashgla::model

@@ -11,6 +11,7 @@
 #include "flashgla/model/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
+#include "testing/devices.h"
 #include "testing/temporary_folder.h"
 
 namespace flashgla::model {
@@ -47,22 +48,29 @@ bool is_packed(const nn::Parameter& parameter) { return ops::quantised_linear::i
 // Logits after a text that is given token by token, or at once.
 Tensor logits_of(LanguageModel& model, bool steps, int threads = 2) {
   constexpr std::int32_t kTokens = 24;
-  Context context(Device::cpu(), threads);
+  Context context(model.device(), threads);
   DecodeState state = model.make_state(1, kTokens);
-  Tensor logits = Tensor::empty({1, model.config().vocab_size}, DType::f32);
+  const Tensor logits = Tensor::empty({1, model.config().vocab_size}, DType::f32, model.device());
   std::vector<std::int32_t> tokens;
   tokens.reserve(kTokens);
   for (std::int32_t t = 0; t < kTokens; ++t) {
     tokens.push_back(static_cast<std::int32_t>((t * 7 + 3) % model.config().vocab_size));
   }
   if (steps) {
-    for (std::int32_t& token : tokens) model.step(context, TensorView(&token, Shape({1})), state, logits);
+    for (std::int32_t& token : tokens) {
+      const ArenaScope scope(context.scratch());
+      model.step(context, on_device(context, TensorView(&token, Shape({1})), "token"), state, logits);
+      context.queue().synchronize();
+    }
   } else {
+    const ArenaScope scope(context.scratch());
     std::int32_t bounds[] = {0, kTokens};
     const TensorView host(bounds, Shape({2}));
-    model.prefill(context, TensorView(tokens.data(), Shape({kTokens})), {host, host, 0}, state, logits);
+    model.prefill(context, on_device(context, TensorView(tokens.data(), Shape({kTokens})), "tokens"),
+                  {on_device(context, host, "bounds"), host, 0}, state, logits);
+    context.queue().synchronize();
   }
-  return logits;
+  return testing::copied_to(logits, Device::cpu());
 }
 
 TEST(Quantise, EveryMixerFollowsThePresets) {
@@ -97,6 +105,37 @@ TEST(Quantise, StepsAndPromptsAreThoseOfTheDecodedWeights) {
         EXPECT_TRUE(testing::same_bits(logits, logits_of(*small, steps, 1)));
       }
     }
+  }
+}
+
+// On a GPU steps have the CPU's integers; prompts have weights decoded as the activations' dtype, and in bf16 are as
+// far from the CPU's as those of the same weights in floats.
+TEST(Quantise, AGpuHasTheCpusLogits) {
+  for (const Device device : testing::test_devices()) {
+    if (device == Device::cpu()) continue;
+    double packed_errors = 0.0, float_errors = 0.0;
+    for (const SmallModel& row : models()) {
+      for (const DType dtype : {DType::bf16, DType::f32}) {
+        const auto model = make_small(row.config, dtype, false);
+        for (const char* preset : {"q8", "q4", "q4-all"}) {
+          const auto small = quantised(*model, preset), there = copied_to(*small, device);
+          const std::string what = row.name + " " + preset + " " + name_of(dtype);
+          for (const bool steps : {true, false}) {
+            EXPECT_EQ(testing::check_close("logits", logits_of(*there, steps), logits_of(*small, steps), 5e-3), "")
+                << what << steps;
+          }
+          if (dtype != DType::bf16) continue;
+          const auto decoded = dequantise(*small, dtype, device);
+          there->set_inference_dtype(dtype);
+          decoded->set_inference_dtype(dtype);
+          const Tensor expected = logits_of(*small, false);
+          packed_errors += testing::difference(logits_of(*there, false), expected).relative;
+          float_errors += testing::difference(logits_of(*decoded, false), expected).relative;
+        }
+      }
+    }
+    EXPECT_GT(packed_errors, 0.0);
+    EXPECT_LT(packed_errors, 1.2 * float_errors);
   }
 }
 

@@ -50,17 +50,12 @@ void composed(Context& context, const Inputs& inputs, std::span<const Layer> lay
 }
 
 Support any(const Problem&, const Architecture&) { return Support::yes(); }
-#ifdef FLASHGLA_CUDA
-Support floats(const Problem& problem, const Architecture&) {
-  return problem.weight_dtype == DType::u8 ? Support::no("packed weights are for the CPU") : Support::yes();
-}
-#endif
 
 }  // namespace
 
 const Implementation kComposed{"composed", Device::Kind::cpu, any, composed};
 #ifdef FLASHGLA_CUDA
-const Implementation kComposedCuda{"cuda_composed", Device::Kind::cuda, floats, composed};
+const Implementation kComposedCuda{"cuda_composed", Device::Kind::cuda, any, composed};
 #endif
 
 }  // namespace flashgla::ops::linear_step

@@ -17,6 +17,7 @@ struct Problem {
   std::int64_t columns;  // of all y, where some are turned; else 0
   bool aligned;          // every row of x, gate and the weights begins at a multiple of 16 bytes and has whole ones
   bool whole_panels;     // of packed weights with swiglu: rows of up begin with a panel
+  DType beside_packed = DType::u8;  // the widest of layers in floats beside packed ones; u8: there are none
 };
 
 struct Implementation {
@@ -36,7 +37,7 @@ TensorView run_prologue(Context& context, const Inputs& inputs);
 
 extern const Implementation kStream, kComposed, kReference;
 #ifdef FLASHGLA_CUDA
-extern const Implementation kStreamCuda, kTensorCoresCuda, kComposedCuda;
+extern const Implementation kStreamCuda, kTensorCoresCuda, kPackedCuda, kComposedCuda;
 #endif
 
 }  // namespace flashgla::ops::linear_step

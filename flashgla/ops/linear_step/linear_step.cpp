@@ -12,7 +12,8 @@ namespace flashgla::ops::linear_step {
 
 std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
-  static const Implementation table[] = {kStreamCuda, kTensorCoresCuda, kComposedCuda, kStream, kComposed, kReference};
+  static const Implementation table[] = {kStreamCuda, kTensorCoresCuda, kPackedCuda, kComposedCuda,
+                                         kStream,     kComposed,        kReference};
 #else
   static const Implementation table[] = {kStream, kComposed, kReference};
 #endif
@@ -117,6 +118,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
   if (inputs.gate) problem.aligned = problem.aligned && rows_are_aligned(inputs.gate);
   std::int64_t columns = 0;
   bool turns = false;
+  const bool gpu = context.device().kind == Device::Kind::cuda;
   for (const Layer& layer : layers) {
     const bool wider = x.dtype == DType::bf16 && options.epilogue == Epilogue::store;
     arguments.check("y", layer.y, wider ? DTypes{DType::f32, DType::bf16} : DTypes{x.dtype});
@@ -127,7 +129,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
     }
     const char* const as = halves == 2 ? "twice y's columns, x's columns" : "y's columns, x's columns";
     const Shape shape({halves * layer.y.size(1), x.size(1)});
-    if (quantised_linear::is_packed(layer.weight) && x.dtype != DType::bf16) {
+    if (quantised_linear::is_packed(layer.weight) && (x.dtype != DType::bf16 || gpu)) {
       const Shape packed =
           quantised_linear::packed_shape(quantised_linear::format_of(layer.weight), shape[0], shape[1]);
       arguments.check("weight", layer.weight, DType::u8, packed, as, Layout::contiguous);
@@ -136,6 +138,7 @@ void run(Context& context, const Inputs& inputs, std::span<const Layer> layers, 
           problem.whole_panels && (halves == 1 || layer.y.size(1) % quantised_linear::kPanelRows == 0);
     } else {
       arguments.check("weight", layer.weight, parameters, shape, as, Layout::contiguous);
+      if (problem.beside_packed != DType::f32) problem.beside_packed = layer.weight.dtype;
     }
     if (problem.weight_dtype != DType::u8 && layer.weight.dtype != problem.weight_dtype) {
       arguments.fail("weight", std::string("has dtype ") + name_of(layer.weight.dtype),

@@ -15,9 +15,9 @@
 //         log_sigmoid   y[n,o] = max(log sigmoid(a[n,o]) / normalizer, clamp_min)    natural log
 //
 // Shapes: x, gate [N,I]; norm_weight [I], or [head_size]; weight [O,I] ([2O,I] with swiglu) contiguous, bias [O], y
-// [N,O]; last dimensions contiguous. dtypes: x, gate, y f32 beside weights in f32 or bf16, or all of
-// these bf16 (u is then rounded to bf16 too; what is stored may be f32), or f64; norm_weight and bias f32 or bf16 (f64
-// with f64); on the CPU the weights beside f32 may also be packed ones of 8 or 4 bits (quantised_linear.h), each
+// [N,O]; last dimensions contiguous. dtypes: x, gate, y f32 beside weights in f32 or bf16, or all of these bf16 (u is
+// then rounded to bf16 too; what is stored may be f32), or f64; norm_weight and bias f32 or bf16 (f64 with f64);
+// weights beside f32, on a GPU beside bf16 too, may also be packed ones of 8 or 4 bits (quantised_linear.h), each
 // layer's by itself. Sums in f32 (f64 with f64), in an order that does not depend on N: a sequence's values do not
 // depend on its neighbours. No y overlaps x, gate or another y. Throw Error naming the argument.
 #pragma once

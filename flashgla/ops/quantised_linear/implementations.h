@@ -11,7 +11,7 @@ namespace flashgla::ops::quantised_linear {
 
 struct Problem {
   std::int64_t m, n, k;
-  DType dtype;  // of x and y
+  DType dtype;  // of x
   Format format;
 };
 
@@ -29,5 +29,8 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kVnni, kAvx512, kAvx2;  // on x86-64
 extern const Implementation kPortable, kDecoded, kReference;
+#ifdef FLASHGLA_CUDA
+extern const Implementation kDecodedCuda;
+#endif
 
 }  // namespace flashgla::ops::quantised_linear

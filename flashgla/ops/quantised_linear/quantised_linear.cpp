@@ -4,6 +4,9 @@
 
 #include "flashgla/ops/quantised_linear/blocks.h"
 #include "flashgla/ops/quantised_linear/implementations.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/ops/quantised_linear/cuda/cuda.h"
+#endif
 
 namespace flashgla::ops::quantised_linear {
 
@@ -11,8 +14,11 @@ std::span<const Implementation> implementations() {
   static const std::vector<Implementation> rows = [] {
     std::vector<Implementation> available;
     for (const Implementation& row : {
+#ifdef FLASHGLA_CUDA
+           kDecodedCuda,
+#endif
 #if defined(__x86_64__)
-           kVnni, kAvx512, kAvx2,
+               kVnni, kAvx512, kAvx2,
 #endif
                kPortable, kDecoded, kReference
          }) {
@@ -57,9 +63,9 @@ void check_weight(const Arguments& arguments, const TensorView& weight, std::int
 
 void run(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y, const Options& options) {
   const Arguments arguments("quantised linear", context);
-  arguments.check("x", x, {DType::f64, DType::f32});
+  arguments.check("x", x, {DType::f64, DType::f32, DType::bf16});
   arguments.check_rank("x", x, 2);
-  arguments.check("y", y, x.dtype);
+  arguments.check("y", y, x.dtype == DType::bf16 ? DTypes{DType::f32, DType::bf16} : DTypes{x.dtype});
   arguments.check_rank("y", y, 2);
   if (y.size(0) != x.size(0)) {
     arguments.fail("y", "has shape " + to_string(y.shape), "[" + std::to_string(x.size(0)) + ",N] (as x's rows)");
@@ -89,12 +95,16 @@ void look_up(Context& context, const TensorView& tokens, const TensorView& weigh
              const TensorView& y) {
   const Arguments arguments("quantised look-up", context);
   arguments.check("tokens", tokens, DType::i32, Layout::contiguous);
-  arguments.check("y", y, DType::f32);
+  const bool gpu = context.device().kind == Device::Kind::cuda;
+  arguments.check("y", y, gpu ? DTypes{DType::f32, DType::bf16} : DTypes{DType::f32});
   const TensorView out = y.as_rows();
   check_weight(arguments, weight, rows, out.size(1));
   if (out.size(0) != tokens.numel()) {
     arguments.fail("y", "has shape " + to_string(y.shape), std::to_string(tokens.numel()) + " rows (as tokens)");
   }
+#ifdef FLASHGLA_CUDA
+  if (gpu) return cuda::look_up(context, tokens, weight, rows, out);
+#endif
   if (context.planning()) return;
   const auto* ids = tokens.as<std::int32_t>();
   for (std::int64_t r = 0; r < out.size(0); ++r) {
@@ -113,13 +123,18 @@ void look_up(Context& context, const TensorView& tokens, const TensorView& weigh
 
 void decode(Context& context, const TensorView& weight, std::int64_t first, const TensorView& values) {
   const Arguments arguments("quantised decode", context);
-  arguments.check("values", values, {DType::f64, DType::f32, DType::bf16}, Layout::contiguous);
+  const bool gpu = context.device().kind == Device::Kind::cuda;
+  arguments.check("values", values, gpu ? DTypes{DType::f32, DType::bf16} : DTypes{DType::f64, DType::f32, DType::bf16},
+                  Layout::contiguous);
   arguments.check_rank("values", values, 2);
   check_weight(arguments, weight, is_packed(weight) ? weight.size(0) * kPanelRows : 0, values.size(1));
   if (first < 0 || first + values.size(0) > weight.size(0) * kPanelRows) {
     arguments.fail("values", "has rows to " + std::to_string(first + values.size(0)),
                    "at most " + std::to_string(weight.size(0) * kPanelRows) + " of them");
   }
+#ifdef FLASHGLA_CUDA
+  if (gpu) return cuda::decode(context, weight, first, values);
+#endif
   if (context.planning()) return;
   const Blocks blocks(weight);
   const std::int64_t columns = values.size(1);

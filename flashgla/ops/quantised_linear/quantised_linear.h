@@ -16,7 +16,8 @@
 // Results: with up to 16 rows of x, and with AVX-512 any number, each group of x becomes 16-bit integers with one f32
 // scale (the largest magnitude is 32639), products within a group are summed exactly, and groups are added in f32 in
 // the order of the columns. The same bits on every instruction set, for any number of threads, and whatever the other
-// rows are. Else more rows are multiplied in f32. Throws Error naming the argument.
+// rows are. Else more rows are multiplied in f32. On a GPU the weights become floats of x's dtype, f32 or bf16, which
+// `matmul` multiplies; decoding steps there have integers (ops/linear_step). Throws Error naming the argument.
 #pragma once
 
 #include <array>
@@ -45,7 +46,8 @@ Format format_of(const TensorView& weight);
 
 using matmul::Options;  // bias: absent, or f32 or bf16 [N], contiguous
 
-// x [M,K], y [M,N] f32 (f64 for the reference), last dimensions contiguous; weight as above. y overlaps nothing.
+// x [M,K], y [M,N] f32 (f64 for the reference; on a GPU also x bf16, y bf16 or f32), last dimensions contiguous; weight
+// as above. y overlaps nothing.
 void run(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
          const Options& options = {});
 
@@ -53,11 +55,12 @@ void run(Context& context, const TensorView& x, const TensorView& weight, const 
 void multiply(Context& context, const TensorView& x, const TensorView& weight, const TensorView& y,
               const Options& options = {});
 
-// y[r,:] = w[tokens[r],:]: tokens i32 contiguous, each in [0, rows); y f32 [...,K], last dimension contiguous.
+// y[r,:] = w[tokens[r],:]: tokens i32 contiguous, each in [0, rows), others are refused, or on a GPU give NaN; y f32
+// (on a GPU f32 or bf16) [...,K], last dimension contiguous.
 void look_up(Context& context, const TensorView& tokens, const TensorView& weight, std::int64_t rows,
              const TensorView& y);
 
-// Rows of the matrix from `first` on, as many as `values` [rows,K] has: f32, bf16 or f64, contiguous.
+// Rows of the matrix from `first` on, as many as `values` [rows,K] has: f32, bf16 or, on the CPU, f64, contiguous.
 void decode(Context& context, const TensorView& weight, std::int64_t first, const TensorView& values);
 
 }  // namespace flashgla::ops::quantised_linear

@@ -28,7 +28,9 @@ void reference_run(Context& context, const TensorView& x_view, const TensorView&
 }  // namespace
 
 const Implementation kReference{"reference", Device::Kind::cpu,
-                                [](const Problem&, const Architecture&) { return Support::yes(); }, reference_run,
-                                [] { return true; }};
+                                [](const Problem& problem, const Architecture&) {
+                                  return problem.dtype == DType::bf16 ? Support::no("x is bf16") : Support::yes();
+                                },
+                                reference_run, [] { return true; }};
 
 }  // namespace flashgla::ops::quantised_linear

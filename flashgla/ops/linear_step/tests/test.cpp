@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "flashgla/base/memory.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/linear_step/tests/cases.h"
 #include "testing/compare.h"
@@ -46,6 +47,29 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
   const Form wide{.prologue = Prologue::rms_norm, .second_out = 512, .head_size = 1024, .turned = 18432};
   for (const std::int64_t rows : {4, 7}) {
     EXPECT_EQ(testing::check_conformance(step_case(rows, rows == 7 ? 64 : 16, 20480, wide), coverage), "");
+  }
+  // Packed weights, beside floats or alone: panels and groups that end early, warps without groups, several panels a
+  // block, and more than it keeps sums of.
+  for (const auto format : {quantised_linear::Format::q8, quantised_linear::Format::q4}) {
+    for (Form form : forms) {
+      form.packed = format;
+      if (form.second_out > 0) form.second_out = 35;
+      for (const std::int64_t rows : {1, 2, 3, 8, 9}) {
+        for (const std::int64_t in : {16, 136, 2048}) {
+          if (in == 2048 && rows != 1 && rows != 8) continue;
+          const std::int64_t out = form.epilogue == Epilogue::swiglu ? 48 : 37;
+          EXPECT_EQ(testing::check_conformance(step_case(rows, in, out, form), coverage), "");
+        }
+      }
+    }
+    Form form{.prologue = Prologue::rms_norm, .head_size = 8, .turned = 24, .packed = format};
+    EXPECT_EQ(testing::check_conformance(step_case(2, 64, 40, form), coverage), "");
+    if (cuda_device_count() == 0) continue;
+    form = {.prologue = Prologue::rms_norm, .packed = format};
+    EXPECT_EQ(testing::check_conformance(step_case(1, 64, 40000, form), coverage), "");
+    EXPECT_EQ(testing::check_conformance(step_case(7, 64, 9000, form), coverage), "");
+    form.epilogue = Epilogue::swiglu;
+    EXPECT_EQ(testing::check_conformance(step_case(4, 2816, 4800, form), coverage), "");
   }
   // Rows of the weights that one block takes in one tile of tensor cores, in several, and in several turns.
   for (const std::int64_t out : {700, 5000, 16001}) {

@@ -15,6 +15,7 @@ using testing::Role;
 
 struct Form {
   bool accumulate = false, bias = false;
+  bool bf16 = false;  // x and y, as GPUs have them
 };
 
 // An x of 16-bit integers is off by at most 1 / 65278 of its group's largest magnitude, evenly: relative to the group's
@@ -25,7 +26,7 @@ inline testing::OperatorCase linear_case(Format format, std::int64_t rows, std::
                                          Form form = {}) {
   testing::OperatorCase result;
   result.name = std::string("quantised linear ") + name_of(format) + " " + to_string(Shape({rows, in, out})) +
-                (form.accumulate ? " accumulate" : "") + (form.bias ? " bias" : "");
+                (form.accumulate ? " accumulate" : "") + (form.bias ? " bias" : "") + (form.bf16 ? " in bf16" : "");
   result.arguments.push_back({"x", Shape({rows, in})});
   testing::Argument weight{"weight", packed_shape(format, out, in), Role::input, Kind::fixed};
   weight.dtype = DType::u8;
@@ -42,12 +43,13 @@ inline testing::OperatorCase linear_case(Format format, std::int64_t rows, std::
     result.arguments.push_back(bias);
   }
   testing::Argument y{"y", Shape({rows, out}), form.accumulate ? Role::accumulated : Role::output};
-  y.relative = kTolerance;
+  if (!form.bf16) y.relative = kTolerance;
   result.arguments.push_back(y);
   result.run = [=](Context& context, const NamedTensors& t) {
     run(context, t["x"], t["weight"], t["y"], {form.accumulate, t["bias"]});
   };
   result.dtypes = {{DType::f32, DType::f32}, {DType::f32, DType::bf16}};
+  if (form.bf16) result.dtypes = {{DType::bf16, DType::bf16}};
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "flashgla/base/float16.h"
 #include "flashgla/ops/quantised_linear/blocks.h"
@@ -10,6 +11,7 @@
 #include "flashgla/ops/quantised_linear/implementations.h"
 #include "flashgla/ops/quantised_linear/tests/cases.h"
 #include "testing/compare.h"
+#include "testing/devices.h"
 
 namespace flashgla::ops::quantised_linear {
 namespace {
@@ -30,6 +32,14 @@ Tensor decoded(const TensorView& packed, const Shape& shape) {
   return values;
 }
 
+std::vector<Implementation> of_the_cpu() {
+  std::vector<Implementation> rows;
+  for (const Implementation& row : implementations()) {
+    if (row.device == Device::Kind::cpu) rows.push_back(row);
+  }
+  return rows;
+}
+
 TEST(QuantisedLinear, EveryImplementationAgreesWithTheReference) {
   testing::Coverage coverage(implementations());
   for (const Format format : kFormats) {
@@ -42,6 +52,10 @@ TEST(QuantisedLinear, EveryImplementationAgreesWithTheReference) {
     EXPECT_EQ(testing::check_conformance(linear_case(format, 3, 45, 16), coverage), "");
     EXPECT_EQ(testing::check_conformance(linear_case(format, 2, 1000, 130), coverage), "");
     EXPECT_EQ(testing::check_conformance(linear_case(format, 40, 130, 1100), coverage), "");
+    for (const Form form : {Form{false, false, true}, Form{true, true, true}}) {
+      EXPECT_EQ(testing::check_conformance(linear_case(format, 9, 136, 200, form), coverage), "");
+      EXPECT_EQ(testing::check_conformance(linear_case(format, 3, 45, 37, form), coverage), "");
+    }
   }
   EXPECT_EQ(coverage.missing(), "");
 }
@@ -54,7 +68,7 @@ TEST(QuantisedLinear, EveryInstructionSetHasTheSameBits) {
     const Tensor x = testing::random_normal({5, 203}, DType::f32, 2);
     x.as<float>()[7] = 3e4f;  // beside which the others of its group nearly vanish
     Tensor expected;
-    for (const Implementation& row : implementations()) {
+    for (const Implementation& row : of_the_cpu()) {
       if (!row.supports({5, 70, 203, DType::f32, format}, {}) || row.name == std::string("decoded") ||
           row.name == std::string("reference")) {
         continue;
@@ -85,7 +99,7 @@ TEST(QuantisedLinear, LargestSumsDoNotOverflow) {
       const Tensor packed = packed_of(values, format);
       const Tensor x = Tensor::empty({1, 32}, DType::f32);
       fill(x, 1.0 * sign);
-      for (const Implementation& row : implementations()) {
+      for (const Implementation& row : of_the_cpu()) {
         Context context;
         context.force_implementation(row.name);
         const Tensor y = Tensor::empty({1, 16}, DType::f32);
@@ -101,7 +115,7 @@ TEST(QuantisedLinear, WhatIsNotFiniteInXIsNotFiniteInY) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const Tensor x = testing::random_normal({2, 64}, DType::f32, 2);
     x.as<float>()[40] = bad;
-    for (const Implementation& row : implementations()) {
+    for (const Implementation& row : of_the_cpu()) {
       Context context;
       context.force_implementation(row.name);
       const Tensor y = Tensor::empty({2, 16}, DType::f32);
@@ -111,6 +125,43 @@ TEST(QuantisedLinear, WhatIsNotFiniteInXIsNotFiniteInY) {
         EXPECT_TRUE(std::isfinite(y.as<float>()[16 + n])) << row.name;
       }
     }
+  }
+}
+
+// Rows and tokens as floats are the CPU's, bit for bit, on every device; of a token that is none a GPU makes NaN.
+TEST(QuantisedLinear, DecodedRowsAreTheSameOnEveryDevice) {
+  const std::int64_t rows = 70, columns = 203;
+  const Tensor values = testing::random_normal({rows, columns}, DType::f32, 1);
+  const Tensor tokens = Tensor::zeros({3}, DType::i32);
+  tokens.as<std::int32_t>()[0] = 69, tokens.as<std::int32_t>()[2] = 17;
+  for (const Device device : testing::test_devices()) {
+    Context context(device);
+    for (const Format format : kFormats) {
+      const Tensor packed = packed_of(values, format);
+      const Tensor there = testing::copied_to(packed, device), ids = testing::copied_to(tokens, device);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Tensor expected = Tensor::empty({51, columns}, dtype);
+        Context cpu;
+        decode(cpu, packed, 19, expected);
+        const Tensor decoded = Tensor::empty({51, columns}, dtype, device);
+        decode(context, there, 19, decoded);
+        EXPECT_TRUE(testing::same_bits(testing::copied_to(decoded, Device::cpu()), expected));
+        if (dtype == DType::bf16 && device == Device::cpu()) continue;
+        const Tensor looked_up = Tensor::empty({3, columns}, dtype, device);
+        look_up(context, ids, there, rows, looked_up);
+        const Tensor host = testing::copied_to(looked_up, Device::cpu());
+        EXPECT_TRUE(testing::same_bits(host->slice(0, 0, 1), expected->slice(0, 50, 51)));
+      }
+    }
+    if (device == Device::cpu()) continue;
+    tokens.as<std::int32_t>()[1] = 70;
+    const Tensor looked_up = Tensor::empty({3, columns}, DType::f32, device);
+    look_up(context, testing::copied_to(tokens, device), testing::copied_to(packed_of(values, Format::q8), device),
+            rows, looked_up);
+    const Tensor host = testing::copied_to(looked_up, Device::cpu());
+    EXPECT_TRUE(std::isnan(host.as<float>()[columns]));
+    EXPECT_TRUE(std::isfinite(host.as<float>()[2 * columns]));
+    tokens.as<std::int32_t>()[1] = 0;
   }
 }
 
