@@ -76,6 +76,8 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
                 "'s tokens are to go there; choose another --out");
   }
   make_folder(folder);
+  train::RunFolder run(out);
+  run.create();                                               // nobody else prepares or trains here meanwhile
   for (const auto& entry : fs::directory_iterator(folder)) {  // of a process that was killed
     if (entry.path().extension().string().starts_with(".partial")) fs::remove(entry.path());
   }
@@ -207,6 +209,7 @@ void run_train(const TrainArguments& arguments) {
   train::Trainer trainer(config, events, arguments.resume);
   if (trainer.config().dtype == "bf16") peak_rate = train::peak_rate(device_name(trainer.context().device()));
   memory = trainer.plan().total();
+  if (!arguments.plan_only) trainer.begin();
   if (!arguments.quiet) print_plan(trainer);
   if (arguments.plan_only) return;
   const InterruptionScope signals({"\nflashgla: finishing the step and saving; once more to stop at once\n",

@@ -30,6 +30,12 @@ for _ in $(seq 150); do
   [ -f interrupted/metrics.jsonl ] && [ "$(wc -l <interrupted/metrics.jsonl)" -gt 5 ] && break
   sleep 0.2
 done
+cp -r interrupted/train.json interrupted/metrics.jsonl .
+refuses 'interrupted: another process trains in this folder' train $small --steps 5 --out interrupted
+refuses 'interrupted: another process trains in this folder' train --data stories.jsonl --preset gla-tiny --out interrupted
+succeeds 'memory' train $small --steps 7 --out interrupted --plan
+holds 'a plan leaves a run as it is' sh -c 'cmp train.json interrupted/train.json &&
+  head -n "$(wc -l <metrics.jsonl)" interrupted/metrics.jsonl | cmp metrics.jsonl -'
 kill -INT $process
 wait $process
 cat stdout stderr >said
@@ -48,6 +54,8 @@ refuses '.-resume needs --out' train --resume
 refuses "recompute is 'much'; expected automatic, nothing" train $small --recompute much --out a
 refuses 'cannot make the folder tokens/data.json/data: Not a directory' train --data stories.jsonl --preset gla-tiny --out tokens/data.json
 succeeds '64 tokens' train --data tokens --preset gla-tiny --batch-tokens 64 --length 64 --steps 1e3 --plan --out planned
+holds 'a plan writes nothing' test ! -e planned
+refuses 'train_tokens is 256; expected at least the 3072 that the run has had .step 24.' train --steps 2 --out run --resume
 
 # A plain text: its tokens are made anew for another text or when they were not finished, but not under a run.
 yes 'one text' | head -c 8000 >one.txt

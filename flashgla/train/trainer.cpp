@@ -115,6 +115,7 @@ TrainConfig settled(TrainConfig config) {
 
 Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
     : config_(settled(config)),
+      device_asked_for_(config.device),
       events_(std::move(events)),
       context_(device_from_name(config_.device), static_cast<int>(config.threads)),
       folder_(config.out),
@@ -140,19 +141,32 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   }
   plan_products(found ? found->path : "");
   if (found) restore(*found);
-  folder_.create();
-  TrainConfig written = config_;
-  written.device = config.device;  // the run may go on on another machine
-  config_.model = written.model = model::to_json(model_->config());
-  write_file(folder_.config_file(), to_json(written));
-  const std::string products = ops::matmul::export_plans(context_);
-  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
-  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_, evaluation_due_);
+  if (steps_ > total_steps()) {
+    throw Error(
+        "training configuration", "train_tokens", "is " + std::to_string(config_.train_tokens),
+        "at least the " + std::to_string(tokens_) + " that the run has had (step " + std::to_string(steps_) + ")");
+  }
+  config_.model = model::to_json(model_->config());
 }
 
 Trainer::~Trainer() {
   if (saving_.valid()) saving_.wait();
   context_.queue().synchronize();
+}
+
+void Trainer::begin() {
+  if (metrics_) return;
+  folder_.create();
+  if (restored_step_) {  // a program ended between a checkpoint's last file and these names has left older ones
+    folder_.mark_latest(*restored_step_);
+    if (best_step_ >= 0) folder_.mark_best(best_step_);
+  }
+  TrainConfig written = config_;
+  written.device = device_asked_for_;  // the run may go on on another machine
+  write_file(folder_.config_file(), to_json(written));
+  const std::string products = ops::matmul::export_plans(context_);
+  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), restored_step_.value_or(0), evaluation_due_);
 }
 
 void Trainer::open_data() {
@@ -556,6 +570,7 @@ void Trainer::report(std::size_t left) {
 }
 
 Outcome Trainer::run() {
+  begin();
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
   const auto due = [&](std::int64_t every) { return every > 0 && steps_ % every == 0; };
   if (std::exchange(evaluation_due_, false) && evaluation_feed_) {
