@@ -42,6 +42,22 @@ cat stdout stderr >said
 holds 'Ctrl-C says how to go on' grep -q -- '--resume' said
 succeeds '.' generate interrupted --prompt One --max-tokens 5 --seed 1
 
+cat >narrow.py <<'END'
+import fcntl, os, pty, struct, sys, termios
+process, terminal = pty.fork()
+if process == 0:
+    fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    os.execv(sys.argv[1], sys.argv[1:])
+text = b""
+try:
+    while piece := os.read(terminal, 65536):
+        text += piece
+except OSError:  # the program has ended
+    pass
+lines = [line.removeprefix(b"\x1b[K") for line in text.replace(b"\r\n", b"\r").split(b"\r") if b"training" in line]
+assert lines and all(b"loss" in line and len(line) < 40 for line in lines), lines
+END
+holds 'a narrow terminal shows the loss' python3 narrow.py "$flashgla" train $small --steps 2 --out narrow
 refuses '/dev/null: not a regular file' train --data /dev/null --preset gla-tiny --out a
 # Messages that nobody reads end no run.
 for streams in '>&- 2>&-' '2>/dev/full' '2>&1 >stdout | true'; do
@@ -72,7 +88,14 @@ mkdir -p mine/data && echo mine >mine/data/train.bin
 refuses 'mine/data holds files already' train --data one.txt --preset gla-tiny --steps 2 --out mine
 holds 'files of others are as they were' grep -q mine mine/data/train.bin
 
+echo '{"lerning_rate": 1}' >misspelled.json
+refuses "misspelled.json: there is no training field 'lerning_rate'; did you mean 'learning_rate'" \
+  train $small --config misspelled.json --out a
+refuses 'seed is -1; expected 0 or more' train $small --seed -1 --out a
+refuses "model is 'no/model', where there is nothing; expected a preset, a folder" \
+  train --data tokens --model no/model --out a
 refuses 'no-such-data' train --data no-such-data --preset gla-tiny --out a
+refuses "preset: unknown 'gla-13b'; did you mean 'gla-1.3b'.; known: gla-tiny" train --data tokens --model gla-13b --out a
 refuses 'gla-gigantic.*gla-340m' train --data tokens --preset gla-gigantic --out a
 refuses '--steps' train $small --steps many --out a
 refuses 'learning.rate' train $small --steps 5 --learning-rate -1 --out a
@@ -91,5 +114,10 @@ succeeds 'window +64' evaluate hyena --data tokens --limit 1 --quiet
 succeeds '.' generate hyena --prompt One --max-tokens 60 --seed 1
 refuses 'max-tokens is 61; expected at most 60: behind the prompt.s 4 tokens .* filter' \
   generate hyena --prompt One --max-tokens 61
+refuses "there is no checkpoint 'step-9'; there are: step-00000002" generate hyena --checkpoint step-9 --prompt One
+
+# Weights that are broken are no success, though they are saved: no gradient was seen of them.
+holds 'a run whose validation is not finite fails' sh -c '! "$1" train --data tokens --preset gla-tiny --batch 2 --length 64 \
+  --steps 2 --learning-rate 1e300 --out broken --quiet 2>said && grep -q "the validation loss is not finite .step 2" said' - "$flashgla"
 refuses 'no-such-run' plot no-such-run --out x.png
 finish

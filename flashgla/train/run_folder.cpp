@@ -202,7 +202,11 @@ std::string find_model_folder(const std::string& path, const std::string& which)
     if (name.empty()) throw Error(path + ": the run has no best checkpoint: it was never evaluated");
   }
   if (!fs::is_regular_file(folder / name / "config.json")) {
-    throw Error(path + ": there is no checkpoint '" + name + "'");
+    std::string there;
+    for (const CheckpointInfo& one : RunFolder(path).checkpoints()) {
+      there += (there.empty() ? "; there are: " : ", ") + fs::path(one.path).filename().string();
+    }
+    throw Error(path + ": there is no checkpoint '" + name + "'" + there);
   }
   return (folder / name).string();
 }
