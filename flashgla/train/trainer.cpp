@@ -51,6 +51,9 @@ model::ModelConfig resolve_model(const TrainConfig& config, const data::Dataset&
   } else if (fs::is_regular_file(config.model)) {
     const MappedFile file(config.model);
     parse({reinterpret_cast<const char*>(file.data()), file.size()}, config.model);
+  } else if (config.model.find('/') != std::string::npos) {
+    throw Error("training configuration", "model", "is '" + config.model + "', where there is nothing",
+                "a preset, a folder with a config.json, or such a file");
   } else {
     result = model::preset(config.model);
     take_vocabulary = true;
@@ -608,6 +611,12 @@ Outcome Trainer::run() {
   }
   if (saved_step != steps_) start_saving();
   finish_saving();
+  if (last_evaluation_ && !std::isfinite(last_evaluation_->loss)) {
+    throw Error("training ended with weights that are broken: the validation loss is not finite (step " +
+                std::to_string(last_evaluation_->step) +
+                "). Begin anew with a lower learning_rate, a longer warm-up or a smaller clip_norm" +
+                (best_step_ >= 0 ? "; the best checkpoint is of step " + std::to_string(best_step_) : ""));
+  }
   return Outcome::finished;
 }
 
