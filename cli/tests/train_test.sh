@@ -17,6 +17,8 @@ holds 'a PNG was drawn' sh -c 'head -c 4 loss.png | grep -q PNG'
 succeeds '.' plot run --terminal
 holds 'without gnuplot it says so' sh -c 'PATH=$PWD "$1" plot run --out none.png 2>&1 | grep -q "no gnuplot on PATH"' \
   - "$flashgla"
+holds 'without a folder for temporary files it says so' sh -c \
+  '! TMPDIR=/nonexistent "$1" plot run --out none.png 2>said && grep -q "no folder for temporary files: TMPDIR" said' - "$flashgla"
 refuses '--resume' train $small --steps 5 --out run
 refuses 'model: model_type is "transformer"; expected "gla" as in the run' \
   train --preset transformer-tiny --steps 30 --out run --resume
@@ -101,6 +103,8 @@ refuses '--steps' train $small --steps many --out a
 refuses 'learning.rate' train $small --steps 5 --learning-rate -1 --out a
 refuses '--memory-limit|memory_limit: .0GiB. leaves nothing' train $small --steps 5 --memory-limit 0GiB --out a
 refuses 'MiB of memory are needed on cpu, and 0.00 MiB are allowed' train $small --steps 5 --memory-limit 1KB --device cpu --out a
+refuses 'GiB of memory are needed on cpu, and [0-9.]* GiB are there; remedies: micro_batch 0, ' \
+  train --data tokens --preset gla-small --batch 80k --micro-batch 80k --length 256 --steps 1 --device cpu --out a
 refuses 'device cuda:99: ' train $small --steps 5 --device cuda:99 --out a
 refuses 'model: a gla has no field "num_layers"' train --data tokens --model '{"num_layers": 2}' --steps 5 --out a
 holds 'what was refused left nothing' test ! -e a

@@ -107,8 +107,8 @@ std::vector<Field> fields(TrainConfig& c) {
       {"dtype", "machine", "f32, or bf16 with f32 master weights; automatic: bf16 on a GPU, f32 on the CPU", &c.dtype},
       {"threads", "machine", "CPU threads; 0: all", &c.threads},
       {"memory_limit", "machine",
-       "most memory of the device that the run may take, such as 24GiB; empty: what is free on a GPU, no limit on the "
-       "CPU",
+       "most memory of the device that the run may take, such as 24GiB; empty: what is free on a GPU, all that the "
+       "machine has on the CPU",
        &c.memory_limit},
       {"recompute", "machine",
        "what backward computes again: nothing, activations or block, less memory and more time; automatic: as little "

@@ -28,8 +28,11 @@ namespace {
   if (config.recompute != "automatic") remedies += "recompute automatic, ";
   if (config.optimizer_state != "half") remedies += "optimizer_state half, ";
   throw Error("training: " + size(least.total()) + " of memory are needed on " + config.device + ", and " +
-              size(limit) + (config.memory_limit.empty() ? " are free" : " are allowed") + "; remedies: " + remedies +
-              "a smaller batch_tokens or sequence_length, a smaller model");
+              size(limit) +
+              (!config.memory_limit.empty() ? " are allowed"
+               : config.device == "cpu"     ? " are there"
+                                            : " are free") +
+              "; remedies: " + remedies + "a smaller batch_tokens or sequence_length, a smaller model");
 }
 
 // Kept free of a device's memory when no limit is given: what libraries, kernels and recorded graphs take.
@@ -130,16 +133,17 @@ void Trainer::plan_memory() {
     limit = free_memory(context_.device());
     if (limit) limit = held + (*limit > kReserve ? *limit - kReserve : 0);
   }
+  const std::size_t most = limit.value_or(host_memory());
   bool fits = false;
   std::optional<MemoryPlan> least;
   const TrainConfig asked = config_;  // plan_step writes the form into it
   for (const StepForm& form : step_forms(asked)) {
     plan_ = plan_step(form);
-    fits = !limit || plan_.total() <= *limit;
+    fits = plan_.total() <= most;
     if (fits) break;
     if (!least || plan_.total() < least->total()) least = plan_;
   }
-  if (!fits) refuse_plan(asked, *least, *limit);
+  if (!fits) refuse_plan(asked, *least, most);
 
   std::vector<TensorView> copied = optimizer_->blocks();
   copied.push_back(model_->parameters().all_values());

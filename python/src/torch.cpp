@@ -72,7 +72,12 @@ class Torch::Reader {
     nb::dlpack::dltensor found;
     nb::object capsule;
     if (torch_.api_ != nullptr) {
-      if (torch_.api_->read(tensor.ptr(), &found) != 0) throw nb::python_error();
+      if (torch_.api_->read(tensor.ptr(), &found) != 0) {
+        nb::python_error failure;
+        const nb::str layout(tensor.attr("layout"));
+        if (std::string_view(layout.c_str()) == "torch.strided") throw failure;
+        throw Error(std::string(name) + " is of layout " + layout.c_str() + "; expected torch.strided");
+      }
     } else {
       capsule = torch_.to_dlpack_(tensor);
       const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
@@ -84,6 +89,7 @@ class Torch::Reader {
       throw Error(std::string(name) + " is of " + nb::str(dtype).c_str() +
                   "; expected float64, float32, bfloat16 or float16");
     }
+    if (found.data == nullptr) throw Error(std::string(name) + " has no elements; expected one at least");
     return view_of(found);
   }
 
