@@ -104,7 +104,7 @@ refuses 'learning.rate' train $small --steps 5 --learning-rate -1 --out a
 refuses '--memory-limit|memory_limit: .0GiB. leaves nothing' train $small --steps 5 --memory-limit 0GiB --out a
 refuses 'MiB of memory are needed on cpu, and 0.00 MiB are allowed' train $small --steps 5 --memory-limit 1KB --device cpu --out a
 refuses 'GiB of memory are needed on cpu, and [0-9.]* GiB are there; remedies: micro_batch 0, ' \
-  train --data tokens --preset gla-small --batch 80k --micro-batch 80k --length 256 --steps 1 --device cpu --out a
+  train --data tokens --preset gla-small --batch 80k --micro-batch 80k --length 256 --steps 1 --device cpu --plan --out a
 refuses 'device cuda:99: ' train $small --steps 5 --device cuda:99 --out a
 refuses 'model: a gla has no field "num_layers"' train --data tokens --model '{"num_layers": 2}' --steps 5 --out a
 holds 'what was refused left nothing' test ! -e a
