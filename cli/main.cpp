@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/commit.h"
 #include "cli/help.h"
 #include "cli/say.h"
 #include "cli/verbs.h"
@@ -87,7 +88,7 @@ int main(int argc, char** argv) {
   open_standard_streams();
   if (argc > 0) flashgla::cli::set_program(argv[0]);
   CLI::App app(kDescription, "flashgla");
-  app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
+  app.set_version_flag("--version", fmt::format("flashgla {} ({})", FLASHGLA_VERSION, flashgla::cli::source_commit()));
   app.require_subcommand(0, 1);
   app.formatter(flashgla::cli::help_formatter());
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {

@@ -3,7 +3,7 @@
 . "$(dirname "$0")/shell_test.sh"
 
 succeeds 'flashgla train'
-succeeds '^flashgla [0-9]+\.[0-9]+' --version
+succeeds '^flashgla [0-9]+\.[0-9]+\.[0-9]+ [(][0-9a-z-]+[)]$' --version
 refuses 'fly' fly
 refuses '--fly' --fly
 for verb in train generate data bench convert info doctor plot; do
