@@ -72,12 +72,7 @@ class Torch::Reader {
     nb::dlpack::dltensor found;
     nb::object capsule;
     if (torch_.api_ != nullptr) {
-      if (torch_.api_->read(tensor.ptr(), &found) != 0) {
-        nb::python_error failure;
-        const nb::str layout(tensor.attr("layout"));
-        if (std::string_view(layout.c_str()) == "torch.strided") throw failure;
-        throw Error(std::string(name) + " is of layout " + layout.c_str() + "; expected torch.strided");
-      }
+      if (torch_.api_->read(tensor.ptr(), &found) != 0) throw nb::python_error();
     } else {
       capsule = torch_.to_dlpack_(tensor);
       const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
