@@ -5,6 +5,10 @@
 # On a machine with a GPU and nvcc it builds for that GPU and trains there.
 #   ./quickstart.sh [RUN_FOLDER]   default: runs/quickstart (an interrupted run is continued)
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "error: there is no flag $1; see $0 --help" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")"
 run=${1:-runs/quickstart}
 

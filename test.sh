@@ -3,6 +3,10 @@
 # Ends with a line "N passed, N failed"; exit code 0 only when none failed.
 #   ./test.sh [REGEX]   only the tests whose names match
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "error: there is no flag $1; see $0 --help" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")"
 scripts/install_dependencies.sh python
 python=$(scripts/python_environment.sh build/python-environment \

@@ -46,6 +46,7 @@ inline CLI::Validator count_between(std::int64_t low, std::int64_t high, const s
 constexpr std::int64_t kMostCount = 1000000000000000;  // 1e15
 inline CLI::Validator positive_count() { return count_between(1, kMostCount, "a whole number from 1 to 1e15"); }
 inline CLI::Validator count_or_zero() { return count_between(0, kMostCount, "a whole number from 0 to 1e15"); }
+inline CLI::Validator seed_number() { return count_between(0, std::int64_t{1} << 53, "a whole number from 0 to 2^53"); }
 inline CLI::Validator thread_count() {
   return count_between(0, kMostThreads, "0 (all) or at most " + std::to_string(kMostThreads));
 }

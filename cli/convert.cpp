@@ -15,6 +15,7 @@
 #include "flashgla/base/error.h"
 #include "flashgla/base/names.h"
 #include "flashgla/base/quantities.h"
+#include "flashgla/data/dataset.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/quantise.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
@@ -72,6 +73,7 @@ std::string name_of_weights(const model::LanguageModel& model) {
 }
 
 void run_convert(const ConvertArguments& arguments) {
+  if (arguments.out.empty()) throw Error("convert: the output is empty; expected a folder");
   const std::string in = train::find_model_folder(arguments.in);
   model::LoadOptions load;
   if (!arguments.dtype.empty()) load.dtype = dtype_from_name(arguments.dtype);
@@ -88,6 +90,9 @@ void run_convert(const ConvertArguments& arguments) {
   }
   if (fs::is_directory(fs::path(arguments.out) / "checkpoints", ignored)) {
     throw Error("convert: the output is a run's folder, " + arguments.out + "; name another folder");
+  }
+  if (fs::exists(fs::path(arguments.out) / data::kDatasetFile, ignored)) {
+    throw Error("convert: the output, " + arguments.out + ", is a folder of prepared data; name another folder");
   }
   std::optional<model::QuantiseOptions> quantise;
   std::optional<model::Calibration> calibration;
@@ -107,6 +112,7 @@ void run_convert(const ConvertArguments& arguments) {
     const auto tokenizer = text::load_tokenizer(in);
     text::TokenIds tokens = tokenizer->encode(read_file(arguments.calibrate));
     tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(arguments.calibration_tokens)));
+    if (tokens.empty()) throw Error("convert: --calibrate " + arguments.calibrate + ": there is no text in it");
     Context context;
     quantise->gptq = arguments.method == "gptq";
     calibration.emplace(context, *model, tokens, model->config().max_position_embeddings, quantise->gptq);

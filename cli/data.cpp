@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cli/checks.h"
+#include "cli/command.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
 #include "cli/say.h"
@@ -81,8 +83,8 @@ void run_stories(StoriesArguments& arguments) {
         format_bytes(static_cast<double>(report.text_bytes)), arguments.options.seed);
   print("true entropy {:.5f} bits per byte; of this corpus {:.5f} (standard error {:.5f}); in {}\n",
         report.entropy_bits_per_byte, report.realised_bits_per_byte, report.standard_error, report.figures_file);
-  print("next: flashgla data prepare {} --out {}\n", arguments.options.out,
-        arguments.options.out.substr(0, arguments.options.out.size() - 6));
+  const std::string tokens = arguments.options.out.substr(0, arguments.options.out.size() - 6);
+  print("next: {}\n", command({"data", "prepare", arguments.options.out, "--out", tokens}));
 }
 
 struct RecallArguments {
@@ -106,7 +108,7 @@ void run_recall(RecallArguments& arguments) {
   const data::RecallOptions& made = arguments.options;
   print("{}: {} sequences for training, {} for validation: {} tokens, {} pairs of {} words, seed {}\n", made.out,
         made.train, made.validation, made.length, made.pairs, made.vocabulary, made.seed);
-  print("next: flashgla train --data {} --length {} --out RUN\n", made.out, made.length);
+  print("next: {}\n", command({"train", "--data", made.out, "--length", std::to_string(made.length), "--out", "RUN"}));
 }
 
 struct PrepareArguments {
@@ -121,6 +123,11 @@ nlohmann::ordered_json to_json(const data::PreparedPart& part) {
 
 void run_prepare(PrepareArguments& arguments) {
   data::PrepareOptions& options = arguments.options;
+  for (const char* name : {"config.json", "checkpoints"}) {  // its tokenizer would be written over
+    if (std::error_code ignored; std::filesystem::exists(std::filesystem::path(options.out) / name, ignored)) {
+      throw Error("prepare: --out " + options.out + " is the folder of a model or a run; name another one");
+    }
+  }
   options.separator = unescaped(options.separator);
   if (!arguments.quiet && options.tokenizer.starts_with("train")) {
     say("training the tokenizer {} first\n", options.tokenizer);
@@ -149,7 +156,7 @@ void run_prepare(PrepareArguments& arguments) {
   if (report.validation.tokens > 0) show("validation", report.validation);
   print("tokenizer   {}, {} words\n", report.tokenizer_kind, report.vocab_size);
   if (report.passed_over > 0) print("passed over {} files that are no text\n", report.passed_over);
-  print("next: flashgla train --data {} --out RUN\n", options.out);
+  print("next: {}\n", command({"train", "--data", options.out, "--out", "RUN"}));
 }
 
 struct DataInfoArguments {
@@ -253,7 +260,7 @@ void add_stories(CLI::App& data) {
       "Example: flashgla data stories --megabytes 8 --out runs/stories.jsonl");
   verb->add_option("--seed", arguments->options.seed, "Equal seeds give equal corpora")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(seed_number());
   verb->add_option("--megabytes", arguments->options.megabytes, "Size of the text, in 10^6 bytes")
       ->capture_default_str()
       ->check(positive_number());
@@ -296,7 +303,7 @@ void add_recall(CLI::App& data) {
       ->transform(count_or_zero());
   verb->add_option("--seed", options.seed, "Equal seeds give equal tasks")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(seed_number());
   verb->add_option("--out", options.out, "Folder of the task")->required();
   verb->add_flag("--quiet", arguments->quiet, "No progress line");
   verb->callback([arguments] { run_recall(*arguments); });

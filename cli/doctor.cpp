@@ -15,6 +15,7 @@
 #ifdef FLASHGLA_CUDA
 #include "bench/cuda/ceilings.h"
 #endif
+#include "cli/commit.h"
 #include "cli/gnuplot.h"
 #include "cli/progress.h"
 #include "cli/say.h"
@@ -201,7 +202,7 @@ void describe_device(Report& report, Device device) {
 
 void run_doctor() {
   Report report;
-  print("FlashGLA {} on {}\n", FLASHGLA_VERSION, processor_name());
+  print("FlashGLA {} ({}) on {}\n", FLASHGLA_VERSION, source_commit(), processor_name());
   const Context context;
   report.line("threads", std::to_string(context.threads()) + " (" + choose_threads().why + ")");
   report.line("instruction sets", instruction_sets());

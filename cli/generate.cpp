@@ -285,6 +285,7 @@ void add_generate(CLI::App& app) {
       ->group("Sampling");
   verb->add_flag_callback(
           "--greedy", [arguments] { arguments->options.sampling.temperature = 0.0; }, "Always the most likely token")
+      ->excludes("--temperature")
       ->group("Sampling");
   verb->add_option("--top-k", sampling.top_k, "Only the k most likely tokens; 0: all")
       ->capture_default_str()
@@ -305,7 +306,7 @@ void add_generate(CLI::App& app) {
       ->group("Sampling");
   verb->add_option("--seed", arguments->seed, "Equal seeds write equal texts; -1: a new one each time (it is printed)")
       ->capture_default_str()
-      ->check(number_between(-1, 9.2e18, "-1 or more"))
+      ->transform(count_between(-1, std::int64_t{1} << 53, "-1 or a whole number from 0 to 2^53"))
       ->group("Sampling");
   verb->add_option("--stop", arguments->stop, "End where this text would come (may be repeated; \\n is a new line)")
       ->allow_extra_args(false);

@@ -56,7 +56,9 @@ void require_drawable(const std::string& out) {
 
 void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into) {
   require_drawable(out);
-  std::string temporary = (std::filesystem::temp_directory_path() / "flashgla-XXXXXX").string();
+  std::error_code failure;
+  std::string temporary = (std::filesystem::temp_directory_path(failure) / "flashgla-XXXXXX").string();
+  if (failure) throw Error("plot: there is no folder for temporary files: TMPDIR or /tmp: " + failure.message());
   const int descriptor = ::mkstemp(temporary.data());
   if (descriptor < 0) throw Error("plot: no temporary file can be made in " + temporary);
   ::close(descriptor);

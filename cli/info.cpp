@@ -15,6 +15,7 @@
 #include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/cost.h"
 #include "flashgla/text/tokenizer.h"
@@ -97,9 +98,14 @@ Model find_model(const std::string& what) {
   for (const model::Preset& preset : model::presets()) {
     if (preset.name == what) return {preset.name + ": " + preset.summary, model::preset(what), std::nullopt};
   }
-  std::string names;
-  for (const model::Preset& preset : model::presets()) names += (names.empty() ? "" : ", ") + preset.name;
-  throw Error("info: '" + what + "' is neither a model folder, a config.json nor a preset; presets: " + names);
+  std::string listed;
+  std::vector<std::string> names;
+  for (const model::Preset& preset : model::presets()) {
+    names.push_back(preset.name);
+    listed += (listed.empty() ? "" : ", ") + preset.name;
+  }
+  throw Error("info: '" + what + "' is neither a model folder, a config.json nor a preset" + did_you_mean(what, names) +
+              "; presets: " + listed);
 }
 
 // Parameters of the same name but for the layer's number, and of the same shape.

@@ -12,8 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "cli/command.h"
+#include "cli/commit.h"
+#include "cli/help.h"
 #include "cli/say.h"
 #include "cli/verbs.h"
+#include "flashgla/base/names.h"
 
 namespace {
 
@@ -29,6 +33,7 @@ constexpr const char* kDescription =
     "\n"
     "Each verb explains itself: flashgla VERB --help";
 
+using flashgla::did_you_mean;
 using flashgla::cli::print;
 using flashgla::cli::say;
 
@@ -48,7 +53,14 @@ std::string in_words(const CLI::Error& error, const CLI::App& verb) {
     const std::vector<std::string> extras = verb.remaining();
     const auto flag =
         std::find_if(extras.begin(), extras.end(), [](const auto& each) { return each.starts_with("-"); });
-    if (flag != extras.end()) return "there is no flag " + *flag;
+    if (flag != extras.end()) {
+      const std::string name = flag->substr(0, flag->find('='));
+      std::vector<std::string> known;
+      for (const CLI::Option* option : verb.get_options()) {
+        for (const std::string& each : option->get_lnames()) known.push_back("--" + each);
+      }
+      return "there is no flag " + name + did_you_mean(name, known);
+    }
     return extras.empty() ? text : "'" + extras.front() + "' was not expected";
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
@@ -74,9 +86,11 @@ int end(int code, const std::string& error = "") {
 
 int main(int argc, char** argv) {
   open_standard_streams();
+  if (argc > 0) flashgla::cli::set_program(argv[0]);
   CLI::App app(kDescription, "flashgla");
-  app.set_version_flag("--version", std::string("flashgla ") + FLASHGLA_VERSION);
+  app.set_version_flag("--version", fmt::format("flashgla {} ({})", FLASHGLA_VERSION, flashgla::cli::source_commit()));
   app.require_subcommand(0, 1);
+  app.formatter(flashgla::cli::help_formatter());
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     const CLI::App* verb = failed;
     while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();

@@ -1,7 +1,6 @@
 #include "cli/progress.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstdio>
 
 #include "cli/say.h"
+#include "cli/terminal.h"
 
 namespace flashgla::cli {
 
@@ -16,11 +16,6 @@ namespace {
 
 constexpr double kTerminalInterval = 0.1;  // seconds between redraws
 constexpr double kLogInterval = 10.0;      // seconds between lines where no terminal listens
-
-int terminal_columns() {
-  winsize size{};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 // Divides value by 1000 until it is below 1000 or has reached 10^12; returns how often.
 std::size_t reduce_by_thousands(double& value) {
@@ -33,6 +28,16 @@ std::size_t reduce_by_thousands(double& value) {
 }
 
 int digits_for(double value, std::size_t unit) { return unit == 0 ? 0 : std::abs(value) < 10.0 ? 2 : 1; }
+
+// A bar for what is done, where there is room for one: figures come first.
+std::string bar(double share, int room) {
+  constexpr int kLeast = 4, kMost = 24;
+  const int width = std::min(kMost, room - 3);
+  if (width < kLeast) return "";
+  const int filled = static_cast<int>(share * width);
+  return " [" + std::string(static_cast<std::size_t>(filled), '=') + (filled < width ? ">" : "") +
+         std::string(static_cast<std::size_t>(std::max(0, width - filled - 1)), ' ') + "]";
+}
 
 }  // namespace
 
@@ -95,32 +100,27 @@ void Progress::message(const std::string& line) {
 
 void Progress::draw() {
   const double elapsed = seconds_since(start_);
-  std::string line = label_;
-  if (total_ > 0) {
-    const double share = std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0);
-    if (terminal_) {
-      constexpr int kWidth = 24;
-      const int filled = static_cast<int>(share * kWidth);
-      line += " [" + std::string(static_cast<std::size_t>(filled), '=') + (filled < kWidth ? ">" : "") +
-              std::string(static_cast<std::size_t>(std::max(0, kWidth - filled - 1)), ' ') + "]";
-    }
-    line += fmt::format(" {:3.0f}%", 100.0 * share);
-  }
-  if (!figures_.empty()) line += "  " + figures_;
+  const double share =
+      total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0.0;
+  std::string figures = total_ > 0 ? fmt::format(" {:3.0f}%", 100.0 * share) : "";
+  if (!figures_.empty()) figures += "  " + figures_;
   if (total_ > 0 && done_ > first_ && done_ < total_) {
     const double rate = static_cast<double>(done_ - first_) / elapsed;
-    line += "  ETA " + format_duration(static_cast<double>(total_ - done_) / rate);
+    figures += "  ETA " + format_duration(static_cast<double>(total_ - done_) / rate);
   } else {
-    line += "  " + format_duration(elapsed);
+    figures += "  " + format_duration(elapsed);
   }
   if (terminal_) {
-    const auto columns = static_cast<std::size_t>(terminal_columns());
-    if (line.size() >= columns) line.resize(columns - 1);
+    const int columns = terminal_columns(STDERR_FILENO, 80) - 1;
+    std::string line = label_;
+    if (total_ > 0) line += bar(share, columns - static_cast<int>(label_.size() + figures.size()));
+    line += figures;
+    if (line.size() > static_cast<std::size_t>(columns)) line.resize(static_cast<std::size_t>(columns));
     say("\r\033[K{}", line);
     std::fflush(stderr);
   } else {
     logged_ = done_;
-    say("{}\n", line);
+    say("{}{}\n", label_, figures);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/checks.h"
+#include "cli/command.h"
 #include "cli/devices.h"
 #include "cli/interruption.h"
 #include "cli/progress.h"
@@ -76,6 +77,8 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
                 "'s tokens are to go there; choose another --out");
   }
   make_folder(folder);
+  train::RunFolder run(out);
+  run.create();                                               // nobody else prepares or trains here meanwhile
   for (const auto& entry : fs::directory_iterator(folder)) {  // of a process that was killed
     if (entry.path().extension().string().starts_with(".partial")) fs::remove(entry.path());
   }
@@ -207,6 +210,7 @@ void run_train(const TrainArguments& arguments) {
   train::Trainer trainer(config, events, arguments.resume);
   if (trainer.config().dtype == "bf16") peak_rate = train::peak_rate(device_name(trainer.context().device()));
   memory = trainer.plan().total();
+  if (!arguments.plan_only) trainer.begin();
   if (!arguments.quiet) print_plan(trainer);
   if (arguments.plan_only) return;
   const InterruptionScope signals({"\nflashgla: finishing the step and saving; once more to stop at once\n",
@@ -216,8 +220,8 @@ void run_train(const TrainArguments& arguments) {
   const train::Outcome outcome = trainer.run();
   progress.reset();
   if (outcome == train::Outcome::interrupted) {
-    print("stopped at step {} of {}; go on with:\n  flashgla train --out {} --resume\n", trainer.steps_done(),
-          trainer.total_steps(), config.out);
+    print("stopped at step {} of {}; go on with:\n  {}\n", trainer.steps_done(), trainer.total_steps(),
+          command({"train", "--out", config.out, "--resume"}));
     std::fflush(stdout);
     throw CLI::RuntimeError(130);  // as a program ended by Ctrl-C, so that a script does not go on
   }
@@ -229,8 +233,8 @@ void run_train(const TrainArguments& arguments) {
     print("the source's own entropy is {:.4f} bits/byte: the model is {:.4f} ({:.1f}%) above it\n", entropy,
           reached - entropy, 100.0 * (reached / entropy - 1.0));
   }
-  if (trainer.dataset().tokenizer) print("next: flashgla generate {}\n", config.out);
-  print("next: flashgla plot {}\n", config.out);
+  if (trainer.dataset().tokenizer) print("next: {}\n", command({"generate", config.out}));
+  print("next: {}\n", command({"plot", config.out}));
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Configures and builds a preset of CMakePresets.json into its folder, quietly:
-#   build.sh PRESET [TARGET...] [-- CMAKE_ARGUMENT...]
-# Presets: release (build), debug (build-debug), sanitize (build-sanitize), cuda (build-cuda), cuda-native.
+#   build.sh [PRESET [TARGET...]] [-- CMAKE_ARGUMENT...]
+# Presets: release (build; the default), debug (build-debug), sanitize (build-sanitize), cuda (build-cuda), cuda-native.
 # As many compilers at once as there are processors, where CMAKE_BUILD_PARALLEL_LEVEL does not say how many: more take
 # each other's memory.
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+esac
 cd "$(dirname "$0")/.."
-preset=$1
-shift
+preset=release
+if [ $# -gt 0 ] && [ "$1" != -- ]; then preset=$1; shift; fi
 targets=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do targets+=("$1"); shift; done
 [ $# -gt 0 ] && shift

@@ -2,6 +2,10 @@
 # Builds everything with the CUDA kernels (no GPU needed). Uses the CUDA toolkit on this machine.
 #   build_cuda.sh [PRESET [CMAKE_ARGUMENT...]]   PRESET: cuda (default; every supported GPU) or cuda-native (this machine's)
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) echo "error: there is no flag $1; see $0 --help" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
 preset=${1:-cuda}
 [ $# -eq 0 ] || shift

@@ -5,8 +5,12 @@
 # (testing/fuzz/fuzz.h). What was found lies in build-sanitize/fuzz; the inputs that reached new code stay there, too, and
 # run.json, which scripts/figures.py takes for the documents.
 set -euo pipefail
+case ${1:-} in
+  -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+  '' | *[!0-9]*) echo "error: the seconds are '${1:-}'; expected a whole number: fuzz.sh SECONDS [TARGET...]" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
-seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
+seconds=$1
 shift
 scripts/install_dependencies.sh check
 scripts/build.sh sanitize fuzz

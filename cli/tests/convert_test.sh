@@ -49,6 +49,10 @@ refuses 'no matrix with .nosuch. in its name becomes q4; those that do: .*down_p
   convert run out --quantise q4 --quantise-only nosuch
 
 refuses 'no-such-model' convert no-such-model out
+refuses 'the output is empty' convert run ''
+refuses 'tokens, is a folder of prepared data' convert run tokens
+: >empty.txt
+refuses 'calibrate empty.txt: there is no text in it' convert run out --quantise q4 --calibrate empty.txt --quiet
 refuses 'int3' convert run out --dtype int3
 cp -r bf16 truncated && truncate -s -100 truncated/model.safetensors
 refuses 'truncated/model.safetensors' generate truncated --prompt x

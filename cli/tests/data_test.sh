@@ -17,6 +17,12 @@ refuses 'ends in .jsonl' data stories --out a.txt
 succeeds 'stories' data stories --megabytes 0.01 --out absent/folder/a.jsonl
 refuses 'cannot make the folder absent/folder/a.jsonl' data stories --out absent/folder/a.jsonl/b.jsonl
 refuses '--size' data stories --size 3
+refuses 'megabytes is 1e[+]300; expected above 0' data stories --megabytes 1e300
+refuses "out is '.; expected a file" data stories --out ''
+refuses '--seed: must be a whole number from 0 to 2.53, not .-1' data stories --seed -1
+succeeds 'seed 1000' data stories --megabytes 0.001 --seed 1e3 --out seeded.jsonl --quiet
+succeeds "^next: .*flashgla data prepare 'a b/it'.''s.jsonl' --out 'a b/it'.''s'$" \
+  data stories --megabytes 0.001 --out "a b/it's.jsonl" --quiet
 
 # mqar
 succeeds '--pairs' data mqar --help
@@ -26,7 +32,7 @@ refuses 'length is 62; expected at least 64' data mqar --length 62 --out x
 refuses 'vocabulary is 64' data mqar --length 64 --vocabulary 64 --out x
 refuses '--out is required' data mqar
 refuses '--pairs: must be a whole number from 1 to 1e15' data mqar --pairs 0 --out x
-refuses "seed: must be 0 or a positive number, not '-1'" data mqar --seed -1 --out x
+refuses "seed: must be a whole number from 0 to 2.53, not '-1'" data mqar --seed -1 --out x
 
 # prepare
 succeeds '"documents": [1-9]' data prepare a.jsonl --out bytes --quiet --json
@@ -66,6 +72,10 @@ sed 's/WhitespaceSplit/UnicodeScripts/' tokenizer.json >other.json
 refuses 'other.json: pre_tokenizer: the pre-tokenizer UnicodeScripts' data prepare the.txt --out x --tokenizer other.json
 refuses 'train:8192' data prepare plain.txt --out x --tokenizer train:lots
 refuses 'too large for this text; --tokenizer train:[0-9]* or less' data prepare plain.txt --out x --tokenizer train:5000
+refuses 'tokenizer train:0: a vocabulary of 0 is too small' data prepare plain.txt --out x --tokenizer train:0
+refuses 'tokenizer train:1000000 or less' data prepare plain.txt --out x --tokenizer train:2000000
+mkdir model && echo '{}' >model/config.json
+refuses '--out model is the folder of a model or a run' data prepare plain.txt --out model
 printf '{"text": "fine"}\n{"text": 3}\n' >bad.jsonl
 refuses 'bad.jsonl, line 2' data prepare bad.jsonl --out bytes
 succeeds 'tokens in' data info bytes
@@ -100,7 +110,7 @@ cp bytes/train.bin raw.bin
 succeeds 'nanogpt u16' data info raw.bin
 succeeds 'Once|Long ago|story' data info raw.bin --tokenizer bytes
 refuses 'plain.txt is no token file' data info plain.txt
-refuses 'nothere' data info nothere
+refuses 'nothere: no such file or folder' data info nothere
 refuses 'no prepared data' data info folder
 refuses 'auto,megatron,nanogpt,llm.c' data info raw.bin --format csv
 refuses '20240520' data info raw.bin --format llm.c

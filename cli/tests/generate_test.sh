@@ -70,7 +70,8 @@ refuses 'max-tokens' generate run --prompt x --max-tokens -5
 refuses 'no-such-prompts' generate run --prompts no-such-prompts
 refuses '--prompts run: cannot be read' generate run --prompts run
 refuses '--stop is empty' generate run --prompt x --stop ''
-refuses '--seed: must be -1 or more' generate run --prompt x --seed -2
+refuses '--seed: must be -1 or a whole number from 0' generate run --prompt x --seed -2
+refuses '--temperature excludes --greedy' generate run --prompt x --greedy --temperature 0.5
 refuses 'expected f32 or bf16' generate run --prompt x --dtype q8
 refuses 'no/such/folder' generate run --prompt x --save-state no/such/folder/x.state
 refuses 'Is a directory' generate run --prompt x --save-state run

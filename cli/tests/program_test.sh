@@ -3,7 +3,7 @@
 . "$(dirname "$0")/shell_test.sh"
 
 succeeds 'flashgla train'
-succeeds '^flashgla [0-9]+\.[0-9]+' --version
+succeeds '^flashgla [0-9]+\.[0-9]+\.[0-9]+ [(][0-9a-z-]+[)]$' --version
 refuses 'fly' fly
 refuses '--fly' --fly
 for verb in train generate data bench convert info doctor plot; do
@@ -27,6 +27,7 @@ holds 'doctor says that all is well' grep -q 'All is well' said
 
 succeeds '341,707,776' info gla-340m
 refuses 'no-such-model' info no-such-model
+refuses "'gla-13b' is neither .* nor a preset; did you mean 'gla-1.3b'.; presets: gla-tiny" info gla-13b
 succeeds 'rwkv-169m +RWKV' info --help
 echo '{"model_type": "hyena", "hidden_size": 32, "num_hidden_layers": 1, "l_max": 64, "vocab_size": 300}' >hyena.json
 succeeds 'in_proj.weight +.96,32.' info hyena.json
@@ -42,6 +43,11 @@ refuses 'cuda' bench --device cuda:99
 refuses '--seconds' bench --seconds -1
 refuses "nothing.*--only 'K7' with --implementation 'fastest'" bench rotary --seconds 0.01 --only K7 --implementation fastest
 
+"$flashgla" --help >help
+holds 'help fits a screen' test "$(wc -l <help)" -le 30
+for verb in train evaluate generate data plot info convert bench doctor; do "$flashgla" $verb --help; done >help
+holds 'help fits 120 columns' sh -c '! grep -E "^.{121}" help | grep -v "^  flashgla "'
+
 # What a newcomer is told to begin with works where nothing is there yet.
 "$flashgla" --help | sed -n "s/^  \(flashgla .*[^ ]\)   .*/\1/p" | sed 's/megabytes 8/megabytes 0.1/' >first_run.sh
 holds 'the first run has five lines' test "$(wc -l <first_run.sh)" -eq 5
@@ -49,6 +55,7 @@ holds 'the first run of the help works' sh -e -c 'program=$1; flashgla() { "$pro
 
 # How a mistake in the flags is told.
 refuses 'there is no flag --no-such-flag; see flashgla train --help' train --no-such-flag 1
+refuses 'there is no flag --stepps; did you mean .--steps..; see flashgla train --help' train --stepps=3
 refuses '--steps is given more than once' train --steps 1 --steps 2
 refuses '--steps needs a value' train --data d --steps
 refuses '--max-tokens: must be a whole number from 0 to 1e15, not .99999999999999999999' \

@@ -26,6 +26,12 @@ bool is_device_or_pipe(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
 }
 
+int open_lock(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor < 0) fail("cannot open", path);
+  return descriptor;
+}
+
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) {
@@ -129,9 +135,7 @@ void AtomicFile::finish() {
   published_ = true;
 }
 
-FileLock::FileLock(const std::string& path) {
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail("cannot open", path);
+FileLock::FileLock(const std::string& path) : descriptor_(open_lock(path)) {
   while (::flock(descriptor_, LOCK_EX) != 0) {
     if (errno != EINTR) {
       ::close(descriptor_);
@@ -140,7 +144,20 @@ FileLock::FileLock(const std::string& path) {
   }
 }
 
-FileLock::~FileLock() { ::close(descriptor_); }
+std::unique_ptr<FileLock> FileLock::unless_held(const std::string& path) {
+  std::unique_ptr<FileLock> lock(new FileLock);
+  lock->descriptor_ = open_lock(path);
+  int failed = 0;
+  do {
+    failed = ::flock(lock->descriptor_, LOCK_EX | LOCK_NB);
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && errno == EWOULDBLOCK) return nullptr;
+  return lock;
+}
+
+FileLock::~FileLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 void make_folder(const std::string& path) {
   if (path.empty()) return;

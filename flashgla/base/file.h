@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,12 +57,15 @@ class AtomicFile {
 // stays: for what is read, changed and written again.
 class FileLock {
  public:
-  explicit FileLock(const std::string& path);
+  explicit FileLock(const std::string& path);  // waits for it
+  // Null where another holds it. A file system without locks hands out any number of them.
+  static std::unique_ptr<FileLock> unless_held(const std::string& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
  private:
+  FileLock() = default;
   int descriptor_ = -1;
 };
 

@@ -11,7 +11,8 @@
 namespace flashgla {
 
 // Uninitialised memory, aligned to 64 bytes on CPU and 256 on CUDA, freed with the last pointer.
-// Throws Error naming the size when there is not enough, or when this build has no CUDA.
+// Throws Error naming the size when there is not enough, or when this build has no CUDA. On the CPU no more is given
+// out in all than host_memory(): the system promises more than it has, and ends a program that uses it.
 std::shared_ptr<void> allocate_memory(std::size_t bytes, Device device);
 
 // Host memory that copies to and from CUDA devices need not make the host wait for; without CUDA as that of the CPU.
@@ -19,6 +20,9 @@ std::shared_ptr<void> allocate_pinned_memory(std::size_t bytes);
 
 // Bytes that can still be had of a device's own memory; nothing for the CPU, whose memory is the system's to share out.
 std::optional<std::size_t> free_memory(Device device);
+
+// Bytes that this process can have of the host: memory and swap, or less where a container is given less.
+std::size_t host_memory();
 
 void zero_memory(void* memory, std::size_t bytes, Device device);
 

@@ -1,9 +1,31 @@
 #include "flashgla/base/names.h"
 
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
 
 namespace flashgla {
+
+namespace {
+
+// Letters to be changed, left out or put in to make one word of the other.
+std::size_t edits_between(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t corner = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = corner + (a[i] == b[j] ? 0 : 1);
+      corner = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
 
 DType dtype_from_name(std::string_view name) {
   if (name == "f64" || name == "fp64" || name == "float64" || name == "double") return DType::f64;
@@ -30,6 +52,23 @@ Device device_from_name(std::string_view name) {
     return Device::cuda(std::stoi(std::string(name.substr(5))));
   }
   throw Error("unknown device '" + std::string(name) + "'; known: auto, cpu, cuda, cuda:N");
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
+  constexpr std::size_t kLongest = 64;  // of a name that may be a known one with a mistake in it
+  if (name.size() > kLongest) return {};
+  std::string nearest;
+  std::size_t edits = name.size() / 4 + 2;  // one more than there may be
+  for (const std::string& one : known) {
+    const std::size_t away = edits_between(name, one);
+    if (away < edits) nearest = one, edits = away;
+  }
+  return nearest;
+}
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  const std::string nearest = nearest_name(name, known);
+  return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
 }
 
 }  // namespace flashgla

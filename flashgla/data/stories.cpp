@@ -153,9 +153,9 @@ const Grammar& story_grammar() {
 
 StoriesReport write_stories(const StoriesOptions& options) {
   if (!options.out.ends_with(".jsonl"))
-    throw Error("stories", "out", "is " + options.out, "a file that ends in .jsonl");
+    throw Error("stories", "out", "is '" + options.out + "'", "a file that ends in .jsonl");
   if (!(options.megabytes > 0.0 && options.megabytes <= 1e6)) {
-    throw Error("stories", "megabytes", "is " + std::to_string(options.megabytes), "above 0, at most 1000000");
+    throw Error("stories", "megabytes", "is " + nlohmann::json(options.megabytes).dump(), "above 0, at most 1000000");
   }
   const Grammar& grammar = story_grammar();
   const auto total = static_cast<std::int64_t>(std::ceil(options.megabytes * 1e6));

@@ -79,6 +79,7 @@ std::shared_ptr<const TokenFile> TokenFile::open(const std::string& path, TokenF
     throw Error(index.string() + " is missing; a Megatron token file is a pair of .bin and .idx");
   }
   if (names_index && !has_index) throw Error("cannot open " + path + ": no such file");
+  if (!fs::exists(path) && !fs::exists(bin)) throw Error("cannot open " + path + ": no such file or folder");
   if (!fs::exists(bin)) {
     throw Error("cannot open " + bin.string() + ": no such token file" +
                 (fs::is_directory(path) ? " in a folder; `flashgla data prepare` makes one" : ""));

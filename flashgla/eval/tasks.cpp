@@ -1,6 +1,8 @@
 #include "flashgla/eval/tasks.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -26,7 +28,7 @@ std::int64_t characters(std::string_view text) {
 template <class Take>
 void for_each_line(const std::string& path, Take&& take) {
   std::ifstream file(path);
-  if (!file) throw Error(path + ": no such file");
+  if (!file) throw Error("cannot read " + path + ": " + std::strerror(errno));
   std::string line;
   for (std::int64_t number = 1; std::getline(file, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;

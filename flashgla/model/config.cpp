@@ -6,14 +6,13 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <sstream>
 #include <type_traits>
-#include <utility>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/json.h"
+#include "flashgla/base/names.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/model/foreign_keys.h"
 #include "flashgla/nn/norm.h"
@@ -155,29 +154,9 @@ void refuse_unsupported(const Layout& layout, const ordered_json& object, const 
   }
 }
 
-// Letters to be changed, left out or put in to make one word of the other.
-std::size_t edits_between(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    std::size_t corner = std::exchange(row[0], i + 1);
-    for (std::size_t j = 0; j < b.size(); ++j) {
-      const std::size_t changed = corner + (a[i] == b[j] ? 0 : 1);
-      corner = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
 [[noreturn]] void refuse_key(const std::string& source, const std::string& key, const std::set<std::string>& known,
                              const std::string& of) {
-  constexpr std::size_t kLongest = 64;  // of a word that may be a known one with a mistake in it
-  std::string nearest;
-  std::size_t edits = key.size() > kLongest ? 0 : key.size() / 4 + 1;
-  for (const std::string& one : known) {
-    const std::size_t away = edits == 0 ? 1 : edits_between(key, one);
-    if (away <= edits) nearest = one, edits = away;
-  }
+  const std::string nearest = nearest_name(key, {known.begin(), known.end()});
   const std::string shown = ordered_json(key).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   throw Error(source + ": " + of + " has no field " + shown +
               (nearest.empty() ? "" : "; did you mean \"" + nearest + "\"?") +
@@ -505,6 +484,7 @@ std::string to_json(const ModelConfig& config, const Layout& layout) {
 
 ModelConfig preset(const std::string& name) {
   std::string known;
+  std::vector<std::string> names;
   for (const mixers::Registration* row : mixers::registry()) {
     for (const mixers::PresetRow& one : row->presets) {
       if (name == one.name) {
@@ -513,9 +493,10 @@ ModelConfig preset(const std::string& name) {
         return parse_config(object.dump(), name);
       }
       known += (known.empty() ? "" : ", ") + std::string(one.name);
+      names.emplace_back(one.name);
     }
   }
-  throw Error("preset: unknown '" + name + "'; known: " + known);
+  throw Error("preset: unknown '" + name + "'" + did_you_mean(name, names) + "; known: " + known);
 }
 
 std::vector<Preset> presets() {

@@ -268,10 +268,12 @@ std::unique_ptr<Tokenizer> train_sentencepiece(const TextSource& text, const Sen
   if (training.model_type != "bpe" && training.model_type != "unigram") {
     throw Error("train_sentencepiece", "model_type", "is " + training.model_type, "bpe or unigram");
   }
-  constexpr std::int64_t kSmallest = 3 + 256 + 1;
-  if (training.vocab_size < kSmallest || training.vocab_size > 1'000'000) {
-    throw Error("train_sentencepiece", "vocab_size", "is " + std::to_string(training.vocab_size),
-                "260 (3 specials, 256 bytes, text) .. 1000000");
+  constexpr std::int64_t kSmallest = 3 + 256 + 1;  // special tokens, bytes, text
+  constexpr std::int64_t kLargest = 1'000'000;
+  if (training.vocab_size < kSmallest || training.vocab_size > kLargest) {
+    throw VocabularyError("train_sentencepiece: vocab_size is " + std::to_string(training.vocab_size) + "; expected " +
+                              std::to_string(kSmallest) + " .. " + std::to_string(kLargest),
+                          training.vocab_size, training.vocab_size < kSmallest ? kSmallest : kLargest);
   }
   Lines lines(text);
   if (lines.done()) throw Error("train_sentencepiece: there is no text to train on");

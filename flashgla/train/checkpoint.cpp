@@ -111,6 +111,7 @@ void Trainer::announce_saved() {
 }
 
 std::string Trainer::save() {
+  begin();
   report(0);
   start_saving();
   return finish_saving();
@@ -161,9 +162,7 @@ void Trainer::restore(const Found& found) {
   } catch (const Json::exception& error) {
     throw Error(path + "/trainer.json: " + json_reason(error));
   }
-  // A program ended between a checkpoint's last file and these names has left older ones.
-  folder_.mark_latest(steps_);
-  if (best_step_ >= 0) folder_.mark_best(best_step_);
+  restored_step_ = steps_;
 }
 
 }  // namespace flashgla::train

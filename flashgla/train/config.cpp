@@ -42,6 +42,12 @@ const Field* find(const std::vector<Field>& list, const std::string& name) {
   return nullptr;
 }
 
+[[noreturn]] void refuse_name(const std::string& source, const std::vector<Field>& list, const std::string& name) {
+  std::vector<std::string> known;
+  for (const Field& field : list) known.emplace_back(field.name);
+  throw Error(source + ": there is no training field '" + name + "'" + did_you_mean(name, known));
+}
+
 void require(bool ok, const char* field, const std::string& actual, const std::string& expected) {
   if (!ok) throw Error("training configuration", field, "is " + actual, expected);
 }
@@ -101,8 +107,8 @@ std::vector<Field> fields(TrainConfig& c) {
       {"dtype", "machine", "f32, or bf16 with f32 master weights; automatic: bf16 on a GPU, f32 on the CPU", &c.dtype},
       {"threads", "machine", "CPU threads; 0: all", &c.threads},
       {"memory_limit", "machine",
-       "most memory of the device that the run may take, such as 24GiB; empty: what is free on a GPU, no limit on the "
-       "CPU",
+       "most memory of the device that the run may take, such as 24GiB; empty: what is free on a GPU, all that the "
+       "machine has on the CPU",
        &c.memory_limit},
       {"recompute", "machine",
        "what backward computes again: nothing, activations or block, less memory and more time; automatic: as little "
@@ -139,7 +145,7 @@ std::string value_text(const Field& field) {
 void set_field(TrainConfig& config, const std::string& name, const std::string& text) {
   const std::vector<Field> list = fields(config);
   const Field* field = find(list, name);
-  if (field == nullptr) throw Error("training configuration: there is no field '" + name + "'");
+  if (field == nullptr) refuse_name("training configuration", list, name);
   // A model's own configuration is read when the model is built; that it is JSON at all is seen here.
   if (name == "model" && text.starts_with("{")) parse_json<Json>(text, "training configuration: model");
   try {
@@ -160,7 +166,7 @@ void parse_config(TrainConfig& config, const std::string& json, const std::strin
   for (const auto& [key, value] : root.items()) {
     if (key.starts_with("_")) continue;  // a comment
     const Field* field = find(list, key);
-    if (field == nullptr) throw Error(source + ": there is no training field '" + key + "'");
+    if (field == nullptr) refuse_name(source, list, key);
     const bool text_wanted = std::holds_alternative<std::string*>(field->value);
     std::string text;
     if (value.is_string()) {
@@ -273,6 +279,7 @@ void TrainConfig::validate() const {
           "recompute", "'" + recompute + "'", "automatic, nothing, activations or block");
   require(graphs == "on" || graphs == "off", "graphs", "'" + graphs + "'", "on or off");
   require(threads >= 0 && threads <= kMostThreads, "threads", number(threads), "0 (all) .. " + number(kMostThreads));
+  require(seed >= 0, "seed", number(seed), "0 or more");
   require(log_every >= 1, "log_every", number(log_every), "at least 1");
   require(evaluate_every >= 0, "evaluate_every", number(evaluate_every), "0 or more");
   require(evaluation_tokens >= 0, "evaluation_tokens", number(evaluation_tokens), "0 or more");

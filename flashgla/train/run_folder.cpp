@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "flashgla/base/error.h"
-#include "flashgla/base/file.h"
 #include "flashgla/base/json.h"
 #include "flashgla/model/checksum.h"
 
@@ -61,9 +60,13 @@ std::string pointer(const fs::path& folder, const char* name) {
 
 }  // namespace
 
-void RunFolder::create() const {
+void RunFolder::create() {
   const fs::path checkpoints = fs::path(path_) / "checkpoints";
   make_folder(checkpoints.string());
+  if (!lock_) lock_ = FileLock::unless_held(path_ + "/train.lock");
+  if (!lock_) {
+    throw Error(path_ + ": another process trains in this folder; wait for its end, or choose another one with --out");
+  }
   // Folders of checkpoints, and single files, whose names end in the writer's process (base/file.h).
   for (const fs::path& folder : {fs::path(path_), checkpoints}) {
     for (const auto& entry : fs::directory_iterator(folder)) {
@@ -199,7 +202,11 @@ std::string find_model_folder(const std::string& path, const std::string& which)
     if (name.empty()) throw Error(path + ": the run has no best checkpoint: it was never evaluated");
   }
   if (!fs::is_regular_file(folder / name / "config.json")) {
-    throw Error(path + ": there is no checkpoint '" + name + "'");
+    std::string there;
+    for (const CheckpointInfo& one : RunFolder(path).checkpoints()) {
+      there += (there.empty() ? "; there are: " : ", ") + fs::path(one.path).filename().string();
+    }
+    throw Error(path + ": there is no checkpoint '" + name + "'" + there);
   }
   return (folder / name).string();
 }

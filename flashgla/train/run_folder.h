@@ -1,6 +1,7 @@
 // The folder of a run:
 //
 //     train.json               the configuration, as resolved
+//     train.lock               empty: held by the process that trains here
 //     metrics.jsonl
 //     products.txt             on a GPU: the algorithms that its matrix products use; also in each checkpoint
 //     checkpoints/step-00000500/   config.json, model.safetensors, the tokenizer's file: a model folder;
@@ -13,9 +14,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "flashgla/base/file.h"
 
 namespace flashgla::train {
 
@@ -32,8 +36,9 @@ class RunFolder {
   std::string config_file() const { return path_ + "/train.json"; }
   std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
 
-  // Makes the folder; removes what an interrupted save left behind.
-  void create() const;
+  // Makes the folder, and keeps other processes from doing so while this lives; removes what an interrupted save left
+  // behind. Throws Error where another process trains here.
+  void create();
 
   // By step, the newest first.
   std::vector<CheckpointInfo> checkpoints() const;
@@ -52,6 +57,7 @@ class RunFolder {
 
  private:
   std::string path_;
+  std::unique_ptr<FileLock> lock_;
 };
 
 // Reads trainer.json of a checkpoint, verifies it and the size and checksum of each file that it names, and returns the

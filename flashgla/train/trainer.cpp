@@ -51,6 +51,9 @@ model::ModelConfig resolve_model(const TrainConfig& config, const data::Dataset&
   } else if (fs::is_regular_file(config.model)) {
     const MappedFile file(config.model);
     parse({reinterpret_cast<const char*>(file.data()), file.size()}, config.model);
+  } else if (config.model.find('/') != std::string::npos) {
+    throw Error("training configuration", "model", "is '" + config.model + "', where there is nothing",
+                "a preset, a folder with a config.json, or such a file");
   } else {
     result = model::preset(config.model);
     take_vocabulary = true;
@@ -74,24 +77,6 @@ void require_vocabulary(const model::ModelConfig& config, const data::Dataset& d
   }
 }
 
-// What a device says when asked for more than there is, and what can be done.
-[[noreturn]] void refuse_plan(const TrainConfig& config, const MemoryPlan& least, std::size_t limit) {
-  const auto size = [](std::size_t bytes) {
-    const bool large = bytes >= std::size_t{1} << 30;
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f %s", static_cast<double>(bytes) / (large ? 0x1p30 : 0x1p20),
-                  large ? "GiB" : "MiB");
-    return std::string(text);
-  };
-  std::string remedies;
-  if (config.micro_batch != 0) remedies += "micro_batch 0, ";
-  if (config.recompute != "automatic") remedies += "recompute automatic, ";
-  if (config.optimizer_state != "half") remedies += "optimizer_state half, ";
-  throw Error("training: " + size(least.total()) + " of memory are needed on " + config.device + ", and " +
-              size(limit) + (config.memory_limit.empty() ? " are free" : " are allowed") + "; remedies: " + remedies +
-              "a smaller batch_tokens or sequence_length, a smaller model");
-}
-
 // Rows that go on from nothing begin with states of zeros.
 void begin_rows(const Queue& queue, const model::DecodeState& state, const std::vector<std::uint8_t>& continues) {
   if (std::find(continues.begin(), continues.end(), 1) == continues.end()) return state.queue_reset(queue);
@@ -99,9 +84,6 @@ void begin_rows(const Queue& queue, const model::DecodeState& state, const std::
     if (continues[row] == 0) state.queue_reset_sequence(queue, static_cast<std::int64_t>(row));
   }
 }
-
-// Kept free of a device's memory when no limit is given: what libraries, kernels and recorded graphs take.
-constexpr std::size_t kReserve = std::size_t{1} << 30;
 
 TrainConfig settled(TrainConfig config) {
   config.validate();
@@ -115,6 +97,7 @@ TrainConfig settled(TrainConfig config) {
 
 Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
     : config_(settled(config)),
+      device_asked_for_(config.device),
       events_(std::move(events)),
       context_(device_from_name(config_.device), static_cast<int>(config.threads)),
       folder_(config.out),
@@ -140,19 +123,32 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   }
   plan_products(found ? found->path : "");
   if (found) restore(*found);
-  folder_.create();
-  TrainConfig written = config_;
-  written.device = config.device;  // the run may go on on another machine
-  config_.model = written.model = model::to_json(model_->config());
-  write_file(folder_.config_file(), to_json(written));
-  const std::string products = ops::matmul::export_plans(context_);
-  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
-  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), steps_, evaluation_due_);
+  if (steps_ > total_steps()) {
+    throw Error(
+        "training configuration", "train_tokens", "is " + std::to_string(config_.train_tokens),
+        "at least the " + std::to_string(tokens_) + " that the run has had (step " + std::to_string(steps_) + ")");
+  }
+  config_.model = model::to_json(model_->config());
 }
 
 Trainer::~Trainer() {
   if (saving_.valid()) saving_.wait();
   context_.queue().synchronize();
+}
+
+void Trainer::begin() {
+  if (metrics_) return;
+  folder_.create();
+  if (restored_step_) {  // a program ended between a checkpoint's last file and these names has left older ones
+    folder_.mark_latest(*restored_step_);
+    if (best_step_ >= 0) folder_.mark_best(best_step_);
+  }
+  TrainConfig written = config_;
+  written.device = device_asked_for_;  // the run may go on on another machine
+  write_file(folder_.config_file(), to_json(written));
+  const std::string products = ops::matmul::export_plans(context_);
+  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
+  metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), restored_step_.value_or(0), evaluation_due_);
 }
 
 void Trainer::open_data() {
@@ -169,51 +165,6 @@ void Trainer::open_data() {
   if (config_.patience > 0 && !dataset_.validation.file) {
     throw Error("training configuration", "patience", "is " + std::to_string(config_.patience),
                 "0 with data without a validation part");
-  }
-}
-
-void Trainer::open_feeds(const StepForm& form) {
-  config_.micro_batch = form.micro_batch;
-  config_.recompute = nn::name_of(form.recompute);
-  const std::int64_t rows = config_.sequences_per_micro_batch();
-  data::LoaderConfig loader;
-  loader.mode = data::loader_mode_from_name(config_.order);
-  // Rows of a batch are independent of how many of them go through the model at a time; packed documents are not cut
-  // into micro-batches, each micro-batch is packed.
-  const bool packed = loader.mode == data::LoaderMode::packed;
-  loader.batch = packed ? rows : config_.sequences_per_batch();
-  loader.length = config_.sequence_length;
-  loader.segments = config_.segments;
-  loader.seed = static_cast<std::uint64_t>(config_.seed);
-  loader_ = std::make_unique<data::Loader>(dataset_.train, loader);
-  feed_ = std::make_unique<Feed>(context_, *loader_, rows);
-  if (dataset_.validation.file && dataset_.validation.size() > 1) {
-    loader.batch = rows;
-    loader.shuffle = false;
-    loader.single_pass = true;
-    evaluation_loader_ = std::make_unique<data::Loader>(dataset_.validation, loader);
-    evaluation_feed_ = std::make_unique<Feed>(context_, *evaluation_loader_, rows);
-  }
-  if (config_.train_tokens == 0) {
-    config_.train_tokens = std::max(config_.batch_tokens, loader_->tokens_per_epoch());
-  }
-  config_.validate();
-  states_.clear();
-  evaluation_states_.clear();
-  if (loader_->config().mode == data::LoaderMode::segments) {
-    for (std::int64_t i = 0; i < config_.accumulation(); ++i) states_.push_back(model_->make_state(rows));
-    if (evaluation_loader_) evaluation_states_.push_back(model_->make_state(rows));
-    if (states_.front().grows()) {
-      throw Error(
-          "training: order segments carries states of constant size, but this model has layers whose state grows "
-          "with the length; use another order, or softmax attention with a window_size");
-    }
-    if (model_->config().learned_positions && (config_.segments == 0 || config_.segments * config_.sequence_length >
-                                                                            model_->config().max_position_embeddings)) {
-      throw Error("training", "segments", "are of more tokens than the model has learned positions",
-                  "segments * sequence_length to be at most max_position_embeddings (" +
-                      std::to_string(model_->config().max_position_embeddings) + "), or another order");
-    }
   }
 }
 
@@ -256,106 +207,6 @@ void Trainer::require_same_run(const Found& found) const {
     throw Error("training configuration", "dtype", "is '" + config_.dtype + "'",
                 dtype + ", in which the run was begun");
   }
-}
-
-MemoryPlan Trainer::plan_step(const StepForm& form) {
-  open_feeds(form);
-  const std::int64_t scored = loader_->labels() > 0 ? loader_->labels() : config_.sequence_length;
-  losses_ = Tensor::empty({config_.sequences_per_micro_batch() * scored}, DType::f32, context_.device());
-  if (loader_->labels() > 0) hits_ = Tensor::empty(losses_->shape, DType::f32, context_.device());
-  context_.scratch().begin_planning();
-  saved_.begin_planning();
-  for (const Bucket& bucket : feed_->all_buckets()) {
-    for (std::int64_t micro = 0; micro < std::min<std::int64_t>(config_.accumulation(), 2); ++micro) {
-      do_micro_batch({.first = micro == 0, .bucket = bucket});
-    }
-  }
-  if (evaluation_feed_) {
-    for (const Bucket& bucket : evaluation_feed_->all_buckets()) do_evaluation({.bucket = bucket});
-  }
-  do_update();
-
-  MemoryPlan plan;
-  const auto row = [&](const char* group, const std::string& label, std::size_t bytes) {
-    if (bytes > 0) plan.rows.push_back({group, label, bytes});
-  };
-  row("parameters", config_.dtype, model_->parameters().value_bytes());
-  row("gradients", "f32", model_->parameters().gradient_bytes());
-  row("optimizer", "moments", optimizer_->moment_bytes());
-  row("optimizer", "master", optimizer_->master_bytes());
-  std::size_t data = feed_->device_bytes() + losses_->bytes();
-  if (evaluation_feed_) data += evaluation_feed_->device_bytes();
-  row("data", "tokens, losses", data);
-  std::size_t carried = 0;
-  for (const model::DecodeState& state : states_) carried += state.bytes();
-  for (const model::DecodeState& state : evaluation_states_) carried += state.bytes();
-  row("states", "carried from segment to segment", carried);
-  for (const auto& [label, bytes] : saved_.plan()) row("activations", label, bytes);
-  for (const auto& [label, bytes] : context_.scratch().plan()) row("scratch", label, bytes);
-  return plan;
-}
-
-void Trainer::plan_memory() {
-  record_ = Tensor::zeros({3}, DType::f64, context_.device());
-  pinned_ = allocate_pinned_memory((kInFlight + 1) * sizeof(Record));
-  for (std::size_t i = 0; i <= kInFlight; ++i) marks_.push_back(std::make_unique<Marks>(context_.queue()));
-  const std::size_t held = model_->parameters().value_bytes() + model_->parameters().gradient_bytes() +
-                           optimizer_->moment_bytes() + optimizer_->master_bytes();
-  std::optional<std::size_t> limit = config_.memory_limit_bytes();
-  if (*limit == 0) {
-    limit = free_memory(context_.device());
-    if (limit) limit = held + (*limit > kReserve ? *limit - kReserve : 0);
-  }
-  bool fits = false;
-  std::optional<MemoryPlan> least;
-  const TrainConfig asked = config_;  // plan_step writes the form into it
-  for (const StepForm& form : step_forms(asked)) {
-    plan_ = plan_step(form);
-    fits = !limit || plan_.total() <= *limit;
-    if (fits) break;
-    if (!least || plan_.total() < least->total()) least = plan_;
-  }
-  if (!fits) refuse_plan(asked, *least, *limit);
-
-  std::vector<TensorView> copied = optimizer_->blocks();
-  copied.push_back(model_->parameters().all_values());
-  for (const model::DecodeState& state : states_) {
-    copied.push_back(state.constant());
-    copied.push_back(state.positions());
-  }
-  const std::size_t copy = Snapshot::bytes_for(copied);
-  if (limit && plan_.total() + copy <= *limit) {
-    snapshot_ = std::make_unique<Snapshot>(copied, context_.device());
-    plan_.rows.push_back({"checkpoints", "a copy, written while training goes on", copy});
-  }
-  context_.scratch().commit_plan();
-  saved_.commit_plan();
-  transfer_ = std::make_unique<Transfer>(context_.device());
-  context_.queue().synchronize();
-}
-
-void Trainer::plan_products(const std::string& checkpoint) {
-  namespace matmul = ops::matmul;
-  const auto tell = [&](const matmul::Notices& notices) {
-    for (const std::string& notice : notices) {
-      if (events_.notice) events_.notice(notice);
-    }
-  };
-  const std::string cache = matmul::plan_cache_folder();
-  tell(matmul::load_plan_cache(context_, cache));
-  const std::string file = checkpoint + "/" + kProductsFile;
-  if (!checkpoint.empty()) {
-    const bool of_gpu = fs::exists(file);
-    if (of_gpu == (context_.device() == Device::cpu())) {
-      tell({std::string("the checkpoint is of a run on ") + (of_gpu ? "a GPU" : "the CPU") + ", and here is " +
-            device_name(context_.device()) + ": results may differ in their last bits"});
-    } else if (of_gpu) {
-      tell(matmul::import_plans(context_, read_file(file)));
-    }
-  }
-  const ArenaScope scope(saved_);
-  tell(matmul::time_plans(context_, saved_.tensor({static_cast<std::int64_t>(saved_.peak())}, DType::u8)));
-  tell(matmul::save_plan_cache(context_, cache));
 }
 
 void Trainer::do_micro_batch(const StepGraphs::Key& key) {
@@ -556,6 +407,7 @@ void Trainer::report(std::size_t left) {
 }
 
 Outcome Trainer::run() {
+  begin();
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
   const auto due = [&](std::int64_t every) { return every > 0 && steps_ % every == 0; };
   if (std::exchange(evaluation_due_, false) && evaluation_feed_) {
@@ -593,6 +445,12 @@ Outcome Trainer::run() {
   }
   if (saved_step != steps_) start_saving();
   finish_saving();
+  if (last_evaluation_ && !std::isfinite(last_evaluation_->loss)) {
+    throw Error("training ended with weights that are broken: the validation loss is not finite (step " +
+                std::to_string(last_evaluation_->step) +
+                "). Begin anew with a lower learning_rate, a longer warm-up or a smaller clip_norm" +
+                (best_step_ >= 0 ? "; the best checkpoint is of step " + std::to_string(best_step_) : ""));
+  }
   return Outcome::finished;
 }
 

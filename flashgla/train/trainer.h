@@ -54,6 +54,9 @@ class Trainer {
   Trainer(const TrainConfig& config, Events events, bool resume);
   ~Trainer();
 
+  // Takes the run's folder: writes train.json and opens metrics.jsonl. Nothing is written before. run and save do it
+  // where nobody has. Throws Error when another process trains there.
+  void begin();
   // To the last step, or until validation says that it is enough (stop_accuracy, patience), or a stop is requested
   // (after the update being made, which is then saved).
   // Throws Error when max_skipped_updates in a row were not made, or a checkpoint cannot be written.
@@ -143,6 +146,7 @@ class Trainer {
   void announce_saved();        // the same, when it is done already
 
   TrainConfig config_;
+  std::string device_asked_for_;
   Events events_;
   Context context_;
   RunFolder folder_;
@@ -178,6 +182,7 @@ class Trainer {
 
   // Progress: what trainer.json keeps.
   std::int64_t steps_ = 0;
+  std::optional<std::int64_t> restored_step_;  // of the checkpoint that the run goes on from
   std::int64_t tokens_ = 0;
   std::int64_t skipped_in_a_row_ = 0;
   std::int64_t last_done_step_ = 0;

@@ -35,6 +35,8 @@ def _whole(name: str, value: Any, least: int = 0) -> int:
         raise TypeError(f"{name} is {value!r}; expected a whole number") from None
     if number < least:
         raise ValueError(f"{name} is {number}; expected {least} or more")
+    if number >= 2**63:
+        raise ValueError(f"{name} is {number}; expected less than 2^63")
     return number
 
 

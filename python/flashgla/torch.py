@@ -39,6 +39,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
                gate_clamp_min)
     way = _way(tensors)
     if way == _BY_DISPATCHER:
+        _require_tensors(("q", "k", "v", "g", "gv", "initial_state", "initial_state", "cu_seqlens"), tensors)
         keep = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
         o, ht, zt, _ = torch.ops.flashgla.forward(*tensors, *options, output_final_state, keep)
     else:
@@ -66,6 +67,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | tuple[Tensor, Tensor],
     options = (scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
     # With gradients wanted by the operator, which says that there are none.
     if h is None or _way(tensors) != _PAST_DISPATCHER:
+        _require_tensors(("q", "k", "v", "g", "gv", "state", "state's z"), tensors)
         return torch.ops.flashgla.step(*tensors, *options)
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
@@ -98,6 +100,15 @@ _BY_DISPATCHER, _PAST_DISPATCHER, _PAST_DISPATCHER_WITH_GRADIENTS = range(3)
 
 def _way(tensors: tuple[Any, ...]) -> int:
     return _BY_DISPATCHER if torch.compiler.is_compiling() else _calls.way(tensors)
+
+
+def _require_tensors(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """What PyTorch's dispatcher would refuse, by name; compiled graphs were checked when they were traced."""
+    if torch.compiler.is_compiling():
+        return
+    for name, x in zip(names, tensors):
+        if not isinstance(x, Tensor) and (x is not None or name in ("k", "v", "state")):
+            raise TypeError(f"{name} is of type {type(x).__name__}; expected a torch.Tensor, as q is one")
 
 
 # The operator on tensors where they lie: by DLPack's C exchange API, which PyTorch has from 2.10 on, or by capsules.

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "errors.h"
 #include "flashgla/base/names.h"
 #include "operands.h"
 #include "torch.h"
@@ -18,31 +19,9 @@ using flashgla::python::Torch;
 using flashgla::python::Views;
 namespace gla = flashgla::ops::gated_linear_attention;
 
-namespace {
-
-// The message, with an argument that the operator calls otherwise named as in __init__.py.
-std::string with_names_of_python(const flashgla::Error& error) {
-  static constexpr std::pair<const char*, const char*> kNames[] = {
-      {"h0", "initial_state"}, {"z0", "initial_state's z"}, {"ht", "final_state"},        {"d_ht", "d_final_state"},
-      {"h", "state"},          {"z", "state's z"},          {"d_zt", "d_final_state's z"}};
-  const std::string head = error.operation() + ": ";
-  for (const auto& [ours, theirs] : kNames) {
-    if (error.argument() == ours) return head + theirs + (error.what() + head.size() + error.argument().size());
-  }
-  return error.what();
-}
-
-}  // namespace
-
 NB_MODULE(_flashgla, m) {
   m.doc() = "Arrays as views, and the operator gated_linear_attention on them. flashgla.__init__ is the public face.";
-  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    try {
-      std::rethrow_exception(pointer);
-    } catch (const flashgla::Error& error) {
-      PyErr_SetString(PyExc_ValueError, with_names_of_python(error).c_str());
-    }
-  });
+  flashgla::python::translate_errors();
 
   nb::class_<Array>(m, "Array", "Memory of another library's array, not copied; kept alive.")
       .def(nb::init<nb::object, bool, std::optional<std::string>>(), "source"_a, "writable"_a = false,

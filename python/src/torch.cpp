@@ -84,6 +84,7 @@ class Torch::Reader {
       throw Error(std::string(name) + " is of " + nb::str(dtype).c_str() +
                   "; expected float64, float32, bfloat16 or float16");
     }
+    if (found.data == nullptr) throw Error(std::string(name) + " has no elements; expected one at least");
     return view_of(found);
   }
 

@@ -163,6 +163,8 @@ def test_errors_name_what_is_wrong(model, folder, tmp_path):
         model.loglikelihood([([1], [999])])
     with pytest.raises(TypeError, match="request 0"):
         model.loglikelihood([("a", [2])])
+    with pytest.raises(ValueError, match="seed is 1180591620717411303424; expected less than 2.63"):
+        model.generate("Once", seed=2**70)
     with pytest.raises(TypeError, match="requests is 'ab'"):
         model.loglikelihood("ab")
     with pytest.raises(TypeError, match="texts is 'ab'"):

@@ -12,6 +12,6 @@ usage() {
 need_program() {
   command -v "$flashgla" >/dev/null && return
   echo "error: there is no $flashgla" >&2
-  echo "to mend: scripts/build.sh, in the project's folder, or FLASHGLA_PROGRAM=the program" >&2
+  echo "to mend: scripts/build.sh release, in the project's folder, or FLASHGLA_PROGRAM=the program" >&2
   exit 1
 }

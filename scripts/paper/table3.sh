@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Table 3 of the paper: recall from the context (FDA, SWDE, SQuAD), by lm-evaluation-harness with flashgla's models.
+# Table 3 of the paper's conference version: recall from real texts (FDA, SWDE, SQuAD), by lm-evaluation-harness with
+# flashgla's models.
 #   table3.sh MODEL OUT [cpu|cuda] [LIMIT]
 # As table1.sh. The harness calls these tasks fda, swde and squad_completion.
 set -euo pipefail

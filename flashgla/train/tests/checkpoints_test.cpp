@@ -230,5 +230,18 @@ TEST_F(CheckpointsTest, FullDiskLeavesThePreviousCheckpoint) {
   EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
 }
 
+TEST_F(CheckpointsTest, OneTrainerAtATimeWritesARun) {
+  const TrainConfig run = config("held");
+  Trainer other(run, {}, false);
+  {
+    Trainer trainer(run, {}, false);
+    EXPECT_FALSE(fs::exists(run.out));  // planning writes nothing
+    trainer.begin();
+    EXPECT_THAT([&] { other.run(); }, ThrowsMessage<Error>(HasSubstr("held: another process trains in this folder")));
+    EXPECT_EQ(trainer.run(), Outcome::finished);
+  }
+  EXPECT_NO_THROW(Trainer(run, {}, true).begin());
+}
+
 }  // namespace
 }  // namespace flashgla::train
