@@ -136,43 +136,54 @@ def fla_rows(problem, B, T, H, K, V, gate, arguments, flush):
             print(f"torch_peers: {name}, {problem}: {error}", file=sys.stderr)
 
 
-def chunks_in_torch(q, k, v, g, chunk=64):
-    """The chunk form (the paper's equations 4 and 5) of key gates, in bf16 but for states and sums of gates."""
+def chunks_in_torch(q, k, v, g=None, chunk=64):
+    """The chunk form (the paper's equations 4 and 5) of key gates or none, in bf16 but for states and sums of gates."""
     B, T, H, K = q.shape
-    q, k, v, g = (x.view(B, T // chunk, chunk, H, -1).transpose(2, 3) for x in (q, k, v, g))  # [B, chunks, H, chunk, .]
-    reached = g.float().cumsum(-2)
-    end = reached[..., -1:, :]
-    added = (k * (end - reached).exp().to(k.dtype)).transpose(-1, -2) @ v
+
+    def in_chunks(x):  # [B, chunks, H, chunk, .]
+        return x.view(B, T // chunk, chunk, H, -1).transpose(2, 3)
+
+    q, k, v, queries, decays = in_chunks(q), in_chunks(k), in_chunks(v), K ** -0.5, None
+    inside = at_end = k
+    if g is not None:
+        reached = in_chunks(g).float().cumsum(-2)
+        end = reached[..., -1:, :]
+        queries = (reached.exp() * K ** -0.5).to(q.dtype)
+        inside, at_end = k * (-reached).exp().to(k.dtype), k * (end - reached).exp().to(k.dtype)
+        decays = end.exp().transpose(-1, -2)
+    added = at_end.transpose(-1, -2) @ v
     state, states = torch.zeros_like(added[:, 0], dtype=torch.float32), []
     for i in range(added.shape[1]):
         states.append(state.to(q.dtype))
-        state = end[:, i].exp().transpose(-1, -2) * state + added[:, i]
-    gated = q * (reached.exp() * K ** -0.5).to(q.dtype)
-    scores = (gated @ (k * (-reached).exp().to(k.dtype)).transpose(-1, -2)).tril()
-    o = gated @ torch.stack(states, 1) + scores @ v
+        state = added[:, i] + (state if decays is None else decays[:, i] * state)
+    gated = q * queries
+    o = gated @ torch.stack(states, 1) + (gated @ inside.transpose(-1, -2)).tril() @ v
     return o.transpose(2, 3).reshape(B, T, H, -1)
 
 
-def recurrence_in_torch(q, k, v, g):
+def recurrence_in_torch(q, k, v, g=None):
     state, states = torch.zeros(*k[:, 0].shape, v.shape[-1], device=DEVICE), []
     for t in range(q.shape[1]):
-        state = g[:, t].float().exp()[..., None] * state + k[:, t, ..., None] * v[:, t, :, None]
+        decayed = state if g is None else g[:, t].float().exp()[..., None] * state
+        state = decayed + k[:, t, ..., None] * v[:, t, :, None]
         states.append(state)
     return torch.einsum("bthk,bthkv->bthv", q * q.shape[-1] ** -0.5, torch.stack(states, 1).to(q.dtype))
 
 
-def unaware_rows(problem, B, T, H, K, V, arguments, flush):
+def unaware_rows(problem, B, T, H, K, V, gate, arguments, flush):
     q, k = (normal(B, T, H, K).requires_grad_() for _ in range(2))
     v, gradient = normal(B, T, H, V).requires_grad_(), normal(B, T, H, V)
-    g = (F.logsigmoid(torch.randn(B, T, H, K, device=DEVICE)) / 16).to(torch.bfloat16).requires_grad_()
+    leaves = [q, k, v]
+    if gate == "key":
+        leaves += [(F.logsigmoid(torch.randn(B, T, H, K, device=DEVICE)) / 16).to(torch.bfloat16).requires_grad_()]
     for name, function in (("torch_chunks", chunks_in_torch), ("torch_recurrence", recurrence_in_torch)):
         if name == "torch_recurrence" and T > 2048:
             continue  # every state and its gradient: 8 x 2048 tokens of 4 heads of 128 x 256 are 9 GB each
 
         def call(function=function):
-            return function(q, k, v, g)
+            return function(*leaves)
 
-        yield from time_call(name, problem, call, (q, k, v, g), gradient, arguments, flush)
+        yield from time_call(name, problem, call, leaves, gradient, arguments, flush)
 
 
 def main():
@@ -200,8 +211,8 @@ def main():
             if arguments.fla is not None and arguments.fla in problem:
                 for row in fla_rows(problem, *sizes, gate, arguments, flush):
                     rows.append(row)
-            if arguments.unaware is not None and arguments.unaware in problem and gate == "key":
-                for row in unaware_rows(problem, *sizes, arguments, flush):
+            if arguments.unaware is not None and arguments.unaware in problem and gate in ("key", "none"):
+                for row in unaware_rows(problem, *sizes, gate, arguments, flush):
                     rows.append(row)
         except Exception as error:  # a peer that does not run this shape must not lose the others
             print(f"torch_peers: {problem}: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a run of figure2.sh into docs/PAPER.md, between `<!-- figure2 -->` and `<!-- /figure2 -->`, and its numbers
-and picture into docs/figures/paper. What the run has takes the place of what is saved of the same machine and batch;
-the rest stays, so that a form may be timed alone. Needs gnuplot.
+"""Writes a run of figure2.sh into docs/PAPER.md, between `<!-- figure2-NAME -->` and `<!-- /figure2-NAME -->` for each
+of its shapes, and numbers and pictures into docs/figures/paper. What the run has takes the place of what is saved of the
+same machine and batch; the rest stays, so that a form may be timed alone. Needs gnuplot.
 
     python3 scripts/paper/figure2.py OUT       OUT: the folder that figure2.sh wrote
 """
@@ -14,7 +14,9 @@ import textwrap
 
 import paper
 
-PROBLEM = re.compile(r"^B(\d+) T(\d+) H4 K128 V256 bf16 key gate, (\w+)$")
+PROBLEM = re.compile(r"^B(\d+) T(\d+) H\d+ K\d+ V\d+ bf16 \w+ gate, (\w+)$")
+SHAPES = {"paper": "16 heads of 64 channels without a gate, bf16 (softmax attention: the same heads)",
+          "first": "4 heads of 128 and 256 channels with key gates, bf16 (softmax attention: as wide, heads of 128)"}
 NAMES = {"chunk_materialized": "ours, states kept", "chunk_recomputed": "ours, states recomputed",
          "recurrent": "ours, token by token", "parallel": "ours, parallel", "softmax_cudnn": "softmax, cuDNN",
          "softmax_flash": "softmax, FlashAttention", "torch_chunks": "chunk form in PyTorch",
@@ -27,9 +29,9 @@ KERNEL = re.compile(r"^ *([\d.]+) ms .* us .*?(\S+)$")
 BOTH = "gated_linear_attention fwd+bwd"
 
 
-def read(out):
+def read(path):
     """Where the run was; each form by length: milliseconds forward and backward, bytes; and its commit and date."""
-    run, forms, batch = json.loads((out / "figure2.json").read_text()), {}, None
+    run, forms, batch = json.loads(path.read_text()), {}, None
     for row in run["rows"]:
         match = PROBLEM.match(row["problem"])
         if match is None or row["operation"] != BOTH or row.get("refused"):
@@ -71,17 +73,16 @@ def digits(value, count):
     return f"{value:.{count}g}" if value < 10 ** count else f"{value:.0f}"
 
 
-def section(about, forms, made, kernels):
+def section(shape, about, forms, made, kernels):
     lengths = sorted({length for rows in forms.values() for length in rows})
     commits, dates = (", ".join(dict.fromkeys(one[i] for one in sorted(made.values(), key=lambda m: m[1])))
                       for i in range(2))
-    intro = (f"One {about['machine']}, commit {commits}, {dates}; batch {about['batch']}, 4 heads of "
-             "128 and 256 channels, bf16 (softmax attention: as wide, heads of 128). Forward and backward in ms, and "
-             "what is held beyond the inputs in GiB.")
+    intro = (f"One {about['machine']}, commit {commits}, {dates}; batch {about['batch']}, {SHAPES[shape]}. Forward and "
+             "backward in ms, and what is held beyond the inputs in GiB.")
     rows = [[name, *(f"{digits(by[n][0], 3)}, {digits(by[n][1] / 2 ** 30, 2)}" if n in by else "" for n in lengths)]
             for name, by in forms.items()]
     parts = [textwrap.fill(intro, 120), paper.table(["form", *map(str, lengths)], rows),
-             "![speed and memory of the operator by length](figures/paper/figure2.png)"]
+             f"![speed and memory of the operator by length](figures/paper/figure2-{shape}.png)"]
     if kernels:
         said = ("The first version of the paper draws how much of the time is spent within chunks and between them. Of "
                 "ours with states kept, which has kernels for both, forward and backward together (CUPTI):")
@@ -96,18 +97,24 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     out = pathlib.Path(sys.argv[1])
-    about, forms, made = read(out)
-    kernels = shares(out)
     paper.FIGURES.mkdir(parents=True, exist_ok=True)
     path = paper.FIGURES / "figure2.json"
     saved = json.loads(path.read_text()) if path.exists() else {}
-    if saved.get("about") == about:
-        of_lengths = {name: {int(length): row for length, row in by.items()} for name, by in saved["forms"].items()}
-        forms, made, kernels = of_lengths | forms, saved["made"] | made, kernels or saved["kernels"]
-    forms = {name: forms[name] for name in NAMES.values() if name in forms}
-    path.write_text(json.dumps({"about": about, "forms": forms, "made": made, "kernels": kernels}, indent=1) + "\n")
-    draw(forms, paper.FIGURES / "figure2.png")
-    paper.put("figure2", section(about, forms, made, kernels))
+    for shape in SHAPES:
+        if not (out / f"{shape}.json").exists():
+            continue
+        about, forms, made = read(out / f"{shape}.json")
+        kernels = shares(out) if shape == "first" else {}
+        before = saved.get(shape, {})
+        if before.get("about") == about:
+            of_lengths = {name: {int(length): row for length, row in by.items()}
+                          for name, by in before["forms"].items()}
+            forms, made, kernels = of_lengths | forms, before["made"] | made, kernels or before["kernels"]
+        forms = {name: forms[name] for name in NAMES.values() if name in forms}
+        saved[shape] = {"about": about, "forms": forms, "made": made, "kernels": kernels}
+        draw(forms, paper.FIGURES / f"figure2-{shape}.png")
+        paper.put(f"figure2-{shape}", section(shape, about, forms, made, kernels))
+    path.write_text(json.dumps(saved, indent=1) + "\n")
 
 
 main()

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
 #   figure2.sh OUT [--seconds S]
-# GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 32: with chunks' states kept, with
-# states recomputed, token by token, in parallel (quadratic) form; and in PyTorch, which must be there with CUDA: softmax
-# attention of cuDNN and FlashAttention, the chunk form and the recurrence that go through memory.
-# OUT/figure2.json has the rows; figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is
-# (kernel_times.sh), OUT/kernels-LENGTH.txt has the time of each kernel of the first of these forms. What is measured
-# already is not measured again.
+# Forward and backward, bf16, a batch of 32, with chunks' states kept and recomputed: linear attention without a gate in
+# 16 heads of 64 channels, as in the paper, and GLA of 4 heads of 128 and 256 channels, as in its first version, also
+# token by token and in parallel (quadratic) form; and in PyTorch, which must be there with CUDA: softmax attention of
+# cuDNN and FlashAttention, the chunk form and the recurrence that go through memory. OUT/paper.json and OUT/first.json
+# have the rows; figure2.py writes them into docs/PAPER.md and draws them. Where CUPTI is (kernel_times.sh),
+# OUT/kernels-LENGTH.txt has the time of each kernel of GLA with states kept. What is measured already is not measured
+# again.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
@@ -23,12 +24,15 @@ done
 need_program
 mkdir -p "$out"
 problem='B32 T'
-if [ ! -f "$out/figure2.json" ]; then
-  "$flashgla" bench gated_linear_attention --sweep --device cuda --only ' H4 K128 V256 bf16 key gate, ' \
-    --implementation cuda_sm90 --seconds "$seconds" --save "$out/figure2.partial" \
+rows() {  # NAME PROBLEMS
+  [ ! -f "$out/$1.json" ] || return 0
+  "$flashgla" bench gated_linear_attention --sweep --device cuda --only "$2" --implementation cuda_sm90 \
+    --seconds "$seconds" --save "$out/$1.partial" \
     --peer "python3 $root/scripts/torch_peers.py --only '$problem' --unaware '$problem' --seconds $seconds"
-  mv "$out/figure2.partial" "$out/figure2.json"
-fi
+  mv "$out/$1.partial" "$out/$1.json"
+}
+rows paper ' H16 K64 V64 bf16 none gate, '
+rows first ' H4 K128 V256 bf16 key gate, '
 times=$root/scripts/kernel_times/kernel_times.sh
 "$times" --where >/dev/null 2>&1 || exit 0
 for length in 1024 2048 4096 8192; do

@@ -117,7 +117,7 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (plan.finds_states) launch_fused<Core>(context, states_only, plan.groups, false);
+  if (plan.finds_states) launch_fused<Core>(context, states_only, {plan.groups, false, plan.features});
   run_fused<Core>(plan.backward, p, f, context.architecture().multiprocessors, stream);
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);

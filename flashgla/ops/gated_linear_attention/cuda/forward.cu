@@ -38,8 +38,9 @@ void run_form(Context& context, const Plan& plan, const Params& params, const Ou
       return parallel_forward(context, params);
     case ForwardForm::one_pass:
       if (context.planning()) return;
-      return with_core(plan.hopper,
-                       [&]<class Core>() { launch_fused<Core>(context, params, plan.groups, plan.pairs); });
+      return with_core(plan.hopper, [&]<class Core>() {
+        launch_fused<Core>(context, params, {plan.groups, plan.pairs, plan.features});
+      });
     case ForwardForm::one_wide_pass:
       if (!context.planning()) launch_wide_forward(context.stream(), params);
       return;

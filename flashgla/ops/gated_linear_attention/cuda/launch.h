@@ -22,9 +22,14 @@ void with_core(bool hopper, F f) {
 // K <= 512. o, states and ht as far as params names them.
 void launch_recurrent(void* stream, const Params& params);
 
-// Forms of the plan. One pass: warpgroups of a block, which have neighbouring heads (`pairs`, on Hopper).
+// Forms of the plan.
+struct OnePass {
+  int groups;            // warpgroups of a block
+  bool pairs;            // these have neighbouring heads; on Hopper
+  bool behind_features;  // kernels of feature maps are queued right before
+};
 template <class Core>
-void launch_fused(Context& context, const Params& params, int groups, bool pairs);
+void launch_fused(Context& context, const Params& params, const OnePass& form);
 // On Hopper: one wide pass.
 void launch_wide_forward(void* stream, const Params& params);
 // Takes its workspace from context.scratch().
