@@ -76,6 +76,8 @@ __device__ __forceinline__ int dp4a_low(std::uint32_t weights, std::uint32_t low
 template <int kRows>
 class Integers {
  public:
+  static constexpr int kHeld = kRows == 1 ? 8 : kRows <= 4 ? 2 : 1;  // groups that a warp loads at once
+
   __device__ Integers(const Params& params, unsigned char* shared)
       : p(params),
         vectors_(reinterpret_cast<uint4*>(shared)),
@@ -87,8 +89,21 @@ class Integers {
     return kRows * (groups * 68 + (kWarps + heads) * 4);
   }
 
-  // Ends with a barrier.
-  __device__ void make() {
+  // The norm's weights of a lane's columns in a warp's next groups, which no kernel writes.
+  __device__ __forceinline__ void load_weights(int first, float (&weights)[kHeld]) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int column = (first + j * kWarps) * static_cast<int>(kGroup) + lane;
+      weights[j] = 1.0f;
+      if (!p.norm_weight || column >= p.in) continue;
+      const int place = p.prologue == Prologue::head_norm ? column % p.head_size : column;
+      weights[j] = load_parameter(p.norm_weight, p.norm_is_f32, place);
+    }
+  }
+
+  // weights: load_weights' from a warp's first group on. Ends with a barrier.
+  __device__ void make(float (&weights)[kHeld]) {
     const bool by_head = p.prologue == Prologue::head_norm;
     if (by_head) cuda::find_deviations<kWarps>(p, deviations_);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -105,20 +120,17 @@ class Integers {
           if (p.gate) gate[j][n] = there ? __ldcg(p.gate + n * p.gate_stride + column) : 0.0f;
         }
       }
+      if (first != warp) load_weights(first, weights);
 #pragma unroll
       for (int j = 0; j < kHeld; ++j) {
         const int group = first + j * kWarps, column = group * static_cast<int>(kGroup) + lane;
         if (group >= p.groups) break;
-        float weight = 1.0f;
-        if (p.norm_weight && column < p.in) {
-          weight = load_parameter(p.norm_weight, p.norm_is_f32, column % p.head_size);
-        }
 #pragma unroll
         for (int n = 0; n < kRows; ++n) {
           float v = x[j][n];
           if (p.prologue == Prologue::rms_norm) squares[n] += v * v;
           if (by_head && n < p.rows && column < p.in) v *= deviations_[n * (p.in / p.head_size) + column / p.head_size];
-          v *= weight;
+          v *= weights[j];
           if (p.gate) v *= swish(gate[j][n]);
           put(n, group, lane, v);
         }
@@ -149,8 +161,6 @@ class Integers {
   __device__ __forceinline__ float scale(int row, int group) const { return scales_[row * p.groups + group]; }
 
  private:
-  static constexpr int kHeld = kRows == 1 ? 8 : kRows <= 4 ? 2 : 1;  // groups that a warp loads at once
-
   // A lane's number of a group. What is not finite gives a scale that is not, and 0.
   __device__ __forceinline__ void put(int row, int group, int lane, float v) {
     const float largest =
@@ -232,16 +242,16 @@ __device__ __forceinline__ void copy_piece(const Params& p, const Walk& walk, st
 }
 
 // Adds a group's products to a lane's sums. `half`: which of a group's vectors of u are the lane's, half and 2 + half.
-template <int kRows>
-__device__ __forceinline__ void add_packed(const Integers<kRows>& u, int group, const unsigned char* block, bool q4,
-                                           int row, int half, float (&sums)[kRows]) {
+template <bool kQ4, int kRows>
+__device__ __forceinline__ void add_packed(const Integers<kRows>& u, int group, const unsigned char* block, int row,
+                                           int half, float (&sums)[kRows]) {
   const auto* const words = reinterpret_cast<const std::uint32_t*>(block + kScaleBytes) + row;
   int high[kRows] = {}, low[kRows] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int j = 2 * i + half;
     codes::Halves w;
-    if (q4) {
+    if constexpr (kQ4) {
       w = codes::values_of_q4(words[16 * j]);
     } else {
       w = {codes::values_of_q8(words[16 * j]), codes::values_of_q8(words[16 * (j + 4)])};
@@ -258,6 +268,22 @@ __device__ __forceinline__ void add_packed(const Integers<kRows>& u, int group, 
   for (int n = 0; n < kRows; ++n) {
     sums[n] = fmaf(scale * u.scale(n, group), static_cast<float>(256 * high[n] + low[n]), sums[n]);
   }
+}
+
+// A piece's groups, several of which are under way at once.
+template <bool kQ4, int kRows>
+__device__ __forceinline__ void add_piece(const Integers<kRows>& u, int first, int groups, const unsigned char* piece,
+                                          int row, int half, float (&sums)[kRows]) {
+  constexpr Kind kKind = kQ4 ? Kind::q4 : Kind::q8;
+  constexpr int kTogether = kRows <= 2 ? 4 : 2;
+  int g = 0;
+  for (; g + kTogether <= groups; g += kTogether) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      add_packed<kQ4>(u, first + g + i, piece + (g + i) * block_bytes(kKind), row, half, sums);
+    }
+  }
+  for (; g < groups; ++g) add_packed<kQ4>(u, first + g, piece + g * block_bytes(kKind), row, half, sums);
 }
 
 // The same of a row in bf16, whose 32 numbers of the group lie at `numbers`; those beyond x's columns meet zeros.
@@ -359,8 +385,10 @@ __global__ void __launch_bounds__(kThreads, 2) packed_kernel(const __grid_consta
 #pragma unroll 1
   for (int slot = 0; slot < kStages; ++slot) copy_next(slot);
   flashgla::cuda::release_next();
+  float weights[Integers<kRows>::kHeld];
+  u.load_weights(warp, weights);
   flashgla::cuda::wait_for_previous();
-  u.make();
+  u.make(weights);
 
   float own[kRows] = {};
   int slot = 0, held = 0;
@@ -370,13 +398,15 @@ __global__ void __launch_bounds__(kThreads, 2) packed_kernel(const __grid_consta
     const unsigned char* const piece = ring + slot * kPieceBytes;
     const Kind kind = walk.layer().kind;
     const int groups = walk.groups();
-    for (int g = 0; g < groups; ++g) {
-      const int group = walk.group() + g;
-      if (kind == Kind::bf16) {
+    if (kind == Kind::q4) {
+      add_piece<true>(u, walk.group(), groups, piece, row, half, own);
+    } else if (kind == Kind::q8) {
+      add_piece<false>(u, walk.group(), groups, piece, row, half, own);
+    } else {
+      for (int g = 0; g < groups; ++g) {
+        const int group = walk.group() + g;
         const auto* const numbers = reinterpret_cast<const uint2*>(piece) + (row * groups + g) * 8;
         add_floats(u, group, p.in - group * static_cast<int>(kGroup), numbers, half, own);
-      } else {
-        add_packed(u, group, piece + g * block_bytes(kind), kind == Kind::q4, row, half, own);
       }
     }
     __syncwarp();
