@@ -45,10 +45,6 @@ void Arguments::check_rank(const char* name, const TensorView& view, int rank) c
   }
 }
 
-void Arguments::check_kept(const TensorView& kept, std::size_t bytes) const {
-  if (kept) check("kept", kept, DType::u8, Shape({static_cast<std::int64_t>(bytes)}), "kept_bytes", Layout::contiguous);
-}
-
 void Arguments::check_absent(const char* name, const TensorView& view, const char* why) const {
   if (view) fail(name, "is present", std::string("none ") + why);
 }

@@ -54,8 +54,6 @@ class Arguments {
   void check(const char* name, const TensorView& view, DTypes dtypes, const Shape& shape, const char* as,
              Layout layout = Layout::rows) const;
   void check_rank(const char* name, const TensorView& view, int rank) const;
-  // What a forward keeps for its backward: absent, or that many bytes.
-  void check_kept(const TensorView& kept, std::size_t bytes) const;
   void check_absent(const char* name, const TensorView& view, const char* why) const;
   [[noreturn]] void fail(const char* name, const std::string& actual, const std::string& expected) const;
 
