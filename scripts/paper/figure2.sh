@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
+# Figure 2 of the paper, in the shapes of its first version's Figure 2 and Table 3: speed and memory of the operator on
+# one GPU, by length.
 #   figure2.sh OUT [--seconds S]
 # GLA of 4 heads of 128 and 256 channels, forward and backward, bf16, a batch of 8 (the paper's: 32): with chunks'
 # states kept, with states recomputed, token by token, in parallel (quadratic) form; and in PyTorch, which must be there
