@@ -1,5 +1,6 @@
 // flashgla plot: curves of one or more runs, drawn by gnuplot.
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "cli/checks.h"
 #include "cli/gnuplot.h"
 #include "cli/say.h"
+#include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/train/metrics.h"
@@ -111,8 +113,8 @@ std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric,
   std::string script;
   if (arguments.terminal) {
     const char* columns = std::getenv("COLUMNS");
-    const int width = columns != nullptr ? std::clamp(std::atoi(columns), 40, 300) : 100;
-    script += fmt::format("set terminal dumb noenhanced size {},30\n", width);
+    const int width = columns != nullptr ? std::atoi(columns) : terminal_columns(STDOUT_FILENO, 100);
+    script += fmt::format("set terminal dumb noenhanced size {},30\n", std::clamp(width, 40, 300));
   } else {
     script += gnuplot_png(out);
   }

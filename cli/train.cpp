@@ -169,7 +169,12 @@ void run_train(const TrainArguments& arguments) {
   train::TrainConfig config = resolve(arguments);
   config.validate();
   chosen_device(config.device);
-  if (!fs::exists(config.data)) throw Error(config.data + ": there is no such data; see flashgla data --help");
+  if (!fs::exists(config.data)) {
+    throw Error(config.data + ": there is no such data" +
+                (arguments.resume && arguments.config.empty() && !arguments.fields.contains("data")
+                     ? " here, with which the run was begun; --data says where it is now"
+                     : "; see flashgla data --help"));
+  }
   if (is_plain_text(config.data)) config.data = prepared(config.data, config.out, arguments.quiet);
 
   std::unique_ptr<Progress> progress;

@@ -73,6 +73,9 @@ refuses "recompute is 'much'; expected automatic, nothing" train $small --recomp
 refuses 'cannot make the folder tokens/data.json/data: Not a directory' train --data stories.jsonl --preset gla-tiny --out tokens/data.json
 succeeds '64 tokens' train --data tokens --preset gla-tiny --batch-tokens 64 --length 64 --steps 1e3 --plan --out planned
 holds 'a plan writes nothing' test ! -e planned
+mkdir elsewhere
+holds 'data that are elsewhere are asked for' sh -c 'cd elsewhere && ! "$1" train --out ../run --resume 2>../said &&
+  grep -q "tokens: there is no such data here, with which the run was begun; --data says" ../said' - "$flashgla"
 refuses 'train_tokens is 256; expected at least the 3072 that the run has had .step 24.' train --steps 2 --out run --resume
 
 # A plain text: its tokens are made anew for another text or when they were not finished, but not under a run.

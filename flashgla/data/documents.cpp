@@ -92,7 +92,7 @@ void DocumentReader::add_file(const std::string& path, bool from_folder) {
 void DocumentReader::add_folder(const std::string& path) {
   std::vector<std::string> found;
   std::error_code failure;
-  fs::directory_iterator(path, failure);  // what is below it and may not be read is passed over
+  const fs::directory_iterator top(path, failure);  // what is below it and may not be read is passed over
   if (failure) throw Error("cannot read " + path + ": " + failure.message());
   for (auto entry = fs::recursive_directory_iterator(path, fs::directory_options::skip_permission_denied, failure);
        !failure && entry != fs::recursive_directory_iterator(); entry.increment(failure)) {

@@ -389,12 +389,8 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const nn::Output& 
   outputs.o = saved_.o;
   outputs.ht = entry(after, 0);
   outputs.zt = z_of(after);
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options));
-    if (bytes > 0) {
-      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "gla: chunk states");
-    }
-  }
+  outputs.states = pass.keep_states(
+      [&] { return attention::states_bytes(context, attention::describe(inputs, options)); }, "gla: chunk states");
   saved_.states = outputs.states;
   attention::forward(context, inputs, outputs, options);
 

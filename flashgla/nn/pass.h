@@ -76,6 +76,14 @@ struct Pass {
   Arena& keep() const { return saved ? *saved : context.scratch(); }
   // The same for one that backward can compute again without a projection or a scan.
   Arena& keep_or_recompute() const { return recompute == Recompute::nothing ? keep() : context.scratch(); }
+  // Where an operator's forward puts the states that its backward reads, bytes() of them: u8, absent where there are
+  // none to keep or backward computes them again.
+  template <class Bytes>
+  TensorView keep_states(const Bytes& bytes, const char* label) const {
+    const std::size_t count = training() && recompute == Recompute::nothing ? bytes() : 0;
+    if (count == 0) return {};
+    return saved->tensor(Shape({static_cast<std::int64_t>(count)}), DType::u8, label);
+  }
 };
 
 }  // namespace flashgla::nn

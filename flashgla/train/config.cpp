@@ -44,6 +44,7 @@ const Field* find(const std::vector<Field>& list, const std::string& name) {
 
 [[noreturn]] void refuse_name(const std::string& source, const std::vector<Field>& list, const std::string& name) {
   std::vector<std::string> known;
+  known.reserve(list.size());
   for (const Field& field : list) known.emplace_back(field.name);
   throw Error(source + ": there is no training field '" + name + "'" + did_you_mean(name, known));
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Figure 2 of the paper (its first version's Table 3): speed and memory of the operator on one GPU, by length.
+# Figure 2 of the paper, and of its first version with that one's Table 3: speed and memory of the operator on one GPU,
+# by length.
 #   figure2.sh OUT [--seconds S]
 # Forward and backward, bf16, a batch of 32, with chunks' states kept and recomputed: linear attention without a gate in
 # 16 heads of 64 channels, as in the paper, and GLA of 4 heads of 128 and 256 channels, as in its first version, also

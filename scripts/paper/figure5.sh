@@ -9,8 +9,9 @@
 #   medium  T = 512, 25M parameters, bytes: for a GPU
 #   full    T = 2048, the paper's 340M models, 32,000 words: 10,000 steps of 131,072 tokens
 # LIST, of these, with commas: gla, retnet, transformer, mamba (trained at length T), gla-4t (at 4 T directly), gla-12xt
-# (12 segments of T with truncated back-propagation through time). A step has --batch sequences of T tokens (a quarter
-# as many of 4 T). A model that cannot be trained here is named and left out.
+# (12 segments of T with truncated back-propagation through time); and, only where they are named, retnet-4t and
+# mamba-4t, which the paper has as well. A step has --batch sequences of T tokens (a quarter as many of 4 T). A model
+# that cannot be trained here is named and left out.
 # Without a text stories are made, too short to tell anything beyond a few hundred tokens.
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
@@ -89,7 +90,8 @@ train() {  # NAME MODEL LENGTH SEQUENCES [FLAG...]
 for model in ${models//,/ }; do
   case $model in
     gla | retnet | transformer | mamba) train "$model-$length" "$model" "$length" "$batch" --order windows ;;
-    gla-4t) train "gla-$((4 * length))" gla $((4 * length)) $((batch / 4)) --order windows ;;
+    gla-4t | retnet-4t | mamba-4t)
+      train "${model%-4t}-$((4 * length))" "${model%-4t}" $((4 * length)) $((batch / 4)) --order windows ;;
     gla-12xt) train "gla-12x$length" gla "$length" "$batch" --order segments --segments 12 ;;
     *) echo "error: there is no model '$model'" >&2; usage ;;
   esac

@@ -270,7 +270,7 @@ TEST_F(Preparing, OptionsThatCannotBeAreNamed) {
     return error_of([&] { prepare(options); });
   };
   EXPECT_THAT(refusal({.tokenizer = "train:many"}), HasSubstr("train:8192"));
-  EXPECT_THAT(refusal({.tokenizer = "train:30"}), HasSubstr("vocab_size is 30"));
+  EXPECT_THAT(refusal({.tokenizer = "train:30"}), HasSubstr("--tokenizer train:260 or more"));
   EXPECT_THAT(refusal({.tokenizer = "train:100000"}), HasSubstr("--tokenizer train:283 or less"));
   EXPECT_THAT(refusal({.tokenizer = "absent.model"}), HasSubstr("absent.model"));
   EXPECT_THAT(refusal({.tokenizer = input}), HasSubstr("not a SentencePiece model"));

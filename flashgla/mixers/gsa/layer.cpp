@@ -163,12 +163,9 @@ void Gsa::scan(nn::Pass& pass, Call call, const LayerState& after) {
   attention::Outputs outputs;
   outputs.o = of_heads(saved_.o[call]);
   outputs.ht = entry(after, call);
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options_of(pass)));
-    if (bytes > 0) {
-      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "gsa: chunk states");
-    }
-  }
+  outputs.states =
+      pass.keep_states([&] { return attention::states_bytes(context, attention::describe(inputs, options_of(pass))); },
+                       "gsa: chunk states");
   saved_.states[call] = outputs.states;
   attention::forward(context, inputs, outputs, options_of(pass));
 }

@@ -183,12 +183,9 @@ void Hgrn2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   attention::Outputs outputs;
   outputs.o = heads_of(saved_.o);
   outputs.ht = after.empty() ? TensorView() : after[0];
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options_of(pass)));
-    if (bytes > 0) {
-      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "hgrn2: chunk states");
-    }
-  }
+  outputs.states =
+      pass.keep_states([&] { return attention::states_bytes(context, attention::describe(inputs, options_of(pass))); },
+                       "hgrn2: chunk states");
   saved_.states = outputs.states;
   attention::forward(context, inputs, outputs, options_of(pass));
 

@@ -194,13 +194,7 @@ void Mamba::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
 
   saved_.y = sized(pass.keep(), inner_, "mamba: outputs");
   const scan::Inputs inputs = scan_inputs(pass);
-  saved_.kept = {};
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = scan::kept_bytes(context, inputs);
-    if (bytes > 0) {
-      saved_.kept = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "mamba: chunk states");
-    }
-  }
+  saved_.kept = pass.keep_states([&] { return scan::kept_bytes(context, inputs); }, "mamba: chunk states");
   scan::forward(context, inputs, {saved_.y, after.empty() ? TensorView() : after[0], saved_.kept});
   if (y) output_.forward(context, saved_.y, y);
 }

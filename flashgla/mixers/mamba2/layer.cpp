@@ -232,12 +232,8 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   attention::Outputs outputs;
   outputs.o = saved_.o.split_last(heads_);
   outputs.ht = after.empty() ? TensorView() : after[0];
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = attention::states_bytes(context, attention::describe(inputs, options));
-    if (bytes > 0) {
-      outputs.states = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "mamba2: chunk states");
-    }
-  }
+  outputs.states = pass.keep_states(
+      [&] { return attention::states_bytes(context, attention::describe(inputs, options)); }, "mamba2: chunk states");
   saved_.states = outputs.states;
   attention::forward(context, inputs, outputs, options);
 

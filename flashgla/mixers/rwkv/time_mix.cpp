@@ -116,13 +116,7 @@ void TimeMix::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, 
 
   saved_.y = pass.keep().tensor(inner, x.dtype, "rwkv: outputs");
   const wkv::Inputs inputs = wkv_inputs(pass);
-  saved_.kept = {};
-  if (pass.training() && pass.recompute == nn::Recompute::nothing) {
-    const std::size_t bytes = wkv::kept_bytes(context, inputs);
-    if (bytes > 0) {
-      saved_.kept = pass.saved->tensor(Shape({static_cast<std::int64_t>(bytes)}), DType::u8, "rwkv: chunk states");
-    }
-  }
+  saved_.kept = pass.keep_states([&] { return wkv::kept_bytes(context, inputs); }, "rwkv: chunk states");
   wkv::forward(context, inputs, {saved_.y, after.empty() ? TensorView() : after[0], saved_.kept});
   if (y) output_.forward(context, saved_.y, y);
 }
