@@ -28,6 +28,7 @@
 #include "flashgla/ops/matmul/plans.h"
 #include "flashgla/ops/quantised_linear/implementations.h"
 #include "flashgla/ops/quantised_linear/quantise.h"
+#include "flashgla/ops/softmax_attention/library.h"
 #include "testing/compare.h"
 #include "testing/random.h"
 
@@ -194,6 +195,7 @@ void describe_device(Report& report, Device device) {
   try {
     Context context(device);
     report.line("", "products: " + ops::matmul::library_of(context));
+    report.line("", "softmax attention: " + ops::softmax_attention::describe_library(context));
   } catch (const Error& error) {
     report.problem(name.c_str(), error.what(), "training and generation there need it");
   }

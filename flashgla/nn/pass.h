@@ -61,10 +61,12 @@ struct Pass {
   // starts from are of. Absent: none.
   TensorView positions;
   Dropout dropout;
+  bool repeated = false;  // keeps nothing, and a forward that does repeats it, with the same bits
 
-  // The same for a forward that no backward follows.
+  // The same for a forward that keeps nothing.
   Pass without_keeping() const {
     Pass pass = *this;
+    pass.repeated = training();
     pass.saved = nullptr;
     pass.recompute = Recompute::nothing;
     return pass;

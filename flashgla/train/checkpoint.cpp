@@ -11,7 +11,6 @@
 #include "flashgla/base/file.h"
 #include "flashgla/base/json.h"
 #include "flashgla/base/random.h"
-#include "flashgla/ops/matmul/plans.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::train {
@@ -73,8 +72,8 @@ void Trainer::start_saving() {
   if (snapshot_) snapshot_->take(context_.queue());
   const auto copied = std::make_shared<Event>(context_.queue());
   copied->record();
-  const std::string products = ops::matmul::export_plans(context_);
-  saving_ = std::async(std::launch::async, [this, copied, products, step = steps_, text = progress.dump()] {
+  const auto records = records_of_libraries();
+  saving_ = std::async(std::launch::async, [this, copied, records, step = steps_, text = progress.dump()] {
     copied->synchronize();
     model::SaveOptions options;
     options.transfer = transfer_.get();
@@ -86,7 +85,7 @@ void Trainer::start_saving() {
     const auto write = [&](const std::string& folder) {
       model::save_model(*model_, folder, options);
       if (dataset_.tokenizer) dataset_.tokenizer->save(folder);
-      if (!products.empty()) write_file(folder + "/" + kProductsFile, products);
+      for (const auto& [name, record] : records) write_file(folder + "/" + name, record);
       model::write_safetensors(folder + "/" + kOptimizerFile, state, {}, transfer_.get());
     };
     return folder_.save(step, write, text);

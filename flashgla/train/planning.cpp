@@ -8,6 +8,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/ops/matmul/plans.h"
+#include "flashgla/ops/softmax_attention/library.h"
 #include "flashgla/train/trainer.h"
 
 namespace flashgla::train {
@@ -164,6 +165,7 @@ void Trainer::plan_memory() {
 
 void Trainer::plan_products(const std::string& checkpoint) {
   namespace matmul = ops::matmul;
+  namespace softmax_attention = ops::softmax_attention;
   const auto tell = [&](const matmul::Notices& notices) {
     for (const std::string& notice : notices) {
       if (events_.notice) events_.notice(notice);
@@ -179,11 +181,24 @@ void Trainer::plan_products(const std::string& checkpoint) {
             device_name(context_.device()) + ": results may differ in their last bits"});
     } else if (of_gpu) {
       tell(matmul::import_plans(context_, read_file(file)));
+      const std::string attention = checkpoint + "/" + kAttentionFile;
+      const std::string notice =
+          softmax_attention::notice_of_change(std::filesystem::exists(attention) ? read_file(attention) : std::string(),
+                                              softmax_attention::library_of(context_));
+      if (!notice.empty()) tell({notice});
     }
   }
   const ArenaScope scope(saved_);
   tell(matmul::time_plans(context_, saved_.tensor({static_cast<std::int64_t>(saved_.peak())}, DType::u8)));
   tell(matmul::save_plan_cache(context_, cache));
+}
+
+std::vector<std::pair<std::string, std::string>> Trainer::records_of_libraries() {
+  std::vector<std::pair<std::string, std::string>> records = {
+      {kProductsFile, ops::matmul::export_plans(context_)},
+      {kAttentionFile, ops::softmax_attention::library_of(context_)}};
+  std::erase_if(records, [](const auto& record) { return record.second.empty(); });
+  return records;
 }
 
 }  // namespace flashgla::train

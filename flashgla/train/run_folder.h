@@ -4,6 +4,7 @@
 //     train.lock               empty: held by the process that trains here
 //     metrics.jsonl
 //     products.txt             on a GPU: the algorithms that its matrix products use; also in each checkpoint
+//     attention.txt            likewise: by which library its softmax attention is computed; absent: by none
 //     checkpoints/step-00000500/   config.json, model.safetensors, the tokenizer's file: a model folder;
 //                              optimizer.safetensors; trainer.json: progress, and the size and checksum of every file
 //     checkpoints/latest       text: the name of the newest checkpoint

@@ -16,7 +16,6 @@
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/config.h"
 #include "flashgla/model/cost.h"
-#include "flashgla/ops/matmul/plans.h"
 #include "flashgla/ops/step_outcome/step_outcome.h"
 
 namespace flashgla::train {
@@ -146,8 +145,8 @@ void Trainer::begin() {
   TrainConfig written = config_;
   written.device = device_asked_for_;  // the run may go on on another machine
   write_file(folder_.config_file(), to_json(written));
-  const std::string products = ops::matmul::export_plans(context_);
-  if (!products.empty()) write_file(folder_.path() + "/" + kProductsFile, products);
+  for (const char* name : {kProductsFile, kAttentionFile}) fs::remove(folder_.path() + "/" + name);
+  for (const auto& [name, text] : records_of_libraries()) write_file(folder_.path() + "/" + name, text);
   metrics_ = std::make_unique<MetricsWriter>(folder_.metrics_file(), restored_step_.value_or(0), evaluation_due_);
 }
 

@@ -102,7 +102,9 @@ class Trainer {
     std::int64_t first_non_finite;  // element of the gradients; -1: none
   };
   static constexpr std::size_t kInFlight = 2;
-  static constexpr const char* kProductsFile = "products.txt";  // in the run folder and in each checkpoint
+  // In the run folder and in each checkpoint: what computed there, for another process to compute the same bits.
+  static constexpr const char* kProductsFile = "products.txt";
+  static constexpr const char* kAttentionFile = "attention.txt";
 
   void open_data();
   void build_model(const std::string& weights);
@@ -111,6 +113,8 @@ class Trainer {
   // Which algorithms matrix products use: a checkpoint's, so that a resumed run gives the same bits; else those that
   // were timed before on such a device; else timed now.
   void plan_products(const std::string& checkpoint);
+  // Names and contents of the files above; none on the CPU.
+  std::vector<std::pair<std::string, std::string>> records_of_libraries();
   void open_feeds(const StepForm& form);
   MemoryPlan plan_step(const StepForm& form);
   // The newest whole checkpoint and its progress; nothing when there is none at all.

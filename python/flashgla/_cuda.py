@@ -1,5 +1,5 @@
-"""cuBLASLt, which models on a GPU need: NVIDIA's package on PyPI (nvidia-cublas, which PyTorch brings) has it where the
-system's loader does not look."""
+"""cuBLASLt, which models on a GPU need, and cuDNN, which softmax attention can use: NVIDIA's packages on PyPI
+(nvidia-cublas, nvidia-cudnn-cu13, which PyTorch brings) have them where the system's loader does not look."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 
 def library_folders() -> list[Path]:
-    """Folders of NVIDIA's packages that hold a cuBLASLt."""
+    """Folders of NVIDIA's packages that hold a cuBLASLt or a cuDNN."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    return sorted({library.parent for root in roots for library in root.glob("*/lib/libcublasLt.so.*")})
+    names = ("libcublasLt.so.*", "libcudnn.so.9")
+    return sorted({library.parent for root in roots for name in names for library in root.glob(f"*/lib/{name}")})
 
 
 def load_cublaslt() -> None:

@@ -95,6 +95,7 @@ class SoftmaxAttention : public Mixer {
     softmax_attention::Options options;
     options.window = config_.window_size.value_or(0);
     options.dropout = pass.dropout.attention_mask(layer_);
+    options.training = pass.training() || pass.repeated;
     return options;
   }
 

@@ -9,6 +9,8 @@
 
 namespace flashgla::ops::softmax_attention {
 
+enum class Direction : std::uint8_t { forward, backward, cache };
+
 struct Problem {
   DType dtype;
   DType past;  // dtype without a past
@@ -16,6 +18,11 @@ struct Problem {
   // Every row begins at a multiple of 16 bytes and the scale is positive: what kernels for matrix units ask for.
   bool regular = false;
   bool dropout = false;
+  // Each batch row is a sequence that begins with the call, and each of its tokens sees all before it.
+  bool whole = false;
+  Direction direction = Direction::cache;
+  bool training = false;
+  std::int64_t batch = 0, length = 0, heads = 0, groups = 0;  // of a whole one
 };
 
 struct Implementation {
@@ -37,7 +44,7 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kTiles, kReference;
 #ifdef FLASHGLA_CUDA
-extern const Implementation kCudaHopper, kCudaGeneral;
+extern const Implementation kCudnn, kCudaHopper, kCudaGeneral;
 #endif
 
 // One sequence's tokens in a call on the CPU.

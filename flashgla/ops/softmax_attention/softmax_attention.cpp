@@ -5,13 +5,14 @@
 
 #include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/dropout/mask.h"
+#include "flashgla/ops/softmax_attention/by_cudnn.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
 
 namespace flashgla::ops::softmax_attention {
 
 std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
-  static const Implementation table[] = {kCudaHopper, kCudaGeneral, kTiles, kReference};
+  static const Implementation table[] = {kCudnn, kCudaHopper, kCudaGeneral, kTiles, kReference};
 #else
   static const Implementation table[] = {kTiles, kReference};
 #endif
@@ -23,7 +24,13 @@ namespace {
 constexpr const char* kName = "softmax_attention";
 
 const Implementation& selected(const Context& context, const Problem& problem) {
-  return select(kName, implementations(), problem, context.architecture(), context.forced_implementation());
+  const std::string& forced = context.forced_implementation();
+  std::span<const Implementation> table = implementations();
+#ifdef FLASHGLA_CUDA
+  // cuDNN's row comes first, for what it is faster at.
+  if (forced != kCudnn.name && !cudnn_is_faster(problem, context.architecture())) table = table.subspan(1);
+#endif
+  return select(kName, table, problem, context.architecture(), forced);
 }
 
 bool has_regular_rows(const TensorView& view) {
@@ -36,8 +43,16 @@ bool has_regular_rows(const TensorView& view) {
   return regular;
 }
 
-Problem describe(const Inputs& in, const Options& options, std::initializer_list<const TensorView*> others) {
+Problem describe(Direction direction, const Inputs& in, const Options& options,
+                 std::initializer_list<const TensorView*> others) {
   Problem problem{in.q.dtype, in.past_k ? in.past_k.dtype : in.q.dtype, in.q.size(3), in.v.size(3)};
+  problem.direction = direction;
+  problem.training = direction == Direction::backward || options.training;
+  problem.batch = in.q.size(0);
+  problem.length = in.q.size(1);
+  problem.heads = in.q.size(2);
+  problem.groups = in.k.size(2);
+  problem.whole = !in.past_k && !in.cu_seqlens && (options.window == 0 || options.window >= problem.length);
   problem.dropout = options.dropout.probability > 0.0;
   problem.regular = options.scale > 0.0 && has_regular_rows(in.q) && has_regular_rows(in.k) && has_regular_rows(in.v) &&
                     has_regular_rows(in.past_k) && has_regular_rows(in.past_v) &&
@@ -99,7 +114,8 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, con
   check_outputs(arguments, inputs, outputs, false);
   check_dropout(arguments, options.dropout);
   const Options complete = completed(options, inputs.q.size(3));
-  selected(context, describe(inputs, complete, {&outputs.o})).forward(context, inputs, outputs, complete);
+  selected(context, describe(Direction::forward, inputs, complete, {&outputs.o}))
+      .forward(context, inputs, outputs, complete);
 }
 
 void backward(Context& context, const Inputs& inputs, const Outputs& outputs, const TensorView& d_o,
@@ -113,7 +129,8 @@ void backward(Context& context, const Inputs& inputs, const Outputs& outputs, co
   arguments.check("dk", gradients.dk, inputs.q.dtype, inputs.k.shape, "k");
   arguments.check("dv", gradients.dv, inputs.q.dtype, inputs.v.shape, "v");
   const Options complete = completed(options, inputs.q.size(3));
-  selected(context, describe(inputs, complete, {&outputs.o, &d_o, &gradients.dq, &gradients.dk, &gradients.dv}))
+  selected(context, describe(Direction::backward, inputs, complete,
+                             {&outputs.o, &d_o, &gradients.dq, &gradients.dk, &gradients.dv}))
       .backward(context, inputs, outputs, d_o, gradients, complete);
 }
 

@@ -35,6 +35,9 @@ struct Options {
   // T + i) H + h) * 8 ceil((T + P) / 8) + c of the mask is that of token i of row b, head h and key c: token c of the
   // row, or row c - T of its past.
   dropout::Mask dropout{};
+  // Forward: it is a step's of a training that has many of this shape, whether a backward reads this very call or one
+  // that repeats it. A library that takes long to prepare a shape is then worth it. A backward always is.
+  bool training = false;
 };
 
 struct Inputs {

@@ -16,6 +16,7 @@
 namespace flashgla::train {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 using SameBitsTest = TrainerRuns;
@@ -223,6 +224,24 @@ TEST_F(SameBitsTest, AResumeOnAnotherDeviceSaysThatBitsMayDiffer) {
     }
     TearDown();
   }
+}
+
+TEST_F(SameBitsTest, AResumeWithAnotherLibraryOfAttentionSaysThatBitsMayDiffer) {
+  if (device().kind == Device::Kind::cpu) GTEST_SKIP() << "attention is computed by libraries on GPUs alone";
+  TrainConfig run = config("library");
+  int seen = 0;
+  Events events;
+  events.stop_requested = [&] { return ++seen == 3; };
+  EXPECT_EQ(Trainer(run, events, false).run(), Outcome::interrupted);
+  for (const std::string& folder : {find_model_folder(run.out), run.out}) {
+    write_file(folder + "/attention.txt", "cuDNN 8.0.0");
+  }
+  std::vector<std::string> notices;
+  events.stop_requested = {};
+  events.notice = [&](const std::string& line) { notices.push_back(line); };
+  EXPECT_EQ(Trainer(run, events, true).run(), Outcome::finished);
+  EXPECT_THAT(notices, Contains(HasSubstr("was computed by cuDNN 8.0.0, and here it is by FlashGLA's kernels")));
+  EXPECT_FALSE(fs::exists(run.out + "/attention.txt"));
 }
 
 // What is recorded as graphs is what is done operation by operation; and what the arenas hold before a step does not

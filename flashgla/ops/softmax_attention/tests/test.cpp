@@ -1,10 +1,17 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "flashgla/base/memory.h"
+#include "flashgla/ops/softmax_attention/by_cudnn.h"
 #include "flashgla/ops/softmax_attention/implementations.h"
+#include "flashgla/ops/softmax_attention/library.h"
 #include "flashgla/ops/softmax_attention/tests/cases.h"
 #include "testing/compare.h"
 #include "testing/conformance.h"
 #include "testing/random.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/ops/softmax_attention/cuda/cudnn/library.h"
+#endif
 
 namespace flashgla::ops::softmax_attention {
 namespace {
@@ -29,6 +36,7 @@ std::vector<Form> wide_forms() {
       {Shape({2, 200, 2, 64}), 1},
       {Shape({1, 270, 2, 64}), 2},
       {Shape({1, 260, 2, 128}), 2},
+      {Shape({2, 131, 6, 128}), 2},
       {Shape({1, 290, 1, 64}), 1, 0, 70},
       {Shape({1, 400, 1, 64}), 1, 0, 0, {0, 130, 131, 131, 387, 400}},
       {Shape({1, 200, 1, 128}), 1, 0, 50, {70, 140, 200}},
@@ -57,7 +65,13 @@ TEST(SoftmaxAttention, EveryImplementationAgreesWithTheReference) {
       EXPECT_EQ(testing::check_conformance(one, with_dropout), "");
     }
   }
-  EXPECT_EQ(coverage.missing(), "");
+  const std::string missing = coverage.missing();
+  if (missing == "cudnn ") {  // which need not be there
+    Context context(Device::cuda());
+    EXPECT_THAT(describe_library(context), ::testing::HasSubstr("not cuDNN: "));
+  } else {
+    EXPECT_EQ(missing, "");
+  }
 }
 
 TEST(SoftmaxAttention, StepsAgreeWithTheReference) {
@@ -182,6 +196,139 @@ TEST(SoftmaxAttention, StepsAndPiecesEqualTheWhole) {
     }
   }
 }
+
+Problem whole_problem(Direction direction, std::int64_t channels, const Shape& q) {
+  Problem problem{DType::bf16, DType::bf16, channels, channels};
+  problem.regular = problem.whole = problem.training = true;
+  problem.direction = direction;
+  problem.batch = q[0];
+  problem.length = q[1];
+  problem.heads = problem.groups = q[2];
+  return problem;
+}
+
+TEST(SoftmaxAttention, CudnnGetsWhatItIsFasterAt) {
+  const Architecture hopper{Device::Kind::cuda, 90}, ampere{Device::Kind::cuda, 80};
+  const Shape q({4, 4096, 16});
+  for (const Direction direction : {Direction::forward, Direction::backward}) {
+    const Problem wide = whole_problem(direction, 128, q);
+    EXPECT_TRUE(cudnn_is_faster(wide, hopper));
+    EXPECT_FALSE(cudnn_is_faster(wide, ampere));
+    EXPECT_TRUE(cudnn_takes(whole_problem(direction, 64, q), hopper));
+    EXPECT_FALSE(cudnn_is_faster(whole_problem(direction, 64, q), hopper));
+    EXPECT_FALSE(cudnn_is_faster(whole_problem(direction, 128, Shape({8, 2048, 16})), hopper));
+    EXPECT_FALSE(cudnn_is_faster(whole_problem(direction, 128, Shape({1, 4096, 16})), hopper));
+    for (bool Problem::*needed : {&Problem::whole, &Problem::regular}) {
+      Problem other = wide;
+      other.*needed = false;
+      EXPECT_FALSE(cudnn_takes(other, hopper));
+    }
+    Problem other = wide;
+    other.training = false;
+    EXPECT_FALSE(cudnn_is_faster(other, hopper));
+    other = wide;
+    other.dropout = true;
+    EXPECT_FALSE(cudnn_takes(other, hopper));
+    other = wide;
+    other.dtype = other.past = DType::f32;
+    EXPECT_FALSE(cudnn_takes(other, hopper));
+    EXPECT_FALSE(cudnn_takes(whole_problem(direction, 128, Shape({0, 4096, 16})), hopper));
+    EXPECT_FALSE(cudnn_takes(whole_problem(direction, 128, Shape({2, 0, 16})), hopper));
+  }
+  // Two rows of 4,096 tokens take a GiB, a head of 16,384 half of one: parts of fewer rows or heads are slower.
+  for (const std::int64_t batch : {4, 6, 8}) {
+    EXPECT_TRUE(cudnn_is_faster(whole_problem(Direction::backward, 128, Shape({batch, 4096, 16})), hopper)) << batch;
+  }
+  for (const std::int64_t batch : {5, 7}) {
+    EXPECT_FALSE(cudnn_is_faster(whole_problem(Direction::backward, 128, Shape({batch, 4096, 16})), hopper)) << batch;
+  }
+  EXPECT_FALSE(cudnn_is_faster(whole_problem(Direction::backward, 128, Shape({1, 16384, 17})), hopper));
+  EXPECT_TRUE(cudnn_is_faster(whole_problem(Direction::backward, 128, Shape({1, 16384, 16})), hopper));
+  EXPECT_FALSE(cudnn_takes(whole_problem(Direction::backward, 128, Shape({1, 32768, 16})), hopper));
+  EXPECT_TRUE(cudnn_takes(whole_problem(Direction::forward, 128, Shape({1, 32768, 16})), hopper));
+}
+
+TEST(SoftmaxAttention, PartsOfCudnnsBackwardAreWholeHeadsWithinTheirBytes) {
+  for (const std::int64_t batch : {1, 3, 8}) {
+    for (const std::int64_t length : {64, 1000, 2048, 8192, 16384, 40000}) {
+      for (const std::int64_t groups : {1, 4, 16}) {
+        const std::int64_t heads = 16;
+        const CudnnPart part = cudnn_part(batch, length, heads, groups);
+        const std::int64_t head = 2 * length * length;
+        if (part.rows == 0) {
+          EXPECT_GT(head * heads / groups, kMostCudnnWorkspace * 9 / 10);
+          continue;
+        }
+        EXPECT_EQ(batch % part.rows, 0);
+        EXPECT_EQ(groups % part.groups, 0);
+        EXPECT_TRUE(part.rows == 1 || part.groups == groups);
+        EXPECT_LE(head * part.rows * part.groups * (heads / groups), part.bytes);
+        EXPECT_LE(part.bytes, kMostCudnnWorkspace);
+      }
+    }
+  }
+  EXPECT_EQ(cudnn_part(8, 2048, 16, 16).rows, 8);
+}
+
+TEST(SoftmaxAttention, AChangeOfLibraryIsSaid) {
+  EXPECT_EQ(notice_of_change("", ""), "");
+  EXPECT_EQ(notice_of_change("cuDNN 9.19.0", "cuDNN 9.19.0"), "");
+  EXPECT_EQ(notice_of_change("cuDNN 9.19.0", ""),
+            "softmax attention was computed by cuDNN 9.19.0, and here it is by FlashGLA's kernels: results may differ "
+            "in their last bits");
+  EXPECT_EQ(notice_of_change("", "cuDNN 9.20.1"),
+            "softmax attention was computed by FlashGLA's kernels, and here it is by cuDNN 9.20.1: results may differ "
+            "in their last bits; FLASHGLA_CUDNN=off computes it as before");
+  Context context;
+  EXPECT_EQ(library_of(context), "");
+  EXPECT_EQ(describe_library(context), "FlashGLA's kernels");
+}
+
+#ifdef FLASHGLA_CUDA
+TEST(SoftmaxAttention, CudnnThatIsNotThereOrSwitchedOffIsNamedSo) {
+  for (const char* said : {"off", "/nowhere", "/", "libm.so.6"}) {
+    const cuda::cudnn::Library library = cuda::cudnn::open_library(said);
+    EXPECT_EQ(library.name, "") << said;
+    EXPECT_NE(library.missing, "") << said;
+  }
+}
+
+// Of rows of a batch, of heads of a row.
+TEST(SoftmaxAttention, CudnnInPartsAgreesWithTheKernels) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+  const Device device = Device::cuda();
+  for (const Form& form : {Form{Shape({4, 4096, 16, 128}), 16}, Form{Shape({1, 8192, 16, 128}), 4}}) {
+    ASSERT_LT(cudnn_part(form.q[0], form.q[1], form.q[2], form.groups).groups *
+                  cudnn_part(form.q[0], form.q[1], form.q[2], form.groups).rows,
+              form.q[0] * form.groups);
+    const Shape keys = form.shape_of(form.groups, 128);
+    const auto random = [&](const Shape& shape, std::uint64_t seed) {
+      return testing::copied_to(testing::random_normal(shape, DType::bf16, seed), device);
+    };
+    const Tensor q = random(form.q, 1), k = random(keys, 2), v = random(keys, 3), d_o = random(form.q, 4);
+    std::vector<std::vector<Tensor>> results;
+    for (const char* name : {"cudnn", "cuda_hopper"}) {
+      Context context(device);
+      context.force_implementation(name);
+      const Tensor o = Tensor::empty(form.q, DType::bf16, device), dq = Tensor::empty(form.q, DType::bf16, device);
+      const Tensor dk = Tensor::empty(keys, DType::bf16, device), dv = Tensor::empty(keys, DType::bf16, device);
+      const Tensor lse = Tensor::empty({form.q[0], form.q[1], form.q[2]}, DType::f32, device);
+      const std::string error = testing::error_of([&] {
+        forward(context, {q, k, v}, {o, lse}, {});
+        backward(context, {q, k, v}, {o, lse}, d_o, {dq, dk, dv}, {});
+        context.queue().synchronize();
+      });
+      if (error != "no error") GTEST_SKIP() << error;
+      results.emplace_back();
+      for (const Tensor& each : {o, lse, dq, dk, dv}) results.back().push_back(testing::copied_to(each, Device::cpu()));
+    }
+    const char* const names[] = {"o", "lse", "dq", "dk", "dv"};
+    for (std::size_t i = 0; i < std::size(names); ++i) {
+      EXPECT_EQ(testing::check_close(names[i], results[0][i], results[1][i], i == 1 ? 1e-5 : 1e-2), "");
+    }
+  }
+}
+#endif
 
 TEST(SoftmaxAttention, RefusesBadArgumentsByName) {
   Context context;

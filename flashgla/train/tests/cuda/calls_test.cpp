@@ -117,5 +117,19 @@ TEST_P(CudaCallsOf, AMixerInTheLoopAreNone) {
   EXPECT_EQ(calls_between(run, 6, 14), 0);
 }
 
+// Of sequences and heads that cuDNN is given where it is there: operation by operation, and recorded.
+TEST_F(CudaCalls, OfLongAttentionInTheLoopAreNone) {
+  for (const char* graphs : {"on", "off"}) {
+    TrainConfig run = config(16);
+    run.model = R"({"model_type": "transformer", "hidden_size": 2048, "num_hidden_layers": 1, "num_heads": 16})";
+    run.sequence_length = 4096;
+    run.batch_tokens = 16384;
+    run.micro_batch = 4;
+    run.train_tokens = 16 * run.batch_tokens;
+    run.graphs = graphs;
+    EXPECT_EQ(calls_between(run, 6, 14), 0) << graphs;
+  }
+}
+
 }  // namespace
 }  // namespace flashgla::train
