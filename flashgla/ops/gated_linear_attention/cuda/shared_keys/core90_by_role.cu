@@ -1,6 +1,5 @@
 // Launchers of this folder's kernels for Hopper.
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/forward_by_role.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients_by_role.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk_by_role.cuh"
 
@@ -28,28 +27,21 @@ void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream) {
   launch(kName, gate_sums_kernel, blocks, kGateThreads, 0, stream, Begin::beside_previous, p, gate_sums);
 }
 
-void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, bool backwards,
-                         cudaStream_t stream) {
-  const WalkMaps maps{keys_of(p, walk.keys), values_of(p, walk.values)};
+void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, WalkFor what, cudaStream_t stream) {
+  const bool outputs = what == WalkFor::outputs;
+  const WalkMaps maps{outputs ? keys_of(p, p.q) : RowMap{}, keys_of(p, walk.keys), values_of(p, walk.values)};
   with_tiles(p, [&](auto tiles) {
-    using Layout = WalkByRole<decltype(tiles)::value>;
-    auto* const kernel = backwards ? walk_by_role_kernel<TensorCore90, decltype(tiles)::value, true>
-                                   : walk_by_role_kernel<TensorCore90, decltype(tiles)::value, false>;
-    const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
-                      static_cast<unsigned>(p.sequences.count));
-    launch(kName, kernel, blocks, Layout::threads, Layout::total, stream, Begin::beside_previous, p, walk, maps,
-           gate_sums);
-  });
-}
-
-void launch_forward_by_role(const Params& p, const float* gate_sums, cudaStream_t stream) {
-  const ForwardMaps maps{keys_of(p, p.q), keys_of(p, p.k), values_of(p, p.v)};
-  with_tiles(p, [&](auto tiles) {
-    using Layout = ForwardByRole<decltype(tiles)::value>;
-    const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
-                      static_cast<unsigned>(p.sequences.count));
-    launch(kName, forward_by_role_kernel<TensorCore90, decltype(tiles)::value>, blocks, Layout::threads, Layout::total,
-           stream, Begin::beside_previous, p, maps, gate_sums);
+    constexpr int kTiles = decltype(tiles)::value;
+    const auto queue = [&]<bool kOutputs>(std::bool_constant<kOutputs>, auto* kernel) {
+      using Layout = WalkByRole<kTiles, kOutputs>;
+      const dim3 blocks(static_cast<unsigned>((p.heads + Layout::heads - 1) / Layout::heads),
+                        static_cast<unsigned>(p.sequences.count));
+      launch(kName, kernel, blocks, Layout::threads, Layout::total, stream, Begin::beside_previous, p, walk, maps,
+             gate_sums);
+    };
+    if (outputs) return queue(std::true_type(), walk_by_role_kernel<TensorCore90, kTiles, true, false>);
+    queue(std::false_type(), what == WalkFor::gradients ? walk_by_role_kernel<TensorCore90, kTiles, false, true>
+                                                        : walk_by_role_kernel<TensorCore90, kTiles, false, false>);
   });
 }
 

@@ -11,7 +11,7 @@ struct Walk {
   Strided keys, values;  // k and v; backwards q and d_o
   const float* start;    // f32 [N,G,K,V], or null: zeros
   float* end;            // likewise; null: not wanted
-  char* images;          // bf16, as Params::states
+  char* images;          // bf16, as Params::states; null: not wanted
 };
 
 struct ChunkGradients {
@@ -30,10 +30,9 @@ constexpr const char* kName = "gated_linear_attention shared keys";
 
 // Writes sums of gates (gate_sums.cuh), which the others read.
 void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream);
-void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, bool backwards,
-                         cudaStream_t stream);
-// States, where p has room for them, and outputs.
-void launch_forward_by_role(const Params& p, const float* gate_sums, cudaStream_t stream);
+// States; these and outputs; gradients of states, backwards.
+enum class WalkFor { states, outputs, gradients };
+void launch_walk_by_role(const Params& p, const Walk& walk, const float* gate_sums, WalkFor what, cudaStream_t stream);
 // splits: over how many blocks the heads of a chunk are split.
 void launch_gradients_by_role(const Params& p, const ChunkGradients& d, const float* gate_sums, int splits,
                               cudaStream_t stream);

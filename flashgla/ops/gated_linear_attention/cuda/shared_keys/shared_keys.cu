@@ -48,7 +48,9 @@ float* take_gate_sums(Context& context, const Plan& plan, const Params& p) {
 // Of these functions' gate_sums, null: the form on mma.sync.
 template <bool kBackwards>
 void queue_walk(const Params& p, const Walk& walk, const float* gate_sums, cudaStream_t stream) {
-  if (gate_sums != nullptr) return launch_walk_by_role(p, walk, gate_sums, kBackwards, stream);
+  if (gate_sums != nullptr) {
+    return launch_walk_by_role(p, walk, gate_sums, kBackwards ? WalkFor::gradients : WalkFor::states, stream);
+  }
   const dim3 blocks(static_cast<unsigned>(p.heads * tiles_of(p.key_dim)), static_cast<unsigned>(p.sequences.count));
   launch(kName, walk_kernel<kBackwards>, blocks, kGroupThreads, kWalkBytes, stream, Begin::after_previous, p, walk);
 }
@@ -91,13 +93,12 @@ void forward_with_shared_keys(Context& context, const Plan& plan, Params p, cons
   }
   if (context.planning() || p.sequences.most_chunks == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
+  const Walk walk{p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)};
   if (gate_sums != nullptr) {
     launch_gate_sums(p, gate_sums, stream);
-    return launch_forward_by_role(p, gate_sums, stream);
+    return launch_walk_by_role(p, walk, gate_sums, WalkFor::outputs, stream);
   }
-  queue_walk<false>(
-      p, {p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)}, nullptr,
-      stream);
+  queue_walk<false>(p, walk, nullptr, stream);
   queue_outputs(p, context.architecture().multiprocessors, stream);
 }
 

@@ -32,7 +32,7 @@ std::string kernel_of(const cuda::Plan& plan) {
     case cuda::ForwardForm::value_gates:
       return "pass_gated_state_kernel";
     case cuda::ForwardForm::shared_keys:
-      return plan.hopper ? "forward_by_role_kernel" : "outputs_kernel";
+      return plan.hopper ? "walk_by_role_kernel" : "outputs_kernel";
   }
   return "";
 }
@@ -70,10 +70,10 @@ std::set<std::string> backward_kernels_of(const cuda::Plan& plan) {
   return kernels;
 }
 
-const std::set<std::string> kForwardKernels = {
-    "recurrent_kernel",       "fused_kernel",        "wide_forward_kernel",     "recurrence_kernel",
-    "gated_outputs_kernel",   "split_states_kernel", "pass_gated_state_kernel", "outputs_kernel",
-    "forward_by_role_kernel", "parallel_form_kernel"};
+const std::set<std::string> kForwardKernels = {"recurrent_kernel",        "fused_kernel",         "wide_forward_kernel",
+                                               "recurrence_kernel",       "gated_outputs_kernel", "split_states_kernel",
+                                               "pass_gated_state_kernel", "outputs_kernel",       "walk_by_role_kernel",
+                                               "parallel_form_kernel"};
 const std::set<std::string> kBackwardKernels = {
     "recurrent_pass_kernel", "backward_by_role_kernel",  "backward_rows_kernel",   "backward_channels_kernel",
     "make_dq_dk_dg_kernel",  "gated_gradients_kernel",   "split_gradients_kernel", "make_side_kernel",
