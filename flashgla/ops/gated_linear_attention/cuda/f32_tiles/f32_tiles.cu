@@ -132,17 +132,17 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   const bool of_keys = d_in.dq || d_in.dk || d_in.dg;
   if (!sides.gated_values) {
     if (d_in.dv) Launch::outputs(p, {d.d_o, d.dv, state_gradients, forwards.prepared}, true, stream);
-    if (of_keys) Launch::gradients(p, gradients, stream);
+    if (of_keys) Launch::gradients(p, gradients, GatedSide::only_keys, stream);
     if (gradients.gate_parts) launch_gate_sums(p, gradients.gate_parts, gate_rows, key_tiles, d.dg, stream);
     return;
   }
   gradients.other = forwards.values;
-  if (of_keys) Launch::gated_gradients(sides.keys, gradients, false, stream);
+  if (of_keys) Launch::gradients(sides.keys, gradients, GatedSide::keys, stream);
   gradients.dq = {};
   gradients.dk = d.dv;
   gradients.dg = strided(d_in.dgv);
   gradients.other = forwards.prepared;
-  if (d_in.dv || d_in.dgv) Launch::gated_gradients(sides.values, gradients, true, stream);
+  if (d_in.dv || d_in.dgv) Launch::gradients(sides.values, gradients, GatedSide::values, stream);
 }
 
 // call(kernel): a SplitKernel.

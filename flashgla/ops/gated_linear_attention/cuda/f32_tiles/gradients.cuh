@@ -174,9 +174,6 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
   }
 }
 
-// Which side's gradients, where values are gated too.
-enum class GatedSide { only_keys, keys, values };
-
 // Tiles of floats and sums in shared memory.
 template <class Layout>
 struct GradientTiles {

@@ -10,6 +10,12 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// Of kernels beside gates over values.
+static __device__ __forceinline__ void begin_beside_previous() {
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next_of_waves();
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(kGroupThreads, 2)
     split_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
@@ -25,33 +31,30 @@ __global__ void __launch_bounds__(kGroupThreads, kPrepared&& Kernel::parts == 2 
   if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards, kPrepared>(p, pass, shared);
 }
 
-template <class Kernel, bool kValueGradient>
+// How outputs are made: of what is gated here, of what is prepared, and beside gates over values.
+enum class OutputsOf { own, prepared, gated };
+
+template <class Kernel, OutputsOf kOf, bool kValueGradient>
 __global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
     split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
+  if constexpr (kOf == OutputsOf::gated) begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_outputs<Kernel, kValueGradient>(p, outputs, shared);
+  if constexpr (!Kernel::Core::available) {
+  } else if constexpr (kOf == OutputsOf::own) {
+    make_outputs<Kernel, kValueGradient>(p, outputs, shared);
+  } else if constexpr (kOf == OutputsOf::prepared) {
+    make_prepared_outputs<Kernel, kValueGradient>(p, outputs, shared);
+  } else {
+    make_gated_outputs<Kernel>(p, outputs, shared);
+  }
 }
 
-template <class Kernel, bool kValueGradient>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
-    prepared_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_prepared_outputs<Kernel, kValueGradient>(p, outputs, shared);
-}
-
-template <class Kernel, bool kGrouped>
+template <class Kernel, bool kGrouped, GatedSide kSide>
 __global__ void __launch_bounds__(kGroupThreads, 2)
     split_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
+  if constexpr (kSide != GatedSide::only_keys) begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available)
-    make_split_gradients<Kernel, kGrouped, GatedSide::only_keys>(p, gradients, shared);
-}
-
-// ---- with gates over values ----
-
-static __device__ __forceinline__ void begin_beside_previous() {
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next_of_waves();
+  if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
 }
 
 template <class Kernel>
@@ -68,22 +71,6 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
-}
-
-template <class Kernel>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
-    gated_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
-  begin_beside_previous();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_gated_outputs<Kernel>(p, outputs, shared);
-}
-
-template <class Kernel, bool kGrouped, GatedSide kSide>
-__global__ void __launch_bounds__(kGroupThreads, 2)
-    gated_gradients_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
-  begin_beside_previous();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
 }
 
 // ---- launches ----
@@ -130,30 +117,35 @@ void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, 
                                   cudaStream_t stream) {
   const std::int64_t heads = value_gradient ? p.heads : p.heads * p.group,
                      blocks = p.sequences.most_chunks * heads * tiles_of(p.value_dim);
-  if (outputs.prepared.q != nullptr) {
+  const auto run = [&]<OutputsOf kOf>(std::integral_constant<OutputsOf, kOf>, int shared) {
     launch_split(kOutputs,
-                 value_gradient ? prepared_outputs_kernel<Kernel, true> : prepared_outputs_kernel<Kernel, false>,
-                 blocks, 1, kPreparedOutputsShared<Kernel::parts>, stream, kAfter, p, outputs);
-  } else {
-    launch_split(kOutputs, value_gradient ? split_outputs_kernel<Kernel, true> : split_outputs_kernel<Kernel, false>,
-                 blocks, 1, OutputsShared<Kernel::parts>::total, stream, kAfter, p, outputs);
+                 value_gradient ? split_outputs_kernel<Kernel, kOf, true> : split_outputs_kernel<Kernel, kOf, false>,
+                 blocks, 1, shared, stream, kAfter, p, outputs);
+  };
+  outputs.prepared.q != nullptr
+      ? run(std::integral_constant<OutputsOf, OutputsOf::prepared>(), kPreparedOutputsShared<Kernel::parts>)
+      : run(std::integral_constant<OutputsOf, OutputsOf::own>(), OutputsShared<Kernel::parts>::total);
+}
+
+template <class Kernel>
+void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, GatedSide side,
+                                    cudaStream_t stream) {
+  const auto run = [&]<GatedSide kSide>(std::integral_constant<GatedSide, kSide>) {
+    const bool grouped = p.group > 1;
+    launch_split(kGradients,
+                 grouped ? split_gradients_kernel<Kernel, true, kSide> : split_gradients_kernel<Kernel, false, kSide>,
+                 p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
+                 split_gradients_shared(Kernel::parts, grouped), stream,
+                 kSide == GatedSide::only_keys ? kAfter : kNext<typename Kernel::Core>, p, gradients);
+  };
+  switch (side) {
+    case GatedSide::only_keys:
+      return run(std::integral_constant<GatedSide, GatedSide::only_keys>());
+    case GatedSide::keys:
+      return run(std::integral_constant<GatedSide, GatedSide::keys>());
+    case GatedSide::values:
+      return run(std::integral_constant<GatedSide, GatedSide::values>());
   }
-}
-
-// grouped, single: the kernel for several query heads a key-value head, and for one.
-template <class Kernel>
-void launch_gradients(void (*grouped)(Params, SplitGradients), void (*single)(Params, SplitGradients), const Params& p,
-                      const SplitGradients& gradients, flashgla::cuda::Begin begin, cudaStream_t stream) {
-  const int shared =
-      p.group > 1 ? GradientsShared<Kernel::parts, true>::total : GradientsShared<Kernel::parts, false>::total;
-  launch_split(kGradients, p.group > 1 ? grouped : single, p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
-               shared, stream, begin, p, gradients);
-}
-
-template <class Kernel>
-void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream) {
-  launch_gradients<Kernel>(split_gradients_kernel<Kernel, true>, split_gradients_kernel<Kernel, false>, p, gradients,
-                           kAfter, stream);
 }
 
 template <class Kernel>
@@ -172,20 +164,9 @@ void SplitLaunch<Kernel>::gated_states(const Params& p, const SplitPass& pass, b
 
 template <class Kernel>
 void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
-  launch_split(kOutputs, gated_outputs_kernel<Kernel>,
+  launch_split(kOutputs, split_outputs_kernel<Kernel, OutputsOf::gated, false>,
                values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
                kGatedOutputsShared<Kernel::parts>, stream, kNext<typename Kernel::Core>, values, outputs);
-}
-
-template <class Kernel>
-void SplitLaunch<Kernel>::gated_gradients(const Params& side, const SplitGradients& gradients, bool over_values,
-                                          cudaStream_t stream) {
-  const auto run = [&]<GatedSide kSide>(std::integral_constant<GatedSide, kSide>) {
-    launch_gradients<Kernel>(gated_gradients_kernel<Kernel, true, kSide>, gated_gradients_kernel<Kernel, false, kSide>,
-                             side, gradients, kNext<typename Kernel::Core>, stream);
-  };
-  over_values ? run(std::integral_constant<GatedSide, GatedSide::values>())
-              : run(std::integral_constant<GatedSide, GatedSide::keys>());
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

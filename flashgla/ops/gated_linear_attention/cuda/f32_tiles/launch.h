@@ -55,13 +55,17 @@ struct SplitGradients {
   SplitImages other;  // with gates over values: the other side's, instead of d_o and v
 };
 
+// Which side's gradients, where values are gated too.
+enum class GatedSide { only_keys, keys, values };
+
 // The launchers of one SplitKernel.
 template <class Kernel>
 struct SplitLaunch {
   static void prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
   static void states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   static void outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient, cudaStream_t stream);
-  static void gradients(const Params& p, const SplitGradients& gradients, cudaStream_t stream);
+  // p: with gates over values the side, whose query, key and gate gradients are dq, dk and dg.
+  static void gradients(const Params& p, const SplitGradients& gradients, GatedSide side, cudaStream_t stream);
 
   // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
   // do, k v, g gv, K and V have changed places, the scale is 1.
@@ -69,9 +73,6 @@ struct SplitLaunch {
   static void gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   // outputs.x: v; images: of h; prepared: of the keys.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
-  // side: one of the two, whose query, key and gate gradients are dq, dk and dg.
-  static void gated_gradients(const Params& side, const SplitGradients& gradients, bool over_values,
-                              cudaStream_t stream);
 };
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

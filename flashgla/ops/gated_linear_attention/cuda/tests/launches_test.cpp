@@ -28,9 +28,9 @@ std::string kernel_of(const cuda::Plan& plan) {
     case cuda::ForwardForm::two_passes:
       return "recurrence_kernel";
     case cuda::ForwardForm::f32_tiles:
-      return plan.problem.gate == GateKind::key_value ? "gated_outputs_kernel" : "split_states_kernel";
+      return "split_outputs_kernel";
     case cuda::ForwardForm::value_gates:
-      return "pass_gated_state_kernel";
+      return "make_side_kernel";
     case cuda::ForwardForm::shared_keys:
       return plan.hopper ? "walk_by_role_kernel" : "outputs_kernel";
   }
@@ -49,7 +49,7 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
     case cuda::BackwardForm::chunks:
       return "make_dq_dk_dg_kernel";
     case cuda::BackwardForm::f32_tiles:
-      return plan.problem.gate == GateKind::key_value ? "gated_gradients_kernel" : "split_gradients_kernel";
+      return "split_gradients_kernel";
     case cuda::BackwardForm::value_gates:
       return "make_side_kernel";
     case cuda::BackwardForm::shared_keys:
@@ -70,14 +70,13 @@ std::set<std::string> backward_kernels_of(const cuda::Plan& plan) {
   return kernels;
 }
 
-const std::set<std::string> kForwardKernels = {"recurrent_kernel",        "fused_kernel",         "wide_forward_kernel",
-                                               "recurrence_kernel",       "gated_outputs_kernel", "split_states_kernel",
-                                               "pass_gated_state_kernel", "outputs_kernel",       "walk_by_role_kernel",
-                                               "parallel_form_kernel"};
+const std::set<std::string> kForwardKernels = {"recurrent_kernel",  "fused_kernel",         "wide_forward_kernel",
+                                               "recurrence_kernel", "split_outputs_kernel", "make_side_kernel",
+                                               "outputs_kernel",    "walk_by_role_kernel",  "parallel_form_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_pass_kernel", "backward_by_role_kernel",  "backward_rows_kernel",   "backward_channels_kernel",
-    "make_dq_dk_dg_kernel",  "gated_gradients_kernel",   "split_gradients_kernel", "make_side_kernel",
-    "gradients_kernel",      "gradients_by_role_kernel", "parallel_form_kernel"};
+    "recurrent_pass_kernel",    "backward_by_role_kernel", "backward_rows_kernel", "backward_channels_kernel",
+    "make_dq_dk_dg_kernel",     "split_gradients_kernel",  "make_side_kernel",     "gradients_kernel",
+    "gradients_by_role_kernel", "parallel_form_kernel"};
 
 // Those of the names that are among the kernels launched, without namespaces and template arguments.
 std::set<std::string> launched(const std::set<std::string>& among) {
