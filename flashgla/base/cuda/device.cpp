@@ -1,6 +1,9 @@
 #include "flashgla/base/cuda/device.h"
 
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/base/names.h"
@@ -16,6 +19,18 @@ void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // it is reported here, not by whoever asks next
   throw Error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+void allow_shared_memory(const void* kernel, int bytes, const char* name) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;
+  int device = 0;
+  check(cudaGetDevice(&device), name);
+  const std::lock_guard lock(mutex);  // also while CUDA is told, or less might follow more
+  int& most = allowed[{device, kernel}];
+  if (bytes <= most) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), name);
+  most = bytes;
 }
 
 int device_count() {

@@ -45,9 +45,7 @@ struct Grid {
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), Grid grid, int threads, int shared, cudaStream_t stream,
             Begin begin, const Arguments&... arguments) {
-  if (shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
-  }
+  if (shared > 48 * 1024) allow_shared_memory(reinterpret_cast<const void*>(kernel), shared, name);
   cudaLaunchAttribute attributes[2]{};
   cudaLaunchConfig_t config{};
   config.attrs = attributes;
