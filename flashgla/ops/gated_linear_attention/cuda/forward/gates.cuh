@@ -6,6 +6,8 @@
 // (tiles/ladder.cuh), exact for any gates. Decided for a chunk and 64 channels, from the data.
 #pragma once
 
+#include <type_traits>
+
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 
@@ -14,6 +16,24 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // Bits a channel may fall within one anchor's reach: 2^60 q.k stays far from overflow in f32 and bf16, and the running
 // sum's rounding, 60 * 2^-24 * 8, far below bf16's.
 constexpr float kRange = 60.0f;
+
+// How gates come: one a token, or none; key gates of bf16, as logits (Hopper: forward.cu), of f32. Kernels are apart by
+// it, for code that lies between what every block runs makes short calls wait for instructions.
+enum class GatesAs { tokens, bf16, logits, f32 };
+
+// f(how they come, as a constant) of a launch.
+template <class Core, class F>
+void with_gates_as(const Params& p, const F& f) {
+  if (p.gate != GateKind::key) {
+    f(std::integral_constant<GatesAs, GatesAs::tokens>());
+  } else if (p.gate_dtype == DType::f32) {
+    f(std::integral_constant<GatesAs, GatesAs::f32>());
+  } else if (p.logit_scale == 0.0f) {
+    f(std::integral_constant<GatesAs, GatesAs::bf16>());
+  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
+    f(std::integral_constant<GatesAs, GatesAs::logits>());
+  }
+}
 
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {

@@ -6,16 +6,15 @@
 // tiles, which the next kernels copy as they lie.
 #pragma once
 
-#include <type_traits>
-
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Shared memory of a group: tiles of q, k and gates, another for what is left of f32 gates (tiles/pieces.cuh), the
-// sums of the chunk's gates as 64 floats. What the groups' scores are summed up in, 16 KiB, lies over the last tiles.
+// Shared memory of a group: tiles of q, k and gates, another for what is left of f32 gates (tiles/pieces.cuh), the sums
+// of the chunk's gates as 64 floats and their powers. What the groups' scores are summed up in, 16 KiB, lies over the
+// last tiles, as do the scores of a steep chunk.
 constexpr int kTotalsAt = 4 * kTileBytes, kPrepareBytes = kTotalsAt + 1024;
 
 // One chunk and 64 key channels.
@@ -23,7 +22,7 @@ struct PrepareBlock {
   Span span;
   std::int64_t first;  // token of the sequence
   int query_head, head, channel;
-  std::uint32_t q_tile, k_tile, g_tile, rest_tile, totals;
+  std::uint32_t q_tile, k_tile, g_tile, rest_tile, totals, powers;
 
   __device__ __forceinline__ Rows rows(const Params& p, const Strided& x, int element, int of) const {
     return rows_of(x, element, span, first, of, channel, p.key_dim);
@@ -31,10 +30,11 @@ struct PrepareBlock {
 };
 
 // Starts the copy of gates, those of one a token without.
+template <GatesAs kGates>
 __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& b, int thread) {
-  if (p.gate == GateKind::key && p.gate_dtype == DType::f32) {
+  if constexpr (kGates == GatesAs::f32) {
     load_f32_tile(b.g_tile, b.rest_tile, b.rows(p, p.g, 4, b.head), thread);
-  } else if (p.gate == GateKind::key) {
+  } else if constexpr (kGates != GatesAs::tokens) {
     load_tile(b.g_tile, b.rows(p, p.g, 2, b.head), thread);
   } else if (p.gate != GateKind::none && thread < kTile) {
     const std::int64_t token = anew(b.first) + thread;
@@ -43,21 +43,16 @@ __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& 
   }
 }
 // Their running sums, base 2, when they are there.
-template <class Core>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void sum_gates(Accumulator& sums, const Params& p, const PrepareBlock& b, int thread) {
-  if (p.gate == GateKind::none) return clear(sums);
-  if (p.gate != GateKind::key) {
+  if constexpr (kGates == GatesAs::tokens) {
+    if (p.gate == GateKind::none) return clear(sums);
     sync_group();
     return sum_tokens(sums, b.g_tile, thread);
   }
-  const bool in_f32 = p.gate_dtype == DType::f32;
-  if (in_f32) {
-    split_f32_tile(b.g_tile, b.rest_tile, thread);
-  } else if constexpr (!std::is_same_v<Core, TensorCore80>) {  // which is given log gates (forward.cu)
-    if (p.logit_scale != 0.0f) {
-      turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
-    }
-  }
+  if constexpr (kGates == GatesAs::f32) split_f32_tile(b.g_tile, b.rest_tile, thread);
+  if constexpr (kGates == GatesAs::logits)
+    turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
   Core::publish();
   sync_group();
   std::uint32_t ones[16];
@@ -65,7 +60,7 @@ __device__ __forceinline__ void sum_gates(Accumulator& sums, const Params& p, co
   Core::begin(ones);
   Core::template product<Stored::k_outer, true>(sums, ones, b.g_tile, thread);
   Core::finish(sums);
-  if (in_f32) {
+  if constexpr (kGates == GatesAs::f32) {
     Core::begin(ones, sums);
     Core::template product<Stored::k_outer>(sums, ones, b.rest_tile, thread);
     Core::finish(sums);
@@ -85,7 +80,7 @@ __device__ __forceinline__ void gate_operands(const Accumulator& sums, const Pre
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float first = sums[8 * k16 + 2 * i], second = sums[8 * k16 + 2 * i + 1];
-      const float2 query = ptx::unpack_bf16(q[i]), whole = power_of(of_columns(b.totals, k16, i, thread));
+      const float2 query = ptx::unpack_bf16(q[i]), whole = of_columns(b.powers, k16, i, thread);
       float2 key = ptx::unpack_bf16(k[i]);
       q[i] = ptx::pack_bf16(query.x * (scale * ptx::exp2(first)), query.y * (scale * ptx::exp2(second)));
       key = make_float2(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
@@ -98,26 +93,35 @@ __device__ __forceinline__ void gate_operands(const Accumulator& sums, const Pre
   }
 }
 
-// The same beyond one anchor's reach, k~ in place of k, and its part of the scores to s.
-template <class Core>
-static __device__ __forceinline__ void gate_operands_by_blocks(Accumulator& s, const Params& p, const PrepareBlock& b,
-                                                               float scale) {
+// The same beyond one anchor's reach, k~ in place of k, and its part of the scores to where the gates were, 32 floats a
+// thread. Called, so that it lies apart. gates: rows of f32, if they are such.
+template <class Core, GatesAs kGates>
+__device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t g_tile,
+                                                 Rows gates, float scale) {
+  Accumulator s;
+  clear(s);
   __syncwarp();  // a warp reads what it has loaded
-  gate_by_blocks<Core>(
-      s, b.q_tile, b.k_tile, b.g_tile, scale,
+  gate_by_blocks<Core, false, true>(
+      s, q_tile, k_tile, g_tile, scale,
       [&](Accumulator& sums, int thread) {
-        if (p.gate == GateKind::key && p.gate_dtype != DType::f32) return sum_block(sums, b.g_tile, thread);
-        const Rows gates = b.rows(p, p.g, 4, b.head);
-        sum_block_of(sums, thread, [&](int row, int column) {
-          if (p.gate == GateKind::key) return f32_gates_at(gates, row, column);
-          const float g = __uint_as_float(load_shared_4(b.g_tile + 4 * row));
-          return make_float2(g, g);
-        });
+        if constexpr (kGates == GatesAs::bf16 || kGates == GatesAs::logits) {
+          sum_block(sums, g_tile, thread);
+        } else {
+          sum_block_of(sums, thread, [&](int row, int column) {
+            if constexpr (kGates == GatesAs::f32) return f32_gates_at(gates, row, column);
+            const float g = __uint_as_float(load_shared_4(g_tile + 4 * row));
+            return make_float2(g, g);
+          });
+        }
       },
       [](float2, bool) {});
+  sync_group();
+  const std::uint32_t at = g_tile + 4 * (fresh_thread() % kGroupThreads);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) store_shared_4(at + 4 * kGroupThreads * i, __float_as_uint(s[i]));
 }
 
-template <class Core>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& out, char* shared) {
   PrepareBlock b;
   const int group = own_group(), groups = blockDim.x / kGroupThreads;
@@ -127,6 +131,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   b.g_tile = b.k_tile + kTileBytes;
   b.rest_tile = b.g_tile + kTileBytes;
   b.totals = b.q_tile + kTotalsAt;
+  b.powers = b.totals + 4 * kTile;
   float* const sums_of_scores = reinterpret_cast<float*>(shared + 2 * kTileBytes);
   const int thread = threadIdx.x % kGroupThreads, lane = thread % 32;
   const int heads = p.heads * p.group;
@@ -137,25 +142,27 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
   b.first = (chunk - b.span.chunk_begin) * kChunk;
-  const bool leads = b.query_head % p.group == 0;  // another query head of the group leaves k~ and decays to it
+  const auto leads = [&] { return anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
 
   Accumulator s;
   clear(s);
 #pragma unroll 1
   for (int kb = group; kb < out.blocks; kb += groups) {
     b.channel = 64 * kb;
-    load_gates(p, b, thread);
+    load_gates<kGates>(p, b, thread);
     ptx::copy_async_commit();
     load_tile(b.q_tile, b.rows(p, p.q, 2, b.query_head), thread);
     load_tile(b.k_tile, b.rows(p, p.k, 2, b.head), thread);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     Accumulator sums;
-    sum_gates<Core>(sums, p, b, thread);
+    sum_gates<Core, kGates>(sums, p, b, thread);
     if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        store_shared_float2(b.totals + 4 * (8 * j + 2 * (thread % 4)), make_float2(sums[4 * j + 2], sums[4 * j + 3]));
+        const float2 all = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
+        store_shared_float2(b.totals + 4 * (8 * j + 2 * (thread % 4)), all);
+        store_shared_float2(b.powers + 4 * (8 * j + 2 * (thread % 4)), power_of(all));
       }
     }
     ptx::copy_async_wait<0>();
@@ -163,17 +170,29 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     const float2 total = load_shared_float2(b.totals + 8 * lane);
     const bool one_anchor = __all_sync(0xffffffffu, total.x >= -kRange && total.y >= -kRange) != 0;
     const auto kv_block = [&] { return (chunk * p.heads + b.head) * out.blocks + anew(kb); };
-    if (leads && thread < 32) *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = power_of(total);
+    if (leads() && thread < 32)
+      *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = load_shared_float2(b.powers + 8 * lane);
     if (one_anchor) {
       gate_operands<Core>(sums, b, out.scale, thread);
       Core::publish();
     } else {
-      gate_operands_by_blocks<Core>(s, p, b, out.scale);
+      Aside so_far(s);
+      Local<std::int64_t, 5> aside;  // or what is called spills on mma.sync
+      std::int64_t held[] = {b.span.batch, b.span.begin, b.span.length, b.span.chunk_begin, b.first};
+      aside.put(held);
+      gate_steep_operands<Core, kGates>(b.q_tile, b.k_tile, b.g_tile, b.rows(p, p.g, 4, b.head), out.scale);
+      aside.get(held);
+      b.span = {held[0], held[1], held[2], held[3]};
+      b.first = held[4];
+      so_far.restore(s);
+      const std::uint32_t part = b.g_tile + 4 * (fresh_thread() % kGroupThreads);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] += __uint_as_float(load_shared_4(part + 4 * kGroupThreads * i));
     }
     __syncwarp();
     const int mover = fresh_thread();
     store_tile_image(out.q + ((chunk * heads + b.query_head) * out.blocks + anew(kb)) * kTileBytes, b.q_tile, mover);
-    if (leads) store_tile_image(out.k + kv_block() * kTileBytes, one_anchor ? b.g_tile : b.k_tile, mover);
+    if (leads()) store_tile_image(out.k + kv_block() * kTileBytes, one_anchor ? b.g_tile : b.k_tile, mover);
     if (one_anchor) {
       sync_group();
       Core::begin();
@@ -214,14 +233,14 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
 
 // grid: most_chunks * H, heads fastest; a block has up to kPrepareGroups groups, which share its key tiles.
 constexpr int kPrepareGroups = 4;
-template <class Core>
+template <class Core, GatesAs kGates>
 __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   if (ends_idle(p.sequences)) return;
   flashgla::cuda::wait_for_previous();
   if (out.blocks <= 2) flashgla::cuda::release_next_of_waves();  // of wider heads at the end: README.md
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) prepare_chunk<Core>(p, out, shared);
+  if constexpr (Core::available) prepare_chunk<Core, kGates>(p, out, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -20,8 +20,11 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
                      room = kPrepareGroups * device.multiprocessors / blocks;
   const int groups =
       static_cast<int>(std::min<std::int64_t>({prepared.blocks, kPrepareGroups, fit, std::max<std::int64_t>(room, 1)}));
-  flashgla::cuda::launch("gated_linear_attention forward prepare", forward_prepare_kernel<Core>,
-                         dim3(static_cast<unsigned>(blocks)), groups * kGroupThreads, groups * kPrepareBytes,
-                         static_cast<cudaStream_t>(context.stream()), kNext<Core>, p, prepared);
+  const auto launch = [&](auto kernel) {
+    flashgla::cuda::launch("gated_linear_attention forward prepare", kernel, dim3(static_cast<unsigned>(blocks)),
+                           groups * kGroupThreads, groups * kPrepareBytes, static_cast<cudaStream_t>(context.stream()),
+                           kNext<Core>, p, prepared);
+  };
+  with_gates_as<Core>(p, [&](auto gates) { launch(forward_prepare_kernel<Core, decltype(gates)::value>); });
 }
 }  // namespace flashgla::ops::gated_linear_attention::cuda
