@@ -47,8 +47,9 @@ struct WidePlace {
   int slot, parity;
 };
 
-// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other. Of kernels kF32Gates:
-// key gates are f32, rounded on their way to a slot.
+// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other. Of kernels kGates:
+// one a token, or none; f32, rounded on their way to a slot; or, bf16, whatever there is: known to be key gates and no
+// logits, ptxas spills.
 template <int KB, int groups, int peers>
 struct WidePlan {
   static_assert(peers == 1 || (peers == 2 && KB == 2));
@@ -97,7 +98,7 @@ __device__ __forceinline__ void clear_rows(std::uint32_t tile, int rows) {
 }
 
 // All steps of one of the groups that gate: those of one key tile, or every second chunk where the block gates but one.
-template <class Core, int KB, int groups, int peers, bool kF32Gates>
+template <class Core, int KB, int groups, int peers, GatesAs kGates>
 __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps, char* shared) {
   using Plan = WidePlan<KB, groups, peers>;
   constexpr int kChunkStep = kGatingGroups / Plan::own_tiles;
@@ -108,6 +109,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   const auto place_of = [](int chunk) { return Plan::place_of(chunk, kChunkStep == 1 ? fresh_group() - groups : 0); };
   const int first_chunk = kChunkStep == 1 ? 0 : own_group() - groups;
   const auto chunks = [&] { return (at.length + kChunk - 1) / kChunk; };  // read again: registers are scarce
+  constexpr bool kTokens = kGates == GatesAs::tokens, kF32Gates = kGates == GatesAs::f32;
   const bool by_token = p.gate == GateKind::constant || p.gate == GateKind::scalar;
   const auto find_channel = [&] { return Plan::key_tile(kChunkStep == 1 ? fresh_group() - groups : 0) * kTile; };
   const auto images_of = [&](int slot) { return base + slot * Plan::slot_bytes; };
@@ -135,7 +137,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
       // ahead.
       Core::wait_at(base + Plan::slot_empty + 8 * place.slot, place.parity ^ 1);
-      if (warp == 2 && (kF32Gates || p.gate != GateKind::key)) {
+      if (warp == 2 && (kF32Gates || kTokens || p.gate != GateKind::key)) {
         Core::arrive(barrier);
       } else {
         Core::expect_bytes(barrier, kTileBytes);
@@ -189,10 +191,10 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     if (rows < kTile) {  // what lies beyond a sequence may be another one's
       clear_rows(q_tile, rows);
       clear_rows(k_tile, rows);
-      if (p.gate == GateKind::key) clear_rows(g_tile, rows);
+      if (!kTokens && p.gate == GateKind::key) clear_rows(g_tile, rows);
       Core::publish();
     }
-    if (p.logit_scale != 0.0f) {
+    if (!kTokens && p.logit_scale != 0.0f) {
       if (rows < kTile) sync_group();
       turn_tile_of_logits(g_tile, rows, p, fresh_thread());
       Core::publish();
@@ -216,7 +218,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     bool near = false;
     float2 two_totals = make_float2(0.0f, 0.0f);
     if (!by_blocks) {
-      {
+      if constexpr (!kTokens) {
         std::uint32_t ones[16];
         triangle_of_ones<Triangle::lower>(ones, fresh_thread());
         Core::begin(ones);
@@ -224,9 +226,13 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
         Core::finish(sums);
       }
       const int thread = fresh_thread(), column = 2 * (thread % 4);
-      const float to_base_2 = p.gate == GateKind::key ? kLog2E : 1.0f;
-      if (by_token) sum_tokens(sums, last_tile, thread);
-      if (p.gate == GateKind::none) clear(sums);
+      const float to_base_2 = !kTokens && p.gate == GateKind::key ? kLog2E : 1.0f;
+      if constexpr (kTokens) {
+        by_token ? sum_tokens(sums, last_tile, thread) : clear(sums);
+      } else {
+        if (by_token) sum_tokens(sums, last_tile, thread);
+        if (p.gate == GateKind::none) clear(sums);
+      }
       if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -286,7 +292,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       gate_by_blocks<Core, KB == 2 && groups == 2>(
           scores, q_tile, k_tile, last_tile, 1.0f,
           [&](Accumulator& sums, int thread) {
-            if (p.gate == GateKind::key) {
+            if (!kTokens && p.gate == GateKind::key) {
               sum_block(sums, last_tile, thread);
             } else {
               sum_block_of(sums, thread, [&](int row, int) {
@@ -447,7 +453,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
 }
 
 // Grid: N * H * ceil(V / (64 groups)), value slices fastest; clusters of `peers`.
-template <class Core, int KB, int groups, int peers, bool kF32Gates>
+template <class Core, int KB, int groups, int peers, GatesAs kGates>
 __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& maps, char* shared) {
   using Plan = WidePlan<KB, groups, peers>;
   const std::uint32_t base = ptx::shared_address(shared);
@@ -486,7 +492,7 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
   if constexpr (peers > 1) Core::arrive_at_cluster();  // each waits before it reaches for the peer
   if (own_group() >= groups) {
     Core::template give<Plan::gating_registers>();
-    gate_steps<Core, KB, groups, peers, kF32Gates>(p, maps, shared);
+    gate_steps<Core, KB, groups, peers, kGates>(p, maps, shared);
   } else {
     Core::template take<Plan::state_registers>();
     hold_state<Core, KB, groups, peers>(p, maps, shared);
@@ -497,13 +503,13 @@ __device__ __forceinline__ void wide_forward(const Params& p, const WideMaps& ma
   }
 }
 
-template <class Core, int KB, int groups, int peers, bool kF32Gates>
+template <class Core, int KB, int groups, int peers, GatesAs kGates>
 __global__ void __launch_bounds__((WidePlan<KB, groups, peers>::threads), 1)
     wide_forward_kernel(const __grid_constant__ Params p, const __grid_constant__ WideMaps maps) {
   flashgla::cuda::wait_for_previous();
   release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) wide_forward<Core, KB, groups, peers, kF32Gates>(p, maps, shared);
+  if constexpr (Core::available) wide_forward<Core, KB, groups, peers, kGates>(p, maps, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
