@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a run of figure2.sh into docs/PAPER.md, between `<!-- figure2-NAME -->` and `<!-- /figure2-NAME -->` for each
-of its shapes, and numbers and pictures into docs/figures/paper. What the run has takes the place of what is saved of the
-same machine and batch; the rest stays, so that a form may be timed alone. Needs gnuplot.
+of its shapes, and numbers and pictures into docs/figures/paper. What the run has takes the place of what is saved of
+the same machine and batch; the rest stays, so that a form may be timed alone. Needs gnuplot.
 
     python3 scripts/paper/figure2.py OUT       OUT: the folder that figure2.sh wrote
 """
