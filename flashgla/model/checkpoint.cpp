@@ -363,7 +363,10 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const LoadO
   const std::vector<std::string> stored_names =
       match(folder, weights, described, layout, config.tie_word_embeddings, quantised);
 
-  const DType dtype = options.dtype.value_or(dtype_as_stored(weights, stored_names));
+  // Beside packed weights a GPU's steps want what is not packed in bf16 (ops/linear_step).
+  const bool on_gpu = options.device.kind == Device::Kind::cuda;
+  const DType as_stored = quantised && on_gpu ? DType::bf16 : dtype_as_stored(weights, stored_names);
+  const DType dtype = options.dtype.value_or(as_stored);
   std::map<std::string, nn::Placement> places;
   for (std::size_t i = 0; quantised && i < described.size(); ++i) {
     if (const StoredTensor* stored = weights.find(stored_names[i])) {

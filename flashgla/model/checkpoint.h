@@ -18,7 +18,8 @@ enum class MlpLayout : std::uint8_t {
 };
 
 struct LoadOptions {
-  // Absent: as stored (f16 becomes f32). Weights of 8 or 4 bits become floats of this dtype.
+  // Absent: as stored (f16 becomes f32; on a GPU what lies beside weights of 8 or 4 bits bf16). Weights of 8 or 4 bits
+  // become floats of this dtype.
   std::optional<DType> dtype;
   Device device;
   bool training = false;

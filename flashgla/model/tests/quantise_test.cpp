@@ -203,6 +203,24 @@ TEST_F(QuantisedFolder, ComesBackCopiedAndMapped) {
   }
 }
 
+TEST_F(QuantisedFolder, LiesPackedBesideBf16OnAGpu) {
+  for (const Device device : testing::test_devices()) {
+    if (device == Device::cpu()) continue;
+    LoadOptions options;
+    options.device = device;
+    for (const DType stored : {DType::bf16, DType::f32}) {
+      const auto small = quantised(*make_small(wide().config, stored, false), "q4");
+      save_model(*small, folder_.path());
+      const auto loaded = load_model(folder_.path(), options);
+      EXPECT_TRUE(loaded->parameters().packed());
+      EXPECT_EQ(loaded->dtype(), DType::bf16);
+      const Tensor logits = logits_of(*loaded, true), expected = logits_of(*small, true);
+      EXPECT_TRUE(testing::difference(logits, expected).finite);
+      if (stored == DType::bf16) EXPECT_EQ(testing::check_close("logits", logits, expected, 5e-3), "");
+    }
+  }
+}
+
 TEST_F(QuantisedFolder, BecomesFloatsWhereADtypeIsAskedFor) {
   const auto small = quantised(*make_small(wide().config, DType::bf16, false), "q4");
   save_model(*small, folder_.path());
