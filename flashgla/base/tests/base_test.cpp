@@ -15,6 +15,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/base/quantities.h"
+#include "flashgla/base/shared_library.h"
 #include "flashgla/base/tensor.h"
 #include "flashgla/base/transfer.h"
 #include "testing/compare.h"
@@ -325,6 +326,23 @@ TEST(AtomicFile, ErrorsNameTheFile) {
     }
   }
   EXPECT_THROW(write_file("/nonexistent/folder/file", "x"), Error);
+}
+
+TEST(SharedLibrary, GivesFunctionsAndNamesWhatIsNotThere) {
+  const SharedLibrary library("libm.so.6");
+  double (*cosine)(double) = nullptr;
+  library.find(cosine, "cos");
+  EXPECT_EQ(cosine(0.0), 1.0);
+  const auto error = [](const auto& run) {
+    try {
+      run();
+    } catch (const Error& thrown) {
+      return std::string(thrown.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error([&] { library.find(cosine, "no_such_function"); }), "libm.so.6 has no no_such_function");
+  EXPECT_THAT(error([] { SharedLibrary("libno_such_library.so.1"); }), ::testing::HasSubstr("libno_such_library.so.1"));
 }
 
 }  // namespace

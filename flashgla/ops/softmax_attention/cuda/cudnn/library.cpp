@@ -4,12 +4,12 @@
 #pragma GCC visibility push(hidden)
 #include <cudnn.h>
 #pragma GCC visibility pop
-#include <dlfcn.h>
 
 #include <cstdlib>
 #include <filesystem>
 
 #include "flashgla/base/error.h"
+#include "flashgla/base/shared_library.h"
 
 namespace flashgla::ops::softmax_attention::cuda::cudnn {
 
@@ -43,33 +43,23 @@ std::string text_of(std::size_t version) {
          std::to_string(version % 100);
 }
 
-template <class Function>
-void find(void* opened, Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(opened, name));
-  if (function == nullptr) throw Error(std::string(kFile) + " has no " + name);
-}
-
 // Throws Error where it is not there, or lacks something.
 Functions functions_of(const std::string& path) {
-  void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (opened == nullptr) {
-    const char* reason = dlerror();
-    throw Error(reason != nullptr ? reason : path + " cannot be opened");
-  }
+  const SharedLibrary library(path);
   Functions f{};
-  find(opened, f.version, "cudnnGetVersion");
-  find(opened, f.error_string, "cudnnGetErrorString");
-  find(opened, f.last_error_string, "cudnnGetLastErrorString");
-  find(opened, f.create, "cudnnCreate");
-  find(opened, f.destroy, "cudnnDestroy");
-  find(opened, f.set_stream, "cudnnSetStream");
-  find(opened, f.get_stream, "cudnnGetStream");
-  find(opened, f.create_descriptor, "cudnnBackendCreateDescriptor");
-  find(opened, f.destroy_descriptor, "cudnnBackendDestroyDescriptor");
-  find(opened, f.finalize, "cudnnBackendFinalize");
-  find(opened, f.set_attribute, "cudnnBackendSetAttribute");
-  find(opened, f.get_attribute, "cudnnBackendGetAttribute");
-  find(opened, f.execute, "cudnnBackendExecute");
+  library.find(f.version, "cudnnGetVersion");
+  library.find(f.error_string, "cudnnGetErrorString");
+  library.find(f.last_error_string, "cudnnGetLastErrorString");
+  library.find(f.create, "cudnnCreate");
+  library.find(f.destroy, "cudnnDestroy");
+  library.find(f.set_stream, "cudnnSetStream");
+  library.find(f.get_stream, "cudnnGetStream");
+  library.find(f.create_descriptor, "cudnnBackendCreateDescriptor");
+  library.find(f.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+  library.find(f.finalize, "cudnnBackendFinalize");
+  library.find(f.set_attribute, "cudnnBackendSetAttribute");
+  library.find(f.get_attribute, "cudnnBackendGetAttribute");
+  library.find(f.execute, "cudnnBackendExecute");
   return f;
 }
 
