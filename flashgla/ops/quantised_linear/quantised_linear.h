@@ -32,6 +32,9 @@ namespace flashgla::ops::quantised_linear {
 enum class Format : std::uint8_t { q8, q4 };
 
 constexpr std::int64_t kPanelRows = 16, kGroup = 32, kScaleBytes = 32;
+// Of x's integers: the largest magnitude, 127 * 257, both halves of which are whole signed bytes; and what a group's
+// numbers are below where they count as zero, since the reciprocal would overflow.
+constexpr float kLargestInteger = 32639.0f, kNothing = 1e-33f;
 constexpr std::array<std::int8_t, 16> kValuesOfQ4 = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                      1,    13,   25,  38,  53,  69,  89,  113};
 

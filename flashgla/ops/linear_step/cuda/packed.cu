@@ -22,7 +22,10 @@ namespace {
 namespace codes = quantised_linear::cuda;
 using cuda::load_parameter;
 using cuda::swish;
+using quantised_linear::Format;
 using quantised_linear::kGroup;
+using quantised_linear::kLargestInteger;
+using quantised_linear::kNothing;
 using quantised_linear::kPanelRows;
 using quantised_linear::kScaleBytes;
 
@@ -32,15 +35,16 @@ constexpr int kStages = 5;         // pieces of a warp that are under way
 constexpr int kMostRows = 8;       // of x
 constexpr int kPieceBytes = 2304;  // of a warp: 8 groups of q4, 4 of q8, 2 of bf16
 constexpr int kRingBytes = kStages * kWarps * kPieceBytes;
-constexpr int kHeldSums = 16;             // panels' sums times rows of x that a block keeps
-constexpr float kLargest = 32639.0f;      // an integer of x
-constexpr float kSmallestGroup = 1e-33f;  // below it a group's numbers count as zero
+constexpr int kHeldSums = 16;  // panels' sums times rows of x that a block keeps
 
 enum class Kind : std::uint8_t { q8, q4, bf16 };
 
 // Bytes of a group in a panel, and groups of a piece.
+constexpr int kBytesOfQ8 = static_cast<int>(quantised_linear::block_bytes(Format::q8)),
+              kBytesOfQ4 = static_cast<int>(quantised_linear::block_bytes(Format::q4)),
+              kBytesOfFloats = static_cast<int>(kPanelRows * kGroup * 2);
 __host__ __device__ constexpr int block_bytes(Kind kind) {
-  return kind == Kind::q8 ? 544 : kind == Kind::q4 ? 288 : 1024;
+  return kind == Kind::q8 ? kBytesOfQ8 : kind == Kind::q4 ? kBytesOfQ4 : kBytesOfFloats;
 }
 __host__ __device__ constexpr int piece_groups(Kind kind) { return kPieceBytes / block_bytes(kind); }
 
@@ -61,6 +65,12 @@ struct Params : cuda::Params {
   int units;   // panels, or with swiglu pairs of them
   int groups;  // of 32 columns
 };
+
+// The layer of a unit that is not before layer `from`'s first.
+__device__ __forceinline__ int layer_of(const Params& p, int unit, int from) {
+  while (from + 1 < p.count && unit >= p.packed[from + 1].first_unit) ++from;
+  return from;
+}
 
 __device__ __forceinline__ int dp4a(std::uint32_t weights, std::uint32_t high_bytes, int sum) {
   asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(high_bytes));
@@ -165,13 +175,13 @@ class Integers {
   __device__ __forceinline__ void put(int row, int group, int lane, float v) {
     const float largest =
         __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu));  // NaN above all
-    const float inverse = largest < kSmallestGroup ? 0.0f : kLargest / largest;
+    const float inverse = largest < kNothing ? 0.0f : kLargestInteger / largest;
     const int number = __float2int_rn(v * inverse);
     auto* const bytes = reinterpret_cast<signed char*>(vectors_ + (row * p.groups + group) * 4 + lane % 16 / 4) +
                         lane / 16 * 8 + lane % 4;
     bytes[0] = static_cast<signed char>(number >> 8);
     bytes[4] = static_cast<signed char>(number & 0xff);
-    if (lane == 0) scales_[row * p.groups + group] = largest < kSmallestGroup ? 0.0f : largest * (1.0f / kLargest);
+    if (lane == 0) scales_[row * p.groups + group] = largest < kNothing ? 0.0f : largest * (1.0f / kLargestInteger);
   }
 
   const Params& p;
@@ -213,9 +223,7 @@ class Walk {
   }
 
  private:
-  __device__ void find_layer() {
-    while (layer_ + 1 < p.count && unit_ >= p.packed[layer_ + 1].first_unit) ++layer_;
-  }
+  __device__ void find_layer() { layer_ = layer_of(p, unit_, layer_); }
 
   const Params& p;
   int sides_, first_, last_, unit_, end_, group_, side_ = 0, layer_ = 0;
@@ -333,9 +341,7 @@ __device__ __forceinline__ void finish(const Params& p, const Integers<kRows>& u
   for (int item = static_cast<int>(threadIdx.x); item < (end - begin) * each; item += kThreads) {
     const int unit = begin + item / each, n = item % each / static_cast<int>(kPanelRows),
               row = item % static_cast<int>(kPanelRows);
-    int of = 0;
-    while (of + 1 < p.count && unit >= p.packed[of + 1].first_unit) ++of;
-    const PackedLayer& layer = p.packed[of];
+    const PackedLayer& layer = p.packed[layer_of(p, unit, 0)];
     const int column = (unit - layer.first_unit) * static_cast<int>(kPanelRows) + row;
     if (n >= p.rows || column >= layer.out) continue;
     const float factor = u.factor(n);
@@ -455,7 +461,6 @@ void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> l
     to.y_stride = layer.y.stride[0];
     to.out = static_cast<int>(layer.y.size(1));
     to.first_unit = p.units;
-    using quantised_linear::Format;
     to.kind = layer.weight.dtype == DType::bf16                         ? Kind::bf16
               : quantised_linear::format_of(layer.weight) == Format::q8 ? Kind::q8
                                                                         : Kind::q4;

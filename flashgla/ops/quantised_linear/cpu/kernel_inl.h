@@ -4,8 +4,6 @@
 
 // A group of x. Codes go where Isa's multiplication wants them.
 inline void encode_group(const float* x, std::uint8_t* codes, std::int32_t& offset, float& scale) {
-  constexpr float kLargest = 32639.0f;       // 127 * 257: both halves of a code are whole signed bytes
-  constexpr float kNothing = 1e-33f;         // below this the reciprocal would overflow
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to an integer
   std::uint32_t largest = 0;
   for (std::int64_t i = 0; i < kGroup; ++i) {
@@ -17,8 +15,8 @@ inline void encode_group(const float* x, std::uint8_t* codes, std::int32_t& offs
   if (largest >= 0x7f800000u) {  // not finite: neither are the sums
     scale = std::bit_cast<float>(0x7fc00000u);
   } else if (top >= kNothing) {
-    scale = top / kLargest;
-    const float inverse = kLargest / top;
+    scale = top / kLargestInteger;
+    const float inverse = kLargestInteger / top;
     for (std::int64_t i = 0; i < kGroup; ++i) {
       const float shifted = x[i] * inverse + kToInteger;
       values[i] = std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kToInteger);
