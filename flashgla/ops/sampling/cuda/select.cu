@@ -1,9 +1,14 @@
 // Three kernels: the largest logit of each piece of a row; the weights of all tokens, which many multiprocessors share
-// (the exponential is some forty operations of f64); and one block a sequence that cuts and draws. In that block each
-// warp has a range of the tokens and its lanes neighbours in it: the sums of ranges say in which one the draw lies, and
-// then all threads share that one in the token's order. Cuts are found by radix selection: four histograms of 11 bits
-// of the weights, by number (top_k) or by mass (top_p). Weights are whole numbers, so that additions give the same sums
-// in any order.
+// (the exponential is some forty operations of f64), with each piece's sum and a histogram of them by size; and one
+// block a sequence that cuts and draws. Weights are whole numbers, so that additions give the same sums in any order.
+//
+// - Without filters the sums of pieces say in which one the draw lies, and all threads share that one.
+// - With filters the histogram (or min_p) says from which size on weights may be kept. Where these are few, as for the
+//   usual top_k and top_p, each thread takes one of them, ranks it among all of them, and the rest of the row is not
+//   looked at again.
+// - Else cuts are found by radix selection: four histograms of 11 bits of the weights, by number (top_k) or by mass
+//   (top_p). Each warp has a range of the tokens and its lanes neighbours in it: the sums of ranges say in which one
+//   the draw lies.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -42,8 +47,10 @@ struct Params {
   std::int64_t first_sequence;
   Best* largest;           // [N,pieces]
   std::uint64_t* weights;  // [N,V]
+  Sum* sums;               // [N,pieces], of weights
+  Sum* sizes;              // [N,kBins]: by size_of, weights' number (top_k) or mass (top_p alone); neither: null
   int vocabulary, pieces;
-  int top_k;  // 0: all
+  int top_k;  // 0: all; else below the vocabulary
   double temperature, top_p, repetition_penalty;
   std::uint64_t min_p_least, seed;
 };
@@ -64,6 +71,17 @@ __device__ __forceinline__ double logit_of(const Params& p, int sequence, int to
   return penalized(p.logits[sequence * p.logits_stride + token], seen, p.repetition_penalty);
 }
 
+// The size of a weight above 0, which grows with it: 32 to each power of two.
+__device__ __forceinline__ int size_of(std::uint64_t w) {
+  const int power = 63 - __clzll(static_cast<long long>(w));
+  return 32 * power + static_cast<int>((w << 5 >> power) & 31);
+}
+static_assert(32 * kWeightBits < kBins);
+// No weight of the size is less.
+__device__ __forceinline__ std::uint64_t least_of_size(int size) {
+  return static_cast<std::uint64_t>(32 + size % 32) << (size / 32) >> 5;
+}
+
 __device__ __forceinline__ Best nothing(const Params& p) { return {-INFINITY, p.vocabulary}; }
 
 // Grid: pieces of a row, sequences.
@@ -82,6 +100,10 @@ __global__ void __launch_bounds__(kPieceThreads) largest_kernel(const __grid_con
   }
   const Best best = ReduceBest(temporary).Reduce(mine, Better());
   if (threadIdx.x == 0) p.largest[sequence * p.pieces + static_cast<int>(blockIdx.x)] = best;
+  if (p.sizes == nullptr) return;
+  for (int i = static_cast<int>(blockIdx.x * kPieceThreads + threadIdx.x); i < kBins; i += p.pieces * kPieceThreads) {
+    p.sizes[static_cast<std::int64_t>(sequence) * kBins + i] = 0;
+  }
 }
 
 // The same grid. Where no draw is needed or possible, the token itself.
@@ -90,7 +112,12 @@ __global__ void __launch_bounds__(kPieceThreads) weights_kernel(const __grid_con
   flashgla::cuda::wait_for_previous();
   __shared__ typename ReduceBest::TempStorage temporary;
   __shared__ Best shared_best;
+  __shared__ Sum sizes[kBins];
+  __shared__ Sum sums[kPieceThreads / 32];
   const int sequence = blockIdx.y;
+  if (p.sizes != nullptr) {
+    for (int i = threadIdx.x; i < kBins; i += kPieceThreads) sizes[i] = 0;
+  }
   Best mine = nothing(p);
   for (int piece = threadIdx.x; piece < p.pieces; piece += kPieceThreads) {
     mine = Better()(mine, p.largest[sequence * p.pieces + piece]);
@@ -107,12 +134,26 @@ __global__ void __launch_bounds__(kPieceThreads) weights_kernel(const __grid_con
                                                    : kToBeDrawn;
   }
   if (!drawn) return;
+  Sum sum = 0;
 #pragma unroll
   for (int j = 0; j < kPiece / kPieceThreads; ++j) {
     const int i = static_cast<int>(blockIdx.x) * kPiece + j * kPieceThreads + static_cast<int>(threadIdx.x);
     if (i >= p.vocabulary) break;
-    p.weights[static_cast<std::int64_t>(sequence) * p.vocabulary + i] =
-        weight_of((logit_of(p, sequence, i) - best.logit) / p.temperature);
+    const std::uint64_t w = weight_of((logit_of(p, sequence, i) - best.logit) / p.temperature);
+    p.weights[static_cast<std::int64_t>(sequence) * p.vocabulary + i] = w;
+    sum += w;
+    if (p.sizes != nullptr && w > 0) atomicAdd(&sizes[size_of(w)], p.top_k > 0 ? 1 : w);
+  }
+  sum = flashgla::cuda::warp_sum(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < kPieceThreads / 32; ++warp) sum += sums[warp];
+    p.sums[sequence * p.pieces + static_cast<int>(blockIdx.x)] = sum;
+  }
+  if (p.sizes == nullptr) return;
+  for (int i = threadIdx.x; i < kBins; i += kPieceThreads) {
+    if (sizes[i] > 0) atomicAdd(&p.sizes[static_cast<std::int64_t>(sequence) * kBins + i], sizes[i]);
   }
 }
 
@@ -121,6 +162,9 @@ struct Shared {
   Sum bins[kBins];
   Sum above[kWarps], equals[kWarps];  // of each warp's range: mass above the cut, tokens at it
   Sum found_prefix, found_above;
+  Sum few_weights[kThreads];  // of the tokens that may be kept, where they are few
+  int few_tokens[kThreads];
+  int few;  // more than kThreads: not all are here
 };
 
 class RowOfBlock {
@@ -131,16 +175,103 @@ class RowOfBlock {
         weights(params.weights + static_cast<std::int64_t>(blockIdx.x) * params.vocabulary),
         each((p.vocabulary + kWarps - 1) / kWarps) {}
 
+  __device__ void draw(const random::Stream& stream) {
+    if (p.top_k == 0 && p.top_p == 1.0 && p.min_p_least == 0) {
+      draw_of_all(stream);
+    } else if (!draw_of_few(stream)) {
+      const Cut its_cut = cut();
+      const Sum total = sum_ranges(its_cut);
+      pick(its_cut, stream.below(position(), total));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t position() const {
+    return static_cast<std::uint32_t>(p.positions[blockIdx.x]);
+  }
+
+  __device__ void draw_of_all(const random::Stream& stream) {
+    const Sum mine = threadIdx.x < static_cast<unsigned>(p.pieces) ? p.sums[blockIdx.x * p.pieces + threadIdx.x] : 0;
+    Sum reached = 0, total = 0;
+    ScanSum(s.scan).ExclusiveSum(mine, reached, total);
+    const Sum draw = stream.below(position(), total);
+    if (draw >= reached && draw < reached + mine) s.found_prefix = threadIdx.x, s.found_above = reached;
+    __syncthreads();
+    const int begin = static_cast<int>(s.found_prefix) * kPiece;
+    pick_within(begin, min(begin + kPiece, p.vocabulary), {0, 0}, draw - s.found_above, 0);
+  }
+
+  // False where too many tokens may be kept. Of equal weights the lower token is before the other.
+  __device__ bool draw_of_few(const random::Stream& stream) {
+    int size = 0;  // of the least that may be kept
+    Sum total = 0;
+    if (p.sizes != nullptr) {
+      for (int i = threadIdx.x; i < kBins; i += kThreads) {
+        s.bins[i] = p.sizes[static_cast<std::int64_t>(blockIdx.x) * kBins + i];
+      }
+      if (threadIdx.x == 0) s.found_prefix = 0;  // fewer weights than top_k are above 0
+      __syncthreads();
+      total = find_bin([&](Sum all) { return p.top_k > 0 ? p.top_k : mass_wanted(all); });
+      size = static_cast<int>(s.found_prefix);
+    }
+    std::uint64_t least = least_of_size(size);
+    if (p.top_p == 1.0) least = max(least, p.min_p_least);
+    if (threadIdx.x == 0) s.few = 0;
+    __syncthreads();
+    for_each([&](std::uint64_t w, int token) {
+      if (w < least) return;
+      const int place = atomicAdd(&s.few, 1);
+      if (place < kThreads) s.few_weights[place] = w, s.few_tokens[place] = token;
+    });
+    __syncthreads();
+    const int few = s.few, me = threadIdx.x;
+    if (few > kThreads) return false;
+
+    const std::uint64_t w = me < few ? s.few_weights[me] : 0;
+    const int token = me < few ? s.few_tokens[me] : p.vocabulary;
+    int before = 0;
+    Sum mass_before = 0;
+    for (int i = 0; i < few; ++i) {
+      const std::uint64_t other = s.few_weights[i];
+      const bool its = other > w || (other == w && s.few_tokens[i] < token);
+      before += its ? 1 : 0;
+      mass_before += its ? other : 0;
+    }
+    bool keep = me < few && (p.top_k == 0 || before < p.top_k);
+    if (p.top_p < 1.0) {
+      if (p.top_k > 0) total = sum_of_block(keep ? w : 0);
+      keep = keep && mass_before < mass_wanted(total);
+    }
+    keep = keep && w >= p.min_p_least;
+    const Sum draw = stream.below(position(), sum_of_block(keep ? w : 0));
+    s.few_weights[me] = keep ? w : 0;
+    __syncthreads();
+    Sum reached = 0;  // by the kept up to this one, in the token's order
+    for (int i = 0; i < few; ++i) reached += s.few_tokens[i] <= token ? s.few_weights[i] : 0;
+    if (keep && draw < reached && draw >= reached - w) p.tokens[blockIdx.x] = token;
+    return true;
+  }
+
+  __device__ Sum sum_of_block(Sum mine) {
+    Sum before = 0, sum = 0;
+    __syncthreads();
+    ScanSum(s.scan).ExclusiveSum(mine, before, sum);
+    return sum;
+  }
+
+  __device__ __forceinline__ Sum mass_wanted(Sum sum) const {
+    return min(sum, static_cast<Sum>(ceil(times(p.top_p, static_cast<double>(sum)))));
+  }
+
   __device__ Cut cut() {
     Cut cut{0, static_cast<std::uint64_t>(p.vocabulary)};
-    if (p.top_k > 0 && p.top_k < p.vocabulary) cut = select(false, p.top_k, cut);
+    if (p.top_k > 0) cut = select(false, p.top_k, cut);
     if (p.top_p < 1.0) {
       const Sum sum = sum_ranges(cut);
       Sum equals = 0;
       for (const Sum count : s.equals) equals += count;
       cut.equals = min(static_cast<Sum>(cut.equals), equals);
-      const double share = ceil(times(p.top_p, static_cast<double>(sum)));
-      cut = select(true, min(sum, static_cast<Sum>(share)), cut);
+      cut = select(true, mass_wanted(sum), cut);
     }
     if (p.min_p_least > cut.least) cut = {p.min_p_least, static_cast<std::uint64_t>(p.vocabulary)};
     return cut;
@@ -149,7 +280,7 @@ class RowOfBlock {
   // Sum of the kept weights; leaves the parts of the ranges in shared memory.
   __device__ Sum sum_ranges(const Cut& cut) {
     Sum above = 0, equals = 0;
-    for_each([&](std::uint64_t w) {
+    for_each([&](std::uint64_t w, int) {
       above += w > cut.least ? w : 0;
       equals += w == cut.least ? 1 : 0;
     });
@@ -168,12 +299,14 @@ class RowOfBlock {
     Sum reached = 0, left = cut.equals;  // left: tokens at the cut that are still kept
     for (int range = 0; range < kWarps; ++range) {
       const Sum left_before = left, sum = kept(cut, range, left);
-      if (draw < reached + sum) return pick_of(range, cut, draw - reached, left_before);
+      if (draw < reached + sum) {
+        const int begin = range * each;
+        return pick_within(begin, min(begin + each, p.vocabulary), cut, draw - reached, left_before);
+      }
       reached += sum;
     }
   }
 
- private:
   // Mass of a range's kept tokens; takes what of them lies at the cut from `left`.
   __device__ __forceinline__ Sum kept(const Cut& cut, int range, Sum& left) const {
     const Sum equals = min(s.equals[range], left);
@@ -181,7 +314,7 @@ class RowOfBlock {
     return s.above[range] + equals * cut.least;
   }
 
-  // f(weight) of all tokens of this warp's range, each by one lane.
+  // f(weight, token) of all tokens of this warp's range, each by one lane.
   template <class F>
   __device__ __forceinline__ void for_each(F f) const {
     const int begin = static_cast<int>(threadIdx.x) / 32 * each, end = min(begin + each, p.vocabulary);
@@ -191,17 +324,15 @@ class RowOfBlock {
       for (int j = 0; j < kAhead; ++j) w[j] = first + 32 * j < end ? weights[first + 32 * j] : 0;
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        if (first + 32 * j < end) f(w[j]);
+        if (first + 32 * j < end) f(w[j], first + 32 * j);
       }
     }
   }
 
-  // The same within one range, which all threads share: each has some neighbours.
-  __device__ void pick_of(int range, const Cut& cut, Sum draw, Sum left) {
-    const int some = (each + kThreads - 1) / kThreads;
-    const int end_of_range = min((range + 1) * each, p.vocabulary);
-    const int begin = min(range * each + static_cast<int>(threadIdx.x) * some, end_of_range);
-    const int end = min(begin + some, end_of_range);
+  // The same within tokens [first, last), which all threads share: each has some neighbours.
+  __device__ void pick_within(int first, int last, const Cut& cut, Sum draw, Sum left) {
+    const int some = (last - first + kThreads - 1) / kThreads;
+    const int begin = min(first + static_cast<int>(threadIdx.x) * some, last), end = min(begin + some, last);
     Sum equals = 0, equals_before = 0;
     for (int i = begin; i < end; ++i) equals += weights[i] == cut.least ? 1 : 0;
     ScanSum(s.scan).ExclusiveSum(equals, equals_before);
@@ -253,7 +384,7 @@ class RowOfBlock {
           waiting = amount;
         }
       };
-      for_each([&](std::uint64_t w) {
+      for_each([&](std::uint64_t w, int) {
         if (!by_mass) {
           count(w, 1);
         } else if (w > inner.least) {
@@ -266,7 +397,7 @@ class RowOfBlock {
       lowest = flashgla::cuda::warp_sum(lowest);
       if (threadIdx.x % 32 == 0 && lowest > 0) atomicAdd(&s.bins[0], lowest);
       __syncthreads();
-      find_bin(wanted - above);
+      find_bin([&](Sum) { return wanted - above; });
       above += s.found_above;
       prefix = prefix << kDigitBits | s.found_prefix;
     }
@@ -277,14 +408,17 @@ class RowOfBlock {
     return cut;
   }
 
-  // The bin from the top in which the running sum reaches `wanted` (>= 1), and the sum above it.
-  __device__ void find_bin(Sum wanted) {
+  // The bin from the top in which the running sum reaches wanted_of(the sum of all), which is 1 or more, and the sum
+  // above it; returns the sum of all. Nothing is found where they do not reach it.
+  template <class F>
+  __device__ Sum find_bin(F wanted_of) {
     constexpr int kEach = kBins / kThreads;
     const int top = kBins - 1 - kEach * static_cast<int>(threadIdx.x);
-    Sum mine = 0, reached = 0;
+    Sum mine = 0, reached = 0, sum = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) mine += s.bins[top - i];
-    ScanSum(s.scan).ExclusiveSum(mine, reached);
+    ScanSum(s.scan).ExclusiveSum(mine, reached, sum);
+    const Sum wanted = wanted_of(sum);
     if (reached < wanted && reached + mine >= wanted) {
       int bin = top;
       while (reached + s.bins[bin] < wanted) reached += s.bins[bin--];
@@ -292,6 +426,7 @@ class RowOfBlock {
       s.found_above = reached;
     }
     __syncthreads();
+    return sum;
   }
 
   const Params& p;
@@ -304,11 +439,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ 
   flashgla::cuda::wait_for_previous();
   if (p.tokens[blockIdx.x] != kToBeDrawn) return;
   __shared__ Shared shared;
-  RowOfBlock row(p, shared);
-  const Cut cut = row.cut();
-  const Sum total = row.sum_ranges(cut);
-  const random::Stream stream(p.seed, random::Use::sampling, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x));
-  row.pick(cut, stream.below(static_cast<std::uint32_t>(p.positions[blockIdx.x]), total));
+  RowOfBlock(p, shared).draw(
+      {p.seed, random::Use::sampling, static_cast<std::uint64_t>(p.first_sequence + blockIdx.x)});
 }
 
 template <class... Parameters, class... Arguments>
@@ -326,10 +458,14 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   Params p{};
   p.vocabulary = static_cast<int>(logits.size(1));
   p.pieces = (p.vocabulary + kPiece - 1) / kPiece;
-  p.largest = static_cast<Best*>(
-      context.scratch().allocate(static_cast<std::size_t>(logits.size(0) * p.pieces) * sizeof(Best), "sampling"));
-  p.weights = static_cast<std::uint64_t*>(
-      context.scratch().allocate(static_cast<std::size_t>(logits.numel()) * sizeof(std::uint64_t), "sampling"));
+  p.top_k = options.top_k < p.vocabulary ? static_cast<int>(options.top_k) : 0;
+  const auto allocate = [&]<class T>(T*& numbers, std::int64_t count) {
+    numbers = static_cast<T*>(context.scratch().allocate(static_cast<std::size_t>(count) * sizeof(T), "sampling"));
+  };
+  allocate(p.largest, logits.size(0) * p.pieces);
+  allocate(p.weights, logits.numel());
+  allocate(p.sums, logits.size(0) * p.pieces);
+  if (p.top_k > 0 || options.top_p < 1.0) allocate(p.sizes, logits.size(0) * kBins);
   if (context.planning()) return;
   p.logits = logits.as<float>();
   p.logits_stride = logits.stride[0];
@@ -338,7 +474,6 @@ void run_cuda(Context& context, const TensorView& logits, const TensorView& seen
   p.positions = positions.as<std::int32_t>();
   p.tokens = tokens.as<std::int32_t>();
   p.first_sequence = first_sequence;
-  p.top_k = static_cast<int>(std::min<std::int64_t>(options.top_k, p.vocabulary));
   p.temperature = options.temperature;
   p.top_p = options.top_p;
   p.repetition_penalty = options.repetition_penalty;

@@ -52,19 +52,25 @@ std::vector<std::int32_t> draw(Device device, const char* implementation, const 
   return {host.as<std::int32_t>(), host.as<std::int32_t>() + n};
 }
 
-TEST(Sampling, EveryImplementationDrawsTheSameTokens) {
-  const std::vector<Options> many = {
-      {1.0, 0, 1.0, 0.0, 1.0, 1}, {0.0, 0, 1.0, 0.0, 1.0, 1},     {0.7, 5, 1.0, 0.0, 1.0, 2},
-      {1.3, 0, 0.9, 0.0, 1.0, 3}, {1.0, 0, 1.0, 0.05, 1.0, 4},    {0.8, 40, 0.95, 0.02, 1.2, 5},
-      {1.0, 3, 0.5, 0.0, 0.7, 6}, {2.0, 1, 1.0, 0.0, 1.0, 7},     {1.0, 0, 1e-9, 0.0, 1.0, 8},
-      {1.0, 0, 1.0, 1.0, 1.0, 9}, {1e-3, 0, 0.999, 0.0, 1.0, 10}, {1.0, 1 << 20, 0.999999, 0.0, 1.0, 11},
-  };
+std::vector<std::pair<Device, const char*>> every_row() {
   std::vector<std::pair<Device, const char*>> rows;
   for (const Device device : testing::test_devices()) {
     for (const Implementation& row : implementations()) {
       if (row.device == device.kind) rows.emplace_back(device, row.name);
     }
   }
+  return rows;
+}
+
+TEST(Sampling, EveryImplementationDrawsTheSameTokens) {
+  const std::vector<Options> many = {
+      {1.0, 0, 1.0, 0.0, 1.0, 1},    {0.0, 0, 1.0, 0.0, 1.0, 1},        {0.7, 5, 1.0, 0.0, 1.0, 2},
+      {1.3, 0, 0.9, 0.0, 1.0, 3},    {1.0, 0, 1.0, 0.05, 1.0, 4},       {0.8, 40, 0.95, 0.02, 1.2, 5},
+      {1.0, 3, 0.5, 0.0, 0.7, 6},    {2.0, 1, 1.0, 0.0, 1.0, 7},        {1.0, 0, 1e-9, 0.0, 1.0, 8},
+      {1.0, 0, 1.0, 1.0, 1.0, 9},    {1e-3, 0, 0.999, 0.0, 1.0, 10},    {1.0, 1 << 20, 0.999999, 0.0, 1.0, 11},
+      {1.0, 300, 0.9, 0.0, 1.0, 12}, {1.5, 3000, 0.99, 0.001, 1.0, 13},
+  };
+  const auto rows = every_row();
   for (const std::int64_t vocabulary : {1, 2, 17, 258, 1000, 32000}) {
     for (int kind = 0; kind < 4; ++kind) {
       const Tensor logits = make_logits(3, vocabulary, kind);
@@ -75,7 +81,9 @@ TEST(Sampling, EveryImplementationDrawsTheSameTokens) {
           if (vocabulary > 1000 && (position == 0 || kind > 1)) continue;
           const std::vector<std::int32_t> expected = draw(Device::cpu(), "reference", logits, seen, position, options);
           for (const std::int32_t token : expected) {
-            if (kind != 3 || vocabulary > 3) ASSERT_GE(token, 0);
+            if (kind != 3 || vocabulary > 3) {
+              ASSERT_GE(token, 0);
+            }
           }
           for (const auto& [device, name] : rows) {
             EXPECT_EQ(draw(device, name, logits, seen, position, options), expected)
@@ -83,6 +91,28 @@ TEST(Sampling, EveryImplementationDrawsTheSameTokens) {
           }
         }
       }
+    }
+  }
+}
+
+// Any filters together, with cuts among equal weights and from one kept token to all of them.
+TEST(Sampling, DrawnOptionsGiveTheSameTokens) {
+  std::uint64_t drawn = 0;
+  const auto uniform = [&] { return testing::uniform(21, drawn++); };
+  const auto rows = every_row();
+  for (std::uint64_t problem = 0; problem < 200; ++problem) {
+    const auto vocabulary = static_cast<std::int64_t>(std::exp(uniform() * std::log(6000.0)));
+    const Tensor logits = make_logits(2, vocabulary, static_cast<int>(problem % 4));
+    const Tensor seen = Tensor::zeros({2, vocabulary}, DType::u8);
+    Options options{.temperature = std::exp(3.0 * uniform() - 1.5), .seed = problem};
+    if (uniform() < 0.6) options.top_k = 1 + static_cast<std::int64_t>(std::exp(uniform() * 8.0));
+    if (uniform() < 0.6) options.top_p = 1.0 - std::pow(uniform(), 3.0);
+    if (uniform() < 0.4) options.min_p = std::pow(uniform(), 4.0);
+    const auto position = static_cast<std::int32_t>(problem);
+    const auto expected = draw(Device::cpu(), "reference", logits, seen, position, options);
+    for (const auto& [device, name] : rows) {
+      EXPECT_EQ(draw(device, name, logits, seen, position, options), expected)
+          << name << ", V " << vocabulary << ", problem " << problem;
     }
   }
 }
