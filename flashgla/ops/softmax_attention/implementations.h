@@ -44,7 +44,7 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kTiles, kReference;
 #ifdef FLASHGLA_CUDA
-extern const Implementation kCudnn, kCudaHopper, kCudaGeneral;
+extern const Implementation kCudnn, kCudaHopper, kCudaTensorCores, kCudaGeneral;
 #endif
 
 // One sequence's tokens in a call on the CPU.

@@ -12,7 +12,7 @@ namespace flashgla::ops::softmax_attention {
 
 std::span<const Implementation> implementations() {
 #ifdef FLASHGLA_CUDA
-  static const Implementation table[] = {kCudnn, kCudaHopper, kCudaGeneral, kTiles, kReference};
+  static const Implementation table[] = {kCudnn, kCudaHopper, kCudaTensorCores, kCudaGeneral, kTiles, kReference};
 #else
   static const Implementation table[] = {kTiles, kReference};
 #endif

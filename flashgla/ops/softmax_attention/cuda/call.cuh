@@ -100,6 +100,11 @@ struct RowSums {
   }
 };
 
+// One of the sums to shared memory by cp.async, or zero.
+__device__ __forceinline__ void copy_sum(std::uint32_t shared, const float* sum, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(sum), "r"(there ? 4 : 0) : "memory");
+}
+
 // Takes the sums' memory from context.scratch(), and queues what fills them unless the context is planning.
 RowSums row_sums(Context& context, const Inputs& in, const Outputs& out, const TensorView& d_o);
 

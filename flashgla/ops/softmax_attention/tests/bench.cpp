@@ -20,10 +20,11 @@ void add(std::vector<testing::OperatorBench>& benches, const Form& form, testing
   small.q = Shape({1, 150, form.q[2] / form.groups, form.q[3]});
   small.groups = 1;
   if (small.window > 0) small.window = 40;
-  const std::string problem =
-      "B" + std::to_string(form.q[0]) + " T" + std::to_string(form.q[1]) + " H" + std::to_string(form.q[2]) + " G" +
-      std::to_string(form.groups) + " K" + std::to_string(form.q[3]) +
-      (form.window > 0 ? " W" + std::to_string(form.window) : std::string()) + " " + name_of(dtypes.activation);
+  const std::string problem = "B" + std::to_string(form.q[0]) + " T" + std::to_string(form.q[1]) + " H" +
+                              std::to_string(form.q[2]) + " G" + std::to_string(form.groups) + " K" +
+                              std::to_string(form.q[3]) +
+                              (form.window > 0 ? " W" + std::to_string(form.window) : std::string()) + " " +
+                              name_of(dtypes.activation) + (form.dropout > 0.0 ? " dropout" : "");
   const double rows = static_cast<double>(form.q[0] * form.q[1] * form.q[2]);
   const auto width = static_cast<double>(form.q[3]), length = static_cast<double>(form.q[1]);
   const auto window = static_cast<double>(form.window);
@@ -43,7 +44,8 @@ void add(std::vector<testing::OperatorBench>& benches, const Form& form, testing
 
 }  // namespace
 
-// The paper's heads (1.3B: 32 of 64 channels) in a step of 16384 tokens, wider ones, shared keys, a window; decoding.
+// The paper's heads (1.3B: 32 of 64 channels) in a step of 16384 tokens, wider and narrower ones, shared keys, a
+// window, dropout; decoding.
 void bench(const testing::BenchOptions& options) {
   const bool cuda = options.device.kind == Device::Kind::cuda;
   const testing::DTypePair bf16{DType::bf16, DType::bf16}, f32{DType::f32, DType::f32};
@@ -55,6 +57,10 @@ void bench(const testing::BenchOptions& options) {
     }
     add(benches, {Shape({2, 8192, 32, 128}), 8}, bf16);
     add(benches, {Shape({1, 16384, 32, 64}), 32, 0, 1024}, bf16);
+    add(benches, {Shape({8, 2048, 64, 32}), 64}, bf16);
+    Form dropped{Shape({8, 2048, 32, 64}), 32};
+    dropped.dropout = 0.1;
+    add(benches, dropped, bf16);
   } else {
     add(benches, {Shape({8, 512, 4, 64}), 4}, f32);
     add(benches, {Shape({1, 2048, 4, 64}), 4}, f32);

@@ -5,8 +5,8 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/maps.h"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/tiles.cuh"
+#include "flashgla/ops/softmax_attention/cuda/schedule.cuh"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
 
@@ -38,17 +38,6 @@ struct KeyBlock : GradientBarriers<KeyPlan<D>> {
   // lse2 of the stage's queries, then delta.
   __device__ __forceinline__ std::uint32_t row_sums(int stage) const {
     return this->shared + Plan::rows + stage * 2 * Plan::sums;
-  }
-};
-
-// The tiles of queries that see a tile of keys: tokens N first.. of the call, of each head that shares the keys.
-template <int kKeys, int N>
-struct QueryTiles {
-  int first, count;
-  __device__ __forceinline__ QueryTiles(const Call& call, const SequenceOfCall& s, int key) {
-    const int last = call.window > 0 ? min(s.length, min(key + kKeys, s.length) - 1 + call.window) : s.length;
-    first = key / N;
-    count = (last + N - 1) / N - first;
   }
 };
 
@@ -100,8 +89,8 @@ __device__ __forceinline__ void bring_for_keys(const KeyBlock<D>& block, const C
             for (int j = lane; j < Plan::queries; j += 32) {
               const bool there = query + j < s.length;
               const std::uint32_t to = block.row_sums(ring.stage) + 4 * j;
-              copy_async_4(to, rows.lse2 + (there ? at + j : 0), there);
-              copy_async_4(to + Plan::sums, rows.delta + (there ? at + j : 0), there);
+              copy_sum(to, rows.lse2 + (there ? at + j : 0), there);
+              copy_sum(to + Plan::sums, rows.delta + (there ? at + j : 0), there);
             }
             ptx::mbarrier_arrive_after_copies(full);
           }

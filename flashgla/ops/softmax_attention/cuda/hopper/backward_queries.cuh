@@ -4,8 +4,8 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/maps.h"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/tiles.cuh"
+#include "flashgla/ops/softmax_attention/cuda/schedule.cuh"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
 

@@ -2,7 +2,7 @@
 #include "flashgla/ops/softmax_attention/cuda/hopper/backward_keys.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/backward_queries.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/launch.h"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.h"
+#include "flashgla/ops/softmax_attention/cuda/schedule.h"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
 

@@ -1,7 +1,7 @@
 // Launcher of the forward: kernels for Hopper alone.
 #include "flashgla/ops/softmax_attention/cuda/hopper/forward.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/launch.h"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.h"
+#include "flashgla/ops/softmax_attention/cuda/schedule.h"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
 

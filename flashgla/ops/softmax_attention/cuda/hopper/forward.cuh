@@ -5,8 +5,9 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/maps.h"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.cuh"
 #include "flashgla/ops/softmax_attention/cuda/hopper/tiles.cuh"
+#include "flashgla/ops/softmax_attention/cuda/online_softmax.cuh"
+#include "flashgla/ops/softmax_attention/cuda/schedule.cuh"
 
 namespace flashgla::ops::softmax_attention::cuda::hopper {
 
@@ -101,40 +102,6 @@ __device__ __forceinline__ void bring_forward(const ForwardBlock<D>& block, cons
   }
 }
 
-// The online softmax of a thread's two rows.
-struct OnlineSoftmax {
-  float largest[2] = {-INFINITY, -INFINITY};  // score times scale
-  float sum[2] = {0.0f, 0.0f};                // this thread's part of the row
-
-  // Scores become their weights; factor: what earlier sums are to be multiplied by. Rows that have seen no key yet keep
-  // a sum of zero. Largest and sums go in chains of their own, which do not wait for each other.
-  template <int E>
-  __device__ __forceinline__ void step(float (&s)[E], float scale, float (&factor)[2]) {
-    float most[4], base[2], total[4] = {};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) most[j] = s[j];
-#pragma unroll
-    for (int e = 4; e < E; ++e) most[e % 4] = fmaxf(most[e % 4], s[e]);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float x = fmaxf(most[2 * row], most[2 * row + 1]);
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-      x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-      x = fmaxf(largest[row], x * scale);
-      base[row] = x == -INFINITY ? 0.0f : x;
-      factor[row] = ptx::exp2(largest[row] - base[row]);
-      largest[row] = x;
-    }
-#pragma unroll
-    for (int e = 0; e < E; ++e) {
-      s[e] = ptx::exp2(s[e] * scale - base[e / 2 % 2]);
-      total[e % 4] += s[e];
-    }
-#pragma unroll
-    for (int row = 0; row < 2; ++row) sum[row] = sum[row] * factor[row] + (total[2 * row] + total[2 * row + 1]);
-  }
-};
-
 template <int D>
 __device__ __forceinline__ void answer(const ForwardBlock<D>& block, const Call& call, const Schedule& schedule,
                                        const Strided& o, float* lse) {
@@ -157,8 +124,7 @@ __device__ __forceinline__ void answer(const ForwardBlock<D>& block, const Call&
     const KeyTiles<Plan::rows, Plan::keys> keys(call, sequence, query);
     const int first = query + group * 64, row = first + thread / 32 * 16 + lane / 4;  // and row + 8
 
-    // Scores that are not to be seen become -inf. Dropout of probabilities would mask the weights after the softmax,
-    // by (seed, batch, head, row, key).
+    // Scores that are not to be seen become -inf.
     const auto select = [&](float(&s)[E], int i) {
       const auto tile = keys.at(i);
       if (!tile.past && tile.begin + Plan::keys - 1 <= first &&

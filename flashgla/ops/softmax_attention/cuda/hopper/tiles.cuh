@@ -248,12 +248,6 @@ __device__ __forceinline__ void publish_zeros(int barrier) {
   ptx::barrier(barrier, kGroup);
 }
 
-// 4 bytes, or zeros; counted down on an mbarrier with ptx::mbarrier_arrive_after_copies.
-__device__ __forceinline__ void copy_async_4(std::uint32_t shared, const void* global, bool there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(there ? 4 : 0)
-               : "memory");
-}
-
 #endif
 
 }  // namespace flashgla::ops::softmax_attention::cuda::hopper

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.h"
+#include "flashgla/ops/softmax_attention/cuda/schedule.h"
 
-namespace flashgla::ops::softmax_attention::cuda::hopper {
+namespace flashgla::ops::softmax_attention::cuda {
 
 namespace {
 
@@ -73,4 +73,4 @@ dim3 blocks_of(const Context& context, const Schedule& schedule) {
   return dim3(static_cast<unsigned>(std::min(most, schedule.count())));
 }
 
-}  // namespace flashgla::ops::softmax_attention::cuda::hopper
+}  // namespace flashgla::ops::softmax_attention::cuda

@@ -1,9 +1,9 @@
 // The host's side of schedule.cuh.
 #pragma once
 
-#include "flashgla/ops/softmax_attention/cuda/hopper/schedule.cuh"
+#include "flashgla/ops/softmax_attention/cuda/schedule.cuh"
 
-namespace flashgla::ops::softmax_attention::cuda::hopper {
+namespace flashgla::ops::softmax_attention::cuda {
 
 // The table of a packed call's tiles of so many tokens, from context.scratch(), and queues what fills it unless the
 // context is planning; null without cu_seqlens.
@@ -15,4 +15,4 @@ Schedule schedule_of(const Call& call, const PackedTile* packed, int rows, int h
 // Blocks that stay.
 dim3 blocks_of(const Context& context, const Schedule& schedule);
 
-}  // namespace flashgla::ops::softmax_attention::cuda::hopper
+}  // namespace flashgla::ops::softmax_attention::cuda

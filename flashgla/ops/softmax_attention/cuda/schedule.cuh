@@ -3,7 +3,7 @@
 
 #include "flashgla/ops/softmax_attention/cuda/call.cuh"
 
-namespace flashgla::ops::softmax_attention::cuda::hopper {
+namespace flashgla::ops::softmax_attention::cuda {
 
 // Of packed sequences: tiles of all of them one after the other; sequence -1 behind the last.
 struct PackedTile {
@@ -65,6 +65,17 @@ struct KeyTiles {
   }
 };
 
+// The tiles of queries that see a tile of keys: tokens N first.. of the call, of each head that shares the keys.
+template <int kKeys, int N>
+struct QueryTiles {
+  int first, count;
+  __device__ __forceinline__ QueryTiles(const Call& call, const SequenceOfCall& s, int key) {
+    const int last = call.window > 0 ? min(s.length, min(key + kKeys, s.length) - 1 + call.window) : s.length;
+    first = key / N;
+    count = (last + N - 1) / N - first;
+  }
+};
+
 // Which keys of a tile a query sees: those at [first, last], counted from `begin`, in a cache that has wrapped also
 // those at [older_first, older_last].
 struct Sight {
@@ -102,4 +113,4 @@ __device__ __forceinline__ Filled filled_rows(const Call& call, const SequenceOf
   return {max(0, call.first_key(s.position + query, s.position) - begin), min(N, s.position - begin)};
 }
 
-}  // namespace flashgla::ops::softmax_attention::cuda::hopper
+}  // namespace flashgla::ops::softmax_attention::cuda
