@@ -28,52 +28,39 @@ __global__ void __launch_bounds__(kThreads, 2)
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) char memory[];
   const std::uint32_t shared = ptx::shared_address(memory);
-  const Schedule::Work work = schedule.at(blockIdx.x);
-  if (work.n < 0) return;
-  const SequenceOfCall s = call.sequence(work.n);
-  const int query = work.tile * kBlockRows, g = work.head / call.group();
-  if (query >= s.length) return;
-  const KeyTiles<kBlockRows, Plan::others> keys(call, s, query);
-  const auto copy_keys = [&](int i) {
-    const auto tile = keys.at(i);
-    const auto its = [&](const Strided& now, const Strided& past) {
-      return rows_of_keys<kBlockRows, Plan::others>(call, s, work.n, g, query, tile, now, past);
-    };
-    copy_tile<D, Plan::others>(shared + Plan::first + i % 2 * Plan::tile, its(call.k, call.past_k), call.key_dim);
-    copy_tile<D, Plan::others>(shared + Plan::second + i % 2 * Plan::tile, its(call.v, call.past_v), call.value_dim);
-    ptx::copy_async_commit();
-  };
-  copy_tile<D, kBlockRows>(shared + Plan::first_kept, rows_of_call(call.q, s, query, work.head), call.key_dim);
-  copy_tile<D, kBlockRows>(shared + Plan::second_kept, rows_of_call(d_o, s, query, work.head), call.value_dim);
-  copy_keys(0);
+  const Place place(call, schedule);
+  const SequenceOfCall& s = place.s;
+  if (place.begin >= s.length) return;
+  copy_tile<D, kBlockRows>(shared + Plan::first_kept, rows_of_call(call.q, s, place.begin, place.head), call.key_dim);
+  copy_tile<D, kBlockRows>(shared + Plan::second_kept, rows_of_call(d_o, s, place.begin, place.head), call.value_dim);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
-  const int first = query + 16 * warp, row = first + lane / 4;  // and row + 8
+  const int first = place.begin + 16 * warp, row = first + lane / 4;  // and row + 8
   const float scale = call.scale * kLog2E;
   float lse2[2], delta[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int64_t at = rows.at(s.batch, work.head, s.begin + min(row + 8 * half, s.length - 1));
+    const std::int64_t at = rows.at(s.batch, place.head, s.begin + min(row + 8 * half, s.length - 1));
     lse2[half] = rows.lse2[at];
     delta[half] = rows.delta[at];
   }
-  float weights[E], slopes[E], sums[D / 2] = {};
-  std::uint32_t rounded[E / 2];
-  for (int i = 0; i < keys.count(); ++i) {
-    if (i + 1 < keys.count()) {
-      copy_keys(i + 1);
-      ptx::copy_async_wait<1>();
-    } else {
-      ptx::copy_async_wait<0>();
-    }
-    __syncthreads();
+  float sums[D / 2] = {};
+  const KeyTiles<kBlockRows, Plan::others> keys(call, s, place.begin);
+  const auto copy = [&](int i) {
+    const int stage = i % 2 * Plan::tile;
+    copy_keys_and_values<D, Plan::others>(call, place, keys.at(i), shared + Plan::first + stage,
+                                          shared + Plan::second + stage);
+  };
+  walk(keys.count(), copy, [&](int i) {
+    float weights[E], slopes[E];
+    std::uint32_t rounded[E / 2];
     const std::uint32_t k = shared + Plan::first + i % 2 * Plan::tile;
     scores<D>(weights, shared + Plan::first_kept + warp * kWarpBytes<D>, k);
     scores<D>(slopes, shared + Plan::second_kept + warp * kWarpBytes<D>, shared + Plan::second + i % 2 * Plan::tile);
     const auto tile = keys.at(i);
-    hide<kBlockRows>(weights, call, s, tile, first, row);
+    hide(weights, call, s, tile.past, tile.begin, first, row);
     if constexpr (std::is_same_v<Drop, Dropped>) {
-      const DroppedTiles mask(dropped, call, s, work.head);
+      const DroppedTiles mask(dropped, call, s, place.head);
       const std::uint32_t kept = mask.kept_keys<E>(row, column_of(call, s, tile));
 #pragma unroll
       for (int e = 0; e < E; ++e) slopes[e] = kept >> e & 1 ? slopes[e] * dropped.kept : 0.0f;
@@ -84,9 +71,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
     round_rows(rounded, slopes);
     combine<D>(sums, rounded, k);
-    __syncthreads();
-  }
-  store_rows<D>(sums, dq, s, row, work.head, call.key_dim, call.scale, call.scale);
+  });
+  store_rows<D>(sums, dq, s, row, place.head, call.key_dim, call.scale, call.scale);
 }
 
 template <int D, class Drop>
@@ -100,16 +86,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) char memory[];
   const std::uint32_t shared = ptx::shared_address(memory);
-  const Schedule::Work work = schedule.at(blockIdx.x);
-  if (work.n < 0) return;
-  const SequenceOfCall s = call.sequence(work.n);
-  const int key = work.tile * kBlockRows;
-  if (key >= s.length) return;
-  const QueryTiles<kBlockRows, Plan::others> tiles(call, s, key);
-  const int count = tiles.count * call.group();
-  const auto head_of = [&](int i) { return work.head * call.group() + i / tiles.count; };
+  const Place place(call, schedule);
+  const SequenceOfCall& s = place.s;
+  if (place.begin >= s.length) return;
+  copy_tile<D, kBlockRows>(shared + Plan::first_kept, rows_of_call(call.k, s, place.begin, place.head), call.key_dim);
+  copy_tile<D, kBlockRows>(shared + Plan::second_kept, rows_of_call(call.v, s, place.begin, place.head),
+                           call.value_dim);
+
+  const QueryTiles<kBlockRows, Plan::others> tiles(call, s, place.begin);
+  const auto head_of = [&](int i) { return place.head * call.group() + i / tiles.count; };
   const auto query_of = [&](int i) { return (tiles.first + i % tiles.count) * Plan::others; };
-  const auto copy_queries = [&](int i) {
+  const auto copy = [&](int i) {
     const int head = head_of(i), query = query_of(i), stage = i % 2;
     copy_tile<D, Plan::others>(shared + Plan::first + stage * Plan::tile, rows_of_call(call.q, s, query, head),
                                call.key_dim);
@@ -122,30 +109,19 @@ __global__ void __launch_bounds__(kThreads, 2)
       copy_sum(shared + Plan::row_sums + (2 * Plan::others * stage + threadIdx.x) * 4,
                from + (there ? rows.at(s.batch, head, s.begin + query + token) : 0), there);
     }
-    ptx::copy_async_commit();
   };
-  copy_tile<D, kBlockRows>(shared + Plan::first_kept, rows_of_call(call.k, s, key, work.head), call.key_dim);
-  copy_tile<D, kBlockRows>(shared + Plan::second_kept, rows_of_call(call.v, s, key, work.head), call.value_dim);
-  copy_queries(0);
-
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
-  const int first = key + 16 * warp, row = first + lane / 4;  // and row + 8
+  const int first = place.begin + 16 * warp, row = first + lane / 4;  // and row + 8
   const float scale = call.scale * kLog2E;
-  float weights[E], slopes[E], sums_k[D / 2] = {}, sums_v[D / 2] = {};
-  std::uint32_t rounded[E / 2];
-  for (int i = 0; i < count; ++i) {
-    if (i + 1 < count) {
-      copy_queries(i + 1);
-      ptx::copy_async_wait<1>();
-    } else {
-      ptx::copy_async_wait<0>();
-    }
-    __syncthreads();
+  float sums_k[D / 2] = {}, sums_v[D / 2] = {};
+  walk(tiles.count * call.group(), copy, [&](int i) {
+    float weights[E], slopes[E];
+    std::uint32_t rounded[E / 2];
     const int query = query_of(i), stage = i % 2;
     const std::uint32_t q = shared + Plan::first + stage * Plan::tile, g = shared + Plan::second + stage * Plan::tile;
     scores<D>(weights, shared + Plan::first_kept + warp * kWarpBytes<D>, q);
     scores<D>(slopes, shared + Plan::second_kept + warp * kWarpBytes<D>, g);
-    // A row's key is seen by the queries of columns [first_column, end).
+    // A row's key is seen by its own token and those behind it, within the window.
     if (first + 15 > query || query + Plan::others > s.length ||
         (call.window > 0 && first <= query + Plan::others - 1 - call.window)) {
 #pragma unroll
@@ -178,10 +154,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     combine<D>(sums_v, rounded, g);
     round_rows(rounded, slopes);
     combine<D>(sums_k, rounded, q);
-    __syncthreads();
-  }
-  store_rows<D>(sums_k, dk, s, row, work.head, call.key_dim, call.scale, call.scale);
-  store_rows<D>(sums_v, dv, s, row, work.head, call.value_dim, 1.0f, 1.0f);
+  });
+  store_rows<D>(sums_k, dk, s, row, place.head, call.key_dim, call.scale, call.scale);
+  store_rows<D>(sums_v, dv, s, row, place.head, call.value_dim, 1.0f, 1.0f);
 }
 
 }  // namespace flashgla::ops::softmax_attention::cuda::tensor_cores

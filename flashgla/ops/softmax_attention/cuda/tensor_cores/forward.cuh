@@ -25,44 +25,30 @@ __global__ void __launch_bounds__(kThreads, ForwardPlan<D>::blocks)
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) char memory[];
   const std::uint32_t shared = ptx::shared_address(memory);
-  const Schedule::Work work = schedule.at(blockIdx.x);
-  if (work.n < 0) return;
-  const SequenceOfCall s = call.sequence(work.n);
-  const int query = work.tile * kBlockRows, g = work.head / call.group();
-  if (query >= s.length) return;
-  const KeyTiles<kBlockRows, Plan::keys> keys(call, s, query);
-  const auto copy_keys = [&](int i) {
-    const auto tile = keys.at(i);
-    const auto rows = [&](const Strided& now, const Strided& past) {
-      return rows_of_keys<kBlockRows, Plan::keys>(call, s, work.n, g, query, tile, now, past);
-    };
-    copy_tile<D, Plan::keys>(shared + Plan::k + i % 2 * Plan::tile, rows(call.k, call.past_k), call.key_dim);
-    copy_tile<D, Plan::keys>(shared + Plan::v + i % 2 * Plan::tile, rows(call.v, call.past_v), call.value_dim);
-    ptx::copy_async_commit();
-  };
-  copy_tile<D, kBlockRows>(shared + Plan::q, rows_of_call(call.q, s, query, work.head), call.key_dim);
-  copy_keys(0);
+  const Place place(call, schedule);
+  const SequenceOfCall& s = place.s;
+  if (place.begin >= s.length) return;
+  copy_tile<D, kBlockRows>(shared + Plan::q, rows_of_call(call.q, s, place.begin, place.head), call.key_dim);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
-  const int first = query + 16 * warp, row = first + lane / 4;  // and row + 8
+  const int first = place.begin + 16 * warp, row = first + lane / 4;  // and row + 8
   const float scale = call.scale * kLog2E;
   OnlineSoftmax softmax;
-  float weights[E], sums[D / 2] = {}, factor[2];
-  std::uint32_t rounded[E / 2];
-  for (int i = 0; i < keys.count(); ++i) {
-    if (i + 1 < keys.count()) {
-      copy_keys(i + 1);
-      ptx::copy_async_wait<1>();
-    } else {
-      ptx::copy_async_wait<0>();
-    }
-    __syncthreads();
+  float sums[D / 2] = {};
+  const KeyTiles<kBlockRows, Plan::keys> keys(call, s, place.begin);
+  const auto copy = [&](int i) {
+    const int stage = i % 2 * Plan::tile;
+    copy_keys_and_values<D, Plan::keys>(call, place, keys.at(i), shared + Plan::k + stage, shared + Plan::v + stage);
+  };
+  walk(keys.count(), copy, [&](int i) {
+    float weights[E], factor[2];
+    std::uint32_t rounded[E / 2];
     scores<D>(weights, shared + Plan::q + warp * kWarpBytes<D>, shared + Plan::k + i % 2 * Plan::tile);
     const auto tile = keys.at(i);
-    hide<kBlockRows>(weights, call, s, tile, first, row);
+    hide(weights, call, s, tile.past, tile.begin, first, row);
     softmax.step(weights, scale, factor);
     if constexpr (std::is_same_v<Drop, Dropped>) {
-      const DroppedTiles mask(dropped, call, s, work.head);
+      const DroppedTiles mask(dropped, call, s, place.head);
       const std::uint32_t kept = mask.kept_keys<E>(row, column_of(call, s, tile));
 #pragma unroll
       for (int e = 0; e < E; ++e) weights[e] = kept >> e & 1 ? weights[e] * dropped.kept : 0.0f;
@@ -71,8 +57,7 @@ __global__ void __launch_bounds__(kThreads, ForwardPlan<D>::blocks)
     for (int e = 0; e < D / 2; ++e) sums[e] *= factor[e / 2 % 2];
     round_rows(rounded, weights);
     combine<D>(sums, rounded, shared + Plan::v + i % 2 * Plan::tile);
-    __syncthreads();
-  }
+  });
 
   float total[2];
 #pragma unroll
@@ -83,9 +68,9 @@ __global__ void __launch_bounds__(kThreads, ForwardPlan<D>::blocks)
     const int token = row + 8 * half;
     if (lse == nullptr || lane % 4 != 0 || token >= s.length) continue;
     const std::int64_t at = static_cast<std::int64_t>(s.batch) * call.length + s.begin + token;
-    lse[at * call.heads + work.head] = kLn2 * (softmax.largest[half] + log2f(total[half]));
+    lse[at * call.heads + place.head] = kLn2 * (softmax.largest[half] + log2f(total[half]));
   }
-  store_rows<D>(sums, o, s, row, work.head, call.value_dim, 1.0f / total[0], 1.0f / total[1]);
+  store_rows<D>(sums, o, s, row, place.head, call.value_dim, 1.0f / total[0], 1.0f / total[1]);
 }
 
 }  // namespace flashgla::ops::softmax_attention::cuda::tensor_cores

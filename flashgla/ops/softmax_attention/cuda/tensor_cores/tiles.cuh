@@ -30,16 +30,6 @@ __device__ __forceinline__ RowsOfHead rows_of_call(const Strided& x, const Seque
   return {x.at<__nv_bfloat16>(s.batch, s.begin + token, head), x.token, 0, s.length - token};
 }
 
-// Of the keys or values of a tile of N that a tile of queries from `query` on sees.
-template <int kRows, int N>
-__device__ __forceinline__ RowsOfHead rows_of_keys(const Call& call, const SequenceOfCall& s, int n, int g, int query,
-                                                   const typename KeyTiles<kRows, N>::Tile& tile, const Strided& now,
-                                                   const Strided& past) {
-  if (!tile.past) return rows_of_call(now, s, tile.begin, g);
-  const Filled filled = filled_rows<N>(call, s, query, tile.begin);
-  return {past.at<__nv_bfloat16>(n, tile.begin, g), past.token, filled.begin, filled.end};
-}
-
 // By all threads; what was copied is there after copy_async_wait and a barrier.
 template <int D, int kRows>
 __device__ __forceinline__ void copy_tile(std::uint32_t to, const RowsOfHead& rows, int channels) {
@@ -50,6 +40,55 @@ __device__ __forceinline__ void copy_tile(std::uint32_t to, const RowsOfHead& ro
     const bool there = row >= rows.begin && row < rows.end && channel < channels;
     ptx::copy_async_16(to + row * kPitch<D> + 2 * channel, there ? rows.data + row * rows.token + channel : rows.data,
                        there ? 16 : 0);
+  }
+}
+
+// What a block has: 64 rows of a head from token `begin` of a sequence on.
+struct Place {
+  int n, head, begin;
+  SequenceOfCall s;
+
+  // Where there is nothing to do, begin >= s.length.
+  __device__ __forceinline__ Place(const Call& call, const Schedule& schedule) {
+    const Schedule::Work work = schedule.at(blockIdx.x);
+    n = work.n;
+    head = work.head;
+    begin = work.tile * kBlockRows;
+    s = n < 0 ? SequenceOfCall{0, 0, 0, 0} : call.sequence(n);
+  }
+};
+
+// Keys and values of a tile of N that the block's queries see.
+template <int D, int N>
+__device__ __forceinline__ void copy_keys_and_values(const Call& call, const Place& place,
+                                                     const typename KeyTiles<kBlockRows, N>::Tile& tile,
+                                                     std::uint32_t k, std::uint32_t v) {
+  const int g = place.head / call.group();
+  const auto rows = [&](const Strided& now, const Strided& past) -> RowsOfHead {
+    if (!tile.past) return rows_of_call(now, place.s, tile.begin, g);
+    const Filled filled = filled_rows<N>(call, place.s, place.begin, tile.begin);
+    return {past.at<__nv_bfloat16>(place.n, tile.begin, g), past.token, filled.begin, filled.end};
+  };
+  copy_tile<D, N>(k, rows(call.k, call.past_k), call.key_dim);
+  copy_tile<D, N>(v, rows(call.v, call.past_v), call.value_dim);
+}
+
+// Calls use(i) for tiles 0 to count - 1, the next one on its way: copy(i) begins the copies of a tile, to stage i % 2.
+template <class Copy, class Use>
+__device__ __forceinline__ void walk(int count, const Copy& copy, const Use& use) {
+  copy(0);
+  ptx::copy_async_commit();
+  for (int i = 0; i < count; ++i) {
+    if (i + 1 < count) {
+      copy(i + 1);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<1>();
+    } else {
+      ptx::copy_async_wait<0>();
+    }
+    __syncthreads();
+    use(i);
+    __syncthreads();
   }
 }
 
@@ -102,19 +141,17 @@ __device__ __forceinline__ void round_rows(std::uint32_t (&a)[E / 2], const floa
   for (int i = 0; i < E / 2; ++i) a[i] = ptx::pack_bf16(d[2 * i], d[2 * i + 1]);
 }
 
-// Scores of a warp's rows of queries, `row` the lane's first of them and `first` the warp's, that are not to be seen
-// become -inf.
-template <int kRows, int E>
-__device__ __forceinline__ void hide(float (&s)[E], const Call& call, const SequenceOfCall& sequence,
-                                     const typename KeyTiles<kRows, 2 * E>::Tile& tile, int first, int row) {
-  if (!tile.past && tile.begin + 2 * E - 1 <= first && (call.window == 0 || tile.begin > first + 15 - call.window)) {
-    return;
-  }
+// Scores that are not to be seen become -inf: keys from `begin` on, of the call or the past, for a warp's rows of
+// queries, `row` the lane's first of them and `first` the warp's.
+template <int E>
+__device__ __forceinline__ void hide(float (&s)[E], const Call& call, const SequenceOfCall& sequence, bool past,
+                                     int begin, int first, int row) {
+  if (!past && begin + 2 * E - 1 <= first && (call.window == 0 || begin > first + 15 - call.window)) return;
   Sight sight[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sight[half] = tile.past ? Sight::of_past(call, sequence, row + 8 * half, tile.begin)
-                            : Sight::of_call(call, row + 8 * half, tile.begin);
+    sight[half] =
+        past ? Sight::of_past(call, sequence, row + 8 * half, begin) : Sight::of_call(call, row + 8 * half, begin);
     sight[half].shift(2 * static_cast<int>(threadIdx.x % 4));
   }
 #pragma unroll
