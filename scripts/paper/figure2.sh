@@ -14,14 +14,7 @@ set -euo pipefail
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 seconds=0.1
 shift
-while [ $# -gt 0 ]; do
-  [ $# -ge 2 ] || usage
-  case $1 in
-    --seconds) seconds=$2 ;;
-    *) usage ;;
-  esac
-  shift 2
-done
+take_options 'seconds' "$@"
 need_program
 mkdir -p "$out"
 problem='B32 T'

@@ -20,17 +20,8 @@ if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=tiny settings='' widths='' models='' rates='' layers=2 epochs='' pilot=''
 sequences='' device='' jobs='' dtype=f32 dropout='' range='' clip_norm=0 seed=123
 shift
-while [ $# -gt 0 ]; do
-  [ $# -ge 2 ] || usage
-  case $1 in
-    --size | --settings | --widths | --models | --rates | --layers | --epochs | --pilot | --sequences | --device | \
-      --dtype | --dropout | --range | --clip-norm | --seed | --jobs)
-      option=${1#--}
-      declare "${option//-/_}=$2" ;;
-    *) usage ;;
-  esac
-  shift 2
-done
+names='size settings widths models rates layers epochs pilot sequences device dtype dropout range clip-norm seed jobs'
+take_options "$names" "$@"
 # The tiny ones start from larger weights, have no dropout, and GLA a short convolution: they have little time.
 case $size in
   tiny) words=128 validation=500 usual_range=0.1 most_tokens=4096

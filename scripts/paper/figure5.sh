@@ -16,34 +16,21 @@
 set -euo pipefail
 . "$(dirname "$0")/program.sh"
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
-out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' asked_batch='' asked_sequences=''
+out=$1 size=small text='' models=gla,retnet,transformer,mamba,gla-4t,gla-12xt steps='' batch='' sequences=''
 device=auto
 shift
-while [ $# -gt 0 ]; do
-  [ $# -ge 2 ] || usage
-  case $1 in
-    --size) size=$2 ;;
-    --text) text=$2 ;;
-    --models) models=$2 ;;
-    --steps) steps=$2 ;;
-    --batch) asked_batch=$2 ;;
-    --sequences) asked_sequences=$2 ;;
-    --device) device=$2 ;;
-    *) usage ;;
-  esac
-  shift 2
-done
+take_options 'size text models steps batch sequences device' "$@"
 case $size in
-  small) length=128 batch=16 rate=3e-3 tokenizer=byte sequences=64 width=128 layers=4
+  small) length=128 usual_batch=16 rate=3e-3 tokenizer=byte usual_sequences=64 width=128 layers=4
     mlp=320 narrow_mlp=192 heads=2 default_steps=500 ;;
-  medium) length=512 batch=64 rate=1e-3 tokenizer=byte sequences=64 width=512 layers=8
+  medium) length=512 usual_batch=64 rate=1e-3 tokenizer=byte usual_sequences=64 width=512 layers=8
     mlp=1408 narrow_mlp=768 heads=4 default_steps=1500 ;;
-  full) length=2048 batch=64 rate=3e-4 tokenizer=train:32000 sequences=0 default_steps=10000 ;;
+  full) length=2048 usual_batch=64 rate=3e-4 tokenizer=train:32000 usual_sequences=0 default_steps=10000 ;;
   *) echo "error: the size is $size; expected small, medium or full" >&2; exit 2 ;;
 esac
 window=$((14 * length))  # read at once
 [ "$size" != full ] || window=$length
-steps=${steps:-$default_steps} batch=${asked_batch:-$batch} sequences=${asked_sequences:-$sequences}
+steps=${steps:-$default_steps} batch=${batch:-$usual_batch} sequences=${sequences:-$usual_sequences}
 need_program
 mkdir -p "$out"
 

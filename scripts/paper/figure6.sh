@@ -13,15 +13,7 @@ set -euo pipefail
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 seconds=1 models=gla-1.3b,transformer-1.3b,mamba-1.3b,retnet-1.3b,mamba2-1.3b
 shift
-while [ $# -gt 0 ]; do
-  [ $# -ge 2 ] || usage
-  case $1 in
-    --seconds) seconds=$2 ;;
-    --models) models=$2 ;;
-    *) usage ;;
-  esac
-  shift 2
-done
+take_options 'seconds models' "$@"
 need_program
 mkdir -p "$out"
 for by in length batch; do

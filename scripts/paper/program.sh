@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Sourced by the scripts of figures and of table 2: sets root, and flashgla, the program that they run. usage() says
-# what is above a script's first command; need_program() stops where the program is not built.
+# what is above a script's first command, take_options() reads its arguments, need_program() stops where the program is
+# not built.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 flashgla=${FLASHGLA_PROGRAM:-$root/build/bin/flashgla}
 
@@ -14,4 +15,16 @@ need_program() {
   echo "error: there is no $flashgla" >&2
   echo "to mend: scripts/build.sh release, in the project's folder, or FLASHGLA_PROGRAM=the program" >&2
   exit 1
+}
+
+# "NAME..." ARGUMENTS: --some-name VALUE sets some_name; only these names, each with a value.
+take_options() {
+  local names=" $1 " name
+  shift
+  while [ $# -gt 0 ]; do
+    name=${1#--}
+    [[ $# -ge 2 && $1 == --* && $names == *" $name "* ]] || usage
+    printf -v "${name//-/_}" %s "$2"
+    shift 2
+  done
 }

@@ -17,21 +17,7 @@ set -euo pipefail
 if [ $# -lt 1 ] || [[ $1 == -* ]]; then usage; fi
 out=$1 size=small text='' seeds=1 steps='' device=auto jobs=1 normalizer=16 only=''
 shift
-while [ $# -gt 0 ]; do
-  [ $# -ge 2 ] || usage
-  case $1 in
-    --size) size=$2 ;;
-    --text) text=$2 ;;
-    --seeds) seeds=$2 ;;
-    --steps) steps=$2 ;;
-    --device) device=$2 ;;
-    --jobs) jobs=$2 ;;
-    --normalizer) normalizer=$2 ;;
-    --only) only=$2 ;;
-    *) usage ;;
-  esac
-  shift 2
-done
+take_options 'size text seeds steps device jobs normalizer only' "$@"
 case $size in
   small)
     validation=0.1
