@@ -223,7 +223,7 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
   OutputGradients d_longer = d_out;
   InputGradients d_up_to = d_in;
   if (d_in.dh0) d_longer.d_ht.data = d_up_to.dh0.data = take_states(context, plan.problem, "gla: gradients passed on");
-  run_form(context, plan, by_length.up_to, d_out, d_up_to);
+  run_form(context, of_short_sequences(plan), by_length.up_to, d_out, d_up_to);
   run_form(context, of_long_sequences(plan), by_length.longer, d_longer, d_in);
 }
 

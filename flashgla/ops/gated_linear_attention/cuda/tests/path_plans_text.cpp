@@ -466,6 +466,12 @@ one_wide_pass or two_passes in 14 above 16 chunks; chunks in 7, states found; pr
 two_passes in 7; chunks in 7; prepared every 2
 two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_key_extreme wide_packed_long_key_trained
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks, states found; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks, states found; prepared every 2
+  two_passes_packed_alike_key_trained two_passes_packed_alike_none_trained two_passes_packed_long_key_trained
+  two_passes_packed_long_none_trained
 two_passes; chunks; prepared every 2
 one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
