@@ -229,7 +229,7 @@ double two_passes_microseconds(const Params& p, int multiprocessors) {
 double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
   const std::int64_t blocks = p.sequences.count * p.heads;
   const bool by_key = p.gate == GateKind::key;
-  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 7.5};
+  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 4.0};
   constexpr ByGate kStep{.none = 1.31, .constant = 1.95, .scalar = 2.02, .key = 4.1};
   // A block of key gates shares a multiprocessor with a second one, and is slower for it.
   const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
