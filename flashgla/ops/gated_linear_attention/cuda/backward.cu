@@ -94,19 +94,11 @@ template <class Core>
 void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
                             const InputGradients& d_in) {
   const Problem& problem = plan.problem;
-  FusedBackward f{gradients_of(problem, d_out, d_in),
-                  static_cast<const float*>(d_out.d_ht.data),
-                  static_cast<float*>(d_in.dh0.data),
-                  nullptr,
-                  nullptr,
-                  nullptr};
+  FusedBackward f{gradients_of(problem, d_out, d_in), static_cast<const float*>(d_out.d_ht.data),
+                  static_cast<float*>(d_in.dh0.data), nullptr};
   const std::int64_t walks = problem.sequences * problem.heads;
   if (problem.gate == GateKind::constant) {
     f.gate_parts = take<float>(context, walks * 4, "gla backward: gate parts");
-  }
-  if (plan.hopper && problem.gate == GateKind::key) {
-    f.chunks_left = take<int>(context, walks * 4, "gla backward: chunks left");
-    f.left_dh = take_states(context, problem, "gla backward: dh where left");
   }
   Params states_only = p;
   if (plan.finds_states) {
@@ -231,7 +223,7 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
   OutputGradients d_longer = d_out;
   InputGradients d_up_to = d_in;
   if (d_in.dh0) d_longer.d_ht.data = d_up_to.dh0.data = take_states(context, plan.problem, "gla: gradients passed on");
-  run_form(context, plan, by_length.up_to, d_out, d_up_to);
+  run_form(context, of_short_sequences(plan), by_length.up_to, d_out, d_up_to);
   run_form(context, of_long_sequences(plan), by_length.longer, d_longer, d_in);
 }
 

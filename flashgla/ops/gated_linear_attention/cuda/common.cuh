@@ -17,6 +17,10 @@ __device__ __forceinline__ std::int64_t anew(std::int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
+__device__ __forceinline__ float anew(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
 template <class T>
 __device__ __forceinline__ T* anew(T* x) {
   asm volatile("" : "+l"(x));

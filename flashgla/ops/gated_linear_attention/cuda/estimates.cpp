@@ -155,6 +155,10 @@ double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int
 
 }  // namespace
 
+// Segments of sequences that differ take longer than is estimated, of a cut that was to take 0.95 of the time, 1.4:
+// uncut they are taken to be as much faster.
+constexpr double kUncut = 0.9;
+
 bool longest_is_unknown(const Params& p) { return differ(p.sequences) && p.sequences.longest == 0; }
 
 Params with_all_alike(const Params& p) {
@@ -176,8 +180,7 @@ TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
     std::int64_t chunks;
     double alike, one_long;
   };
-  // Segments of sequences that differ take longer than is estimated: of a cut that was to take 0.95 of the time, 1.4.
-  const double uncut = differ(p.sequences) && !unknown ? 0.9 : 1.0;
+  const double uncut = differ(p.sequences) && !unknown ? kUncut : 1.0;
   std::vector<Cut> cuts;
   cuts.reserve(64);
   double least_alike = std::numeric_limits<double>::infinity(), least_long = least_alike;
@@ -226,7 +229,7 @@ double two_passes_microseconds(const Params& p, int multiprocessors) {
 double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
   const std::int64_t blocks = p.sequences.count * p.heads;
   const bool by_key = p.gate == GateKind::key;
-  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 7.5};
+  constexpr ByGate kBegin{.none = 5.0, .constant = 8.0, .scalar = 5.5, .key = 4.0};
   constexpr ByGate kStep{.none = 1.31, .constant = 1.95, .scalar = 2.02, .key = 4.1};
   // A block of key gates shares a multiprocessor with a second one, and is slower for it.
   const double step = by_key && blocks > multiprocessors ? 3.55 : kStep.of(p.gate);
@@ -260,6 +263,7 @@ bool one_kernel_is_faster(const Params& p, int multiprocessors) {
 // The most chunks of the longest sequence with which `form`, faster where all are alike, takes no longer than `other`,
 // whose time grows less with them. All, where it is never slower by half, nor by more than the launches that find no
 // tokens make the short call slower.
+constexpr double kIdleLaunches = 8.0;  // microseconds
 template <class Form, class Other>
 static std::int64_t most_chunks_of(const Params& p, const Form& form, const Other& other) {
   const std::int64_t all = p.sequences.chunks_each();
@@ -268,7 +272,6 @@ static std::int64_t most_chunks_of(const Params& p, const Form& form, const Othe
     q.sequences.longest = std::min(chunks * kChunk, p.sequences.length);
     return form(q) <= other(q);
   };
-  constexpr double kIdleLaunches = 8.0;
   const Params one_long = with_one_long(p);
   if (form(one_long) <= std::max(1.5, 1.0 + kIdleLaunches / form(with_all_alike(p))) * other(one_long)) return all;
   std::int64_t low = in_parts(all, p.sequences.count), high = all;
@@ -291,6 +294,20 @@ std::int64_t most_chunks_of_one_kernel(const Params& p, const TimeCut& cut, int 
   const auto in_one = [&](const Params& q) { return one_kernel_backward_microseconds(q, multiprocessors); };
   return most_chunks_of(
       p, in_one, [&](const Params& q) { return backward_by_chunks_microseconds(q, cut.chunks, multiprocessors); });
+}
+
+std::int64_t most_chunks_uncut(const Params& p, std::int64_t out_heads, const TimeCut& cut, int multiprocessors) {
+  const auto in_time = [&](const Params& q, std::int64_t chunks) {
+    return RecurrenceTime(q, out_heads, multiprocessors).microseconds(chunks) * (chunks == 0 ? kUncut : 1.0);
+  };
+  const Params alike = with_all_alike(p);
+  const TimeCut for_both = cut_time(p, out_heads, multiprocessors);
+  if (cut_time(alike, out_heads, multiprocessors).segments > 1 || for_both.segments == 1 ||
+      in_time(alike, for_both.chunks) < in_time(alike, 0) + kIdleLaunches) {
+    return p.sequences.chunks_each();
+  }
+  return most_chunks_of(
+      p, [&](const Params& q) { return in_time(q, 0); }, [&](const Params& q) { return in_time(q, cut.chunks); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -55,4 +55,8 @@ bool one_kernel_is_faster(const Params& params, int multiprocessors);
 std::int64_t most_chunks_of_form(const Params& params, Form form, const TimeCut& cut, int multiprocessors);
 std::int64_t most_chunks_of_one_kernel(const Params& params, const TimeCut& cut, int multiprocessors);
 
+// The same of two passes whose time is not cut, where that is the fastest if all sequences are alike, by more than
+// launches that find no tokens take: else all chunks of the call. out_heads: as cut_time.
+std::int64_t most_chunks_uncut(const Params& params, std::int64_t out_heads, const TimeCut& cut, int multiprocessors);
+
 }  // namespace flashgla::ops::gated_linear_attention::cuda

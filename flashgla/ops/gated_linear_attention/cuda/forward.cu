@@ -66,7 +66,7 @@ void run_kernels(Context& context, const Plan& plan, const Inputs& inputs, const
     by_length.up_to.ht = take_states(context, plan.problem, "gla: states passed on");
     by_length.longer.h0 = by_length.up_to.ht;
   }
-  run_form(context, plan, by_length.up_to, outputs);
+  run_form(context, of_short_sequences(plan), by_length.up_to, outputs);
   run_form(context, of_long_sequences(plan), by_length.longer, outputs);
 }
 

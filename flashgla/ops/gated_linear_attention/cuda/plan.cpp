@@ -222,15 +222,14 @@ void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int mul
   const bool wide = plan.hopper && !l.states && p.key_dim <= 2 * kTile;
   const Form form = fastest_form(unknown ? with_all_alike(sizes) : sizes, narrow, wide, multiprocessors);
   plan.forward = form_of(form);
-  if (form == Form::two_passes) {
-    plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
-  } else if (unknown) {
-    const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
-    const std::int64_t most = most_chunks_of_form(sizes, form, cut, multiprocessors);
-    if (most >= sizes.sequences.chunks_each()) return;
-    plan.forward_cut = cut;
-    plan.forward_up_to = most;
-  }
+  if (form == Form::two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  if (!unknown) return;
+  const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
+  const std::int64_t most = form == Form::two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
+                                                     : most_chunks_of_form(sizes, form, cut, multiprocessors);
+  if (most >= sizes.sequences.chunks_each()) return;
+  plan.forward_cut = cut;
+  plan.forward_up_to = most;
 }
 
 // Where states are kept for the one kernel, which are too few for chunks, these find theirs again.
@@ -274,9 +273,17 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
       plan.backward_up_to = 0;
       plan.backward_cut = {};
     }
-  } else if (faster) {
-    read_states_by_chunks(plan);
+    return;
   }
+  if (unknown) {
+    const TimeCut cut = cut_time(with_one_long(sizes), p.heads, multiprocessors);
+    const std::int64_t most = most_chunks_uncut(sizes, p.heads, cut, multiprocessors);
+    if (most < sizes.sequences.chunks_each()) {
+      plan.backward_cut = cut;
+      plan.backward_up_to = most;
+    }
+  }
+  if (faster) read_states_by_chunks(plan);
 }
 
 // Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
@@ -517,12 +524,18 @@ Plan plan_of_call(const Problem& problem, const Layout& layout, const Architectu
   return made[at].plan;
 }
 
+Plan of_short_sequences(const Plan& plan) {
+  Plan p = plan;
+  p.forward_up_to = p.backward_up_to = 0;
+  p.forward_cut = p.backward_cut = {};
+  return p;
+}
 Plan of_long_sequences(const Plan& plan) {
   Plan p = plan;
   p.forward = ForwardForm::two_passes;
   p.backward = BackwardForm::chunks;
   p.forward_up_to = p.backward_up_to = 0;
-  read_states_by_chunks(p);
+  if (plan.backward != BackwardForm::chunks) read_states_by_chunks(p);
   return p;
 }
 

@@ -100,7 +100,8 @@ struct Plan {
   int backward_every_log2 = 0;        // of states that the backward reads, kept or found
   TimeCut forward_cut, backward_cut;  // segments of time; one: uncut
   // Packed sequences whose longest the host does not know: the most chunks that it may have for `forward` and
-  // `backward`; where it has more, the device takes two passes and chunks instead (of_long_sequences). 0: as they are.
+  // `backward`, uncut; where it has more, the device takes two passes and chunks, cut (of_long_sequences). 0: as they
+  // are.
   std::int64_t forward_up_to = 0, backward_up_to = 0;
   int groups = 1;      // one pass; states beside gates over values: warpgroups of a block
   bool pairs = false;  // one pass: they have neighbouring heads, moved together
@@ -113,7 +114,9 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
 // planned twice, for its workspace and to run.
 Plan plan_of_call(const Problem& problem, const Layout& layout, const Architecture& architecture, bool hopper);
 
-// What a call goes by if its longest sequence has more chunks than forward_up_to, backward_up_to.
+// What a call goes by if its longest sequence has no more chunks than forward_up_to, backward_up_to, whose time is not
+// cut; and if it has more.
+Plan of_short_sequences(const Plan& plan);
 Plan of_long_sequences(const Plan& plan);
 
 // Bytes of Outputs.states, whatever the device and the longest sequence are: no less than plan.states.bytes.

@@ -10,7 +10,7 @@
 //     dg_t = sum of dh h before the chunk - sum_{i<t} (q_i . dq_i - k_i . dk_i)
 // No exponent is positive, whatever the gates are: nothing tells steep chunks from others. a_ij is rounded alike where
 // it makes dq and where it makes dk, so that what must cancel in dg does so to f32. Group 5 is four warps: one brings
-// k, v and kept states, one q and do, one sums gates, one makes dg. Who waits for whom: backward/README.md.
+// k, v and kept states, one q and do, one sums gates, one makes dg. Who waits for whom: backward/BY_ROLE.md.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/by_role_rows.cuh"

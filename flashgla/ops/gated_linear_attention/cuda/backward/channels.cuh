@@ -90,13 +90,18 @@ __device__ __forceinline__ void products_of_chunk(const ChannelsView<Core, kGate
   }
 }
 
-// Where the walk begins, in shared memory, and the last chunk is asked for.
+constexpr int kAllChunks = -1;
+
+// Where the walk over a sequence's first so many chunks begins, in shared memory, and the last of them is asked for.
 template <class Core, KeyGates kGates>
-__device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, const Span& span, int head, int last,
-                                           Rung rung) {
+__device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, int chunks, Rung rung) {
   using Layout = ChannelsShared;
   const Params& p = view.p;
   const Gradients& d = view.f.gradients;
+  const auto block = static_cast<int>(fresh_block());
+  const int head = block % p.heads;
+  const Span span = span_of(p.sequences, block / p.heads);
+  const int last = (chunks == kAllChunks ? static_cast<int>((span.length + kChunk - 1) / kChunk) : chunks) - 1;
   const std::int64_t states_step = p.heads * kImageBytes;
   const auto states_at = [&](int index) {
     return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step + head * kImageBytes;
@@ -113,10 +118,16 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
     start(Places::v, p.v, last - 1);
     places.start(last, Places::states, states_at(last - 1), states_step);
     start(Places::g, p.g, last - 1, view.kGateBytes);
-    start(Places::dq, d.dq, last);
-    start(Places::dk, d.dk, last);
-    start(Places::dv, d.dv, last);
-    start(Places::dg, d.dg, last, view.kGateBytes);
+    std::uint32_t wanted = 0;
+    const auto gradient = [&](Places::Tensor tensor, const Strided& s, int element = 2) {
+      start(tensor, s, last, element);
+      wanted |= (s.data != nullptr ? 1u : 0u) << tensor;
+    };
+    gradient(Places::dq, d.dq);
+    gradient(Places::dk, d.dk);
+    gradient(Places::dv, d.dv);
+    gradient(Places::dg, d.dg, view.kGateBytes);
+    store_shared_4(view.base + Layout::wanted, wanted);
     store_shared_4(view.base + Layout::last, last);
     store_shared_4(view.base + Layout::last_rows, rows);
     store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(rung));
@@ -134,82 +145,48 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
                  chunk_place(first_group ? d.d_o : p.v, span, last, head, 2), gates, states_at(last));
 }
 
-// Chunks that a kernel's walk takes: all of a sequence; those from its end on that one anchor reaches, until one comes
-// that it does not, since a kernel without the other rungs is faster; or those that this one has left. The blocks of
-// the last begin where those of the one before it have ended, while others of it are under way, and wait for their own.
-enum class Walk { whole, one_anchor, rest };
-
-// How many chunks are left to this block, when that is known. All of the other kernel's blocks have begun.
-__device__ __forceinline__ int wait_for_rest(const FusedBackward& f, std::uint32_t room) {
-  if (threadIdx.x == 0) {
-    int chunks;
-    const auto look = [&] {
-      asm volatile("ld.acquire.gpu.s32 %0, [%1];" : "=r"(chunks) : "l"(f.chunks_left + blockIdx.x) : "memory");
-      return chunks;
-    };
-    while (look() == kUnderWay) __nanosleep(200);
-    store_shared_4(room, static_cast<std::uint32_t>(chunks));
-  }
-  __syncthreads();
-  return static_cast<int>(load_shared_4(room));
-}
-// This kernel has not ended before the one beside it has.
-__device__ __forceinline__ void end_rest() {
-  if (blockIdx.x + 1 == gridDim.x) flashgla::cuda::wait_for_previous();
+// The next chunk's tiles are there, and dv and dg of the one after it leave; false beyond the sequence's start.
+template <bool kMayBeHeld, class Core, KeyGates kGates>
+__device__ __forceinline__ bool begin_chunk(const ChannelsView<Core, kGates>& view, int index,
+                                            const Accumulator& held) {
+  ptx::copy_async_wait<0>();
+  Core::publish();
+  __syncthreads();  // all tiles are there, and E of the chunk after
+  if (index < view.last_chunk()) view.template finish_after<kMayBeHeld>(index, held);
+  if (index < 0) return false;
+  view.put_index(index);
+  if constexpr (kGates == KeyGates::logits) view.turn_gates(index);
+  return true;
 }
 
-// Grid: N x G. One query head a kv head; states kept.
-template <class Core, KeyGates kGates, Walk kWalk>
-__device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
-  int chunks = 0;  // to walk through
-  if constexpr (kWalk == Walk::rest) {
-    chunks = wait_for_rest(f, ptx::shared_address(shared) + ChannelsShared::index);
-    if (chunks == 0) return end_rest();
-  } else if (kWalk == Walk::one_anchor && threadIdx.x == 0) {
-    f.chunks_left[blockIdx.x] = kUnderWay;
-    __threadfence();
-  }
-  const int head = blockIdx.x % p.heads;
-  const Span span = span_of(p.sequences, blockIdx.x / p.heads);
-  if (kWalk != Walk::rest) chunks = static_cast<int>((span.length + kChunk - 1) / kChunk);
-  const ChannelsView<Core, kGates> view{p, f, ptx::shared_address(shared), in_first_group()};
-  start_walk(view, span, head, chunks - 1, kWalk == Walk::rest ? Rung::anchors : Rung::one_anchor);
-  if constexpr (kWalk == Walk::one_anchor) flashgla::cuda::release_next();  // behind a barrier
-
-  Accumulator held;  // of the first group dv, of the second dh
-  if (view.first_group) {
-    clear(held);
-  } else {
-    const float* from = kWalk == Walk::rest ? f.left_dh : f.d_ht;
-    read_state(held, from == nullptr ? nullptr : from + view.state_at(), p.key_dim, p.value_dim, 0, 0, fresh_thread());
-  }
+// Chunks from a sequence's end on, while one anchor reaches; how many are left. A loop of its own, for what the other
+// rungs cost a chunk is to be in the same one.
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ int walk_by_one_anchor(const ChannelsView<Core, kGates>& view, Accumulator& held) {
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
-    ptx::copy_async_wait<0>();
-    Core::publish();
-    __syncthreads();  // all tiles are there, and E of the chunk after
-    constexpr bool kMayBeHeld = kWalk != Walk::one_anchor && view.kAnchors;
-    if (index < view.last_chunk()) view.template finish_after<kMayBeHeld>(index, held);
-    if (index < 0) break;
-    view.put_index(index);
-    if constexpr (kGates == KeyGates::logits) view.turn_gates(index);
-
+    if (!begin_chunk<false>(view, index, held)) return 0;
     float2 decay = make_float2(1.0f, 1.0f);
     Accumulator d;  // of the first group dq, of the second dk
-    if constexpr (kWalk == Walk::one_anchor) {
-      const bool in_range = view.template gate_in_place<false>(index, held, decay);
-      Core::publish();
-      if (__syncthreads_or(!in_range)) {
-        view.leave_rest(index + 1, held);
-        return;
-      }
-      view.load_before(index);
-      products_of_chunk(view, index, d, held, decay);
-      __syncthreads();  // the operands have been read
-      index = view.index_there();
-      view.template leave<false>(index, d);
-      continue;
-    }
+    const bool in_range = view.template gate_in_place<false>(index, held, decay);
+    Core::publish();
+    if (__syncthreads_or(!in_range)) return index + 1;
+    view.load_before(index);
+    products_of_chunk(view, index, d, held, decay);
+    __syncthreads();  // the operands have been read
+    index = view.index_there();
+    view.template leave<false>(index, d);
+  }
+}
+
+// All chunks, each by the rung that serves it.
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ void walk_by_rungs(const ChannelsView<Core, kGates>& view, Accumulator& held) {
+#pragma unroll 1
+  for (int index = view.last_chunk();; --index) {
+    if (!begin_chunk<view.kAnchors>(view, index, held)) return;
+    float2 decay = make_float2(1.0f, 1.0f);
+    Accumulator d;  // of the first group dq, of the second dk
     // A chunk that its rung does not serve goes by blocks.
     const Rung rung = view.rung();
     if (rung == Rung::one_anchor) {
@@ -264,11 +241,32 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     index = chunk_by_blocks(view, d, held);
     view.store_rows(index, d);
   }
+}
+
+// Grid: N x G. One query head a kv head; states kept.
+template <class Core, KeyGates kGates>
+__device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
+  const ChannelsView<Core, kGates> view{p, f, ptx::shared_address(shared), in_first_group()};
+  start_walk(view, kAllChunks, Rung::one_anchor);
+  Accumulator held;  // of the first group dv, of the second dh
+  if (view.first_group) {
+    clear(held);
+  } else {
+    read_state(held, f.d_ht == nullptr ? nullptr : f.d_ht + view.state_at(), p.key_dim, p.value_dim, 0, 0,
+               fresh_thread());
+  }
+  if constexpr (view.kAnchors) {
+    const int left = walk_by_one_anchor(view, held);
+    if (left > 0) {
+      start_walk(view, left, Rung::anchors);
+      walk_by_rungs(view, held);
+    }
+  } else {
+    walk_by_rungs(view, held);
+  }
   if (!view.first_group && f.dh0 != nullptr) {
     write_state(f.dh0 + view.state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
-  if constexpr (kWalk == Walk::one_anchor) view.say_left(0);
-  if constexpr (kWalk == Walk::rest) end_rest();
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -43,13 +43,13 @@ struct ChannelsShared {
   static constexpr int triangles = x + kTileBytes;
   static constexpr int beyond = triangles + Triangles::bytes;  // [64]: dh h at the chunk's start
   static constexpr int places = beyond + kTile * 4;
-  // The last chunk and its tokens, and the chunk under way; and its rung, which has been read where the next one's is
-  // written.
-  static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, index = last_rows + 4,
-                       rung = index + 4;
+  // The last chunk and its tokens, a bit of each gradient that is wanted, and the chunk under way; and its rung, which
+  // has been read where the next one's is written.
+  static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, wanted = last_rows + 4,
+                       index = wanted + 4, rung = index + 4;
   static constexpr int gates_held = rung + 4;  // whether the chunk under way went by half blocks
   // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
-  static constexpr int anchors = gates_held + 16, by_queries = anchors;
+  static constexpr int anchors = gates_held + 12, by_queries = anchors;
   static constexpr int diagonal = anchors + Anchors::bytes;  // [64] of each group: what tokens have with themselves
   // Whether a chunk has logits of weak gates, a word of each warp that has turned them; of two chunks.
   static constexpr int weak = diagonal + 2 * kTile * 4;
@@ -184,6 +184,10 @@ struct ChannelsView {
   __device__ __forceinline__ int rows_in(int index) const {
     return index == last_chunk() ? static_cast<int>(load_shared_4(base + Layout::last_rows)) : kChunk;
   }
+  // In shared memory: what a loop does not change ptxas holds in registers of the warp, of which there are too few.
+  __device__ __forceinline__ bool is_wanted(Places::Tensor gradient) const {
+    return (load_shared_4(base + Layout::wanted) >> gradient & 1) != 0;
+  }
   __device__ __forceinline__ int index_there() const { return static_cast<int>(load_shared_4(base + Layout::index)); }
   __device__ __forceinline__ int index_now(int index) const {
     return again<Core>(index, [&] { return index_there(); });
@@ -223,18 +227,6 @@ struct ChannelsView {
   }
   __device__ __forceinline__ bool gates_held() const {
     return __shfl_sync(0xffffffffu, static_cast<int>(load_shared_4(base + Layout::gates_held)), 0) != 0;
-  }
-
-  // So many chunks are left to the kernel of Walk::rest.
-  __device__ __forceinline__ void leave_rest(int chunks, Accumulator& held) const {
-    if (!first_group) write_state(f.left_dh + state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
-    say_left(chunks);
-  }
-  __device__ __forceinline__ void say_left(int chunks) const {
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    asm volatile("st.release.gpu.s32 [%0], %1;" ::"l"(f.chunks_left + fresh_block()), "r"(chunks) : "memory");
   }
 
   // ---- copies ----
@@ -345,7 +337,7 @@ struct ChannelsView {
     return Exponent{first_group ? kLog2E : -kLog2E, first_group ? log : 0.0f};
   }
   // The scale's sign is put where it is negative.
-  __device__ __forceinline__ bool negated() const { return p.scale < 0.0f && first_group; }
+  __device__ __forceinline__ bool negated() const { return anew(p.scale) < 0.0f && first_group; }
 
   // q~ and k~ in place, and dh^ to its tile, as if the rung served; whether it does for what this thread has seen.
   // decay: of dh's rows.
@@ -422,13 +414,13 @@ struct ChannelsView {
     const int after = index + 1, rows = rows_in(after);
     const std::uint32_t stage = stage_of(after);
     if (first_group) {
-      if (f.gradients.dv.data != nullptr) {
+      if (is_wanted(Places::dv)) {
         store_through<Core>(stage + Layout::h, places().template get<__nv_bfloat16>(after, Places::dv),
                             static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
       }
       return;
     }
-    if (f.gradients.dg.data == nullptr) return;
+    if (!is_wanted(Places::dg)) return;
     const std::uint32_t parts[4] = {stage + Layout::v, stage + Layout::k, stage + Layout::d_o, stage + Layout::q};
     const std::uint32_t from_beyond = base + Layout::beyond;
     float weight = 1.0f;  // of what is from beyond: 0 where it has been added
@@ -519,7 +511,7 @@ struct ChannelsView {
     const int thread = thread_shuffled<Core>(fresh_thread());
     const bool queries = in_first_group();  // anew: what hangs on it would be held through the walk
     const Strided& out = queries ? f.gradients.dq : f.gradients.dk;
-    if (out.data != nullptr) {
+    if (is_wanted(queries ? Places::dq : Places::dk)) {
       store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(),
                           places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk),
                           static_cast<int>(out.token), d, rows_in(index), p.key_dim);

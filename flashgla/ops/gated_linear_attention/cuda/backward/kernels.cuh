@@ -18,32 +18,21 @@ __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
 }
 
-template <class Core, KeyGates kGates, Walk kWalk>
+template <class Core, KeyGates kGates>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
-  if constexpr (kWalk == Walk::rest) {
-    release_other_way(p.sequences);
-  } else {
-    flashgla::cuda::wait_for_previous();
-  }
+  flashgla::cuda::wait_for_previous();
+  release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) backward_channels<Core, kGates, kWalk>(p, f, shared);
+  if constexpr (Core::available) backward_channels<Core, kGates>(p, f, shared);
 }
 
 template <class Core, KeyGates kGates>
 void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStream_t stream) {
   static_assert(ChannelsShared::total <= kFusedSharedBytes);
-  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads));
-  const auto launch = [&](auto kernel) {
-    flashgla::cuda::launch("gated_linear_attention backward of key gates", kernel, grid, kFusedThreads,
-                           ChannelsShared::total, stream, kNext<Core>, p, f);
-  };
-  if constexpr (std::is_same_v<Core, TensorCore90>) {
-    launch(backward_channels_kernel<Core, kGates, Walk::one_anchor>);
-    launch(backward_channels_kernel<Core, kGates, Walk::rest>);
-  } else {
-    launch(backward_channels_kernel<Core, kGates, Walk::whole>);
-  }
+  flashgla::cuda::launch("gated_linear_attention backward of key gates", backward_channels_kernel<Core, kGates>,
+                         dim3(static_cast<unsigned>(p.sequences.count * p.heads)), kFusedThreads, ChannelsShared::total,
+                         stream, kNext<Core>, p, f);
 }
 
 template <class Core, GateTile kGate>

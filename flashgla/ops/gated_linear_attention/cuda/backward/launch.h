@@ -21,18 +21,12 @@ struct BackwardWorkspace {
   float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles + group, chunks, G]
 };
 
-constexpr int kUnderWay = -1;
-
 // The backward in one kernel.
 struct FusedBackward {
   Gradients gradients;
   const float* d_ht;  // [N,G,K,V] or null: zero
   float* dh0;         // or null: not wanted
   float* gate_parts;  // constant gates: [N, G]
-  // Key gates on Hopper: of N x G walks the chunks from a sequence's start that the first kernel leaves to the second,
-  // kUnderWay until that is known, and the gradient of the state after them.
-  int* chunks_left;
-  float* left_dh;  // [N,G,K,V]
 };
 
 // K, V <= 64, G = H, states kept. Key gates.

@@ -93,6 +93,10 @@ __device__ __forceinline__ void gate_tokens_steeply(Local<std::uint32_t, 16>& st
 
 // ---- the walk ----
 
+// Of key gates on wgmma the chunks until one that one anchor does not reach have a loop of their own, for what the
+// other rungs cost a chunk is to be in the same one; `rest` goes on from there, that chunk's q and k being lost.
+enum class Part { whole, one_anchor, rest };
+
 // Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. asks_early: a
 // chunk is asked for before the one before it has come, else when it has; of pairs alone, others always do.
 template <class Core, FusedGate gate, bool kPairs>
@@ -124,17 +128,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   int left = static_cast<int>(span.length);  // tokens from the chunk that is worked on
 
   const std::uint32_t g_tile = base + View::g_slot, h_tile = base + View::h_slot;
-  Place places[kFusedTensors] = {
-      View::first_place(span, p.q, first_head, 0),
-      View::first_place(span, p.k, first_key_head, 0),
-      View::first_place(span, p.v, first_key_head, v0),
-      View::first_place(span, p.o, first_head, v0),
-      in_f32 ? View::first_place(span, p.g, head, 0, 4)  // each group moves its own
-      : key  ? View::first_place(span, p.g, first_key_head, 0)
-      : gate == FusedGate::scalar
-          ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + first_key_head * p.g.head)
-          : 0,
-      static_cast<Place>(p.state_tile(p.state_slot(span.chunk_begin, n, 0), head, 0, v0 / kTile) / View::unit)};
+  Place places[kFusedTensors];
+  View::first_places(places, p, span, n, head, first_head, first_key_head, v0);
   Place &q_next = places[kFusedQ], &k_next = places[kFusedK], &v_next = places[kFusedV], &o_next = places[kFusedO],
         &g_next = places[kFusedGates], &states_next = places[kFusedStates];
   const auto rows_here = [&] { return min(left, kChunk); };
@@ -159,7 +154,6 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     }
     if constexpr (gate == FusedGate::scalar) view.token_gates(next_gates, g_next, rows_here());
   }
-
   Accumulator h;
   read_state(h, view.own_state(p.h0), K, V, 0, v0, thread);
   put_rounded<Core>(h_tile, h, thread);
@@ -169,217 +163,232 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
 
   constexpr bool kAsynchronous = !std::is_same_v<Core, TensorCore80>;
   Rung rung = Rung::one_anchor;
-  int c = 0;
+  int done = 0;
+  const auto walk = [&](auto of_part) __attribute__((always_inline)) {
+    constexpr Part part = decltype(of_part)::value;
+    bool begun = part == Part::rest;  // the chunk, in the loop before
+    int c = done;
 #pragma unroll 1
-  for (; left > 0; ++c, left -= kChunk) {
-    const int thread = fresh_thread(), lane = thread % 32;
-    const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
-    const std::uint32_t v_slot = View::v_slots + (key ? 0 : parity);
-    const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = base + v_slot;
-    // Of pairs o of the chunk before leaves only now, by those who refill its slot.
-    const auto load_next = [&] {
-      if (kPairs && c > 0) view.store_o(o_next, other, kChunk, thread_shuffled<Core>(thread));
-      if (left > kChunk) {
-        view.load(other, q_next, p.q, rows_next(), K);
-        view.load(2 * kTileBytes + other, k_next, p.k, rows_next(), K);
-        if constexpr (!key) view.load(View::v_slots + other, v_next, p.v, rows_next(), V - v0);
-      }
-      ptx::copy_async_commit();
-    };
-    if (kPairs && !asks_early) {
-      ptx::copy_async_wait<key ? 1 : 0>();
-    } else {
-      if constexpr (kPairs) sync_pair(thread);
-      load_next();
-      ptx::copy_async_wait<key ? 2 : 1>();
-    }
-    const auto load_late = [&] {
-      if (kPairs && !asks_early) load_next();
-    };
-    const auto leave_chunk = [&](Accumulator& o, float2 o_scale) {
-      __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
-      if constexpr (key) {
-        if (left > kChunk) view.load(v_slot, v_next, p.v, rows_next(), V - v0);
-        ptx::copy_async_commit();
-      }
-      const int mover = thread_shuffled<Core>(fresh_thread());
-      put_rounded<Core>(h_tile, h, mover);
-      scale_rows(o, o_scale.x, o_scale.y);
-      put_rounded<Core>(q, o, mover);
-      __syncwarp();
-      if constexpr (!kPairs) view.store_o(o_next, parity, left, mover);
-      if (keeps_states && left > kChunk && p.keeps_state_after(c)) view.write_states(states_next, mover);
-    };
-
-    bool one_anchor = true;
-    float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
-    Local<std::uint32_t, 16> steep_scores;
-    if constexpr (key) {
-      if (!in_f32 && p.logit_scale != 0.0f) {
-        view.turn_logits_here(rows_here());
-      }
-      Core::publish();
-      view.sync_moved();  // g, q and k are there
-      load_late();
-      // The rung has served this group, or not. Either group of a pair refills both tiles of gates, so each waits for
-      // the other: beyond.
-      bool beyond;
-      const auto served = [&](bool own) {
-        ptx::copy_async_wait<1>();
-        Core::publish();
-        beyond = kPairs ? __syncthreads_or(!own) : sync_fresh_group_or(!own);
-        return __any_sync(0xffffffffu, kPairs && beyond ? sync_fresh_group_or(!own) : beyond) == 0;
-      };
-      const auto refill_gates = [&](auto in_halves) {
-        if (kPairs && beyond) __syncthreads();
-        if (left > kChunk) view.load_gates(g_next, left - kChunk, in_halves);
+    for (; left > 0; ++c, left -= kChunk) {
+      const int thread = fresh_thread(), lane = thread % 32;
+      const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
+      const std::uint32_t v_slot = View::v_slots + (key ? 0 : parity);
+      const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = base + v_slot;
+      // Of pairs o of the chunk before leaves only now, by those who refill its slot.
+      const auto load_next = [&] {
+        if (kPairs && c > 0) view.store_o(o_next, other, kChunk, thread_shuffled<Core>(thread));
+        if (left > kChunk) {
+          view.load(other, q_next, p.q, rows_next(), K);
+          view.load(2 * kTileBytes + other, k_next, p.k, rows_next(), K);
+          if constexpr (!key) view.load(View::v_slots + other, v_next, p.v, rows_next(), V - v0);
+        }
         ptx::copy_async_commit();
       };
-      if (kAsynchronous && rung == Rung::anchors) {
-        if constexpr (kAsynchronous) {
-          AnchoredChunk anchored;
-          one_anchor = false;
-          if (served(anchored.take(g_tile))) {
-            refill_gates(std::true_type());
-            Local<Place, 1> aside;  // registers are for the products
-            aside.x[0] = g_next;
-            Accumulator o;
-            if (anchored.template products<Core>(o, h, q, k, v, h_tile)) rung = Rung::one_anchor;
-            g_next = aside.x[0];
-            leave_chunk(o, o_scale);
-            continue;
-          }
-        }
-      } else {
-        one_anchor = served(rung == Rung::one_anchor && gate_by_channel<Core>(q, k, g_tile, decay, thread));
-      }
-      const auto reload = [&] {
-        const int ahead = left > kChunk ? 2 : 1;
-        view.load_again(q, q_next, p.q, rows_here(), ahead);
-        view.load_again(k, k_next, p.k, rows_here(), ahead);
-        ptx::copy_async_commit();
-        ptx::copy_async_wait<0>();
-        __syncwarp();  // a warp reads what it has loaded
-      };
-      if constexpr (kAsynchronous) {
-        if (!one_anchor) {
-          if (rung == Rung::one_anchor) reload();
-          Local<Place, kFusedTensors> walk;  // registers are for the products
-          walk.put(places);
-          std::uint32_t queries[16];
-          gate_half_blocks<Core>(queries, q, k, g_tile);
-          Core::publish();
-          sync_fresh_group();
-          const NextRung next = rung_of_half_blocks(q);
-          if (!next.is_nan) {
-            rung = next.rung;
-            Accumulator o;
-            half_block_products<Core>(o, h, queries, q, k, v, h_tile);
-            walk.get(places);
-            refill_gates(std::true_type());
-            leave_chunk(o, o_scale);
-            continue;
-          }
-          walk.get(places);
-          sync_fresh_group();       // all have read the factors
-          rung = Rung::one_anchor;  // q and k are lost
-        }
-      }
-      if (!one_anchor) {
-        gate_keys_by_blocks<Core>(steep_scores, h, places, rung, decay, q, k, g_tile, reload);
-      }
-      refill_gates(std::false_type());
-    } else if constexpr (by_token) {
-      float gates[View::kGates];
-#pragma unroll
-      for (int i = 0; i < View::kGates; ++i) gates[i] = base_2_gate(gate_from_bits(p.gate_dtype, next_gates[i]));
-      if constexpr (gate == FusedGate::scalar) view.token_gates(next_gates, g_next, left > kChunk ? rows_next() : 0);
-      const TokenSums sums = gate == FusedGate::constant ? constant_sums(constant_gate, moved_constant,
-                                                                         view.moved_row(thread), rows_here(), thread)
-                                                         : scan_tokens(gates, group, thread);
-      one_anchor = sums.total >= -kRange;
-      decay.x = decay.y = ptx::exp2(sums.total);
-      const auto gate_steeply = [&] {
-        gate_tokens_steeply<Core, gate, kPairs>(steep_scores, h, places, next_gates, gates, constant_gate, q, k, group,
-                                                left, lane);
-      };
-      const auto gate_moved_values = [&] {
-        gate_values(
-            view.moved_base + v_slot, [&](int i) { return view.moved_piece(thread, i); }, sums);
-      };
-      if constexpr (kPairs) {  // each head's decision is its own
-        if (one_anchor) o_scale = token_scales(sums);
-        if (sums.moved_total >= -kRange) gate_moved_values();
-        Core::publish();
-        __syncthreads();  // the operands are there
-        load_late();
-        if (!one_anchor) {
-          gate_steeply();
-          Core::publish();
-          sync_fresh_group();
-        }
-      } else {
-        if (one_anchor) {
-          o_scale = token_scales(sums);
-          gate_moved_values();
+      if (!begun) {
+        if (kPairs && !asks_early) {
+          ptx::copy_async_wait<key ? 1 : 0>();
         } else {
-          gate_steeply();
+          if constexpr (kPairs) sync_pair(thread);
+          load_next();
+          ptx::copy_async_wait<key ? 2 : 1>();
         }
-        Core::publish();
-        sync_fresh_group();
       }
-    } else {
-      Core::publish();
-      view.sync_moved();
-      load_late();
-    }
+      const auto load_late = [&] {
+        if (kPairs && !asks_early) load_next();
+      };
+      const auto leave_chunk = [&](Accumulator& o, float2 o_scale) {
+        __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
+        if constexpr (key) {
+          if (left > kChunk) view.load(v_slot, v_next, p.v, rows_next(), V - v0);
+          ptx::copy_async_commit();
+        }
+        const int mover = thread_shuffled<Core>(fresh_thread());
+        put_rounded<Core>(h_tile, h, mover);
+        scale_rows(o, o_scale.x, o_scale.y);
+        put_rounded<Core>(q, o, mover);
+        __syncwarp();
+        if constexpr (!kPairs) view.store_o(o_next, parity, left, mover);
+        if (keeps_states && left > kChunk && p.keeps_state_after(c)) view.write_states(states_next, mover);
+      };
 
-    // h is both the operand in its tile and, in registers, what the next one comes from.
-    if (!one_anchor) scale_rows(h, decay.x, decay.y);
-    Accumulator s;
-    std::uint32_t scores[16];
-    Core::begin(h);
-    Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_shuffled<Core>(thread));
-    Core::commit();
-    const auto step_state = [&] {
-      Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_shuffled<Core>(thread));
-    };
-    const auto decay_state = [&] {
-      if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
-        const float each = alike_shuffled<Core>(constant_gate);
-        const TokenSums sums =
-            constant_sums(each, each, 0, min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
+      bool one_anchor = true;
+      float2 decay = make_float2(1.0f, 1.0f), o_scale = make_float2(p.scale, p.scale);
+      Local<std::uint32_t, 16> steep_scores;
+      if constexpr (key) {
+        if (!begun) {
+          if (!in_f32 && p.logit_scale != 0.0f) view.turn_logits_here(rows_here());
+          Core::publish();
+          view.sync_moved();  // g, q and k are there
+          load_late();
+        }
+        // The rung has served this group, or not. Either group of a pair refills both tiles of gates, so each waits for
+        // the other: beyond.
+        bool beyond;
+        const auto served = [&](bool own) {
+          ptx::copy_async_wait<1>();
+          Core::publish();
+          beyond = kPairs ? __syncthreads_or(!own) : sync_fresh_group_or(!own);
+          return __any_sync(0xffffffffu, kPairs && beyond ? sync_fresh_group_or(!own) : beyond) == 0;
+        };
+        const auto refill_gates = [&](auto in_halves) {
+          if (kPairs && beyond) __syncthreads();
+          if (left > kChunk) view.load_gates(g_next, left - kChunk, in_halves);
+          ptx::copy_async_commit();
+        };
+        if (begun) {
+          beyond = true;
+          one_anchor = begun = false;
+        } else if (part != Part::one_anchor && kAsynchronous && rung == Rung::anchors) {
+          if constexpr (kAsynchronous && part != Part::one_anchor) {
+            AnchoredChunk anchored;
+            one_anchor = false;
+            if (served(anchored.take(g_tile))) {
+              refill_gates(std::true_type());
+              Local<Place, 1> aside;  // registers are for the products
+              aside.x[0] = g_next;
+              Accumulator o;
+              if (anchored.template products<Core>(o, h, q, k, v, h_tile)) rung = Rung::one_anchor;
+              g_next = aside.x[0];
+              leave_chunk(o, o_scale);
+              continue;
+            }
+          }
+        } else {
+          one_anchor = served((part == Part::one_anchor || rung == Rung::one_anchor) &&
+                              gate_by_channel<Core>(q, k, g_tile, decay, thread));
+        }
+        if constexpr (part == Part::one_anchor) {
+          if (!one_anchor) break;
+        }
+        const auto reload = [&] { view.load_again(q, k, q_next, k_next, left); };
+        if constexpr (kAsynchronous && part != Part::one_anchor) {
+          if (!one_anchor) {
+            if (rung == Rung::one_anchor) reload();
+            Local<Place, kFusedTensors> walk;  // registers are for the products
+            walk.put(places);
+            std::uint32_t queries[16];
+            gate_half_blocks<Core>(queries, q, k, g_tile);
+            Core::publish();
+            sync_fresh_group();
+            const NextRung next = rung_of_half_blocks(q);
+            if (!next.is_nan) {
+              rung = next.rung;
+              Accumulator o;
+              half_block_products<Core>(o, h, queries, q, k, v, h_tile);
+              walk.get(places);
+              refill_gates(std::true_type());
+              leave_chunk(o, o_scale);
+              continue;
+            }
+            walk.get(places);
+            sync_fresh_group();       // all have read the factors
+            rung = Rung::one_anchor;  // q and k are lost
+          }
+        }
+        if (part != Part::one_anchor && !one_anchor) {
+          gate_keys_by_blocks<Core>(steep_scores, h, places, rung, decay, q, k, g_tile, reload);
+        }
+        refill_gates(std::false_type());
+      } else if constexpr (by_token) {
+        float gates[View::kGates];
+#pragma unroll
+        for (int i = 0; i < View::kGates; ++i) gates[i] = base_2_gate(gate_from_bits(p.gate_dtype, next_gates[i]));
+        if constexpr (gate == FusedGate::scalar) view.token_gates(next_gates, g_next, left > kChunk ? rows_next() : 0);
+        const TokenSums sums = gate == FusedGate::constant ? constant_sums(constant_gate, moved_constant,
+                                                                           view.moved_row(thread), rows_here(), thread)
+                                                           : scan_tokens(gates, group, thread);
+        one_anchor = sums.total >= -kRange;
         decay.x = decay.y = ptx::exp2(sums.total);
-        o_scale = one_anchor ? token_scales(sums) : make_float2(p.scale, p.scale);
+        const auto gate_steeply = [&] {
+          gate_tokens_steeply<Core, gate, kPairs>(steep_scores, h, places, next_gates, gates, constant_gate, q, k,
+                                                  group, left, lane);
+        };
+        const auto gate_moved_values = [&] {
+          gate_values(
+              view.moved_base + v_slot, [&](int i) { return view.moved_piece(thread, i); }, sums);
+        };
+        if constexpr (kPairs) {  // each head's decision is its own
+          if (one_anchor) o_scale = token_scales(sums);
+          if (sums.moved_total >= -kRange) gate_moved_values();
+          Core::publish();
+          __syncthreads();  // the operands are there
+          load_late();
+          if (!one_anchor) {
+            gate_steeply();
+            Core::publish();
+            sync_fresh_group();
+          }
+        } else {
+          if (one_anchor) {
+            o_scale = token_scales(sums);
+            gate_moved_values();
+          } else {
+            gate_steeply();
+          }
+          Core::publish();
+          sync_fresh_group();
+        }
+      } else {
+        Core::publish();
+        view.sync_moved();
+        load_late();
       }
-      if (one_anchor) scale_rows(h, decay.x, decay.y);
-    };
-    // With wgmma the state is stepped while scores are selected; with mma.sync before there is an accumulator of o.
-    if constexpr (kAsynchronous) step_state();
-    Core::commit();
-    Core::template wait<1>(s);
-    select_pairs<false>(scores, s, thread);
-    if (!one_anchor) steep_scores.get(scores);
-    if constexpr (!kAsynchronous) {
-      step_state();
-      decay_state();
-    }
-    Accumulator o;
-    Core::begin(scores);
-    if constexpr (kAsynchronous) {
-      Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
-      Core::template product<k_outer>(o, scores, v, thread);
+
+      // h is both the operand in its tile and, in registers, what the next one comes from.
+      if (part != Part::one_anchor && !one_anchor) scale_rows(h, decay.x, decay.y);
+      Accumulator s;
+      std::uint32_t scores[16];
+      Core::begin(h);
+      Core::template product<k_inner, k_inner, true, kLoads>(s, q, k, thread_shuffled<Core>(thread));
       Core::commit();
-      Core::template wait<1>(h);
-      decay_state();
-    } else {
-      Core::template product<k_outer, true, kLoads>(o, scores, v, thread_shuffled<Core>(thread));
-      Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_shuffled<Core>(thread));
+      const auto step_state = [&] {
+        Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_shuffled<Core>(thread));
+      };
+      const auto decay_state = [&] {
+        if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
+          const float each = alike_shuffled<Core>(constant_gate);
+          const TokenSums sums =
+              constant_sums(each, each, 0, min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
+          decay.x = decay.y = ptx::exp2(sums.total);
+          o_scale = one_anchor ? token_scales(sums) : make_float2(p.scale, p.scale);
+        }
+        if (part == Part::one_anchor || one_anchor) scale_rows(h, decay.x, decay.y);
+      };
+      // With wgmma the state is stepped while scores are selected; with mma.sync before there is an accumulator of o.
+      if constexpr (kAsynchronous) step_state();
+      Core::commit();
+      Core::template wait<1>(s);
+      select_pairs<false>(scores, s, thread);
+      if (part != Part::one_anchor && !one_anchor) steep_scores.get(scores);
+      if constexpr (!kAsynchronous) {
+        step_state();
+        decay_state();
+      }
+      Accumulator o;
+      Core::begin(scores);
+      if constexpr (kAsynchronous) {
+        Core::template product<k_inner, k_outer, true>(o, q, h_tile, thread);
+        Core::template product<k_outer>(o, scores, v, thread);
+        Core::commit();
+        Core::template wait<1>(h);
+        decay_state();
+      } else {
+        Core::template product<k_outer, true, kLoads>(o, scores, v, thread_shuffled<Core>(thread));
+        Core::template product<k_inner, k_outer, false, kLoads>(o, q, h_tile, thread_shuffled<Core>(thread));
+      }
+      Core::template wait<0>(o);
+      leave_chunk(o, o_scale);
     }
-    Core::template wait<0>(o);
-    leave_chunk(o, o_scale);
+    done = c;
+  };
+  if constexpr (key && kAsynchronous && (kPairs || !in_f32)) {
+    walk(std::integral_constant<Part, Part::one_anchor>());
+    done = __shfl_sync(0xffffffffu, done, 0);  // or a register is one for both, and spilled in both
+    walk(std::integral_constant<Part, Part::rest>());
+  } else {
+    walk(std::integral_constant<Part, Part::whole>());
   }
-  if (kPairs && c > 0) {
+  if (const int c = done; kPairs && c > 0) {
     const int mover = fresh_thread();
     sync_pair(mover);
     view.store_o(o_next, (c - 1) % 2 * kTileBytes, left + kChunk, mover);

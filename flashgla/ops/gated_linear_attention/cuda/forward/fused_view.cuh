@@ -87,6 +87,23 @@ struct FusedView {
                                                       int element = 2) {
     return static_cast<Place>((span.batch * s.batch + span.begin * s.token + head * s.head + channel) * element / unit);
   }
+  // Of a group's first chunk; sequence n, the kv head, and those whose rows this thread moves.
+  static __device__ __forceinline__ void first_places(Place (&places)[kFusedTensors], const Params& p, const Span& span,
+                                                      std::int64_t n, int head, int first_head, int first_key_head,
+                                                      int v0) {
+    places[kFusedQ] = first_place(span, p.q, first_head, 0);
+    places[kFusedK] = first_place(span, p.k, first_key_head, 0);
+    places[kFusedV] = first_place(span, p.v, first_key_head, v0);
+    places[kFusedO] = first_place(span, p.o, first_head, v0);
+    places[kFusedGates] =
+        in_f32 ? first_place(span, p.g, head, 0, 4)  // each group moves its own
+        : key  ? first_place(span, p.g, first_key_head, 0)
+        : gate == FusedGate::scalar
+            ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + first_key_head * p.g.head)
+            : 0;
+    places[kFusedStates] =
+        static_cast<Place>(p.state_tile(p.state_slot(span.chunk_begin, n, 0), head, 0, v0 / kTile) / unit);
+  }
   // A chunk on.
   static __device__ __forceinline__ Place step_of(const Strided& s) {
     return static_cast<Place>(s.token * (kChunk * 2 / unit));
@@ -160,11 +177,19 @@ struct FusedView {
     }
     next += kChunk * step;
   }
-  // q or k of the chunk under way once more, its own rows; next: so many chunks ahead.
-  __device__ __forceinline__ void load_again(std::uint32_t tile, Place next, const Strided& s, int rows,
-                                             int chunks_ahead) const {
+  // q and k of the chunk under way once more, by each warp the rows that it reads; what comes next has been asked for.
+  __device__ __forceinline__ void load_again(std::uint32_t q, std::uint32_t k, Place q_next, Place k_next,
+                                             int left) const {
+    const int ahead = left > kChunk ? 2 : 1;  // chunks
     const Place own = kPairs ? group * (kTile * 2 / unit) : 0;
-    load_tile(tile, rows_at(next + own - step_of(s) * chunks_ahead, s, rows, K), fresh_thread());
+    const auto load = [&](std::uint32_t tile, Place next, const Strided& s) {
+      load_tile(tile, rows_at(next + own - step_of(s) * ahead, s, min(left, kChunk), K), fresh_thread());
+    };
+    load(q, q_next, p.q);
+    load(k, k_next, p.k);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
+    __syncwarp();
   }
   __device__ __forceinline__ void write_states(Place& next, int thread) const {
     store_tile_image(static_cast<char*>(p.states) + static_cast<std::int64_t>(next) * unit, base + h_slot, thread);

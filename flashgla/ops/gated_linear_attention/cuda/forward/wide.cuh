@@ -47,9 +47,7 @@ struct WidePlace {
   int slot, parity;
 };
 
-// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other. Of kernels kGates:
-// one a token, or none; f32, rounded on their way to a slot; or, bf16, whatever there is: known to be key gates and no
-// logits, ptxas spills.
+// KB: key tiles; groups: of those that hold the state; peers: blocks that gate for each other.
 template <int KB, int groups, int peers>
 struct WidePlan {
   static_assert(peers == 1 || (peers == 2 && KB == 2));
@@ -110,7 +108,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   const int first_chunk = kChunkStep == 1 ? 0 : own_group() - groups;
   const auto chunks = [&] { return (at.length + kChunk - 1) / kChunk; };  // read again: registers are scarce
   constexpr bool kTokens = kGates == GatesAs::tokens, kF32Gates = kGates == GatesAs::f32;
-  const bool by_token = p.gate == GateKind::constant || p.gate == GateKind::scalar;
+  const bool by_token = kTokens && p.gate != GateKind::none;
   const auto find_channel = [&] { return Plan::key_tile(kChunkStep == 1 ? fresh_group() - groups : 0) * kTile; };
   const auto images_of = [&](int slot) { return base + slot * Plan::slot_bytes; };
   const auto f32_gates_of = [&](int chunk) {
@@ -137,7 +135,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       // What was there has been taken. Also where nothing is asked for: the other group may be a turn of the slots
       // ahead.
       Core::wait_at(base + Plan::slot_empty + 8 * place.slot, place.parity ^ 1);
-      if (warp == 2 && (kF32Gates || kTokens || p.gate != GateKind::key)) {
+      if (warp == 2 && (kF32Gates || kTokens)) {
         Core::arrive(barrier);
       } else {
         Core::expect_bytes(barrier, kTileBytes);
@@ -191,128 +189,153 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     if (rows < kTile) {  // what lies beyond a sequence may be another one's
       clear_rows(q_tile, rows);
       clear_rows(k_tile, rows);
-      if (!kTokens && p.gate == GateKind::key) clear_rows(g_tile, rows);
+      if (!kTokens) clear_rows(g_tile, rows);
       Core::publish();
     }
-    if (!kTokens && p.logit_scale != 0.0f) {
-      if (rows < kTile) sync_group();
+    if constexpr (kGates == GatesAs::logits) {
+      if (rows < kTile) sync_fresh_group();
       turn_tile_of_logits(g_tile, rows, p, fresh_thread());
       Core::publish();
-      sync_group();
+      sync_fresh_group();
     } else if (by_token || rows < kTile || kF32Gates) {
-      sync_group();
+      sync_fresh_group();
     }
   };
-  Accumulator sums;        // of key gates as loaded
-  bool by_blocks = false;  // one anchor has not reached in the group's step before, and so is not tried in this one
-#pragma unroll 1
-  for (int chunk = first_chunk; chunk < chunks(); chunk += kChunkStep) {
-    await(chunk);
-    const int slot = place_of(chunk).slot;
-    const std::uint32_t q_tile = images_of(slot), k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
-    float* const decays = reinterpret_cast<float*>(shared + slot * Plan::slot_bytes + Plan::decay_in_slot);
-    float* const totals = decays + 2 * kTile;
-    const auto is_near = [](float2 sum) {  // alike in all warps
-      return __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0;
-    };
-    bool near = false;
-    float2 two_totals = make_float2(0.0f, 0.0f);
-    if (!by_blocks) {
-      if constexpr (!kTokens) {
-        std::uint32_t ones[16];
-        triangle_of_ones<Triangle::lower>(ones, fresh_thread());
-        Core::begin(ones);
-        Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
-        Core::finish(sums);
-      }
-      const int thread = fresh_thread(), column = 2 * (thread % 4);
-      const float to_base_2 = !kTokens && p.gate == GateKind::key ? kLog2E : 1.0f;
-      if constexpr (kTokens) {
-        by_token ? sum_tokens(sums, last_tile, thread) : clear(sums);
-      } else {
-        if (by_token) sum_tokens(sums, last_tile, thread);
-        if (p.gate == GateKind::none) clear(sums);
-      }
-      if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          *reinterpret_cast<float2*>(totals + 8 * j + column) =
-              make_float2(to_base_2 * sums[4 * j + 2], to_base_2 * sums[4 * j + 3]);
-        }
-      }
-      // As if one anchor reached; the barrier tells whether it did.
-      gate_by_sums<Core>(q_tile, k_tile, sums, to_base_2, thread);
-      Core::publish();
-      sync_group();
-      two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
-      near = is_near(two_totals);
-    }
-    const auto put_decay = [&](float2 sum, bool before) {  // of the lane's two channels, which all warps have
-      const int thread = fresh_thread();
-      if (thread >= 32) return;
-      *reinterpret_cast<float2*>(decays + 2 * thread) = make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
-      if (thread == 0) *reinterpret_cast<int*>(decays + kTile) = before;
-    };
-    const auto hand_over = [&](const std::uint32_t(&pairs)[16]) {
-      const int slot = place_of(chunk).slot;  // again: registers are scarce
-      put_operand<Core>(images_of(slot) + 2 * kTileBytes, pairs, fresh_thread());
-      Core::publish();
-      Core::arrive(base + Plan::step_full + 8 * slot);
-    };
-    std::uint32_t pairs[16];
-    if (near) {
-      put_decay(two_totals, false);
-      Accumulator scores;
-      Core::begin();
-      Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k_tile, q_tile, fresh_thread());
-      Core::finish(scores);
-      select_pairs<true>(pairs, scores, fresh_thread());
-      hand_over(pairs);
-    } else {
-      if (!by_blocks) {
-        const auto load_again = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
-          const int stride = static_cast<int>(s.token) * 2;
-          const int channel = find_channel();
-          const auto at_chunk = static_cast<std::int64_t>(chunk) * (stride * kChunk) + 2 * channel;
-          load_tile(tile,
-                    Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
-                         min(at.length - chunk * kChunk, kTile), p.key_dim - channel},
-                    fresh_thread());
-        };
-        load_again(q_tile, at.q, p.q);
-        load_again(k_tile, at.k, p.k);
-        ptx::copy_async_commit();
-        ptx::copy_async_wait<0>();
-        __syncwarp();  // a warp reads what it has loaded
-      }
-      Accumulator scores;
-      clear(scores);
-      const std::uint32_t q_tile = anew(static_cast<int>(images_of(place_of(chunk).slot))),
-                          k_tile = q_tile + kTileBytes, last_tile = k_tile + kTileBytes;
-      gate_by_blocks<Core, KB == 2 && groups == 2>(
-          scores, q_tile, k_tile, last_tile, 1.0f,
-          [&](Accumulator& sums, int thread) {
-            if (!kTokens && p.gate == GateKind::key) {
-              sum_block(sums, last_tile, thread);
-            } else {
-              sum_block_of(sums, thread, [&](int row, int) {
-                const float gate = __uint_as_float(load_shared_4(last_tile + 4 * row));
-                return make_float2(gate, gate);
-              });
-            }
-          },
-          [&](float2 sum, bool) {
-            put_decay(sum, true);
-            by_blocks = !is_near(sum);
-          });
-      select_pairs<false>(pairs, scores, fresh_thread());
-      sync_group();  // what lay in the scores' place has been read
-      put_operand<Core, true>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
-      Core::publish();
-      Core::arrive(base + Plan::step_full + 8 * place_of(chunk).slot);
-    }
+  const auto is_near = [](float2 sum) {  // alike in all warps
+    return __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0;
+  };
+  const auto decays_of = [&](int chunk) {
+    return reinterpret_cast<float*>(shared + place_of(chunk).slot * Plan::slot_bytes + Plan::decay_in_slot);
+  };
+  const auto put_decay = [&](int chunk, float2 sum, bool before) {  // of the lane's two channels, which all warps have
+    const int thread = fresh_thread();
+    if (thread >= 32) return;
+    float* const decays = decays_of(chunk);
+    *reinterpret_cast<float2*>(decays + 2 * thread) = make_float2(ptx::exp2(sum.x), ptx::exp2(sum.y));
+    if (thread == 0) *reinterpret_cast<int*>(decays + kTile) = before;
+  };
+  const auto hand_over = [&](int chunk) {
+    Core::publish();
+    Core::arrive(base + Plan::step_full + 8 * place_of(chunk).slot);
     if constexpr (peers > 1) give(chunk);
     ask_for(chunk + kAhead * kChunkStep);
+  };
+  // q~ and k~ as if one anchor reached, and the lane's two channels' sums; whether it does.
+  const auto gate = [&](int chunk, float2& two_totals) {
+    const std::uint32_t q_tile = images_of(place_of(chunk).slot), k_tile = q_tile + kTileBytes,
+                        last_tile = k_tile + kTileBytes;
+    float* const totals = decays_of(chunk) + 2 * kTile;
+    Accumulator sums;  // of key gates as loaded
+    if constexpr (!kTokens) {
+      std::uint32_t ones[16];
+      triangle_of_ones<Triangle::lower>(ones, fresh_thread());
+      Core::begin(ones);
+      Core::template product<Stored::k_outer, true>(sums, ones, last_tile, fresh_thread());
+      Core::finish(sums);
+    }
+    const int thread = fresh_thread(), column = 2 * (thread % 4);
+    constexpr float to_base_2 = kTokens ? 1.0f : kLog2E;
+    if constexpr (kTokens) by_token ? sum_tokens(sums, last_tile, thread) : clear(sums);
+    if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        *reinterpret_cast<float2*>(totals + 8 * j + column) =
+            make_float2(to_base_2 * sums[4 * j + 2], to_base_2 * sums[4 * j + 3]);
+      }
+    }
+    gate_by_sums<Core>(q_tile, k_tile, sums, to_base_2, thread);
+    Core::publish();
+    sync_fresh_group();  // and tells whether it did
+    two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
+    return is_near(two_totals);
+  };
+  const auto finish_near = [&](int chunk, float2 two_totals) {
+    put_decay(chunk, two_totals, false);
+    const std::uint32_t q_tile = images_of(place_of(chunk).slot), k_tile = q_tile + kTileBytes;
+    Accumulator scores;
+    Core::begin();
+    Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k_tile, q_tile, fresh_thread());
+    Core::finish(scores);
+    std::uint32_t pairs[16];
+    select_pairs<true>(pairs, scores, fresh_thread());
+    put_operand<Core>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
+    hand_over(chunk);
+  };
+  const auto load_again = [&](int chunk) {  // q and k
+    const auto load = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
+      const int stride = static_cast<int>(s.token) * 2, channel = find_channel();
+      const auto at_chunk = static_cast<std::int64_t>(chunk) * (stride * kChunk) + 2 * channel;
+      load_tile(tile,
+                Rows{static_cast<const char*>(s.data) + first + at_chunk, stride,
+                     min(at.length - chunk * kChunk, kTile), p.key_dim - channel},
+                fresh_thread());
+    };
+    const std::uint32_t q_tile = images_of(place_of(chunk).slot);
+    load(q_tile, at.q, p.q);
+    load(q_tile + kTileBytes, at.k, p.k);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
+    __syncwarp();  // a warp reads what it has loaded
+  };
+  // By blocks; whether one anchor would have reached. There is no register for the chunk's number.
+  const auto finish_by_blocks = [&](int& chunk) {
+    Local<int, 1> number;
+    number.x[0] = chunk;
+    bool would_reach = false;
+    Accumulator scores;
+    clear(scores);
+    const std::uint32_t q_tile = anew(static_cast<int>(images_of(place_of(chunk).slot))), k_tile = q_tile + kTileBytes,
+                        last_tile = k_tile + kTileBytes;
+    gate_by_blocks<Core, KB == 2 && groups == 2, true>(
+        scores, q_tile, k_tile, last_tile, 1.0f,
+        [&](Accumulator& sums, int thread) {
+          if constexpr (kTokens) {
+            sum_block_of(sums, thread, [&](int row, int) {
+              const float gate = __uint_as_float(load_shared_4(last_tile + 4 * row));
+              return make_float2(gate, gate);
+            });
+          } else {
+            sum_block(sums, last_tile, thread);
+          }
+        },
+        [&](float2 sum, bool) {
+          put_decay(number.x[0], sum, true);
+          would_reach = is_near(sum);
+        });
+    std::uint32_t pairs[16];
+    select_pairs<false>(pairs, scores, fresh_thread());
+    sync_fresh_group();  // what lay in the scores' place has been read
+    chunk = number.x[0];
+    put_operand<Core, true>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
+    hand_over(chunk);
+    return would_reach;
+  };
+
+  // While one anchor reaches: a loop of its own, for what the other way costs is to be in the same one.
+  int chunk = first_chunk;
+#pragma unroll 1
+  for (;; chunk += kChunkStep) {
+    if (chunk >= chunks()) return;
+    await(chunk);
+    float2 totals;
+    if (!gate(chunk, totals)) break;
+    finish_near(chunk, totals);
+  }
+  // Then one anchor is tried where it would have reached in the group's step before.
+  bool is_gated = true, may_reach = true;
+#pragma unroll 1
+  for (; chunk < chunks(); chunk += kChunkStep) {
+    if (!is_gated) await(chunk);
+    if (may_reach) {
+      float2 totals;
+      if (!is_gated && gate(chunk, totals)) {
+        finish_near(chunk, totals);
+        continue;
+      }
+      load_again(chunk);
+    }
+    is_gated = false;
+    may_reach = finish_by_blocks(chunk);
   }
 }
 

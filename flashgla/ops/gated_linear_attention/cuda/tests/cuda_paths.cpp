@@ -208,6 +208,14 @@ std::vector<Case> path_cases() {
       long_segments.value_dim = 72;
       const bool tried = kind == GateKind::key || kind == GateKind::none;
       if (tried && values == GateValues::trained) add("segments_long_" + name, long_segments);
+      // Two passes whose time the device cuts where one sequence is long, or leaves uncut.
+      Case by_longest = segments;
+      by_longest.query_heads = by_longest.heads = 2;
+      by_longest.key_dim = by_longest.value_dim = 512;
+      by_longest.lengths = {400, 399, 401, 383, 448, 385, 400, 384};
+      if (tried && values == GateValues::trained) add("two_passes_packed_alike_" + name, by_longest);
+      by_longest.lengths = {64, 0, 65, 63, 2880, 1, 64, 63};
+      if (tried && values == GateValues::trained) add("two_passes_packed_long_" + name, by_longest);
     }
   }
   // Every rung of the narrow kernels' ladder and chunks that go from one to another, with gates of both dtypes.

@@ -92,10 +92,10 @@ features: value_gates; features: value_gates, states found; gated
 features: value_gates; features: value_gates; gated
 features: value_gates; features: value_gates, states found; gated
   features_gates_over_values_elu_plus_one_bf16 features_gates_over_values_relu_bf16
-gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks; images
-gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks, states found; images
-gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks; images
-gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 6 chunks, states found; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 7 chunks; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 7 chunks, states found; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 7 chunks; images
+gates, rows: one_pass of two; gates, rows: key_gates or chunks in 10 above 7 chunks, states found; images
   logits_packed_unaligned
 gates, rows: one_pass; gates, rows: key_gates; images
 gates, rows: one_wide_pass; gates, rows: key_gates, states found; images
@@ -148,15 +148,15 @@ in f32, features: f32_tiles; in f32, features: f32_tiles; split
 in f32, features: f32_tiles; in f32, features: f32_tiles, states found; split
   normalized_elu_plus_one_f16 normalized_packed_strided_elu_plus_one_f16 normalized_packed_strided_relu_f16
   normalized_relu_f16
-one_pass of pairs; key_gates or chunks in 10 above 6 chunks; images
-one_pass of pairs; key_gates or chunks in 10 above 6 chunks, states found; images
-gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks; images
-gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of pairs; key_gates or chunks in 10 above 7 chunks; images
+one_pass of pairs; key_gates or chunks in 10 above 7 chunks, states found; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 7 chunks; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 7 chunks, states found; images
   logits_packed_narrow
-one_pass of pairs; key_gates or chunks in 10 above 6 chunks; images
-one_pass of pairs; key_gates or chunks in 10 above 6 chunks, states found; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of pairs; key_gates or chunks in 10 above 7 chunks; images
+one_pass of pairs; key_gates or chunks in 10 above 7 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks, states found; images
   narrow_packed_key_extreme narrow_packed_key_trained
 one_pass of pairs; key_gates; images
 one_pass of pairs; key_gates, states found; images
@@ -187,15 +187,15 @@ one_pass of two; token_gates, states found; images
   narrow_packed_constant_trained narrow_packed_none_trained narrow_packed_scalar_extreme narrow_packed_scalar_trained
   narrow_scalar_extreme narrow_scalar_trained narrow_two_chunks_constant_extreme narrow_two_chunks_constant_trained
   narrow_two_chunks_none_trained narrow_two_chunks_scalar_extreme narrow_two_chunks_scalar_trained
-one_pass of two; key_gates or chunks in 10 above 6 chunks; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
-gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks; images
-gates: one_pass of two; gates: key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks, states found; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 7 chunks; images
+gates: one_pass of two; gates: key_gates or chunks in 10 above 7 chunks, states found; images
   logits_packed_narrow_strided
-one_pass of two; key_gates or chunks in 10 above 6 chunks; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks; images
-one_pass of two; key_gates or chunks in 10 above 6 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks, states found; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks; images
+one_pass of two; key_gates or chunks in 10 above 7 chunks, states found; images
   rungs_packed_fast_channels rungs_packed_fast_channels_f32_gates rungs_packed_mixed rungs_packed_mixed_f32_gates
   rungs_packed_resets rungs_packed_resets_f32_gates rungs_packed_steps rungs_packed_steps_f32_gates rungs_packed_x1
   rungs_packed_x16 rungs_packed_x16_f32_gates rungs_packed_x1_f32_gates rungs_packed_x2 rungs_packed_x2_f32_gates
@@ -226,10 +226,10 @@ one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 
 one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks; images
 one_pass or two_passes in 16 above 20 chunks; token_gates or chunks in 16 above 13 chunks, states found; images
   few_packed_none_trained
-one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks; images
-one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks, states found; images
-one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks; images
-one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 5 chunks, states found; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 6 chunks; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 6 chunks, states found; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 6 chunks; images
+one_pass or two_passes in 20 above 10 chunks; key_gates or chunks in 20 above 6 chunks, states found; images
   narrow_packed_alike_key_extreme narrow_packed_alike_key_trained narrow_packed_long_key_extreme
   narrow_packed_long_key_trained
 one_pass or two_passes in 20 above 14 chunks; token_gates or chunks in 20 above 14 chunks; images every 4
@@ -255,10 +255,10 @@ one_pass; chunks; images every 2
 one_pass; chunks, states found; images every 2
   narrow_grouped_constant_extreme narrow_grouped_constant_trained narrow_grouped_key_extreme
   narrow_grouped_key_trained narrow_grouped_scalar_extreme narrow_grouped_scalar_trained
-one_pass; key_gates or chunks in 10 above 5 chunks; images
-one_pass; key_gates or chunks in 10 above 5 chunks, states found; images
-gates: one_pass; gates: key_gates or chunks in 10 above 5 chunks; images
-gates: one_pass; gates: key_gates or chunks in 10 above 5 chunks, states found; images
+one_pass; key_gates or chunks in 10 above 6 chunks; images
+one_pass; key_gates or chunks in 10 above 6 chunks, states found; images
+gates: one_pass; gates: key_gates or chunks in 10 above 6 chunks; images
+gates: one_pass; gates: key_gates or chunks in 10 above 6 chunks, states found; images
   logits_packed_narrow_few
 one_pass; plain chunks; images every 2
 one_pass; plain chunks, states found; images every 2
@@ -466,6 +466,12 @@ one_wide_pass or two_passes in 14 above 16 chunks; chunks in 7, states found; pr
 two_passes in 7; chunks in 7; prepared every 2
 two_passes in 7; chunks in 7, states found; prepared every 2
   wide_packed_long_key_extreme wide_packed_long_key_trained
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks, states found; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks; prepared every 2
+two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks, states found; prepared every 2
+  two_passes_packed_alike_key_trained two_passes_packed_alike_none_trained two_passes_packed_long_key_trained
+  two_passes_packed_long_none_trained
 two_passes; chunks; prepared every 2
 one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
