@@ -170,7 +170,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     int c = done;
 #pragma unroll 1
     for (; left > 0; ++c, left -= kChunk) {
-      const int thread = fresh_thread(), lane = thread % 32;
+      const int thread = fresh_thread();
       const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
       const std::uint32_t v_slot = View::v_slots + (key ? 0 : parity);
       const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = base + v_slot;
@@ -301,7 +301,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         decay.x = decay.y = ptx::exp2(sums.total);
         const auto gate_steeply = [&] {
           gate_tokens_steeply<Core, gate, kPairs>(steep_scores, h, places, next_gates, gates, constant_gate, q, k,
-                                                  group, left, lane);
+                                                  group, left, thread % 32);
         };
         const auto gate_moved_values = [&] {
           gate_values(
