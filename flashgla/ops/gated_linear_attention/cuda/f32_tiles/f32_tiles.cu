@@ -110,8 +110,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   char* state_gradients = take(context, bytes, "gla f32 tiles: state gradients");
   SplitGradients gradients{d.d_o, d.dq, d.dk, d.dg, states, state_gradients, nullptr};
   const bool constant = problem.gate == GateKind::constant;
-  const std::int64_t tokens = problem.packed ? problem.length : problem.batch * problem.length;
-  const std::int64_t gate_rows = constant ? p.sequences.most_chunks : tokens;
+  const std::int64_t gate_rows = constant ? p.sequences.most_chunks : p.sequences.tokens();
   const int key_tiles = tiles_of(p.key_dim);
   if (d_in.dg && (constant || problem.gate == GateKind::scalar)) {
     gradients.gate_parts = take<float>(context, key_tiles * gate_rows * problem.heads * 4, "gla f32 tiles: gate parts");
