@@ -196,7 +196,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
     Core::finish(out);
   }
   if constexpr (!kAhead) load_rows();
-  // The pairs. The other stage takes the sums of the gates, or in steep tiles the gates, and o.
+  // The pairs. The other stage takes the sums of the gates, or in steep tiles decays, and o.
   const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
   float *sums = reinterpret_cast<float*>(shared + (stage(key_tiles + 1) - base)), *o = sums + kTile * kTile;
   float b[kRowsEach][8], all[8];
@@ -204,16 +204,13 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
   sum_gates<false>(b, all, reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>), thread);
   const bool steep = is_steep(all);
   put_loaded<kParts>(v, x, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-b[i][e]); });
-  if (steep) gates.take(b, p);
+  if (steep) gates.take_decays(b, p);
   put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
-  if (steep) put_floats(o, out, thread);
   ptx::copy_async_wait<0>();
   Core::publish();
   __syncthreads();
   if (steep) {
-    finish_exact_dq<kParts>(o, scores, v, sums);
-    __syncthreads();
-    for_floats(o, thread, [&](int i, float y) { out[i] = y; });
+    by_rows(out, o, thread, [&] { finish_exact_dq<kParts>(o, scores, v, sums); });
   } else {
     Core::begin(out);
     add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);

@@ -3,7 +3,6 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/steep.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
