@@ -27,16 +27,12 @@ SplitImages take_images(Context& context, const Params& p, std::int64_t image_by
 
 template <class Kernel>
 void pass_states(const Params& p, SplitPass pass, bool backwards, cudaStream_t stream) {
-  const auto launch = [&] {
-    pass.values.k != nullptr ? SplitLaunch<Kernel>::gated_states(p, pass, backwards, stream)
-                             : SplitLaunch<Kernel>::states(p, pass, backwards, stream);
-  };
   if (pass.segments > 1) {
     pass.ends_only = true;
-    launch();
+    SplitLaunch<Kernel>::states(p, pass, backwards, stream);
     pass.ends_only = false;
   }
-  launch();
+  SplitLaunch<Kernel>::states(p, pass, backwards, stream);
 }
 
 // A call's two sides as problems of gates over keys; without gates over values the keys' is the call. The values' is as

@@ -102,49 +102,57 @@ void SplitLaunch<Kernel>::prepare(const Params& p, const SplitImages& images, cu
 
 template <class Kernel>
 void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  const auto run = [&]<bool kPrepared>(std::bool_constant<kPrepared>) {
-    launch_split(
-        kStates,
-        backwards ? split_states_kernel<Kernel, true, kPrepared> : split_states_kernel<Kernel, false, kPrepared>,
-        tiles_of_all_states(p), pass.segments - pass.ends_only, kStatesShared<Kernel::parts, kPrepared>, stream, kAfter,
-        p, pass);
+  const auto run = [&](auto* back, auto* forth, int shared, flashgla::cuda::Begin begin) {
+    launch_split(kStates, backwards ? back : forth, tiles_of_all_states(p), pass.segments - pass.ends_only, shared,
+                 stream, begin, p, pass);
   };
-  pass.prepared.q != nullptr ? run(std::true_type()) : run(std::false_type());
+  if (pass.values.k != nullptr) {
+    run(gated_states_kernel<Kernel, true>, gated_states_kernel<Kernel, false>, kGatedStatesShared<Kernel::parts>,
+        kNext<typename Kernel::Core>);
+  } else if (pass.prepared.q != nullptr) {
+    run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
+        kStatesShared<Kernel::parts, true>, kAfter);
+  } else {
+    run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
+        kStatesShared<Kernel::parts, false>, kAfter);
+  }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient,
                                   cudaStream_t stream) {
-  const std::int64_t heads = value_gradient ? p.heads : p.heads * p.group,
-                     blocks = p.sequences.most_chunks * heads * tiles_of(p.value_dim);
-  const auto run = [&]<OutputsOf kOf>(std::integral_constant<OutputsOf, kOf>, int shared) {
-    launch_split(kOutputs,
-                 value_gradient ? split_outputs_kernel<Kernel, kOf, true> : split_outputs_kernel<Kernel, kOf, false>,
-                 blocks, 1, shared, stream, kAfter, p, outputs);
+  const int heads = value_gradient ? p.heads : p.heads * p.group;
+  const auto run = [&](auto* of_gradients, auto* of_values, int shared) {
+    launch_split(kOutputs, value_gradient ? of_gradients : of_values,
+                 p.sequences.most_chunks * heads * tiles_of(p.value_dim), 1, shared, stream, kAfter, p, outputs);
   };
-  outputs.prepared.q != nullptr
-      ? run(std::integral_constant<OutputsOf, OutputsOf::prepared>(), kPreparedOutputsShared<Kernel::parts>)
-      : run(std::integral_constant<OutputsOf, OutputsOf::own>(), OutputsShared<Kernel::parts>::total);
+  if (outputs.prepared.q != nullptr) {
+    run(split_outputs_kernel<Kernel, OutputsOf::prepared, true>,
+        split_outputs_kernel<Kernel, OutputsOf::prepared, false>, kPreparedOutputsShared<Kernel::parts>);
+  } else {
+    run(split_outputs_kernel<Kernel, OutputsOf::own, true>, split_outputs_kernel<Kernel, OutputsOf::own, false>,
+        OutputsShared<Kernel::parts>::total);
+  }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, GatedSide side,
                                     cudaStream_t stream) {
-  const auto run = [&]<GatedSide kSide>(std::integral_constant<GatedSide, kSide>) {
-    const bool grouped = p.group > 1;
-    launch_split(kGradients,
-                 grouped ? split_gradients_kernel<Kernel, true, kSide> : split_gradients_kernel<Kernel, false, kSide>,
-                 p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
-                 split_gradients_shared(Kernel::parts, grouped), stream,
-                 kSide == GatedSide::only_keys ? kAfter : kNext<typename Kernel::Core>, p, gradients);
+  const bool grouped = p.group > 1;
+  const auto run = [&](auto* of_groups, auto* of_heads, flashgla::cuda::Begin begin) {
+    launch_split(kGradients, grouped ? of_groups : of_heads, p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
+                 split_gradients_shared(Kernel::parts, grouped), stream, begin, p, gradients);
   };
   switch (side) {
     case GatedSide::only_keys:
-      return run(std::integral_constant<GatedSide, GatedSide::only_keys>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::only_keys>,
+                 split_gradients_kernel<Kernel, false, GatedSide::only_keys>, kAfter);
     case GatedSide::keys:
-      return run(std::integral_constant<GatedSide, GatedSide::keys>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::keys>,
+                 split_gradients_kernel<Kernel, false, GatedSide::keys>, kNext<typename Kernel::Core>);
     case GatedSide::values:
-      return run(std::integral_constant<GatedSide, GatedSide::values>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::values>,
+                 split_gradients_kernel<Kernel, false, GatedSide::values>, kNext<typename Kernel::Core>);
   }
 }
 
@@ -153,13 +161,6 @@ void SplitLaunch<Kernel>::later(const Params& values, const SplitImages& images,
   launch_split(kGatedValues, split_later_kernel<Kernel>,
                values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, kGateLaterShared, stream,
                kNext<typename Kernel::Core>, values, images);
-}
-
-template <class Kernel>
-void SplitLaunch<Kernel>::gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  launch_split(kStates, backwards ? gated_states_kernel<Kernel, true> : gated_states_kernel<Kernel, false>,
-               tiles_of_all_states(p), pass.segments - pass.ends_only, kGatedStatesShared<Kernel::parts>, stream,
-               kNext<typename Kernel::Core>, p, pass);
 }
 
 template <class Kernel>

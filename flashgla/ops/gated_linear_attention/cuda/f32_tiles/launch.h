@@ -70,7 +70,6 @@ struct SplitLaunch {
   // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
   // do, k v, g gv, K and V have changed places, the scale is 1.
   static void later(const Params& values, const SplitImages& images, cudaStream_t stream);
-  static void gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   // outputs.x: v; images: of h; prepared: of the keys.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
 };

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kPassWarps * 32)
   const int query_head = static_cast<int>(blockIdx.x % query_heads), kv_head = query_head / p.group;
   const int first_row = blockIdx.y * kBlockRows;
   const Span span = span_of(p.sequences, n);
-  const std::int64_t token_base = span.batch * p.sequences.length;
+  const std::int64_t token_base = p.sequences.cu_seqlens ? 0 : span.batch * p.sequences.length;
 
   float m[kPassRows][kColumns];
   const bool starts = !pass.start_in_first_head || query_head % p.group == 0;
