@@ -26,13 +26,8 @@ SplitImages take_images(Context& context, const Params& p, std::int64_t image_by
 }
 
 template <class Kernel>
-void pass_states(const Params& p, SplitPass pass, bool backwards, cudaStream_t stream) {
-  if (pass.segments > 1) {
-    pass.ends_only = true;
-    SplitLaunch<Kernel>::states(p, pass, backwards, stream);
-    pass.ends_only = false;
-  }
-  SplitLaunch<Kernel>::states(p, pass, backwards, stream);
+void pass_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+  in_segments(pass, [&](const SplitPass& each) { SplitLaunch<Kernel>::states(p, each, backwards, stream); });
 }
 
 // A call's two sides as problems of gates over keys; without gates over values the keys' is the call. The values' is as

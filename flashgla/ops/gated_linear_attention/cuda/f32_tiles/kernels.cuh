@@ -57,20 +57,27 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kLaterBlocks = 6;  // a multiprocessor, of bf16; seven would spill
+#else
+constexpr int kLaterBlocks = 7;
+#endif
 template <class Kernel>
-__global__ void __launch_bounds__(kGroupThreads)
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1 ? kLaterBlocks : 0)
     split_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
 }
 
-template <class Kernel, bool kBackwards>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+template <class Kernel, bool kBackwards, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups, Kernel::parts == 1   ? 4 / kGroups
+                                                          : Kernel::parts == 2 ? 3
+                                                                               : 2)
     gated_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
+  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards, kGroups>(p, pass, shared);
 }
 
 // ---- launches ----
@@ -100,21 +107,32 @@ void SplitLaunch<Kernel>::prepare(const Params& p, const SplitImages& images, cu
                PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
 }
 
+// With gates over values, so many value tiles a block.
+template <class Kernel, bool kBackwards, int kGroups>
+void launch_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
+  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads * blocks),
+                  static_cast<unsigned>(pass.segments - pass.ends_only));
+  flashgla::cuda::launch(kStates, gated_states_kernel<Kernel, kBackwards, kGroups>, grid, kGroupThreads * kGroups,
+                         GatedStatesShared<Kernel::parts, kGroups>::total, stream, kNext<typename Kernel::Core>, p,
+                         pass);
+}
+
 template <class Kernel>
 void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  const auto run = [&](auto* back, auto* forth, int shared, flashgla::cuda::Begin begin) {
+  const auto run = [&](auto* back, auto* forth, int shared) {
     launch_split(kStates, backwards ? back : forth, tiles_of_all_states(p), pass.segments - pass.ends_only, shared,
-                 stream, begin, p, pass);
+                 stream, kAfter, p, pass);
   };
   if (pass.values.k != nullptr) {
-    run(gated_states_kernel<Kernel, true>, gated_states_kernel<Kernel, false>, kGatedStatesShared<Kernel::parts>,
-        kNext<typename Kernel::Core>);
+    backwards ? launch_gated_states<Kernel, true, 1>(p, pass, stream)
+              : launch_gated_states<Kernel, false, 1>(p, pass, stream);
   } else if (pass.prepared.q != nullptr) {
     run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
-        kStatesShared<Kernel::parts, true>, kAfter);
+        kStatesShared<Kernel::parts, true>);
   } else {
     run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
-        kStatesShared<Kernel::parts, false>, kAfter);
+        kStatesShared<Kernel::parts, false>);
   }
 }
 

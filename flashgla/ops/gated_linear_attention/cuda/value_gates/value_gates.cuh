@@ -13,7 +13,6 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/state_pass.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -132,9 +131,9 @@ __device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread)
 
 // A steep tile, as a call: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's only
 // when `first`), and the pairs inside come to it one by one. q, k: as loaded, which the call waits for; a:
-// [query][key], zero above the diagonal; gates: such rows, which become what they multiply by; rows: room for a tile of
-// floats. dk: null where there is none. dq and dk stay in memory: a call saves what registers it takes beyond those
-// that are free.
+// [query][key], zero above the diagonal; gates: as put_gates leaves them, which become what they multiply by; rows:
+// room for a tile of floats. dk: null where there is none. dq and dk stay in memory: a call saves what registers it
+// takes beyond those that are free.
 static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k,
                                                  std::uint32_t a, float* rows, float* gates, bool first, int thread) {
   float decays[kRowsEach][8];
