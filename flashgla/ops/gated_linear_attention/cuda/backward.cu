@@ -5,9 +5,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {

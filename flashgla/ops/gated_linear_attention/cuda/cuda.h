@@ -78,6 +78,14 @@ using RestOfCall = std::function<void(const Tensors&)>;
 // that of all below.
 void run_with_aligned_rows(Context& context, const Problem& problem, const Tensors& tensors, const RestOfCall& rest);
 
+// Feature maps and the normaliser, around calls whose plan has features (features/README.md): `rest` is called once
+// with what is left of the call, without_features(problem) (plan.h), in planning mode too.
+void forward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                              const RestOfCall& rest);
+// Reads outputs.o with a normaliser.
+void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                               const OutputGradients& d_out, const InputGradients& d_in, const RestOfCall& rest);
+
 // f16 and f32 by chunks, in tiles of f32 (f32_tiles/README.md). Identity features, no normaliser; aligned rows, any
 // gates. States, images of split tiles [chunks, G, key tiles, value tiles] of 16 or 24 KiB each, are kept where
 // params.states is given. params as plan_chunks leaves them.
@@ -94,6 +102,12 @@ void backward_with_value_gates(Context& context, const Plan& plan, const Params&
 // The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
 Params keys_of(const Params& params);
 Params values_of(const Params& params, const Strided& d_o);
+
+// Scalar gates where all heads have the same q and k, and dq and dk are sums over the heads (shared_keys/README.md).
+// Rows of every tensor are multiples of 16 bytes; Error where they are not.
+void forward_with_shared_keys(Context& context, const Plan& plan, Params params, const Outputs& outputs);
+void backward_with_shared_keys(Context& context, const Plan& plan, Params params, const OutputGradients& d_out,
+                               const InputGradients& d_in);
 
 // The gradient token by token in f32, for whatever the table's rows take.
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,

@@ -1,10 +1,8 @@
 // Rows of the table: what they take, and the forward as its plan has it.
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {

@@ -42,6 +42,7 @@ struct Sequences {
 
   // Chunks of one sequence when not packed.
   constexpr std::int64_t chunks_each() const { return (length + kChunk - 1) / kChunk; }
+  constexpr std::int64_t tokens() const { return packed ? length : count * length; }  // of all
 };
 
 struct Params {

@@ -26,17 +26,8 @@ SplitImages take_images(Context& context, const Params& p, std::int64_t image_by
 }
 
 template <class Kernel>
-void pass_states(const Params& p, SplitPass pass, bool backwards, cudaStream_t stream) {
-  const auto launch = [&] {
-    pass.values.k != nullptr ? SplitLaunch<Kernel>::gated_states(p, pass, backwards, stream)
-                             : SplitLaunch<Kernel>::states(p, pass, backwards, stream);
-  };
-  if (pass.segments > 1) {
-    pass.ends_only = true;
-    launch();
-    pass.ends_only = false;
-  }
-  launch();
+void pass_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+  in_segments(pass, [&](const SplitPass& each) { SplitLaunch<Kernel>::states(p, each, backwards, stream); });
 }
 
 // A call's two sides as problems of gates over keys; without gates over values the keys' is the call. The values' is as
@@ -110,8 +101,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   char* state_gradients = take(context, bytes, "gla f32 tiles: state gradients");
   SplitGradients gradients{d.d_o, d.dq, d.dk, d.dg, states, state_gradients, nullptr};
   const bool constant = problem.gate == GateKind::constant;
-  const std::int64_t tokens = problem.packed ? problem.length : problem.batch * problem.length;
-  const std::int64_t gate_rows = constant ? p.sequences.most_chunks : tokens;
+  const std::int64_t gate_rows = constant ? p.sequences.most_chunks : p.sequences.tokens();
   const int key_tiles = tiles_of(p.key_dim);
   if (d_in.dg && (constant || problem.gate == GateKind::scalar)) {
     gradients.gate_parts = take<float>(context, key_tiles * gate_rows * problem.heads * 4, "gla f32 tiles: gate parts");

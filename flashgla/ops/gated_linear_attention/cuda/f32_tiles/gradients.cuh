@@ -10,7 +10,7 @@
 // the values' side, with q~, k^, p and both states transposed, o (for dg alone), dv and dgv.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -18,7 +18,7 @@ template <int kParts, bool kGrouped>
 struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the first products, dk overlays a
   static constexpr int d_o = 0, v = kSplitBytes<kParts>, h = 2 * v, dh = 3 * v;
   static constexpr int q = 0, k = v, a = 2 * v, dk = a, dq = 3 * v;
-  static constexpr int sums = dq + kFloatTileBytes;  // of gates, or in steep tiles the gates
+  static constexpr int sums = dq + kFloatTileBytes;  // of gates, or in steep tiles decays
   static_assert(sums + kFloatTileBytes >= 4 * v);
   // q dq - k dk: in dq's place where there is one query head.
   static constexpr int terms = kGrouped ? sums + kFloatTileBytes : dq;
@@ -26,64 +26,6 @@ struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the
   static constexpr int parts = sums + (kGrouped ? 2 : 1) * kFloatTileBytes, total = parts + (3 * 4 + 3) * kTile * 4;
   static_assert(total == split_gradients_shared(kParts, kGrouped));
 };
-
-// pairs += weight times the factors times a row of k or q; weight: element [query][key] of a.
-template <int kParts>
-__device__ __forceinline__ void add_exact_pair(float2 (&pairs)[16], const ExactSums& sums, std::uint32_t a, int query,
-                                               int key, std::uint32_t tile, int row) {
-  const float2 two = two_of<kParts>(a, query, key & ~1);
-  const float weight = key & 1 ? two.y : two.x;
-#pragma unroll
-  for (int m = 0; m < 16; ++m) {
-    const float2 y = two_of<kParts>(tile, row, ExactSums::channel(m)), factor = sums.factor(m);
-    pairs[m].x += weight * y.x * factor.x;
-    pairs[m].y += weight * y.y * factor.y;
-  }
-}
-
-// Steep tiles, in place in a tile of floats, each thread its own elements. a: split, [query][key], zero above the
-// diagonal. dq: what came through h times 2^b, and the pairs.
-template <int kParts>
-__device__ __noinline__ void finish_exact_dq(float* dq, std::uint32_t a, std::uint32_t k, const float* gates) {
-  const int query = static_cast<int>(threadIdx.x) / 2;
-  ExactSums sums;
-  float2 pairs[16] = {};
-  for (int key = query; key >= 0; --key) {
-    add_exact_pair<kParts>(pairs, sums, a, query, key, k, key);
-    sums.add(gates, key);
-  }
-#pragma unroll
-  for (int m = 0; m < 16; ++m) {
-    float2& x = two_at(dq, query, ExactSums::channel(m));
-    const float2 factor = sums.factor(m);
-    x = make_float2(x.x * factor.x + pairs[m].x, x.y * factor.y + pairs[m].y);
-  }
-}
-// dk: what came through dh times 2^(later gates).
-static __device__ __noinline__ void scale_exact_dk(float* dk, const float* gates) {
-  const int key = static_cast<int>(threadIdx.x) / 2;
-  ExactSums sums;
-  for (int row = key + 1; row < 64; ++row) sums.add(gates, row);
-#pragma unroll
-  for (int m = 0; m < 16; ++m) {
-    float2& x = two_at(dk, key, ExactSums::channel(m));
-    const float2 factor = sums.factor(m);
-    x = make_float2(x.x * factor.x, x.y * factor.y);
-  }
-}
-// dk: the pairs.
-template <int kParts>
-__device__ __noinline__ void put_exact_dk_pairs(float* dk, std::uint32_t a, std::uint32_t q, const float* gates) {
-  const int key = static_cast<int>(threadIdx.x) / 2;
-  ExactSums sums;
-  float2 pairs[16] = {};
-  for (int query = key; query < 64; ++query) {
-    if (query > key) sums.add(gates, query);
-    add_exact_pair<kParts>(pairs, sums, a, query, key, q, query);
-  }
-#pragma unroll
-  for (int m = 0; m < 16; ++m) two_at(dk, key, ExactSums::channel(m)) = pairs[m];
-}
 
 // Sums over the warp's rows of tile * a, by columns.
 template <int kParts>
@@ -224,8 +166,8 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGr
       run.y += term.y;
       float2 open = run;
       if (steep) {
-        const float2 g = two_at(tiles.sums, r, 2 * lane);
-        open = make_float2(ptx::exp2(g.x) == 0.0f ? 0.0f : run.x, ptx::exp2(g.y) == 0.0f ? 0.0f : run.y);
+        const float2 decay = two_at(tiles.sums, r, 2 * lane);
+        open = make_float2(decay.x == 0.0f ? 0.0f : run.x, decay.y == 0.0f ? 0.0f : run.y);
       }
       put(r, open);
     }
@@ -253,10 +195,8 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGr
   }
   if (by_token) {
     __syncthreads();
-    const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
-    const std::int64_t token = (p.sequences.cu_seqlens ? 0 : c.batch * p.sequences.length) + c.token;
-    if (thread < c.rows)
-      work.gate_parts[(key_tile * tokens + token + thread) * p.heads + kv_head] = tiles.row_sums[thread];
+    const std::int64_t token = key_tile * p.sequences.tokens() + c.batch * p.sequences.length + c.token + thread;
+    if (thread < c.rows) work.gate_parts[token * p.heads + kv_head] = tiles.row_sums[thread];
   }
 }
 
@@ -442,7 +382,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
       if (steep) {
         loaded_gates.load(p, c, kv_head, channel, own);
-        loaded_gates.take(g, p);
+        loaded_gates.take_decays(g, p);
       }
       put_floats(sums, g, own);
     }
@@ -451,13 +391,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     __syncthreads();
     if (first) {
       if (steep) {
-        put_floats(dq_tile, dk, thread);
-        __syncthreads();
-        Aside aside(dq);
-        scale_exact_dk(dq_tile, sums);
+        const Aside aside(dq);
+        by_rows(dk, dq_tile, thread, [&] { scale_exact_dk(dq_tile, sums); });
         aside.restore(dq);
-        __syncthreads();
-        for_floats(dq_tile, thread, [&](int i, float x) { dk[i] = x; });
       } else {
 #pragma unroll
         for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
@@ -487,13 +423,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       Core::finish(dq, dk);
     } else {
       __syncthreads();
-      Aside dq_aside(dq), dk_aside(dk);
-      put_exact_dk_pairs<kParts>(dq_tile, a, q, sums);
-      dq_aside.restore(dq);
-      dk_aside.restore(dk);
-      __syncthreads();
-      for_floats(dq_tile, thread, [&](int i, float x) { dk[i] += x; });
-      __syncthreads();
+      const Aside aside(dq);
+      by_rows(dk, dq_tile, thread, [&] { add_exact_dk_pairs<kParts>(dq_tile, a, q, sums); });
+      aside.restore(dq);
     }
     put_floats(dq_tile, dq, thread);
     __syncthreads();  // and a has been read

@@ -57,20 +57,27 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kLaterBlocks = 6;  // a multiprocessor, of bf16; seven would spill
+#else
+constexpr int kLaterBlocks = 7;
+#endif
 template <class Kernel>
-__global__ void __launch_bounds__(kGroupThreads)
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1 ? kLaterBlocks : 0)
     split_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
 }
 
-template <class Kernel, bool kBackwards>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+template <class Kernel, bool kBackwards, int kGroups>
+__global__ void __launch_bounds__(kGroupThreads* kGroups, Kernel::parts == 1   ? 4 / kGroups
+                                                          : Kernel::parts == 2 ? 3
+                                                                               : 2)
     gated_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
+  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards, kGroups>(p, pass, shared);
 }
 
 // ---- launches ----
@@ -100,51 +107,70 @@ void SplitLaunch<Kernel>::prepare(const Params& p, const SplitImages& images, cu
                PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
 }
 
+// With gates over values, so many value tiles a block.
+template <class Kernel, bool kBackwards, int kGroups>
+void launch_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
+  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads * blocks),
+                  static_cast<unsigned>(pass.segments - pass.ends_only));
+  flashgla::cuda::launch(kStates, gated_states_kernel<Kernel, kBackwards, kGroups>, grid, kGroupThreads * kGroups,
+                         GatedStatesShared<Kernel::parts, kGroups>::total, stream, kNext<typename Kernel::Core>, p,
+                         pass);
+}
+
 template <class Kernel>
 void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  const auto run = [&]<bool kPrepared>(std::bool_constant<kPrepared>) {
-    launch_split(
-        kStates,
-        backwards ? split_states_kernel<Kernel, true, kPrepared> : split_states_kernel<Kernel, false, kPrepared>,
-        tiles_of_all_states(p), pass.segments - pass.ends_only, kStatesShared<Kernel::parts, kPrepared>, stream, kAfter,
-        p, pass);
+  const auto run = [&](auto* back, auto* forth, int shared) {
+    launch_split(kStates, backwards ? back : forth, tiles_of_all_states(p), pass.segments - pass.ends_only, shared,
+                 stream, kAfter, p, pass);
   };
-  pass.prepared.q != nullptr ? run(std::true_type()) : run(std::false_type());
+  if (pass.values.k != nullptr) {
+    backwards ? launch_gated_states<Kernel, true, 1>(p, pass, stream)
+              : launch_gated_states<Kernel, false, 1>(p, pass, stream);
+  } else if (pass.prepared.q != nullptr) {
+    run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
+        kStatesShared<Kernel::parts, true>);
+  } else {
+    run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
+        kStatesShared<Kernel::parts, false>);
+  }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient,
                                   cudaStream_t stream) {
-  const std::int64_t heads = value_gradient ? p.heads : p.heads * p.group,
-                     blocks = p.sequences.most_chunks * heads * tiles_of(p.value_dim);
-  const auto run = [&]<OutputsOf kOf>(std::integral_constant<OutputsOf, kOf>, int shared) {
-    launch_split(kOutputs,
-                 value_gradient ? split_outputs_kernel<Kernel, kOf, true> : split_outputs_kernel<Kernel, kOf, false>,
-                 blocks, 1, shared, stream, kAfter, p, outputs);
+  const int heads = value_gradient ? p.heads : p.heads * p.group;
+  const auto run = [&](auto* of_gradients, auto* of_values, int shared) {
+    launch_split(kOutputs, value_gradient ? of_gradients : of_values,
+                 p.sequences.most_chunks * heads * tiles_of(p.value_dim), 1, shared, stream, kAfter, p, outputs);
   };
-  outputs.prepared.q != nullptr
-      ? run(std::integral_constant<OutputsOf, OutputsOf::prepared>(), kPreparedOutputsShared<Kernel::parts>)
-      : run(std::integral_constant<OutputsOf, OutputsOf::own>(), OutputsShared<Kernel::parts>::total);
+  if (outputs.prepared.q != nullptr) {
+    run(split_outputs_kernel<Kernel, OutputsOf::prepared, true>,
+        split_outputs_kernel<Kernel, OutputsOf::prepared, false>, kPreparedOutputsShared<Kernel::parts>);
+  } else {
+    run(split_outputs_kernel<Kernel, OutputsOf::own, true>, split_outputs_kernel<Kernel, OutputsOf::own, false>,
+        OutputsShared<Kernel::parts>::total);
+  }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, GatedSide side,
                                     cudaStream_t stream) {
-  const auto run = [&]<GatedSide kSide>(std::integral_constant<GatedSide, kSide>) {
-    const bool grouped = p.group > 1;
-    launch_split(kGradients,
-                 grouped ? split_gradients_kernel<Kernel, true, kSide> : split_gradients_kernel<Kernel, false, kSide>,
-                 p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
-                 split_gradients_shared(Kernel::parts, grouped), stream,
-                 kSide == GatedSide::only_keys ? kAfter : kNext<typename Kernel::Core>, p, gradients);
+  const bool grouped = p.group > 1;
+  const auto run = [&](auto* of_groups, auto* of_heads, flashgla::cuda::Begin begin) {
+    launch_split(kGradients, grouped ? of_groups : of_heads, p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
+                 split_gradients_shared(Kernel::parts, grouped), stream, begin, p, gradients);
   };
   switch (side) {
     case GatedSide::only_keys:
-      return run(std::integral_constant<GatedSide, GatedSide::only_keys>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::only_keys>,
+                 split_gradients_kernel<Kernel, false, GatedSide::only_keys>, kAfter);
     case GatedSide::keys:
-      return run(std::integral_constant<GatedSide, GatedSide::keys>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::keys>,
+                 split_gradients_kernel<Kernel, false, GatedSide::keys>, kNext<typename Kernel::Core>);
     case GatedSide::values:
-      return run(std::integral_constant<GatedSide, GatedSide::values>());
+      return run(split_gradients_kernel<Kernel, true, GatedSide::values>,
+                 split_gradients_kernel<Kernel, false, GatedSide::values>, kNext<typename Kernel::Core>);
   }
 }
 
@@ -153,13 +179,6 @@ void SplitLaunch<Kernel>::later(const Params& values, const SplitImages& images,
   launch_split(kGatedValues, split_later_kernel<Kernel>,
                values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, kGateLaterShared, stream,
                kNext<typename Kernel::Core>, values, images);
-}
-
-template <class Kernel>
-void SplitLaunch<Kernel>::gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  launch_split(kStates, backwards ? gated_states_kernel<Kernel, true> : gated_states_kernel<Kernel, false>,
-               tiles_of_all_states(p), pass.segments - pass.ends_only, kGatedStatesShared<Kernel::parts>, stream,
-               kNext<typename Kernel::Core>, p, pass);
 }
 
 template <class Kernel>

@@ -34,12 +34,24 @@ struct SplitPass {
   float* end;          // likewise, or null: not wanted. ht, or dh0
   char* images;        // before each chunk h, after it dh
   SplitImages prepared;
-  SplitImages values;  // with gates over values: instead of b
+  SplitImages values;                            // with gates over values: instead of b
+  float start_factor = 1.0f, end_factor = 1.0f;  // of bf16 (value_gates/)
   int segments = 1;
   bool ends_only = false;
   float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
   float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], factors; gated values: 128
 };
+
+// launch(pass) for the ends of the segments, where there are several, and for all else.
+template <class Launch>
+void in_segments(SplitPass pass, Launch launch) {
+  if (pass.segments > 1) {
+    pass.ends_only = true;
+    launch(pass);
+    pass.ends_only = false;
+  }
+  launch(pass);
+}
 
 // o from v and states, or dv from do and their gradients.
 struct SplitOutputs {
@@ -70,7 +82,6 @@ struct SplitLaunch {
   // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
   // do, k v, g gv, K and V have changed places, the scale is 1.
   static void later(const Params& values, const SplitImages& images, cudaStream_t stream);
-  static void gated_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   // outputs.x: v; images: of h; prepared: of the keys.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
 };

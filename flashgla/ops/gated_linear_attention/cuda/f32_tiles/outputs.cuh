@@ -5,14 +5,14 @@
 // b: sum of the chunk's gates up to the token; later: of those after it. The second is the first with time reversed.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <int kParts>
-struct OutputsShared {  // offsets; gates and scores of steep tiles lie where the state and x come to afterwards
-  static constexpr int own = 0, other = kSplitBytes<kParts>, state = 2 * other, x = 3 * other, gates = state,
-                       scores = gates + kFloatTileBytes, totals = 4 * other, total = totals + 4 * 64 * 4;
+struct OutputsShared {  // offsets; decays and scores of steep tiles lie where the state and x come to afterwards
+  static constexpr int own = 0, other = kSplitBytes<kParts>, state = 2 * other, x = 3 * other, decays = state,
+                       scores = decays + kFloatTileBytes, totals = 4 * other, total = totals + 4 * 64 * 4;
 };
 
 // K and V up to 64, G = H. Grid: chunks x H. x: v, or do; images: of h, or dh.
@@ -28,7 +28,7 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
   if (c.rows == 0) return;
   const std::uint32_t base = ptx::shared_address(shared), own = base + Layout::own, other = base + Layout::other,
                       state = base + Layout::state, x = base + Layout::x;
-  float *gates = reinterpret_cast<float*>(shared + Layout::gates),
+  float *decays = reinterpret_cast<float*>(shared + Layout::decays),
         *exact = reinterpret_cast<float*>(shared + Layout::scores),
         *totals = reinterpret_cast<float*>(shared + Layout::totals);
   const auto copy_state = [&] {
@@ -63,14 +63,14 @@ __device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs
     put_loaded<kParts>(own, loaded_own, thread, [&](int, int) { return own_scale; });
     put_loaded<kParts>(other, loaded_other, thread, [&](int, int) { return other_scale; });
     loaded_gates.load(p, c, head, 0, thread);
-    loaded_gates.take(sums, p);
+    loaded_gates.take_decays(sums, p);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    put_floats(gates, sums, thread);
+    put_floats(decays, sums, thread);
     __syncthreads();
-    exact_scores<kParts>(exact, kValueGradient ? other : own, kValueGradient ? own : other, gates);
+    exact_scores<kParts>(exact, kValueGradient ? other : own, kValueGradient ? own : other, decays);
     __syncthreads();
-    gate_rows_exactly<kParts, kValueGradient>(own, gates);
+    gate_rows_exactly<kParts, kValueGradient>(own, decays);
     add_exact(scores, exact, kValueGradient, thread);
     load(loaded_x, x_place, thread);
     __syncthreads();  // the scores have been read

@@ -4,13 +4,13 @@
 //     o_i = q~_i h + sum_j p_ij v_j,   dv_j = k^_j dh + sum_i p_ij do_i.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 template <int kParts>
-struct PrepareShared {  // offsets; gates and scores of steep tiles
-  static constexpr int q = 0, k = kSplitBytes<kParts>, gates = 2 * k, scores = gates + kFloatTileBytes,
+struct PrepareShared {  // offsets; decays and scores of steep tiles
+  static constexpr int q = 0, k = kSplitBytes<kParts>, decays = 2 * k, scores = decays + kFloatTileBytes,
                        totals = scores + kFloatTileBytes, total = totals + 2 * 4 * 64 * 4;
 };
 
@@ -74,7 +74,7 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
   if (c.rows == 0) return;
   const bool leads = head % p.group == 0;
   const std::uint32_t q = ptx::shared_address(shared) + Layout::q, k = ptx::shared_address(shared) + Layout::k;
-  float *gates = reinterpret_cast<float*>(shared + Layout::gates),
+  float *decays = reinterpret_cast<float*>(shared + Layout::decays),
         *exact = reinterpret_cast<float*>(shared + Layout::scores),
         *totals = reinterpret_cast<float*>(shared + Layout::totals);
   Accumulator scores;
@@ -110,11 +110,11 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
       put_loaded<kParts>(q, loaded_q, thread, [&](int, int) { return p.scale; });
       put_loaded<kParts>(k, loaded_k, thread);
       loaded_gates.load(p, c, kv_head, channel, thread);
-      loaded_gates.take(sums, p);
-      put_floats(gates, sums, thread);
+      loaded_gates.take_decays(sums, p);
+      put_floats(decays, sums, thread);
       __syncthreads();
       Aside aside(scores);
-      exact_scores<kParts>(exact, q, k, gates);
+      exact_scores<kParts>(exact, q, k, decays);
       aside.restore(scores);
       __syncthreads();
       add_exact(scores, exact, false, thread);

@@ -328,6 +328,15 @@ struct LoadedGates {
       for (int e = 0; e < 8; ++e) gates[i][e] = base_2_gate(gates[i][e]);
     }
   }
+  // What they multiply by.
+  __device__ __forceinline__ void take_decays(float (&decays)[kRowsEach][8], const Params& p) const {
+    take(decays, p);
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) decays[i][e] = ptx::exp2(decays[i][e]);
+    }
+  }
 };
 
 // In place of the gates: their sums from the chunk's start up to and with the token, or (kLater) of the tokens after
@@ -429,89 +438,14 @@ __device__ __forceinline__ void for_floats(const float* tile, int thread, F f) {
   }
 }
 
-// ---- steep tiles: pairs of tokens one by one ----
-// Exact for any gates: the sum of the gates between two tokens is run up from one to the other. Thread: token
-// threadIdx.x / 2, and every second pair of neighbouring channels. gates: base 2, a tile of floats.
+// ---- scores ----
 
-struct ExactSums {
-  float2 gates[16];
-  __device__ __forceinline__ ExactSums() {
-#pragma unroll
-    for (int m = 0; m < 16; ++m) gates[m] = make_float2(0.0f, 0.0f);
-  }
-  static __device__ __forceinline__ int channel(int m) { return 4 * m + 2 * (static_cast<int>(threadIdx.x) & 1); }
-  __device__ __forceinline__ void add(const float* tile, int row) {
-#pragma unroll
-    for (int m = 0; m < 16; ++m) {
-      const float2 g = two_at(tile, row, channel(m));
-      gates[m].x += g.x;
-      gates[m].y += g.y;
-    }
-  }
-  __device__ __forceinline__ float2 factor(int m) const {
-    return make_float2(ptx::exp2(gates[m].x), ptx::exp2(gates[m].y));
-  }
-};
-
-// scores[query][key], query >= key: a tile of floats, from q and k without gates.
-template <int kParts>
-__device__ __noinline__ void exact_scores(float* scores, std::uint32_t q, std::uint32_t k, const float* gates) {
-  const int query = static_cast<int>(threadIdx.x) / 2;
-  ExactSums sums;
-  for (int step = 0; step < 64; ++step) {
-    const int key = query - step;
-    float score = 0.0f;
-    if (key >= 0) {
-#pragma unroll
-      for (int m = 0; m < 16; ++m) {
-        const int channel = ExactSums::channel(m);
-        const float2 x = two_of<kParts>(q, query, channel), y = two_of<kParts>(k, key, channel),
-                     factor = sums.factor(m);
-        score += x.x * y.x * factor.x + x.y * y.y * factor.y;
-      }
-      sums.add(gates, key);
-    }
-    score += __shfl_xor_sync(0xffffffffu, score, 1);
-    if (key >= 0 && (threadIdx.x & 1) == 0) scores[float_place(query, key)] = score;
-  }
-}
-
-// The exact scores of a thread's elements; transposed: rows are keys.
-__device__ __forceinline__ void add_exact(Accumulator& scores, const float* exact, bool transposed, int thread) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int row = row_of_element(thread, i), column = column_of_element(thread, i);
-    const int query = transposed ? column : row, key = transposed ? row : column;
-    if (query >= key) scores[i] += exact[float_place(query, key)];
-  }
-}
 // Zeros where the key comes after the query.
 __device__ __forceinline__ void keep_pairs(Accumulator& scores, bool transposed, int thread) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int row = row_of_element(thread, i), column = column_of_element(thread, i);
     scores[i] = (transposed ? column >= row : row >= column) ? scores[i] : 0.0f;
-  }
-}
-// A tile's rows times 2^(gates up to and with the row), or with kLater 2^(gates after it).
-template <int kParts, bool kLater>
-__device__ __noinline__ void gate_rows_exactly(std::uint32_t tile, const float* gates) {
-  const int row = static_cast<int>(threadIdx.x) / 2;
-  ExactSums sums;
-  for (int r = kLater ? row + 1 : 0; r < (kLater ? 64 : row + 1); ++r) sums.add(gates, r);
-#pragma unroll
-  for (int m = 0; m < 16; ++m) {
-    const float2 x = two_of<kParts>(tile, row, ExactSums::channel(m)), factor = sums.factor(m);
-    float rest[2] = {x.x * factor.x, x.y * factor.y};
-    const std::uint32_t at = tile + element_offset(row, ExactSums::channel(m));
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const std::uint32_t packed = ptx::pack_bf16(rest[0], rest[1]);
-      store_shared_4(at + part * kTileBytes, packed);
-      const float2 rounded = ptx::unpack_bf16(packed);
-      rest[0] -= rounded.x;
-      rest[1] -= rounded.y;
-    }
   }
 }
 

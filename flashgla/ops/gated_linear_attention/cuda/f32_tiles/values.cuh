@@ -11,70 +11,103 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Two slots of the two operands, and of their decays.
-template <int kParts>
-constexpr int kGatedStatesShared = 4 * kSplitBytes<kParts> + 2 * 2 * kTile * 4;
+// Slots of the keys' operand, each group's of values, and their decays.
+template <int kParts, int kGroups>
+struct GatedStatesShared {
+  static constexpr int slots = kParts == 1 ? 3 : 2, slot = (1 + kGroups) * kSplitBytes<kParts>;
+  static constexpr int decays = slots * slot, slot_decays = (1 + kGroups) * kTile;
+  static constexpr int total = decays + slots * slot_decays * 4;
+};
 
-// The states, as pass_split_states (f32_tiles/states.cuh), both operands as images. Same grid.
-template <class Kernel, bool kBackwards>
+// The states, as pass_split_states (f32_tiles/states.cuh), both operands as images. Groups of 128 threads have value
+// tiles beside each other. Grid: (N x G x key tiles x value tiles in groups, innermost last) x segments.
+template <class Kernel, bool kBackwards, int kGroups>
 __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPass& pass, char* shared) {
   using Core = typename Kernel::Core;
   constexpr int kParts = Kernel::parts;
+  using Layout = GatedStatesShared<kParts, kGroups>;
   constexpr std::int64_t kBytes = kSplitBytes<kParts>;
-  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const int value_tile = static_cast<int>(blockIdx.x % value_tiles),
-            key_tile = static_cast<int>(blockIdx.x / value_tiles % key_tiles);
-  const unsigned cell = blockIdx.x / value_tiles / key_tiles;
+  const int group = kGroups == 1 ? 0 : threadIdx.x / kGroupThreads, thread = threadIdx.x - group * kGroupThreads;
+  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim),
+            value_blocks = kGroups == 1 ? value_tiles : (value_tiles + kGroups - 1) / kGroups;
+  const int value_tile = static_cast<int>(blockIdx.x % value_blocks) * kGroups + group,
+            key_tile = static_cast<int>(blockIdx.x / value_blocks % key_tiles);
+  const bool active = kGroups == 1 || value_tile < value_tiles;
+  const unsigned cell = blockIdx.x / value_blocks / key_tiles;
   const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards ? p.group : 1;
   const Span span = span_of(p.sequences, cell / p.heads);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), segment = blockIdx.y;
   const int first = static_cast<int>(static_cast<std::int64_t>(chunks) * segment / pass.segments),
             last = static_cast<int>(static_cast<std::int64_t>(chunks) * (segment + 1) / pass.segments);
   const std::uint32_t slots = ptx::shared_address(shared);
-  float* slot_decays = reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>);  // of keys, then of values
+  float* slot_decays = reinterpret_cast<float*>(shared + Layout::decays);  // of keys, then of each group's values
   const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
   const auto chunk_at = [&](int i) {  // and kv head
     return (span.chunk_begin + (kBackwards ? chunks - 1 - i : i)) * p.heads + kv_head;
   };
 
-  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk.
-  int slot = 0;
-  const auto copy_step = [&](int i, int h) {
-    const std::int64_t kv_at = chunk_at(i), at = kv_at * heads_each + h;
-    const std::uint32_t to = slots + slot * 2 * kSplitBytes<kParts>;
-    copy_split<kParts>(to, (kBackwards ? pass.prepared.q : pass.prepared.k) + (at * key_tiles + key_tile) * kBytes,
-                       thread);
-    copy_split<kParts>(to + kSplitBytes<kParts>,
-                       (kBackwards ? pass.values.q : pass.values.k) + (at * value_tiles + value_tile) * kBytes, thread);
-    if (thread < 32) {
-      const float* decays = thread < 16 ? pass.prepared.decay + (kv_at * key_tiles + key_tile) * kTile
-                                        : pass.values.decay + (kv_at * value_tiles + value_tile) * kTile;
-      ptx::copy_async_16(ptx::shared_address(slot_decays + slot * 2 * kTile + 4 * thread), decays + 4 * (thread % 16));
+  // Steps: the query heads of a chunk (forwards one), chunk after chunk in the order of the walk. Copies what is so
+  // many steps after (i, h), if there is that, to a slot.
+  const auto copy_ahead = [&](int steps, int i, int h, int to_slot) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      const bool ends_chunk = h + 1 == heads_each;
+      i = ends_chunk ? i + 1 : i;
+      h = ends_chunk ? 0 : h + 1;
+    }
+    if (i < last) {
+      const std::int64_t kv_at = chunk_at(i), at = kv_at * heads_each + h;
+      const std::uint32_t to = slots + to_slot * Layout::slot;
+      if (group == 0) {
+        copy_split<kParts>(to, (kBackwards ? pass.prepared.q : pass.prepared.k) + (at * key_tiles + key_tile) * kBytes,
+                           thread);
+      }
+      if (active) {
+        copy_split<kParts>(to + (1 + group) * kSplitBytes<kParts>,
+                           (kBackwards ? pass.values.q : pass.values.k) + (at * value_tiles + value_tile) * kBytes,
+                           thread);
+      }
+      if (thread < 32 && active && (group == 0 || thread >= 16)) {
+        const float* decays = thread < 16 ? pass.prepared.decay + (kv_at * key_tiles + key_tile) * kTile
+                                          : pass.values.decay + (kv_at * value_tiles + value_tile) * kTile;
+        ptx::copy_async_16(
+            ptx::shared_address(slot_decays + to_slot * Layout::slot_decays + group * kTile + 4 * thread),
+            decays + 4 * (thread % 16));
+      }
     }
     ptx::copy_async_commit();
   };
-  if (first < last) copy_step(first, 0);
+#pragma unroll
+  for (int step = 0; step + 1 < Layout::slots; ++step) copy_ahead(step, first, 0, step);
+  int slot = 0;
+  const auto free_slot = [&] {  // that of the step before
+    return Layout::slots == 2 ? slot ^ 1 : slot == 0 ? Layout::slots - 1 : slot - 1;
+  };
 
   const std::int64_t state_at = static_cast<std::int64_t>(cell) * p.key_dim * p.value_dim;
   Accumulator state;
   read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at : nullptr, p.key_dim, p.value_dim,
              key_tile * kTile, value_tile * kTile, thread);
+  if constexpr (kParts == 1) {  // a sequence without tokens hands its state on to the bit
+    if (chunks > 0) scale_rows(state, pass.start_factor, pass.start_factor);
+  }
   // state = state * decays + f(element).
-  const auto decay_and_add = [&](const float* decays, auto f) {
+  const auto decay_and_add = [&](const float* decays, const float* of_values, auto f) {
     const float of_row[2] = {decays[row], decays[row + 8]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 of_column = *reinterpret_cast<const float2*>(decays + kTile + 8 * j + column);
+      const float2 of_column = *reinterpret_cast<const float2*>(of_values + 8 * j + column);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         state[4 * j + e] = fmaf(state[4 * j + e], of_row[e >> 1] * (e & 1 ? of_column.y : of_column.x), f(4 * j + e));
     }
   };
-  const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
+  const std::int64_t tile_at = kGroups == 1 ? blockIdx.x : (cell * key_tiles + key_tile) * value_tiles + value_tile,
+                     tiles = kGroups == 1 ? gridDim.x : p.sequences.count * p.heads * key_tiles * value_tiles;
   const auto segment_end = [&](int s, int block) {  // four of this thread's elements
     return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
   };
-  if (!pass.ends_only) {
+  if (!pass.ends_only && active) {
     for (int s = 0; s < segment; ++s) {
       Accumulator end;
 #pragma unroll
@@ -85,7 +118,8 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
         end[4 * j + 2] = x.z;
         end[4 * j + 3] = x.w;
       }
-      decay_and_add(pass.segment_decays + (s * tiles + tile_at) * 2 * kTile, [&](int e) { return end[e]; });
+      const float* decays = pass.segment_decays + (s * tiles + tile_at) * 2 * kTile;
+      decay_and_add(decays, decays + kTile, [&](int e) { return end[e]; });
     }
   }
 
@@ -94,41 +128,47 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
   for (int i = first; i < last; ++i) {
     if (!pass.ends_only) {
       __syncthreads();  // the free slot has been read: what goes out passes through it
-      store_split_image<Core, kParts>(
-          pass.images + ((chunk_at(i) * key_tiles + key_tile) * value_tiles + value_tile) * kBytes,
-          slots + (slot ^ 1) * 2 * kSplitBytes<kParts>, state, thread);
+      if (active) {
+        store_split_image<Core, kParts>(
+            pass.images + ((chunk_at(i) * key_tiles + key_tile) * value_tiles + value_tile) * kBytes,
+            slots + free_slot() * Layout::slot + (kGroups == 1 ? 0 : 1 + group) * kSplitBytes<kParts>, state, thread);
+      }
     }
 #pragma unroll 1
     for (int h = 0; h < heads_each; ++h) {
-      const std::uint32_t a = slots + slot * 2 * kSplitBytes<kParts>;
-      const float* decays = slot_decays + slot * 2 * kTile;
-      const bool ends_chunk = h + 1 == heads_each;
-      ptx::copy_async_wait<0>();
+      const std::uint32_t a = slots + slot * Layout::slot;
+      const float *decays = slot_decays + slot * Layout::slot_decays, *of_values = decays + (1 + group) * kTile;
+      ptx::copy_async_wait<Layout::slots - 2>();
       Core::publish();
       __syncthreads();
-      slot ^= 1;
-      if (!ends_chunk || i + 1 < last) copy_step(ends_chunk ? i + 1 : i, ends_chunk ? 0 : h + 1);
+      copy_ahead(Layout::slots - 1, i, h, free_slot());
+      slot = Layout::slots == 2 ? slot ^ 1 : slot + 1 == Layout::slots ? 0 : slot + 1;
       // Apart, so that the state is rounded to the nearest: sums inside the tensor cores cut off.
       Accumulator update;
       clear(update);
       Core::begin(update);
-      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, a + kSplitBytes<kParts>, thread);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, a + (1 + group) * kSplitBytes<kParts>,
+                                                                  thread);
       Core::finish(update);
       if (h == 0) {
-        product *= decays[thread];
-        decay_and_add(decays, [&](int e) { return update[e]; });
+        product *= (thread < kTile ? decays : of_values - kTile)[thread];
+        decay_and_add(decays, of_values, [&](int e) { return update[e]; });
       } else {
 #pragma unroll
         for (int e = 0; e < 32; ++e) state[e] += update[e];
       }
     }
   }
+  if (!active) return;
   if (pass.ends_only) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
     pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;
   } else if (pass.end != nullptr && segment == pass.segments - 1) {
+    if constexpr (kParts == 1) {
+      if (chunks > 0) scale_rows(state, pass.end_factor, pass.end_factor);
+    }
     write_state(pass.end + state_at, state, p.key_dim, p.value_dim, key_tile * kTile, value_tile * kTile, thread);
   }
 }
@@ -196,7 +236,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
     Core::finish(out);
   }
   if constexpr (!kAhead) load_rows();
-  // The pairs. The other stage takes the sums of the gates, or in steep tiles the gates, and o.
+  // The pairs. The other stage takes the sums of the gates, or in steep tiles decays, and o.
   const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
   float *sums = reinterpret_cast<float*>(shared + (stage(key_tiles + 1) - base)), *o = sums + kTile * kTile;
   float b[kRowsEach][8], all[8];
@@ -204,16 +244,13 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
   sum_gates<false>(b, all, reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>), thread);
   const bool steep = is_steep(all);
   put_loaded<kParts>(v, x, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-b[i][e]); });
-  if (steep) gates.take(b, p);
+  if (steep) gates.take_decays(b, p);
   put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
-  if (steep) put_floats(o, out, thread);
   ptx::copy_async_wait<0>();
   Core::publish();
   __syncthreads();
   if (steep) {
-    finish_exact_dq<kParts>(o, scores, v, sums);
-    __syncthreads();
-    for_floats(o, thread, [&](int i, float y) { out[i] = y; });
+    by_rows(out, o, thread, [&] { finish_exact_dq<kParts>(o, scores, v, sums); });
   } else {
     Core::begin(out);
     add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);

@@ -6,7 +6,6 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/features/features.h"
 #include "flashgla/ops/gated_linear_attention/cuda/features/normaliser.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -78,8 +77,7 @@ struct Call {
   }
   // Of every chunk.
   float* floats(std::int64_t each) {
-    const auto bytes = static_cast<std::size_t>(p.sequences.most_chunks * each) * sizeof(float);
-    return static_cast<float*>(context.scratch().allocate(bytes, "gla: normaliser"));
+    return take<float>(context, p.sequences.most_chunks * each * 4, "gla: normaliser");
   }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(context.stream()); }
   int tiles() const { return static_cast<int>((problem.key_dim + kWidth - 1) / kWidth); }

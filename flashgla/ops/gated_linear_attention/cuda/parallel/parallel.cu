@@ -148,8 +148,8 @@ struct Launcher {
 ParallelCall call_of(Context& context, const Params& p, bool before, bool after) {
   ParallelCall c{.p = p, .before = before ? p.key_dim : 0, .after = after ? p.key_dim : 0};
   const Sequences& s = p.sequences;
-  const std::int64_t tokens = s.packed ? s.length : s.count * s.length, heads = p.heads * p.group;
-  c.rows = tokens + s.count * (c.before + c.after);
+  const std::int64_t heads = p.heads * p.group;
+  c.rows = s.tokens() + s.count * (c.before + c.after);
   c.queries = take<float>(context, heads * c.rows * p.key_dim * 4, "gla parallel: decayed queries");
   c.keys = take<float>(context, heads * c.rows * p.key_dim * 4, "gla parallel: decayed keys");
   c.decays = take<float>(context, (c.rows / kParallelRows + s.count) * heads * p.key_dim * 4, "gla parallel: decays");
@@ -172,7 +172,7 @@ void parallel_backward(Context& context, const Problem& problem, const Params& p
   const ArenaScope scope(context.scratch());
   const Params& p = params;
   ParallelCall c = call_of(context, p, d_in.dh0 || p.h0 != nullptr, static_cast<bool>(d_out.d_ht));
-  const std::int64_t heads = p.heads * p.group, tokens = problem.batch * problem.length;
+  const std::int64_t heads = p.heads * p.group, tokens = p.sequences.tokens();
   const bool of_tokens = p.gate == GateKind::scalar || p.gate == GateKind::constant;
   const auto floats = [&](std::int64_t count) {
     return take<float>(context, count * 4, "gla parallel: f32 gradients");

@@ -192,7 +192,7 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
                         const OutputGradients& d_out, const InputGradients& d_in) {
   const ArenaScope scope(context.scratch());
   const Params p = make_params(problem, inputs, outputs);
-  const std::int64_t tokens = p.sequences.cu_seqlens ? p.sequences.length : p.sequences.count * p.sequences.length;
+  const std::int64_t tokens = p.sequences.tokens();
   const std::int64_t heads = problem.query_heads, K = problem.key_dim, V = problem.value_dim,
                      values = V + problem.normalize;
   const bool key_gates = static_cast<bool>(d_in.dg), value_gates = static_cast<bool>(d_in.dgv);

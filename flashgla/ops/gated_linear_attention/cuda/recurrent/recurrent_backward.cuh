@@ -9,7 +9,7 @@
 // gradient of numerator and denominator. Each query head runs for itself; grouped heads are added at the end.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

@@ -9,7 +9,6 @@
 
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
-#include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/step.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {

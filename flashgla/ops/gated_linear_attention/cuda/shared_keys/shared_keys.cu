@@ -5,7 +5,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/gradients.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/outputs.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/shared_keys/shared_keys.h"
 #include "flashgla/ops/gated_linear_attention/cuda/shared_keys/walk.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -36,13 +35,10 @@ int splits_of(const Params& p, int blocks_each, int multiprocessors) {
   return best;
 }
 
-std::int64_t tokens_of(const Problem& problem) { return problem.batch * problem.length; }
-
 // Room for sums of gates, which the forms for Hopper read; null for the others.
 float* take_gate_sums(Context& context, const Plan& plan, const Params& p) {
   if (!plan.hopper) return nullptr;
-  const std::int64_t bytes = p.sequences.most_chunks * p.heads * kChunk * static_cast<std::int64_t>(sizeof(float));
-  return static_cast<float*>(context.scratch().allocate(static_cast<std::size_t>(bytes), "gla: sums of gates"));
+  return take<float>(context, p.sequences.most_chunks * p.heads * kChunk * 4, "gla: sums of gates");
 }
 
 // Of these functions' gate_sums, null: the form on mma.sync.
@@ -88,9 +84,7 @@ void forward_with_shared_keys(Context& context, const Plan& plan, Params p, cons
   check_rows(!plan.rows && is_aligned(outputs.o));
   const ArenaScope scope(context.scratch());
   float* const gate_sums = take_gate_sums(context, plan, p);
-  if (p.states == nullptr && gate_sums == nullptr) {
-    p.states = context.scratch().allocate(static_cast<std::size_t>(p.states_bytes()), "gla: states");
-  }
+  if (p.states == nullptr && gate_sums == nullptr) p.states = take(context, p.states_bytes(), "gla: states");
   if (context.planning() || p.sequences.most_chunks == 0) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   const Walk walk{p.k, p.v, static_cast<const float*>(p.h0), static_cast<float*>(p.ht), static_cast<char*>(p.states)};
@@ -106,16 +100,13 @@ void backward_with_shared_keys(Context& context, const Plan& plan, Params p, con
                                const InputGradients& d_in) {
   check_rows(!plan.rows && is_aligned(d_out.d_o) && is_aligned(d_in.dq) && is_aligned(d_in.dk) && is_aligned(d_in.dv));
   const Problem& problem = plan.problem;
-  const auto take = [&](std::int64_t bytes, const char* label) {
-    return context.scratch().allocate(static_cast<std::size_t>(bytes), label);
-  };
-  if (plan.finds_states) p.states = take(p.states_bytes(), "gla backward: states");
-  auto* const state_gradients = static_cast<char*>(take(p.states_bytes(), "gla backward: state gradients"));
-  const std::int64_t tokens = tokens_of(problem);
+  if (plan.finds_states) p.states = take(context, p.states_bytes(), "gla backward: states");
+  char* const state_gradients = take(context, p.states_bytes(), "gla backward: state gradients");
+  const std::int64_t tokens = p.sequences.tokens();
   const int splits = splits_of(p, 1, context.architecture().multiprocessors);
-  const std::int64_t part_bytes = splits * tokens * p.key_dim * static_cast<std::int64_t>(sizeof(float));
-  auto* const dq = static_cast<float*>(take(part_bytes, "gla backward: parts of dq and dk"));
-  auto* const dk = static_cast<float*>(take(part_bytes, "gla backward: parts of dq and dk"));
+  const std::int64_t part_bytes = splits * tokens * p.key_dim * 4;
+  float* const dq = take<float>(context, part_bytes, "gla backward: parts of dq and dk");
+  float* const dk = take<float>(context, part_bytes, "gla backward: parts of dq and dk");
   float* const gate_sums = take_gate_sums(context, plan, p);
   if (context.planning() || p.sequences.most_chunks == 0) return;
 

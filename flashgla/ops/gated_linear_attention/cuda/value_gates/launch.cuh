@@ -3,6 +3,8 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/kernels.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.cuh"
 
@@ -18,47 +20,32 @@ inline Prepared take_both(Context& context, const Params& side) {
   return out;
 }
 
+inline SplitImages images_of(const Prepared& prepared) {
+  return {.q = prepared.q, .k = prepared.k, .decay = prepared.decay};
+}
+
 inline std::int64_t tiles_of_states(const Params& p) {
   return static_cast<std::int64_t>(p.heads) * tiles_of(p.key_dim) * tiles_of(p.value_dim);
 }
 
-// Workspace of segments of time, where the plan has several.
-struct PassSegments {
-  int groups, segments;
-  float *ends = nullptr, *decays = nullptr;
-
-  PassSegments(Context& context, const Plan& plan, const Params& p)
-      : groups(plan.groups), segments(plan.forward_cut.segments) {
-    if (segments == 1) return;
-    const std::int64_t tiles = (segments - 1) * p.sequences.count * tiles_of_states(p);
-    ends = take<float>(context, tiles * kTile * kTile * 4, "gla: segments");
-    decays = take<float>(context, tiles * 2 * kTile * 4, "gla: segments");
-  }
-};
-
-template <class Core, int kGroups>
-void launch_pass(const Params& p, const GatedPass& pass, cudaStream_t stream) {
-  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
-  const dim3 grid(static_cast<unsigned>(blocks * p.heads * p.sequences.count),
-                  static_cast<unsigned>(pass.segments - pass.ends_only));
-  launch("gated_linear_attention states", pass_gated_state_kernel<Core, kGroups>, grid, kGroupThreads * kGroups,
-         gated_pass_shared(kGroups), stream, kNext<Core>, p, pass);
+// A pass over the states, forwards; with workspace of segments of time where the plan has several.
+inline SplitPass take_pass(Context& context, const Plan& plan, const Params& p, char* states) {
+  SplitPass pass{.start = static_cast<const float*>(p.h0), .images = states, .segments = plan.forward_cut.segments};
+  if (pass.segments == 1) return pass;
+  const std::int64_t tiles = (pass.segments - 1) * p.sequences.count * tiles_of_states(p);
+  pass.segment_ends = take<float>(context, tiles * kTile * kTile * 4, "gla: segments");
+  pass.segment_decays = take<float>(context, tiles * 2 * kTile * 4, "gla: segments");
+  return pass;
 }
 
 template <class Core>
-void pass_states(const Params& p, GatedPass pass, const PassSegments& time, cudaStream_t stream) {
-  const auto run = [&] {
-    time.groups == 2 ? launch_pass<Core, 2>(p, pass, stream) : launch_pass<Core, 1>(p, pass, stream);
-  };
-  pass.segments = time.segments;
-  pass.segment_ends = time.ends;
-  pass.segment_decays = time.decays;
-  if (time.segments > 1) {
-    pass.ends_only = true;
-    run();
-    pass.ends_only = false;
-  }
-  run();
+void pass_states(const Plan& plan, const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+  using Kernel = SplitKernel<Core, __nv_bfloat16, 1>;
+  in_segments(pass, [&](const SplitPass& each) {
+    if (backwards) return launch_gated_states<Kernel, true, 1>(p, each, stream);
+    plan.groups == 2 ? launch_gated_states<Kernel, false, 2>(p, each, stream)
+                     : launch_gated_states<Kernel, false, 1>(p, each, stream);
+  });
 }
 
 template <class Core, bool kOverValues, bool kBackward>
@@ -80,17 +67,16 @@ void forward_with_value_gates(Context& context, const Plan& plan, const Params& 
   auto* states = static_cast<char*>(p.states);
   if (states == nullptr)
     states = take(context, p.sequences.most_chunks * over_values::tiles_of_states(p) * kImageBytes, "gla: states");
-  const over_values::PassSegments time(context, plan, p);
+  SplitPass pass = over_values::take_pass(context, plan, p, states);
+  pass.values = {.k = later, .decay = decays};
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, prepared);
-  flashgla::cuda::launch("gated_linear_attention gated values", gate_later_kernel,
-                         dim3(static_cast<unsigned>(cells * value_tiles)), kGroupThreads, kGateLaterShared, stream,
-                         kNext<Core>, values, SplitImages{.k = later, .decay = decays});
-  GatedPass pass{
-      prepared.k, later, prepared.decay, decays, states, static_cast<const float*>(p.h0), static_cast<float*>(p.ht)};
-  over_values::pass_states<Core>(p, pass, time, stream);
+  SplitLaunch<SplitKernel<Core, __nv_bfloat16, 1>>::later(values, pass.values, stream);
+  pass.prepared = over_values::images_of(prepared);
+  pass.end = static_cast<float*>(p.ht);
+  over_values::pass_states<Core>(plan, p, pass, false, stream);
   const Side output{.key = p.v,
                     .gate = p.gv,
                     .own_later = later,
@@ -112,29 +98,21 @@ void backward_with_value_gates(Context& context, const Plan& plan, const Params&
   const std::int64_t state_bytes = p.sequences.most_chunks * over_values::tiles_of_states(p) * kImageBytes;
   char* states = plan.finds_states ? take(context, state_bytes, "gla: states") : static_cast<char*>(p.states);
   char* gradients = take(context, state_bytes, "gla: state gradients");
-  const over_values::PassSegments time(context, plan, p);
+  SplitPass pass = over_values::take_pass(context, plan, p, states);
+  pass.prepared = over_values::images_of(of_keys);
+  pass.values = over_values::images_of(of_values);
   if (context.planning()) return;
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, of_keys);
   launch_forward_prepare<Core>(context, values, of_values);
-  if (plan.finds_states) {
-    over_values::pass_states<Core>(
-        p, {of_keys.k, of_values.k, of_keys.decay, of_values.decay, states, static_cast<const float*>(p.h0), nullptr},
-        time, stream);
-  }
-  GatedPass back{of_keys.q,
-                 of_values.q,
-                 of_keys.decay,
-                 of_values.decay,
-                 gradients,
-                 static_cast<const float*>(d_out.d_ht.data),
-                 static_cast<float*>(d_in.dh0.data)};
-  back.start_factor = 1.0f / p.scale;
-  back.end_factor = p.scale;
-  back.backwards = true;
-  back.heads_each = p.group;
-  over_values::pass_states<Core>(p, back, time, stream);
+  if (plan.finds_states) over_values::pass_states<Core>(plan, p, pass, false, stream);
+  pass.start = static_cast<const float*>(d_out.d_ht.data);
+  pass.end = static_cast<float*>(d_in.dh0.data);
+  pass.images = gradients;
+  pass.start_factor = 1.0f / p.scale;
+  pass.end_factor = p.scale;
+  over_values::pass_states<Core>(plan, p, pass, true, stream);
   const auto side = [&](const Params& own, const Prepared& of_own, const Prepared& of_other) {
     return Side{.query = own.q,
                 .key = own.k,

@@ -11,7 +11,8 @@
 // all times the scale, where dh stands for the gradient over the scale.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/value_gates/state_pass.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/gates.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -26,17 +27,62 @@ struct Side {
   Strided d_query, d_key, d_gate;        // without data: not wanted
 };
 
+constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
+
 struct SideShared {  // offsets; the epilogue overlays the stages, and its first operands come while the last one is
                      // read
   static constexpr int stages = 8 * kTileBytes;
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, raw_gates = 3 * kTileBytes, dump = raw_gates;
-  static constexpr int x = dump + kTile * kDumpRow * 4;  // of steep tiles
-  static constexpr int gates = x + kTileBytes;
-  static constexpr int small = gates + kTile * kTile * 4;  // beyond the stages
+  static constexpr int gates = dump + kTile * kDumpRow * 4;
+  static constexpr int small = stages;
   // Quarters, inner sums, suffix sums, through; the chunk's decays of own channels; decays of two stages.
   static constexpr int total = small + 4 * sizeof(ColumnParts) + 3 * kTile * 4;
-  static_assert(small >= stages);
+  static_assert(small >= gates + kTile * kTile * 4);
 };
+
+// A group of 128 threads walks a chunk by columns: warp w takes tokens 16w..16w+15, lane l of it channels 2l and 2l+1.
+
+// Base-2 log gates of a token, two channels, from 64 rows of f32.
+__device__ __forceinline__ float2 gate_at(const char* gates, int row, int lane) {
+  const float2 g = *reinterpret_cast<const float2*>(gates + row * 256 + lane * 8);
+  return make_float2(ptx::larger_or_nan(g.x * kLog2E, kStrongest), ptx::larger_or_nan(g.y * kLog2E, kStrongest));
+}
+
+// Sums of the four quarters of the chunk. Barrier before use.
+__device__ __forceinline__ void sum_quarters(ColumnParts& parts, const char* gates, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 g = gate_at(gates, 16 * warp + i, lane);
+    sum.x += g.x;
+    sum.y += g.y;
+  }
+  *reinterpret_cast<float2*>(&parts[warp][2 * lane]) = sum;
+}
+// b before the warp's first token; with warp 4, of the whole chunk.
+__device__ __forceinline__ float2 sum_before(const ColumnParts& parts, int warp, int lane) {
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const float2 part = *reinterpret_cast<const float2*>(&parts[w][2 * lane]);
+    if (w < warp) {
+      sum.x += part.x;
+      sum.y += part.y;
+    }
+  }
+  return sum;
+}
+
+__device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int thread) {
+  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    float* at = dump + row * kDumpRow + 8 * j + 2 * (lane & 3);
+    *reinterpret_cast<float2*>(at) = make_float2(a[4 * j], a[4 * j + 1]);
+    *reinterpret_cast<float2*>(at + 8 * kDumpRow) = make_float2(a[4 * j + 2], a[4 * j + 3]);
+  }
+}
 
 // The rows of a chunk from `channel` on, of elements of `bytes`.
 __device__ __forceinline__ Rows rows_at(const Strided& view, int bytes, const Chunk& c, int head, int channel,
@@ -81,6 +127,31 @@ __device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread)
       to[1] = g[j][1];
     }
   }
+}
+
+// A steep tile, as a call: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's only
+// when `first`), and the pairs inside come to it one by one. q, k: as loaded, which the call waits for; a:
+// [query][key], zero above the diagonal; gates: as put_gates leaves them, which become what they multiply by; rows:
+// room for a tile of floats. dk: null where there is none. dq and dk stay in memory: a call saves what registers it
+// takes beyond those that are free.
+static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k,
+                                                 std::uint32_t a, float* rows, float* gates, bool first, int thread) {
+  float decays[kRowsEach][8];
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e)
+      decays[i][e] = ptx::exp2(base_2_gate(gates[(kRowsEach * (thread / 8) + i) * kTile + 8 * (thread % 8) + e]));
+  }
+  ptx::copy_async_wait<0>();
+  __syncthreads();
+  put_floats(gates, decays, thread);
+  by_rows(reinterpret_cast<Accumulator&>(*dq), rows, thread, [&] { finish_exact_dq<1>(rows, a, k, gates); });
+  if (dk == nullptr) return;
+  by_rows(reinterpret_cast<Accumulator&>(*dk), rows, thread, [&] {
+    if (first) scale_exact_dk(rows, gates);
+    add_exact_dk_pairs<1>(rows, a, q, gates);
+  });
 }
 
 // Rows of a result by a warp: two channels a lane.
@@ -154,7 +225,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   // Tiles are counted in 31 bits: of 8 KiB each there is no memory for more.
   const int kv_at = static_cast<int>(blockIdx.x / own_tiles);  // chunk and key-value head
   const int kv_head = kv_at % p.heads;
-  Chunk c = locate(p.sequences, kv_at / p.heads);
+  const Chunk c = locate(p.sequences, kv_at / p.heads);
   if (c.rows == 0) return;
   char *q = shared + Layout::q, *k = shared + Layout::k, *a = shared + Layout::a, *gates = shared + Layout::gates;
   float* dump = reinterpret_cast<float*>(shared + Layout::dump);
@@ -328,20 +399,14 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
         const Rows rows = rows_at(from, 2, here(), of, channel, s.own);
         load_tile(ptx::shared_address(tile), rows, thread);
       };
-      // The forward has nothing that queries values: what becomes of the keys' part there is of no matter.
-      raw(q, kBackward ? s.query : s.key, kBackward ? head : kv_head);
+      if constexpr (kBackward) raw(q, s.query, head);
       raw(k, s.key, kv_head);
       ptx::copy_async_commit();
-      ptx::copy_async_wait<0>();
-      __syncthreads();
       const auto finish = [&](float* queries, float* keys) {
-        finish_steep(queries, keys, ptx::shared_address(q), ptx::shared_address(k), a,
-                     ptx::shared_address(shared + Layout::x), dump, gates, quarters, 1.0f, first, thread);
+        finish_steep(queries, keys, ptx::shared_address(q), ptx::shared_address(k), ptx::shared_address(a), dump,
+                     reinterpret_cast<float*>(gates), first, thread);
       };
       Aside queries(d_query);
-      Local<std::int64_t, 2> place;  // the backward and what it calls have registers enough without these
-      std::int64_t here[] = {c.batch, c.token};
-      if constexpr (kBackward) place.put(here);
       if constexpr (kBackward) {
         Aside keys(d_key);
         const Aside gate_parts(d_gate);
@@ -349,14 +414,9 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
         keys.restore(d_key);
         gate_parts.restore(d_gate);
       } else {
-        float unused[32];
-        for (float& x : unused) x = 0.0f;
-        finish(queries.kept, unused);
+        finish(queries.kept, nullptr);
       }
       queries.restore(d_query);
-      if constexpr (kBackward) place.get(here);
-      c.batch = here[0];
-      c.token = here[1];
     }
 
     put_rows(dump, d_query, thread);
