@@ -45,15 +45,15 @@ static __global__ void __launch_bounds__(kReduceThreads)
   using flashgla::cuda::kWarp;
   constexpr int kDown = kReduceThreads / kColumns;
   flashgla::cuda::release_next();
-  flashgla::cuda::wait_for_previous();
   __shared__ float shared[kReduceThreads / kWarp][kColumns];
   const int across = threadIdx.x % kColumns, down = threadIdx.x / kColumns;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kColumns + across;
   const bool there = column < partial.columns, writes = there && down == 0;
-  float result = writes && accumulate ? *out(column) : 0.0f, total = 0.0f;
   const auto blocks = static_cast<int>(partial.blocks());
   const float* from = partial.sums + down * partial.columns + column;
   const std::int64_t apart = kDown * partial.columns;
+  flashgla::cuda::wait_for_previous();
+  float result = writes && accumulate ? *out(column) : 0.0f, total = 0.0f;
   for (int first = down; there && first < blocks; first += kDown * kReduceBatch) {
     float read[kReduceBatch];
 #pragma unroll

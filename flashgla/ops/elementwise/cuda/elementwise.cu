@@ -1,5 +1,6 @@
 // One pass over memory each.
 #include "flashgla/base/cuda/check.h"
+#include "flashgla/ops/cuda/division.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/math.cuh"
 #include "flashgla/ops/cuda/partial_sums.cuh"
@@ -221,36 +222,62 @@ void sigmoid_gate_backward_on_device(Context& context, const TensorView& gate, c
 }
 
 // A block sums rows of `across` * N columns; threads that have the same columns take every `down`th row.
-constexpr int kAcross = 32, kDown = 8;
+constexpr int kAcross = 32, kDown = 16;
 constexpr int kBatch = 8;         // rows that a thread loads at once
-constexpr int kSumsAtOnce = 528;  // blocks: four for each multiprocessor of a large GPU, which have room there at once
+constexpr int kEarly = 32;        // rows of a block that go to the cache while the kernel before this one ends
+constexpr int kSumsAtOnce = 264;  // blocks: two for each multiprocessor of a large GPU, which have room there at once
 
+// Adds a thread's rows, which are `apart` elements from one another, to its columns' totals.
 template <int N, class T>
-__global__ void __launch_bounds__(kAcross* kDown, 4)
-    column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, std::int64_t tiles) {
+__device__ __forceinline__ void add_rows(const T* from, std::int64_t apart, int rows, float (&totals)[N]) {
+  for (; rows > 0; rows -= kBatch) {
+    Vector<T, N> values[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      values[k] = k < rows ? Vector<T, N>::load(from + k * apart) : Vector<T, N>::zero();
+    }
+    from += kBatch * apart;
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) totals[i] += values[k][i];
+    }
+  }
+}
+
+// What is known without memory comes before the wait.
+template <int N, class T>
+__global__ void __launch_bounds__(kAcross* kDown, 2)
+    column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, ops::cuda::Division by_tiles) {
   flashgla::cuda::release_next();
-  flashgla::cuda::wait_for_previous();
   __shared__ float shared[kDown][kAcross * N];
-  const std::int64_t block = blockIdx.x / tiles, end = partial.end(block);
-  const std::int64_t first = (blockIdx.x % tiles) * (kAcross * N);
+  const std::uint32_t block = by_tiles.of(blockIdx.x);
+  const std::int64_t begin = partial.begin(block), end = partial.end(block);
+  const std::int64_t first = std::int64_t{blockIdx.x - block * by_tiles.by} * (kAcross * N);
   const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   const std::int64_t column = first + across * N;
+  const bool evenly = dy.rows.inner_count == 1;  // rows are equally far apart
+  if (evenly) {                                  // each line of memory by one thread
+    constexpr int kLine = 128 / static_cast<int>(sizeof(T)), kLines = (kAcross * N + kLine - 1) / kLine;
+    for (int i = threadIdx.x; i < kEarly * kLines; i += kAcross * kDown) {
+      const std::int64_t row = begin + i / kLines, of_line = first + i % kLines * kLine;
+      if (row < end && of_line < partial.columns) ptx::prefetch_l2(dy.at(row, of_line));
+    }
+  }
+  flashgla::cuda::wait_for_previous();
   float totals[N] = {};
-  if (column + N <= partial.columns) {
-    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown * kBatch) {
-      Vector<T, N> values[kBatch];
+  if (evenly && column + N <= partial.columns) {
+    const int rows = static_cast<int>((end - begin - down + kDown - 1) / kDown);
+    add_rows(static_cast<const T*>(dy.at(begin + down, column)), kDown * dy.rows.outer, rows, totals);
+  } else if (column + N <= partial.columns) {
+#pragma unroll 4
+    for (std::int64_t row = begin + down; row < end; row += kDown) {
+      const auto values = dy.template load<N>(row, column);
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        values[k] = row + k * kDown < end ? dy.template load<N>(row + k * kDown, column) : Vector<T, N>::zero();
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) totals[i] += values[k][i];
-      }
+      for (int i = 0; i < N; ++i) totals[i] += values[i];
     }
   } else if (column < partial.columns) {
-    for (std::int64_t row = partial.begin(block) + down; row < end; row += kDown) {
+    for (std::int64_t row = begin + down; row < end; row += kDown) {
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         if (column + i < partial.columns) totals[i] += dy.template load<1>(row, column + i)[0];
@@ -279,8 +306,9 @@ void column_sum_of(Context& context, const TensorView& dy, float* db, bool accum
   const auto partial = ops::cuda::take_partial_sums(context, rows, columns, most_blocks, kDown, "column_sum");
   if (context.planning()) return;
   ops::cuda::queue_kernel(context, "column_sum", column_sum_kernel<N, T>, partial.blocks() * tiles, kAcross * kDown, 0,
-                          Operand<T>(dy), partial, tiles);
-  ops::cuda::reduce(context, partial, db, accumulate);
+                          Operand<T>(dy), partial,
+                          ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1))));
+  ops::cuda::reduce<32>(context, partial, db, accumulate);
 }
 
 void column_sum_on_device(Context& context, const TensorView& dy, const TensorView& db, bool accumulate) {

@@ -1,5 +1,5 @@
-// A thread walks through a chunk of time with some neighbouring channels, whose last W-1 inputs, and the gradients of
-// the last W-1 inputs, not yet complete, it holds in registers; tokens come through shared memory.
+// A thread walks through a chunk of time with some neighbouring channels, whose last inputs and their gradients it
+// holds in registers; tokens come through shared memory.
 #pragma once
 
 #include "flashgla/ops/cuda/copy_ahead.cuh"
@@ -17,101 +17,59 @@ constexpr int kBackwardElements = 8 / static_cast<int>(sizeof(T));
 constexpr int kChunk = 128;   // tokens of a thread: as many as give all of a large problem's blocks room at once
 constexpr int kTogether = 4;  // tokens that are copied as one group
 constexpr int kGroups = 4;    // that a thread has room for
-constexpr int kAtOnce = 2;    // tokens that are worked on at once where no sequence begins among them
-constexpr int kEarly = 16;    // tokens of a thread that go to the cache while the kernel before this one ends
+constexpr int kAhead = (kGroups - 1) * kTogether;  // tokens whose copies are under way while one is worked on
+constexpr int kEarly = 16;  // tokens of a thread that go to the cache while the kernel before this one ends
 
-// The values of a thread's tokens on their way into shared memory, of kTensors tensors.
-template <int kTensors, int N, class T>
-struct TokensAhead {
-  static constexpr int kVectorBytes = Vector<T, N>::kBytes;
-  static constexpr int kBytes = kGroups * kTensors * kTogether * kThreads * kVectorBytes;
-  unsigned char* shared;  // kBytes, at a multiple of 16
+// A thread's places for tokens on their way.
+template <int N, class T>
+struct Ring {
+  using Values = Vector<T, N>;
+  // Between a thread's x and its dy, between tokens; of all.
+  static constexpr int kTensor = kThreads * Values::kBytes, kToken = 2 * kTensor, kBytes = kGroups * kTogether * kToken;
+  static_assert((kBytes & (kBytes - 1)) == 0);
+  std::uint32_t own;  // the thread's first place
 
-  // Of token i + k behind the walk's first, which is of i's group.
-  __device__ __forceinline__ T* place_of(int i, int k, int tensor) const {
-    const int at = (i % (kGroups * kTogether) + k) * kTensors + tensor;
-    return reinterpret_cast<T*>(shared + (at * kThreads + static_cast<int>(threadIdx.x)) * kVectorBytes);
+  __device__ __forceinline__ explicit Ring(unsigned char* shared)  // kBytes, at a multiple of 16
+      : own(ptx::shared_address(shared) + threadIdx.x * Values::kBytes) {}
+  // Where token i of the walk is, behind `own`.
+  static __device__ __forceinline__ std::uint32_t place_of(int i) {
+    return static_cast<std::uint32_t>(i) * kToken % kBytes;
+  }
+  __device__ __forceinline__ void bring(std::uint32_t place, const T* x, const T* dy) const {
+    ops::cuda::begin_copy<N>(own + place, x);
+    ops::cuda::begin_copy<N>(own + place + kTensor, dy);
+  }
+  __device__ __forceinline__ Values x(std::uint32_t place) const { return ops::cuda::copied<N, T>(own + place); }
+  __device__ __forceinline__ Values dy(std::uint32_t place) const {
+    return ops::cuda::copied<N, T>(own + place + kTensor);
   }
 };
 
-// A thread's chunk: tokens [begin, end) of a line.
+// A thread's chunk of a line: `tokens` of it from begin() on.
 struct Walk {
-  std::int64_t line, begin, end;
+  std::uint32_t line, piece;
+  int tokens;
 
-  __device__ __forceinline__ Walk(const Call& call, std::uint32_t of_line, std::uint32_t piece)
-      : line(of_line),
-        begin(std::int64_t{piece} * kChunk),
-        end(begin + kChunk < call.length ? begin + kChunk : call.length) {}
-  __device__ __forceinline__ int tokens() const { return static_cast<int>(end - begin); }
+  __device__ __forceinline__ Walk(const Call& call, std::uint32_t of_line, std::uint32_t of_piece)
+      : line(of_line), piece(of_piece) {
+    const std::int64_t left = call.length - begin();
+    tokens = static_cast<int>(left < kChunk ? left : kChunk);
+  }
+  __device__ __forceinline__ std::int64_t begin() const { return std::int64_t{piece} * kChunk; }
   static constexpr std::int64_t kFarBehind = 2 * kChunk;
   // Which of the walk's tokens t is; -1 where it is before them, one that it does not come to where far behind.
   __device__ __forceinline__ int place_of(std::int64_t t) const {
-    const std::int64_t i = t - begin;
+    const std::int64_t i = t - begin();
     return static_cast<int>(i < -1 ? -1 : i < kFarBehind ? i : kFarBehind);
   }
-};
-
-// Goes through a walk's tokens, whose copies bring(first, k), called in their order, begins groups of tokens ahead.
-// Where quiet(first) says that no sequence begins in a group, work(count, tested, i) takes kAtOnce tokens from i on,
-// and where clear(first) says that also the tokens that they complete are of the walk and of one sequence, `tested` is
-// false; else announce(i) is called for each token, which says whether there is more to do, and work takes them one by
-// one.
-template <class Bring>
-class Tokens {
- public:
-  // The first copies are under way from here on.
-  __device__ __forceinline__ Tokens(int count, const Bring& bring) : count_(count), bring_(bring) {
-#pragma unroll
-    for (int group = 0; group < kGroups - 1; ++group) bring_group(group * kTogether);
-  }
-
-  template <class Quiet, class Clear, class Announce, class Work>
-  __device__ __forceinline__ void run(const Quiet& quiet, const Clear& clear, const Announce& announce,
-                                      const Work& work) const {
-    static_assert(kTogether % kAtOnce == 0);
-    bool more = true;
-    for (int first = 0; first < count_ && more; first += kTogether) {
-      bring_group(first + (kGroups - 1) * kTogether);
-      ops::cuda::wait_for_groups_before<kGroups - 1>();
-      const auto together = [&](auto tested) {
-#pragma unroll
-        for (int k = 0; k < kTogether; k += kAtOnce) work(std::integral_constant<int, kAtOnce>(), tested, first + k);
-      };
-      if (quiet(first)) {
-        clear(first) ? together(std::false_type()) : together(std::true_type());
-        continue;
-      }
-      const int end = first + kTogether < count_ ? first + kTogether : count_;
-#pragma unroll 1
-      for (int i = first; more && i < end; ++i) {
-        more = announce(i);
-        if (more) work(std::integral_constant<int, 1>(), std::true_type(), i);
-      }
-    }
-    ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
-  }
-
- private:
-  __device__ __forceinline__ void bring_group(int first) const {
-    if (first + kTogether <= count_) {
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) bring_(first, k);
-    } else {
-#pragma unroll 1
-      for (int k = 0; first + k < count_; ++k) bring_(first, k);
-    }
-    ops::cuda::end_group();
-  }
-
-  int count_;
-  const Bring& bring_;
 };
 
 template <class T>
 struct Gradients {
   Lines<T> x, dy, dx;
-  const float* d_final_state;  // null: zero
-  float* d_initial_state;      // null: not wanted
+  const float* d_final_state;                // null: zero
+  float* d_initial_state;                    // null: not wanted
+  std::int64_t x_bytes, dy_bytes, dx_bytes;  // from a token to the next
 };
 
 // Asks for a walk's first tokens, each line of memory by one thread.
@@ -119,9 +77,9 @@ template <int N, class T>
 __device__ __forceinline__ void ask_early(const Gradients<T>& t, const Walk& walk, std::int64_t d) {
   constexpr int kThreadsOfLine = 128 / Vector<T, N>::kBytes;
   if (threadIdx.x % kThreadsOfLine != 0) return;
-  const T *from_x = t.x.at(walk.line, walk.begin, d), *from_dy = t.dy.at(walk.line, walk.begin, d);
+  const T *from_x = t.x.at(walk.line, walk.begin(), d), *from_dy = t.dy.at(walk.line, walk.begin(), d);
 #pragma unroll 1
-  for (int i = 0; i < kEarly && i < walk.tokens(); ++i) {
+  for (int i = 0; i < kEarly && i < walk.tokens; ++i) {
     ptx::prefetch_l2(from_x);
     ptx::prefetch_l2(from_dy);
     from_x += t.x.token_stride;
@@ -129,25 +87,98 @@ __device__ __forceinline__ void ask_early(const Gradients<T>& t, const Walk& wal
   }
 }
 
-// Writes what is pending of dx at the sequence's end: `pending[j]` belongs to token end - (W-1) + j.
-template <int W, int N, class T>
-__device__ __forceinline__ void finish_sequence(const Call& call, const Gradients<T>& t, const Walk& walk,
-                                                const Place& place, std::int64_t d, float (&pending)[W - 1][N]) {
+// What a thread holds of its channels. Token i of the walk is at slot i % kSlots and those before it at the slots
+// before, so that none moves; a token that comes alone takes the last slot, and the others move up.
+constexpr int kSlots = kTogether;
+constexpr int slot_of(int i) { return (i + kSlots) % kSlots; }
+
+template <int W, int N, bool kSilu>
+struct Channels {
+  static_assert(kSlots >= W);
+  Filter<W, N> filter;
+  float x[kSlots][N], dz[kSlots][N] = {};
+
+  // The inputs before a sequence's token that comes next, and alone.
+  __device__ __forceinline__ void begin(const float (&before)[W - 1][N]) {
 #pragma unroll
-  for (int j = 0; j < W - 1; ++j) {
-    const std::int64_t token = place.end - (W - 1) + j;
-    if (token >= place.begin && token >= walk.begin && token < walk.end) {
-      float out[N];
+    for (int j = 0; j < W - 1; ++j) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        out[i] = pending[j][i];
-        if (t.d_final_state) out[i] += t.d_final_state[state_at<W>(call, place.n, d + i, j)];
-      }
-      Vector<T, N>::of(out).store(t.dx.at(walk.line, token, d));
+      for (int c = 0; c < N; ++c) x[kSlots - (W - 1) + j][c] = before[j][c];
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) pending[j][i] = 0.0f;
   }
+
+  __device__ __forceinline__ void move_up() {
+#pragma unroll
+    for (int j = 0; j + 1 < kSlots; ++j) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) x[j][c] = x[j + 1][c], dz[j][c] = dz[j + 1][c];
+    }
+  }
+
+  // Takes the token of slot kAt.
+  template <int kAt, class Values>
+  __device__ __forceinline__ void take(const Values& of_x, const Values& dy) {
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      x[kAt][c] = of_x[c];
+      float z = filter.weight[W - 1][c] * x[kAt][c];
+#pragma unroll
+      for (int j = 0; j < W - 1; ++j) z = fmaf(filter.weight[j][c], x[slot_of(kAt - (W - 1) + j)][c], z);
+      dz[kAt][c] = kSilu ? scaled_gradient(z, dy[c]) : dy[c];
+    }
+  }
+
+  template <int kAt>
+  __device__ __forceinline__ void add_to(float (&dweight)[W][N]) const {
+#pragma unroll
+    for (int j = 0; j < W; ++j) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) {
+        dweight[j][c] = fmaf(dz[kAt][c], x[slot_of(kAt - (W - 1) + j)][c], dweight[j][c]);
+      }
+    }
+  }
+
+  // dx of the token kBack before that of slot kAt, as far as tokens up to that one add to it: W-1 before, all of it.
+  template <int kBack, int kAt>
+  __device__ __forceinline__ void gradient(float (&dx)[N]) const {
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      dx[c] = filter.weight[W - 1][c] * dz[slot_of(kAt - kBack)][c];
+#pragma unroll
+      for (int k = 1; k <= kBack; ++k) {
+        dx[c] = fmaf(filter.weight[W - 1 - k][c], dz[slot_of(kAt - kBack + k)][c], dx[c]);
+      }
+    }
+  }
+};
+
+// Calls body(integral_constant) of each number below kCount.
+template <class Body, int... kNumbers>
+__device__ __forceinline__ void for_numbers(const Body& body, std::integer_sequence<int, kNumbers...>) {
+  (body(std::integral_constant<int, kNumbers>()), ...);
+}
+template <int kCount, class Body>
+__device__ __forceinline__ void for_each_number(const Body& body) {
+  for_numbers(body, std::make_integer_sequence<int, kCount>());
+}
+
+// Writes dx of a sequence's last W-1 tokens; the last one came alone.
+template <int W, int N, bool kSilu, class T>
+__device__ __forceinline__ void finish_sequence(const Call& call, const Gradients<T>& t, const Walk& walk,
+                                                const Place& place, std::int64_t d,
+                                                const Channels<W, N, kSilu>& channels) {
+  for_each_number<W - 1>([&](auto j) {
+    const std::int64_t token = place.end - (W - 1) + j.value;
+    if (token < place.begin || token < walk.begin() || token >= walk.begin() + walk.tokens) return;
+    float dx[N];
+    channels.template gradient<W - 2 - j.value, kSlots - 1>(dx);
+    if (t.d_final_state) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) dx[c] += t.d_final_state[state_at<W>(call, place.n, d + c, j.value)];
+    }
+    Vector<T, N>::of(dx).store(t.dx.at(walk.line, token, d));
+  });
 }
 
 // The gradient of a channel's initial state.
@@ -180,101 +211,104 @@ __device__ __forceinline__ void initial_state_gradient(const Call& call, const G
   }
 }
 
-// dx of a chunk's channels from d on, and what it adds to dweight, but for the filter's factor.
+// dx of a chunk's channels from d on, and what it adds to dweight, but for the filter's factor. Tokens are worked on
+// kTogether at a time where no sequence begins or ends among them, most of them without a test, and else one by one.
 template <int W, int N, bool kSilu, class T>
 __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<T>& t, const Walk& walk, std::int64_t d,
                                               unsigned char* shared, float (&dweight)[W][N]) {
-  // Tokens of the chunk, and the W-1 behind it, as far as they are of the sequence of its last.
-  const std::int64_t stop = walk.end + W - 1 < call.length ? walk.end + W - 1 : call.length;
-  const TokensAhead<2, N, T> ahead{shared};
-  const T *from_x = t.x.at(walk.line, walk.begin, d), *from_dy = t.dy.at(walk.line, walk.begin, d);
-  const auto bring = [&](int first, int k) {
-    ops::cuda::begin_copy<N>(ahead.place_of(first, k, 0), from_x);
-    ops::cuda::begin_copy<N>(ahead.place_of(first, k, 1), from_dy);
-    from_x += t.x.token_stride;
-    from_dy += t.dy.token_stride;
+  // Tokens of the chunk, and the W-1 behind it, as far as they are of the line.
+  const std::int64_t left = call.length - walk.begin();
+  const int count = static_cast<int>(walk.tokens + W - 1 < left ? walk.tokens + W - 1 : left);
+  const T *from_x = t.x.at(walk.line, walk.begin(), d), *from_dy = t.dy.at(walk.line, walk.begin(), d);
+  T* to = t.dx.at(walk.line, walk.begin() - (W - 1), d);  // of token i - (W-1), which may not be there
+  const Ring<N, T> ring(shared);
+  const auto bring = [&](std::uint32_t place) {
+    ring.bring(place, from_x, from_dy);
+    from_x = ops::cuda::bytes_behind(from_x, t.x_bytes);
+    from_dy = ops::cuda::bytes_behind(from_dy, t.dy_bytes);
   };
-  const Tokens<decltype(bring)> tokens(static_cast<int>(stop - walk.begin), bring);
-  const Filter<W, N> filter(call, d);  // while tokens are on their way
-  Place place = ops::cuda::place_at(call, walk.line, walk.begin);
-  int begins = walk.place_of(place.begin), next = walk.place_of(place.end);
-  float window[W - 1][N], pending[W - 1][N] = {};  // pending[j]: of dx at token i - (W-1) + j
-  inputs_before<W, N>(call, t.x, walk.line, place, walk.begin, d, window);
-  bool finished = false;
-  T* to = t.dx.at(walk.line, walk.begin - (W - 1), d);  // of token i - (W-1), which may not be there
-  const auto quiet = [&](int first) { return first + kTogether <= walk.tokens() && next >= first + kTogether; };
-  const auto clear = [&](int first) { return first > 0 && begins <= first - (W - 1); };
-  const auto announce = [&](int i) {
+#pragma unroll 1
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < count) bring(ring.place_of(i));
+    if (i % kTogether == kTogether - 1) ops::cuda::end_group();
+  }
+  Channels<W, N, kSilu> channels{Filter<W, N>(call, d)};  // while tokens are on their way
+  int begins, next;                                       // of the sequence that the tokens are of
+  const auto enter = [&](int i) {
+    const Place place = ops::cuda::place_at(call, walk.line, walk.begin() + i);
+    begins = walk.place_of(place.begin), next = walk.place_of(place.end);
+    float before[W - 1][N];
+    inputs_before<W, N>(call, t.x, walk.line, place, walk.begin() + i, d, before);
+    channels.begin(before);
+  };
+  const auto leave = [&](int i) {  // behind token i - 1
+    const Place place = ops::cuda::place_at(call, walk.line, walk.begin() + i - 1);
+    finish_sequence<W, N>(call, t, walk, place, d, channels);
+  };
+  enter(0);
+  int i = 0;
+  // Takes token i + k at slot kAt. kTested: dx of the token W-1 before it may be none of the chunk, or not complete.
+  const auto take = [&](auto at, auto tested, int k, std::uint32_t place, bool of_chunk) {
+    constexpr int kAt = decltype(at)::value;
+    channels.template take<kAt>(ring.x(place), ring.dy(place));
+    if (of_chunk) channels.template add_to<kAt>(dweight);
+    const int completed = i + k - (W - 1);
+    if (!decltype(tested)::value || (completed >= 0 && completed >= begins && completed < walk.tokens)) {
+      float dx[N];
+      channels.template gradient<W - 1, kAt>(dx);
+      Vector<T, N>::of(dx).store(ops::cuda::bytes_behind(to, k * t.dx_bytes));
+    }
+  };
+  const auto go_on = [&](int tokens) {
+    i += tokens;
+    to = ops::cuda::bytes_behind(to, tokens * t.dx_bytes);
+  };
+  const auto group = [&](auto tested) {
+    const std::uint32_t ahead = ring.place_of(i + kAhead);
+    if (i + kAhead + kTogether <= count) {
+      for_each_number<kTogether>([&](auto k) { bring(ahead + k.value * ring.kToken); });
+    } else {
+#pragma unroll 1
+      for (int k = 0; i + kAhead + k < count; ++k) bring(ahead + k * ring.kToken);
+    }
+    ops::cuda::end_group();
+    ops::cuda::wait_for_groups_before<kGroups - 1>();
+    const std::uint32_t place = ring.place_of(i);
+    const bool of_chunk = !decltype(tested)::value || i < walk.tokens;
+    for_each_number<kTogether>([&](auto k) { take(k, tested, k.value, place + k.value * ring.kToken, of_chunk); });
+    go_on(kTogether);
+  };
+  while (i < count) {
+    if (i % kTogether == 0) {
+      const int last = min(next, walk.tokens) - kTogether;
+      if (i >= W - 1 && begins <= i - (W - 1)) {
+#pragma unroll 1
+        while (i <= last) group(std::false_type());
+      }
+      // Behind the chunk: what comes after the W-1, and is not there, adds to nothing that is written.
+      if (i <= last || (i == walk.tokens && i + W - 1 <= min(next, count))) {
+        group(std::true_type());
+        continue;
+      }
+    }
     if (i == next) {
-      finish_sequence<W>(call, t, walk, place, d, pending);
-      finished = i >= walk.tokens();
-      if (finished) return false;
-      place = ops::cuda::place_after(call, place, walk.begin + i);
-      begins = walk.place_of(place.begin), next = walk.place_of(place.end);
-      inputs_before<W, N>(call, t.x, walk.line, place, walk.begin + i, d, window);
+      leave(i);
+      if (i >= walk.tokens) break;
+      enter(i);
     }
-    return true;
-  };
-  static_assert(kTogether >= W - 1);
-  tokens.run(quiet, clear, announce, [&](auto count, auto tested, int i) {
-    constexpr int K = decltype(count)::value;
-    constexpr bool kTested = decltype(tested)::value;
-    float e[W - 1 + K][N], dz[K][N];  // the window, and behind it K tokens from i on
-#pragma unroll
-    for (int j = 0; j < W - 1; ++j) {
-#pragma unroll
-      for (int c = 0; c < N; ++c) e[j][c] = window[j][c];
-    }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      load<N>(ahead.place_of(i, k, 0), e[W - 1 + k]);
-      load<N>(ahead.place_of(i, k, 1), dz[k]);
-    }
-    if constexpr (kSilu) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-#pragma unroll
-        for (int c = 0; c < N; ++c) dz[k][c] = scaled_gradient(filter.convolved(e, k, c), dz[k][c]);
-      }
-    }
-    if (!kTested || i < walk.tokens()) {  // of K tokens all or none: more than one are of the chunk
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-#pragma unroll
-        for (int j = 0; j < W; ++j) {
-#pragma unroll
-          for (int c = 0; c < N; ++c) dweight[j][c] = fmaf(dz[k][c], e[k + j][c], dweight[j][c]);
-        }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      // Token i + k - (W-1) is complete; the others move on.
-      float out[N];
-#pragma unroll
-      for (int c = 0; c < N; ++c) {
-        out[c] = fmaf(filter.weight[0][c], dz[k][c], pending[0][c]);
-#pragma unroll
-        for (int j = 0; j + 1 < W - 1; ++j) {
-          pending[j][c] = fmaf(filter.weight[j + 1][c], dz[k][c], pending[j + 1][c]);
-        }
-        pending[W - 2][c] = filter.weight[W - 1][c] * dz[k][c];
-      }
-      const int token = i + k - (W - 1);
-      if (!kTested || (token >= 0 && token >= begins)) Vector<T, N>::of(out).store(to);
-      to += t.dx.token_stride;
-    }
-#pragma unroll
-    for (int j = 0; j < W - 1; ++j) {
-#pragma unroll
-      for (int c = 0; c < N; ++c) window[j][c] = e[j + K][c];
-    }
-  });
-  if (!finished && place.end == stop) finish_sequence<W>(call, t, walk, place, d, pending);
+    if (i + kAhead < count) bring(ring.place_of(i + kAhead));
+    if (i % kTogether == kTogether - 1) ops::cuda::end_group();
+    ops::cuda::wait_for_groups_before<kGroups - 2>();
+    channels.move_up();
+    take(std::integral_constant<int, kSlots - 1>(), std::true_type(), 0, ring.place_of(i), i < walk.tokens);
+    go_on(1);
+  }
+  if (i == count && next == count) leave(count);
+  ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
 }
 
 template <int W, int N, class T>
-constexpr int kBackwardShared = std::max(TokensAhead<2, N, T>::kBytes, W* N* kThreads* static_cast<int>(sizeof(float)));
+constexpr int kBackwardShared = std::max(Ring<N, T>::kBytes, W* N* kThreads* static_cast<int>(sizeof(float)));
 
 // Writes what a block adds to dweight: the sum over its kDown chunks, of which each of a channel's kDown threads adds
 // up and writes a part, to `to` on. `there`: whether the channels are; `shared`: W N floats a thread.

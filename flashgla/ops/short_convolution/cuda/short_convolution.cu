@@ -80,6 +80,10 @@ bool is_wide(const Inputs& inputs, int elements, std::initializer_list<const Ten
          reinterpret_cast<std::uintptr_t>(inputs.weight.data) % filter_bytes == 0;
 }
 
+std::int64_t bytes_of_token(const TensorView& view) {
+  return view.stride[1] * static_cast<std::int64_t>(size_of(view.dtype));
+}
+
 // Division by a number of pieces, which is 0 where there is nothing to do.
 ops::cuda::Division division_by(std::int64_t pieces) {
   return ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(pieces, 1)));
@@ -103,9 +107,14 @@ template <int N, class T>
 void backward_of(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
                  Activation activation, const ops::cuda::PartialSums& partial) {
   const Call call = call_of(inputs, activation);
-  const cuda::Gradients<T> gradients{Lines<T>(inputs.x), Lines<T>(from.dy), Lines<T>(to.dx),
+  const cuda::Gradients<T> gradients{Lines<T>(inputs.x),
+                                     Lines<T>(from.dy),
+                                     Lines<T>(to.dx),
                                      from.d_final_state ? from.d_final_state.as<float>() : nullptr,
-                                     to.d_initial_state ? to.d_initial_state.as<float>() : nullptr};
+                                     to.d_initial_state ? to.d_initial_state.as<float>() : nullptr,
+                                     bytes_of_token(inputs.x),
+                                     bytes_of_token(from.dy),
+                                     bytes_of_token(to.dx)};
   const std::int64_t blocks = partial.blocks() * call.slices(N);
   with_width(inputs.weight.size(1), [&](auto width) {
     ops::cuda::queue_kernel(
