@@ -12,13 +12,16 @@ __device__ __forceinline__ float power_of_two(float x) {
   return y;
 }
 
-// 1 / (1 + e^-x): 0 and 1 at the limits, NaN of NaN. Four instructions; the rounding of x log2(e) makes the relative
-// error 2^-24 |x| where x is far below zero.
-__device__ __forceinline__ float sigmoid(float x) {
+// 1 / x to one ulp or two; subnormal numbers are zeros.
+__device__ __forceinline__ float reciprocal(float x) {
   float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + power_of_two(-1.44269504f * x)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// 1 / (1 + e^-x): 0 and 1 at the limits, NaN of NaN. Four instructions; the rounding of x log2(e) makes the relative
+// error 2^-24 |x| where x is far below zero.
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + power_of_two(-1.44269504f * x)); }
 
 // d/dx of x sigmoid(x), given s = sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s + x * s * (1.0f - s); }

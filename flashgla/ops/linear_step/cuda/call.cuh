@@ -116,6 +116,16 @@ __device__ __forceinline__ void find_deviations(const Params& p, float* deviatio
   __syncthreads();
 }
 
+// The factor of rms_norm, which multiplies a row's sums, from the warps' sums of squares [rows,kWarps]; else 1.
+template <int kWarps>
+__device__ __forceinline__ float factor_of(const Params& p, const float* squares, int row) {
+  if (p.prologue != Prologue::rms_norm) return 1.0f;
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += squares[row * kWarps + w];
+  return rsqrtf(total * p.inverse_in + p.epsilon);
+}
+
 // How many turns a token is of channel `channel` of a head's first half. Whole turns go in f64.
 __device__ __forceinline__ double turns_of_token(const Params& p, int channel) {
   constexpr double kInverseTurn = 0.15915494309189533577;  // 1 / (2 pi)

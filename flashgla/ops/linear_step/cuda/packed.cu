@@ -1,193 +1,30 @@
 // Few rows of f32 beside packed weights of 8 or 4 bits, and layers of bf16 between them: each weight is read once, and
 // the first of them are under way before the kernel ahead has ended.
 //
-// u becomes 16-bit integers with a scale for each group of 32, as on the CPU (quantised_linear.h): two bytes, so that
-// four products with weights of one byte are two dp4a, exact. A panel is 16 rows of the weights. One block a
-// multiprocessor has a range of panels (with swiglu pairs of them, gate and up), all of whose warps share a panel's
-// groups: a warp's lie behind one another in memory, it copies them to shared memory kStages pieces ahead, and reads
-// only these. A lane has a row and half of a group's columns. Warps' sums meet in shared memory, some panels at a time,
-// and are added in order. A value is one fixed sum whatever the number of rows of x.
+// u becomes 16-bit integers with a scale for each group of 32, as on the CPU (quantised_linear.h), and these a high and
+// a low byte, both signed, which tensor cores multiply with weights of one byte (m16n8k32), exactly. A panel is 16 rows
+// of the weights, the instruction's M side; of its eight columns two, the high and the low bytes, are a place: beside
+// one row of x the four places are four neighbouring groups, each of which meets zeros in the others' places, and
+// beside more they are four rows. One block a multiprocessor has a range of panels (with swiglu pairs of them, gate and
+// up), all of whose warps share a panel's groups: a warp's lie behind one another in memory, it copies them to shared
+// memory some pieces ahead, makes the same groups' integers, and reads only these, so that no barrier stands before its
+// sums. Warps' sums meet in shared memory, some panels at a time, and are added in order. A value is one fixed sum
+// whatever the number of rows of x.
 #include <type_traits>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
-#include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/linear_step/cuda/call.cuh"
+#include "flashgla/base/cuda/ptx_bytes.cuh"
+#include "flashgla/ops/linear_step/cuda/packed_inputs.cuh"
 #include "flashgla/ops/quantised_linear/cuda/codes.cuh"
 
 namespace flashgla::ops::linear_step {
 
 namespace {
 
+using namespace packed;
 namespace codes = quantised_linear::cuda;
 using cuda::load_parameter;
-using cuda::swish;
-using quantised_linear::Format;
-using quantised_linear::kGroup;
-using quantised_linear::kLargestInteger;
-using quantised_linear::kNothing;
-using quantised_linear::kPanelRows;
-using quantised_linear::kScaleBytes;
-
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kStages = 5;         // pieces of a warp that are under way
-constexpr int kMostRows = 8;       // of x
-constexpr int kPieceBytes = 2304;  // of a warp: 8 groups of q4, 4 of q8, 2 of bf16
-constexpr int kRingBytes = kStages * kWarps * kPieceBytes;
-constexpr int kHeldSums = 16;  // panels' sums times rows of x that a block keeps
-
-enum class Kind : std::uint8_t { q8, q4, bf16 };
-
-// Bytes of a group in a panel, and groups of a piece.
-constexpr int kBytesOfQ8 = static_cast<int>(quantised_linear::block_bytes(Format::q8)),
-              kBytesOfQ4 = static_cast<int>(quantised_linear::block_bytes(Format::q4)),
-              kBytesOfFloats = static_cast<int>(kPanelRows * kGroup * 2);
-__host__ __device__ constexpr int block_bytes(Kind kind) {
-  return kind == Kind::q8 ? kBytesOfQ8 : kind == Kind::q4 ? kBytesOfQ4 : kBytesOfFloats;
-}
-__host__ __device__ constexpr int piece_groups(Kind kind) { return kPieceBytes / block_bytes(kind); }
-
-struct PackedLayer {
-  const unsigned char* weight;
-  const void* bias;
-  float* y;
-  std::int64_t y_stride;
-  int out;         // columns of y
-  int first_unit;  // of the call's
-  int bias_is_f32;
-  Kind kind;
-};
-
-struct Params : cuda::Params {
-  PackedLayer packed[kMostLayers];
-  int count;   // of layers
-  int units;   // panels, or with swiglu pairs of them
-  int groups;  // of 32 columns
-};
-
-// The layer of a unit that is not before layer `from`'s first.
-__device__ __forceinline__ int layer_of(const Params& p, int unit, int from) {
-  while (from + 1 < p.count && unit >= p.packed[from + 1].first_unit) ++from;
-  return from;
-}
-
-__device__ __forceinline__ int dp4a(std::uint32_t weights, std::uint32_t high_bytes, int sum) {
-  asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(high_bytes));
-  return sum;
-}
-__device__ __forceinline__ int dp4a_low(std::uint32_t weights, std::uint32_t low_bytes, int sum) {
-  asm("dp4a.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(weights), "r"(low_bytes));
-  return sum;
-}
-
-// u in shared memory: of each row and group four vectors {high bytes, low bytes of columns 4 j on, the same of 16 + 4 j
-// on}, and a scale.
-template <int kRows>
-class Integers {
- public:
-  static constexpr int kHeld = kRows == 1 ? 8 : kRows <= 4 ? 2 : 1;  // groups that a warp loads at once
-
-  __device__ Integers(const Params& params, unsigned char* shared)
-      : p(params),
-        vectors_(reinterpret_cast<uint4*>(shared)),
-        scales_(reinterpret_cast<float*>(vectors_ + kRows * params.groups * 4)),
-        squares_(scales_ + kRows * params.groups),
-        deviations_(squares_ + kRows * kWarps) {}
-
-  static std::int64_t shared_bytes(std::int64_t groups, std::int64_t heads) {
-    return kRows * (groups * 68 + (kWarps + heads) * 4);
-  }
-
-  // The norm's weights of a lane's columns in a warp's next groups, which no kernel writes.
-  __device__ __forceinline__ void load_weights(int first, float (&weights)[kHeld]) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int column = (first + j * kWarps) * static_cast<int>(kGroup) + lane;
-      weights[j] = 1.0f;
-      if (!p.norm_weight || column >= p.in) continue;
-      const int place = p.prologue == Prologue::head_norm ? column % p.head_size : column;
-      weights[j] = load_parameter(p.norm_weight, p.norm_is_f32, place);
-    }
-  }
-
-  // weights: load_weights' from a warp's first group on. Ends with a barrier.
-  __device__ void make(float (&weights)[kHeld]) {
-    const bool by_head = p.prologue == Prologue::head_norm;
-    if (by_head) cuda::find_deviations<kWarps>(p, deviations_);
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    float squares[kRows] = {};
-    for (int first = warp; first < p.groups; first += kWarps * kHeld) {
-      float x[kHeld][kRows], gate[kHeld][kRows];
-#pragma unroll
-      for (int j = 0; j < kHeld; ++j) {
-        const int column = (first + j * kWarps) * static_cast<int>(kGroup) + lane;
-#pragma unroll
-        for (int n = 0; n < kRows; ++n) {
-          const bool there = column < p.in && n < p.rows;
-          x[j][n] = there ? __ldcg(p.x + n * p.x_stride + column) : 0.0f;
-          if (p.gate) gate[j][n] = there ? __ldcg(p.gate + n * p.gate_stride + column) : 0.0f;
-        }
-      }
-      if (first != warp) load_weights(first, weights);
-#pragma unroll
-      for (int j = 0; j < kHeld; ++j) {
-        const int group = first + j * kWarps, column = group * static_cast<int>(kGroup) + lane;
-        if (group >= p.groups) break;
-#pragma unroll
-        for (int n = 0; n < kRows; ++n) {
-          float v = x[j][n];
-          if (p.prologue == Prologue::rms_norm) squares[n] += v * v;
-          if (by_head && n < p.rows && column < p.in) v *= deviations_[n * (p.in / p.head_size) + column / p.head_size];
-          v *= weights[j];
-          if (p.gate) v *= swish(gate[j][n]);
-          put(n, group, lane, v);
-        }
-      }
-    }
-    if (p.prologue == Prologue::rms_norm) {
-#pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-        const float sum = flashgla::cuda::warp_sum(squares[n]);
-        if (lane == 0) squares_[n * kWarps + warp] = sum;
-      }
-    }
-    __syncthreads();
-  }
-
-  // The factor of a row's sums.
-  __device__ float factor(int row) const {
-    if (p.prologue != Prologue::rms_norm) return 1.0f;
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += squares_[row * kWarps + w];
-    return rsqrtf(total * p.inverse_in + p.epsilon);
-  }
-
-  __device__ __forceinline__ uint4 vector(int row, int group, int j) const {
-    return vectors_[(row * p.groups + group) * 4 + j];
-  }
-  __device__ __forceinline__ float scale(int row, int group) const { return scales_[row * p.groups + group]; }
-
- private:
-  // A lane's number of a group. What is not finite gives a scale that is not, and 0.
-  __device__ __forceinline__ void put(int row, int group, int lane, float v) {
-    const float largest =
-        __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(v) & 0x7fffffffu));  // NaN above all
-    const float inverse = largest < kNothing ? 0.0f : kLargestInteger / largest;
-    const int number = __float2int_rn(v * inverse);
-    auto* const bytes = reinterpret_cast<signed char*>(vectors_ + (row * p.groups + group) * 4 + lane % 16 / 4) +
-                        lane / 16 * 8 + lane % 4;
-    bytes[0] = static_cast<signed char>(number >> 8);
-    bytes[4] = static_cast<signed char>(number & 0xff);
-    if (lane == 0) scales_[row * p.groups + group] = largest < kNothing ? 0.0f : largest * (1.0f / kLargestInteger);
-  }
-
-  const Params& p;
-  uint4* vectors_;
-  float *scales_, *squares_, *deviations_;
-};
 
 // A walk over a warp's groups of the panels that its block has.
 class Walk {
@@ -195,26 +32,29 @@ class Walk {
   __device__ Walk(const Params& params, int begin, int end)
       : p(params),
         sides_(params.epilogue == Epilogue::swiglu ? 2 : 1),
-        first_(params.groups * (static_cast<int>(threadIdx.x) / 32) / kWarps),
-        last_(params.groups * (static_cast<int>(threadIdx.x) / 32 + 1) / kWarps),
+        share_(params.groups),
         unit_(begin),
         end_(end),
-        group_(first_) {
+        group_(share_.first) {
     find_layer();
   }
 
   __device__ bool ended() const { return unit_ >= end_; }
-  __device__ const PackedLayer& layer() const { return p.packed[layer_]; }
+  __device__ Kind kind() const { return kind_; }
   __device__ int group() const { return group_; }
-  __device__ int groups() const { return min(piece_groups(layer().kind), last_ - group_); }  // of this piece
-  __device__ int panel() const {
-    return unit_ - layer().first_unit + side_ * (layer().out / static_cast<int>(kPanelRows));
+  __device__ int groups() const { return min(piece_groups(kind_), share_.last - group_); }  // of this piece
+  __device__ const PackedLayer& layer() const { return p.packed[layer_]; }
+  __device__ int panel() const { return panel_; }
+  // Of the weights where they are packed.
+  __device__ const unsigned char* piece() const {
+    return weight_ + (static_cast<std::int64_t>(panel_) * p.groups + group_) * block_bytes(kind_);
   }
   // To the next piece; true when that begins another panel. A warp without groups has a piece without any a panel.
   __device__ bool advance() {
     group_ += groups();
-    if (group_ < last_) return false;
-    group_ = first_;
+    if (group_ < share_.last) return false;
+    group_ = share_.first;
+    panel_ += apart_;
     if (++side_ == sides_) {
       side_ = 0;
       if (++unit_ < end_) find_layer();
@@ -223,229 +63,437 @@ class Walk {
   }
 
  private:
-  __device__ void find_layer() { layer_ = layer_of(p, unit_, layer_); }
+  __device__ void find_layer() {
+    layer_ = layer_of(p, unit_, layer_);
+    const PackedLayer& of = layer();
+    kind_ = of.kind, weight_ = of.weight;
+    panel_ = unit_ - of.first_unit;
+    apart_ = of.out / static_cast<int>(kPanelRows);
+  }
 
   const Params& p;
-  int sides_, first_, last_, unit_, end_, group_, side_ = 0, layer_ = 0;
+  int sides_;
+  Share share_;
+  int unit_, end_, group_, side_ = 0, layer_ = 0;
+  // Of the unit's layer, and the panels of gate and up apart.
+  Kind kind_ = Kind::q8;
+  const unsigned char* weight_ = nullptr;
+  int panel_ = 0, apart_ = 0;
 };
 
-// Asks for a piece of the weights.
-__device__ __forceinline__ void copy_piece(const Params& p, const Walk& walk, std::uint32_t to) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, groups = walk.groups();
-  const PackedLayer& layer = walk.layer();
-  if (layer.kind == Kind::bf16) {  // rows one behind the other, of each 4 vectors a group
-    const int vectors = 4 * groups, column = walk.group() * static_cast<int>(kGroup);
-    for (int v = lane; v < static_cast<int>(kPanelRows) * vectors; v += 32) {
-      const int row = v / vectors, at = column + v % vectors * 8;
-      const std::int64_t of = walk.panel() * kPanelRows + row;
-      if (of >= layer.out * (p.epilogue == Epilogue::swiglu ? 2 : 1) || at >= p.in) continue;
-      ptx::copy_async_16(to + (row * vectors + v % vectors) * 16, layer.weight + (of * p.in + at) * 2);
+// A warp's ring of pieces: what it asks for, where it can in bulk, by fewer instructions than lanes' copies, and when
+// that has come.
+class Ring {
+ public:
+  // shared: of the block, shared_bytes for so many stages.
+  __device__ Ring(const Params& params, unsigned char* shared) : p(params) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    pieces_ = shared + warp * p.stages * kPieceBytes;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    arrived_ = ptx::shared_address(shared + kWarps * p.stages * kPieceBytes + warp * p.stages * 8);
+    if (lane_ == 0) {
+      for (int slot = 0; slot < p.stages; ++slot) ptx::mbarrier_init(arrived_ + 8 * slot, 1);
+      ptx::fence_barrier_init();
     }
-    return;
+    __syncwarp();
+#endif
   }
-  const int bytes = block_bytes(layer.kind);
-  const unsigned char* from =
-      layer.weight + (static_cast<std::int64_t>(walk.panel()) * p.groups + walk.group()) * bytes;
-  for (int at = 16 * lane; at < groups * bytes; at += 16 * 32) ptx::copy_async_16(to + at, from + at);
-}
 
-// Adds a group's products to a lane's sums. `half`: which of a group's vectors of u are the lane's, half and 2 + half.
-template <bool kQ4, int kRows>
-__device__ __forceinline__ void add_packed(const Integers<kRows>& u, int group, const unsigned char* block, int row,
-                                           int half, float (&sums)[kRows]) {
-  const auto* const words = reinterpret_cast<const std::uint32_t*>(block + kScaleBytes) + row;
-  int high[kRows] = {}, low[kRows] = {};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int j = 2 * i + half;
-    codes::Halves w;
-    if constexpr (kQ4) {
-      w = codes::values_of_q4(words[16 * j]);
+  static __host__ __device__ int shared_bytes(int stages) {
+    return (kWarps * stages * (kPieceBytes + 8) + 15) / 16 * 16;
+  }
+
+  // Asks for the piece of a walk, into the slot of the oldest one.
+  __device__ __forceinline__ void ask(const Walk& walk) {
+    const std::uint32_t to = ptx::shared_address(pieces_ + next_ * kPieceBytes);
+    if (walk.kind() == Kind::bf16) {
+      ask_floats(walk, to);
     } else {
-      w = {codes::values_of_q8(words[16 * j]), codes::values_of_q8(words[16 * (j + 4)])};
+      copy(to, walk.piece(), walk.groups() * block_bytes(walk.kind()));
     }
-#pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      const uint4 x = u.vector(n, group, j);
-      high[n] = dp4a(w.high, x.z, dp4a(w.low, x.x, high[n]));
-      low[n] = dp4a_low(w.high, x.w, dp4a_low(w.low, x.y, low[n]));
-    }
+    if (++next_ == p.stages) next_ = 0;
   }
-  const float scale = codes::scale_of(block, row);
-#pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    sums[n] = fmaf(scale * u.scale(n, group), static_cast<float>(256 * high[n] + low[n]), sums[n]);
+  // The oldest piece, once it is there.
+  __device__ __forceinline__ const unsigned char* piece() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    ptx::mbarrier_wait(arrived_ + 8 * slot_, parity_);
+#else
+    ptx::copy_async_wait<0>();
+    __syncwarp();
+#endif
+    return pieces_ + slot_ * kPieceBytes;
   }
-}
+  // It has been read.
+  __device__ __forceinline__ void leave() {
+    __syncwarp();
+    if (++slot_ == p.stages) slot_ = 0, parity_ ^= 1;
+  }
 
-// A piece's groups, several of which are under way at once.
-template <bool kQ4, int kRows>
-__device__ __forceinline__ void add_piece(const Integers<kRows>& u, int first, int groups, const unsigned char* piece,
-                                          int row, int half, float (&sums)[kRows]) {
-  constexpr Kind kKind = kQ4 ? Kind::q4 : Kind::q8;
-  constexpr int kTogether = kRows <= 2 ? 4 : 2;
-  int g = 0;
-  for (; g + kTogether <= groups; g += kTogether) {
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      add_packed<kQ4>(u, first + g + i, piece + (g + i) * block_bytes(kKind), row, half, sums);
+ private:
+  __device__ __forceinline__ void copy(std::uint32_t to, const unsigned char* from, int bytes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive_expect(arrived_ + 8 * next_, bytes);
+      if (bytes > 0) ptx::copy_bulk(to, from, bytes, arrived_ + 8 * next_);
     }
+#else
+    for (int at = 16 * lane_; at < bytes; at += 512) ptx::copy_async_16(to + at, from + at);
+    ptx::copy_async_commit();
+#endif
   }
-  for (; g < groups; ++g) add_packed<kQ4>(u, first + g, piece + g * block_bytes(kKind), row, half, sums);
-}
+  // Rows one behind the other, a lane's; what lies beyond their columns is zero.
+  __device__ __forceinline__ void ask_floats(const Walk& walk, std::uint32_t to) {
+    const PackedLayer& layer = walk.layer();
+    const int rows = layer.out * (p.epilogue == Epilogue::swiglu ? 2 : 1),
+              first = walk.panel() * static_cast<int>(kPanelRows);
+    const int column = walk.group() * static_cast<int>(kGroup), all = walk.groups() * static_cast<int>(kGroup) * 2;
+    const int bytes = min(all, 2 * (p.in - column)), count = min(static_cast<int>(kPanelRows), rows - first);
+    const unsigned char* const from = layer.weight + (static_cast<std::int64_t>(first + lane_) * p.in + column) * 2;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (lane_ == 0) ptx::mbarrier_arrive_expect(arrived_ + 8 * next_, count * bytes);
+    if (lane_ < count && bytes > 0) {
+      ptx::copy_bulk(to + lane_ * kFloatRowBytes, from, bytes, arrived_ + 8 * next_);
+    }
+#else
+    for (int at = 0; lane_ < count && at < bytes; at += 16) {
+      ptx::copy_async_16(to + lane_ * kFloatRowBytes + at, from + at);
+    }
+    ptx::copy_async_commit();
+#endif
+    for (int at = bytes; lane_ < count && at < all; at += 16) {
+      *reinterpret_cast<uint4*>(pieces_ + next_ * kPieceBytes + lane_ * kFloatRowBytes + at) = uint4{};
+    }
+    __syncwarp();
+  }
 
-// The same of a row in bf16, whose 32 numbers of the group lie at `numbers`; those beyond x's columns meet zeros.
+  const Params& p;
+  unsigned char* pieces_;
+  std::uint32_t arrived_ = 0;  // mbarriers of the slots
+  int lane_ = static_cast<int>(threadIdx.x) % 32;
+  int next_ = 0, slot_ = 0;
+  std::uint32_t parity_ = 0;
+};
+
+// A lane's sums of a panel: of its rows 2 (lane / 4) and the next, beside place lane % 4 of each part of a group's rows
+// of x. Beside more than one row of x the groups of a four are apart until the panel's end, as places are beside one.
 template <int kRows>
-__device__ __forceinline__ void add_floats(const Integers<kRows>& u, int group, int columns, const uint2* numbers,
-                                           int half, float (&sums)[kRows]) {
-  float own[kRows] = {};
+struct Sums {
+  static constexpr int kParts = (kRows + kPlaces - 1) / kPlaces, kApart = kRows == 1 ? 1 : kPlaces;
+  float of[kApart][kParts][2] = {};
+
+  // One of the rows', added up in the same order for any kRows.
+  __device__ __forceinline__ float total(int part, int row) const {
+    if constexpr (kRows == 1) {
+      const float two = of[0][0][row] + __shfl_xor_sync(0xffffffffu, of[0][0][row], 1);
+      return two + __shfl_xor_sync(0xffffffffu, two, 2);
+    } else {
+      return (of[0][part][row] + of[1][part][row]) + (of[2][part][row] + of[3][part][row]);
+    }
+  }
+};
+
+// A lane's part of a group's weights, as the first operand: its two rows in columns 4 j on and 16 + 4 j on, j = lane
+// % 4. Of q4 these columns take turns, so u's must too, and the values are sums of two bytes.
+template <Kind kKind>
+struct Weights {
+  static constexpr int kTerms = kKind == Kind::q4 ? 2 : 1;
+  std::uint32_t terms[kTerms][4];
+
+  __device__ __forceinline__ explicit Weights(const unsigned char* block) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const auto* const words = reinterpret_cast<const uint2*>(block + kScaleBytes) + lane % 4 * 8 + lane / 4;
+    const uint2 first = words[0];
+    if constexpr (kKind == Kind::q4) {
+      codes::Terms a = codes::terms_of_q4(first.x), b = codes::terms_of_q4(first.y);
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int j = 2 * i + half;
+      for (int i = 0; i < 2; ++i) {
+        terms[i][0] = a.front[i], terms[i][1] = b.front[i], terms[i][2] = a.back[i], terms[i][3] = b.back[i];
+      }
+    } else {
+      const uint2 second = words[32];
+      terms[0][0] = codes::values_of_q8(first.x), terms[0][1] = codes::values_of_q8(first.y);
+      terms[0][2] = codes::values_of_q8(second.x), terms[0][3] = codes::values_of_q8(second.y);
+    }
+  }
+
+  static __device__ __forceinline__ uint2 order(uint2 u) {
+    if constexpr (kKind == Kind::q4) return {__byte_perm(u.x, u.y, 0x5140), __byte_perm(u.x, u.y, 0x7362)};
+    return u;
+  }
+  // Adds products with the places of u.
+  __device__ __forceinline__ void multiply(uint2 u, int (&sums)[kTerms][4]) const {
 #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      if (16 * upper + 4 * j >= columns) continue;
-      const uint2 raw = numbers[4 * upper + j];
-      const float2 first = ptx::unpack_bf16(raw.x), second = ptx::unpack_bf16(raw.y);
-      const float w[4] = {first.x, first.y, second.x, second.y};
+    for (int i = 0; i < kTerms; ++i) ptx::mma_s8(sums[i], terms[i], u.x, u.y);
+  }
+};
+
+// A lane's two scales of a group.
+__device__ __forceinline__ float2 scales_of(const unsigned char* block) {
+  return __half22float2(reinterpret_cast<const __half2*>(block)[static_cast<int>(threadIdx.x) % 32 / 4]);
+}
+
+// Adds integers' sums, high and low bytes' of each row.
+template <int kTerms>
+__device__ __forceinline__ void add_scaled(const int (&sums)[kTerms][4], float2 scales, float of_u, float (&to)[2]) {
+  int s[4];
 #pragma unroll
-      for (int n = 0; n < kRows; ++n) {
-        const uint4 x = u.vector(n, group, j);
-        const std::uint32_t high = upper ? x.z : x.x, low = upper ? x.w : x.y;
+  for (int i = 0; i < 4; ++i) s[i] = kTerms == 2 ? sums[0][i] + sums[kTerms - 1][i] : sums[0][i];
+  to[0] = fmaf(scales.x * of_u, static_cast<float>(256 * s[0] + s[1]), to[0]);
+  to[1] = fmaf(scales.y * of_u, static_cast<float>(256 * s[2] + s[3]), to[1]);
+}
+
+// Adds up to four groups' products, from a four's first on.
+template <Kind kKind, class U>
+__device__ __forceinline__ void add_four(const U& u, int first, int count, const unsigned char* blocks,
+                                         Sums<U::kRows>& sums) {
+  constexpr int kBytes = block_bytes(kKind), kRows = U::kRows;
+  using W = Weights<kKind>;
+  if constexpr (kRows == 1) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, tile = first / kPlaces;
+    const uint2 words = W::order(u.words(tile));
+    int own[W::kTerms][4] = {};
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          own[n] = fmaf(w[c], static_cast<float>(256 * codes::byte_of(high, c) + static_cast<int>(low >> 8 * c & 255)),
-                        own[n]);
-        }
+    for (int i = 0; i < kPlaces; ++i) {  // beyond count u is zero
+      W(blocks + i * kBytes).multiply(lane / 8 == i ? words : uint2{0, 0}, own);
+    }
+    float2 scales = scales_of(blocks + lane % kPlaces * kBytes);
+    if (lane % kPlaces >= count) scales = make_float2(0.0f, 0.0f);
+    add_scaled(own, scales, u.scale(tile), sums.of[0][0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      if (i >= count) break;
+      const W weights(blocks + i * kBytes);
+      const float2 scales = scales_of(blocks + i * kBytes);
+#pragma unroll
+      for (int part = 0; part < U::kParts; ++part) {
+        const int tile = (first + i) * U::kParts + part;
+        int own[W::kTerms][4] = {};
+        weights.multiply(W::order(u.words(tile)), own);
+        add_scaled(own, scales, u.scale(tile), sums.of[i][part]);
       }
     }
   }
-#pragma unroll
-  for (int n = 0; n < kRows; ++n) sums[n] = fmaf(u.scale(n, group), own[n], sums[n]);
 }
 
-// What a block has of some panels: sums [panel, warp, row of the panel, row of x], added and made values of y.
+template <Kind kKind, class U>
+__device__ __forceinline__ void add_piece(const U& u, int first, int groups, const unsigned char* piece,
+                                          Sums<U::kRows>& sums) {
+  constexpr int kFours = piece_groups(kKind) / kPlaces;
+  if (groups == piece_groups(kKind)) {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      add_four<kKind>(u, first + i * kPlaces, kPlaces, piece + i * kPlaces * block_bytes(kKind), sums);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int g = 0; g < groups; g += kPlaces) {
+    add_four<kKind>(u, first + g, min(kPlaces, groups - g), piece + g * block_bytes(kKind), sums);
+  }
+}
+
+// Two neighbouring signed bytes as bf16.
+__device__ __forceinline__ std::uint32_t bf16_of_bytes(std::uint32_t word, int first) {
+  return ptx::pack_bf16(static_cast<float>(codes::byte_of(word, first)),
+                        static_cast<float>(codes::byte_of(word, first + 1)));
+}
+
+// The same of a group of rows in bf16, whose 32 numbers of it lie at `numbers`, kFloatRowBytes apart.
+template <class U>
+__device__ __forceinline__ void add_floats(const U& u, int group, const unsigned char* numbers, Sums<U::kRows>& sums) {
+  constexpr int kRows = U::kRows;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned char* const own = numbers + lane / 4 * 2 * kFloatRowBytes + lane % 4 * 8;
+  uint2 w[2][2];  // of the lane's rows, columns 4 j on and 16 + 4 j on
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    w[i / 2][i % 2] = *reinterpret_cast<const uint2*>(own + i / 2 * kFloatRowBytes + i % 2 * 32);
+#pragma unroll
+  for (int part = 0; part < U::kParts; ++part) {
+    const int tile = group / U::kGroups * U::kParts + part;
+    const uint2 words = u.words(tile);
+    const bool meets = kRows > 1 || lane / 8 == group % kPlaces;
+    float d[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t a[4] = {w[0][i].x, w[1][i].x, w[0][i].y, w[1][i].y};
+      const std::uint32_t bytes = meets ? (i ? words.y : words.x) : 0;
+      ptx::mma_bf16(d, a, bf16_of_bytes(bytes, 0), bf16_of_bytes(bytes, 2));
+    }
+#pragma unroll
+    for (int i = 0; i < Sums<kRows>::kApart; ++i) {
+      const float scale = kRows == 1 || i == group % kPlaces ? u.scale(tile) : 0.0f;
+      float(&to)[2] = sums.of[i][part];
+      to[0] = fmaf(scale, fmaf(256.0f, d[0], d[1]), to[0]);
+      to[1] = fmaf(scale, fmaf(256.0f, d[2], d[3]), to[1]);
+    }
+  }
+}
+
+// A value of y that a thread finishes: of units from `first` on the one of this index.
 template <int kRows>
-__device__ __forceinline__ void finish(const Params& p, const Integers<kRows>& u, const float* sums, int begin,
-                                       int end) {
+struct Value {
+  int unit, n, row;  // row: of the panel
+  const PackedLayer* layer;
+  int column;
+  bool there;
+
+  __device__ __forceinline__ Value(const Params& p, int first, int end, int index) {
+    constexpr int kPanel = static_cast<int>(kPanelRows), kEach = kPanel * kRows;
+    unit = first + index / kEach, n = index % kEach / kPanel, row = index % kPanel;
+    layer = &p.packed[layer_of(p, unit, 0)];
+    column = (unit - layer->first_unit) * kPanel + row;
+    there = unit < end && n < p.rows && column < layer->out;
+  }
+  __device__ __forceinline__ float* y() const { return layer->y + n * layer->y_stride + column; }
+};
+
+// What a value needs of memory.
+struct Needs {
+  float before = 0.0f, bias = 0.0f;
+
+  template <int kRows>
+  __device__ __forceinline__ Needs(const Params& p, const Value<kRows>& value) {
+    if (!value.there) return;
+    if (p.epilogue == Epilogue::add) before = __ldcg(value.y());
+    if (value.layer->bias) bias = load_parameter(value.layer->bias, value.layer->bias_is_f32, value.column);
+  }
+};
+
+// What a block has of some panels: sums [panel, warp, row of x, row of the panel], added and made values of y. needs:
+// of a thread's first value.
+template <class U>
+__device__ __forceinline__ void finish(const Params& p, const U& u, const float* sums, int begin, int end,
+                                       Needs needs) {
+  constexpr int kRows = U::kRows;
   const int sides = p.epilogue == Epilogue::swiglu ? 2 : 1;
-  const auto sum_of = [&](int panel, int row, int n) {
+  const auto sum_of = [&](int panel, const Value<kRows>& value) {
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      total += sums[((panel * kWarps + w) * static_cast<int>(kPanelRows) + row) * kRows + n];
+      total += sums[((panel * kWarps + w) * kRows + value.n) * static_cast<int>(kPanelRows) + value.row];
     }
-    return total;
+    return total * u.factor(value.n);
   };
-  const int each = static_cast<int>(kPanelRows) * kRows;
-  for (int item = static_cast<int>(threadIdx.x); item < (end - begin) * each; item += kThreads) {
-    const int unit = begin + item / each, n = item % each / static_cast<int>(kPanelRows),
-              row = item % static_cast<int>(kPanelRows);
-    const PackedLayer& layer = p.packed[layer_of(p, unit, 0)];
-    const int column = (unit - layer.first_unit) * static_cast<int>(kPanelRows) + row;
-    if (n >= p.rows || column >= layer.out) continue;
-    const float factor = u.factor(n);
-    float a = sum_of((unit - begin) * sides, row, n) * factor;
-    if (layer.bias) a += load_parameter(layer.bias, layer.bias_is_f32, column);
-    float* const y = layer.y + n * layer.y_stride + column;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < (end - begin) * static_cast<int>(kPanelRows) * kRows;
+       index += kThreads) {
+    const Value<kRows> value(p, begin, end, index);
+    if (index >= kThreads) needs = Needs(p, value);
+    if (!value.there) continue;
+    const int panel = (value.unit - begin) * sides;
+    float a = sum_of(panel, value) + needs.bias;
     switch (p.epilogue) {
       case Epilogue::store:
         break;
       case Epilogue::add:
-        a += __ldcg(y);
+        a += needs.before;
         break;
       case Epilogue::swiglu:
-        a = swish(a) * (sum_of((unit - begin) * sides + 1, row, n) * factor);
+        a = swish(a) * sum_of(panel + 1, value);
         break;
       case Epilogue::log_sigmoid:
         a = fmaxf(cuda::log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
         break;
     }
-    *y = a;
+    *value.y() = a;
   }
 }
 
-template <int kRows>
+// Where a block's units begin: all have alike much to do.
+__device__ __forceinline__ int first_unit_of(const Params& p, unsigned block) {
+  int cost = static_cast<int>(static_cast<std::int64_t>(p.cost) * block / gridDim.x), unit = 0;
+  for (int i = 0; i < p.count; ++i) {
+    const int units = (i + 1 < p.count ? p.packed[i + 1].first_unit : p.units) - unit;
+    const int each = cost_of_unit(p.packed[i].kind);
+    if (cost < units * each) return unit + (cost + each - 1) / each;
+    cost -= units * each;
+    unit += units;
+  }
+  return p.units;
+}
+
+template <int kRows, bool kByHead, int kTogether>
 __global__ void __launch_bounds__(kThreads, 2) packed_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = lane % static_cast<int>(kPanelRows), half = lane / static_cast<int>(kPanelRows);
-  const auto bound = [&](unsigned block) {
-    return static_cast<int>(static_cast<std::int64_t>(p.units) * block / gridDim.x);
-  };
-  const int begin = bound(blockIdx.x), end = bound(blockIdx.x + 1);
+  const int begin = first_unit_of(p, blockIdx.x), end = first_unit_of(p, blockIdx.x + 1);
   const int sides = p.epilogue == Epilogue::swiglu ? 2 : 1;
-  constexpr int kHeld = kHeldSums / kRows;  // panels
-  unsigned char* const ring = memory + warp * (kStages * kPieceBytes);
-  auto* const sums = reinterpret_cast<float*>(memory + kRingBytes);
-  Integers<kRows> u(p, memory + kRingBytes + kHeldSums * kWarps * kPanelRows * sizeof(float));
+  constexpr int kSumsOfPanel = kWarps * kRows * static_cast<int>(kPanelRows);
+  Ring ring(p, memory);
+  auto* const sums = reinterpret_cast<float*>(memory + Ring::shared_bytes(p.stages));
+  using U = Integers<kRows, kByHead, kTogether>;
+  U u(p, reinterpret_cast<unsigned char*>(sums + p.held * kSumsOfPanel));
 
   Walk ahead(p, begin, end), walk(p, begin, end);
-  const auto copy_next = [&](int slot) {
-    if (!ahead.ended()) {
-      copy_piece(p, ahead, ptx::shared_address(ring + slot * kPieceBytes));
-      ahead.advance();
-    }
-    ptx::copy_async_commit();
+  const auto ask_next = [&] {
+    if (ahead.ended()) return;
+    ring.ask(ahead);
+    ahead.advance();
   };
 #pragma unroll 1
-  for (int slot = 0; slot < kStages; ++slot) copy_next(slot);
+  for (int i = 0; i < p.stages; ++i) ask_next();
   flashgla::cuda::release_next();
-  float weights[Integers<kRows>::kHeld];
-  u.load_weights(warp, weights);
+  typename U::Held inputs[U::kHeld];
+  u.prepare(inputs);
   flashgla::cuda::wait_for_previous();
-  u.make(weights);
+  u.make(inputs);
 
-  float own[kRows] = {};
-  int slot = 0, held = 0;
+  Needs needs(p, Value<kRows>(p, begin, end, static_cast<int>(threadIdx.x)));
+
+  Sums<kRows> own;
+  int held = 0;
   for (int unit = begin, side = 0; !walk.ended();) {
-    ptx::copy_async_wait<kStages - 1>();
-    __syncwarp();
-    const unsigned char* const piece = ring + slot * kPieceBytes;
-    const Kind kind = walk.layer().kind;
-    const int groups = walk.groups();
+    const unsigned char* const piece = ring.piece();
+    const Kind kind = walk.kind();
+    const int group = walk.group(), groups = walk.groups();
     if (kind == Kind::q4) {
-      add_piece<true>(u, walk.group(), groups, piece, row, half, own);
+      add_piece<Kind::q4>(u, group, groups, piece, own);
     } else if (kind == Kind::q8) {
-      add_piece<false>(u, walk.group(), groups, piece, row, half, own);
+      add_piece<Kind::q8>(u, group, groups, piece, own);
     } else {
-      for (int g = 0; g < groups; ++g) {
-        const int group = walk.group() + g;
-        const auto* const numbers = reinterpret_cast<const uint2*>(piece) + (row * groups + g) * 8;
-        add_floats(u, group, p.in - group * static_cast<int>(kGroup), numbers, half, own);
-      }
+      for (int g = 0; g < groups; ++g) add_floats(u, group + g, piece + g * static_cast<int>(kGroup) * 2, own);
     }
-    __syncwarp();
-    copy_next(slot);
-    if (++slot == kStages) slot = 0;
+    ring.leave();
+    ask_next();
     if (!walk.advance()) continue;
 #pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      const float both = own[n] + __shfl_xor_sync(0xffffffffu, own[n], kPanelRows);
-      if (half == 0) sums[((held * kWarps + warp) * static_cast<int>(kPanelRows) + row) * kRows + n] = both;
-      own[n] = 0.0f;
+    for (int part = 0; part < Sums<kRows>::kParts; ++part) {
+      const float2 both = make_float2(own.total(part, 0), own.total(part, 1));
+      const int n = part * kPlaces + (kRows == 1 ? 0 : lane % kPlaces);
+      if (kRows > 1 || lane % kPlaces == 0) {
+        *reinterpret_cast<float2*>(sums + held * kSumsOfPanel + (warp * kRows + n) * static_cast<int>(kPanelRows) +
+                                   lane / 4 * 2) = both;
+      }
     }
+    own = {};
     ++held;
     if (++side < sides) continue;
     side = 0;
     ++unit;
-    if (held + sides <= kHeld && !walk.ended()) continue;
+    if (held + sides <= p.held && !walk.ended()) continue;
     __syncthreads();
-    finish<kRows>(p, u, sums, unit - held / sides, unit);
+    finish(p, u, sums, unit - held / sides, unit, needs);
+    if (walk.ended()) break;
+    needs = Needs(p, Value<kRows>(p, unit, end, static_cast<int>(threadIdx.x)));
     __syncthreads();
     held = 0;
   }
 }
 
-template <int kRows>
-std::int64_t shared_bytes(std::int64_t groups, std::int64_t heads) {
-  return kRingBytes + kHeldSums * kWarps * kPanelRows * 4 + Integers<kRows>::shared_bytes(groups, heads);
+template <class U>
+std::int64_t shared_bytes(std::int64_t groups, int stages, int held) {
+  return Ring::shared_bytes(stages) + held * kWarps * U::kRows * kPanelRows * 4 + U::shared_bytes(groups);
 }
-std::int64_t shared_bytes(std::int64_t rows, std::int64_t groups, std::int64_t heads) {
-  return rows == 1   ? shared_bytes<1>(groups, heads)
-         : rows == 2 ? shared_bytes<2>(groups, heads)
-         : rows <= 4 ? shared_bytes<4>(groups, heads)
-                     : shared_bytes<8>(groups, heads);
+// The most that a call takes.
+std::int64_t shared_bytes(std::int64_t rows, std::int64_t groups) {
+  const auto most = [&](auto kRows) {
+    return shared_bytes<Integers<kRows, true, 1>>(groups, most_stages(kRows), most_held(kRows));
+  };
+  return rows == 1   ? most(std::integral_constant<int, 1>())
+         : rows <= 4 ? most(std::integral_constant<int, 4>())
+                     : most(std::integral_constant<int, kMostRows>());
 }
 
 void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> layers, const Options& options) {
@@ -464,18 +512,47 @@ void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> l
     to.kind = layer.weight.dtype == DType::bf16                         ? Kind::bf16
               : quantised_linear::format_of(layer.weight) == Format::q8 ? Kind::q8
                                                                         : Kind::q4;
-    p.units += (to.out + static_cast<int>(kPanelRows) - 1) / static_cast<int>(kPanelRows);
+    const int units = (to.out + static_cast<int>(kPanelRows) - 1) / static_cast<int>(kPanelRows);
+    p.units += units;
+    p.cost += units * cost_of_unit(to.kind);
   }
-  const auto launch = [&](auto rows) {
-    constexpr int kRows = decltype(rows)::value;
-    ops::cuda::queue_kernel(context, "linear_step", packed_kernel<kRows>,
-                            std::min(p.units, context.architecture().multiprocessors), kThreads,
-                            static_cast<int>(shared_bytes<kRows>(p.groups, p.in / p.head_size)), p);
+  const bool hopper = context.architecture().cuda_capability == 90;
+  const int fours = (p.groups + kPlaces - 1) / kPlaces, groups = (fours + kWarps - 1) / kWarps * kPlaces;
+  const auto launch = [&](auto rows, auto by_head, auto together) {
+    constexpr int kRows = rows, kTogether = together;
+    using U = Integers<kRows, by_head, kTogether>;
+    const int most = context.architecture().multiprocessors / kTogether,
+              clusters = std::min((p.units + kTogether - 1) / kTogether, most);
+    const int blocks = clusters * kTogether;
+    const int panels = (p.cost + blocks - 1) / blocks * (options.epilogue == Epilogue::swiglu ? 2 : 1);
+    for (int i = 0; i < p.count; ++i) {
+      const int of_panel = (groups + piece_groups(p.packed[i].kind) - 1) / piece_groups(p.packed[i].kind);
+      p.stages = std::min(most_stages(kRows), std::max(p.stages, panels * of_panel));
+    }
+    p.held = std::min(most_held(kRows), panels);
+    using flashgla::cuda::Begin;
+    flashgla::cuda::launch(
+        "linear_step", packed_kernel<kRows, by_head, kTogether>, {dim3(static_cast<unsigned>(blocks)), kTogether},
+        kThreads, static_cast<int>(shared_bytes<U>(p.groups, p.stages, p.held)),
+        static_cast<cudaStream_t>(context.stream()), hopper ? Begin::beside_previous : Begin::after_previous, p);
   };
-  p.rows == 1   ? launch(std::integral_constant<int, 1>())
-  : p.rows == 2 ? launch(std::integral_constant<int, 2>())
-  : p.rows <= 4 ? launch(std::integral_constant<int, 4>())
-                : launch(std::integral_constant<int, kMostRows>());
+  const auto launch_rows = [&](auto rows, auto together) {
+    if (inputs.prologue == Prologue::head_norm) {
+      launch(rows, std::true_type(), together);
+    } else {
+      launch(rows, std::false_type(), together);
+    }
+  };
+  const std::integral_constant<int, 1> one;
+  if (p.rows == 1) {
+    launch_rows(one, one);
+  } else if (p.rows <= kPlaces) {
+    launch_rows(std::integral_constant<int, kPlaces>(), one);
+  } else if (hopper) {
+    launch_rows(std::integral_constant<int, kMostRows>(), std::integral_constant<int, kMostTogether>());
+  } else {
+    launch_rows(std::integral_constant<int, kMostRows>(), one);
+  }
 }
 
 Support supports(const Problem& problem, const Architecture& architecture) {
@@ -485,9 +562,10 @@ Support supports(const Problem& problem, const Architecture& architecture) {
     return Support::no("weights in floats beside packed ones are of bf16 only");
   }
   if (!problem.aligned) return Support::no("rows of whole 16-byte vectors only");
+  if (problem.heads > 1 && problem.in / problem.heads % kGroup != 0) return Support::no("heads of whole groups only");
   if (!problem.whole_panels) return Support::no("rows of up begin within a panel");
   if (problem.rows > kMostRows) return Support::no("at most 8 rows");
-  if (shared_bytes(problem.rows, (problem.in + kGroup - 1) / kGroup, problem.heads) > architecture.shared_memory) {
+  if (shared_bytes(problem.rows, (problem.in + kGroup - 1) / kGroup) > architecture.shared_memory) {
     return Support::no("the rows do not fit into shared memory");
   }
   return Support::yes();

@@ -154,13 +154,7 @@ class InputMaker {
   }
 
   // The factor of a row's sums.
-  __device__ float factor(int row) const {
-    if (p.prologue != Prologue::rms_norm) return 1.0f;
-    float total = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += deviations_[row * kWarps + w];
-    return rsqrtf(total * p.inverse_in + p.epsilon);
-  }
+  __device__ float factor(int row) const { return cuda::factor_of<kWarps>(p, deviations_, row); }
 
  private:
   static constexpr int kHeld = kRows == 1 ? 6 : kRows == 2 ? 3 : 2;  // fours of a row that a thread loads at once

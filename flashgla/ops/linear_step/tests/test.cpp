@@ -55,7 +55,7 @@ TEST(LinearStep, EveryImplementationAgreesWithTheReference) {
       form.packed = format;
       if (form.second_out > 0) form.second_out = 35;
       for (const std::int64_t rows : {1, 2, 3, 8, 9}) {
-        for (const std::int64_t in : {16, 136, 2048}) {
+        for (const std::int64_t in : {16, 136, 256, 2048}) {
           if (in == 2048 && rows != 1 && rows != 8) continue;
           const std::int64_t out = form.epilogue == Epilogue::swiglu ? 48 : 37;
           EXPECT_EQ(testing::check_conformance(step_case(rows, in, out, form), coverage), "");

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "flashgla/base/cuda/ptx_bytes.cuh"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
 
 namespace flashgla::ops::quantised_linear::cuda {
@@ -31,6 +32,22 @@ __device__ __forceinline__ Halves values_of_q4(std::uint32_t codes) {
   };
   const std::uint32_t front = pick(0), back = pick(16);  // low and high halves in turns
   return {__byte_perm(front, back, 0x6420), __byte_perm(front, back, 0x7531)};
+}
+
+// Signed bytes that add up to values: of a word's first four halves of bytes (low and high ones in turns), and its
+// last.
+struct Terms {
+  std::uint32_t front[2], back[2];
+};
+// A selector of a byte whose highest bit is set gives that byte's sign, here -1 of the values of codes below 8, which
+// are negative, and 0 of the others, to which 1 is added for that.
+__device__ __forceinline__ Terms terms_of_q4(std::uint32_t codes) {
+  constexpr std::uint32_t k0 = four_values(0), k4 = four_values(4);
+  constexpr std::uint32_t k8 = four_values(8) + 0x01010101u, k12 = four_values(12) + 0x01010101u;
+  static_assert((k0 & k4 & 0x80808080u) == 0x80808080u && ((k8 | k12) & 0x80808080u) == 0);
+  const std::uint32_t others = codes ^ 0x88888888u;
+  return {{ptx::select_bytes(k0, k4, codes), ptx::select_bytes(k8, k12, others)},
+          {ptx::select_bytes(k0, k4, codes >> 16), ptx::select_bytes(k8, k12, others >> 16)}};
 }
 
 // Of a word of q8.

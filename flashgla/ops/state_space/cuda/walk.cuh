@@ -163,11 +163,7 @@ struct Looks {
   __device__ __forceinline__ float at(int j, float x) const { return !kPacked || behind >= kPast - j ? x : 0.0f; }
 };
 
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using ops::cuda::reciprocal;
 
 // The filter and bias of a lane's channels times -log2(e), so that z comes as the power of two that SiLU needs, and the
 // last inputs, oldest first.

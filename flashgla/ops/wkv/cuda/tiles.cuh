@@ -43,12 +43,8 @@ constexpr float kCalm = 48.0f;
 template <class T>
 constexpr int kForwardChannels = 4 / static_cast<int>(sizeof(T));
 
-// 1 / x and log2(x) to their last bit or two.
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using ops::cuda::reciprocal;
+// log2(x) to its last bit or two.
 __device__ __forceinline__ float log2_of(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
