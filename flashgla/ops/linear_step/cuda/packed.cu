@@ -26,153 +26,111 @@ using namespace packed;
 namespace codes = quantised_linear::cuda;
 using cuda::load_parameter;
 
-// A walk over a warp's groups of the panels that its block has.
-class Walk {
+// A warp's pieces of its block's panels, one behind the other, each up to kPieceGroups groups of a panel: what it asks
+// for, in bulk, and when that has come. Rows of bf16 are read where they are, and only asked into the L2.
+class Pieces {
  public:
-  __device__ Walk(const Params& params, int begin, int end)
+  // shared: of the block, shared_bytes.
+  __device__ Pieces(const Params& params, unsigned char* shared, int begin, int end)
       : p(params),
-        sides_(params.epilogue == Epilogue::swiglu ? 2 : 1),
         share_(params.groups),
-        unit_(begin),
-        end_(end),
-        group_(share_.first) {
-    find_layer();
-  }
-
-  __device__ bool ended() const { return unit_ >= end_; }
-  __device__ Kind kind() const { return kind_; }
-  __device__ int group() const { return group_; }
-  __device__ int groups() const { return min(piece_groups(kind_), share_.last - group_); }  // of this piece
-  __device__ const PackedLayer& layer() const { return p.packed[layer_]; }
-  __device__ int panel() const { return panel_; }
-  // Of the weights where they are packed.
-  __device__ const unsigned char* piece() const {
-    return weight_ + (static_cast<std::int64_t>(panel_) * p.groups + group_) * block_bytes(kind_);
-  }
-  // To the next piece; true when that begins another panel. A warp without groups has a piece without any a panel.
-  __device__ bool advance() {
-    group_ += groups();
-    if (group_ < share_.last) return false;
-    group_ = share_.first;
-    panel_ += apart_;
-    if (++side_ == sides_) {
-      side_ = 0;
-      if (++unit_ < end_) find_layer();
-    }
-    return true;
-  }
-
- private:
-  __device__ void find_layer() {
-    layer_ = layer_of(p, unit_, layer_);
-    const PackedLayer& of = layer();
-    kind_ = of.kind, weight_ = of.weight;
-    panel_ = unit_ - of.first_unit;
-    apart_ = of.out / static_cast<int>(kPanelRows);
-  }
-
-  const Params& p;
-  int sides_;
-  Share share_;
-  int unit_, end_, group_, side_ = 0, layer_ = 0;
-  // Of the unit's layer, and the panels of gate and up apart.
-  Kind kind_ = Kind::q8;
-  const unsigned char* weight_ = nullptr;
-  int panel_ = 0, apart_ = 0;
-};
-
-// A warp's ring of pieces: what it asks for, where it can in bulk, by fewer instructions than lanes' copies, and when
-// that has come.
-class Ring {
- public:
-  // shared: of the block, shared_bytes for so many stages.
-  __device__ Ring(const Params& params, unsigned char* shared) : p(params) {
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    pieces_ = shared + warp * p.stages * kPieceBytes;
+        begin_(begin),
+        total_((end - begin) * params.sides * params.parts),
+        slots_(shared + static_cast<int>(threadIdx.x) / 32 * params.stages * params.slot_bytes) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    arrived_ = ptx::shared_address(shared + kWarps * p.stages * kPieceBytes + warp * p.stages * 8);
-    if (lane_ == 0) {
-      for (int slot = 0; slot < p.stages; ++slot) ptx::mbarrier_init(arrived_ + 8 * slot, 1);
-      ptx::fence_barrier_init();
-    }
+    arrived_ = ptx::shared_address(shared + kWarps * p.stages * p.slot_bytes) +
+               static_cast<int>(threadIdx.x) / 32 * p.stages * 8;
+    if (lane_ < p.stages) ptx::mbarrier_init(arrived_ + 8 * lane_, 1);
+    ptx::fence_barrier_init();
     __syncwarp();
+    ask(lane_, lane_, lane_ < p.stages);
+    asked_ = p.stages;
+#else
+    for (; asked_ < p.stages; ++asked_) ask(asked_, asked_, true);
 #endif
   }
 
-  static __host__ __device__ int shared_bytes(int stages) {
-    return (kWarps * stages * (kPieceBytes + 8) + 15) / 16 * 16;
+  static __host__ __device__ int shared_bytes(int stages, int slot_bytes) {
+    return (kWarps * stages * (slot_bytes + 8) + 15) / 16 * 16;
   }
 
-  // Asks for the piece of a walk, into the slot of the oldest one.
-  __device__ __forceinline__ void ask(const Walk& walk) {
-    const std::uint32_t to = ptx::shared_address(pieces_ + next_ * kPieceBytes);
-    if (walk.kind() == Kind::bf16) {
-      ask_floats(walk, to);
-    } else {
-      copy(to, walk.piece(), walk.groups() * block_bytes(walk.kind()));
-    }
-    if (++next_ == p.stages) next_ = 0;
+  // Of the warp's part `part` of a panel.
+  __device__ __forceinline__ int first_group(int part) const { return share_.first + part * kPieceGroups; }
+  __device__ __forceinline__ int groups(int part) const {
+    return max(0, min(kPieceGroups, share_.last - first_group(part)));
   }
-  // The oldest piece, once it is there.
-  __device__ __forceinline__ const unsigned char* piece() {
+
+  // The next piece, once it is there.
+  __device__ __forceinline__ const unsigned char* wait() const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::mbarrier_wait(arrived_ + 8 * slot_, parity_);
 #else
     ptx::copy_async_wait<0>();
     __syncwarp();
 #endif
-    return pieces_ + slot_ * kPieceBytes;
+    return slots_ + slot_ * p.slot_bytes;
   }
-  // It has been read.
+  // It has been read: its place is free.
   __device__ __forceinline__ void leave() {
     __syncwarp();
+    if (asked_ < total_) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+      ask(asked_, slot_, lane_ == 0);
+#else
+      ask(asked_, slot_, true);
+#endif
+      ++asked_;
+    }
     if (++slot_ == p.stages) slot_ = 0, parity_ ^= 1;
   }
 
  private:
-  __device__ __forceinline__ void copy(std::uint32_t to, const unsigned char* from, int bytes) {
+  // Asks for piece n: a lane with `asks` by itself, where there are copies in bulk, else all lanes together.
+  __device__ __forceinline__ void ask(int n, int slot, bool asks) const {
+    if (!asks || n >= total_) return;
+    const int panel = n / p.parts, part = n % p.parts, unit = begin_ + panel / p.sides;
+    const PackedLayer& layer = p.packed[layer_of(p, unit, 0)];
+    const int groups_of_piece = layer.kind == Kind::bf16 ? 0 : groups(part), block = block_bytes(layer.kind);
+    const std::int64_t at =
+        static_cast<std::int64_t>(panel_of(p, layer, unit, panel % p.sides)) * p.groups + first_group(part);
+    const unsigned char* const from = layer.weight + at * block;
+    const int bytes = groups_of_piece * block;
+    const std::uint32_t to = ptx::shared_address(slots_ + slot * p.slot_bytes);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (lane_ == 0) {
-      ptx::mbarrier_arrive_expect(arrived_ + 8 * next_, bytes);
-      if (bytes > 0) ptx::copy_bulk(to, from, bytes, arrived_ + 8 * next_);
-    }
+    ptx::mbarrier_arrive_expect(arrived_ + 8 * slot, bytes);
+    if (bytes > 0) ptx::copy_bulk(to, from, bytes, arrived_ + 8 * slot);
 #else
-    for (int at = 16 * lane_; at < bytes; at += 512) ptx::copy_async_16(to + at, from + at);
+    for (int i = 16 * lane_; i < bytes; i += 512) ptx::copy_async_16(to + i, from + i);
     ptx::copy_async_commit();
 #endif
-  }
-  // Rows one behind the other, a lane's; what lies beyond their columns is zero.
-  __device__ __forceinline__ void ask_floats(const Walk& walk, std::uint32_t to) {
-    const PackedLayer& layer = walk.layer();
-    const int rows = layer.out * (p.epilogue == Epilogue::swiglu ? 2 : 1),
-              first = walk.panel() * static_cast<int>(kPanelRows);
-    const int column = walk.group() * static_cast<int>(kGroup), all = walk.groups() * static_cast<int>(kGroup) * 2;
-    const int bytes = min(all, 2 * (p.in - column)), count = min(static_cast<int>(kPanelRows), rows - first);
-    const unsigned char* const from = layer.weight + (static_cast<std::int64_t>(first + lane_) * p.in + column) * 2;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (lane_ == 0) ptx::mbarrier_arrive_expect(arrived_ + 8 * next_, count * bytes);
-    if (lane_ < count && bytes > 0) {
-      ptx::copy_bulk(to + lane_ * kFloatRowBytes, from, bytes, arrived_ + 8 * next_);
-    }
-#else
-    for (int at = 0; lane_ < count && at < bytes; at += 16) {
-      ptx::copy_async_16(to + lane_ * kFloatRowBytes + at, from + at);
-    }
-    ptx::copy_async_commit();
-#endif
-    for (int at = bytes; lane_ < count && at < all; at += 16) {
-      *reinterpret_cast<uint4*>(pieces_ + next_ * kPieceBytes + lane_ * kFloatRowBytes + at) = uint4{};
-    }
-    __syncwarp();
   }
 
   const Params& p;
-  unsigned char* pieces_;
+  Share share_;
+  int begin_, total_;
+  unsigned char* slots_;
   std::uint32_t arrived_ = 0;  // mbarriers of the slots
   int lane_ = static_cast<int>(threadIdx.x) % 32;
-  int next_ = 0, slot_ = 0;
+  int asked_ = 0, slot_ = 0;
   std::uint32_t parity_ = 0;
 };
+
+// Asks a warp's part of the block's rows of bf16 into the L2.
+__device__ __forceinline__ void prefetch_floats(const Params& p, int begin, int end) {
+  constexpr int kRows = static_cast<int>(kPanelRows);
+  const Share share(p.groups);
+  const int first = share.first * static_cast<int>(kGroup), last = min(share.last * static_cast<int>(kGroup), p.in);
+  for (int panel = 0; panel < (end - begin) * p.sides; ++panel) {
+    const int unit = begin + panel / p.sides;
+    const PackedLayer& layer = p.packed[layer_of(p, unit, 0)];
+    if (layer.kind != Kind::bf16) continue;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int row = panel_of(p, layer, unit, panel % p.sides) * kRows + lane % kRows;
+    if (row >= layer.out * p.sides) continue;
+    const unsigned char* const of_row = layer.weight + static_cast<std::int64_t>(row) * p.in * 2;
+    for (int i = first + lane / kRows * 64; i < last; i += 128) ptx::prefetch_l2(of_row + i * 2);
+  }
+}
 
 // A lane's sums of a panel: of its rows 2 (lane / 4) and the next, beside place lane % 4 of each part of a group's rows
 // of x. Beside more than one row of x the groups of a four are apart until the panel's end, as places are beside one.
@@ -221,9 +179,9 @@ struct Weights {
     return u;
   }
   // Adds products with the places of u.
-  __device__ __forceinline__ void multiply(uint2 u, int (&sums)[kTerms][4]) const {
+  __device__ __forceinline__ void multiply(uint2 u, int (&sums)[4]) const {
 #pragma unroll
-    for (int i = 0; i < kTerms; ++i) ptx::mma_s8(sums[i], terms[i], u.x, u.y);
+    for (int i = 0; i < kTerms; ++i) ptx::mma_s8(sums, terms[i], u.x, u.y);
   }
 };
 
@@ -233,63 +191,65 @@ __device__ __forceinline__ float2 scales_of(const unsigned char* block) {
 }
 
 // Adds integers' sums, high and low bytes' of each row.
-template <int kTerms>
-__device__ __forceinline__ void add_scaled(const int (&sums)[kTerms][4], float2 scales, float of_u, float (&to)[2]) {
-  int s[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s[i] = kTerms == 2 ? sums[0][i] + sums[kTerms - 1][i] : sums[0][i];
-  to[0] = fmaf(scales.x * of_u, static_cast<float>(256 * s[0] + s[1]), to[0]);
-  to[1] = fmaf(scales.y * of_u, static_cast<float>(256 * s[2] + s[3]), to[1]);
+__device__ __forceinline__ void add_scaled(const int (&sums)[4], float2 scales, float of_u, float (&to)[2]) {
+  to[0] = fmaf(scales.x * of_u, static_cast<float>(256 * sums[0] + sums[1]), to[0]);
+  to[1] = fmaf(scales.y * of_u, static_cast<float>(256 * sums[2] + sums[3]), to[1]);
 }
 
-// Adds up to four groups' products, from a four's first on.
-template <Kind kKind, class U>
-__device__ __forceinline__ void add_four(const U& u, int first, int count, const unsigned char* blocks,
-                                         Sums<U::kRows>& sums) {
-  constexpr int kBytes = block_bytes(kKind), kRows = U::kRows;
-  using W = Weights<kKind>;
-  if constexpr (kRows == 1) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, tile = first / kPlaces;
-    const uint2 words = W::order(u.words(tile));
-    int own[W::kTerms][4] = {};
+// Beside one row of x: what a lane has of a piece's groups of u, whichever the panel is.
+struct Fours {
+  static constexpr int kCount = kPieceGroups / kPlaces;
+  uint2 words[kCount][kPlaces];  // of a four's groups: zero but for the one in the lane's place
+  float scales[kCount];
+  int blocks[kCount];  // where the block of the group that a lane has sums of begins
+
+  template <Kind kKind, class U>
+  __device__ __forceinline__ void load(const U& u, int first, int groups) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, place = lane % kPlaces;
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {  // beyond count u is zero
-      W(blocks + i * kBytes).multiply(lane / 8 == i ? words : uint2{0, 0}, own);
-    }
-    float2 scales = scales_of(blocks + lane % kPlaces * kBytes);
-    if (lane % kPlaces >= count) scales = make_float2(0.0f, 0.0f);
-    add_scaled(own, scales, u.scale(tile), sums.of[0][0]);
-  } else {
+    for (int f = 0; f < kCount; ++f) {
+      const int tile = first / kPlaces + f, rest = groups - f * kPlaces;
+      const uint2 own = rest > 0 ? Weights<kKind>::order(u.words(tile)) : uint2{0, 0};
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {
-      if (i >= count) break;
-      const W weights(blocks + i * kBytes);
-      const float2 scales = scales_of(blocks + i * kBytes);
-#pragma unroll
-      for (int part = 0; part < U::kParts; ++part) {
-        const int tile = (first + i) * U::kParts + part;
-        int own[W::kTerms][4] = {};
-        weights.multiply(W::order(u.words(tile)), own);
-        add_scaled(own, scales, u.scale(tile), sums.of[i][part]);
-      }
+      for (int i = 0; i < kPlaces; ++i) words[f][i] = lane / 8 == i ? own : uint2{0, 0};
+      scales[f] = place < rest ? u.scale(tile) : 0.0f;
+      blocks[f] = (place < rest ? f * kPlaces + place : 0) * block_bytes(kKind);
     }
   }
-}
+  template <Kind kKind>
+  __device__ __forceinline__ void add(const unsigned char* piece, float (&sums)[2]) const {
+#pragma unroll
+    for (int f = 0; f < kCount; ++f) {
+      int own[4] = {};
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        Weights<kKind>(piece + (f * kPlaces + i) * block_bytes(kKind)).multiply(words[f][i], own);
+      }
+      add_scaled(own, scales_of(piece + blocks[f]), scales[f], sums);
+    }
+  }
+};
 
+// Beside more of them.
 template <Kind kKind, class U>
 __device__ __forceinline__ void add_piece(const U& u, int first, int groups, const unsigned char* piece,
                                           Sums<U::kRows>& sums) {
-  constexpr int kFours = piece_groups(kKind) / kPlaces;
-  if (groups == piece_groups(kKind)) {
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      add_four<kKind>(u, first + i * kPlaces, kPlaces, piece + i * kPlaces * block_bytes(kKind), sums);
-    }
-    return;
-  }
 #pragma unroll 1
-  for (int g = 0; g < groups; g += kPlaces) {
-    add_four<kKind>(u, first + g, min(kPlaces, groups - g), piece + g * block_bytes(kKind), sums);
+  for (int four = 0; four < groups; four += kPlaces) {
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      if (four + i >= groups) break;
+      const unsigned char* const block = piece + (four + i) * block_bytes(kKind);
+      const Weights<kKind> weights(block);
+      const float2 scales = scales_of(block);
+#pragma unroll
+      for (int part = 0; part < U::kParts; ++part) {
+        const int tile = (first + four + i) * U::kParts + part;
+        int own[4] = {};
+        weights.multiply(Weights<kKind>::order(u.words(tile)), own);
+        add_scaled(own, scales, u.scale(tile), sums.of[i][part]);
+      }
+    }
   }
 }
 
@@ -299,16 +259,21 @@ __device__ __forceinline__ std::uint32_t bf16_of_bytes(std::uint32_t word, int f
                         static_cast<float>(codes::byte_of(word, first + 1)));
 }
 
-// The same of a group of rows in bf16, whose 32 numbers of it lie at `numbers`, kFloatRowBytes apart.
+// The same of a group of a panel's rows in bf16.
 template <class U>
-__device__ __forceinline__ void add_floats(const U& u, int group, const unsigned char* numbers, Sums<U::kRows>& sums) {
+__device__ __forceinline__ void add_floats(const Params& p, const PackedLayer& layer, int panel, const U& u, int group,
+                                           Sums<U::kRows>& sums) {
   constexpr int kRows = U::kRows;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned char* const own = numbers + lane / 4 * 2 * kFloatRowBytes + lane % 4 * 8;
-  uint2 w[2][2];  // of the lane's rows, columns 4 j on and 16 + 4 j on
+  uint2 w[2][2] = {};  // of the lane's rows, columns 4 j on and 16 + 4 j on
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    w[i / 2][i % 2] = *reinterpret_cast<const uint2*>(own + i / 2 * kFloatRowBytes + i % 2 * 32);
+  for (int i = 0; i < 4; ++i) {
+    const int row = panel * static_cast<int>(kPanelRows) + lane / 4 * 2 + i / 2;
+    const int column = group * static_cast<int>(kGroup) + i % 2 * 16 + lane % 4 * 4;
+    if (row >= layer.out * p.sides || column >= p.in) continue;
+    w[i / 2][i % 2] =
+        __ldg(reinterpret_cast<const uint2*>(layer.weight + (static_cast<std::int64_t>(row) * p.in + column) * 2));
+  }
 #pragma unroll
   for (int part = 0; part < U::kParts; ++part) {
     const int tile = group / U::kGroups * U::kParts + part;
@@ -361,14 +326,13 @@ struct Needs {
   }
 };
 
-// What a block has of some panels: sums [panel, warp, row of x, row of the panel], added and made values of y. needs:
-// of a thread's first value.
+// What a block has of some panels: sums [panel, warp, row of x, row of the panel], added and made values of y. value
+// and needs: a thread's first.
 template <class U>
 __device__ __forceinline__ void finish(const Params& p, const U& u, const float* sums, int begin, int end,
-                                       Needs needs) {
+                                       Value<U::kRows> value, Needs needs) {
   constexpr int kRows = U::kRows;
-  const int sides = p.epilogue == Epilogue::swiglu ? 2 : 1;
-  const auto sum_of = [&](int panel, const Value<kRows>& value) {
+  const auto sum_of = [&](int panel) {
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -376,14 +340,16 @@ __device__ __forceinline__ void finish(const Params& p, const U& u, const float*
     }
     return total * u.factor(value.n);
   };
+  const int values = (end - begin) * static_cast<int>(kPanelRows) * kRows;
 #pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < (end - begin) * static_cast<int>(kPanelRows) * kRows;
-       index += kThreads) {
-    const Value<kRows> value(p, begin, end, index);
-    if (index >= kThreads) needs = Needs(p, value);
+  for (int index = static_cast<int>(threadIdx.x); index < values; index += kThreads) {
+    if (index >= kThreads) {
+      value = Value<kRows>(p, begin, end, index);
+      needs = Needs(p, value);
+    }
     if (!value.there) continue;
-    const int panel = (value.unit - begin) * sides;
-    float a = sum_of(panel, value) + needs.bias;
+    const int panel = (value.unit - begin) * p.sides;
+    float a = sum_of(panel) + needs.bias;
     switch (p.epilogue) {
       case Epilogue::store:
         break;
@@ -391,7 +357,7 @@ __device__ __forceinline__ void finish(const Params& p, const U& u, const float*
         a += needs.before;
         break;
       case Epilogue::swiglu:
-        a = swish(a) * sum_of(panel + 1, value);
+        a = swish(a) * sum_of(panel + 1);
         break;
       case Epilogue::log_sigmoid:
         a = fmaxf(cuda::log_sigmoid(a) * p.inverse_normalizer, p.clamp_min);
@@ -403,7 +369,7 @@ __device__ __forceinline__ void finish(const Params& p, const U& u, const float*
 
 // Where a block's units begin: all have alike much to do.
 __device__ __forceinline__ int first_unit_of(const Params& p, unsigned block) {
-  int cost = static_cast<int>(static_cast<std::int64_t>(p.cost) * block / gridDim.x), unit = 0;
+  int cost = static_cast<int>(static_cast<unsigned>(p.cost) * block / gridDim.x), unit = 0;
   for (int i = 0; i < p.count; ++i) {
     const int units = (i + 1 < p.count ? p.packed[i + 1].first_unit : p.units) - unit;
     const int each = cost_of_unit(p.packed[i].kind);
@@ -419,77 +385,83 @@ __global__ void __launch_bounds__(kThreads, 2) packed_kernel(const __grid_consta
   extern __shared__ __align__(16) unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int begin = first_unit_of(p, blockIdx.x), end = first_unit_of(p, blockIdx.x + 1);
-  const int sides = p.epilogue == Epilogue::swiglu ? 2 : 1;
   constexpr int kSumsOfPanel = kWarps * kRows * static_cast<int>(kPanelRows);
-  Ring ring(p, memory);
-  auto* const sums = reinterpret_cast<float*>(memory + Ring::shared_bytes(p.stages));
+  Pieces pieces(p, memory, begin, end);
+  auto* const sums = reinterpret_cast<float*>(memory + Pieces::shared_bytes(p.stages, p.slot_bytes));
   using U = Integers<kRows, kByHead, kTogether>;
   U u(p, reinterpret_cast<unsigned char*>(sums + p.held * kSumsOfPanel));
-
-  Walk ahead(p, begin, end), walk(p, begin, end);
-  const auto ask_next = [&] {
-    if (ahead.ended()) return;
-    ring.ask(ahead);
-    ahead.advance();
-  };
-#pragma unroll 1
-  for (int i = 0; i < p.stages; ++i) ask_next();
+  if (p.has_floats) prefetch_floats(p, begin, end);
   flashgla::cuda::release_next();
   typename U::Held inputs[U::kHeld];
   u.prepare(inputs);
+  Value<kRows> value(p, begin, end, static_cast<int>(threadIdx.x));
   flashgla::cuda::wait_for_previous();
   u.make(inputs);
+  Needs needs(p, value);
 
-  Needs needs(p, Value<kRows>(p, begin, end, static_cast<int>(threadIdx.x)));
-
-  Sums<kRows> own;
-  int held = 0;
-  for (int unit = begin, side = 0; !walk.ended();) {
-    const unsigned char* const piece = ring.piece();
-    const Kind kind = walk.kind();
-    const int group = walk.group(), groups = walk.groups();
-    if (kind == Kind::q4) {
-      add_piece<Kind::q4>(u, group, groups, piece, own);
-    } else if (kind == Kind::q8) {
-      add_piece<Kind::q8>(u, group, groups, piece, own);
-    } else {
-      for (int g = 0; g < groups; ++g) add_floats(u, group + g, piece + g * static_cast<int>(kGroup) * 2, own);
-    }
-    ring.leave();
-    ask_next();
-    if (!walk.advance()) continue;
+  Fours fours;
+  int layer = 0, finished = begin;  // units before it are
+  Kind loaded = Kind::bf16;         // what fours are loaded for
+  for (int unit = begin; unit < end; ++unit) {
+    layer = layer_of(p, unit, layer);
+    const Kind kind = p.packed[layer].kind;
+    for (int side = 0; side < p.sides; ++side) {
+      Sums<kRows> own;
+#pragma unroll 1
+      for (int part = 0; part < p.parts; ++part) {
+        const int first = pieces.first_group(part), groups = pieces.groups(part);
+        const unsigned char* const piece = pieces.wait();
+        if (groups == 0) {
+        } else if (kind == Kind::bf16) {
+          const PackedLayer& of = p.packed[layer];
+          const int panel = panel_of(p, of, unit, side);
+#pragma unroll 2
+          for (int g = 0; g < groups; ++g) add_floats(p, of, panel, u, first + g, own);
+        } else if constexpr (kRows == 1) {
+          const bool fresh = p.parts > 1 || loaded != kind;
+          loaded = kind;
+          if (kind == Kind::q4) {
+            if (fresh) fours.load<Kind::q4>(u, first, groups);
+            fours.add<Kind::q4>(piece, own.of[0][0]);
+          } else {
+            if (fresh) fours.load<Kind::q8>(u, first, groups);
+            fours.add<Kind::q8>(piece, own.of[0][0]);
+          }
+        } else if (kind == Kind::q4) {
+          add_piece<Kind::q4>(u, first, groups, piece, own);
+        } else {
+          add_piece<Kind::q8>(u, first, groups, piece, own);
+        }
+        pieces.leave();
+      }
+      float* const of_panel = sums + ((unit - finished) * p.sides + side) * kSumsOfPanel;
 #pragma unroll
-    for (int part = 0; part < Sums<kRows>::kParts; ++part) {
-      const float2 both = make_float2(own.total(part, 0), own.total(part, 1));
-      const int n = part * kPlaces + (kRows == 1 ? 0 : lane % kPlaces);
-      if (kRows > 1 || lane % kPlaces == 0) {
-        *reinterpret_cast<float2*>(sums + held * kSumsOfPanel + (warp * kRows + n) * static_cast<int>(kPanelRows) +
-                                   lane / 4 * 2) = both;
+      for (int part = 0; part < U::kParts; ++part) {
+        const float2 both = make_float2(own.total(part, 0), own.total(part, 1));
+        const int n = part * kPlaces + (kRows == 1 ? 0 : lane % kPlaces);
+        if (kRows == 1 && lane % kPlaces != 0) continue;
+        *reinterpret_cast<float2*>(of_panel + (warp * kRows + n) * static_cast<int>(kPanelRows) + lane / 4 * 2) = both;
       }
     }
-    own = {};
-    ++held;
-    if (++side < sides) continue;
-    side = 0;
-    ++unit;
-    if (held + sides <= p.held && !walk.ended()) continue;
+    if ((unit + 2 - finished) * p.sides <= p.held && unit + 1 < end) continue;
     __syncthreads();
-    finish(p, u, sums, unit - held / sides, unit, needs);
-    if (walk.ended()) break;
-    needs = Needs(p, Value<kRows>(p, unit, end, static_cast<int>(threadIdx.x)));
+    finish(p, u, sums, finished, unit + 1, value, needs);
+    if (unit + 1 == end) break;
+    finished = unit + 1;
+    value = Value<kRows>(p, finished, end, static_cast<int>(threadIdx.x));
+    needs = Needs(p, value);
     __syncthreads();
-    held = 0;
   }
 }
 
 template <class U>
-std::int64_t shared_bytes(std::int64_t groups, int stages, int held) {
-  return Ring::shared_bytes(stages) + held * kWarps * U::kRows * kPanelRows * 4 + U::shared_bytes(groups);
+std::int64_t shared_bytes(std::int64_t groups, int stages, int slot_bytes, int held) {
+  return Pieces::shared_bytes(stages, slot_bytes) + held * kWarps * U::kRows * kPanelRows * 4 + U::shared_bytes(groups);
 }
 // The most that a call takes.
 std::int64_t shared_bytes(std::int64_t rows, std::int64_t groups) {
   const auto most = [&](auto kRows) {
-    return shared_bytes<Integers<kRows, true, 1>>(groups, most_stages(kRows), most_held(kRows));
+    return shared_bytes<Integers<kRows, true, 1>>(groups, kLeastStages, kPieceGroups * kBytesOfQ8, most_held(kRows));
   };
   return rows == 1   ? most(std::integral_constant<int, 1>())
          : rows <= 4 ? most(std::integral_constant<int, 4>())
@@ -500,6 +472,7 @@ void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> l
   if (context.planning()) return;
   Params p{cuda::params_of(inputs, {}, options, false)};
   p.groups = static_cast<int>((p.in + kGroup - 1) / kGroup);
+  p.sides = options.epilogue == Epilogue::swiglu ? 2 : 1;
   for (const Layer& layer : layers) {
     PackedLayer& to = p.packed[p.count++];
     to.weight = static_cast<const unsigned char*>(layer.weight.data);
@@ -515,25 +488,28 @@ void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> l
     const int units = (to.out + static_cast<int>(kPanelRows) - 1) / static_cast<int>(kPanelRows);
     p.units += units;
     p.cost += units * cost_of_unit(to.kind);
+    if (to.kind == Kind::bf16) {
+      p.has_floats = 1;
+    } else {
+      p.slot_bytes = std::max(p.slot_bytes, kPieceGroups * block_bytes(to.kind));
+    }
   }
   const bool hopper = context.architecture().cuda_capability == 90;
   const int fours = (p.groups + kPlaces - 1) / kPlaces, groups = (fours + kWarps - 1) / kWarps * kPlaces;
+  p.parts = (groups + kPieceGroups - 1) / kPieceGroups;
   const auto launch = [&](auto rows, auto by_head, auto together) {
     constexpr int kRows = rows, kTogether = together;
     using U = Integers<kRows, by_head, kTogether>;
     const int most = context.architecture().multiprocessors / kTogether,
               clusters = std::min((p.units + kTogether - 1) / kTogether, most);
     const int blocks = clusters * kTogether;
-    const int panels = (p.cost + blocks - 1) / blocks * (options.epilogue == Epilogue::swiglu ? 2 : 1);
-    for (int i = 0; i < p.count; ++i) {
-      const int of_panel = (groups + piece_groups(p.packed[i].kind) - 1) / piece_groups(p.packed[i].kind);
-      p.stages = std::min(most_stages(kRows), std::max(p.stages, panels * of_panel));
-    }
+    const int panels = (p.cost + blocks - 1) / blocks * p.sides;
+    p.stages = std::clamp(kRingBytes / (kWarps * p.slot_bytes), kLeastStages, std::max(panels * p.parts, kLeastStages));
     p.held = std::min(most_held(kRows), panels);
     using flashgla::cuda::Begin;
     flashgla::cuda::launch(
         "linear_step", packed_kernel<kRows, by_head, kTogether>, {dim3(static_cast<unsigned>(blocks)), kTogether},
-        kThreads, static_cast<int>(shared_bytes<U>(p.groups, p.stages, p.held)),
+        kThreads, static_cast<int>(shared_bytes<U>(p.groups, p.stages, p.slot_bytes, p.held)),
         static_cast<cudaStream_t>(context.stream()), hopper ? Begin::beside_previous : Begin::after_previous, p);
   };
   const auto launch_rows = [&](auto rows, auto together) {

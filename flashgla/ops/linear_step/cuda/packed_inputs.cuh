@@ -20,27 +20,25 @@ using quantised_linear::kScaleBytes;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kMostRows = 8;       // of x
-constexpr int kMostTogether = 2;   // blocks that share the making of u, beside many rows
-constexpr int kPlaces = 4;         // of a tile, the eight columns of an instruction
-constexpr int kPieceBytes = 2304;  // of a warp: 8 groups of q4, 4 of q8, 2 of bf16
-// Of bf16 from one row to the next, so that eight of them lie in different banks.
-constexpr int kFloatRowBytes = kPieceBytes / static_cast<int>(kPanelRows);
+constexpr int kMostRows = 8;      // of x
+constexpr int kMostTogether = 2;  // blocks that share the making of u, beside many rows
+constexpr int kPlaces = 4;        // of a tile, the eight columns of an instruction
+constexpr int kPieceGroups = 8;   // of a warp's part of a panel, at most
 
-// Pieces of a warp that are under way, and panels whose sums a block keeps, at most.
-constexpr int most_stages(int rows) { return rows == kMostRows ? 3 : 5; }
+// Bytes of pieces that are under way in a block, about; the least pieces of a warp; panels whose sums it keeps, at
+// most.
+constexpr int kRingBytes = 112 * 1024, kLeastStages = 2;
 constexpr int most_held(int rows) { return rows == 1 ? 16 : 4; }
 
 enum class Kind : std::uint8_t { q8, q4, bf16 };
 
-// Bytes of a group in a panel, and groups of a piece.
+// Bytes of a group in a panel,
 constexpr int kBytesOfQ8 = static_cast<int>(quantised_linear::block_bytes(Format::q8)),
               kBytesOfQ4 = static_cast<int>(quantised_linear::block_bytes(Format::q4)),
               kBytesOfFloats = static_cast<int>(kPanelRows * kGroup * 2);
 __host__ __device__ constexpr int block_bytes(Kind kind) {
   return kind == Kind::q8 ? kBytesOfQ8 : kind == Kind::q4 ? kBytesOfQ4 : kBytesOfFloats;
 }
-__host__ __device__ constexpr int piece_groups(Kind kind) { return kPieceBytes / block_bytes(kind); }
 
 // What a unit takes, in those of packed weights: a block should have one of bf16 alone.
 __host__ __device__ constexpr int cost_of_unit(Kind kind) { return kind == Kind::bf16 ? 3 : 1; }
@@ -58,18 +56,27 @@ struct PackedLayer {
 
 struct Params : cuda::Params {
   PackedLayer packed[kMostLayers];
-  int count;   // of layers
-  int units;   // panels, or with swiglu pairs of them
-  int cost;    // of all units
-  int groups;  // of 32 columns
-  int stages;  // pieces of a warp that shared memory has room for
-  int held;    // panels whose sums it has room for
+  int count;       // of layers
+  int units;       // panels, or with swiglu pairs of them
+  int cost;        // of all units
+  int groups;      // of 32 columns
+  int sides;       // panels of a unit
+  int parts;       // pieces of a warp's part of a panel
+  int stages;      // pieces of a warp that shared memory has room for
+  int slot_bytes;  // of a piece, at most
+  int has_floats;  // a layer of bf16
+  int held;        // panels whose sums it has room for
 };
 
 // The layer of a unit that is not before layer `from`'s first.
 __device__ __forceinline__ int layer_of(const Params& p, int unit, int from) {
   while (from + 1 < p.count && unit >= p.packed[from + 1].first_unit) ++from;
   return from;
+}
+
+// Which of a layer's panels the unit's gate (side 0) or up is.
+__device__ __forceinline__ int panel_of(const Params& p, const PackedLayer& layer, int unit, int side) {
+  return unit - layer.first_unit + side * (layer.out / static_cast<int>(kPanelRows));
 }
 
 // A warp's groups: whole fours of them, but for the last.
@@ -140,7 +147,7 @@ class Integers {
     float4 weights;  // the norm's
     float4 x[kParts], gate[kParts];
   };
-  static constexpr int kHeld = kParts > 1 ? 2 : 4;
+  static constexpr int kHeld = kParts > 1 ? 2 : 3;
 
   __device__ Integers(const Params& params, unsigned char* shared)
       : p(params),
@@ -172,19 +179,17 @@ class Integers {
     for (int i = 0; i < kHeld; ++i) load_rows(own_step(i), held[i]);
     if constexpr (kTogether > 1) cluster_.wait_for_begin();
     float squares[kParts] = {};
-    for (int done = 0; own_step(done) < end_; done += kHeld) {
+#pragma unroll 1
+    for (int i = 0; own_step(i) < end_; ++i) {
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int step = own_step(done + i);
-        if (step >= end_) break;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-          put(step * kParts + part, value(held[i], part, squares[part]));
-          if constexpr (kByHead) put_squares<8>(squares[part], part, step * kGroups, p.groups);
-        }
-        load_columns(own_step(done + i + kHeld), held[i]);
-        load_rows(own_step(done + i + kHeld), held[i]);
+      for (int part = 0; part < kParts; ++part) {
+        put(own_step(i) * kParts + part, value(held[0], part, squares[part]));
+        if constexpr (kByHead) put_squares<8>(squares[part], part, own_step(i) * kGroups, p.groups);
       }
+#pragma unroll
+      for (int j = 0; j + 1 < kHeld; ++j) held[j] = held[j + 1];
+      load_columns(own_step(i + kHeld), held[kHeld - 1]);
+      load_rows(own_step(i + kHeld), held[kHeld - 1]);
     }
     if constexpr (!kByHead) {
 #pragma unroll
