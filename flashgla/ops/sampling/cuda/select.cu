@@ -435,7 +435,7 @@ class RowOfBlock {
   int each;  // tokens of a warp's range
 };
 
-__global__ void __launch_bounds__(kThreads) draw_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 1) draw_kernel(const __grid_constant__ Params p) {
   flashgla::cuda::wait_for_previous();
   if (p.tokens[blockIdx.x] != kToBeDrawn) return;
   __shared__ Shared shared;
