@@ -48,8 +48,6 @@ __global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t d
   if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sums[0]);
 }
 
-std::int64_t tokens_of(const Sequences& s) { return s.cu_seqlens ? s.length : s.count * s.length; }
-
 GateTile gate_tile(const Problem& problem) {
   switch (problem.gate) {
     case GateKind::none:
@@ -124,7 +122,7 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   w.prepared = passes.prepared;
   w.state_gradients = take(context, state_bytes, "gla backward: state gradients");
   const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
-  const std::int64_t gate_rows = problem.gate == GateKind::scalar ? tokens_of(p.sequences) : chunks;
+  const std::int64_t gate_rows = problem.gate == GateKind::scalar ? p.sequences.tokens() : chunks;
   const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
   if (gate_tile(problem) == GateTile::token) {
     w.gate_parts = take<float>(context, gate_tiles * gate_rows * heads * 4, "gla backward: gate parts");
