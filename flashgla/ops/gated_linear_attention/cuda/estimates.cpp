@@ -158,6 +158,7 @@ double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int
 // Segments of sequences that differ take longer than is estimated, of a cut that was to take 0.95 of the time, 1.4:
 // uncut they are taken to be as much faster.
 constexpr double kUncut = 0.9;
+constexpr double kIdleLaunches = 8.0;  // microseconds of launches that find no tokens
 
 bool longest_is_unknown(const Params& p) { return differ(p.sequences) && p.sequences.longest == 0; }
 
@@ -263,7 +264,6 @@ bool one_kernel_is_faster(const Params& p, int multiprocessors) {
 // The most chunks of the longest sequence with which `form`, faster where all are alike, takes no longer than `other`,
 // whose time grows less with them. All, where it is never slower by half, nor by more than the launches that find no
 // tokens make the short call slower.
-constexpr double kIdleLaunches = 8.0;  // microseconds
 template <class Form, class Other>
 static std::int64_t most_chunks_of(const Params& p, const Form& form, const Other& other) {
   const std::int64_t all = p.sequences.chunks_each();

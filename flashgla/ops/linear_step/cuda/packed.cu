@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(kThreads, 2) packed_kernel(const __grid_consta
       for (int part = 0; part < p.parts; ++part) {
         const int first = pieces.first_group(part), groups = pieces.groups(part);
         const unsigned char* const piece = pieces.wait();
-        if (groups == 0) {
+        if (groups == 0) {  // the warp has none of this part
         } else if (kind == Kind::bf16) {
           const PackedLayer& of = p.packed[layer];
           const int panel = panel_of(p, of, unit, side);

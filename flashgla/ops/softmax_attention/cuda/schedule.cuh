@@ -1,4 +1,5 @@
-// Which tile of which head a block has next. Blocks stay on their multiprocessor and take every gridDim.x-th.
+// Which tile of which head a block has. hopper/'s blocks stay on their multiprocessor and take every gridDim.x-th,
+// tensor_cores/' have one each.
 #pragma once
 
 #include "flashgla/ops/softmax_attention/cuda/call.cuh"
