@@ -47,7 +47,8 @@ std::vector<Case> cases(Device device) {
   } else {
     for (const std::int64_t sequences : {1, 8, 16, 64, 256}) all.push_back({"gla-1.3b", sequences, DType::bf16});
     for (const char* preset : {"q8", "q4"}) {
-      for (const std::int64_t sequences : {1, 8, 64}) all.push_back({"gla-1.3b", sequences, DType::bf16, 0, preset});
+      for (const std::int64_t sequences : {1, 8, 16, 64})
+        all.push_back({"gla-1.3b", sequences, DType::bf16, 0, preset});
     }
     for (const std::int64_t sequences : {1, 8}) all.push_back({"transformer-1.3b", sequences, DType::bf16, 2047});
     all.push_back({"mamba-1.3b", 1, DType::bf16});

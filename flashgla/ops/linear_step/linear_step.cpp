@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "flashgla/ops/aligned_rows.h"
 #include "flashgla/ops/linear_step/implementations.h"
 #include "flashgla/ops/quantised_linear/quantised_linear.h"
 #include "flashgla/ops/rotary/rotary.h"
@@ -21,14 +22,6 @@ std::span<const Implementation> implementations() {
 }
 
 namespace {
-
-bool rows_are_aligned(const TensorView& view) {
-  const auto whole = [&](std::int64_t elements) {
-    return elements * static_cast<std::int64_t>(size_of(view.dtype)) % 16 == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && whole(view.size(-1)) &&
-         (view.size(0) <= 1 || whole(view.stride[0]));
-}
 
 void check_prologue(const Arguments& arguments, const Inputs& inputs) {
   const std::int64_t in = inputs.x.size(1);

@@ -13,6 +13,7 @@ struct Problem {
   std::int64_t m, n, k;
   DType dtype;  // of x
   Format format;
+  bool aligned = true;  // x: rows of whole 16-byte vectors
 };
 
 struct Implementation {
@@ -30,7 +31,7 @@ std::span<const Implementation> implementations();
 extern const Implementation kVnni, kAvx512, kAvx2;  // on x86-64
 extern const Implementation kPortable, kDecoded, kReference;
 #ifdef FLASHGLA_CUDA
-extern const Implementation kDecodedCuda;
+extern const Implementation kFewRowsCuda, kDecodedCuda;
 #endif
 
 }  // namespace flashgla::ops::quantised_linear

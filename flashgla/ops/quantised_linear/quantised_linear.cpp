@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "flashgla/ops/aligned_rows.h"
 #include "flashgla/ops/quantised_linear/blocks.h"
 #include "flashgla/ops/quantised_linear/implementations.h"
 #ifdef FLASHGLA_CUDA
@@ -15,7 +16,7 @@ std::span<const Implementation> implementations() {
     std::vector<Implementation> available;
     for (const Implementation& row : {
 #ifdef FLASHGLA_CUDA
-           kDecodedCuda,
+           kFewRowsCuda, kDecodedCuda,
 #endif
 #if defined(__x86_64__)
                kVnni, kAvx512, kAvx2,
@@ -80,7 +81,7 @@ void run(Context& context, const TensorView& x, const TensorView& weight, const 
     if (options.accumulate) arguments.fail("addend", "is present", "none with accumulate");
   }
   if (y.numel() == 0) return;
-  const Problem problem{x.size(0), y.size(1), x.size(1), x.dtype, format_of(weight)};
+  const Problem problem{x.size(0), y.size(1), x.size(1), x.dtype, format_of(weight), rows_are_aligned(x)};
   select("quantised linear", implementations(), problem, context.architecture(), context.forced_implementation())
       .run(context, x, weight, y, matmul::added_in_place(context, y, options));
 }

@@ -15,6 +15,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/base/cuda/ptx_bytes.cuh"
+#include "flashgla/ops/cuda/prefer_shared_memory.h"
 #include "flashgla/ops/linear_step/cuda/packed_inputs.cuh"
 #include "flashgla/ops/quantised_linear/cuda/codes.cuh"
 
@@ -506,11 +507,13 @@ void run_packed(Context& context, const Inputs& inputs, std::span<const Layer> l
     const int panels = (p.cost + blocks - 1) / blocks * p.sides;
     p.stages = std::clamp(kRingBytes / (kWarps * p.slot_bytes), kLeastStages, std::max(panels * p.parts, kLeastStages));
     p.held = std::min(most_held(kRows), panels);
+    const auto kernel = packed_kernel<kRows, by_head, kTogether>;
+    ops::cuda::prefer_shared_memory(reinterpret_cast<const void*>(kernel), "linear_step");
     using flashgla::cuda::Begin;
-    flashgla::cuda::launch(
-        "linear_step", packed_kernel<kRows, by_head, kTogether>, {dim3(static_cast<unsigned>(blocks)), kTogether},
-        kThreads, static_cast<int>(shared_bytes<U>(p.groups, p.stages, p.slot_bytes, p.held)),
-        static_cast<cudaStream_t>(context.stream()), hopper ? Begin::beside_previous : Begin::after_previous, p);
+    flashgla::cuda::launch("linear_step", kernel, {dim3(static_cast<unsigned>(blocks)), kTogether}, kThreads,
+                           static_cast<int>(shared_bytes<U>(p.groups, p.stages, p.slot_bytes, p.held)),
+                           static_cast<cudaStream_t>(context.stream()),
+                           hopper ? Begin::beside_previous : Begin::after_previous, p);
   };
   const auto launch_rows = [&](auto rows, auto together) {
     if (inputs.prologue == Prologue::head_norm) {

@@ -55,6 +55,10 @@ TEST(QuantisedLinear, EveryImplementationAgreesWithTheReference) {
     for (const Form form : {Form{false, false, true}, Form{true, true, true}}) {
       EXPECT_EQ(testing::check_conformance(linear_case(format, 9, 136, 200, form), coverage), "");
       EXPECT_EQ(testing::check_conformance(linear_case(format, 3, 45, 37, form), coverage), "");
+      for (const std::int64_t rows : {1, 16, 17, 33, 64, 65}) {  // those of a GPU's kernel for few of them
+        EXPECT_EQ(testing::check_conformance(linear_case(format, rows, 328, 200, form), coverage), "");
+      }
+      EXPECT_EQ(testing::check_conformance(linear_case(format, 40, 1096, 2100, form), coverage), "");
     }
   }
   EXPECT_EQ(coverage.missing(), "");
