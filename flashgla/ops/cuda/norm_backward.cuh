@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(RowGrid::kThreads)
   partial.sums[block * partial.columns + column] = total;
 }
 
-// Queues the kernels of rows too long to be held.
+// Queues the kernels of rows too long to be held. Of Norm: row, kCentred and Held<1, N, false>.
 template <int N, class Norm>
 void queue_norm_long_backward(const Context& context, const char* name, const Norm& norm, const RowGrid& grid,
                               const PartialSums& partial) {
