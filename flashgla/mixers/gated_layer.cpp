@@ -558,11 +558,10 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
     options = options_;
     for (const GateSide& side : gates_) {
       const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
-      const linear_step::Layer logits = side.projection.step_layer(g);
-      linear_step::run(
+      side.projection.step(
           context,
-          side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x),
-          {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+          side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x), g,
+          {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
       (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
     }
   }
@@ -580,8 +579,7 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
                                  settings_.common.norm_eps,
                                  settings_.value_dim / settings_.num_heads,
                                  output_gate};
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, normalized, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, normalized, x, {linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -310,7 +310,6 @@ void Hyena::prepare_steps(Context& context, DType activations) {
 }
 
 void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -318,13 +317,8 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   const auto sized = [&](std::int64_t channels, const char* label) {
     return scratch.tensor(Shape({batch, channels}), x.dtype, label);
   };
-  const auto run = [&](const nn::Linear& linear, const linear_step::Inputs& inputs, const TensorView& y,
-                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, inputs, {&layer, 1}, {epilogue});
-  };
   const TensorView projected = sized(3 * hidden_, "hyena: projections"), c = sized(hidden_, "hyena: convolutions");
-  run(input_, norm.before_step(context, x), projected);
+  input_.step(context, norm.before_step(context, x), projected);
   short_convolution::step(context, projected, short_filter(), state[1], projected, short_convolution::Activation::none);
   add_bias(context, projected);
   elementwise::multiply(context, part_of(projected, 0), part_of(projected, 2), c);
@@ -333,7 +327,7 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   const TensorView s = sized(hidden_, "hyena: long convolutions");
   long_convolution::step(context, {c, step_filter_, skip_.value, past_of(state[0]), pass.positions, {}}, s);
   elementwise::multiply(context, part_of(projected, 1), s, s);
-  run(output_, {s}, x, linear_step::Epilogue::add);
+  output_.step(context, {s}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -228,34 +228,28 @@ void Mamba::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
 }
 
 void Mamba::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const auto sized = [&](std::int64_t channels, const char* label) {
     return scratch.tensor(Shape({x.size(0), channels}), x.dtype, label);
   };
-  const auto run = [&](const nn::Linear& linear, const linear_step::Inputs& inputs, const TensorView& y,
-                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, inputs, {&layer, 1}, {epilogue});
-  };
   const TensorView projected = sized(input_.out(), "mamba: projections"), u = sized(inner_, "mamba: convolutions");
-  run(input_, norm.before_step(context, x), projected);
+  input_.step(context, norm.before_step(context, x), projected);
   const TensorView bias = convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value;
   ops::short_convolution::step(context, channels_of(projected), filter(), state[1], u,
                                ops::short_convolution::Activation::silu, bias);
   const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C");
-  run(narrow_, {u}, narrow);
+  narrow_.step(context, {u}, narrow);
   scan::Inputs inputs = scan_inputs(u, {}, projected, narrow);
   scan::StepProjection projection{ranks_of(narrow), steps_.step_layer({}).weight};
   if (!scan::step_projects(context, inputs, projection)) {
     projection = {};
     inputs.raw = sized(inner_, "mamba: steps, B, C");
-    run(steps_, {ranks_of(narrow)}, inputs.raw);
+    steps_.step(context, {ranks_of(narrow)}, inputs.raw);
   }
   scan::step(context, inputs, state[0], u, projection);
-  run(output_, {u}, x, linear_step::Epilogue::add);
+  output_.step(context, {u}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -292,7 +292,6 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
 }
 
 void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -301,8 +300,7 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
     return scratch.tensor(Shape({batch, channels}), x.dtype, label);
   };
   const TensorView projected = sized(input_.out(), "mamba2: projections");
-  const linear_step::Layer input = input_.step_layer(projected);
-  linear_step::run(context, norm.before_step(context, x), {&input, 1});
+  input_.step(context, norm.before_step(context, x), projected);
   const TensorView convolved = channels_of(projected);
   convolution::step(context, convolved, convolution_.value.reshape(Shape({channels_, width_})), state[1], convolved,
                     convolution::Activation::none);
@@ -320,8 +318,7 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
     state_space::gate_norm(context, gate_inputs(o, u, projected, i), group_of(norm_.value, i), norm_eps_,
                            group_of(o, i), {});
   }
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, {o}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

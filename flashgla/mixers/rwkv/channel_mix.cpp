@@ -109,7 +109,6 @@ void ChannelMix::backward(nn::Pass& pass, const TensorView& x, const TensorView&
 }
 
 void ChannelMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -120,14 +119,10 @@ void ChannelMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   const TensorView k = scratch.tensor(Shape({x.size(0), width_}), x.dtype, "mlp: keys");
   const TensorView r = scratch.tensor(x.shape, x.dtype, "mlp: receptances, values");
   const TensorView v = scratch.tensor(x.shape, x.dtype, "mlp: receptances, values");
-  const auto run = [&](const nn::Linear& linear, const TensorView& input, const TensorView& y) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, {input}, {&layer, 1});
-  };
-  run(key_, mixed.select(0, 0), k);
-  run(receptance_, mixed.select(0, 1), r);
+  key_.step(context, {mixed.select(0, 0)}, k);
+  receptance_.step(context, {mixed.select(0, 1)}, r);
   elementwise::squared_relu_forward(context, k, k);
-  run(value_, k, v);
+  value_.step(context, {k}, v);
   elementwise::sigmoid_gate_forward(context, r, v, v);
   elementwise::add(context, v, x);
 }

@@ -212,8 +212,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
   const auto token = [&](std::size_t part) { return heads(projected, part).select(1, 0); };
   softmax_attention::step(context, token(kQ), {token(kK), token(kV), true}, state[0], state[1], pass.positions,
                           o.split_last(config_.num_heads), options_of(pass));
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, {o}, x, {linear_step::Epilogue::add});
 }
 
 }  // namespace
