@@ -44,23 +44,8 @@ constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},  {"time_step_limit
                                       {"rms_norm", "true"},    {"norm_before_gate", "false"}};
 constexpr const char* kMamba2HfWithoutEffect[] = {"norm_before_gate"};
 
-constexpr Renaming kMamba2HfKeys[] = {{"hidden_size", "hidden_size"},
-                                      {"num_hidden_layers", "num_hidden_layers"},
-                                      {"norm_eps", "layer_norm_epsilon"},
-                                      {"hidden_act", "hidden_act"},
-                                      {"tie_word_embeddings", "tie_word_embeddings"},
-                                      {"initializer_range", "initializer_range"},
-                                      {"vocab_size", "vocab_size"},
-                                      {"bos_token_id", "bos_token_id"},
-                                      {"eos_token_id", "eos_token_id"},
-                                      {"state_size", "state_size"},
-                                      {"expand", "expand"},
-                                      {"head_dim", "head_dim"},
-                                      {"num_heads", "num_heads"},
-                                      {"n_groups", "n_groups"},
-                                      {"conv_kernel", "conv_kernel"},
-                                      {"use_bias", "use_bias"},
-                                      {"use_conv_bias", "use_conv_bias"}};
+constexpr Renaming kMamba2Heads[] = {{"head_dim", "head_dim"}, {"num_heads", "num_heads"}, {"n_groups", "n_groups"}};
+constexpr auto kMamba2HfKeys = joined(kBackboneKeys, kMamba2Heads);
 
 constexpr Layout kMamba2Layouts[] = {
     {.name = "fla",
