@@ -97,6 +97,10 @@ inline void require(bool ok, const char* field, const std::string& actual, const
 inline void require_size(const char* field, std::int64_t value, std::int64_t largest) {
   require(value > 0 && value <= largest, field, std::to_string(value), "1 to " + std::to_string(largest));
 }
+// Tokens that a short convolution reads.
+inline void require_width(const char* field, std::int64_t width) {
+  require(width >= 2 && width <= 4, field, std::to_string(width), "2, 3 or 4");
+}
 inline std::string layer_prefix(std::int64_t layer) { return "model.layers." + std::to_string(layer); }
 
 }  // namespace flashgla::mixers

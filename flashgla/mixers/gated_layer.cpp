@@ -178,15 +178,7 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     const std::array<std::int64_t, 3> channels = {settings.key_dim, kv_key_dim_, kv_value_dim_};
     for (std::size_t i = 0; i < 3; ++i) {
-      nn::Parameter weight;
-      weight.name = name + names[i] + ".weight";
-      weight.shape = Shape({channels[i], 1, settings.conv_size});
-      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so
-      // small that their product, cubic in them, drowns in the epsilon of the
-      // norm behind the operator.
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(settings.conv_size));
-      weight.decay = false;
-      convolutions_.push_back(std::move(weight));
+      convolutions_.push_back(nn::convolution_filter(name + names[i] + ".weight", channels[i], settings.conv_size));
     }
   }
   if (!settings.norm_name.empty()) {

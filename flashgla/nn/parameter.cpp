@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <set>
 
 #include "flashgla/base/context.h"
@@ -37,6 +38,15 @@ bool drew_on_device([[maybe_unused]] const Context& context, [[maybe_unused]] co
 }
 
 }  // namespace
+
+Parameter convolution_filter(const std::string& name, std::int64_t channels, std::int64_t width) {
+  Parameter filter;
+  filter.name = name;
+  filter.shape = Shape({channels, 1, width});
+  filter.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width));
+  filter.decay = false;
+  return filter;
+}
 
 ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype,
                                Device device, bool gradients, const Placements& placements, int threads) {

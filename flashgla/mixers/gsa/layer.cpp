@@ -1,6 +1,5 @@
 // The layer of gsa.h.
 #include <array>
-#include <cmath>
 
 #include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/gsa/config.h"
@@ -42,12 +41,7 @@ class Gsa : public Mixer {
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     for (const std::size_t part : kConvolved) {
       if (!config.use_short_conv) break;
-      nn::Parameter weight;
-      weight.name = name + names[part] + ".weight";
-      weight.shape = Shape({sizes_[part], 1, config.conv_size});
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(config.conv_size));  // as PyTorch's Conv1d
-      weight.decay = false;
-      convolutions_.push_back(weight);
+      convolutions_.push_back(nn::convolution_filter(name + names[part] + ".weight", sizes_[part], config.conv_size));
     }
   }
 

@@ -1,6 +1,5 @@
 // The layer of hgrn2.h.
 #include <array>
-#include <cmath>
 
 #include "flashgla/mixers/hgrn2/config.h"
 #include "flashgla/mixers/inner_norm.h"
@@ -36,12 +35,7 @@ class Hgrn2 : public Mixer {
         output_({{name + ".o_proj", channels_}}, channels_, common.initializer_range) {
     for (const char* part : {".q_conv1d", ".f_conv1d", ".i_conv1d"}) {
       if (width_ == 0) break;
-      nn::Parameter weight;
-      weight.name = name + part + ".weight";
-      weight.shape = Shape({channels_, 1, width_});
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));  // as PyTorch's Conv1d
-      weight.decay = false;
-      convolutions_.push_back(weight);
+      convolutions_.push_back(nn::convolution_filter(name + part + ".weight", channels_, width_));
     }
     if (config.use_lower_bound) {
       described_bounds_.name = "model.lower_bounds";

@@ -19,7 +19,7 @@ void MambaConfig::validate(const Common& common) const {
   require_size("state_size", state_size, 1 << 16);
   require_size("expand", expand, 64);
   require_size("dt_rank", rank(common), 1 << 16);
-  require(conv_kernel >= 2 && conv_kernel <= 4, "conv_kernel", std::to_string(conv_kernel), "2, 3 or 4");
+  require_width("conv_kernel", conv_kernel);
 }
 
 namespace {

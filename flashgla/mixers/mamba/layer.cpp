@@ -40,7 +40,7 @@ class Mamba : public Mixer {
         rank_(config.rank(common)),
         inner_(config.inner(common)),
         input_({{name + ".in_proj", 2 * inner_}}, common.hidden_size, common.initializer_range, config.use_bias),
-        convolution_(parameter_of_ones(name + ".conv1d.weight", Shape({inner_, 1, width_}))),
+        convolution_(nn::convolution_filter(name + ".conv1d.weight", inner_, width_)),
         narrow_({{name + ".x_proj", rank_ + 2 * states_}}, inner_, common.initializer_range),
         // Of the deviation that the uniform draw from +-R^-1/2 has.
         steps_({{name + ".dt_proj", inner_}}, rank_, 1.0 / std::sqrt(3.0 * static_cast<double>(rank_))),
@@ -49,8 +49,6 @@ class Mamba : public Mixer {
         skip_(parameter_of_ones(name + ".D", Shape({inner_}))),
         output_({{name + ".out_proj", common.hidden_size, nn::Quantisation::sensitive}}, inner_,
                 common.initializer_range, config.use_bias) {
-    convolution_.initialization = nn::Initialization::normal;  // with the deviation of PyTorch's Conv1d
-    convolution_.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));
     if (config.use_conv_bias) {
       convolution_bias_.push_back(parameter_of_ones(name + ".conv1d.bias", Shape({inner_})));
       convolution_bias_.front().initialization = nn::Initialization::zeros;

@@ -31,7 +31,7 @@ void Mamba2Config::validate(const Common& common) const {
           "expand * hidden_size / head_dim (" + number(heads(common)) + ")");
   require(n_groups > 0 && heads(common) % n_groups == 0, "n_groups", number(n_groups),
           "a divisor of the " + number(heads(common)) + " heads");
-  require(conv_kernel >= 2 && conv_kernel <= 4, "conv_kernel", number(conv_kernel), "2, 3 or 4");
+  require_width("conv_kernel", conv_kernel);
 }
 
 namespace {

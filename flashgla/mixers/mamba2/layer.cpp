@@ -51,16 +51,13 @@ class Mamba2 : public Mixer {
         norm_eps_(common.norm_eps),
         input_({{name + ".in_proj", inner_ + channels_ + heads_, nn::Quantisation::sensitive}}, common.hidden_size,
                common.initializer_range, config.use_bias),
-        convolution_(vector_of(name + ".conv1d.weight", channels_)),
+        convolution_(nn::convolution_filter(name + ".conv1d.weight", channels_, width_)),
         dt_bias_(drawn(vector_of(name + ".dt_bias", heads_), initial_dt_bias)),
         a_log_(drawn(vector_of(name + ".A_log", heads_), initial_a_log)),
         skip_(vector_of(name + ".D", heads_)),
         norm_(vector_of(name + ".norm.weight", inner_)),
         output_({{name + ".out_proj", common.hidden_size, nn::Quantisation::sensitive}}, inner_,
                 common.initializer_range, config.use_bias) {
-    convolution_.shape = Shape({channels_, 1, width_});
-    convolution_.initialization = nn::Initialization::normal;  // with the deviation of PyTorch's Conv1d
-    convolution_.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));
     if (config.use_conv_bias) {
       convolution_bias_.push_back(vector_of(name + ".conv1d.bias", channels_));
       convolution_bias_.front().initialization = nn::Initialization::zeros;
