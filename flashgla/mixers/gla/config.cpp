@@ -46,9 +46,7 @@ Gate gate_from_name(const std::string& name) {
 
 void GlaConfig::validate(const Common& common) const {
   require_heads(common, num_heads, expand_k, expand_v);
-  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-          "a divisor of num_heads " + std::to_string(num_heads));
+  require_kv_heads(num_kv_heads, num_heads);
   if (feature_map) ops::gated_linear_attention::feature_map_from_name(*feature_map);
   if (use_short_conv) require_width("conv_size", conv_size);
   require(!clamp_min || *clamp_min <= 0.0, "clamp_min", std::to_string(clamp_min.value_or(0.0)), "at most 0");

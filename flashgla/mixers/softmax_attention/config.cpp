@@ -16,9 +16,7 @@ std::vector<Field> SoftmaxAttentionConfig::fields() {
 
 void SoftmaxAttentionConfig::validate(const Common& common) const {
   require_size("num_heads", num_heads, common.hidden_size);
-  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-          "a divisor of num_heads " + std::to_string(num_heads));
+  require_kv_heads(num_kv_heads, num_heads);
   if (head_dim) {
     require_size("head_dim", *head_dim, 1024);
   } else {
