@@ -10,6 +10,7 @@
 #include "flashgla/base/random.h"
 #include "flashgla/base/transfer.h"
 #include "flashgla/nn/pages.h"
+#include "flashgla/ops/arguments.h"
 
 #ifdef FLASHGLA_CUDA
 #include "flashgla/nn/cuda/normals.h"
@@ -66,10 +67,9 @@ ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)
       elements += parameter.shape.numel();
     }
   });
-  const DType gradient_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
   values_ = Tensor::empty(Shape({elements}), dtype, device);
   if (packed_bytes > 0) packed_ = Tensor::empty(Shape({packed_bytes}), DType::u8, device);
-  if (gradients) gradients_ = Tensor::zeros(Shape({count_}), gradient_dtype, device);
+  if (gradients) gradients_ = Tensor::zeros(Shape({count_}), ops::accumulator_of(dtype), device);
   std::int64_t begin = 0, packed_begin = 0;
   std::vector<Parameter*> own;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -4,6 +4,7 @@
 #include "flashgla/mixers/mamba/config.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/selective_scan.h"
 #include "flashgla/ops/short_convolution/short_convolution.h"
@@ -70,7 +71,7 @@ class Mamba : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"h", Shape({sequences, inner_, states_}), dtype}, {"conv", Shape({sequences, inner_, width_ - 1}), dtype}};
   }
 

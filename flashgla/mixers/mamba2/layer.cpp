@@ -5,6 +5,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 #include "flashgla/ops/short_convolution/short_convolution.h"
@@ -74,7 +75,7 @@ class Mamba2 : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = wide(parameters);
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"h", Shape({sequences, heads_, key_dim_, inner_ / heads_}), dtype},
             {"conv", Shape({sequences, channels_, width_ - 1}), dtype}};
   }
@@ -87,7 +88,6 @@ class Mamba2 : public Mixer {
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
-  static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   // Columns of the projections: z, c, raw.
   TensorView gate_of(const TensorView& projected) const { return projected.slice(-1, 0, inner_); }
   TensorView channels_of(const TensorView& projected) const { return projected.slice(-1, inner_, inner_ + channels_); }
@@ -220,7 +220,7 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   input_.forward(context, x, saved_.projected);
   saved_.u = again(channels_, "mamba2: convolutions");
   saved_.v = again(inner_, "mamba2: values");
-  saved_.g = pass.keep_or_recompute().tensor(sized(heads_), wide(x.dtype), "mamba2: gates");
+  saved_.g = pass.keep_or_recompute().tensor(sized(heads_), ops::accumulator_of(x.dtype), "mamba2: gates");
   prepare(pass, after);
 
   saved_.o = pass.keep().tensor(sized(inner_), x.dtype, "mamba2: outputs");
@@ -235,9 +235,9 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   attention::forward(context, inputs, outputs, options);
 
   saved_.normalized = again(inner_, "mamba2: normalised outputs");
-  saved_.rstd = pass.training()
-                    ? pass.saved->tensor(Shape({groups_, batch * length}), wide(x.dtype), "norms: statistics")
-                    : TensorView();
+  saved_.rstd = pass.training() ? pass.saved->tensor(Shape({groups_, batch * length}), ops::accumulator_of(x.dtype),
+                                                     "norms: statistics")
+                                : TensorView();
   normalize(context, pass.training());
   if (y) output_.forward(context, saved_.normalized, y);
 }
@@ -302,7 +302,7 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
   convolution::step(context, convolved, convolution_.value.reshape(Shape({channels_, width_})), state[1], convolved,
                     convolution::Activation::none);
   const TensorView u = sized(channels_, "mamba2: convolutions"), v = sized(inner_, "mamba2: values");
-  const TensorView g = scratch.tensor(Shape({batch, heads_}), wide(x.dtype), "mamba2: gates");
+  const TensorView g = scratch.tensor(Shape({batch, heads_}), ops::accumulator_of(x.dtype), "mamba2: gates");
   state_space::forward(context, state_space_inputs(convolved, projected), {u, v, g});
   attention::StepInputs inputs;
   inputs.q = for_heads(context, states_of(u, 1));

@@ -2,6 +2,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/rwkv/config.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/token_shift/token_shift.h"
 
@@ -30,8 +31,7 @@ class ChannelMix : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
-    return {{"mlp_shift", Shape({sequences, hidden_}), dtype}};
+    return {{"mlp_shift", Shape({sequences, hidden_}), ops::accumulator_of(parameters)}};
   }
 
   // Of ops/token_shift/README.md, and a square and a gate.

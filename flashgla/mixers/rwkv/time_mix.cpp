@@ -4,6 +4,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/rwkv/config.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/token_shift/token_shift.h"
 #include "flashgla/ops/wkv/wkv.h"
 
@@ -51,7 +52,7 @@ class TimeMix : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"wkv", Shape({sequences, 3, inner_}), dtype}, {"shift", Shape({sequences, hidden_}), dtype}};
   }
 

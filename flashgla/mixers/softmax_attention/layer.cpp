@@ -4,6 +4,7 @@
 #include "flashgla/mixers/softmax_attention/config.h"
 #include "flashgla/nn/linear.h"
 #include "flashgla/nn/norm.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/rotary/rotary.h"
 #include "flashgla/ops/softmax_attention/softmax_attention.h"
 
@@ -129,7 +130,7 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const nn::Ou
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   const std::int64_t batch = x.size(0), length = x.size(1);
-  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(x.dtype);
   saved_.before = before;
   saved_.projected = pass.keep().tensor(Shape({batch, length, input_.out()}), x.dtype, "attention: projections");
   input_.forward(context, x, saved_.projected);
