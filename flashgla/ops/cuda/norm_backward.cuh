@@ -244,4 +244,54 @@ void queue_norm_backward(const Context& context, const char* name, const Norm& n
   }
 }
 
+// The Norm of rms_norm and, with kLessMean, of layer_norm, where x is taken less its row's mean.
+template <class T, bool kLessMean>
+struct NormBackward {
+  static constexpr bool kCentred = kLessMean, kWholeRows = false;
+  Operand<T> x, dy, dx;
+  WeightVector weight;
+  const float* statistics[kLessMean ? 2 : 1];  // of each row: [mean,] 1 / root mean square
+  bool accumulate_dx, want_dweight;
+
+  struct Row {
+    const T *x, *dy;
+    T* dx;
+  };
+  __device__ __forceinline__ Row row(std::int64_t i) const { return {x.at(i, 0), dy.at(i, 0), dx.at(i, 0)}; }
+
+  template <int kHeld, int N, bool>
+  struct Held {
+    Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];  // before: what dx is added to
+    float r, mean;
+
+    __device__ __forceinline__ void load(const NormBackward& t, const Row& from, int i, std::int64_t column, bool whole,
+                                         std::int64_t length) {
+      x[i] = load_vector<N>(from.x, column, whole, length);
+      dy[i] = load_vector<N>(from.dy, column, whole, length);  // 0 behind the row's end
+      if (t.accumulate_dx) before[i] = load_vector<N>(from.dx, column, whole, length);
+    }
+    __device__ __forceinline__ void load_statistics(const NormBackward& t, std::int64_t row) {
+      r = t.statistics[kLessMean ? 1 : 0][row];
+      mean = kLessMean ? t.statistics[0][row] : 0.0f;
+    }
+    __device__ __forceinline__ float element(int i, int j) const { return x[i][j] - mean; }
+    __device__ __forceinline__ float product(int i, int j) const { return dy[i][j] * element(i, j); }
+    __device__ __forceinline__ float weighted(int i, int j, float w) const {
+      return kLessMean ? dy[i][j] * w * element(i, j) : product(i, j) * w;
+    }
+    template <class Weight>
+    __device__ __forceinline__ void write(const NormBackward& t, const Row& to, int i, std::int64_t column, bool whole,
+                                          std::int64_t length, const Weight& weight, float pull, float mean_u) const {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float u = dy[i][j] * weight[i][j], own = element(i, j);
+        out[j] = (u - mean_u) * r - own * pull;
+        if (t.accumulate_dx) out[j] += before[i][j];
+      }
+      store_vector<N>(to.dx, column, whole, length, Vector<T, N>::of(out));
+    }
+  };
+};
+
 }  // namespace flashgla::ops::cuda

@@ -163,52 +163,6 @@ struct Forward {
   }
 };
 
-template <class T>
-struct Backward {
-  static constexpr bool kCentred = true, kWholeRows = false;
-  Operand<T> x, dy, dx;
-  ops::cuda::WeightVector weight;
-  const float *mean, *rstd;
-  bool accumulate_dx, want_dweight;
-
-  struct Row {
-    const T *x, *dy;
-    T* dx;
-  };
-  __device__ __forceinline__ Row row(std::int64_t i) const { return {x.at(i, 0), dy.at(i, 0), dx.at(i, 0)}; }
-
-  template <int kHeld, int N, bool>
-  struct Held {
-    Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];  // before: what dx is added to
-    float r, mean;
-
-    __device__ __forceinline__ void load(const Backward& t, const Row& from, int i, std::int64_t column, bool whole,
-                                         std::int64_t length) {
-      x[i] = ops::cuda::load_vector<N>(from.x, column, whole, length);
-      dy[i] = ops::cuda::load_vector<N>(from.dy, column, whole, length);  // 0 behind the row's end
-      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(from.dx, column, whole, length);
-    }
-    __device__ __forceinline__ void load_statistics(const Backward& t, std::int64_t row) {
-      r = t.rstd[row];
-      mean = t.mean[row];
-    }
-    __device__ __forceinline__ float product(int i, int j) const { return dy[i][j] * (x[i][j] - mean); }
-    __device__ __forceinline__ float weighted(int i, int j, float w) const { return dy[i][j] * w * (x[i][j] - mean); }
-    template <class Weight>
-    __device__ __forceinline__ void write(const Backward& t, const Row& to, int i, std::int64_t column, bool whole,
-                                          std::int64_t length, const Weight& weight, float pull, float mean_u) const {
-      float out[N];
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float u = dy[i][j] * weight[i][j], centred = x[i][j] - mean;
-        out[j] = (u - mean_u) * r - centred * pull;
-        if (t.accumulate_dx) out[j] += before[i][j];
-      }
-      ops::cuda::store_vector<N>(to.dx, column, whole, length, Vector<T, N>::of(out));
-    }
-  };
-};
-
 void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
   if (context.planning()) return;
   const TensorView &x = inputs.x, &y = outputs.y;
@@ -233,9 +187,13 @@ void cuda_backward(Context& context, const Gradients& g) {
   ops::cuda::with_vectors(g.x.dtype, {&g.x, &g.dy, &g.dx}, [&](auto element, auto elements) {
     using T = decltype(element);
     constexpr int N = elements.value;
-    const Backward<T> norm{
-        Operand<T>(g.x),    Operand<T>(g.dy),   Operand<T>(g.dx), ops::cuda::weight_vector(g.weight, N),
-        g.mean.as<float>(), g.rstd.as<float>(), g.accumulate_dx,  true};
+    const ops::cuda::NormBackward<T, true> norm{Operand<T>(g.x),
+                                                Operand<T>(g.dy),
+                                                Operand<T>(g.dx),
+                                                ops::cuda::weight_vector(g.weight, N),
+                                                {g.mean.as<float>(), g.rstd.as<float>()},
+                                                g.accumulate_dx,
+                                                true};
     ops::cuda::queue_norm_backward<N>(context, "layer_norm", norm, partial);
   });
   ops::cuda::reduce(context, partial, g.dweight.as<float>(), true);

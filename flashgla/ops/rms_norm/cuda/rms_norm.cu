@@ -62,48 +62,6 @@ struct Forward {
   }
 };
 
-template <class T>
-struct Backward {
-  static constexpr bool kCentred = false, kWholeRows = false;
-  Operand<T> x, dy, dx;
-  ops::cuda::WeightVector weight;
-  const float* rstd;
-  bool accumulate_dx, want_dweight;
-
-  struct Row {
-    const T *x, *dy;
-    T* dx;
-  };
-  __device__ __forceinline__ Row row(std::int64_t i) const { return {x.at(i, 0), dy.at(i, 0), dx.at(i, 0)}; }
-
-  template <int kHeld, int N, bool>
-  struct Held {
-    Vector<T, N> x[kHeld], dy[kHeld], before[kHeld];  // before: what dx is added to
-    float r;
-
-    __device__ __forceinline__ void load(const Backward& t, const Row& from, int i, std::int64_t column, bool whole,
-                                         std::int64_t length) {
-      x[i] = ops::cuda::load_vector<N>(from.x, column, whole, length);
-      dy[i] = ops::cuda::load_vector<N>(from.dy, column, whole, length);
-      if (t.accumulate_dx) before[i] = ops::cuda::load_vector<N>(from.dx, column, whole, length);
-    }
-    __device__ __forceinline__ void load_statistics(const Backward& t, std::int64_t row) { r = t.rstd[row]; }
-    __device__ __forceinline__ float product(int i, int j) const { return dy[i][j] * x[i][j]; }
-    __device__ __forceinline__ float weighted(int i, int j, float w) const { return product(i, j) * w; }
-    template <class Weight>
-    __device__ __forceinline__ void write(const Backward& t, const Row& to, int i, std::int64_t column, bool whole,
-                                          std::int64_t length, const Weight& weight, float pull, float) const {
-      float out[N];
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        out[j] = dy[i][j] * weight[i][j] * r - x[i][j] * pull;
-        if (t.accumulate_dx) out[j] += before[i][j];
-      }
-      ops::cuda::store_vector<N>(to.dx, column, whole, length, Vector<T, N>::of(out));
-    }
-  };
-};
-
 void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, double epsilon) {
   if (context.planning()) return;
   const TensorView &x = inputs.x, &y = outputs.y;
@@ -124,13 +82,13 @@ void cuda_backward(Context& context, const TensorView& x, const TensorView& weig
   ops::cuda::with_vectors(x.dtype, {&x, &dy, &dx}, [&](auto element, auto elements) {
     using T = decltype(element);
     constexpr int N = elements.value;
-    const Backward<T> norm{Operand<T>(x),
-                           Operand<T>(dy),
-                           Operand<T>(dx),
-                           ops::cuda::weight_vector(weight, N),
-                           rstd.as<float>(),
-                           accumulate_dx,
-                           static_cast<bool>(dweight)};
+    const ops::cuda::NormBackward<T, false> norm{Operand<T>(x),
+                                                 Operand<T>(dy),
+                                                 Operand<T>(dx),
+                                                 ops::cuda::weight_vector(weight, N),
+                                                 {rstd.as<float>()},
+                                                 accumulate_dx,
+                                                 static_cast<bool>(dweight)};
     ops::cuda::queue_norm_backward<N>(context, "rms_norm", norm, partial);
   });
   if (dweight) ops::cuda::reduce(context, partial, dweight.as<float>(), true);
