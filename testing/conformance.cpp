@@ -12,6 +12,18 @@
 
 namespace flashgla::testing {
 
+Argument integers(const std::string& name, const std::vector<std::int32_t>& values) {
+  Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
+  argument.fill = [=](const TensorView& view) { std::copy(values.begin(), values.end(), view.as<std::int32_t>()); };
+  return argument;
+}
+
+Argument bounds(const std::vector<std::int32_t>& ends) {
+  std::vector<std::int32_t> values{0};
+  values.insert(values.end(), ends.begin(), ends.end());
+  return integers("cu_seqlens", values);
+}
+
 DType dtype_of(const Argument& argument, DTypePair dtypes) {
   switch (argument.kind) {
     case Kind::activation:

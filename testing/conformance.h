@@ -48,6 +48,11 @@ struct Argument {
   double relative_on_cuda = 0.0;                  // where it differs from the CPU's; 0: as `relative`
 };
 
+// An input that holds these i32 values.
+Argument integers(const std::string& name, const std::vector<std::int32_t>& values);
+// cu_seqlens of packed sequences that end there.
+Argument bounds(const std::vector<std::int32_t>& ends);
+
 // The dtype that an argument has in a run on such a pair.
 DType dtype_of(const Argument& argument, DTypePair dtypes);
 

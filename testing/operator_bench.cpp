@@ -83,6 +83,18 @@ OperatorBench bytes_bound(const std::string& operation, const std::string& probl
   return bench;
 }
 
+std::vector<OperatorBench> bytes_bound(const std::vector<ShapedOperation>& operations, const Shape& shape,
+                                       const Shape& checked) {
+  std::vector<OperatorBench> benches;
+  for (const DTypePair dtypes : f32_and_bf16()) {
+    for (const ShapedOperation& operation : operations) {
+      benches.push_back(bytes_bound(operation.name, to_string(shape) + " " + name_of(dtypes.activation), dtypes,
+                                    operation.of(shape), operation.of(checked)));
+    }
+  }
+  return benches;
+}
+
 int copies_beyond_cache(double bytes) {
   return static_cast<int>(std::clamp(std::ceil(kBeyondCache / std::max(bytes, 1.0)), 1.0, 256.0));
 }

@@ -29,6 +29,14 @@ struct OperatorBench {
 OperatorBench bytes_bound(const std::string& operation, const std::string& problem, DTypePair dtypes,
                           const OperatorCase& timed, const OperatorCase& checked);
 
+struct ShapedOperation {
+  const char* name;
+  std::function<OperatorCase(const Shape&)> of;
+};
+// Such benches of operations at `shape`, in f32 and in bf16.
+std::vector<OperatorBench> bytes_bound(const std::vector<ShapedOperation>& operations, const Shape& shape,
+                                       const Shape& checked);
+
 // Reports a row for each bench and implementation of the table that supports the case, but for the reference, unless it
 // is asked for.
 void run_benches(const std::vector<OperatorBench>& benches, const std::vector<std::string>& implementations,

@@ -6,6 +6,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/data/loader.h"
 #include "flashgla/eval/jobs.h"
+#include "flashgla/ops/arguments.h"
 
 namespace flashgla::eval {
 namespace {
@@ -32,7 +33,7 @@ json answers_of(const Work& work, const data::Batch& batch, std::int64_t answers
   const Device device = work.context.device();
   const Tensor tokens = on_device(batch.tokens, device), targets = on_device(batch.targets, device);
   const Tensor places = on_device(batch.places, device);
-  const DType wide = work.model.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(work.model.dtype());
   const Tensor losses = Tensor::empty(targets->shape, wide, device), hits = Tensor::empty(targets->shape, wide, device);
   nn::Pass pass{work.context};
   work.model.evaluate(pass, tokens, targets, losses, nullptr, {places, hits});

@@ -97,6 +97,17 @@ inline void require(bool ok, const char* field, const std::string& actual, const
 inline void require_size(const char* field, std::int64_t value, std::int64_t largest) {
   require(value > 0 && value <= largest, field, std::to_string(value), "1 to " + std::to_string(largest));
 }
+// Heads of keys and values, absent: as many as of queries.
+inline void require_kv_heads(const std::optional<std::int64_t>& num_kv_heads, std::int64_t num_heads) {
+  if (!num_kv_heads) return;
+  require_size("num_kv_heads", *num_kv_heads, num_heads);
+  require(num_heads % *num_kv_heads == 0, "num_kv_heads", std::to_string(*num_kv_heads),
+          "a divisor of num_heads " + std::to_string(num_heads));
+}
+// Tokens that a short convolution reads.
+inline void require_width(const char* field, std::int64_t width) {
+  require(width >= 2 && width <= 4, field, std::to_string(width), "2, 3 or 4");
+}
 inline std::string layer_prefix(std::int64_t layer) { return "model.layers." + std::to_string(layer); }
 
 }  // namespace flashgla::mixers

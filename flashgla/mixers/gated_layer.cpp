@@ -6,6 +6,7 @@
 #include "flashgla/base/memory.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/gated_linear_attention/ring.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
 #include "flashgla/ops/rms_norm_swish_gate/rms_norm_swish_gate.h"
@@ -18,9 +19,6 @@ namespace {
 
 namespace attention = ops::gated_linear_attention;
 namespace convolution = ops::short_convolution;
-
-// dtype of states and reciprocal deviations.
-DType accumulation_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 using Gate = GatedLayerSettings::Gate;
 
@@ -178,15 +176,7 @@ GatedLayer::GatedLayer(const GatedLayerSettings& settings)
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     const std::array<std::int64_t, 3> channels = {settings.key_dim, kv_key_dim_, kv_value_dim_};
     for (std::size_t i = 0; i < 3; ++i) {
-      nn::Parameter weight;
-      weight.name = name + names[i] + ".weight";
-      weight.shape = Shape({channels[i], 1, settings.conv_size});
-      // That of PyTorch's Conv1d. initializer_range would leave q, k and v so
-      // small that their product, cubic in them, drowns in the epsilon of the
-      // norm behind the operator.
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(settings.conv_size));
-      weight.decay = false;
-      convolutions_.push_back(std::move(weight));
+      convolutions_.push_back(nn::convolution_filter(name + names[i] + ".weight", channels[i], settings.conv_size));
     }
   }
   if (!settings.norm_name.empty()) {
@@ -210,7 +200,7 @@ void GatedLayer::for_each_parameter(const nn::ParameterVisitor& visit) {
 }
 
 std::vector<StateEntry> GatedLayer::state_layout(std::int64_t sequences, std::int64_t, DType parameters) const {
-  const DType dtype = accumulation_dtype(parameters);
+  const DType dtype = ops::accumulator_of(parameters);
   std::vector<StateEntry> layout = {
       {"h", Shape({sequences, settings_.kv_heads, key_features(), settings_.value_dim / settings_.num_heads}), dtype}};
   const std::array<const char*, 3> names = {"conv_q", "conv_k", "conv_v"};
@@ -228,7 +218,7 @@ std::vector<StateEntry> GatedLayer::ring_layout(std::int64_t sequences, DType pa
   if (over_values || settings_.normalize || settings_.kv_heads != settings_.num_heads) return {};
   const std::int64_t K = key_features(), V = settings_.value_dim / settings_.num_heads;
   StateEntry entry{"ring", Shape({sequences, settings_.kv_heads, attention::kRing, 2 * K + V}),
-                   accumulation_dtype(parameters)};
+                   ops::accumulator_of(parameters)};
   entry.ring = true;
   return {entry};
 }
@@ -344,7 +334,7 @@ void GatedLayer::forward(nn::Pass& pass, const TensorView& x, const nn::Output& 
   const ArenaScope scope(context.scratch());
   const std::int64_t batch = x.size(0);
   const std::int64_t length = x.size(1);
-  const DType wide = accumulation_dtype(x.dtype);
+  const DType wide = ops::accumulator_of(x.dtype);
   const auto sized = [&](std::int64_t channels) { return Shape({batch, length, channels}); };
 
   saved_.before = before;
@@ -558,15 +548,14 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
     options = options_;
     for (const GateSide& side : gates_) {
       const TensorView g = scratch.tensor(Shape({batch, side.projection.out()}), x.dtype, "gla: gates");
-      const linear_step::Layer logits = side.projection.step_layer(g);
-      linear_step::run(
+      side.projection.step(
           context,
-          side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x),
-          {&logits, 1}, {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
+          side.part > 0 ? linear_step::Inputs{input_.part(projected, side.part)} : norm.before_step(context, x), g,
+          {linear_step::Epilogue::log_sigmoid, settings_.gate_logit_normalizer, clamp()});
       (side.values ? inputs.gv : inputs.g) = gate_of(side, g);
     }
   }
-  if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, accumulation_dtype(x.dtype));
+  if (settings_.gate == Gate::constant) inputs.g = constant_gate(context, ops::accumulator_of(x.dtype));
   const TensorView o = scratch.tensor(Shape({batch, settings_.value_dim}), x.dtype, "gla: outputs");
   const TensorView heads = o.split_last(settings_.num_heads);
   if (const TensorView ring = ring_of(state)) {
@@ -580,8 +569,7 @@ void GatedLayer::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
                                  settings_.common.norm_eps,
                                  settings_.value_dim / settings_.num_heads,
                                  output_gate};
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, normalized, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, normalized, x, {linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // The mixers there are. Everything outside a mixer's folder that depends on which mixer it is, is in its row.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +18,15 @@ struct Renaming {
   const char* ours;
   const char* theirs;  // of a key: "a.b" is key b of the object a
 };
+
+// Lists one behind the other.
+template <std::size_t... N>
+constexpr auto joined(const Renaming (&... lists)[N]) {
+  std::array<Renaming, (N + ...)> all{};
+  auto at = all.begin();
+  ((at = std::copy(lists, lists + N, at)), ...);
+  return all;
+}
 
 // A key that must be absent, null or one of these values (JSON texts, separated by '|'), because anything else would
 // change what the model computes in a way that is not implemented.

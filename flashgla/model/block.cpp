@@ -156,12 +156,9 @@ void Block::run_forward(nn::Pass& pass, const TensorView& x, const TensorView& y
                         const mixers::LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
-  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     Part::Saved& saved = parts_[i].saved;
-    saved.statistics = pass.training() ? pass.saved->tensor(parts_[i].norm.statistics_shape(x.as_rows().size(0)), wide,
-                                                            "norms: statistics")
-                                       : TensorView();
+    saved.statistics = pass.training() ? parts_[i].norm.take_statistics(*pass.saved, x) : TensorView();
     saved.normalized = pass.keep_or_recompute().tensor(x.shape, x.dtype, "norms: outputs");
     // Apart from x and y in every class: products that add in place may round otherwise.
     saved.in = i == 0 ? x : pass.keep().tensor(x.shape, x.dtype, "blocks: residual");

@@ -3,6 +3,7 @@
 #include "flashgla/base/names.h"
 #include "flashgla/model/block.h"
 #include "flashgla/model/cost.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/cross_entropy/cross_entropy.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/embedding/embedding.h"
@@ -121,7 +122,7 @@ TensorView rows_of(Context& context, const TensorView& x, const TensorView& plac
 // Rows [R,D] to their places in x [B,T,D], zeros elsewhere.
 void spread_rows(Context& context, const TensorView& rows, const TensorView& places, const TensorView& x) {
   const ArenaScope scope(context.scratch());
-  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;  // what rows are added to
+  const DType wide = ops::accumulator_of(x.dtype);  // what rows are added to
   const TensorView sum = x.dtype == wide ? x : context.scratch().tensor(x.shape, wide, "blocks: gradient");
   ops::elementwise::zero(context, sum);
   ops::embedding::backward(context, places, rows, sum.as_rows());
@@ -232,7 +233,7 @@ void LanguageModel::check_batch(const char* operation, const nn::Pass& pass, con
   require(asked.dtype == DType::i32 && (asked.rank() == 1 || !scored.places), "places", asked, "i32 [R]");
   require(targets.shape == asked.shape && targets.dtype == DType::i32, "targets", targets,
           "i32 " + to_string(asked.shape) + (scored.places ? " (as places)" : " (as tokens)"));
-  const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(dtype_);
   require(losses.rank() == 1 && losses.size(0) == asked.numel() && losses.dtype == wide, "losses", losses,
           std::string(name_of(wide)) + " [" + std::to_string(asked.numel()) + "]");
   require(!pass.sequences || tokens.size(0) == 1, "tokens", tokens, "batch 1 with packed sequences");
@@ -336,7 +337,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
   TensorView embedded, embedded_statistics;  // what is normalised
   for (const nn::Norm& norm : layers_.embedding_norm) {
     embedded = inputs.back();
-    embedded_statistics = pass.saved->tensor(norm.statistics_shape(tokens.numel()), losses.dtype, "norms: statistics");
+    embedded_statistics = norm.take_statistics(*pass.saved, embedded);
     inputs.back() = pass.saved->tensor(shape, dtype_, "blocks: residual");
     norm.forward(context, embedded, inputs.back(), embedded_statistics);
   }
@@ -354,8 +355,7 @@ void LanguageModel::forward_backward(nn::Pass& pass, const TensorView& tokens, c
     const TensorView rows = rows_of(context, inputs.back(), scored.places);
     const TensorView drows = scored.places ? scratch.tensor(rows.shape, dtype_, "blocks: gradient") : d.as_rows();
     const TensorView normalized = scratch.tensor(rows.shape, dtype_, "norms: outputs");
-    const TensorView statistics =
-        scratch.tensor(layers_.final_norm.statistics_shape(losses.numel()), losses.dtype, "norms: statistics");
+    const TensorView statistics = layers_.final_norm.take_statistics(scratch, rows);
     layers_.final_norm.forward(context, rows, normalized, statistics);
     ops::cross_entropy::forward_backward(context, {normalized, head().value, targets.reshape(losses.shape)}, losses,
                                          drows, head().gradient, gradient_scale);

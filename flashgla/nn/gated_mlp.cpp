@@ -31,9 +31,8 @@ void GatedMLP::step(Pass& pass, const Norm& norm, const TensorView& x) const {
   namespace linear_step = ops::linear_step;
   const ArenaScope scope(pass.context.scratch());
   const TensorView hidden = pass.context.scratch().tensor(Shape({x.size(0), down_.in()}), x.dtype, "mlp: hidden");
-  const linear_step::Layer gate_up = gate_up_.step_layer(hidden), down = down_.step_layer(x);
-  linear_step::run(pass.context, norm.before_step(pass.context, x), {&gate_up, 1}, {linear_step::Epilogue::swiglu});
-  linear_step::run(pass.context, {hidden}, {&down, 1}, {linear_step::Epilogue::add});
+  gate_up_.step(pass.context, norm.before_step(pass.context, x), hidden, {linear_step::Epilogue::swiglu});
+  down_.step(pass.context, {hidden}, x, {linear_step::Epilogue::add});
 }
 
 void GatedMLP::backward(Pass& pass, const TensorView& x, const TensorView& dy, const TensorView& dx) {

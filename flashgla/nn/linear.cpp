@@ -105,6 +105,12 @@ void Linear::forward(Context& context, const TensorView& x, const Output& y) con
 
 ops::linear_step::Layer Linear::step_layer(const TensorView& y) const { return {weight(), bias(), y}; }
 
+void Linear::step(Context& context, const ops::linear_step::Inputs& inputs, const TensorView& y,
+                  const ops::linear_step::Options& options) const {
+  const ops::linear_step::Layer layer = step_layer(y);
+  ops::linear_step::run(context, inputs, {&layer, 1}, options);
+}
+
 void Linear::backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx,
                       bool accumulate) const {
   backward_input(context, dy, dx, accumulate);

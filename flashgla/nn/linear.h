@@ -48,6 +48,9 @@ class Linear {
   std::vector<ops::linear_step::Layer> step_layers(const TensorView& y) const;
   // The same as one layer, where all parts are of one format: for outputs that are not those of the product.
   ops::linear_step::Layer step_layer(const TensorView& y) const;
+  // A decoding step of that one layer alone.
+  void step(Context& context, const ops::linear_step::Inputs& inputs, const TensorView& y,
+            const ops::linear_step::Options& options = {}) const;
 
   // Adds to the gradients of weights and bias, or writes them (Parameter::holds_gradient); dx [...,in] is overwritten,
   // or added to with accumulate.

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "flashgla/base/error.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/layer_norm/layer_norm.h"
 #include "flashgla/ops/rms_norm/rms_norm.h"
@@ -48,8 +49,10 @@ void Norm::for_each_parameter(const ParameterVisitor& visit) {
   for (Parameter& bias : bias_) visit(bias);
 }
 
-Shape Norm::statistics_shape(std::int64_t rows) const {
-  return kind_ == NormKind::rms ? Shape({rows}) : Shape({2, rows});
+TensorView Norm::take_statistics(Arena& arena, const TensorView& x) const {
+  const std::int64_t rows = ops::rows_of(x.shape);
+  return arena.tensor(kind_ == NormKind::rms ? Shape({rows}) : Shape({2, rows}), ops::accumulator_of(x.dtype),
+                      "norms: statistics");
 }
 
 void Norm::forward(Context& context, const TensorView& x, const TensorView& y, const TensorView& statistics) const {

@@ -25,8 +25,8 @@ class Norm {
 
   void for_each_parameter(const ParameterVisitor& visit);
 
-  // Of what forward leaves for backward: f32 (f64 with f64).
-  Shape statistics_shape(std::int64_t rows) const;
+  // Room for what a forward over x leaves for backward: f32 (f64 with f64).
+  TensorView take_statistics(Arena& arena, const TensorView& x) const;
 
   // y may be x. statistics absent: inference.
   void forward(Context& context, const TensorView& x, const TensorView& y, const TensorView& statistics) const;

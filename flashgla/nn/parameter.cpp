@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <set>
 
 #include "flashgla/base/context.h"
@@ -9,6 +10,7 @@
 #include "flashgla/base/random.h"
 #include "flashgla/base/transfer.h"
 #include "flashgla/nn/pages.h"
+#include "flashgla/ops/arguments.h"
 
 #ifdef FLASHGLA_CUDA
 #include "flashgla/nn/cuda/normals.h"
@@ -38,6 +40,15 @@ bool drew_on_device([[maybe_unused]] const Context& context, [[maybe_unused]] co
 
 }  // namespace
 
+Parameter convolution_filter(const std::string& name, std::int64_t channels, std::int64_t width) {
+  Parameter filter;
+  filter.name = name;
+  filter.shape = Shape({channels, 1, width});
+  filter.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width));
+  filter.decay = false;
+  return filter;
+}
+
 ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)>& visit_all, DType dtype,
                                Device device, bool gradients, const Placements& placements, int threads) {
   std::set<std::string> names;
@@ -56,10 +67,9 @@ ParameterStore::ParameterStore(const std::function<void(const ParameterVisitor&)
       elements += parameter.shape.numel();
     }
   });
-  const DType gradient_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
   values_ = Tensor::empty(Shape({elements}), dtype, device);
   if (packed_bytes > 0) packed_ = Tensor::empty(Shape({packed_bytes}), DType::u8, device);
-  if (gradients) gradients_ = Tensor::zeros(Shape({count_}), gradient_dtype, device);
+  if (gradients) gradients_ = Tensor::zeros(Shape({count_}), ops::accumulator_of(dtype), device);
   std::int64_t begin = 0, packed_begin = 0;
   std::vector<Parameter*> own;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -58,6 +58,10 @@ struct Parameter {
   mutable bool renewed = false;  // by ParameterStore::renew_gradients
 };
 
+// The filter of a short convolution [channels,1,width], with the deviation of PyTorch's Conv1d: with a language model's
+// own, queries, keys and values are so small that their product drowns in the epsilon of the norm behind the operator.
+Parameter convolution_filter(const std::string& name, std::int64_t channels, std::int64_t width);
+
 using ParameterVisitor = std::function<void(Parameter&)>;
 
 // How a parameter lies in memory where that is not in the store's dtype, or not the store's memory.

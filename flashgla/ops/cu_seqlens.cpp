@@ -12,8 +12,7 @@ void check_cu_seqlens(const Arguments& arguments, const Context& context, const 
   const std::int64_t last = cu_seqlens.size(0) - 1, length = x.size(1);
   std::int64_t before = 0;
   for (std::int64_t n = 0; n <= last; ++n) {
-    const std::int64_t bound =
-        cu_seqlens.dtype == DType::i64 ? cu_seqlens.as<std::int64_t>()[n] : cu_seqlens.as<std::int32_t>()[n];
+    const std::int64_t bound = boundary(cu_seqlens, n);
     std::string expected;
     if (n == 0 && bound != 0) {
       expected = "0";

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "flashgla/base/memory.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/global_norm/global_norm.h"
 
@@ -39,7 +40,7 @@ Optimizer::Optimizer(Context& context, nn::ParameterStore& parameters, const Opt
   if (parameters.parameters().empty()) throw Error("optimizer: the model has no parameters");
   const TensorView& values = parameters.all_values();
   const Device device = values.device;
-  const DType wide = values.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(values.dtype);
   const bool half = settings.state == OptimizerState::half && wide == DType::f32;
   first_moments_ = Tensor::zeros(values.shape, half ? DType::bf16 : wide, device);
   second_moments_ = Tensor::zeros(values.shape, half ? DType::bf16 : wide, device);

@@ -46,11 +46,9 @@ Gate gate_from_name(const std::string& name) {
 
 void GlaConfig::validate(const Common& common) const {
   require_heads(common, num_heads, expand_k, expand_v);
-  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-          "a divisor of num_heads " + std::to_string(num_heads));
+  require_kv_heads(num_kv_heads, num_heads);
   if (feature_map) ops::gated_linear_attention::feature_map_from_name(*feature_map);
-  require(!use_short_conv || (conv_size >= 2 && conv_size <= 4), "conv_size", std::to_string(conv_size), "2, 3 or 4");
+  if (use_short_conv) require_width("conv_size", conv_size);
   require(!clamp_min || *clamp_min <= 0.0, "clamp_min", std::to_string(clamp_min.value_or(0.0)), "at most 0");
   require(std::isfinite(gate_logit_normalizer) && gate_logit_normalizer > 0.0, "gate_logit_normalizer",
           std::to_string(gate_logit_normalizer), "a positive number");

@@ -20,11 +20,9 @@ std::vector<Field> GsaConfig::fields() {
 
 void GsaConfig::validate(const Common& common) const {
   require_heads(common, num_heads, expand_k, 1.0);
-  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-          "a divisor of num_heads " + std::to_string(num_heads));
+  require_kv_heads(num_kv_heads, num_heads);
   require_size("num_slots", num_slots, 1 << 16);
-  require(!use_short_conv || (conv_size >= 2 && conv_size <= 4), "conv_size", std::to_string(conv_size), "2, 3 or 4");
+  if (use_short_conv) require_width("conv_size", conv_size);
   require(std::isfinite(gate_logit_normalizer) && gate_logit_normalizer > 0.0, "gate_logit_normalizer",
           std::to_string(gate_logit_normalizer), "a positive number");
 }

@@ -1,6 +1,5 @@
 // The layer of gsa.h.
 #include <array>
-#include <cmath>
 
 #include "flashgla/mixers/gated_layer.h"
 #include "flashgla/mixers/gsa/config.h"
@@ -8,6 +7,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/forget_gate/forget_gate.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -42,12 +42,7 @@ class Gsa : public Mixer {
     const std::array<const char*, 3> names = {".q_conv1d", ".k_conv1d", ".v_conv1d"};
     for (const std::size_t part : kConvolved) {
       if (!config.use_short_conv) break;
-      nn::Parameter weight;
-      weight.name = name + names[part] + ".weight";
-      weight.shape = Shape({sizes_[part], 1, config.conv_size});
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(config.conv_size));  // as PyTorch's Conv1d
-      weight.decay = false;
-      convolutions_.push_back(weight);
+      convolutions_.push_back(nn::convolution_filter(name + names[part] + ".weight", sizes_[part], config.conv_size));
     }
   }
 
@@ -59,7 +54,7 @@ class Gsa : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = wide(parameters);
+    const DType dtype = ops::accumulator_of(parameters);
     std::vector<StateEntry> layout = {
         {"keys", Shape({sequences, config_.kv_heads(), key_dim_, config_.num_slots}), dtype},
         {"values", Shape({sequences, config_.kv_heads(), config_.num_slots, value_dim_}), dtype}};
@@ -81,7 +76,6 @@ class Gsa : public Mixer {
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
-  static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   static constexpr std::size_t kFirstConvolution = 2;  // of the state's entries
   TensorView of_heads(const TensorView& channels) const { return channels.split_last(config_.num_heads); }
   TensorView of_groups(const TensorView& channels) const { return channels.split_last(config_.kv_heads()); }
@@ -203,9 +197,7 @@ void Gsa::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, cons
   ops::softmax::forward(context, of_heads(saved_.o[kKeys]), of_heads(saved_.read));
   scan(pass, kValues, after);
 
-  saved_.statistics = pass.training() ? pass.saved->tensor(norm_.statistics_shape(x.as_rows().size(0)), wide(x.dtype),
-                                                           "norms: statistics")
-                                      : TensorView();
+  saved_.statistics = pass.training() ? norm_.take_statistics(*pass.saved, x) : TensorView();
   saved_.activated = again(x.size(2), "gsa: normalised outputs");
   saved_.normalized = again(x.size(2), "gsa: normalised outputs");
   normalize(context, saved_.statistics);

@@ -28,7 +28,7 @@ void Hgrn2Config::validate(const Common& common) const {
   require(expand_ratio || num_heads, "expand_ratio", "null", "a number, or num_heads to be one");
   divides("expand_ratio", expand_ratio);
   if (!expand_ratio) divides("num_heads", num_heads);
-  require(!use_short_conv || (conv_size >= 2 && conv_size <= 4), "conv_size", std::to_string(conv_size), "2, 3 or 4");
+  if (use_short_conv) require_width("conv_size", conv_size);
 }
 
 namespace {

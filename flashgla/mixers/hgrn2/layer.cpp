@@ -1,12 +1,12 @@
 // The layer of hgrn2.h.
 #include <array>
-#include <cmath>
 
 #include "flashgla/mixers/hgrn2/config.h"
 #include "flashgla/mixers/inner_norm.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/forget_gate/forget_gate.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
@@ -36,12 +36,7 @@ class Hgrn2 : public Mixer {
         output_({{name + ".o_proj", channels_}}, channels_, common.initializer_range) {
     for (const char* part : {".q_conv1d", ".f_conv1d", ".i_conv1d"}) {
       if (width_ == 0) break;
-      nn::Parameter weight;
-      weight.name = name + part + ".weight";
-      weight.shape = Shape({channels_, 1, width_});
-      weight.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));  // as PyTorch's Conv1d
-      weight.decay = false;
-      convolutions_.push_back(weight);
+      convolutions_.push_back(nn::convolution_filter(name + part + ".weight", channels_, width_));
     }
     if (config.use_lower_bound) {
       described_bounds_.name = "model.lower_bounds";
@@ -64,10 +59,11 @@ class Hgrn2 : public Mixer {
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
     const std::int64_t of_head = channels_ / heads_;
-    std::vector<StateEntry> layout = {{"h", Shape({sequences, heads_, of_head, of_head}), wide(parameters)}};
+    std::vector<StateEntry> layout = {
+        {"h", Shape({sequences, heads_, of_head, of_head}), ops::accumulator_of(parameters)}};
     for (std::size_t i = 0; i < convolutions_.size(); ++i) {
-      layout.push_back(
-          {std::array{"conv_q", "conv_f", "conv_i"}[i], Shape({sequences, channels_, width_ - 1}), wide(parameters)});
+      layout.push_back({std::array{"conv_q", "conv_f", "conv_i"}[i], Shape({sequences, channels_, width_ - 1}),
+                        ops::accumulator_of(parameters)});
     }
     return layout;
   }
@@ -80,7 +76,6 @@ class Hgrn2 : public Mixer {
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
-  static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   TensorView heads_of(const TensorView& channels) const { return channels.split_last(heads_); }
   TensorView weight_of(const TensorView& of) const { return of.reshape(Shape({channels_, width_})); }
   // Layer 0's bound is 0.
@@ -137,7 +132,8 @@ class Hgrn2 : public Mixer {
 
 TensorView Hgrn2::own_bounds(Context& context, DType dtype) const {
   if (!bounded()) return {};
-  const TensorView bounds = context.scratch().tensor(Shape({channels_}), wide(dtype), "hgrn2: lower bounds");
+  const TensorView bounds =
+      context.scratch().tensor(Shape({channels_}), ops::accumulator_of(dtype), "hgrn2: lower bounds");
   ops::lower_bounds::forward(context, bounds_->value, layer_, bounds);
   return bounds;
 }
@@ -189,9 +185,7 @@ void Hgrn2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   saved_.states = outputs.states;
   attention::forward(context, inputs, outputs, options_of(pass));
 
-  saved_.statistics = pass.training() ? pass.saved->tensor(norm_.statistics_shape(x.as_rows().size(0)), wide(x.dtype),
-                                                           "norms: statistics")
-                                      : TensorView();
+  saved_.statistics = pass.training() ? norm_.take_statistics(*pass.saved, x) : TensorView();
   saved_.normalized = again("hgrn2: normalised outputs");
   norm_.forward(context, saved_.o, saved_.normalized, saved_.statistics);
   if (y) output_.forward(context, saved_.normalized, y);

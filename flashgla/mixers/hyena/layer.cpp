@@ -6,6 +6,7 @@
 #include "flashgla/mixers/hyena/config.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/hyena_filter/hyena_filter.h"
 #include "flashgla/ops/long_convolution/long_convolution.h"
@@ -95,9 +96,8 @@ class Hyena : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t capacity, DType parameters) const override {
-    const DType wide = parameters == DType::f64 ? DType::f64 : DType::f32;
     return {{"c", Shape({sequences, capacity, 1, hidden_}), parameters, true},
-            {"conv", Shape({sequences, 3 * hidden_, kWidth - 1}), wide}};
+            {"conv", Shape({sequences, 3 * hidden_, kWidth - 1}), ops::accumulator_of(parameters)}};
   }
 
   // Of the sums over the past, as direct ones or by transforms; a step reads c and the filter.
@@ -242,7 +242,7 @@ void Hyena::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
                     const LayerState& after) {
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
-  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(x.dtype);
   const auto sized = [&](Arena& arena, std::int64_t channels, const char* label) {
     return arena.tensor(Shape({x.size(0), x.size(1), channels}), x.dtype, label);
   };
@@ -300,7 +300,7 @@ void Hyena::prepare_steps(Context& context, DType activations) {
   const ArenaScope scope(context.scratch());
   const Shape shape({config_.l_max, hidden_});
   if (!step_filter_) {
-    step_filter_ = Tensor::empty(shape, activations == DType::f64 ? DType::f64 : DType::f32, context.device());
+    step_filter_ = Tensor::empty(shape, ops::accumulator_of(activations), context.device());
   }
   TensorView of_sines[kSines];
   for (TensorView& each : of_sines) {
@@ -310,7 +310,6 @@ void Hyena::prepare_steps(Context& context, DType activations) {
 }
 
 void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -318,13 +317,8 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   const auto sized = [&](std::int64_t channels, const char* label) {
     return scratch.tensor(Shape({batch, channels}), x.dtype, label);
   };
-  const auto run = [&](const nn::Linear& linear, const linear_step::Inputs& inputs, const TensorView& y,
-                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, inputs, {&layer, 1}, {epilogue});
-  };
   const TensorView projected = sized(3 * hidden_, "hyena: projections"), c = sized(hidden_, "hyena: convolutions");
-  run(input_, norm.before_step(context, x), projected);
+  input_.step(context, norm.before_step(context, x), projected);
   short_convolution::step(context, projected, short_filter(), state[1], projected, short_convolution::Activation::none);
   add_bias(context, projected);
   elementwise::multiply(context, part_of(projected, 0), part_of(projected, 2), c);
@@ -333,7 +327,7 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   const TensorView s = sized(hidden_, "hyena: long convolutions");
   long_convolution::step(context, {c, step_filter_, skip_.value, past_of(state[0]), pass.positions, {}}, s);
   elementwise::multiply(context, part_of(projected, 1), s, s);
-  run(output_, {s}, x, linear_step::Epilogue::add);
+  output_.step(context, {s}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

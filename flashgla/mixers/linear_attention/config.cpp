@@ -53,9 +53,7 @@ struct LinearAttentionConfig : ConfigOf<LinearAttentionConfig> {
 
   void validate(const Common& common) const override {
     require_heads(common, num_heads, expand_k, expand_v);
-    if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-    require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-            "a divisor of num_heads " + std::to_string(num_heads));
+    require_kv_heads(num_kv_heads, num_heads);
     map_from_name(feature_map);
   }
 

@@ -19,32 +19,17 @@ void MambaConfig::validate(const Common& common) const {
   require_size("state_size", state_size, 1 << 16);
   require_size("expand", expand, 64);
   require_size("dt_rank", rank(common), 1 << 16);
-  require(conv_kernel >= 2 && conv_kernel <= 4, "conv_kernel", std::to_string(conv_kernel), "2, 3 or 4");
+  require_width("conv_kernel", conv_kernel);
 }
 
 namespace {
 
 constexpr Refusal kRefusedOfMamba[] = {{"rms_norm", "true"}};
-constexpr Renaming kOlderKeysOfMamba[] = {{"dt_rank", "time_step_rank"}};
+constexpr Renaming kRankOfMamba[] = {{"dt_rank", "time_step_rank"}};
+constexpr auto kHfKeysOfMamba = joined(kBackboneKeys, kRankOfMamba);
 // What other fields say already in state-spaces' own words.
 constexpr const char* kWithoutEffectOnMamba[] = {
     "d_inner", "d_model", "n_layer", "fused_add_norm", "pad_vocab_size_multiple", "ssm_cfg"};
-
-constexpr Renaming kHfKeysOfMamba[] = {{"hidden_size", "hidden_size"},
-                                       {"num_hidden_layers", "num_hidden_layers"},
-                                       {"norm_eps", "layer_norm_epsilon"},
-                                       {"hidden_act", "hidden_act"},
-                                       {"tie_word_embeddings", "tie_word_embeddings"},
-                                       {"initializer_range", "initializer_range"},
-                                       {"vocab_size", "vocab_size"},
-                                       {"bos_token_id", "bos_token_id"},
-                                       {"eos_token_id", "eos_token_id"},
-                                       {"state_size", "state_size"},
-                                       {"expand", "expand"},
-                                       {"dt_rank", "time_step_rank"},
-                                       {"conv_kernel", "conv_kernel"},
-                                       {"use_bias", "use_bias"},
-                                       {"use_conv_bias", "use_conv_bias"}};
 
 constexpr Layout kMambaLayouts[] = {
     {.name = "fla",
@@ -52,7 +37,7 @@ constexpr Layout kMambaLayouts[] = {
      .architecture = "MambaForCausalLM",
      .defaults = R"({"hidden_size": 2048, "num_hidden_layers": 48, "norm_eps": 1e-5, "use_mlp": false,
                      "hidden_act": "silu"})",
-     .older_keys = kOlderKeysOfMamba,
+     .older_keys = kRankOfMamba,
      .refused = kRefusedOfMamba,
      .without_effect = kWithoutEffectOnMamba,
      .names = kBackboneNames,

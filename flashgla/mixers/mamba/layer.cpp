@@ -4,6 +4,7 @@
 #include "flashgla/mixers/mamba/config.h"
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/selective_scan.h"
 #include "flashgla/ops/short_convolution/short_convolution.h"
@@ -40,7 +41,7 @@ class Mamba : public Mixer {
         rank_(config.rank(common)),
         inner_(config.inner(common)),
         input_({{name + ".in_proj", 2 * inner_}}, common.hidden_size, common.initializer_range, config.use_bias),
-        convolution_(parameter_of_ones(name + ".conv1d.weight", Shape({inner_, 1, width_}))),
+        convolution_(nn::convolution_filter(name + ".conv1d.weight", inner_, width_)),
         narrow_({{name + ".x_proj", rank_ + 2 * states_}}, inner_, common.initializer_range),
         // Of the deviation that the uniform draw from +-R^-1/2 has.
         steps_({{name + ".dt_proj", inner_}}, rank_, 1.0 / std::sqrt(3.0 * static_cast<double>(rank_))),
@@ -49,8 +50,6 @@ class Mamba : public Mixer {
         skip_(parameter_of_ones(name + ".D", Shape({inner_}))),
         output_({{name + ".out_proj", common.hidden_size, nn::Quantisation::sensitive}}, inner_,
                 common.initializer_range, config.use_bias) {
-    convolution_.initialization = nn::Initialization::normal;  // with the deviation of PyTorch's Conv1d
-    convolution_.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));
     if (config.use_conv_bias) {
       convolution_bias_.push_back(parameter_of_ones(name + ".conv1d.bias", Shape({inner_})));
       convolution_bias_.front().initialization = nn::Initialization::zeros;
@@ -72,7 +71,7 @@ class Mamba : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"h", Shape({sequences, inner_, states_}), dtype}, {"conv", Shape({sequences, inner_, width_ - 1}), dtype}};
   }
 
@@ -228,34 +227,28 @@ void Mamba::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
 }
 
 void Mamba::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const auto sized = [&](std::int64_t channels, const char* label) {
     return scratch.tensor(Shape({x.size(0), channels}), x.dtype, label);
   };
-  const auto run = [&](const nn::Linear& linear, const linear_step::Inputs& inputs, const TensorView& y,
-                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, inputs, {&layer, 1}, {epilogue});
-  };
   const TensorView projected = sized(input_.out(), "mamba: projections"), u = sized(inner_, "mamba: convolutions");
-  run(input_, norm.before_step(context, x), projected);
+  input_.step(context, norm.before_step(context, x), projected);
   const TensorView bias = convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value;
   ops::short_convolution::step(context, channels_of(projected), filter(), state[1], u,
                                ops::short_convolution::Activation::silu, bias);
   const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C");
-  run(narrow_, {u}, narrow);
+  narrow_.step(context, {u}, narrow);
   scan::Inputs inputs = scan_inputs(u, {}, projected, narrow);
   scan::StepProjection projection{ranks_of(narrow), steps_.step_layer({}).weight};
   if (!scan::step_projects(context, inputs, projection)) {
     projection = {};
     inputs.raw = sized(inner_, "mamba: steps, B, C");
-    run(steps_, {ranks_of(narrow)}, inputs.raw);
+    steps_.step(context, {ranks_of(narrow)}, inputs.raw);
   }
   scan::step(context, inputs, state[0], u, projection);
-  run(output_, {u}, x, linear_step::Epilogue::add);
+  output_.step(context, {u}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ void Mamba2Config::validate(const Common& common) const {
           "expand * hidden_size / head_dim (" + number(heads(common)) + ")");
   require(n_groups > 0 && heads(common) % n_groups == 0, "n_groups", number(n_groups),
           "a divisor of the " + number(heads(common)) + " heads");
-  require(conv_kernel >= 2 && conv_kernel <= 4, "conv_kernel", number(conv_kernel), "2, 3 or 4");
+  require_width("conv_kernel", conv_kernel);
 }
 
 namespace {
@@ -44,23 +44,8 @@ constexpr Refusal kMamba2Refused[] = {{"dt_limit", kNoLimit},  {"time_step_limit
                                       {"rms_norm", "true"},    {"norm_before_gate", "false"}};
 constexpr const char* kMamba2HfWithoutEffect[] = {"norm_before_gate"};
 
-constexpr Renaming kMamba2HfKeys[] = {{"hidden_size", "hidden_size"},
-                                      {"num_hidden_layers", "num_hidden_layers"},
-                                      {"norm_eps", "layer_norm_epsilon"},
-                                      {"hidden_act", "hidden_act"},
-                                      {"tie_word_embeddings", "tie_word_embeddings"},
-                                      {"initializer_range", "initializer_range"},
-                                      {"vocab_size", "vocab_size"},
-                                      {"bos_token_id", "bos_token_id"},
-                                      {"eos_token_id", "eos_token_id"},
-                                      {"state_size", "state_size"},
-                                      {"expand", "expand"},
-                                      {"head_dim", "head_dim"},
-                                      {"num_heads", "num_heads"},
-                                      {"n_groups", "n_groups"},
-                                      {"conv_kernel", "conv_kernel"},
-                                      {"use_bias", "use_bias"},
-                                      {"use_conv_bias", "use_conv_bias"}};
+constexpr Renaming kMamba2Heads[] = {{"head_dim", "head_dim"}, {"num_heads", "num_heads"}, {"n_groups", "n_groups"}};
+constexpr auto kMamba2HfKeys = joined(kBackboneKeys, kMamba2Heads);
 
 constexpr Layout kMamba2Layouts[] = {
     {.name = "fla",

@@ -5,6 +5,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/scan_cost.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 #include "flashgla/ops/short_convolution/short_convolution.h"
@@ -51,16 +52,13 @@ class Mamba2 : public Mixer {
         norm_eps_(common.norm_eps),
         input_({{name + ".in_proj", inner_ + channels_ + heads_, nn::Quantisation::sensitive}}, common.hidden_size,
                common.initializer_range, config.use_bias),
-        convolution_(vector_of(name + ".conv1d.weight", channels_)),
+        convolution_(nn::convolution_filter(name + ".conv1d.weight", channels_, width_)),
         dt_bias_(drawn(vector_of(name + ".dt_bias", heads_), initial_dt_bias)),
         a_log_(drawn(vector_of(name + ".A_log", heads_), initial_a_log)),
         skip_(vector_of(name + ".D", heads_)),
         norm_(vector_of(name + ".norm.weight", inner_)),
         output_({{name + ".out_proj", common.hidden_size, nn::Quantisation::sensitive}}, inner_,
                 common.initializer_range, config.use_bias) {
-    convolution_.shape = Shape({channels_, 1, width_});
-    convolution_.initialization = nn::Initialization::normal;  // with the deviation of PyTorch's Conv1d
-    convolution_.deviation = 1.0 / std::sqrt(3.0 * static_cast<double>(width_));
     if (config.use_conv_bias) {
       convolution_bias_.push_back(vector_of(name + ".conv1d.bias", channels_));
       convolution_bias_.front().initialization = nn::Initialization::zeros;
@@ -77,7 +75,7 @@ class Mamba2 : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = wide(parameters);
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"h", Shape({sequences, heads_, key_dim_, inner_ / heads_}), dtype},
             {"conv", Shape({sequences, channels_, width_ - 1}), dtype}};
   }
@@ -90,7 +88,6 @@ class Mamba2 : public Mixer {
   void step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) override;
 
  private:
-  static DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   // Columns of the projections: z, c, raw.
   TensorView gate_of(const TensorView& projected) const { return projected.slice(-1, 0, inner_); }
   TensorView channels_of(const TensorView& projected) const { return projected.slice(-1, inner_, inner_ + channels_); }
@@ -223,7 +220,7 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   input_.forward(context, x, saved_.projected);
   saved_.u = again(channels_, "mamba2: convolutions");
   saved_.v = again(inner_, "mamba2: values");
-  saved_.g = pass.keep_or_recompute().tensor(sized(heads_), wide(x.dtype), "mamba2: gates");
+  saved_.g = pass.keep_or_recompute().tensor(sized(heads_), ops::accumulator_of(x.dtype), "mamba2: gates");
   prepare(pass, after);
 
   saved_.o = pass.keep().tensor(sized(inner_), x.dtype, "mamba2: outputs");
@@ -238,9 +235,9 @@ void Mamba2::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, c
   attention::forward(context, inputs, outputs, options);
 
   saved_.normalized = again(inner_, "mamba2: normalised outputs");
-  saved_.rstd = pass.training()
-                    ? pass.saved->tensor(Shape({groups_, batch * length}), wide(x.dtype), "norms: statistics")
-                    : TensorView();
+  saved_.rstd = pass.training() ? pass.saved->tensor(Shape({groups_, batch * length}), ops::accumulator_of(x.dtype),
+                                                     "norms: statistics")
+                                : TensorView();
   normalize(context, pass.training());
   if (y) output_.forward(context, saved_.normalized, y);
 }
@@ -292,7 +289,6 @@ void Mamba2::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy,
 }
 
 void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -301,13 +297,12 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
     return scratch.tensor(Shape({batch, channels}), x.dtype, label);
   };
   const TensorView projected = sized(input_.out(), "mamba2: projections");
-  const linear_step::Layer input = input_.step_layer(projected);
-  linear_step::run(context, norm.before_step(context, x), {&input, 1});
+  input_.step(context, norm.before_step(context, x), projected);
   const TensorView convolved = channels_of(projected);
   convolution::step(context, convolved, convolution_.value.reshape(Shape({channels_, width_})), state[1], convolved,
                     convolution::Activation::none);
   const TensorView u = sized(channels_, "mamba2: convolutions"), v = sized(inner_, "mamba2: values");
-  const TensorView g = scratch.tensor(Shape({batch, heads_}), wide(x.dtype), "mamba2: gates");
+  const TensorView g = scratch.tensor(Shape({batch, heads_}), ops::accumulator_of(x.dtype), "mamba2: gates");
   state_space::forward(context, state_space_inputs(convolved, projected), {u, v, g});
   attention::StepInputs inputs;
   inputs.q = for_heads(context, states_of(u, 1));
@@ -320,8 +315,7 @@ void Mamba2::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, con
     state_space::gate_norm(context, gate_inputs(o, u, projected, i), group_of(norm_.value, i), norm_eps_,
                            group_of(o, i), {});
   }
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, {o}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

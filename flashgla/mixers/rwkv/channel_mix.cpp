@@ -2,6 +2,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/rwkv/config.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/token_shift/token_shift.h"
 
@@ -30,8 +31,7 @@ class ChannelMix : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
-    return {{"mlp_shift", Shape({sequences, hidden_}), dtype}};
+    return {{"mlp_shift", Shape({sequences, hidden_}), ops::accumulator_of(parameters)}};
   }
 
   // Of ops/token_shift/README.md, and a square and a gate.
@@ -109,7 +109,6 @@ void ChannelMix::backward(nn::Pass& pass, const TensorView& x, const TensorView&
 }
 
 void ChannelMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -120,14 +119,10 @@ void ChannelMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x,
   const TensorView k = scratch.tensor(Shape({x.size(0), width_}), x.dtype, "mlp: keys");
   const TensorView r = scratch.tensor(x.shape, x.dtype, "mlp: receptances, values");
   const TensorView v = scratch.tensor(x.shape, x.dtype, "mlp: receptances, values");
-  const auto run = [&](const nn::Linear& linear, const TensorView& input, const TensorView& y) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, {input}, {&layer, 1});
-  };
-  run(key_, mixed.select(0, 0), k);
-  run(receptance_, mixed.select(0, 1), r);
+  key_.step(context, {mixed.select(0, 0)}, k);
+  receptance_.step(context, {mixed.select(0, 1)}, r);
   elementwise::squared_relu_forward(context, k, k);
-  run(value_, k, v);
+  value_.step(context, {k}, v);
   elementwise::sigmoid_gate_forward(context, r, v, v);
   elementwise::add(context, v, x);
 }

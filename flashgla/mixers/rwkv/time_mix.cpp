@@ -4,6 +4,7 @@
 #include "flashgla/mixers/mixer.h"
 #include "flashgla/mixers/rwkv/config.h"
 #include "flashgla/nn/linear.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/token_shift/token_shift.h"
 #include "flashgla/ops/wkv/wkv.h"
 
@@ -51,7 +52,7 @@ class TimeMix : public Mixer {
   }
 
   std::vector<StateEntry> state_layout(std::int64_t sequences, std::int64_t, DType parameters) const override {
-    const DType dtype = parameters == DType::f64 ? DType::f64 : DType::f32;
+    const DType dtype = ops::accumulator_of(parameters);
     return {{"wkv", Shape({sequences, 3, inner_}), dtype}, {"shift", Shape({sequences, hidden_}), dtype}};
   }
 
@@ -141,7 +142,6 @@ void TimeMix::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy
 }
 
 void TimeMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, const LayerState& state) {
-  namespace linear_step = ops::linear_step;
   Context& context = pass.context;
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
@@ -150,17 +150,12 @@ void TimeMix::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, co
   const TensorView mixed = scratch.tensor(Shape({3, x.size(0), hidden_}), x.dtype, "rwkv: shifted tokens");
   token_shift::step(context, normalized, mixes(), state[1], mixed);
   const TensorView inner = scratch.tensor(Shape({3, x.size(0), inner_}), x.dtype, "rwkv: keys, values, receptances");
-  const auto run = [&](const nn::Linear& linear, const TensorView& input, const TensorView& y,
-                       linear_step::Epilogue epilogue = linear_step::Epilogue::store) {
-    const linear_step::Layer layer = linear.step_layer(y);
-    linear_step::run(context, {input}, {&layer, 1}, {epilogue});
-  };
-  run(key_, mixed.select(0, 0), inner.select(0, 0));
-  run(value_, mixed.select(0, 1), inner.select(0, 1));
-  run(receptance_, mixed.select(0, 2), inner.select(0, 2));
+  key_.step(context, {mixed.select(0, 0)}, inner.select(0, 0));
+  value_.step(context, {mixed.select(0, 1)}, inner.select(0, 1));
+  receptance_.step(context, {mixed.select(0, 2)}, inner.select(0, 2));
   const TensorView y = inner.select(0, 0);
   wkv::step(context, {y, inner.select(0, 1), inner.select(0, 2), decay_.value, first_.value, {}, {}}, state[0], y);
-  run(output_, y, x, linear_step::Epilogue::add);
+  output_.step(context, {y}, x, {ops::linear_step::Epilogue::add});
 }
 
 }  // namespace

@@ -16,9 +16,7 @@ std::vector<Field> SoftmaxAttentionConfig::fields() {
 
 void SoftmaxAttentionConfig::validate(const Common& common) const {
   require_size("num_heads", num_heads, common.hidden_size);
-  if (num_kv_heads) require_size("num_kv_heads", *num_kv_heads, num_heads);
-  require(num_heads % kv_heads() == 0, "num_kv_heads", std::to_string(kv_heads()),
-          "a divisor of num_heads " + std::to_string(num_heads));
+  require_kv_heads(num_kv_heads, num_heads);
   if (head_dim) {
     require_size("head_dim", *head_dim, 1024);
   } else {
@@ -37,42 +35,26 @@ namespace {
 constexpr Renaming kSoftmaxOlderKeys[] = {{"norm_eps", "rms_norm_eps"}, {"qkv_bias", "attention_bias"}};
 constexpr Refusal kFlaRefused[] = {{"attnres_block_size", ""}, {"elementwise_affine", "true"}};
 
-constexpr Renaming kLlamaKeys[] = {{"hidden_size", "hidden_size"},
-                                   {"num_hidden_layers", "num_hidden_layers"},
-                                   {"intermediate_size", "intermediate_size"},
-                                   {"hidden_act", "hidden_act"},
-                                   {"norm_eps", "rms_norm_eps"},
-                                   {"tie_word_embeddings", "tie_word_embeddings"},
-                                   {"initializer_range", "initializer_range"},
-                                   {"vocab_size", "vocab_size"},
-                                   {"bos_token_id", "bos_token_id"},
-                                   {"eos_token_id", "eos_token_id"},
-                                   {"max_position_embeddings", "max_position_embeddings"},
-                                   {"num_heads", "num_attention_heads"},
-                                   {"num_kv_heads", "num_key_value_heads"},
-                                   {"head_dim", "head_dim"},
-                                   {"rope_theta", "rope_theta"},
-                                   {"rope_theta", "rope_parameters.rope_theta"},  // transformers 5
-                                   {"qkv_bias", "attention_bias"},
-                                   {"o_bias", "attention_bias"}};
-// The same without the biases, and the window.
-constexpr Renaming kMistralKeys[] = {{"hidden_size", "hidden_size"},
-                                     {"num_hidden_layers", "num_hidden_layers"},
-                                     {"intermediate_size", "intermediate_size"},
-                                     {"hidden_act", "hidden_act"},
-                                     {"norm_eps", "rms_norm_eps"},
-                                     {"tie_word_embeddings", "tie_word_embeddings"},
-                                     {"initializer_range", "initializer_range"},
-                                     {"vocab_size", "vocab_size"},
-                                     {"bos_token_id", "bos_token_id"},
-                                     {"eos_token_id", "eos_token_id"},
-                                     {"max_position_embeddings", "max_position_embeddings"},
-                                     {"num_heads", "num_attention_heads"},
-                                     {"num_kv_heads", "num_key_value_heads"},
-                                     {"head_dim", "head_dim"},
-                                     {"rope_theta", "rope_theta"},
-                                     {"rope_theta", "rope_parameters.rope_theta"},
-                                     {"window_size", "sliding_window"}};
+constexpr Renaming kHfKeys[] = {{"hidden_size", "hidden_size"},
+                                {"num_hidden_layers", "num_hidden_layers"},
+                                {"intermediate_size", "intermediate_size"},
+                                {"hidden_act", "hidden_act"},
+                                {"norm_eps", "rms_norm_eps"},
+                                {"tie_word_embeddings", "tie_word_embeddings"},
+                                {"initializer_range", "initializer_range"},
+                                {"vocab_size", "vocab_size"},
+                                {"bos_token_id", "bos_token_id"},
+                                {"eos_token_id", "eos_token_id"},
+                                {"max_position_embeddings", "max_position_embeddings"},
+                                {"num_heads", "num_attention_heads"},
+                                {"num_kv_heads", "num_key_value_heads"},
+                                {"head_dim", "head_dim"},
+                                {"rope_theta", "rope_theta"},
+                                {"rope_theta", "rope_parameters.rope_theta"}};  // transformers 5
+constexpr Renaming kLlamaBiases[] = {{"qkv_bias", "attention_bias"}, {"o_bias", "attention_bias"}};
+constexpr Renaming kMistralWindow[] = {{"window_size", "sliding_window"}};
+constexpr auto kLlamaKeys = joined(kHfKeys, kLlamaBiases);
+constexpr auto kMistralKeys = joined(kHfKeys, kMistralWindow);
 constexpr Refusal kHfRefused[] = {{"rope_scaling", ""},
                                   {"rope_parameters.rope_type", "\"default\""},
                                   {"partial_rotary_factor", "1.0"},

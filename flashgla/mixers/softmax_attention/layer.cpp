@@ -4,6 +4,7 @@
 #include "flashgla/mixers/softmax_attention/config.h"
 #include "flashgla/nn/linear.h"
 #include "flashgla/nn/norm.h"
+#include "flashgla/ops/arguments.h"
 #include "flashgla/ops/rotary/rotary.h"
 #include "flashgla/ops/softmax_attention/softmax_attention.h"
 
@@ -129,7 +130,7 @@ void SoftmaxAttention::forward(nn::Pass& pass, const TensorView& x, const nn::Ou
   Context& context = pass.context;
   const ArenaScope scope(context.scratch());
   const std::int64_t batch = x.size(0), length = x.size(1);
-  const DType wide = x.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType wide = ops::accumulator_of(x.dtype);
   saved_.before = before;
   saved_.projected = pass.keep().tensor(Shape({batch, length, input_.out()}), x.dtype, "attention: projections");
   input_.forward(context, x, saved_.projected);
@@ -212,8 +213,7 @@ void SoftmaxAttention::step(nn::Pass& pass, const nn::Norm& norm, const TensorVi
   const auto token = [&](std::size_t part) { return heads(projected, part).select(1, 0); };
   softmax_attention::step(context, token(kQ), {token(kK), token(kV), true}, state[0], state[1], pass.positions,
                           o.split_last(config_.num_heads), options_of(pass));
-  const linear_step::Layer output = output_.step_layer(x);
-  linear_step::run(context, {o}, {&output, 1}, {linear_step::Epilogue::add});
+  output_.step(context, {o}, x, {linear_step::Epilogue::add});
 }
 
 }  // namespace

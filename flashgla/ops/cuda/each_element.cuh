@@ -7,6 +7,7 @@
 
 #include "flashgla/base/cuda/vectors.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/rows.h"
 
 namespace flashgla::ops::cuda {
@@ -87,6 +88,17 @@ inline bool is_aligned(const TensorView& view, int elements) {
 }
 inline bool are_aligned(std::initializer_list<const TensorView*> views, int elements) {
   return std::all_of(views.begin(), views.end(), [&](const TensorView* view) { return is_aligned(*view, elements); });
+}
+
+// Calls run(T(), integral_constant<int, N>()) with the type that kernels use for the dtype and the elements that may be
+// read at once of all `tensors`: 16 bytes of T, else one.
+template <class Run>
+void with_vectors(DType dtype, std::initializer_list<const TensorView*> tensors, const Run& run) {
+  with_element(dtype, [&](auto element) {
+    constexpr int kElements = flashgla::cuda::kVectorOf<decltype(element)>;
+    if (are_aligned(tensors, kElements)) return run(element, std::integral_constant<int, kElements>());
+    run(element, std::integral_constant<int, 1>());
+  });
 }
 
 // [rows, length] elements over blocks, whose threads take vectors of N in their order.

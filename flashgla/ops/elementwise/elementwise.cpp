@@ -22,6 +22,21 @@ const Implementation& selected(const char* operation, const Context& context, DT
   return select(operation, implementations(), Problem{in, out}, context.architecture(),
                 context.forced_implementation());
 }
+
+struct Named {
+  const char* name;
+  const TensorView& view;
+};
+// For tensors that all have the first one's dtype and shape; throws Error else.
+const Implementation& selected(const char* operation, const Context& context, std::initializer_list<Named> tensors) {
+  const Arguments arguments(operation, context);
+  const auto& [name, view] = *tensors.begin();
+  arguments.check(name, view, kFloating);
+  for (const Named& other : std::span(tensors).subspan(1)) {
+    arguments.check(other.name, other.view, view.dtype, view.shape, name);
+  }
+  return selected(operation, context, view.dtype, view.dtype);
+}
 }  // namespace
 
 void add(Context& context, const TensorView& x, const TensorView& y) {
@@ -33,20 +48,12 @@ void add(Context& context, const TensorView& x, const TensorView& y) {
 }
 
 void add_to(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
-  const Arguments arguments("add_to", context);
-  arguments.check("a", a, kFloating);
-  arguments.check("b", b, a.dtype, a.shape, "a");
-  arguments.check("out", out, a.dtype, a.shape, "a");
-  const Implementation& implementation = selected("add_to", context, a.dtype, a.dtype);
+  const Implementation& implementation = selected("add_to", context, {{"a", a}, {"b", b}, {"out", out}});
   if (!context.planning()) implementation.add_to(context, a, b, out);
 }
 
 void multiply(Context& context, const TensorView& a, const TensorView& b, const TensorView& out) {
-  const Arguments arguments("multiply", context);
-  arguments.check("a", a, kFloating);
-  arguments.check("b", b, a.dtype, a.shape, "a");
-  arguments.check("out", out, a.dtype, a.shape, "a");
-  const Implementation& implementation = selected("multiply", context, a.dtype, a.dtype);
+  const Implementation& implementation = selected("multiply", context, {{"a", a}, {"b", b}, {"out", out}});
   if (!context.planning()) implementation.multiply(context, a, b, out);
 }
 
@@ -101,57 +108,34 @@ void column_sum(Context& context, const TensorView& dy, const TensorView& db, bo
 }
 
 void silu_forward(Context& context, const TensorView& x, const TensorView& y) {
-  const Arguments arguments("silu", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("y", y, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("silu", context, x.dtype, x.dtype);
+  const Implementation& implementation = selected("silu", context, {{"x", x}, {"y", y}});
   if (!context.planning()) implementation.silu_forward(context, x, y);
 }
 
 void silu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
-  const Arguments arguments("silu", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("dy", dy, x.dtype, x.shape, "x");
-  arguments.check("dx", dx, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("silu", context, x.dtype, x.dtype);
+  const Implementation& implementation = selected("silu", context, {{"x", x}, {"dy", dy}, {"dx", dx}});
   if (!context.planning()) implementation.silu_backward(context, x, dy, dx);
 }
 
 void squared_relu_forward(Context& context, const TensorView& x, const TensorView& y) {
-  const Arguments arguments("squared_relu", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("y", y, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("squared_relu", context, x.dtype, x.dtype);
+  const Implementation& implementation = selected("squared_relu", context, {{"x", x}, {"y", y}});
   if (!context.planning()) implementation.squared_relu_forward(context, x, y);
 }
 
 void squared_relu_backward(Context& context, const TensorView& x, const TensorView& dy, const TensorView& dx) {
-  const Arguments arguments("squared_relu", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("dy", dy, x.dtype, x.shape, "x");
-  arguments.check("dx", dx, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("squared_relu", context, x.dtype, x.dtype);
+  const Implementation& implementation = selected("squared_relu", context, {{"x", x}, {"dy", dy}, {"dx", dx}});
   if (!context.planning()) implementation.squared_relu_backward(context, x, dy, dx);
 }
 
 void sigmoid_gate_forward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& y) {
-  const Arguments arguments("sigmoid_gate", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("gate", gate, x.dtype, x.shape, "x");
-  arguments.check("y", y, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("sigmoid_gate", context, x.dtype, x.dtype);
+  const Implementation& implementation = selected("sigmoid_gate", context, {{"x", x}, {"gate", gate}, {"y", y}});
   if (!context.planning()) implementation.sigmoid_gate_forward(context, gate, x, y);
 }
 
 void sigmoid_gate_backward(Context& context, const TensorView& gate, const TensorView& x, const TensorView& dy,
                            const TensorView& dgate, const TensorView& dx) {
-  const Arguments arguments("sigmoid_gate", context);
-  arguments.check("x", x, kFloating);
-  arguments.check("gate", gate, x.dtype, x.shape, "x");
-  arguments.check("dy", dy, x.dtype, x.shape, "x");
-  arguments.check("dgate", dgate, x.dtype, x.shape, "x");
-  arguments.check("dx", dx, x.dtype, x.shape, "x");
-  const Implementation& implementation = selected("sigmoid_gate", context, x.dtype, x.dtype);
+  const Implementation& implementation =
+      selected("sigmoid_gate", context, {{"x", x}, {"gate", gate}, {"dy", dy}, {"dgate", dgate}, {"dx", dx}});
   if (!context.planning()) implementation.sigmoid_gate_backward(context, gate, x, dy, dgate, dx);
 }
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/long_convolution/long_convolution.h"
 
 namespace flashgla::ops::long_convolution {
@@ -27,17 +27,13 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kCuda, kSimd, kReference;
 
-// A sequence: rows [begin, end) of a call, and the tokens before them.
-struct Sequence {
-  std::int64_t begin, end, past;
-  std::int64_t length() const { return end - begin; }
+// A sequence of a call, and the tokens before it.
+struct Sequence : ops::Sequence {
+  std::int64_t past;
 };
-inline std::int64_t sequences_of(const Inputs& in) { return in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : in.x.size(0); }
+inline std::int64_t sequences_of(const Inputs& in) { return ops::sequences_of(in.x, in.cu_seqlens); }
 inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
-  const std::int64_t past = in.positions ? in.positions.as<std::int32_t>()[n] : 0;
-  if (!in.cu_seqlens) return {n * in.x.size(1), (n + 1) * in.x.size(1), past};
-  const auto* bounds = in.cu_seqlens.as<std::int32_t>();
-  return {bounds[n], bounds[n + 1], past};
+  return {ops::sequence_at(in.x, in.cu_seqlens, n), in.positions ? in.positions.as<std::int32_t>()[n] : 0};
 }
 
 }  // namespace flashgla::ops::long_convolution

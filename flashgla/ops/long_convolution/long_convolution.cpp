@@ -1,6 +1,5 @@
 #include "flashgla/ops/long_convolution/long_convolution.h"
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/long_convolution/implementations.h"
 
 namespace flashgla::ops::long_convolution {

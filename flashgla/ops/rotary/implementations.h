@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/rotary/rotary.h"
 
 namespace flashgla::ops::rotary {
@@ -34,8 +34,7 @@ inline std::int64_t position_at(const TensorView& positions, const TensorView& c
   end = length;
   if (cu_seqlens) {
     const auto* bounds = cu_seqlens.as<std::int32_t>();
-    const std::int64_t sequences = cu_seqlens.size(0) - 1;
-    n = std::upper_bound(bounds + 1, bounds + sequences, static_cast<std::int32_t>(t)) - (bounds + 1);
+    n = std::upper_bound(bounds + 1, bounds + cu_seqlens.size(0) - 1, static_cast<std::int32_t>(t)) - (bounds + 1);
     begin = bounds[n];
     end = bounds[n + 1];
   }

@@ -26,7 +26,7 @@ void run(Context& context, const TensorView& x, const TensorView& positions, con
     if (x.size(0) != 1) arguments.fail("x", "has shape " + to_string(x.shape), "a batch of 1 with cu_seqlens");
     if (cu_seqlens.size(0) < 2) arguments.fail("cu_seqlens", "has shape " + to_string(cu_seqlens.shape), "[N+1]");
   }
-  const std::int64_t sequences = cu_seqlens ? cu_seqlens.size(0) - 1 : x.size(0);
+  const std::int64_t sequences = sequences_of(x, cu_seqlens);
   if (positions) {
     arguments.check("positions", positions, DType::i32, Shape({sequences}), "sequences", Layout::contiguous);
   }

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/selective_scan/selective_scan.h"
 
 namespace flashgla::ops::selective_scan {
@@ -36,18 +36,9 @@ struct Sizes {
   explicit Sizes(const Inputs& in)
       : rows(in.x.size(0) * in.x.size(1)),
         length(in.x.size(1)),
-        sequences(in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : in.x.size(0)),
+        sequences(sequences_of(in.x, in.cu_seqlens)),
         channels(in.x.size(2)),
         states(in.b.size(2)) {}
 };
-
-struct Sequence {
-  std::int64_t begin, end;  // rows
-};
-inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
-  if (!in.cu_seqlens) return {n * in.x.size(1), (n + 1) * in.x.size(1)};
-  const auto* bounds = in.cu_seqlens.as<std::int32_t>();
-  return {bounds[n], bounds[n + 1]};
-}
 
 }  // namespace flashgla::ops::selective_scan

@@ -57,7 +57,7 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
     const std::int64_t n = item / sizes.channels, e = item % sizes.channels;
     const Channel channel(inputs, e);
     std::vector<double> h = state_of(inputs.h0, n, e, sizes.states);
-    const Sequence sequence = sequence_at(inputs, n);
+    const Sequence sequence = sequence_at(inputs.x, inputs.cu_seqlens, n);
     for (std::int64_t row = sequence.begin; row < sequence.end; ++row) {
       const double sum = channel.advance(row, h.data()), z = channel.z(row, e);
       if (outputs.y) y.set(row, e, sum * z * sigmoid(z));
@@ -72,7 +72,7 @@ void channel_backward(const Inputs& inputs, const Channel& in, std::int64_t n, c
   const Elements dx(gradients.dx), draw(gradients.draw), dz(gradients.dz), db(gradients.db), dc(gradients.dc);
   const Elements da_log(gradients.da_log), dskip(gradients.dskip);
   const std::int64_t K = in.states, e = in.e;
-  const Sequence sequence = sequence_at(inputs, n);
+  const Sequence sequence = sequence_at(inputs.x, inputs.cu_seqlens, n);
   const std::int64_t begin = sequence.begin, end = sequence.end;
   const auto at = [&](std::int64_t row, std::int64_t k) { return static_cast<std::size_t>((row - begin + 1) * K + k); };
   std::vector<double> h = state_of(inputs.h0, n, e, K), sums;  // rows one before begin to the last

@@ -1,6 +1,5 @@
 #include "flashgla/ops/selective_scan/selective_scan.h"
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/selective_scan/implementations.h"
 
 namespace flashgla::ops::selective_scan {

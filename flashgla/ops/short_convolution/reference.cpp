@@ -23,12 +23,12 @@ class Channel {
         weight_(inputs.weight),
         initial_(inputs.initial_state),
         has_initial_(inputs.initial_state),
-        sequence_(sequence_at(inputs, n)),
+        sequence_(sequence_at(inputs.x, inputs.cu_seqlens, n)),
         width_(inputs.weight.size(1)),
         state_row_(n * inputs.weight.size(0) + d),
         d_(d) {}
 
-  std::int64_t length() const { return sequence_.length; }
+  std::int64_t length() const { return sequence_.length(); }
   std::int64_t width() const { return width_; }
   std::int64_t state_row() const { return state_row_; }
   std::int64_t row(std::int64_t t) const { return sequence_.begin + t; }

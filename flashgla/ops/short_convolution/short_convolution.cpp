@@ -1,6 +1,5 @@
 #include "flashgla/ops/short_convolution/short_convolution.h"
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/short_convolution/implementations.h"
 
 namespace flashgla::ops::short_convolution {

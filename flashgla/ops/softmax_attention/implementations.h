@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/softmax_attention/softmax_attention.h"
 
 namespace flashgla::ops::softmax_attention {
@@ -57,14 +57,11 @@ inline Sequence sequence_at(const TensorView& x, const TensorView& positions, co
                             std::int64_t n) {
   const std::int64_t position = positions ? positions.as<std::int32_t>()[n] : 0;
   if (!cu_seqlens) return {n, 0, x.size(1), position};
-  const auto* bounds = cu_seqlens.as<std::int32_t>();
-  return {0, bounds[n], bounds[n + 1] - bounds[n], position};
+  const auto rows = ops::sequence_at(x, cu_seqlens, n);
+  return {0, rows.begin, rows.length(), position};
 }
 inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
   return sequence_at(in.q, in.past_k ? in.positions : TensorView(), in.cu_seqlens, n);
-}
-inline std::int64_t sequences_of(const TensorView& x, const TensorView& cu_seqlens) {
-  return cu_seqlens ? cu_seqlens.size(0) - 1 : x.size(0);
 }
 
 // The first token that token `i` sees, of those that are there: the cache's last P, and all since `position`.

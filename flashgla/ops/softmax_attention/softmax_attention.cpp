@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/dropout/mask.h"
 #include "flashgla/ops/softmax_attention/by_cudnn.h"
 #include "flashgla/ops/softmax_attention/implementations.h"

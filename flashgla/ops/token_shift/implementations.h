@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/token_shift/token_shift.h"
 
 namespace flashgla::ops::token_shift {
@@ -28,16 +28,7 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kCuda, kSimd, kReference;
 
-struct Sequence {
-  std::int64_t begin, end;  // rows
-};
-inline std::int64_t sequences_of(const Inputs& in) { return in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : in.x.size(0); }
-inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
-  if (!in.cu_seqlens) return {n * in.x.size(1), (n + 1) * in.x.size(1)};
-  const auto* bounds = in.cu_seqlens.as<std::int32_t>();
-  return {bounds[n], bounds[n + 1]};
-}
-// The one that a row belongs to.
+// The sequence that a row belongs to.
 inline std::int64_t sequence_of(const Inputs& in, std::int64_t row) {
   if (!in.cu_seqlens) return row / in.x.size(1);
   const auto* bounds = in.cu_seqlens.as<std::int32_t>();

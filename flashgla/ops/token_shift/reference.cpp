@@ -22,8 +22,8 @@ void reference_forward(Context& context, const Inputs& in, const Outputs& out) {
   const Elements x(in.x), mu(in.mu), y(out.y), after(out.final_state);
   const Previous previous(in);
   const std::int64_t rows = x.rows();
-  parallel_for(context, sequences_of(in), [&](std::int64_t n) {
-    const Sequence sequence = sequence_at(in, n);
+  parallel_for(context, sequences_of(in.x, in.cu_seqlens), [&](std::int64_t n) {
+    const Sequence sequence = sequence_at(in.x, in.cu_seqlens, n);
     for (std::int64_t d = 0; d < x.length(); ++d) {
       for (std::int64_t row = sequence.begin; row < sequence.end; ++row) {
         const double before = previous(sequence, n, row, d);
@@ -42,8 +42,8 @@ void reference_backward(Context& context, const Inputs& in, const TensorView& dy
   const Previous previous(in);
   const std::int64_t rows = x.rows();
   parallel_for(context, x.length(), [&](std::int64_t d) {
-    for (std::int64_t n = 0; n < sequences_of(in); ++n) {
-      const Sequence sequence = sequence_at(in, n);
+    for (std::int64_t n = 0; n < sequences_of(in.x, in.cu_seqlens); ++n) {
+      const Sequence sequence = sequence_at(in.x, in.cu_seqlens, n);
       for (std::int64_t row = sequence.begin; row < sequence.end; ++row) {
         double sum = 0.0;
         for (std::int64_t m = 0; m < mu.rows(); ++m) {

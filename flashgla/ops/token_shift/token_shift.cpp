@@ -1,6 +1,5 @@
 #include "flashgla/ops/token_shift/token_shift.h"
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/token_shift/implementations.h"
 
 namespace flashgla::ops::token_shift {
@@ -64,7 +63,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
   const Arguments arguments(kName, context);
   check_inputs(arguments, context, inputs, 3);
   check_mixed(arguments, "y", outputs.y, inputs);
-  const std::int64_t sequences = sequences_of(inputs);
+  const std::int64_t sequences = sequences_of(inputs.x, inputs.cu_seqlens);
   if (inputs.initial_state) check_state(arguments, "initial_state", inputs.initial_state, inputs, sequences);
   if (outputs.final_state) check_state(arguments, "final_state", outputs.final_state, inputs, sequences);
   selected(context, inputs).forward(context, inputs, outputs);
@@ -75,7 +74,7 @@ void backward(Context& context, const Inputs& inputs, const TensorView& dy, cons
   check_inputs(arguments, context, inputs, 3);
   check_mixed(arguments, "dy", dy, inputs);
   if (inputs.initial_state) {
-    check_state(arguments, "initial_state", inputs.initial_state, inputs, sequences_of(inputs));
+    check_state(arguments, "initial_state", inputs.initial_state, inputs, sequences_of(inputs.x, inputs.cu_seqlens));
   }
   arguments.check("dx", gradients.dx, inputs.x.dtype, inputs.x.shape, "x");
   arguments.check("dmu", gradients.dmu, accumulator_of(inputs.x.dtype), inputs.mu.shape, "mu", Layout::contiguous);

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "flashgla/ops/arguments.h"
+#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/wkv/wkv.h"
 
 namespace flashgla::ops::wkv {
@@ -37,18 +37,9 @@ struct Sizes {
   explicit Sizes(const Inputs& in)
       : rows(in.k.size(0) * in.k.size(1)),
         length(in.k.size(1)),
-        sequences(in.cu_seqlens ? in.cu_seqlens.size(0) - 1 : in.k.size(0)),
+        sequences(sequences_of(in.k, in.cu_seqlens)),
         channels(in.k.size(2)) {}
 };
-
-struct Sequence {
-  std::int64_t begin, end;  // rows
-};
-inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
-  if (!in.cu_seqlens) return {n * in.k.size(1), (n + 1) * in.k.size(1)};
-  const auto* bounds = in.cu_seqlens.as<std::int32_t>();
-  return {bounds[n], bounds[n + 1]};
-}
 
 // A step's inputs as sequences of one token each: [N,E] as [N,1,E].
 inline TensorView as_batch(const TensorView& view) {

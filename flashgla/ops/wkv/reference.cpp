@@ -70,7 +70,7 @@ void reference_forward(Context& context, const Inputs& inputs, const Outputs& ou
     const std::int64_t n = item / sizes.channels, e = item % sizes.channels;
     const Channel channel(inputs, e);
     State state = state_of(inputs.h0, n, e);
-    const Sequence sequence = sequence_at(inputs, n);
+    const Sequence sequence = sequence_at(inputs.k, inputs.cu_seqlens, n);
     for (std::int64_t row = sequence.begin; row < sequence.end; ++row) {
       const Read read = channel.read(row, state);
       const double output = sigmoid(channel.r(row, e)) * read.num / read.den;
@@ -90,7 +90,7 @@ void channel_backward(const Inputs& inputs, const Channel& in, std::int64_t n, c
   const Elements dk(gradients.dk), dv(gradients.dv), dr(gradients.dr);
   const Elements dtime_decay(gradients.dtime_decay), dtime_first(gradients.dtime_first);
   const std::int64_t e = in.e;
-  const Sequence sequence = sequence_at(inputs, n);
+  const Sequence sequence = sequence_at(inputs.k, inputs.cu_seqlens, n);
   std::vector<State> before{state_of(inputs.h0, n, e)};
   for (std::int64_t row = sequence.begin; row < sequence.end; ++row) before.push_back(in.after(row, before.back()));
   double P = 0.0, Q = 0.0, m = kNothing, dw = 0.0, du = 0.0;

@@ -1,6 +1,5 @@
 #include "flashgla/ops/wkv/wkv.h"
 
-#include "flashgla/ops/cu_seqlens.h"
 #include "flashgla/ops/wkv/implementations.h"
 
 namespace flashgla::ops::wkv {

@@ -5,17 +5,12 @@
 namespace flashgla::ops::forget_gate {
 
 void bench(const testing::BenchOptions& options) {
-  std::vector<testing::OperatorBench> benches;
-  for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 512});
-    const Shape small({9, 130});
-    const std::string problem = to_string(shape) + " " + name_of(dtypes.activation);
-    benches.push_back(testing::bytes_bound("forget_gate forward", problem, dtypes, forward_case(shape, true, 1.0),
-                                           forward_case(small, true, 1.0)));
-    benches.push_back(testing::bytes_bound("forget_gate backward", problem, dtypes, backward_case(shape, true, 1.0),
-                                           backward_case(small, true, 1.0)));
-  }
-  testing::run_benches(benches, testing::names_of(implementations()), options);
+  const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 512});
+  const std::vector<testing::ShapedOperation> operations = {
+      {"forget_gate forward", [](const Shape& of) { return forward_case(of, true, 1.0); }},
+      {"forget_gate backward", [](const Shape& of) { return backward_case(of, true, 1.0); }}};
+  testing::run_benches(testing::bytes_bound(operations, shape, Shape({9, 130})), testing::names_of(implementations()),
+                       options);
 }
 
 }  // namespace flashgla::ops::forget_gate

@@ -3,6 +3,7 @@
 #include "flashgla/ops/cuda/division.cuh"
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/partial_sums.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/hyena_filter/decay.h"
 #include "flashgla/ops/hyena_filter/implementations.h"
 
@@ -117,14 +118,9 @@ Division division_by(std::int64_t each) {
   return Division(static_cast<std::uint32_t>(std::max<std::int64_t>(each, 1)));
 }
 
-template <class Run>
-void with_type(const TensorView& x, const Run& run) {
-  x.dtype == DType::f32 ? run(float{}) : run(bf16{});
-}
-
 void cuda_sine_forward(Context& context, const TensorView& x, const TensorView& frequency, const TensorView& y) {
   if (context.planning()) return;
-  with_type(x, [&](auto zero) {
+  ops::cuda::with_element(x.dtype, [&](auto zero) {
     using T = decltype(zero);
     ops::cuda::queue_kernel(context, "hyena_filter", sine_kernel<T>, blocks_of(x, x.size(1)), kThreads, 0, Matrix<T>(x),
                             Frequency(frequency), Matrix<T>(y), x.size(0), division_by(x.size(1)));
@@ -139,7 +135,7 @@ void cuda_sine_backward(Context& context, const TensorView& x, const TensorView&
       context, x.size(0), x.size(1), std::max<std::int64_t>(1, kBlocksAtOnce / std::max<std::int64_t>(tiles, 1)), kDown,
       "hyena_filter: sums");
   if (context.planning()) return;
-  with_type(x, [&](auto zero) {
+  ops::cuda::with_element(x.dtype, [&](auto zero) {
     using T = decltype(zero);
     ops::cuda::queue_kernel(context, "hyena_filter", sine_backward_kernel<T>, partial.blocks() * tiles, kThreads, 0,
                             Matrix<T>(x), Frequency(frequency), Matrix<T>(dy), Matrix<T>(dx), partial, tiles);
@@ -151,8 +147,8 @@ void cuda_window(Context& context, const TensorView& x, const Window& window, co
   if (context.planning()) return;
   const Decays decays(x.size(1));
   const double row = 1.0 / static_cast<double>(window.length - 1);
-  with_type(x, [&](auto from) {
-    with_type(y, [&](auto to) {
+  ops::cuda::with_element(x.dtype, [&](auto from) {
+    ops::cuda::with_element(y.dtype, [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
       const auto queue = [&](auto each) {

@@ -5,17 +5,12 @@
 namespace flashgla::ops::layer_norm {
 
 void bench(const testing::BenchOptions& options) {
-  std::vector<testing::OperatorBench> benches;
-  for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
-    const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 1024});
-    const Shape small({9, 130});
-    const std::string problem = to_string(shape) + " " + name_of(dtypes.activation);
-    benches.push_back(testing::bytes_bound("layer_norm forward", problem, dtypes, forward_case(shape, true),
-                                           forward_case(small, true)));
-    benches.push_back(testing::bytes_bound("layer_norm backward", problem, dtypes, backward_case(shape, true),
-                                           backward_case(small, true)));
-  }
-  testing::run_benches(benches, testing::names_of(implementations()), options);
+  const Shape shape = options.device.kind == Device::Kind::cuda ? Shape({16384, 2048}) : Shape({4096, 1024});
+  const std::vector<testing::ShapedOperation> operations = {
+      {"layer_norm forward", [](const Shape& of) { return forward_case(of, true); }},
+      {"layer_norm backward", [](const Shape& of) { return backward_case(of, true); }}};
+  testing::run_benches(testing::bytes_bound(operations, shape, Shape({9, 130})), testing::names_of(implementations()),
+                       options);
 }
 
 }  // namespace flashgla::ops::layer_norm

@@ -4,6 +4,7 @@
 
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
@@ -81,12 +82,6 @@ Call<T> call_of(const Inputs& in, const float* skip, const Cut& cut) {
           in.x.size(2),
           cut.sequences,
           cut.transforms};
-}
-
-// Calls run(T()) with the kernels' type for the inputs'.
-template <class Run>
-void with_type(const Inputs& in, const Run& run) {
-  in.x.dtype == DType::f32 ? run(float{}) : run(bf16{});
 }
 
 template <class... Parameters, class... Arguments>
@@ -326,7 +321,7 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
            : queue_blocks<float2, float, false>(context, in, skip, cut, in.x, y);
   }
   if (context.planning()) return;
-  with_type(in, [&](auto zero) {
+  ops::cuda::with_element(in.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Call<T> call = call_of<T>(in, skip, cut);
     if (step) {
@@ -367,7 +362,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
     queue_block_gradients(context, in, skip, cut, dy, to.dx, by_transforms);
   }
   if (!context.planning()) {
-    with_type(in, [&](auto zero) {
+    ops::cuda::with_element(in.x.dtype, [&](auto zero) {
       using T = decltype(zero);
       const Call<T> call = call_of<T>(in, skip, cut);
       if (cut.direct) {

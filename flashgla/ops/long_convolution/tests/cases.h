@@ -24,12 +24,6 @@ struct Form {
   Shape filter() const { return Shape({longest_past() + length + 1, channels}); }
 };
 
-inline testing::Argument integers(const char* name, const std::vector<std::int32_t>& values) {
-  testing::Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
-  argument.fill = [=](const TensorView& view) { std::copy(values.begin(), values.end(), view.as<std::int32_t>()); };
-  return argument;
-}
-
 // The filter decays as Hyena's do, so that sums stay of the size of what they are of. A step's past holds its token.
 inline std::vector<testing::Argument> inputs_of(const Form& form) {
   std::vector<testing::Argument> arguments{
@@ -41,13 +35,9 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
                          .shape = Shape({form.sequences(), form.longest_past() + 2, form.channels}),
                          .kind = Kind::parameter,
                          .strided = false});
-    arguments.push_back(integers("positions", form.past));
+    arguments.push_back(testing::integers("positions", form.past));
   }
-  if (!form.ends.empty()) {
-    std::vector<std::int32_t> bounds{0};
-    bounds.insert(bounds.end(), form.ends.begin(), form.ends.end());
-    arguments.push_back(integers("cu_seqlens", bounds));
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   return arguments;
 }
 

@@ -153,7 +153,7 @@ void queue(Context& context, const TensorView& x, const TensorView& positions, c
       .positions = positions ? positions.as<std::int32_t>() : nullptr,
       .bounds = cu_seqlens ? cu_seqlens.as<std::int32_t>() : nullptr,
       .length = length,
-      .sequences = static_cast<int>(cu_seqlens ? cu_seqlens.size(0) - 1 : x.size(0)),
+      .sequences = static_cast<int>(sequences_of(x, cu_seqlens)),
       .tokens_per_block = static_cast<int>(tokens),
       .parts = division(parts),
       .groups = division(groups),

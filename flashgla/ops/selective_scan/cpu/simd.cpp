@@ -131,7 +131,7 @@ void forward_lanes(const Call& call, std::int64_t n, const Lanes& lanes, const O
   const std::int64_t states = n * sizes.channels * sizes.states;
   load_states(call.in->h0 ? call.in->h0.as<float>() + states : nullptr, lanes, sizes.states, h);
   const Channels channels(call, lanes);
-  const Sequence sequence = sequence_at(*call.in, n);
+  const Sequence sequence = sequence_at(call.in->x, call.in->cu_seqlens, n);
   for (std::int64_t row = sequence.begin; row < sequence.end; ++row) {
     const std::int64_t token = row - sequence.begin;
     if (call.kept && token % kChunk == 0) {
@@ -226,7 +226,7 @@ struct Backward {
     const auto width = static_cast<std::int64_t>(hn::Lanes(d)), vectors = (end - first + width - 1) / width;
     std::vector<Carried> carried(static_cast<std::size_t>(vectors));
     for (Carried& each : carried) each = {};
-    const Sequence sequence = sequence_at(*call.in, n);
+    const Sequence sequence = sequence_at(call.in->x, call.in->cu_seqlens, n);
     TokenSums sums;
     for (std::int64_t i = (sequence.end - sequence.begin + kChunk - 1) / kChunk; i-- > 0;) {
       const std::int64_t from = sequence.begin + i * kChunk, to = std::min(sequence.end, from + kChunk);

@@ -49,14 +49,7 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
                                            parameter("a_log", Shape({form.channels, form.states}), 1.0, 1.0),
                                            parameter("skip", Shape({form.channels}), 0.5, 1.0)};
   if (form.carried) arguments.push_back(state_of("h0", form, Role::input));
-  if (!form.ends.empty()) {
-    testing::Argument bounds{"cu_seqlens", Shape({form.sequences() + 1}), Role::input, Kind::integer};
-    bounds.fill = [=](const TensorView& view) {
-      view.as<std::int32_t>()[0] = 0;
-      std::copy(form.ends.begin(), form.ends.end(), view.as<std::int32_t>() + 1);
-    };
-    arguments.push_back(bounds);
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   return arguments;
 }
 

@@ -115,11 +115,11 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Act
   parallel_for(context, tasks_of(inputs), [&](std::int64_t task) {
     const simd::F32 d;
     const Slice slice(task, channels);
-    const Sequence sequence = sequence_at(inputs, slice.n);
+    const Sequence sequence = sequence_at(inputs.x, inputs.cu_seqlens, slice.n);
     const SliceWeight weight(weights, slice, channels, Width);
     Window window(Width);
     load_initial(inputs, slice, Width, window);
-    for (std::int64_t t = 0; t < sequence.length; ++t) {
+    for (std::int64_t t = 0; t < sequence.length(); ++t) {
       const T* in = x[sequence.begin + t] + slice.begin;
       T* out = y[sequence.begin + t] + slice.begin;
       const float* taps[Width];
@@ -135,7 +135,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Act
     if (!outputs.final_state) return;
     for (std::int64_t i = 0; i < Width - 1; ++i) {
       for (std::int64_t c = 0; c < slice.count; ++c) {
-        *state_at(outputs.final_state, slice, c, i) = window[sequence.length + i][c];
+        *state_at(outputs.final_state, slice, c, i) = window[sequence.length() + i][c];
       }
     }
   });
@@ -151,14 +151,14 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
   parallel_for(context, tasks_of(inputs), [&](std::int64_t task) {
     const simd::F32 d;
     const Slice slice(task, channels);
-    const Sequence sequence = sequence_at(inputs, slice.n);
+    const Sequence sequence = sequence_at(inputs.x, inputs.cu_seqlens, slice.n);
     const SliceWeight weight(weights, slice, channels, Width);
     alignas(64) float dweight[Width][kSlice] = {};
     alignas(64) float de[kSlice];
     Window window(Width), dz(Width);
     load_initial(inputs, slice, Width, window);
-    for (std::int64_t p = 0; p < sequence.length + Width - 1; ++p) {
-      const bool inside = p < sequence.length;
+    for (std::int64_t p = 0; p < sequence.length() + Width - 1; ++p) {
+      const bool inside = p < sequence.length();
       const float* taps[Width];
       const float* gradients[Width];  // dz[p-j]
       for (int j = 0; j < Width; ++j) {
@@ -201,7 +201,7 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
       if (plain) continue;
       if (!inside && output_gradients.d_final_state) {
         for (std::int64_t c = 0; c < slice.count; ++c) {
-          de[c] += *state_at(output_gradients.d_final_state, slice, c, p - sequence.length);
+          de[c] += *state_at(output_gradients.d_final_state, slice, c, p - sequence.length());
         }
       }
       if (dx_row) {

@@ -31,15 +31,7 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
   weight.strided = false;
   std::vector<testing::Argument> arguments{{"x", form.shape}, weight};
   if (form.states) arguments.push_back(state_of("initial_state", form, Role::input));
-  if (!form.ends.empty()) {
-    testing::Argument boundaries{"cu_seqlens", Shape({static_cast<std::int64_t>(form.ends.size()) + 1}), Role::input,
-                                 Kind::integer};
-    boundaries.fill = [=](const TensorView& view) {
-      view.as<std::int32_t>()[0] = 0;
-      std::copy(form.ends.begin(), form.ends.end(), view.as<std::int32_t>() + 1);
-    };
-    arguments.push_back(boundaries);
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   return arguments;
 }
 

@@ -28,14 +28,6 @@ struct Form {
   Shape cache(std::int64_t channels) const { return Shape({sequences(), rows, groups, channels}); }
 };
 
-inline testing::Argument integers(const char* name, std::vector<std::int32_t> values) {
-  testing::Argument argument{name, Shape({static_cast<std::int64_t>(values.size())}), Role::input, Kind::integer};
-  argument.fill = [values](const TensorView& view) {
-    std::copy(values.begin(), values.end(), view.as<std::int32_t>());
-  };
-  return argument;
-}
-
 inline testing::Argument dense(const char* name, const Shape& shape, Role role = Role::input,
                                Kind kind = Kind::activation) {
   testing::Argument argument{name, shape, role, kind};
@@ -46,21 +38,17 @@ inline testing::Argument dense(const char* name, const Shape& shape, Role role =
 inline std::vector<testing::Argument> inputs_of(const Form& form) {
   std::vector<testing::Argument> arguments{
       {"q", form.q}, {"k", form.shape_of(form.groups, form.q[3])}, {"v", form.shape_of(form.groups, form.v())}};
-  if (!form.ends.empty()) {
-    std::vector<std::int32_t> bounds = {0};
-    bounds.insert(bounds.end(), form.ends.begin(), form.ends.end());
-    arguments.push_back(integers("cu_seqlens", bounds));
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   if (form.rows > 0) {
     arguments.push_back(dense("past_k", form.cache(form.q[3])));
     arguments.push_back(dense("past_v", form.cache(form.v())));
-    arguments.push_back(integers("positions", form.positions));
+    arguments.push_back(testing::integers("positions", form.positions));
   }
   if (form.dropout > 0.0) {
     testing::Argument step{"step", Shape({1}), Role::input, Kind::fixed};
     step.fill = [](const TensorView& view) { view.as<double>()[0] = 3.0; };
     arguments.push_back(step);
-    arguments.push_back(integers("micro_batch", {1}));
+    arguments.push_back(testing::integers("micro_batch", {1}));
   }
   return arguments;
 }
@@ -132,7 +120,7 @@ inline testing::OperatorCase step_case(const Form& form) {
                       {"v", Shape({form.q[0], form.groups, form.v()})},
                       dense("k_cache", form.cache(form.q[3]), Role::accumulated),
                       dense("v_cache", form.cache(form.v()), Role::accumulated),
-                      integers("positions", form.positions),
+                      testing::integers("positions", form.positions),
                       {"o", Shape({form.q[0], form.q[2], form.v()}), Role::output}};
   result.run = [=](Context& context, const NamedTensors& t) {
     step(context, t["q"], {t["k"], t["v"]}, t["k_cache"], t["v_cache"], t["positions"], t["o"], {0.0, form.window});

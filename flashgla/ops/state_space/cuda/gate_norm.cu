@@ -3,7 +3,7 @@
 // fixed blocks of rows.
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/math.cuh"
-#include "flashgla/ops/cuda/rows_by_team.cuh"
+#include "flashgla/ops/cuda/norm_backward.cuh"
 #include "flashgla/ops/state_space/cuda/gate_norm.h"
 #include "flashgla/ops/state_space/implementations.h"
 
@@ -147,15 +147,6 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld == RowGrid::kMost ? 2
   });
 }
 
-template <class T>
-struct BackwardOperands {
-  GateOperands<T> in;
-  Operand<T> dy, ds, dz;
-  house::WeightVector weight;
-  const float* rstd;
-  bool want_dweight;
-};
-
 // What an element of y adds to dweight but for r, and with its weight to the row's product with what is normalised.
 template <int N, bool kWhole, class T>
 __device__ __forceinline__ void products(const GateVectors<N, kWhole, T>& in, const float (&s)[N],
@@ -180,6 +171,49 @@ __device__ __forceinline__ void store_gradients(T* ds, T* dz, std::int64_t colum
   house::store_vector<N>(ds, column, kWhole || whole, length, Vector<T, N>::of(to_s));
   house::store_vector<N>(dz, column, kWhole || whole, length, Vector<T, N>::of(to_z));
 }
+
+template <class T>
+struct BackwardOperands {
+  GateOperands<T> in;
+  Operand<T> dy, ds, dz;
+  house::WeightVector weight;
+  const float* rstd;
+  bool want_dweight;
+
+  // What house::queue_norm_long_backward asks for, whose rows are too long to be held.
+  static constexpr bool kCentred = false;
+  struct Row {
+    GateRow<T> in;
+    const T* dy;
+    T *ds, *dz;
+  };
+  __device__ __forceinline__ Row row(std::int64_t i) const {
+    return {GateRow<T>(in, i), dy.at(i, 0), ds.at(i, 0), dz.at(i, 0)};
+  }
+  template <int kHeld, int N, bool>
+  struct Held {
+    static_assert(kHeld == 1);
+    GateVectors<N, false, T> in;
+    Vector<T, N> dy;
+    float s[N], r;
+
+    __device__ __forceinline__ void load(const BackwardOperands& t, const Row& from, int, std::int64_t column,
+                                         bool whole, std::int64_t length) {
+      in.load(from.in, column, whole, length);
+      dy = house::load_vector<N>(from.dy, column, whole, length);
+      in.sums(t.in.skips, column, length, s);
+    }
+    __device__ __forceinline__ void load_statistics(const BackwardOperands& t, std::int64_t row) { r = t.rstd[row]; }
+    __device__ __forceinline__ float product(int, int j) const { return dy[j] * s[j] * silu(in.z[j]); }
+    __device__ __forceinline__ float weighted(int i, int j, float w) const { return product(i, j) * w; }
+    template <class Weight>
+    __device__ __forceinline__ void write(const BackwardOperands&, const Row& to, int i, std::int64_t column,
+                                          bool whole, std::int64_t length, const Weight& weight, float pull,
+                                          float) const {
+      store_gradients(to.ds, to.dz, column, whole, length, in, s, dy, weight[i], r, pull);
+    }
+  };
+};
 
 // A block takes the rows of one block of partial sums, its teams every teams()th of them; the next one is on its way
 // into the L2 while one is worked on.
@@ -239,72 +273,6 @@ __global__ void __launch_bounds__(RowGrid::kThreads, kHeld <= 2 ? house::kBackwa
   house::store_sums<kHeld, N>(grid, team, partial, sums, shared);
 }
 
-// Rows too long to be held: ds and dz alone.
-template <int N, class T>
-__global__ void __launch_bounds__(RowGrid::kThreads, 1)  // 1: ptxas else spills on 8.0
-    long_rows_kernel(BackwardOperands<T> t, RowGrid grid) {
-  flashgla::cuda::wait_for_previous();
-  __shared__ float shared[RowGrid::kSharedFloats];
-  Team team(grid.team, shared);
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * grid.teams() + team.index();
-  if (row >= grid.rows) return;
-  const GateRow<T> from(t.in, row);
-  GateVectors<N, false, T> in;
-  Vector<T, N> dy;
-  float s[N], weight[N], dot = 0.0f;
-  const auto load = [&](std::int64_t column, bool whole) {
-    in.load(from, column, whole, grid.length);
-    dy = house::load_vector<N>(t.dy.at(row, 0), column, whole, grid.length);
-    in.sums(t.in.skips, column, grid.length, s);
-    t.weight.template load<N>(column, whole, grid.length, weight);
-  };
-  house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
-    load(column, whole);
-    float product[N];
-    products(in, s, dy, product);
-#pragma unroll
-    for (int j = 0; j < N; ++j) dot = fmaf(product[j], weight[j], dot);
-  });
-  const float r = t.rstd[row], pull = r * r * r * (team.sum(dot) / static_cast<float>(grid.length));
-  house::for_each_vector<0, N>(grid, team.rank(), [&](int, std::int64_t column, bool whole) {
-    load(column, whole);
-    store_gradients(t.ds.at(row, 0), t.dz.at(row, 0), column, whole, grid.length, in, s, dy, weight, r, pull);
-  });
-}
-
-// dweight's sums of such rows: a thread takes a column.
-template <class T>
-__global__ void __launch_bounds__(RowGrid::kThreads)
-    long_rows_dweight_kernel(BackwardOperands<T> t, house::PartialSums partial, std::int64_t tiles) {
-  flashgla::cuda::wait_for_previous();
-  const std::int64_t block = blockIdx.x / tiles, column = blockIdx.x % tiles * RowGrid::kThreads + threadIdx.x;
-  if (column >= partial.columns) return;
-  float total = 0.0f;
-#pragma unroll 4
-  for (std::int64_t row = partial.begin(block); row < partial.end(block); ++row) {
-    GateVectors<1, false, T> in;
-    in.load(GateRow<T>(t.in, row), column, true, partial.columns);
-    float s[1], product[1];
-    in.sums(t.in.skips, column, partial.columns, s);
-    products(in, s, house::load_vector<1>(t.dy.at(row, 0), column, true, partial.columns), product);
-    total = fmaf(product[0], t.rstd[row], total);
-  }
-  partial.sums[block * partial.columns + column] = total;
-}
-
-// Runs run(T, N) for the call's dtype and the vectors that its tensors allow.
-template <class Run>
-void with_vectors(DType dtype, std::initializer_list<const TensorView*> tensors, const Run& run) {
-  using std::integral_constant;
-  const auto of = [&](auto zero) {
-    using T = decltype(zero);
-    constexpr int kElements = flashgla::cuda::kVectorOf<T>;
-    house::are_aligned(tensors, kElements) ? run(zero, integral_constant<int, kElements>())
-                                           : run(zero, integral_constant<int, 1>());
-  };
-  dtype == DType::f32 ? of(float{}) : of(__nv_bfloat16{});
-}
-
 // Calls run(bool_constant), true where the kernels' kWhole holds.
 template <int N, class Run>
 void with_wholeness(const Gate& in, const house::WeightVector& weight, const Run& run) {
@@ -327,7 +295,7 @@ void gate_norm(Context& context, const Gate& in, const TensorView& weight, doubl
                const TensorView& rstd) {
   const std::int64_t rows = rows_of(in.o.shape);
   if (context.planning() || rows == 0) return;
-  with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &y}, [&](auto zero, auto elements) {
+  house::with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &y}, [&](auto zero, auto elements) {
     using T = decltype(zero);
     constexpr int N = decltype(elements)::value;
     const ForwardOperands<T> operands{operands_of<T>(in), Operand<T>(y), house::weight_vector(weight, N),
@@ -349,7 +317,7 @@ void gate_norm_backward(Context& context, const Gate& in, const TensorView& weig
   const auto partial =
       house::take_partial_sums(context, rows, in.o.size(-1), house::kRowBlocks, 1, "state_space: dweight");
   if (context.planning() || rows == 0) return;
-  with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &dy, &ds, &dz}, [&](auto zero, auto elements) {
+  house::with_vectors(in.o.dtype, {&in.o, &in.x, &in.z, &dy, &ds, &dz}, [&](auto zero, auto elements) {
     using T = decltype(zero);
     constexpr int N = decltype(elements)::value;
     const BackwardOperands<T> operands{operands_of<T>(in),
@@ -360,22 +328,15 @@ void gate_norm_backward(Context& context, const Gate& in, const TensorView& weig
                                        rstd.as<float>(),
                                        static_cast<bool>(dweight)};
     const RowGrid grid(rows, in.o.size(-1), N);
-    const auto queue = [&](auto* kernel, std::int64_t blocks, int shared, const auto&... more) {
-      house::queue_kernel(context, "state_space gate backward", kernel, blocks, RowGrid::kThreads, shared, operands,
-                          more...);
-    };
+    constexpr const char* kName = "state_space gate backward";
     house::with_held_vectors(grid, [&](auto held) {
       if constexpr (held.value > 0) {
-        const int floats = std::max(RowGrid::kSharedFloats, RowGrid::kThreads * held.value * N);
         with_wholeness<N>(in, operands.weight, [&](auto whole) {
-          queue(backward_kernel<held.value, N, whole.value, T>, partial.blocks(),
-                floats * static_cast<int>(sizeof(float)), grid, partial);
+          house::queue_kernel(context, kName, backward_kernel<held.value, N, whole.value, T>, partial.blocks(),
+                              RowGrid::kThreads, house::backward_shared<held.value, N>(grid), operands, grid, partial);
         });
       } else {
-        const std::int64_t tiles = (grid.length + RowGrid::kThreads - 1) / RowGrid::kThreads;
-        // Before ds and dz, which may take dy's place.
-        if (dweight) queue(long_rows_dweight_kernel<T>, partial.blocks() * tiles, 0, partial, tiles);
-        queue(long_rows_kernel<N, T>, grid.blocks(), 0, grid);
+        house::queue_norm_long_backward<N>(context, kName, operands, grid, partial);
       }
     });
   });

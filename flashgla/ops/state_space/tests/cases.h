@@ -106,13 +106,7 @@ inline std::vector<testing::Argument> convolved_inputs_of(const ConvolvedForm& o
   if (of.states) {
     arguments.push_back({.name = "initial_state", .shape = of.state(), .kind = Kind::accumulator, .strided = false});
   }
-  if (of.ends.empty()) return arguments;
-  testing::Argument bounds{"cu_seqlens", Shape({of.sequences() + 1}), Role::input, Kind::integer};
-  bounds.fill = [ends = of.ends](const TensorView& view) {
-    view.as<std::int32_t>()[0] = 0;
-    std::copy(ends.begin(), ends.end(), view.as<std::int32_t>() + 1);
-  };
-  arguments.push_back(bounds);
+  if (!of.ends.empty()) arguments.push_back(testing::bounds(of.ends));
   return arguments;
 }
 inline Convolution convolution_in(const NamedTensors& t) {

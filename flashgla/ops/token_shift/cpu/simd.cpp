@@ -24,9 +24,9 @@ template <class Body>
 HWY_INLINE void for_each_row(const Inputs& in, std::int64_t begin, std::int64_t end, const Body& body) {
   if (begin >= end) return;
   std::int64_t n = sequence_of(in, begin);
-  Sequence sequence = sequence_at(in, n);
+  Sequence sequence = sequence_at(in.x, in.cu_seqlens, n);
   for (std::int64_t row = begin; row < end; ++row) {
-    while (row >= sequence.end) sequence = sequence_at(in, ++n);
+    while (row >= sequence.end) sequence = sequence_at(in.x, in.cu_seqlens, ++n);
     body(row, n, sequence);
   }
 }
@@ -69,8 +69,8 @@ void forward_of(Context& context, const Inputs& in, const float* mu, const Outpu
       }
     });
   });
-  for (std::int64_t n = 0; after && n < sequences_of(in); ++n) {
-    const Sequence sequence = sequence_at(in, n);
+  for (std::int64_t n = 0; after && n < sequences_of(in.x, in.cu_seqlens); ++n) {
+    const Sequence sequence = sequence_at(in.x, in.cu_seqlens, n);
     if (sequence.begin < sequence.end || (states && states == after)) continue;
     states ? std::copy_n(states + n * length, length, after + n * length)
            : std::fill_n(after + n * length, length, 0.0f);

@@ -235,7 +235,7 @@ Call call_of(const Inputs& in, const float* mu) {
           in.x.size(1),
           in.x.size(2),
           in.mu.size(0),
-          sequences_of(in),
+          sequences_of(in.x, in.cu_seqlens),
           static_cast<const std::int32_t*>(in.cu_seqlens.data),
           mu,
           static_cast<const float*>(in.initial_state.data)};

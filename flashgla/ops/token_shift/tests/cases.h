@@ -40,14 +40,7 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
                                             .mean = 0.5,
                                             .strided = false}};
   if (form.carried) arguments.push_back(state_of("initial_state", form, Role::input));
-  if (!form.ends.empty()) {
-    testing::Argument bounds{"cu_seqlens", Shape({form.sequences() + 1}), Role::input, Kind::integer};
-    bounds.fill = [=](const TensorView& view) {
-      view.as<std::int32_t>()[0] = 0;
-      std::copy(form.ends.begin(), form.ends.end(), view.as<std::int32_t>() + 1);
-    };
-    arguments.push_back(bounds);
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   return arguments;
 }
 

@@ -131,7 +131,7 @@ void forward_tile(const Call& call, std::int64_t n, std::int64_t index, const Ou
   const TypedRows<T> k(call.in->k), v(call.in->v), r(call.in->r), y(out.y ? out.y : call.in->k);
   const std::int64_t channels = call.sizes.channels, state = n * 3 * channels;
   const Tile tile(call, index);
-  const Sequence sequence = sequence_at(*call.in, n);
+  const Sequence sequence = sequence_at(call.in->k, call.in->cu_seqlens, n);
   const float* before = call.in->h0 ? call.in->h0.as<float>() + state : nullptr;
   if (sequence.begin == sequence.end) {
     for (std::int64_t i = 0; out.ht && i < 3; ++i) {
@@ -211,7 +211,7 @@ struct Backward {
   void run(std::int64_t n, std::int64_t index) const {
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(simd::F32()));
     const Tile tile(call, index);
-    const Sequence sequence = sequence_at(*call.in, n);
+    const Sequence sequence = sequence_at(call.in->k, call.in->cu_seqlens, n);
     Carried carried;
     States states[kChunk];  // before each token of a chunk
     for (std::int64_t chunk = (sequence.end - sequence.begin + kChunk - 1) / kChunk; chunk-- > 0;) {

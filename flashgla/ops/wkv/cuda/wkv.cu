@@ -1,6 +1,7 @@
 // The row of the table that runs on CUDA.
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/cuda/with_element.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/weight_in_f32.h"
 #include "flashgla/ops/wkv/cuda/backward.cuh"
@@ -108,12 +109,6 @@ bool by_tiles(const Context& context, const Inputs& in, std::initializer_list<co
          ops::cuda::are_aligned(copied, each);
 }
 
-// Calls run(T()).
-template <class Run>
-void with_element(const Inputs& in, const Run& run) {
-  in.k.dtype == DType::f32 ? run(float{}) : run(bf16{});
-}
-
 std::int64_t tile_blocks_of(const Inputs& in, const cuda::Parts& parts, int across) {
   return in.k.size(0) * parts.count * ((in.k.size(2) + across - 1) / across);
 }
@@ -151,7 +146,7 @@ void run_forward(Context& context, const Inputs& in, const Parameters& parameter
   }
   if (in.k.numel() == 0) return;
   if (by_tiles(context, in, {&in.k, &in.v, &in.r, &y})) {
-    return with_element(in, [&](auto zero) {
+    return ops::cuda::with_element(in.k.dtype, [&](auto zero) {
       using T = decltype(zero);
       const cuda::Call<T> call = call_of<T>(in, parameters, prefixes);
       const cuda::Lines<T> to = y ? cuda::Lines<T>(y) : cuda::Lines<T>();
@@ -202,7 +197,7 @@ struct PartialGradients {
 void backward_by_tiles(Context& context, const Inputs& in, const Parameters& parameters, const TensorView& prefixes,
                        const cuda::Parts& parts, const TensorView& dy, const InputGradients& to,
                        const PartialGradients& sums) {
-  with_element(in, [&](auto zero) {
+  ops::cuda::with_element(in.k.dtype, [&](auto zero) {
     using T = decltype(zero);
     const cuda::TileGradients<T> gradients{cuda::Lines<T>(dy),
                                            cuda::Lines<T>(to.dk),

@@ -1,7 +1,6 @@
 // The operator as cases that test and bench share.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "flashgla/ops/wkv/wkv.h"
@@ -60,14 +59,7 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
                                            parameter("time_decay", channels, 2.0, form.mean_decay),
                                            parameter("time_first", channels, 0.5, -1.0)};
   if (form.carried) arguments.push_back(state_of("h0", form.sequences(), form.channels, Role::input));
-  if (!form.ends.empty()) {
-    testing::Argument bounds{"cu_seqlens", Shape({form.sequences() + 1}), Role::input, Kind::integer};
-    bounds.fill = [=](const TensorView& view) {
-      view.as<std::int32_t>()[0] = 0;
-      std::copy(form.ends.begin(), form.ends.end(), view.as<std::int32_t>() + 1);
-    };
-    arguments.push_back(bounds);
-  }
+  if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
   return arguments;
 }
 
