@@ -135,27 +135,4 @@ __device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image
   }
 }
 
-// Puts an accumulator into a tile, rounded to bf16. Each warp writes its own 16 rows only.
-__device__ __forceinline__ void put_tile(char* tile, const Accumulator& a, int thread) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int at = (lane & 3) * 4;
-    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row, j) + at) = ptx::pack_bf16(a[4 * j], a[4 * j + 1]);
-    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row + 8, j) + at) = ptx::pack_bf16(a[4 * j + 2], a[4 * j + 3]);
-  }
-}
-// An accumulator to memory as a tile image, through `tile`.
-__device__ __forceinline__ void store_image(void* image, char* tile, const Accumulator& a, int thread) {
-  put_tile(tile, a, thread);
-  __syncwarp();
-  const int lane = thread & 31, begin = (thread >> 5) * 2048;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = begin + (lane + 32 * i) * 16;
-    *reinterpret_cast<uint4*>(static_cast<char*>(image) + at) = *reinterpret_cast<const uint4*>(tile + at);
-  }
-  __syncwarp();
-}
-
 }  // namespace flashgla::ops::gated_linear_attention::cuda
