@@ -206,15 +206,25 @@ __device__ __forceinline__ uint2 load_shared_uint2(std::uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
   return x;
 }
-__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
-  const uint2 x = load_shared_uint2(address);
-  return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
-}
 __device__ __forceinline__ void store_shared_uint2(std::uint32_t address, uint2 x) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+// Number i of floats there, and two at once.
+__device__ __forceinline__ float float_at(std::uint32_t address, int i = 0) {
+  return __uint_as_float(load_shared_4(address + 4 * i));
+}
+__device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
+  store_shared_4(address + 4 * i, __float_as_uint(x));
+}
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
+  const uint2 x = load_shared_uint2(address);
+  return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
+}
+__device__ __forceinline__ void store_shared_float2(std::uint32_t address, float2 x) {
+  store_shared_uint2(address, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -57,7 +57,7 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
       if (p.sequences.cu_seqlens != nullptr && rows < kChunk) at.clear_rows(v, rows);
       std::uint32_t queries[16];
       if constexpr (kGated) {
-        const float decay = ptx::exp2(view.float_at(at.sums, kTile - 1));
+        const float decay = ptx::exp2(float_at(at.sums, kTile - 1));
         const auto factors = [&](int k8) {
           return load_shared_uint2(at.sums + Layout::query_factors + 8 * (4 * k8 + (thread & 3)));
         };
@@ -75,7 +75,7 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
         at.leave(view);
         const float sum = sum_of_warp(with_h.x + with_h.y);
         Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
-        if (thread % 32 == 0) view.put_float(view.base + Layout::beyond, thread / 32, sum);
+        if (thread % 32 == 0) put_float(view.base + Layout::beyond, thread / 32, sum);
         __syncwarp();
         Core::arrive(view.base + Layout::dots_full);
       } else {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void find_states_between(const View& view) {
       if constexpr (View::kGated) {
         const std::uint32_t sums = view.sums_of(number);
         std::uint32_t keys[16];
-        const float decay = ptx::exp2(view.float_at(sums, kTile - 1));
+        const float decay = ptx::exp2(float_at(sums, kTile - 1));
         load_weighed(keys, tiles + Layout::k, thread, [&](int k8) {
           return load_shared_uint2(sums + Layout::key_factors + 8 * (4 * k8 + (thread & 3)));
         });
@@ -253,8 +253,8 @@ __device__ __forceinline__ void sum_gates(const View& view) {
       const int written_over = number - Layout::sum_ring, gone = written_over + Layout::segment - 1;  // at the latest
       if (written_over >= 0) view.wait_ringed(Layout::keys_empty, gone);
       const std::uint32_t sums = view.sums_of(number);
-      view.put_float(sums, 2 * lane, b - high);
-      view.put_float(sums, 2 * lane + 1, b);
+      put_float(sums, 2 * lane, b - high);
+      put_float(sums, 2 * lane + 1, b);
       store_shared_uint2(sums + Layout::query_factors + 8 * lane,
                          split_factors(p.scale * ptx::exp2(b - high), p.scale * ptx::exp2(b)));
       store_shared_uint2(sums + Layout::key_factors + 8 * lane,
@@ -290,10 +290,8 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
       Core::wait_at(view.base + Layout::dots_full, gone_through & 1);
       float run = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) run += view.float_at(beyond, w);
-      const auto difference = [&](int token) {
-        return view.float_at(dots, token) - view.float_at(dots, kTile + token);
-      };
+      for (int w = 0; w < 4; ++w) run += float_at(beyond, w);
+      const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
       const float low = difference(2 * lane);
       const float so_far = sum_so_far(low + difference(2 * lane + 1), lane);
       const float before = __shfl_up_sync(0xffffffffu, so_far, 1);

@@ -27,7 +27,7 @@ __device__ __forceinline__ void weigh_pairs(std::uint32_t (&pairs)[16], const Ac
   if constexpr (kGated) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      own[half] = fmaf(-sign, __uint_as_float(load_shared_4(sums + 4 * row_of_element(thread, 2 * half))), log_scale);
+      own[half] = fmaf(-sign, float_at(sums, row_of_element(thread, 2 * half)), log_scale);
     }
   }
   const std::uint32_t minus = kGated && scale < 0.0f ? 0x80008000u : 0u;
@@ -130,13 +130,13 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       Core::commit();
       Core::template wait<1>(a);
       weigh_pairs<kGated>(pairs, a, !of_queries, at.sums, p.scale, blocks, thread);
-      const float total = kGated && !of_queries ? view.float_at(at.sums, kTile - 1) : 0.0f;
+      const float total = kGated && !of_queries ? float_at(at.sums, kTile - 1) : 0.0f;
       float factors[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         factors[half] = of_queries ? p.scale : 1.0f;
         if constexpr (kGated) {
-          const float b = view.float_at(at.sums, row_of_element(thread, 2 * half));
+          const float b = float_at(at.sums, row_of_element(thread, 2 * half));
           factors[half] *= ptx::exp2(of_queries ? b : total - b);
         }
       }
@@ -152,8 +152,8 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
           Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
           if (thread % 4 == 0) {
             const int row = row_of_element(thread, 0) + (of_queries ? 0 : kTile);
-            view.put_float(view.base + Layout::dots, row, dot.x);
-            view.put_float(view.base + Layout::dots, row + 8, dot.y);
+            put_float(view.base + Layout::dots, row, dot.x);
+            put_float(view.base + Layout::dots, row + 8, dot.y);
           }
           __syncwarp();
           Core::arrive(view.base + Layout::dots_full);

@@ -152,12 +152,6 @@ struct RoleView {
   __device__ __forceinline__ std::uint32_t sums_of(int number) const {
     return base + Layout::sums + number % Layout::sum_ring * Layout::chunk_sums;
   }
-  static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
-    return __uint_as_float(load_shared_4(address + 4 * i));
-  }
-  static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  }
 };
 
 // A chunk as its readers find it, in the order they go through: which number it has and which stage its q and do are

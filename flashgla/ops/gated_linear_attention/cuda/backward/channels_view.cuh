@@ -198,12 +198,6 @@ struct ChannelsView {
   }
   // Whether gates of logits have a least value.
   __device__ __forceinline__ bool cut_off() const { return p.gate_min > -std::numeric_limits<float>::infinity(); }
-  static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
-    return __uint_as_float(load_shared_4(address + 4 * i));
-  }
-  static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  }
   __device__ __forceinline__ std::int64_t state_at() const {
     return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim);
   }

@@ -76,10 +76,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto sums_of = [&](int index) { return base + Layout::sums + (index & 1) * 2 * kTile * 4; };
   const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
   const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
-  const auto float_at = [](std::uint32_t address, int i) { return __uint_as_float(load_shared_4(address + 4 * i)); };
-  const auto put_float = [](std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  };
   const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
   const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 

@@ -49,8 +49,8 @@ struct AnchorFactorsOf {
   __device__ __forceinline__ void put_for_state(int t, float2 of_rows, int thread) const {
     if (thread % 4 != 0) return;
     const int row = row_of_element(thread, 0);
-    store_shared_4(place(kOfState + t, row), __float_as_uint(of_rows.x));
-    store_shared_4(place(kOfState + t, row + 8), __float_as_uint(of_rows.y));
+    put_float(place(kOfState + t, row), 0, of_rows.x);
+    put_float(place(kOfState + t, row), 8, of_rows.y);
   }
   // Of a channel and the next one.
   __device__ __forceinline__ float2 of_queries(int t, int channel) const {
@@ -61,7 +61,7 @@ struct AnchorFactorsOf {
   // Of this thread's rows of the state.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
     const std::uint32_t at = place(kOfState + t, row_of_element(thread, 0));
-    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+    return make_float2(float_at(at), float_at(at, 8));
   }
   __device__ __forceinline__ void put_ones(int thread) const {
     if (thread % 32 < 16) put_for_query(kOnes, thread / 32 * 16 + thread % 32, 1.0f);

@@ -38,8 +38,8 @@ void with_gates_as(const Params& p, const F& f) {
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
   const int lane = thread % 32, row = row_of_element(thread, 0);
-  const float odd = __uint_as_float(load_shared_4(gates + 8 * lane + 4));
-  float high = __uint_as_float(load_shared_4(gates + 8 * lane)) + odd;
+  const float odd = float_at(gates, 2 * lane + 1);
+  float high = float_at(gates, 2 * lane) + odd;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const float before = __shfl_up_sync(0xffffffffu, high, distance);

@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& 
   } else if (p.gate != GateKind::none && thread < kTile) {
     const std::int64_t token = anew(b.first) + thread;
     const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
-    store_shared_4(b.g_tile + 4 * thread, __float_as_uint(gate));
+    put_float(b.g_tile, thread, gate);
   }
 }
 // Their running sums, base 2, when they are there.
@@ -109,7 +109,7 @@ __device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint
         } else {
           sum_block_of(sums, thread, [&](int row, int column) {
             if constexpr (kGates == GatesAs::f32) return f32_gates_at(gates, row, column);
-            const float g = __uint_as_float(load_shared_4(g_tile + 4 * row));
+            const float g = float_at(g_tile, row);
             return make_float2(g, g);
           });
         }
@@ -118,7 +118,7 @@ __device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint
   sync_group();
   const std::uint32_t at = g_tile + 4 * (fresh_thread() % kGroupThreads);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) store_shared_4(at + 4 * kGroupThreads * i, __float_as_uint(s[i]));
+  for (int i = 0; i < 32; ++i) put_float(at, kGroupThreads * i, s[i]);
 }
 
 template <class Core, GatesAs kGates>
@@ -187,7 +187,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
       so_far.restore(s);
       const std::uint32_t part = b.g_tile + 4 * (fresh_thread() % kGroupThreads);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] += __uint_as_float(load_shared_4(part + 4 * kGroupThreads * i));
+      for (int i = 0; i < 32; ++i) s[i] += float_at(part, kGroupThreads * i);
     }
     __syncwarp();
     const int mover = fresh_thread();

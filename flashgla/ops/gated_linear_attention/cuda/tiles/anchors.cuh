@@ -59,10 +59,10 @@ struct Anchors {
   // The factor of this thread's accumulator rows, which are channels.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
     const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
-    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+    return make_float2(float_at(at), float_at(at, 8));
   }
   __device__ __forceinline__ void put_ones(int thread) const {  // by 64 threads or more
-    if (thread < kTile) store_shared_4(factor(kOnes) + 4 * thread, __float_as_uint(1.0f));
+    if (thread < kTile) put_float(factor(kOnes), thread, 1.0f);
   }
 
   template <bool kSubnormal>
@@ -103,10 +103,10 @@ struct Anchors {
     return reach;
   }
   __device__ __forceinline__ void put_factor(int t, float2 of_rows, int thread) const {
-    const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
+    const int row = row_of_element(thread, 0);
     if (thread % 4 != 0) return;
-    store_shared_4(at, __float_as_uint(of_rows.x));
-    store_shared_4(at + 32, __float_as_uint(of_rows.y));
+    put_float(factor(t), row, of_rows.x);
+    put_float(factor(t), row + 8, of_rows.y);
   }
   // Whether no channel falls by more than so many bits over the chunk: alike in every warp.
   __device__ __forceinline__ bool one_would_reach(float bits, int thread) const {

@@ -107,9 +107,6 @@ __device__ __forceinline__ std::uint32_t block_total(std::uint32_t room, int blo
 __device__ __forceinline__ std::uint32_t block_factor(std::uint32_t room, int block, int which) {
   return room + kBlockRoom * block + 512 + 256 * which;
 }
-__device__ __forceinline__ void store_shared_float2(std::uint32_t address, float2 x) {
-  store_shared_uint2(address, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
-}
 
 // Whether the warp's block is near.
 __device__ __forceinline__ bool is_near(const Accumulator& sums, int lane) {
@@ -165,7 +162,7 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
 }
 // Whether one, or each of them, is near.
 __device__ __forceinline__ bool block_is_near(std::uint32_t room, int block) {
-  return __uint_as_float(load_shared_4(block_half(room, block))) <= 0.0f;
+  return float_at(block_half(room, block)) <= 0.0f;
 }
 __device__ __forceinline__ bool each_is_near(std::uint32_t room) {
   bool near = true;
