@@ -3,6 +3,7 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -117,6 +118,33 @@ __device__ __forceinline__ float feature_slope(FeatureMap map, float x) {
       return 1.0f;
   }
 }
+
+// ---- sums over lanes of a warp, which all ask for them; over all: base/cuda/sums.cuh ----
+
+// Of this and earlier lanes, and of this and later ones.
+template <class T>
+__device__ __forceinline__ T sum_so_far(T x, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+__device__ __forceinline__ float sum_to_come(float x, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float other = __shfl_down_sync(0xffffffffu, x, distance);
+    if (lane + distance < 32) x += other;
+  }
+  return x;
+}
+// Of the four that share rows of an accumulator.
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float2 sum_of_quad(float2 x) { return make_float2(sum_of_quad(x.x), sum_of_quad(x.y)); }
 
 // ---- sequences and chunks ----
 

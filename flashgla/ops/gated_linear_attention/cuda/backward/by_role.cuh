@@ -73,7 +73,7 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
         view.wait_ringed(Layout::h_full, at.number);
         const float2 with_h = dot_rows(at.tiles + Layout::h, dh, thread);
         at.leave(view);
-        const float sum = sum_of_warp(with_h.x + with_h.y);
+        const float sum = flashgla::cuda::warp_sum(with_h.x + with_h.y);
         Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
         if (thread % 32 == 0) put_float(view.base + Layout::beyond, thread / 32, sum);
         __syncwarp();
@@ -307,9 +307,7 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
       }
     }
     if (walk.first == 0 && p.gate == GateKind::constant) {
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2)
-        constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
+      constant_gate = flashgla::cuda::warp_sum(constant_gate);
       if (lane == 0) f.gate_parts[walk.unit] = constant_gate;
       constant_gate = 0.0f;
     }

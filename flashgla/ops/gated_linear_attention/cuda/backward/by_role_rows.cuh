@@ -148,7 +148,7 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       Core::finish(d);
       if constexpr (kGated) {
         if (!of_values) {
-          const float2 dot = sum_over_row(dot_rows(of_queries ? q : k, d, thread));
+          const float2 dot = sum_of_quad(dot_rows(of_queries ? q : k, d, thread));
           Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
           if (thread % 4 == 0) {
             const int row = row_of_element(thread, 0) + (of_queries ? 0 : kTile);

@@ -392,10 +392,7 @@ struct ChannelsView {
   // products that are in dq: what is left is made of products that both have, for gates of any strength.
   __device__ __forceinline__ void put_beyond(float2 sums) const {
     const int thread = fresh_thread(), row = row_of_element(thread, 0);
-    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 1);
-    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 1);
-    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 2);
-    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 2);
+    sums = sum_of_quad(sums);
     if (thread % 4 == 0) {
       put_float(base + Layout::beyond, row, sums.x);
       put_float(base + Layout::beyond, row + 8, sums.y);

@@ -80,8 +80,7 @@ __device__ __forceinline__ void constant_gate_pairs(const Params& p, const Backw
       if (steps > 0.0f) sum += steps * ptx::exp2(gate * steps) * scores[i] * gradients[i];
     }
   }
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  sum = flashgla::cuda::warp_sum(sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
   if (thread == 0) *part = p.scale * (sums[0] + sums[1] + sums[2] + sums[3]);

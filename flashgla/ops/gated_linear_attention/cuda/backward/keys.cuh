@@ -321,10 +321,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     }
     if constexpr (kGate == GateTile::token) {
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
-      }
+      crossing = flashgla::cuda::warp_sum(crossing);
       if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
     if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);

@@ -93,14 +93,7 @@ __device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b
     row_sums[thread] = ptx::larger_or_nan(view.floats(view.own(View::Layout::gates))[thread] * kLog2E, kStrongest);
   }
   View::meet_group();
-  float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, sum, distance);
-    if (lane >= distance) sum += before;
-  }
-  even = sum - odd;
-  odd = sum;
+  const float own = row_sums[2 * lane + 1], odd = sum_so_far(row_sums[2 * lane] + own, lane), even = odd - own;
   const int row = row_of_element(thread, 0);
   const auto at_row = [&](int r) {
     const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
@@ -120,27 +113,17 @@ __device__ __forceinline__ void store_token_gates(const View& view, const PairPl
   float sums[2] = {};
 #pragma unroll
   for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
-    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
-  }
+  const float low = sum_of_quad(sums[0]), high = sum_of_quad(sums[1]);
   View::meet_group();  // the gates in row_sums have been read
   if ((lane & 3) == 0) {
-    row_sums[row_of_element(thread, 0)] = sums[0];
-    row_sums[row_of_element(thread, 2)] = sums[1];
+    row_sums[row_of_element(thread, 0)] = low;
+    row_sums[row_of_element(thread, 2)] = high;
   }
   View::meet_group();
   if (warp == 0) {
     const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
-    float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
-      const float after = __shfl_down_sync(0xffffffffu, sum, distance);
-      if (lane + distance < 32) sum += after;
-    }
-    float after = __shfl_down_sync(0xffffffffu, sum, 1);
+    const float from_beyond = flashgla::cuda::warp_sum(run[lane] + run[lane + 32]);
+    float after = __shfl_down_sync(0xffffffffu, sum_to_come(even + odd, lane), 1);
     after = from_beyond + (lane < 31 ? after : 0.0f);
     const Sequences& s = p.sequences;
     const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;

@@ -145,8 +145,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 
   Accumulator held;  // of the first group dv, of the second dh
   const auto put_beyond = [&](float sum) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = flashgla::cuda::warp_sum(sum);
     const int thread = fresh_thread();
     if (thread % 32 == 0) put_float(beyond, thread / 32, sum);
   };
@@ -295,7 +294,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       Core::product<k_outer, k_outer>(held, q, d_o, fresh_thread());
     }
     if constexpr (kGated) {
-      const float2 dot = sum_over_row(dot_rows(first_group ? q : k, d, thread));
+      const float2 dot = sum_of_quad(dot_rows(first_group ? q : k, d, thread));
       if (thread % 4 == 0) {
         const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
         put_float(dots, row, dot.x);
@@ -331,9 +330,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   }
 
   if (kGated && first_group && fresh_thread() < 32 && p.gate == GateKind::constant) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2)
-      constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
+    constant_gate = flashgla::cuda::warp_sum(constant_gate);
     if (fresh_thread() == 0) f.gate_parts[fresh_block()] = constant_gate;
   }
   if (!first_group && f.dh0 != nullptr) {

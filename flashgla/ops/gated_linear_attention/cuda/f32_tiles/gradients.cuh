@@ -183,9 +183,7 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGr
   };
   if (by_token) {
     run_back([&](int r, float2 open) {
-      float x = open.x + open.y;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      const float x = flashgla::cuda::warp_sum(open.x + open.y);
       if (lane == 0) tiles.row_sums[r] = x;
     });
   } else if (p.gate_dtype == DType::f32) {
@@ -476,9 +474,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
-    float part = crossing;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) part += __shfl_xor_sync(0xffffffffu, part, distance);
+    const float part = flashgla::cuda::warp_sum(crossing);
     if (lane == 0) row_sums[warp] = part;
     __syncthreads();
     put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);

@@ -58,13 +58,7 @@ __device__ __forceinline__ TokenSums constant_sums(float gate, float moved_gate,
 // gates: of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[2], int, int thread) {
   const int lane = thread % 32, warp = thread / 32;
-  float high = gates[0] + gates[1];
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, high, step);
-    high += lane >= step ? other : 0.0f;
-  }
-  const float low = high - gates[1];
+  const float high = sum_so_far(gates[0] + gates[1], lane), low = high - gates[1];
   const auto at = [&](float x, int lane_with) { return __shfl_sync(0xffffffffu, x, lane_with); };
   TokenSums sums;
 #pragma unroll
@@ -146,13 +140,7 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
     products.put(s);
   }
   sync_group();
-  const double own = gates.y;
-  double high = static_cast<double>(gates.x) + own;  // up to token 2 lane + 1
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const double other = __shfl_up_sync(0xffffffffu, high, step);
-    if (lane >= step) high += other;
-  }
+  const double own = gates.y, high = sum_so_far(static_cast<double>(gates.x) + own, lane);  // up to token 2 lane + 1
   const double low = high - own, last = __shfl_sync(0xffffffffu, high, 31);
   const auto row_sum = [&](int lane_with) {
     const double x = __shfl_sync(0xffffffffu, low, lane_with), y = __shfl_sync(0xffffffffu, high, lane_with);

@@ -38,14 +38,8 @@ void with_gates_as(const Params& p, const F& f) {
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
   const int lane = thread % 32, row = row_of_element(thread, 0);
-  const float odd = float_at(gates, 2 * lane + 1);
-  float high = float_at(gates, 2 * lane) + odd;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, high, distance);
-    if (lane >= distance) high += before;
-  }
-  const float low = high - odd;
+  const float odd = float_at(gates, 2 * lane + 1), high = sum_so_far(float_at(gates, 2 * lane) + odd, lane),
+              low = high - odd;
   const auto at_row = [&](int r) {
     const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
     return r % 2 != 0 ? y : x;

@@ -83,7 +83,7 @@ __device__ __forceinline__ float2 dot_rows(const Accumulator& a, const std::uint
     float& row = i & 1 ? sum.y : sum.x;
     row = fmaf(a[2 * i], pair.x, fmaf(a[2 * i + 1], pair.y, row));
   }
-  return make_float2(sum_of_quad(sum.x), sum_of_quad(sum.y));
+  return sum_of_quad(sum);
 }
 
 // Sixteen sums over the eight lanes of a warp that have the same lane % 4: of columns 8 j + 2 (lane % 4) and the next,
@@ -216,7 +216,7 @@ __device__ __forceinline__ void add_score_gradients(const View& view, HeadSums& 
   }
   const float2 rows = sum_columns(of_queries, lane);
   *reinterpret_cast<float2*>(sums.rows[warp] + 2 * lane) = rows;
-  const float2 columns = make_float2(sum_of_quad(of_keys.x), sum_of_quad(of_keys.y));
+  const float2 columns = sum_of_quad(of_keys);
   if ((lane & 3) == 0) {
     sums.columns[row] = columns.x;
     sums.columns[row + 8] = columns.y;
@@ -434,8 +434,7 @@ __device__ __forceinline__ void states_warp(const View& view, int part, int lane
 #pragma unroll
       for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
+    common = flashgla::cuda::warp_sum(common);
     if (lane == 0) view.sums(i).states[part] = common;
     view.ring.leave(i, lane);
     if (i > 0) make_dg(i - 1);
