@@ -61,9 +61,8 @@ __device__ __forceinline__ void weigh_pairs(std::uint32_t (&pairs)[16], const Ac
 
 // Two factors as bf16, and what rounding leaves of them: so a product with both is rounded once.
 __device__ __forceinline__ uint2 split_factors(float x, float y) {
-  const std::uint32_t high = ptx::pack_bf16(x, y);
-  const float2 rounded = ptx::unpack_bf16(high);
-  return make_uint2(high, ptx::pack_bf16(x - rounded.x, y - rounded.y));
+  const std::uint32_t high = take_bf16(x, y);
+  return make_uint2(high, ptx::pack_bf16(x, y));
 }
 // A tile [token][channel] as an operand [channel][token]; columns 8 k8 + 2 (thread % 4) and the next times factors(k8),
 // as split_factors gives them. kRest: what rounding leaves of that.

@@ -67,10 +67,9 @@ __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t t
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = ptx::unpack_bf16(x[i]);
-      const float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
-      x[i] = ptx::pack_bf16(first, second);
-      const float2 rounded = ptx::unpack_bf16(x[i]);
-      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+      float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
+      x[i] = take_bf16(first, second);
+      y[i] = ptx::pack_bf16(first, second);
     }
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(tile, y, k16, thread);
@@ -88,10 +87,8 @@ __device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low
     sums.get(k16, e);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = e[2 * i], second = e[2 * i + 1];
-      x[i] = ptx::pack_bf16(first, second);
-      const float2 rounded = ptx::unpack_bf16(x[i]);
-      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+      x[i] = take_bf16(e[2 * i], e[2 * i + 1]);
+      y[i] = ptx::pack_bf16(e[2 * i], e[2 * i + 1]);
     }
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(low, y, k16, thread);

@@ -143,13 +143,7 @@ __device__ __forceinline__ void put_parts(const std::uint32_t (&tiles)[3], Accum
     for (int k16 = 0; k16 < 4; ++k16) {
       std::uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float &low = e[8 * k16 + 2 * i], &high = e[8 * k16 + 2 * i + 1];
-        r[i] = ptx::pack_bf16(low, high);
-        const float2 rounded = ptx::unpack_bf16(r[i]);
-        low -= rounded.x;
-        high -= rounded.y;
-      }
+      for (int i = 0; i < 4; ++i) r[i] = take_bf16(e[8 * k16 + 2 * i], e[8 * k16 + 2 * i + 1]);
       Core::put_fragment(tiles[part_of], r, k16, thread_shuffled<Core>(thread));
     }
   }

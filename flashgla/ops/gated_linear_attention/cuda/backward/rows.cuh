@@ -46,14 +46,8 @@ template <class Factor>
 __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32_t tile, int thread, Factor factor) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float f = factor((thread >> 3) + 16 * i);
-    const std::uint32_t high = ptx::pack_bf16(f, f);
-    const float rest = f - __uint_as_float(high << 16);
-    const std::uint32_t low = ptx::pack_bf16(rest, rest);
-    const auto scaled = [&](std::uint32_t x) { return times_split(x, high, low); };
     const std::uint32_t at = tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
-    const uint4 x = load_shared_16(tile + at);
-    store_shared_16(to + at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
+    store_shared_16(to + at, times_split(load_shared_16(tile + at), factor((thread >> 3) + 16 * i)));
   }
 }
 

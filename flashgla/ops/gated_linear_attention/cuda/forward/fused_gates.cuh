@@ -101,20 +101,14 @@ __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[4], int gr
   return sums;
 }
 
-// The pieces of v that this thread loaded times 2^-sum, in place. The factor is two bf16 numbers, so that only the
-// product is rounded.
+// The pieces of v that this thread loaded times 2^-sum, in place.
 template <class Piece>
 __device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece, const TokenSums& sums) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const float factor = ptx::exp2(-sums.moved[i]);
-    const std::uint32_t high = ptx::pack_bf16(factor, factor);
-    const float rest = factor - __uint_as_float(high << 16);
-    const std::uint32_t low = ptx::pack_bf16(rest, rest);
     const std::uint32_t at = v + piece(i);
-    const auto gated = [&](std::uint32_t x) { return times_split(x, high, low); };
-    const uint4 x = load_shared_16(at);
-    store_shared_16(at, make_uint4(gated(x.x), gated(x.y), gated(x.z), gated(x.w)));
+    store_shared_16(at, times_split(load_shared_16(at), factor));
   }
 }
 

@@ -121,12 +121,9 @@ __device__ __forceinline__ void load_f32_tile(std::uint32_t low, std::uint32_t h
 __device__ __forceinline__ void split_f32_tile(std::uint32_t rounded, std::uint32_t rest, int thread) {
   const auto put = [&](std::uint32_t at, const uint4& x) {
     const auto finite = [](std::uint32_t bits) { return ptx::larger_or_nan(__uint_as_float(bits), -1e30f); };
-    const float f[4] = {finite(x.x), finite(x.y), finite(x.z), finite(x.w)};
-    const uint2 high = make_uint2(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3]));
-    const float2 first = ptx::unpack_bf16(high.x), second = ptx::unpack_bf16(high.y);
-    store_shared_uint2(rounded + at, high);
-    store_shared_uint2(rest + at, make_uint2(ptx::pack_bf16(f[0] - first.x, f[1] - first.y),
-                                             ptx::pack_bf16(f[2] - second.x, f[3] - second.y)));
+    float f[4] = {finite(x.x), finite(x.y), finite(x.z), finite(x.w)};
+    store_shared_uint2(rounded + at, make_uint2(take_bf16(f[0], f[1]), take_bf16(f[2], f[3])));
+    store_shared_uint2(rest + at, make_uint2(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3])));
   };
 #pragma unroll 1
   for (int i = 0; i < kRowsEach; ++i) {

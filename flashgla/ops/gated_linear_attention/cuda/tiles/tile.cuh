@@ -41,10 +41,26 @@ template <class Core>
 constexpr flashgla::cuda::Begin kNext =
     std::is_same_v<Core, TensorCore90> ? flashgla::cuda::Begin::beside_previous : flashgla::cuda::Begin::after_previous;
 
+// Two numbers as bf16; they become what rounding has left of them.
+__device__ __forceinline__ std::uint32_t take_bf16(float& x, float& y) {
+  const std::uint32_t packed = ptx::pack_bf16(x, y);
+  const float2 rounded = ptx::unpack_bf16(packed);
+  x -= rounded.x;
+  y -= rounded.y;
+  return packed;
+}
 // Pairs of bf16 times factors that are the sums of two, rounded once.
 __device__ __forceinline__ std::uint32_t times_split(std::uint32_t x, std::uint32_t high, std::uint32_t low) {
   constexpr std::uint32_t negative_zeros = 0x80008000;
   return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros));
+}
+// Eight of bf16 times a factor, likewise.
+__device__ __forceinline__ uint4 times_split(const uint4& x, float factor) {
+  const std::uint32_t high = ptx::pack_bf16(factor, factor);
+  const float rest = factor - __uint_as_float(high << 16);
+  const std::uint32_t low = ptx::pack_bf16(rest, rest);
+  return make_uint4(times_split(x.x, high, low), times_split(x.y, high, low), times_split(x.z, high, low),
+                    times_split(x.w, high, low));
 }
 
 // An accumulator as the a operand of a product: in k-steps of 16, the four registers of each.
