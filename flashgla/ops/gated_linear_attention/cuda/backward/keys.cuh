@@ -120,15 +120,10 @@ __device__ __forceinline__ float crossing_by_steps(const View& view, const PairP
 }
 
 __device__ __forceinline__ void scale_columns(Accumulator& a, const float* factors, int thread, bool wanted = true) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (thread & 3));
-    if (!wanted) factor = make_float2(1.0f, 1.0f);
-    a[4 * j] *= factor.x;
-    a[4 * j + 1] *= factor.y;
-    a[4 * j + 2] *= factor.x;
-    a[4 * j + 3] *= factor.y;
-  }
+  scale_columns(a, [&](int j) {
+    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (thread & 3));
+    return wanted ? factor : make_float2(1.0f, 1.0f);
+  });
 }
 
 // The pairs within the chunk and between the two, to what is from beyond: across and within as they stand in brackets

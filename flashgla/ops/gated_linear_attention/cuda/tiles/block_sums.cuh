@@ -201,14 +201,7 @@ __device__ __forceinline__ float2 of_columns(std::uint32_t vector, int k16, int 
 }
 // at: of the vector's element of this thread's first column.
 __device__ __forceinline__ void scale_columns_at(Accumulator& a, std::uint32_t at) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 factor = load_shared_float2(at + 32 * j);
-    a[4 * j] *= factor.x;
-    a[4 * j + 1] *= factor.y;
-    a[4 * j + 2] *= factor.x;
-    a[4 * j + 3] *= factor.y;
-  }
+  scale_columns(a, [&](int j) { return load_shared_float2(at + 32 * j); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

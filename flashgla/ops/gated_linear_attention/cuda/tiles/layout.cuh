@@ -39,6 +39,21 @@ __device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
 }
+// Columns 8 j + 2 (lane % 4) and the next times factor(j).
+template <class Factor>
+__device__ __forceinline__ void scale_columns(Accumulator& a, Factor factor) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 f = factor(j);
+    a[4 * j] *= f.x;
+    a[4 * j + 1] *= f.y;
+    a[4 * j + 2] *= f.x;
+    a[4 * j + 3] *= f.y;
+  }
+}
+__device__ __forceinline__ void scale_columns(Accumulator& a, const float2 (&factors)[8]) {
+  scale_columns(a, [&](int j) { return factors[j]; });
+}
 
 // The thread within its group, threadIdx.x as the compiler does not know it: addresses that depend on it are worked out
 // anew instead of being kept, for registers are scarcer than instructions here.

@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r
 // Such rows to the L2, by a group.
 __device__ __forceinline__ void ask_for_f32_gates(const Rows& r, int thread) {
   if (thread / 2 >= r.rows || thread % 2 * 32 >= r.channels) return;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(r.data + thread / 2 * r.stride + thread % 2 * 128));
+  ptx::prefetch_l2(r.data + thread / 2 * r.stride + thread % 2 * 128);
 }
 
 // Where numbers of f32 stay as exact as f32 sums want them: starts the copy of a tile of them to two tiles' places,
