@@ -195,24 +195,22 @@ __device__ __forceinline__ void produce_queries(const View& view, const RoleMaps
   using Layout = typename View::Layout;
   const Params& p = view.p;
   SegmentWalk walk;
-  int stage_index = 0, phase = 0, time = 0;
+  Turn turn;
+  int time = 0;
   walk.start(view);
 #pragma unroll 1
   for (; walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
-      const std::uint32_t barrier = view.base + Layout::queries_full + stage_index * 8,
-                          stage = view.base + Layout::first_stage + stage_index * Layout::stage;
-      Core::wait_at(view.base + Layout::queries_empty + stage_index * 8, phase ^ 1);
+      const std::uint32_t barrier = view.base + Layout::queries_full + turn.slot * 8,
+                          stage = view.base + Layout::first_stage + turn.slot * Layout::stage;
+      Core::wait_at(view.base + Layout::queries_empty + turn.slot * 8, turn.parity ^ 1);
       view.in_step(Layout::queries_in_step, time++);
       Core::expect_bytes(barrier, 2 * kTileBytes);
       const auto copy = [&](std::uint32_t to, const RowMap& rows) { copy_rows<Core>(to, rows, walk, i, barrier); };
       copy(stage + Layout::d_o, maps.d_o);
       copy(stage + Layout::q, maps.q);
-      if (++stage_index == Layout::stages) {
-        stage_index = 0;
-        phase ^= 1;
-      }
+      turn.step(Layout::stages);
     }
   }
 }

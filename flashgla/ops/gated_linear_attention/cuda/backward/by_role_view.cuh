@@ -160,7 +160,7 @@ template <class View>
 struct ChunkWalk {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
-  int stage_index = 0, phase = 0;
+  Turn turn;
   int number, gone_through;          // by which it is known
   std::uint32_t stage, tiles, sums;  // once it is there
 
@@ -170,10 +170,10 @@ struct ChunkWalk {
     gone_through = segment.before + segment.count - 1 - i;
   }
   __device__ __forceinline__ void wait(const View& view) {
-    Core::wait_at(view.base + Layout::queries_full + stage_index * 8, phase);
+    Core::wait_at(view.base + Layout::queries_full + turn.slot * 8, turn.parity);
     view.wait_ringed(Layout::keys_full, number);
     const int slot = view.slot_of(number);
-    stage = view.base + Layout::first_stage + stage_index * Layout::stage;
+    stage = view.base + Layout::first_stage + turn.slot * Layout::stage;
     tiles = view.tiles_of(slot);
     sums = view.sums_of(number);
   }
@@ -188,15 +188,10 @@ struct ChunkWalk {
     ptx::barrier(1, Layout::chunk_readers);
   }
   __device__ __forceinline__ void leave(const View& view) const {
-    Core::arrive(view.base + Layout::queries_empty + stage_index * 8);
+    Core::arrive(view.base + Layout::queries_empty + turn.slot * 8);
     Core::arrive(view.ringed(Layout::keys_empty, gone_through));
   }
-  __device__ __forceinline__ void step() {
-    if (++stage_index == Layout::stages) {
-      stage_index = 0;
-      phase ^= 1;
-    }
-  }
+  __device__ __forceinline__ void step() { turn.step(Layout::stages); }
 };
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -235,25 +235,22 @@ struct RecurrenceView {
   }
   // Images, as soon as all have read a slot.
   __device__ __forceinline__ void produce_images(int visits, int lane) const {
-    int slot = 0, parity = 1;
+    Turn turn{.parity = 1};  // all are free at first
 #pragma unroll 1
     for (int visit = 0; visit < visits; ++visit) {
       const RecurrenceImages from = images_of(visit);
 #pragma unroll 1
       for (int kb = 0; kb < (Plan::by_chunk ? 1 : KB); ++kb) {
-        Core::wait_at(empty + 8 * slot, parity);
-        if (lane == 0) load_step(from, visit, kb, slot);
-        if (++slot == kSlots) {
-          slot = 0;
-          parity ^= 1;
-        }
+        Core::wait_at(empty + 8 * turn.slot, turn.parity);
+        if (lane == 0) load_step(from, visit, kb, turn.slot);
+        turn.step(kSlots);
       }
     }
     // Not where segments are long: README.md, programmatic launch.
     if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
     if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
-      Core::wait_at(empty + 8 * slot, parity);
-      if (lane == 0) Core::arrive(full + 8 * slot);
+      Core::wait_at(empty + 8 * turn.slot, turn.parity);
+      if (lane == 0) Core::arrive(full + 8 * turn.slot);
     }
   }
   // v of all groups.

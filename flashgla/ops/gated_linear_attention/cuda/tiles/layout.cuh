@@ -84,6 +84,17 @@ __device__ __forceinline__ bool sync_fresh_group_or(bool predicate) {
   return ptx::barrier_or(1 + fresh_group(), kGroupThreads, predicate);
 }
 
+// Slots that are used in turn: which one is next, and whether all have been an odd number of times.
+struct Turn {
+  int slot = 0, parity = 0;
+  __device__ __forceinline__ void step(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
 // blockIdx.x, likewise.
 __device__ __forceinline__ unsigned fresh_block() {
   unsigned block;
