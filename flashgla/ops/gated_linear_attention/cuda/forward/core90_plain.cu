@@ -2,7 +2,7 @@
 // recurrence is its scores P = q k^T. TMA brings q and k here, there and in the backward from their own
 // rows; the scale comes in at the ends (Recurrence::out_scale).
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

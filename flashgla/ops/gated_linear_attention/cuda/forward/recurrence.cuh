@@ -12,6 +12,8 @@
 // their own bring images and v, and take outputs and kept states away.
 #pragma once
 
+#include <algorithm>
+
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_view.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -287,6 +289,61 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, gro
   if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped, plain>(p, run, segments, shared);
+}
+
+// ---- launches ----
+
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
+  const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
+  const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
+  const std::int64_t blocks = segments.places(p.sequences) * heads * slices;
+  flashgla::cuda::launch(
+      "gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped, plain>,
+      dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run, segments);
+}
+template <class Core, int KB, bool outputs, bool plain>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
+                   int shared_memory) {
+  if (run.backwards && p.group > 1) {
+    launch_blocks<Core, KB, 1, outputs, true, plain>(stream, p, run, segments);
+  } else if (p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true, false, plain>::bytes <= shared_memory) {
+    launch_blocks<Core, KB, 2, outputs, false, plain>(stream, p, run, segments);
+  } else {
+    launch_blocks<Core, KB, 1, outputs, false, plain>(stream, p, run, segments);
+  }
+}
+
+// All key blocks, in as many launches as it takes.
+template <class Core, bool plain>
+void launch_walk(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run, bool outputs) {
+  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <= 99 * 1024);  // 8.6 and 8.9
+  run.blocks = passes.prepared.blocks;
+  run.parts = passes.parts;
+  const Segments& segments = passes.segments;
+  if (segments.count > 1) launch_segments<Core>(stream, p, run, segments);
+  const auto launch = [&]<int KB>(std::integral_constant<int, KB>) {
+    outputs ? launch_blocks<Core, KB, true, plain>(stream, p, run, segments, passes.shared_memory)
+            : launch_blocks<Core, KB, false, plain>(stream, p, run, segments, passes.shared_memory);
+  };
+  for (; run.first_block < run.blocks; run.first_block += passes.blocks_each) {
+    run.adds_parts = run.first_block > 0;
+    run.ends_parts = run.first_block + passes.blocks_each >= run.blocks;
+    switch (std::min(passes.blocks_each, run.blocks - run.first_block)) {
+      case 1:
+        launch(std::integral_constant<int, 1>());
+        break;
+      case 2:
+        launch(std::integral_constant<int, 2>());
+        break;
+      case 3:
+        launch(std::integral_constant<int, 3>());
+        break;
+      default:
+        launch(std::integral_constant<int, kMostBlocks>());
+    }
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -4,18 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
-namespace flashgla {
-class Context;
-}
-
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-struct Plan;          // plan.h
-struct TensorCore80;  // mma.sync
-struct TensorCore90;  // wgmma
 
 // What preparation leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
 // [chunks, G, 64 * blocks] floats.
@@ -116,6 +108,9 @@ template <class Core>
 void launch_segments(cudaStream_t stream, const Params& params, const Recurrence& run, const Segments& segments);
 
 // run.blocks, first_block and parts are filled in here. Without outputs only states are made.
+template <class Core, bool plain>
+void launch_walk(cudaStream_t stream, const Params& params, const TwoPasses& passes, Recurrence run, bool outputs);
+// The one or the other.
 template <class Core>
 void launch_recurrence(cudaStream_t stream, const Params& params, const TwoPasses& passes, const Recurrence& run,
                        bool outputs);
