@@ -95,11 +95,4 @@ __global__ void __launch_bounds__(kGroupThreads)
   if constexpr (Core::available) constant_gate_pairs<Core>(p, w, d_o, shared);
 }
 
-template <class Core>
-void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
-  flashgla::cuda::launch("gated_linear_attention constant gate", constant_gate_pairs_kernel<Core>, grid, kGroupThreads,
-                         kPairsShared, stream, kNext<Core>, p, w, d_o);
-}
-
 }  // namespace flashgla::ops::gated_linear_attention::cuda
