@@ -256,18 +256,6 @@ __device__ __forceinline__ T* row_of(const Strided& x, const Chunk& c, int head)
   return static_cast<T*>(x.data) + anew(c.batch) * x.batch + c.token * x.token + anew(head) * x.head;
 }
 
-// Walks down the rows of a chunk, from `row` on.
-template <class T>
-struct RowWalk {
-  T* place;
-  int stride;
-  __device__ __forceinline__ RowWalk(const Strided& x, const Chunk& c, int head, int channel, int row)
-      : place(row_of<T>(x, c, head) + channel), stride(anew(static_cast<int>(x.token))) {
-    place += row * stride;
-  }
-  __device__ __forceinline__ void step(int rows) { place += rows * stride; }
-};
-
 __device__ __forceinline__ void store_two(__nv_bfloat16* place, float2 x) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(place), "r"(ptx::pack_bf16(x.x, x.y)) : "memory");
 }

@@ -154,15 +154,19 @@ static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint
   });
 }
 
-// Rows of a result by a warp: two channels a lane.
+// Rows of a result by a warp, from `row` on: two channels a lane.
 template <class T>
 struct PairWalk {
-  RowWalk<T> walk;
-  int rows;  // of the warp that exist; none where nothing is wanted or the lane's channels are beyond
+  T* place;
+  int stride, rows;  // of the warp that exist; none where nothing is wanted or the lane's channels are beyond
   __device__ __forceinline__ PairWalk(const Strided& x, const Chunk& c, int head, int channel, int channels, int row)
-      : walk(x, c, head, channel, row), rows(x.data == nullptr || channel >= channels ? 0 : c.rows - row) {}
+      : place(row_of<T>(x, c, head) + channel),
+        stride(anew(static_cast<int>(x.token))),
+        rows(x.data == nullptr || channel >= channels ? 0 : c.rows - row) {
+    place += row * stride;
+  }
   __device__ __forceinline__ void store(int i, float2 x) const {
-    if (i < rows) store_two(walk.place + i * walk.stride, x);
+    if (i < rows) store_two(place + i * stride, x);
   }
 };
 
