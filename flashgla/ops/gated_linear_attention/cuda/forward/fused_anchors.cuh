@@ -117,10 +117,8 @@ struct AnchoredChunk {
       TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float first = sums[8 * k16 + 2 * i] * kLog2E, second = sums[8 * k16 + 2 * i + 1] * kLog2E;
-        const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(keys[i]);
-        queries[4 * k16 + i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-        keys[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+        gate_two(x[i], keys[i], sums[8 * k16 + 2 * i] * kLog2E, sums[8 * k16 + 2 * i + 1] * kLog2E);
+        queries[4 * k16 + i] = x[i];
       }
       Core::put_fragment(k_tile, keys, k16, thread);
     }

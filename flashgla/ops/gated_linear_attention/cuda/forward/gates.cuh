@@ -49,6 +49,12 @@ __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gate
   for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? second : first;
 }
 
+// Two neighbours of q times 2^first and 2^second, and those of k times their inverses.
+__device__ __forceinline__ void gate_two(std::uint32_t& q, std::uint32_t& k, float first, float second) {
+  const float2 query = ptx::unpack_bf16(q), key = ptx::unpack_bf16(k);
+  q = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
+  k = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+}
 // q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to
 // base 2.
 template <class Core>
@@ -61,10 +67,7 @@ __device__ __forceinline__ void gate_by_sums(std::uint32_t q_tile, std::uint32_t
     TensorCore80::load_a<Stored::k_inner>(y, k_tile, k16, thread);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = sums[8 * k16 + 2 * i] * to_base_2, second = sums[8 * k16 + 2 * i + 1] * to_base_2;
-      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(y[i]);
-      x[i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-      y[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+      gate_two(x[i], y[i], sums[8 * k16 + 2 * i] * to_base_2, sums[8 * k16 + 2 * i + 1] * to_base_2);
     }
     Core::put_fragment(q_tile, x, k16, thread);
     Core::put_fragment(k_tile, y, k16, thread);
