@@ -44,10 +44,8 @@ struct PairView {
 
   __device__ __forceinline__ Rows rows_at(const PairPlace& at, const Strided& x, int element, int head, int channel,
                                           int channels) const {
-    const std::int64_t token = at.token + (late ? kChunk : 0);
-    return Rows{
-        static_cast<const char*>(x.data) + (at.batch * x.batch + token * x.token + head * x.head + channel) * element,
-        static_cast<int>(x.token * element), late ? at.rows_late : at.rows_early, channels - channel};
+    const Chunk own{at.batch, at.token + (late ? kChunk : 0), late ? at.rows_late : at.rows_early};
+    return rows_of(x, element, own, head, channel, channels);
   }
   // A tile of values by all threads, each group its own chunk's rows.
   __device__ __forceinline__ void load_values(const PairPlace& at, int tile) const {

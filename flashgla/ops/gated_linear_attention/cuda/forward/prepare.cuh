@@ -23,12 +23,13 @@ constexpr int kTotalsAt = 4 * kTileBytes, kPrepareBytes = kTotalsAt + 1024;
 // One chunk and 64 key channels.
 struct PrepareBlock {
   Span span;
-  std::int64_t first;  // token of the sequence
+  std::int64_t index;  // of the chunk in the sequence
   int query_head, head, channel;
   std::uint32_t q_tile, k_tile, g_tile, rest_tile, totals, powers;
 
+  __device__ __forceinline__ Chunk chunk() const { return chunk_of(span, index); }
   __device__ __forceinline__ Rows rows(const Params& p, const Strided& x, int element, int of) const {
-    return rows_of(x, element, span, first, of, channel, p.key_dim);
+    return rows_of(x, element, chunk(), of, channel, p.key_dim);
   }
 };
 
@@ -40,7 +41,7 @@ __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& 
   } else if constexpr (kGates != GatesAs::tokens) {
     load_tile(b.g_tile, b.rows(p, p.g, 2, b.head), thread);
   } else if (p.gate != GateKind::none && thread < kTile) {
-    const std::int64_t token = anew(b.first) + thread;
+    const std::int64_t token = anew(b.index) * kChunk + thread;
     const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
     put_float(b.g_tile, thread, gate);
   }
@@ -54,8 +55,7 @@ __device__ __forceinline__ void sum_gates(Accumulator& sums, const Params& p, co
     return sum_tokens(sums, b.g_tile, thread);
   }
   if constexpr (kGates == GatesAs::f32) split_f32_tile(b.g_tile, b.rest_tile, thread);
-  if constexpr (kGates == GatesAs::logits)
-    turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+  if constexpr (kGates == GatesAs::logits) turn_tile_of_logits(b.g_tile, b.chunk().rows, p, thread);
   Core::publish();
   sync_group();
   std::uint32_t ones[16];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
-  b.first = (chunk - b.span.chunk_begin) * kChunk;
+  b.index = chunk - b.span.chunk_begin;
   const auto leads = [&] { return anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
 
   Accumulator s;
@@ -181,12 +181,12 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     } else {
       Aside so_far(s);
       Local<std::int64_t, 5> aside;  // or what is called spills on mma.sync
-      std::int64_t held[] = {b.span.batch, b.span.begin, b.span.length, b.span.chunk_begin, b.first};
+      std::int64_t held[] = {b.span.batch, b.span.begin, b.span.length, b.span.chunk_begin, b.index};
       aside.put(held);
       gate_steep_operands<Core, kGates>(b.q_tile, b.k_tile, b.g_tile, b.rows(p, p.g, 4, b.head), out.scale);
       aside.get(held);
       b.span = {held[0], held[1], held[2], held[3]};
-      b.first = held[4];
+      b.index = held[4];
       so_far.restore(s);
       const std::uint32_t part = b.g_tile + 4 * (fresh_thread() % kGroupThreads);
 #pragma unroll

@@ -148,11 +148,10 @@ struct RecurrenceView {
     return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   }
   __device__ __forceinline__ Rows x_rows(int visit, int v0) const {
-    return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(chunk_of_visit(visit))) * kChunk,
-                   x_head + head_of_visit(visit), v0, V);
+    return rows_of(run.x, 2, chunk_of(span, index_of(chunk_of_visit(visit))), x_head + head_of_visit(visit), v0, V);
   }
   __device__ __forceinline__ Rows out_rows(int c, int v0) const {
-    return rows_of(run.out, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, own_head, v0, V);
+    return rows_of(run.out, 2, chunk_of(span, index_of(c)), own_head, v0, V);
   }
   __device__ __forceinline__ char* kept_tile(int c, int kb, int v0) const {
     return run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb,

@@ -73,8 +73,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   const auto slot_at = [&](int slot) { return base + slot * Plan::slot_tiles * kTileBytes; };
   const auto decays_at = [&](int slot) { return Plan::decays + slot * Plan::decay_bytes; };
   const auto x_rows = [&](int visit, int tile) {
-    return rows_of(run.x, 2, span, static_cast<std::int64_t>(chunk_of_visit(visit)) * kChunk,
-                   head * inner + visit % inner, kTile * tile, V);
+    return rows_of(run.x, 2, chunk_of(span, chunk_of_visit(visit)), head * inner + visit % inner, kTile * tile, V);
   };
   const bool plain = run.write == nullptr;  // rows of q and k, and nothing decays
   struct Images {

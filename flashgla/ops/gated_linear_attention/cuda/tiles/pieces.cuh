@@ -17,12 +17,12 @@ struct Rows {
   int channels;      // beyond them zeros are read
 };
 
-__device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Span& span, std::int64_t first, int head,
-                                        int channel, int channels) {
-  const std::int64_t offset = span.batch * s.batch + (span.begin + first) * s.token + head * s.head + channel;
-  const std::int64_t left = span.length - first;
-  return {static_cast<const char*>(s.data) + offset * element, static_cast<int>(s.token * element),
-          static_cast<int>(left < kChunk ? left : kChunk), channels - channel};
+// From `channel` on, of a tensor that has so many; elements of so many bytes.
+__device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Chunk& c, int head, int channel,
+                                        int channels) {
+  const std::int64_t offset = c.batch * s.batch + c.token * s.token + head * s.head + channel;
+  return {static_cast<const char*>(s.data) + offset * element, static_cast<int>(s.token * element), c.rows,
+          channels - channel};
 }
 
 // Where the piece of this thread's row i lies in a tile.

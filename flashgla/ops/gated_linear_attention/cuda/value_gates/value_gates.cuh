@@ -84,14 +84,6 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
   }
 }
 
-// The rows of a chunk from `channel` on, of elements of `bytes`.
-__device__ __forceinline__ Rows rows_at(const Strided& view, int bytes, const Chunk& c, int head, int channel,
-                                        int channels) {
-  const std::int64_t offset = c.batch * view.batch + c.token * view.token + head * view.head + channel;
-  return {static_cast<const char*>(view.data) + offset * bytes, static_cast<int>(view.token * bytes), c.rows,
-          channels - channel};
-}
-
 // The gates of a chunk as f32 rows of 64, natural logarithms, zeros outside: from a tile that this thread's loads have
 // filled, or from memory.
 __device__ __forceinline__ void put_gates(float* row, std::uint32_t raw, int thread) {
@@ -281,7 +273,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
       copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
-        const Rows rows = rows_at(s.gate, 2, here(), kv_head, channel, s.own);
+        const Rows rows = rows_of(s.gate, 2, here(), kv_head, channel, s.own);
         load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, thread);
       }
     }
@@ -344,7 +336,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (narrow_gates) {
       put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
     } else {
-      Rows rows = rows_at(s.gate, 4, here(), kv_head, channel, s.own);
+      Rows rows = rows_of(s.gate, 4, here(), kv_head, channel, s.own);
       if (!gated) rows.rows = 0;
       put_gates(row, rows, thread);
     }
@@ -400,7 +392,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       }
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
-        const Rows rows = rows_at(from, 2, here(), of, channel, s.own);
+        const Rows rows = rows_of(from, 2, here(), of, channel, s.own);
         load_tile(ptx::shared_address(tile), rows, thread);
       };
       if constexpr (kBackward) raw(q, s.query, head);
