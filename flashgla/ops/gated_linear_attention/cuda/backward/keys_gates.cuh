@@ -88,18 +88,12 @@ __device__ __forceinline__ void sum_wide_gates(const View& view, Accumulator& b,
 template <class View>
 __device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b, float* row_sums, bool steep,
                                                 int thread) {
-  const int lane = thread & 31;
   if (thread < kTile) {
     row_sums[thread] = ptx::larger_or_nan(view.floats(view.own(View::Layout::gates))[thread] * kLog2E, kStrongest);
   }
   View::meet_group();
-  const float own = row_sums[2 * lane + 1], odd = sum_so_far(row_sums[2 * lane] + own, lane), even = odd - own;
-  const int row = row_of_element(thread, 0);
-  const auto at_row = [&](int r) {
-    const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
-    return steep ? 0.0f : r % 2 != 0 ? of_odd : of_even;
-  };
-  const float low = at_row(row), high = at_row(row + 8);
+  const float2 of_rows = token_sums(ptx::shared_address(row_sums), thread);
+  const float low = steep ? 0.0f : of_rows.x, high = steep ? 0.0f : of_rows.y;
 #pragma unroll
   for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
 }

@@ -72,18 +72,9 @@ __device__ __forceinline__ bool in_first_group() {
 
 // Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
 __device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator& a, int thread) {
-  float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = ptx::unpack_bf16(x[i]);
-      sums[i & 1] = fmaf(pair.x, a[8 * k16 + 2 * i], fmaf(pair.y, a[8 * k16 + 2 * i + 1], sums[i & 1]));
-    }
-  }
-  return make_float2(sums[0], sums[1]);
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, tile, thread);
+  return dot_rows(a, two_of_operand(x));
 }
 
 // Gates of one a token, by a warp: lane l has tokens 2 l and 2 l + 1 of a chunk. Sums from each of its tokens on, low

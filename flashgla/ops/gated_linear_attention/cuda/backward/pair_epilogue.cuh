@@ -11,14 +11,24 @@ template <class Weight>
 __device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
   std::uint32_t x[16];
   load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
-  float sums[2] = {};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 pair = ptx::unpack_bf16(x[i]);
-    sums[i & 1] += pair.x * a[2 * i] + pair.y * a[2 * i + 1];
-  }
+  const float2 sums = dot_rows(a, two_of_operand(x));
   const int row = row_of_element(thread, 0);
-  return weight(row) * sums[0] + weight(row + 8) * sums[1];
+  return weight(row) * sums.x + weight(row + 8) * sums.y;
+}
+
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    float x[8], y[8];
+    unpack_8(*reinterpret_cast<const uint4*>(a + at), x);
+    unpack_8(*reinterpret_cast<const uint4*>(b + at), y);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) sum += x[e] * y[e] + x[e + 1] * y[e + 1];
+  }
+  return sum;
 }
 
 // store_tile of rows that fit pieces, without branches: products may be under way, which the compiler would end first.

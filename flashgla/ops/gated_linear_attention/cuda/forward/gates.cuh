@@ -37,16 +37,9 @@ void with_gates_as(const Params& p, const F& f) {
 
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
-  const int lane = thread % 32, row = row_of_element(thread, 0);
-  const float odd = float_at(gates, 2 * lane + 1), high = sum_so_far(float_at(gates, 2 * lane) + odd, lane),
-              low = high - odd;
-  const auto at_row = [&](int r) {
-    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
-    return r % 2 != 0 ? y : x;
-  };
-  const float first = at_row(row), second = at_row(row + 8);
+  const float2 of_rows = token_sums(gates, thread);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? second : first;
+  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? of_rows.y : of_rows.x;
 }
 
 // Two neighbours of q times 2^first and 2^second, and those of k times their inverses.

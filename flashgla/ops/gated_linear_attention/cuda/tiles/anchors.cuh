@@ -19,34 +19,6 @@ constexpr float kLongestStep = 125.0f, kLongestSubnormal = 140.0f;
 // The rung that a chunk is tried on: that of its neighbour that came before, as that one's gates would have it.
 enum class Rung { one_anchor, anchors, half_blocks, blocks };
 
-// Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
-__device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
-  const int lane = thread & 31;
-  std::uint32_t x[16];
-  load_operand<Stored::k_inner>(x, tile, thread);
-  float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 low = ptx::unpack_bf16(x[2 * j]), high = ptx::unpack_bf16(x[2 * j + 1]);
-    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
-    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
-  }
-  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
-  const auto halve = [&](auto of_half) {
-    constexpr int half = decltype(of_half)::value, distance = 2 * half;
-    const bool upper = (lane & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
-      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
-    }
-  };
-  halve(std::integral_constant<int, 8>{});
-  halve(std::integral_constant<int, 4>{});
-  halve(std::integral_constant<int, 2>{});
-  return make_float2(sums[0], sums[1]);
-}
-
 struct Anchors {
   static constexpr int kOnes = 2 * kBlocks + 1, bytes = 256 * (kOnes + 1);  // vectors of 256 bytes; half_blocks.cuh
   std::uint32_t shared;

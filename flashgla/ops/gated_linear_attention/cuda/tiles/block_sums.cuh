@@ -41,6 +41,18 @@ __device__ __forceinline__ void sum_block_of(Accumulator& sums, int thread, Gate
   scan_block(sums, thread & 31);
 }
 
+// Of one gate a token, 64 floats: their running sums over the chunk at this thread's two rows of an accumulator.
+__device__ __forceinline__ float2 token_sums(std::uint32_t gates, int thread) {
+  const int lane = thread % 32, row = row_of_element(thread, 0);
+  const float odd = float_at(gates, 2 * lane + 1), high = sum_so_far(float_at(gates, 2 * lane) + odd, lane),
+              low = high - odd;
+  const auto at_row = [&](int r) {
+    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
+    return r % 2 != 0 ? y : x;
+  };
+  return make_float2(at_row(row), at_row(row + 8));
+}
+
 // From a tile of bf16, natural logarithms: a triangle of ones times the warp's 16 rows.
 __device__ __forceinline__ void sum_block(Accumulator& sums, std::uint32_t g_tile, int thread) {
   constexpr std::uint32_t ones = 0x3f803f80, low_one = 0x00003f80;

@@ -170,6 +170,55 @@ __device__ __forceinline__ float2 sum_rows_of_tile(std::uint32_t tile, int threa
   return make_float2(sums[0], sums[2]);
 }
 
+// ---- sums of products with an accumulator; two(i): what its elements i and i + 1 are multiplied by ----
+
+// Of an operand's registers.
+template <class Words>
+__device__ __forceinline__ auto two_of_operand(const Words& x) {
+  return [&x](int i) { return ptx::unpack_bf16(x[i / 2]); };
+}
+// Over this thread's columns: of its two rows.
+template <class Two>
+__device__ __forceinline__ float2 dot_rows(const Accumulator& a, Two two) {
+  float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = two(2 * i);
+    sums[i & 1] = fmaf(pair.x, a[2 * i], fmaf(pair.y, a[2 * i + 1], sums[i & 1]));
+  }
+  return make_float2(sums[0], sums[1]);
+}
+// Sums over the eight lanes of a warp that have the same columns, of columns 8 (i / 2) + 2 (lane % 4) + i % 2: lane l
+// gets those of columns 2 l and the next.
+__device__ __forceinline__ float2 sum_over_lanes(float (&sums)[16], int lane) {
+  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
+  const auto halve = [&](auto of_half) {
+    constexpr int half = decltype(of_half)::value, distance = 2 * half;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
+      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
+    }
+  };
+  halve(std::integral_constant<int, 8>{});
+  halve(std::integral_constant<int, 4>{});
+  halve(std::integral_constant<int, 2>{});
+  return make_float2(sums[0], sums[1]);
+}
+// Over a warp's 16 rows: of columns 2 lane and the next.
+template <class Two>
+__device__ __forceinline__ float2 sum_over_rows(const Accumulator& a, int lane, Two two) {
+  float sums[16];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 low = two(4 * j), high = two(4 * j + 2);
+    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
+    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
+  }
+  return sum_over_lanes(sums, lane);
+}
+
 // ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
 
 // Two neighbours 4 * kAt bytes after a place, from memory or to it: both at once where `in_pairs` exceeds kAt, else
