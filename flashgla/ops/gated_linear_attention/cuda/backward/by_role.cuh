@@ -31,12 +31,10 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
   constexpr bool kGated = View::kGated;
   const Params& p = view.p;
   Accumulator dh;
-  SegmentWalk walk;
   ChunkWalk<View> at;
   const uint2 scale = split_factors(p.scale, p.scale);
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.is_last) {
       const int thread = fresh_thread();
       read_state(dh, state_of(f.d_ht, p, walk.unit), p.key_dim, p.value_dim, 0, 0, thread);
@@ -100,10 +98,8 @@ __device__ __forceinline__ void find_states_between(const View& view) {
   using Layout = typename View::Layout;
   const Params& p = view.p;
   Accumulator h;
-  SegmentWalk walk;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
     int number = walk.before;
     view.wait_ringed(Layout::keys_full, number);
@@ -159,10 +155,8 @@ __device__ __forceinline__ void produce_keys(const View& view, const RoleMaps& m
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
-  SegmentWalk walk;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
     const Span span = span_of(p.sequences, walk.unit / p.heads);
     const std::int64_t slot_of_state = p.state_slot(span.chunk_begin, walk.unit / p.heads, walk.first);
@@ -194,12 +188,10 @@ __device__ __forceinline__ void produce_queries(const View& view, const RoleMaps
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
-  SegmentWalk walk;
   Turn turn;
   int time = 0;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
       const std::uint32_t barrier = view.base + Layout::queries_full + turn.slot * 8,
@@ -222,8 +214,7 @@ __device__ __forceinline__ void sum_gates(const View& view) {
   using Layout = typename View::Layout;
   const Params& p = view.p;
   const int lane = fresh_thread() % 32, element = static_cast<int>(size_of(p.gate_dtype));
-  SegmentWalk walk;
-  walk.start(view);
+  SegmentWalk walk(view);
   int i = 0;
   uint2 bits = make_uint2(0, 0);  // of tokens 2 lane and 2 lane + 1 of chunk `number`, as they lie in memory
 #pragma unroll 1
@@ -276,12 +267,10 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
   const Strided& dg = f.gradients.dg;
   const std::uint32_t dots = view.base + Layout::dots, beyond = view.base + Layout::beyond;
   const int lane = fresh_thread() % 32, element = static_cast<int>(size_of(p.gate_dtype));
-  SegmentWalk walk;
   int gone_through = 0;
   float constant_gate = 0.0f;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
       const int rows = walk.rows(i);

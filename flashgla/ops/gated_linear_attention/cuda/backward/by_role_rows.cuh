@@ -97,11 +97,9 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
   const int warp = __shfl_sync(0xffffffffu, fresh_thread() / 32, 0);
   const CountedBlocks blocks(!of_queries, warp);
   const std::uint32_t out_tile = view.base + Layout::out + static_cast<int>(role) * kTileBytes;
-  SegmentWalk walk;
   ChunkWalk<View> at;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {

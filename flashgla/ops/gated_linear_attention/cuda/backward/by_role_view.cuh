@@ -80,9 +80,7 @@ struct SegmentWalk {
     return static_cast<char*>(x.data) + (batch * x.batch + token(index) * x.token + head * x.head) * element;
   }
   template <class View>
-  __device__ __forceinline__ void start(const View& view) {
-    unit = blockIdx.x;
-    before = count = 0;
+  __device__ __forceinline__ explicit SegmentWalk(const View& view) : unit(blockIdx.x), before(0) {
     begin_unit(view);
   }
   // The next segment, of the same sequence and head where it has one.
