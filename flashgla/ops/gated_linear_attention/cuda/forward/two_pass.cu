@@ -76,14 +76,6 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
   }
 }
 
-template <class Core>
-void launch_preparation(Context& context, const Params& p, const Prepared& prepared) {
-  prepared.plain ? launch_plain_preparation(static_cast<cudaStream_t>(context.stream()), p, prepared)
-                 : launch_forward_prepare<Core>(context, p, prepared);
-}
-template void launch_preparation<TensorCore80>(Context&, const Params&, const Prepared&);
-template void launch_preparation<TensorCore90>(Context&, const Params&, const Prepared&);
-
 Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   const Prepared& prepared = passes.prepared;
   Recurrence run;
@@ -104,15 +96,6 @@ Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   }
   return run;
 }
-
-template <class Core>
-void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& passes, const Recurrence& run,
-                       bool outputs) {
-  passes.prepared.plain ? launch_walk<TensorCore90, true>(stream, p, passes, run, outputs)
-                        : launch_walk<Core, false>(stream, p, passes, run, outputs);
-}
-template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
-template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
 
 namespace {
 
