@@ -6,6 +6,31 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
+template <class Weight>
+__device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
+  const float2 sums = dot_rows(a, two_of_operand(x));
+  const int row = row_of_element(thread, 0);
+  return weight(row) * sums.x + weight(row + 8) * sums.y;
+}
+
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    float x[8], y[8];
+    unpack_8(*reinterpret_cast<const uint4*>(a + at), x);
+    unpack_8(*reinterpret_cast<const uint4*>(b + at), y);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) sum += x[e] * y[e] + x[e + 1] * y[e + 1];
+  }
+  return sum;
+}
+
 // Of a tile that falls by more than kSteep, by blocks: across and within from what reaches beyond the chunk to dq and
 // dk, and scale q dq - k dk.
 template <class View>

@@ -1,7 +1,6 @@
 // The view that make_dq_dk_dg (backward/keys.cuh) has of a pair of chunks: where things lie, and what is brought there.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
