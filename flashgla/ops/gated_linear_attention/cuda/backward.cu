@@ -48,41 +48,18 @@ __global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t d
   if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sums[0]);
 }
 
-GateTile gate_tile(const Problem& problem) {
+// f<GateTile>() with how kernels find a problem's gates.
+template <class F>
+void with_gate_tile(const Problem& problem, F f) {
   switch (problem.gate) {
     case GateKind::none:
-      return GateTile::none;
+      return f.template operator()<GateTile::none>();
     case GateKind::constant:
     case GateKind::scalar:
-      return GateTile::token;
+      return f.template operator()<GateTile::token>();
     default:
-      return problem.gate_dtype == DType::f32 ? GateTile::wide : GateTile::narrow;
-  }
-}
-
-template <class Core>
-void make_dq_dk_dg(GateTile gate, const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
-                   cudaStream_t stream) {
-  switch (gate) {
-    case GateTile::none:
-      return launch_dq_dk_dg<Core, GateTile::none>(p, w, d, multiprocessors, stream);
-    case GateTile::token:
-      return launch_dq_dk_dg<Core, GateTile::token>(p, w, d, multiprocessors, stream);
-    case GateTile::narrow:
-      return launch_dq_dk_dg<Core, GateTile::narrow>(p, w, d, multiprocessors, stream);
-    case GateTile::wide:
-      return launch_dq_dk_dg<Core, GateTile::wide>(p, w, d, multiprocessors, stream);
-  }
-}
-template <class Core>
-void run_fused(BackwardForm form, const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream) {
-  switch (form) {
-    case BackwardForm::key_gates:
-      return p.gate_dtype == DType::f32 ? launch_backward_fused<Core, GateTile::wide>(p, f, stream)
-                                        : launch_backward_fused<Core, GateTile::narrow>(p, f, stream);
-    default:
-      return std::is_same_v<Core, TensorCore90> ? launch_backward_by_role(p, f, multiprocessors, stream)
-                                                : launch_backward_rows(p, f, p.gate != GateKind::none, stream);
+      return problem.gate_dtype == DType::f32 ? f.template operator()<GateTile::wide>()
+                                              : f.template operator()<GateTile::narrow>();
   }
 }
 
@@ -106,7 +83,13 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (plan.finds_states) launch_fused<Core>(context, states_only, {plan.groups, false, plan.features});
-  run_fused<Core>(plan.backward, p, f, context.architecture().multiprocessors, stream);
+  if (plan.backward == BackwardForm::key_gates) {
+    with_gate_tile(problem, [&]<GateTile kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
+  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
+    launch_backward_by_role(p, f, context.architecture().multiprocessors, stream);
+  } else {
+    launch_backward_rows(p, f, p.gate != GateKind::none, stream);
+  }
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
 }
@@ -121,10 +104,11 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   BackwardWorkspace w{};
   w.prepared = passes.prepared;
   w.state_gradients = take(context, state_bytes, "gla backward: state gradients");
-  const bool sums_gates = d_in.dg && (problem.gate == GateKind::scalar || problem.gate == GateKind::constant);
-  const std::int64_t gate_rows = problem.gate == GateKind::scalar ? p.sequences.tokens() : chunks;
-  const std::int64_t gate_tiles = key_tiles + (problem.gate == GateKind::constant ? problem.group() : 0);
-  if (gate_tile(problem) == GateTile::token) {
+  const bool constant = problem.gate == GateKind::constant, of_tokens = constant || problem.gate == GateKind::scalar;
+  const bool sums_gates = d_in.dg && of_tokens;
+  const std::int64_t gate_rows = constant ? chunks : p.sequences.tokens();
+  const std::int64_t gate_tiles = key_tiles + (constant ? problem.group() : 0);
+  if (of_tokens) {
     w.gate_parts = take<float>(context, gate_tiles * gate_rows * heads * 4, "gla backward: gate parts");
   }
   if (plan.finds_states) p.states = take(context, state_bytes, "gla backward: states");
@@ -148,11 +132,13 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   run.end = static_cast<float*>(d_in.dh0.data);
   run.states = w.state_gradients;
   launch_recurrence<Core>(stream, p, passes, run, true);
-  if (chunks > 0 && (d_in.dq || d_in.dk || d_in.dg)) {
-    make_dq_dk_dg<Core>(gate_tile(problem), p, w, d, context.architecture().multiprocessors, stream);
+  if (chunks > 0) {
+    with_gate_tile(problem, [&]<GateTile kGate>() {
+      using Launch = BackwardLaunch<Core, kGate>;
+      if (d_in.dq || d_in.dk || d_in.dg) Launch::dq_dk_dg(p, w, d, context.architecture().multiprocessors, stream);
+      if (sums_gates && constant) Launch::constant_gate_pairs(p, w, d.d_o, stream);
+    });
   }
-  if (sums_gates && chunks > 0 && problem.gate == GateKind::constant)
-    launch_constant_gate_pairs<Core>(p, w, d.d_o, stream);
   if (sums_gates) {
     launch_gate_sums(p, w.gate_parts, gate_rows, static_cast<int>(gate_tiles), d.dg, stream,
                      p.sequences.may_be_idle ? p.sequences.chunk_begin + p.sequences.count : nullptr);
@@ -201,7 +187,7 @@ void run_form(Context& context, const Plan& plan, Params params, const OutputGra
       return backward_in_f32_tiles(context, plan, params, d_out, d_in);
     case BackwardForm::value_gates:
       return with_core(plan.hopper,
-                       [&]<class Core>() { backward_with_value_gates<Core>(context, plan, params, d_out, d_in); });
+                       [&]<class Core>() { ValueGates<Core>::backward(context, plan, params, d_out, d_in); });
     case BackwardForm::shared_keys:
       return backward_with_shared_keys(context, plan, params, d_out, d_in);
   }

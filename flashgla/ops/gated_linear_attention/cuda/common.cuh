@@ -3,6 +3,7 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/base/cuda/ptx.cuh"
+#include "flashgla/base/cuda/sums.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -118,6 +119,33 @@ __device__ __forceinline__ float feature_slope(FeatureMap map, float x) {
   }
 }
 
+// ---- sums over lanes of a warp, which all ask for them; over all: base/cuda/sums.cuh ----
+
+// Of this and earlier lanes, and of this and later ones.
+template <class T>
+__device__ __forceinline__ T sum_so_far(T x, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x += other;
+  }
+  return x;
+}
+__device__ __forceinline__ float sum_to_come(float x, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float other = __shfl_down_sync(0xffffffffu, x, distance);
+    if (lane + distance < 32) x += other;
+  }
+  return x;
+}
+// Of the four that share rows of an accumulator.
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float2 sum_of_quad(float2 x) { return make_float2(sum_of_quad(x.x), sum_of_quad(x.y)); }
+
 // ---- sequences and chunks ----
 
 struct Span {
@@ -206,15 +234,25 @@ __device__ __forceinline__ uint2 load_shared_uint2(std::uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
   return x;
 }
-__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
-  const uint2 x = load_shared_uint2(address);
-  return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
-}
 __device__ __forceinline__ void store_shared_uint2(std::uint32_t address, uint2 x) {
   asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 __device__ __forceinline__ void store_shared_4(std::uint32_t address, std::uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+// Number i of floats there, and two at once.
+__device__ __forceinline__ float float_at(std::uint32_t address, int i = 0) {
+  return __uint_as_float(load_shared_4(address + 4 * i));
+}
+__device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
+  store_shared_4(address + 4 * i, __float_as_uint(x));
+}
+__device__ __forceinline__ float2 load_shared_float2(std::uint32_t address) {
+  const uint2 x = load_shared_uint2(address);
+  return make_float2(__uint_as_float(x.x), __uint_as_float(x.y));
+}
+__device__ __forceinline__ void store_shared_float2(std::uint32_t address, float2 x) {
+  store_shared_uint2(address, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

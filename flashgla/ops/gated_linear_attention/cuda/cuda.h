@@ -95,10 +95,11 @@ void backward_in_f32_tiles(Context& context, const Plan& plan, const Params& par
 
 // Gates over values by chunks, bf16 (value_gates/README.md). params as plan_chunks leaves them.
 template <class Core>
-void forward_with_value_gates(Context& context, const Plan& plan, const Params& params);
-template <class Core>
-void backward_with_value_gates(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
-                               const InputGradients& d_in);
+struct ValueGates {
+  static void forward(Context& context, const Plan& plan, const Params& params);
+  static void backward(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
+                       const InputGradients& d_in);
+};
 // The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
 Params keys_of(const Params& params);
 Params values_of(const Params& params, const Strided& d_o);

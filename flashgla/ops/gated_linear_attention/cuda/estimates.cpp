@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
+
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
@@ -243,17 +245,17 @@ double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
   return backward_by_chunks_microseconds(p, cut_time(p, p.heads, multiprocessors).chunks, multiprocessors);
 }
 
-Form fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
-  Form best = Form::two_passes;
+ForwardForm fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
+  ForwardForm best = ForwardForm::two_passes;
   double least = two_passes_microseconds(p, multiprocessors);
-  const auto consider = [&](Form form, double microseconds) {
+  const auto consider = [&](ForwardForm form, double microseconds) {
     if (microseconds < least) {
       least = microseconds;
       best = form;
     }
   };
-  if (one_pass_fits) consider(Form::one_pass, one_pass_microseconds(p, multiprocessors));
-  if (wide_pass_fits) consider(Form::one_wide_pass, wide_pass_microseconds(p, multiprocessors));
+  if (one_pass_fits) consider(ForwardForm::one_pass, one_pass_microseconds(p, multiprocessors));
+  if (wide_pass_fits) consider(ForwardForm::one_wide_pass, wide_pass_microseconds(p, multiprocessors));
   return best;
 }
 
@@ -282,10 +284,10 @@ static std::int64_t most_chunks_of(const Params& p, const Form& form, const Othe
   return low;
 }
 
-std::int64_t most_chunks_of_form(const Params& p, Form form, const TimeCut& cut, int multiprocessors) {
+std::int64_t most_chunks_of_form(const Params& p, ForwardForm form, const TimeCut& cut, int multiprocessors) {
   const auto in_form = [&](const Params& q) {
-    return form == Form::one_pass ? one_pass_microseconds(q, multiprocessors)
-                                  : wide_pass_microseconds(q, multiprocessors);
+    return form == ForwardForm::one_pass ? one_pass_microseconds(q, multiprocessors)
+                                         : wide_pass_microseconds(q, multiprocessors);
   };
   return most_chunks_of(p, in_form,
                         [&](const Params& q) { return two_passes_microseconds(q, cut.chunks, multiprocessors); });

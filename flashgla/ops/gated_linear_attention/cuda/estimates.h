@@ -7,6 +7,8 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+enum class ForwardForm : std::uint8_t;  // plan.h
+
 constexpr int kMostBlocks = 4;  // key blocks whose state fits the registers of a launch of the recurrence
 
 // Launches of the recurrence for so many key blocks, and the blocks of each but perhaps the last.
@@ -41,8 +43,7 @@ double wide_pass_microseconds(const Params& params, int multiprocessors);
 double two_passes_microseconds(const Params& params, int multiprocessors);
 
 // The fastest forward. Whether one pass, narrow or wide, can take the call is the caller's to know; two passes can.
-enum class Form { one_pass, one_wide_pass, two_passes };
-Form fastest_form(const Params& params, bool one_pass_fits, bool wide_pass_fits, int multiprocessors);
+ForwardForm fastest_form(const Params& params, bool one_pass_fits, bool wide_pass_fits, int multiprocessors);
 
 // Of the backward of heads up to 64 x 64 with a query head each, states kept: in one kernel, which has a block for each
 // sequence and head, and by chunks.
@@ -52,7 +53,7 @@ bool one_kernel_is_faster(const Params& params, int multiprocessors);
 
 // Of packed sequences, how many chunks the longest may have so that one pass (one kernel), which is faster where all
 // are alike, is no slower than two passes (chunks) whose time is cut so. All chunks of the call: it never is by much.
-std::int64_t most_chunks_of_form(const Params& params, Form form, const TimeCut& cut, int multiprocessors);
+std::int64_t most_chunks_of_form(const Params& params, ForwardForm form, const TimeCut& cut, int multiprocessors);
 std::int64_t most_chunks_of_one_kernel(const Params& params, const TimeCut& cut, int multiprocessors);
 
 // The same of two passes whose time is not cut, where that is the fastest if all sequences are alike, by more than

@@ -47,7 +47,7 @@ void run_form(Context& context, const Plan& plan, const Params& params, const Ou
     case ForwardForm::f32_tiles:
       return forward_in_f32_tiles(context, plan, params);
     case ForwardForm::value_gates:
-      return with_core(plan.hopper, [&]<class Core>() { forward_with_value_gates<Core>(context, plan, params); });
+      return with_core(plan.hopper, [&]<class Core>() { ValueGates<Core>::forward(context, plan, params); });
     case ForwardForm::shared_keys:
       return forward_with_shared_keys(context, plan, params, outputs);
   }

@@ -201,17 +201,6 @@ void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
                beside(l.q) && beside(l.k) && beside(l.v) && beside(l.o) && (p.gate != GateKind::key || beside(l.g));
 }
 
-ForwardForm form_of(Form form) {
-  switch (form) {
-    case Form::one_pass:
-      return ForwardForm::one_pass;
-    case Form::one_wide_pass:
-      return ForwardForm::one_wide_pass;
-    default:
-      return ForwardForm::two_passes;
-  }
-}
-
 // Of several packed sequences, whose longest is not known, the form for sequences of one length, and for others two
 // passes, if they are faster for one long sequence.
 void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int multiprocessors) {
@@ -220,13 +209,14 @@ void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int mul
   const bool narrow = fits_one_pass(p) && offsets_fit(p, l, sizes);
   // The wide one keeps no states: what the backward wants beside them is not made on the way.
   const bool wide = plan.hopper && !l.states && p.key_dim <= 2 * kTile;
-  const Form form = fastest_form(unknown ? with_all_alike(sizes) : sizes, narrow, wide, multiprocessors);
-  plan.forward = form_of(form);
-  if (form == Form::two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  const ForwardForm form = fastest_form(unknown ? with_all_alike(sizes) : sizes, narrow, wide, multiprocessors);
+  const bool two_passes = form == ForwardForm::two_passes;
+  plan.forward = form;
+  if (two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
   if (!unknown) return;
   const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
-  const std::int64_t most = form == Form::two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
-                                                     : most_chunks_of_form(sizes, form, cut, multiprocessors);
+  const std::int64_t most = two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
+                                       : most_chunks_of_form(sizes, form, cut, multiprocessors);
   if (most >= sizes.sequences.chunks_each()) return;
   plan.forward_cut = cut;
   plan.forward_up_to = most;
@@ -324,22 +314,6 @@ void plan_shared_keys(Plan& plan, const Layout& l) {
   plan.backward = BackwardForm::shared_keys;
   plan.states = states_of(plan.problem, plan.hopper, false);
   plan.finds_states = !l.states;
-}
-
-std::string wrappers(const Plan& plan) {
-  std::string text;
-  const auto add = [&](bool has, const char* name) {
-    if (has) text += std::string(text.empty() ? "" : ", ") + name;
-  };
-  add(plan.gates, "gates");
-  add(plan.in_f32, "in f32");
-  add(plan.features, "features");
-  add(plan.rows, "rows");
-  return text.empty() ? text : text + ": ";
-}
-std::string in_segments(const TimeCut& cut) { return cut.segments > 1 ? " in " + std::to_string(cut.segments) : ""; }
-std::string or_else(const char* form, const TimeCut& cut, std::int64_t up_to) {
-  return std::string(" or ") + form + in_segments(cut) + " above " + std::to_string(up_to) + " chunks";
 }
 
 }  // namespace
@@ -573,45 +547,6 @@ std::uint64_t States::tag() const {
     hash = (hash ^ word) * 0x100000001b3u;
   }
   return hash;
-}
-
-const char* name_of(ForwardForm form) {
-  constexpr const char* kNames[] = {"tokens",     "parallel",  "one_pass",    "one_wide_pass",
-                                    "two_passes", "f32_tiles", "value_gates", "shared_keys"};
-  return kNames[static_cast<std::size_t>(form)];
-}
-const char* name_of(BackwardForm form) {
-  constexpr const char* kNames[] = {"tokens", "parallel",  "token_gates", "key_gates",
-                                    "chunks", "f32_tiles", "value_gates", "shared_keys"};
-  return kNames[static_cast<std::size_t>(form)];
-}
-const char* name_of(StatesKind kind) {
-  constexpr const char* kNames[] = {"none", "images", "prepared", "scores", "split", "gated"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
-std::string forward_name(const Plan& plan) {
-  const bool in_groups = plan.forward == ForwardForm::one_pass || plan.forward == ForwardForm::value_gates;
-  const char* groups = !in_groups ? "" : plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
-  const bool plain = plan.plain && plan.forward == ForwardForm::two_passes;
-  const std::string name = wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups;
-  return plan.forward_up_to == 0 ? name + in_segments(plan.forward_cut)
-                                 : name + or_else("two_passes", plan.forward_cut, plan.forward_up_to);
-}
-std::string backward_name(const Plan& plan) {
-  const bool plain = plan.plain && plan.backward == BackwardForm::chunks;
-  const bool rows = plan.backward != BackwardForm::tokens;  // which reads tensors as they lie
-  Plan around = plan;
-  around.rows = plan.rows && rows;
-  return wrappers(around) + (plain ? "plain " : "") + name_of(plan.backward) +
-         (plan.backward_up_to == 0 ? in_segments(plan.backward_cut)
-                                   : or_else("chunks", plan.backward_cut, plan.backward_up_to)) +
-         (plan.finds_states ? ", states found" : "");
-}
-std::string to_string(const Plan& plan) {
-  std::string states = name_of(plan.states.kind);
-  if (plan.states.every_log2 > 0) states += " every " + std::to_string(1 << plan.states.every_log2);
-  return forward_name(plan) + "; " + backward_name(plan) + "; " + states;
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -31,12 +31,10 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
   constexpr bool kGated = View::kGated;
   const Params& p = view.p;
   Accumulator dh;
-  SegmentWalk walk;
   ChunkWalk<View> at;
   const uint2 scale = split_factors(p.scale, p.scale);
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.is_last) {
       const int thread = fresh_thread();
       read_state(dh, state_of(f.d_ht, p, walk.unit), p.key_dim, p.value_dim, 0, 0, thread);
@@ -57,7 +55,7 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
       if (p.sequences.cu_seqlens != nullptr && rows < kChunk) at.clear_rows(v, rows);
       std::uint32_t queries[16];
       if constexpr (kGated) {
-        const float decay = ptx::exp2(view.float_at(at.sums, kTile - 1));
+        const float decay = ptx::exp2(float_at(at.sums, kTile - 1));
         const auto factors = [&](int k8) {
           return load_shared_uint2(at.sums + Layout::query_factors + 8 * (4 * k8 + (thread & 3)));
         };
@@ -73,9 +71,9 @@ __device__ __forceinline__ void make_state_gradients(const View& view, const Fus
         view.wait_ringed(Layout::h_full, at.number);
         const float2 with_h = dot_rows(at.tiles + Layout::h, dh, thread);
         at.leave(view);
-        const float sum = sum_of_warp(with_h.x + with_h.y);
+        const float sum = flashgla::cuda::warp_sum(with_h.x + with_h.y);
         Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
-        if (thread % 32 == 0) view.put_float(view.base + Layout::beyond, thread / 32, sum);
+        if (thread % 32 == 0) put_float(view.base + Layout::beyond, thread / 32, sum);
         __syncwarp();
         Core::arrive(view.base + Layout::dots_full);
       } else {
@@ -100,10 +98,8 @@ __device__ __forceinline__ void find_states_between(const View& view) {
   using Layout = typename View::Layout;
   const Params& p = view.p;
   Accumulator h;
-  SegmentWalk walk;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
     int number = walk.before;
     view.wait_ringed(Layout::keys_full, number);
@@ -123,7 +119,7 @@ __device__ __forceinline__ void find_states_between(const View& view) {
       if constexpr (View::kGated) {
         const std::uint32_t sums = view.sums_of(number);
         std::uint32_t keys[16];
-        const float decay = ptx::exp2(view.float_at(sums, kTile - 1));
+        const float decay = ptx::exp2(float_at(sums, kTile - 1));
         load_weighed(keys, tiles + Layout::k, thread, [&](int k8) {
           return load_shared_uint2(sums + Layout::key_factors + 8 * (4 * k8 + (thread & 3)));
         });
@@ -159,10 +155,8 @@ __device__ __forceinline__ void produce_keys(const View& view, const RoleMaps& m
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
-  SegmentWalk walk;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
     const Span span = span_of(p.sequences, walk.unit / p.heads);
     const std::int64_t slot_of_state = p.state_slot(span.chunk_begin, walk.unit / p.heads, walk.first);
@@ -194,25 +188,21 @@ __device__ __forceinline__ void produce_queries(const View& view, const RoleMaps
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   const Params& p = view.p;
-  SegmentWalk walk;
-  int stage_index = 0, phase = 0, time = 0;
-  walk.start(view);
+  Turn turn;
+  int time = 0;
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
-      const std::uint32_t barrier = view.base + Layout::queries_full + stage_index * 8,
-                          stage = view.base + Layout::first_stage + stage_index * Layout::stage;
-      Core::wait_at(view.base + Layout::queries_empty + stage_index * 8, phase ^ 1);
+      const std::uint32_t barrier = view.base + Layout::queries_full + turn.slot * 8,
+                          stage = view.base + Layout::first_stage + turn.slot * Layout::stage;
+      Core::wait_at(view.base + Layout::queries_empty + turn.slot * 8, turn.parity ^ 1);
       view.in_step(Layout::queries_in_step, time++);
       Core::expect_bytes(barrier, 2 * kTileBytes);
       const auto copy = [&](std::uint32_t to, const RowMap& rows) { copy_rows<Core>(to, rows, walk, i, barrier); };
       copy(stage + Layout::d_o, maps.d_o);
       copy(stage + Layout::q, maps.q);
-      if (++stage_index == Layout::stages) {
-        stage_index = 0;
-        phase ^= 1;
-      }
+      turn.step(Layout::stages);
     }
   }
 }
@@ -224,8 +214,7 @@ __device__ __forceinline__ void sum_gates(const View& view) {
   using Layout = typename View::Layout;
   const Params& p = view.p;
   const int lane = fresh_thread() % 32, element = static_cast<int>(size_of(p.gate_dtype));
-  SegmentWalk walk;
-  walk.start(view);
+  SegmentWalk walk(view);
   int i = 0;
   uint2 bits = make_uint2(0, 0);  // of tokens 2 lane and 2 lane + 1 of chunk `number`, as they lie in memory
 #pragma unroll 1
@@ -253,8 +242,8 @@ __device__ __forceinline__ void sum_gates(const View& view) {
       const int written_over = number - Layout::sum_ring, gone = written_over + Layout::segment - 1;  // at the latest
       if (written_over >= 0) view.wait_ringed(Layout::keys_empty, gone);
       const std::uint32_t sums = view.sums_of(number);
-      view.put_float(sums, 2 * lane, b - high);
-      view.put_float(sums, 2 * lane + 1, b);
+      put_float(sums, 2 * lane, b - high);
+      put_float(sums, 2 * lane + 1, b);
       store_shared_uint2(sums + Layout::query_factors + 8 * lane,
                          split_factors(p.scale * ptx::exp2(b - high), p.scale * ptx::exp2(b)));
       store_shared_uint2(sums + Layout::key_factors + 8 * lane,
@@ -278,22 +267,18 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
   const Strided& dg = f.gradients.dg;
   const std::uint32_t dots = view.base + Layout::dots, beyond = view.base + Layout::beyond;
   const int lane = fresh_thread() % 32, element = static_cast<int>(size_of(p.gate_dtype));
-  SegmentWalk walk;
   int gone_through = 0;
   float constant_gate = 0.0f;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
       const int rows = walk.rows(i);
       Core::wait_at(view.base + Layout::dots_full, gone_through & 1);
       float run = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) run += view.float_at(beyond, w);
-      const auto difference = [&](int token) {
-        return view.float_at(dots, token) - view.float_at(dots, kTile + token);
-      };
+      for (int w = 0; w < 4; ++w) run += float_at(beyond, w);
+      const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
       const float low = difference(2 * lane);
       const float so_far = sum_so_far(low + difference(2 * lane + 1), lane);
       const float before = __shfl_up_sync(0xffffffffu, so_far, 1);
@@ -309,9 +294,7 @@ __device__ __forceinline__ void make_gate_gradients(const View& view, const Fuse
       }
     }
     if (walk.first == 0 && p.gate == GateKind::constant) {
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2)
-        constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
+      constant_gate = flashgla::cuda::warp_sum(constant_gate);
       if (lane == 0) f.gate_parts[walk.unit] = constant_gate;
       constant_gate = 0.0f;
     }

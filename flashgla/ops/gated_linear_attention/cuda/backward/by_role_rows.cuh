@@ -27,7 +27,7 @@ __device__ __forceinline__ void weigh_pairs(std::uint32_t (&pairs)[16], const Ac
   if constexpr (kGated) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      own[half] = fmaf(-sign, __uint_as_float(load_shared_4(sums + 4 * row_of_element(thread, 2 * half))), log_scale);
+      own[half] = fmaf(-sign, float_at(sums, row_of_element(thread, 2 * half)), log_scale);
     }
   }
   const std::uint32_t minus = kGated && scale < 0.0f ? 0x80008000u : 0u;
@@ -61,9 +61,8 @@ __device__ __forceinline__ void weigh_pairs(std::uint32_t (&pairs)[16], const Ac
 
 // Two factors as bf16, and what rounding leaves of them: so a product with both is rounded once.
 __device__ __forceinline__ uint2 split_factors(float x, float y) {
-  const std::uint32_t high = ptx::pack_bf16(x, y);
-  const float2 rounded = ptx::unpack_bf16(high);
-  return make_uint2(high, ptx::pack_bf16(x - rounded.x, y - rounded.y));
+  const std::uint32_t high = take_bf16(x, y);
+  return make_uint2(high, ptx::pack_bf16(x, y));
 }
 // A tile [token][channel] as an operand [channel][token]; columns 8 k8 + 2 (thread % 4) and the next times factors(k8),
 // as split_factors gives them. kRest: what rounding leaves of that.
@@ -98,11 +97,9 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
   const int warp = __shfl_sync(0xffffffffu, fresh_thread() / 32, 0);
   const CountedBlocks blocks(!of_queries, warp);
   const std::uint32_t out_tile = view.base + Layout::out + static_cast<int>(role) * kTileBytes;
-  SegmentWalk walk;
   ChunkWalk<View> at;
-  walk.start(view);
 #pragma unroll 1
-  for (; walk.there(view); walk.next(view)) {
+  for (SegmentWalk walk(view); walk.there(view); walk.next(view)) {
     if (walk.count == 0) continue;
 #pragma unroll 1
     for (int i = walk.count - 1; i >= 0; --i) {
@@ -130,13 +127,13 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       Core::commit();
       Core::template wait<1>(a);
       weigh_pairs<kGated>(pairs, a, !of_queries, at.sums, p.scale, blocks, thread);
-      const float total = kGated && !of_queries ? view.float_at(at.sums, kTile - 1) : 0.0f;
+      const float total = kGated && !of_queries ? float_at(at.sums, kTile - 1) : 0.0f;
       float factors[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         factors[half] = of_queries ? p.scale : 1.0f;
         if constexpr (kGated) {
-          const float b = view.float_at(at.sums, row_of_element(thread, 2 * half));
+          const float b = float_at(at.sums, row_of_element(thread, 2 * half));
           factors[half] *= ptx::exp2(of_queries ? b : total - b);
         }
       }
@@ -148,12 +145,12 @@ __device__ __forceinline__ void make_rows(const View& view, const RoleMaps& maps
       Core::finish(d);
       if constexpr (kGated) {
         if (!of_values) {
-          const float2 dot = sum_over_row(dot_rows(of_queries ? q : k, d, thread));
+          const float2 dot = sum_of_quad(dot_rows(of_queries ? q : k, d, thread));
           Core::wait_at(view.base + Layout::dots_empty, (at.gone_through - 1) & 1);
           if (thread % 4 == 0) {
             const int row = row_of_element(thread, 0) + (of_queries ? 0 : kTile);
-            view.put_float(view.base + Layout::dots, row, dot.x);
-            view.put_float(view.base + Layout::dots, row + 8, dot.y);
+            put_float(view.base + Layout::dots, row, dot.x);
+            put_float(view.base + Layout::dots, row + 8, dot.y);
           }
           __syncwarp();
           Core::arrive(view.base + Layout::dots_full);

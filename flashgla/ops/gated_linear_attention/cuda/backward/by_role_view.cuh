@@ -80,9 +80,7 @@ struct SegmentWalk {
     return static_cast<char*>(x.data) + (batch * x.batch + token(index) * x.token + head * x.head) * element;
   }
   template <class View>
-  __device__ __forceinline__ void start(const View& view) {
-    unit = blockIdx.x;
-    before = count = 0;
+  __device__ __forceinline__ explicit SegmentWalk(const View& view) : unit(blockIdx.x), before(0) {
     begin_unit(view);
   }
   // The next segment, of the same sequence and head where it has one.
@@ -152,12 +150,6 @@ struct RoleView {
   __device__ __forceinline__ std::uint32_t sums_of(int number) const {
     return base + Layout::sums + number % Layout::sum_ring * Layout::chunk_sums;
   }
-  static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
-    return __uint_as_float(load_shared_4(address + 4 * i));
-  }
-  static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  }
 };
 
 // A chunk as its readers find it, in the order they go through: which number it has and which stage its q and do are
@@ -166,7 +158,7 @@ template <class View>
 struct ChunkWalk {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
-  int stage_index = 0, phase = 0;
+  Turn turn;
   int number, gone_through;          // by which it is known
   std::uint32_t stage, tiles, sums;  // once it is there
 
@@ -176,10 +168,10 @@ struct ChunkWalk {
     gone_through = segment.before + segment.count - 1 - i;
   }
   __device__ __forceinline__ void wait(const View& view) {
-    Core::wait_at(view.base + Layout::queries_full + stage_index * 8, phase);
+    Core::wait_at(view.base + Layout::queries_full + turn.slot * 8, turn.parity);
     view.wait_ringed(Layout::keys_full, number);
     const int slot = view.slot_of(number);
-    stage = view.base + Layout::first_stage + stage_index * Layout::stage;
+    stage = view.base + Layout::first_stage + turn.slot * Layout::stage;
     tiles = view.tiles_of(slot);
     sums = view.sums_of(number);
   }
@@ -194,15 +186,10 @@ struct ChunkWalk {
     ptx::barrier(1, Layout::chunk_readers);
   }
   __device__ __forceinline__ void leave(const View& view) const {
-    Core::arrive(view.base + Layout::queries_empty + stage_index * 8);
+    Core::arrive(view.base + Layout::queries_empty + turn.slot * 8);
     Core::arrive(view.ringed(Layout::keys_empty, gone_through));
   }
-  __device__ __forceinline__ void step() {
-    if (++stage_index == Layout::stages) {
-      stage_index = 0;
-      phase ^= 1;
-    }
-  }
+  __device__ __forceinline__ void step() { turn.step(Layout::stages); }
 };
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -204,10 +204,10 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   if (!first_group && fresh_thread() < kTile) {
     const int channel = fresh_thread();
     const std::uint32_t beyond = view.base + Layout::beyond;
-    float sum = view.float_at(beyond, channel);
+    float sum = float_at(beyond, channel);
 #pragma unroll
-    for (int w = 0; w < kBlocks; ++w) sum += view.float_at(by_queries(w), channel);
-    view.put_float(beyond, channel, sum);
+    for (int w = 0; w < kBlocks; ++w) sum += float_at(by_queries(w), channel);
+    put_float(beyond, channel, sum);
   }
   __syncthreads();  // what lay in the tiles of the chunk before has been read
   view.load_before(index);

@@ -157,7 +157,7 @@ __device__ __forceinline__ void leave_half_blocks(const ChannelsView<Core, kGate
   const HalfBlockSums sums(stage + Layout::g, thread);
   const Exponent of_sums = view.exponent();
   put_products<Core>(stage + Layout::d_o + group, stage + Layout::q + group, d, thread);
-  const float of_row = view.float_at(view.diagonal(), row), of_next = view.float_at(view.diagonal(), row + 8);
+  const float of_row = float_at(view.diagonal(), row), of_next = float_at(view.diagonal(), row + 8);
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     float b[8];

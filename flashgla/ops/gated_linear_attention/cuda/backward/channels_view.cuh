@@ -67,10 +67,9 @@ __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t t
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 pair = ptx::unpack_bf16(x[i]);
-      const float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
-      x[i] = ptx::pack_bf16(first, second);
-      const float2 rounded = ptx::unpack_bf16(x[i]);
-      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+      float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
+      x[i] = take_bf16(first, second);
+      y[i] = ptx::pack_bf16(first, second);
     }
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(tile, y, k16, thread);
@@ -88,10 +87,8 @@ __device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low
     sums.get(k16, e);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = e[2 * i], second = e[2 * i + 1];
-      x[i] = ptx::pack_bf16(first, second);
-      const float2 rounded = ptx::unpack_bf16(x[i]);
-      y[i] = ptx::pack_bf16(first - rounded.x, second - rounded.y);
+      x[i] = take_bf16(e[2 * i], e[2 * i + 1]);
+      y[i] = ptx::pack_bf16(e[2 * i], e[2 * i + 1]);
     }
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(low, y, k16, thread);
@@ -198,12 +195,6 @@ struct ChannelsView {
   }
   // Whether gates of logits have a least value.
   __device__ __forceinline__ bool cut_off() const { return p.gate_min > -std::numeric_limits<float>::infinity(); }
-  static __device__ __forceinline__ float float_at(std::uint32_t address, int i) {
-    return __uint_as_float(load_shared_4(address + 4 * i));
-  }
-  static __device__ __forceinline__ void put_float(std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  }
   __device__ __forceinline__ std::int64_t state_at() const {
     return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim);
   }
@@ -398,10 +389,7 @@ struct ChannelsView {
   // products that are in dq: what is left is made of products that both have, for gates of any strength.
   __device__ __forceinline__ void put_beyond(float2 sums) const {
     const int thread = fresh_thread(), row = row_of_element(thread, 0);
-    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 1);
-    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 1);
-    sums.x += __shfl_xor_sync(0xffffffffu, sums.x, 2);
-    sums.y += __shfl_xor_sync(0xffffffffu, sums.y, 2);
+    sums = sum_of_quad(sums);
     if (thread % 4 == 0) {
       put_float(base + Layout::beyond, row, sums.x);
       put_float(base + Layout::beyond, row + 8, sums.y);

@@ -80,8 +80,7 @@ __device__ __forceinline__ void constant_gate_pairs(const Params& p, const Backw
       if (steps > 0.0f) sum += steps * ptx::exp2(gate * steps) * scores[i] * gradients[i];
     }
   }
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  sum = flashgla::cuda::warp_sum(sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
   if (thread == 0) *part = p.scale * (sums[0] + sums[1] + sums[2] + sums[3]);
@@ -94,13 +93,6 @@ __global__ void __launch_bounds__(kGroupThreads)
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) constant_gate_pairs<Core>(p, w, d_o, shared);
-}
-
-template <class Core>
-void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
-  flashgla::cuda::launch("gated_linear_attention constant gate", constant_gate_pairs_kernel<Core>, grid, kGroupThreads,
-                         kPairsShared, stream, kNext<Core>, p, w, d_o);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

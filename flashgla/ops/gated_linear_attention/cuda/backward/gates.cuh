@@ -23,25 +23,9 @@ using ColumnParts = float[4][kTile];  // one value a warp and channel
 
 // Columns' sums over the chunk of a tile times an accumulator, by warp.
 __device__ __forceinline__ void sum_beyond(ColumnParts& parts, const char* tile, const Accumulator& a, int thread) {
-  *reinterpret_cast<float2*>(&parts[thread >> 5][2 * (thread & 31)]) =
-      sum_over_rows(ptx::shared_address(tile), a, thread);
-}
-
-// Half of the dot product of row thread / 2 of two tiles.
-__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
-    const uint4 x = *reinterpret_cast<const uint4*>(a + at), y = *reinterpret_cast<const uint4*>(b + at);
-    const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 s = ptx::unpack_bf16(xs[e]), t = ptx::unpack_bf16(ys[e]);
-      sum += s.x * t.x + s.y * t.y;
-    }
-  }
-  return sum;
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
+  *reinterpret_cast<float2*>(&parts[thread >> 5][2 * (thread & 31)]) = sum_over_rows(a, thread & 31, two_of_operand(x));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -3,6 +3,7 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/channels.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/constant_gate.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/keys.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 
@@ -36,19 +37,18 @@ void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStrea
 }
 
 template <class Core, GateTile kGate>
-void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream) {
+void BackwardLaunch<Core, kGate>::one_kernel(const Params& p, const FusedBackward& f, cudaStream_t stream) {
   if constexpr (kGate == GateTile::wide) {
     launch_backward_channels<Core, KeyGates::f32>(p, f, stream);
-  } else if (p.logit_scale == 0.0f) {
-    launch_backward_channels<Core, KeyGates::bf16>(p, f, stream);
-  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
-    launch_backward_channels<Core, KeyGates::logits>(p, f, stream);
+  } else if constexpr (kGate == GateTile::narrow) {
+    if (p.logit_scale == 0.0f) return launch_backward_channels<Core, KeyGates::bf16>(p, f, stream);
+    if constexpr (std::is_same_v<Core, TensorCore90>) launch_backward_channels<Core, KeyGates::logits>(p, f, stream);
   }
 }
 
 template <class Core, GateTile kGate>
-void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
-                     cudaStream_t stream) {
+void BackwardLaunch<Core, kGate>::dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
+                                           int multiprocessors, cudaStream_t stream) {
   using Layout = PairShared<Core>;
   static_assert(Layout::total <= (Layout::in_bulk ? 227 : 99) * 1024);
   RowMaps maps{};
@@ -66,6 +66,16 @@ void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradient
   const auto kernel = p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true> : make_dq_dk_dg_kernel<Core, kGate, false>;
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", kernel, grid, Layout::threads, Layout::total, stream,
                          kNext<Core>, p, w, d, maps, items);
+}
+
+template <class Core, GateTile kGate>
+void BackwardLaunch<Core, kGate>::constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o,
+                                                      cudaStream_t stream) {
+  if constexpr (kGate == GateTile::token) {
+    const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
+    flashgla::cuda::launch("gated_linear_attention constant gate", constant_gate_pairs_kernel<Core>, grid,
+                           kGroupThreads, kPairsShared, stream, kNext<Core>, p, w, d_o);
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

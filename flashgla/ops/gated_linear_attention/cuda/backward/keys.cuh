@@ -26,9 +26,9 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// The products over tiles of values, one after the other, from stage `slot` on, which has been filled `phase` times.
+// The products over tiles of values, one after the other, from the stage on whose turn it is.
 template <class View>
-__device__ __forceinline__ void multiply_values(const View& view, unsigned unit, bool first, int& slot, int& phase,
+__device__ __forceinline__ void multiply_values(const View& view, unsigned unit, bool first, Turn& turn,
                                                 Accumulator& across, Accumulator& within, Accumulator& pairs,
                                                 Accumulator& between, float& through) {
   using Core = typename View::Core;
@@ -40,13 +40,13 @@ __device__ __forceinline__ void multiply_values(const View& view, unsigned unit,
 #pragma unroll 1
   for (int tile = 0; tile * kTile < view.p.value_dim; ++tile) {
     if constexpr (View::kBulk) {
-      Core::wait_at(view.base + Layout::full + 8 * slot, phase);
+      Core::wait_at(view.base + Layout::full + 8 * turn.slot, turn.parity);
     } else {
       ptx::copy_async_wait<0>();
       View::meet();
       if ((tile + 1) * kTile < view.p.value_dim) view.load_values(view.place_of(unit), tile + 1);
     }
-    const int at_stage = (View::kBulk ? slot : tile % Layout::stages) * Layout::stage;
+    const int at_stage = (View::kBulk ? turn.slot : tile % Layout::stages) * Layout::stage;
     const std::uint32_t stage = view.base + at_stage;
     Core::begin();
     Core::products_side_by_side(stage + (view.late ? Layout::d_o_late : Layout::v_early),
@@ -66,11 +66,8 @@ __device__ __forceinline__ void multiply_values(const View& view, unsigned unit,
     }
     Core::template wait<0>(across, within, pairs, between);
     if constexpr (View::kBulk) {
-      Core::arrive(view.base + Layout::empty + 8 * slot);  // at once: copies are what the products wait for
-      if (++slot == view.depth()) {
-        slot = 0;
-        phase ^= 1;
-      }
+      Core::arrive(view.base + Layout::empty + 8 * turn.slot);  // at once: copies are what the products wait for
+      turn.step(view.depth());
     }
   }
 }
@@ -120,15 +117,10 @@ __device__ __forceinline__ float crossing_by_steps(const View& view, const PairP
 }
 
 __device__ __forceinline__ void scale_columns(Accumulator& a, const float* factors, int thread, bool wanted = true) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (thread & 3));
-    if (!wanted) factor = make_float2(1.0f, 1.0f);
-    a[4 * j] *= factor.x;
-    a[4 * j + 1] *= factor.y;
-    a[4 * j + 2] *= factor.x;
-    a[4 * j + 3] *= factor.y;
-  }
+  scale_columns(a, [&](int j) {
+    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (thread & 3));
+    return wanted ? factor : make_float2(1.0f, 1.0f);
+  });
 }
 
 // The pairs within the chunk and between the two, to what is from beyond: across and within as they stand in brackets
@@ -210,7 +202,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     __syncthreads();
   }
 
-  int slot = 0, phase = 0;
+  Turn turn;
   Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
 #pragma unroll 1
   for (unsigned unit = 0;;) {
@@ -236,7 +228,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       view.load_gates(at);
     }
 
-    multiply_values(view, unit, first, slot, phase, across, within, pairs, between, through);
+    multiply_values(view, unit, first, turn, across, within, pairs, between, through);
 
     // The pairs inside the chunk, and between the two.
     const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
@@ -321,10 +313,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       }
     }
     if constexpr (kGate == GateTile::token) {
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) {
-        crossing += __shfl_xor_sync(0xffffffffu, crossing, distance);
-      }
+      crossing = flashgla::cuda::warp_sum(crossing);
       if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
     if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);

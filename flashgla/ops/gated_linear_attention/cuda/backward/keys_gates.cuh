@@ -6,6 +6,31 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// This thread's part of sum of weight(row) * tile[row][column] * a[row][column].
+template <class Weight>
+__device__ __forceinline__ float weighted_dot(const char* tile, const Accumulator& a, int thread, Weight weight) {
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, ptx::shared_address(tile), thread);
+  const float2 sums = dot_rows(a, two_of_operand(x));
+  const int row = row_of_element(thread, 0);
+  return weight(row) * sums.x + weight(row + 8) * sums.y;
+}
+
+// Half of the dot product of row thread / 2 of two tiles.
+__device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int thread) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t at = tile_piece(thread >> 1, i + 4 * (thread & 1));
+    float x[8], y[8];
+    unpack_8(*reinterpret_cast<const uint4*>(a + at), x);
+    unpack_8(*reinterpret_cast<const uint4*>(b + at), y);
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) sum += x[e] * y[e] + x[e + 1] * y[e + 1];
+  }
+  return sum;
+}
+
 // Of a tile that falls by more than kSteep, by blocks: across and within from what reaches beyond the chunk to dq and
 // dk, and scale q dq - k dk.
 template <class View>
@@ -88,25 +113,12 @@ __device__ __forceinline__ void sum_wide_gates(const View& view, Accumulator& b,
 template <class View>
 __device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b, float* row_sums, bool steep,
                                                 int thread) {
-  const int lane = thread & 31;
   if (thread < kTile) {
     row_sums[thread] = ptx::larger_or_nan(view.floats(view.own(View::Layout::gates))[thread] * kLog2E, kStrongest);
   }
   View::meet_group();
-  float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1], sum = even + odd;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, sum, distance);
-    if (lane >= distance) sum += before;
-  }
-  even = sum - odd;
-  odd = sum;
-  const int row = row_of_element(thread, 0);
-  const auto at_row = [&](int r) {
-    const float of_even = __shfl_sync(0xffffffffu, even, r / 2), of_odd = __shfl_sync(0xffffffffu, odd, r / 2);
-    return steep ? 0.0f : r % 2 != 0 ? of_odd : of_even;
-  };
-  const float low = at_row(row), high = at_row(row + 8);
+  const float2 of_rows = token_sums(ptx::shared_address(row_sums), thread);
+  const float low = steep ? 0.0f : of_rows.x, high = steep ? 0.0f : of_rows.y;
 #pragma unroll
   for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
 }
@@ -120,27 +132,17 @@ __device__ __forceinline__ void store_token_gates(const View& view, const PairPl
   float sums[2] = {};
 #pragma unroll
   for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 1);
-    sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 2);
-  }
+  const float low = sum_of_quad(sums[0]), high = sum_of_quad(sums[1]);
   View::meet_group();  // the gates in row_sums have been read
   if ((lane & 3) == 0) {
-    row_sums[row_of_element(thread, 0)] = sums[0];
-    row_sums[row_of_element(thread, 2)] = sums[1];
+    row_sums[row_of_element(thread, 0)] = low;
+    row_sums[row_of_element(thread, 2)] = high;
   }
   View::meet_group();
   if (warp == 0) {
     const float even = row_sums[2 * lane], odd = row_sums[2 * lane + 1];
-    float from_beyond = run[lane] + run[lane + 32], sum = even + odd;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      from_beyond += __shfl_xor_sync(0xffffffffu, from_beyond, distance);
-      const float after = __shfl_down_sync(0xffffffffu, sum, distance);
-      if (lane + distance < 32) sum += after;
-    }
-    float after = __shfl_down_sync(0xffffffffu, sum, 1);
+    const float from_beyond = flashgla::cuda::warp_sum(run[lane] + run[lane + 32]);
+    float after = __shfl_down_sync(0xffffffffu, sum_to_come(even + odd, lane), 1);
     after = from_beyond + (lane < 31 ? after : 0.0f);
     const Sequences& s = p.sequences;
     const std::int64_t tokens = s.cu_seqlens ? s.length : s.count * s.length;
@@ -160,13 +162,7 @@ __device__ __forceinline__ void put_parts(const std::uint32_t (&tiles)[3], Accum
     for (int k16 = 0; k16 < 4; ++k16) {
       std::uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float &low = e[8 * k16 + 2 * i], &high = e[8 * k16 + 2 * i + 1];
-        r[i] = ptx::pack_bf16(low, high);
-        const float2 rounded = ptx::unpack_bf16(r[i]);
-        low -= rounded.x;
-        high -= rounded.y;
-      }
+      for (int i = 0; i < 4; ++i) r[i] = take_bf16(e[8 * k16 + 2 * i], e[8 * k16 + 2 * i + 1]);
       Core::put_fragment(tiles[part_of], r, k16, thread_shuffled<Core>(thread));
     }
   }

@@ -5,6 +5,21 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// store_tile of rows that fit pieces, without branches: products may be under way, which the compiler would end first.
+__device__ __forceinline__ void store_pieces(const Rows& r, std::uint32_t tile, int thread) {
+  const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
+  const char* to = r.data + row * r.stride + thread % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < kRowsEach; ++i) {
+    const uint4 x = load_shared_16(tile + own_piece(thread, i));
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.gt.s32 there, %5, %6;\n@there st.global.v4.b32 [%0], {%1,%2,%3,%4};\n}" ::"l"(
+            to + i * r.stride),
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(left), "r"(i)
+        : "memory");
+  }
+}
+
 template <class View>
 struct PairGradients {
   using Core = typename View::Core;

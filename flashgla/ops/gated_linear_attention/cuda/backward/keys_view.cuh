@@ -1,7 +1,6 @@
 // The view that make_dq_dk_dg (backward/keys.cuh) has of a pair of chunks: where things lie, and what is brought there.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/backward/pair_epilogue.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/pairs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
@@ -44,10 +43,8 @@ struct PairView {
 
   __device__ __forceinline__ Rows rows_at(const PairPlace& at, const Strided& x, int element, int head, int channel,
                                           int channels) const {
-    const std::int64_t token = at.token + (late ? kChunk : 0);
-    return Rows{
-        static_cast<const char*>(x.data) + (at.batch * x.batch + token * x.token + head * x.head + channel) * element,
-        static_cast<int>(x.token * element), late ? at.rows_late : at.rows_early, channels - channel};
+    const Chunk own{at.batch, at.token + (late ? kChunk : 0), late ? at.rows_late : at.rows_early};
+    return rows_of(x, element, own, head, channel, channels);
   }
   // A tile of values by all threads, each group its own chunk's rows.
   __device__ __forceinline__ void load_values(const PairPlace& at, int tile) const {
@@ -185,35 +182,29 @@ struct PairView {
     if (producer == 0) place_of(0) = find_first();
     flashgla::cuda::wait_for_previous();
     if (producer == 0) Core::arrive(base + Layout::places_full);
-    int slot = 0, phase = 0;
+    Turn turn;
 #pragma unroll 1
     for (unsigned unit = 0;; ++unit) {
       Core::wait_at(base + Layout::places_full + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
       const PairPlace& at = place_of(unit);
       if (at.rows_early == 0) return;
       const bool both = at.rows_late > 0;
-      const auto step = [&] {
-        if (++slot == depth()) {
-          slot = 0;
-          phase ^= 1;
-        }
-      };
       if (producer < 2) {
         const char* from = producer == 0 ? static_cast<const char*>(p.states) + at.state
                                          : static_cast<const char*>(w.state_gradients) + at.gradient;
         const std::uint32_t to = base + (producer == 0 ? Layout::h : Layout::dh);
 #pragma unroll 1
         for (int tile = 0; tile < tiles_of(p.value_dim); ++tile) {
-          const std::uint32_t barrier = base + Layout::full + 8 * slot;
-          Core::wait_at(base + Layout::empty + 8 * slot, phase ^ 1);
+          const std::uint32_t barrier = base + Layout::full + 8 * turn.slot;
+          Core::wait_at(base + Layout::empty + 8 * turn.slot, turn.parity ^ 1);
           Core::expect_bytes(barrier, kTileBytes);
-          Core::copy_in(to + slot * Layout::stage, from, kTileBytes, barrier);
+          Core::copy_in(to + turn.slot * Layout::stage, from, kTileBytes, barrier);
           from += kImageBytes;
           if (producer == 1 && tile + 1 == depth()) {
             Core::wait_at(base + Layout::inputs_empty, (unit & 1) ^ 1);
             produce_inputs(at);
           }
-          step();
+          turn.step(depth());
         }
         if (producer == 0) {
           find_next(place_of(unit + 1), at, p, items);
@@ -227,12 +218,12 @@ struct PairView {
                             to_late = base + (producer == 2 ? Layout::d_o_late : Layout::v_late);
 #pragma unroll 1
         for (int tile = 0; tile < tiles_of(p.value_dim); ++tile) {
-          const std::uint32_t barrier = base + Layout::full + 8 * slot, at_stage = slot * Layout::stage;
-          Core::wait_at(base + Layout::empty + 8 * slot, phase ^ 1);
+          const std::uint32_t barrier = base + Layout::full + 8 * turn.slot, at_stage = turn.slot * Layout::stage;
+          Core::wait_at(base + Layout::empty + 8 * turn.slot, turn.parity ^ 1);
           Core::expect_bytes(barrier, (both ? 2 : 1) * kTileBytes);
           Core::copy_box(to_early + at_stage, &of.map, tile * kTile, token, head, batch, barrier);
           if (both) Core::copy_box(to_late + at_stage, &of.map, tile * kTile, token + kChunk, head, batch, barrier);
-          step();
+          turn.step(depth());
         }
       }
     }

@@ -29,19 +29,20 @@ struct FusedBackward {
   float* gate_parts;  // constant gates: [N, G]
 };
 
-// K, V <= 64, G = H, states kept. Key gates.
+// The launchers of one tensor core and way to find gates.
 template <class Core, GateTile kGate>
-void launch_backward_fused(const Params& p, const FusedBackward& f, cudaStream_t stream);
-// The same without gates or with one a token: on mma.sync; and on Hopper, from states kept at
-// every fourth chunk, rows of q, k, v and do as TMA takes them.
+struct BackwardLaunch {
+  // Key gates: K, V <= 64, G = H, states kept.
+  static void one_kernel(const Params& p, const FusedBackward& f, cudaStream_t stream);
+  static void dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
+                       cudaStream_t stream);
+  // One gate a token: the rows of gate_parts beyond the key tiles.
+  static void constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);
+};
+// As one_kernel, without gates or with one a token: on mma.sync; and on Hopper, from states kept at every fourth chunk,
+// rows of q, k, v and do as TMA takes them.
 void launch_backward_rows(const Params& p, const FusedBackward& f, bool gated, cudaStream_t stream);
 void launch_backward_by_role(const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream);
-template <class Core, GateTile kGate>
-void launch_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
-                     cudaStream_t stream);
-// The rows of gate_parts beyond the key tiles.
-template <class Core>
-void launch_constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);
 // Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order; where the
 // number of chunks is given (on the device), not if there are none.
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,

@@ -72,53 +72,15 @@ __device__ __forceinline__ bool in_first_group() {
 
 // Sum over the columns of a tile times an accumulator, of this thread's two rows and columns.
 __device__ __forceinline__ float2 dot_rows(std::uint32_t tile, const Accumulator& a, int thread) {
-  float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = ptx::unpack_bf16(x[i]);
-      sums[i & 1] = fmaf(pair.x, a[8 * k16 + 2 * i], fmaf(pair.y, a[8 * k16 + 2 * i + 1], sums[i & 1]));
-    }
-  }
-  return make_float2(sums[0], sums[1]);
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, tile, thread);
+  return dot_rows(a, two_of_operand(x));
 }
 
-__device__ __forceinline__ float sum_of_warp(float sum) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  return sum;
-}
-// The four lanes that share rows of an accumulator, together.
-__device__ __forceinline__ float2 sum_over_row(float2 x) {
-#pragma unroll
-  for (int distance = 1; distance < 4; distance *= 2) {
-    x.x += __shfl_xor_sync(0xffffffffu, x.x, distance);
-    x.y += __shfl_xor_sync(0xffffffffu, x.y, distance);
-  }
-  return x;
-}
-
-// Gates of one a token, by a warp: lane l has tokens 2 l and 2 l + 1 of a chunk. Sums over this and earlier lanes.
-__device__ __forceinline__ float sum_so_far(float sum, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, sum, distance);
-    sum += lane >= distance ? other : 0.0f;
-  }
-  return sum;
-}
-// And from each of its tokens on, low and high, to the last one.
+// Gates of one a token, by a warp: lane l has tokens 2 l and 2 l + 1 of a chunk. Sums from each of its tokens on, low
+// and high, to the last one.
 __device__ __forceinline__ float2 sum_from_here(float low, float high, int lane) {
-  const float both = high + low;
-  float after = both;  // of this and later lanes
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float other = __shfl_down_sync(0xffffffffu, after, distance);
-    after += lane + distance < 32 ? other : 0.0f;
-  }
+  const float both = high + low, after = sum_to_come(both, lane);
   return make_float2(after, after - both + high);
 }
 

@@ -46,14 +46,8 @@ template <class Factor>
 __device__ __forceinline__ void scale_rows_of_tile(std::uint32_t to, std::uint32_t tile, int thread, Factor factor) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float f = factor((thread >> 3) + 16 * i);
-    const std::uint32_t high = ptx::pack_bf16(f, f);
-    const float rest = f - __uint_as_float(high << 16);
-    const std::uint32_t low = ptx::pack_bf16(rest, rest);
-    const auto scaled = [&](std::uint32_t x) { return times_split(x, high, low); };
     const std::uint32_t at = tile_piece(thread >> 3, thread & 7) + 16 * 128 * i;
-    const uint4 x = load_shared_16(tile + at);
-    store_shared_16(to + at, make_uint4(scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)));
+    store_shared_16(to + at, times_split(load_shared_16(tile + at), factor((thread >> 3) + 16 * i)));
   }
 }
 
@@ -76,10 +70,6 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto sums_of = [&](int index) { return base + Layout::sums + (index & 1) * 2 * kTile * 4; };
   const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
   const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
-  const auto float_at = [](std::uint32_t address, int i) { return __uint_as_float(load_shared_4(address + 4 * i)); };
-  const auto put_float = [](std::uint32_t address, int i, float x) {
-    store_shared_4(address + 4 * i, __float_as_uint(x));
-  };
   const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
   const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
@@ -149,8 +139,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 
   Accumulator held;  // of the first group dv, of the second dh
   const auto put_beyond = [&](float sum) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = flashgla::cuda::warp_sum(sum);
     const int thread = fresh_thread();
     if (thread % 32 == 0) put_float(beyond, thread / 32, sum);
   };
@@ -299,7 +288,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       Core::product<k_outer, k_outer>(held, q, d_o, fresh_thread());
     }
     if constexpr (kGated) {
-      const float2 dot = sum_over_row(dot_rows(first_group ? q : k, d, thread));
+      const float2 dot = sum_of_quad(dot_rows(first_group ? q : k, d, thread));
       if (thread % 4 == 0) {
         const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
         put_float(dots, row, dot.x);
@@ -335,9 +324,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   }
 
   if (kGated && first_group && fresh_thread() < 32 && p.gate == GateKind::constant) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2)
-      constant_gate += __shfl_xor_sync(0xffffffffu, constant_gate, distance);
+    constant_gate = flashgla::cuda::warp_sum(constant_gate);
     if (fresh_thread() == 0) f.gate_parts[fresh_block()] = constant_gate;
   }
   if (!first_group && f.dh0 != nullptr) {

@@ -68,13 +68,7 @@ __device__ __noinline__ void gate_rows_exactly(std::uint32_t tile, const float* 
     float rest[2] = {x.x * factor.x, x.y * factor.y};
     const std::uint32_t at = tile + element_offset(row, ExactDecays::channel(m));
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const std::uint32_t packed = ptx::pack_bf16(rest[0], rest[1]);
-      store_shared_4(at + part * kTileBytes, packed);
-      const float2 rounded = ptx::unpack_bf16(packed);
-      rest[0] -= rounded.x;
-      rest[1] -= rounded.y;
-    }
+    for (int part = 0; part < kParts; ++part) store_shared_4(at + part * kTileBytes, take_bf16(rest[0], rest[1]));
   }
 }
 

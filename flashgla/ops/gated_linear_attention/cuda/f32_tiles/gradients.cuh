@@ -27,32 +27,27 @@ struct GradientsShared {  // offsets; q, k, a and dq overlay the operands of the
   static_assert(total == split_gradients_shared(kParts, kGrouped));
 };
 
+// What an accumulator's elements are multiplied by, of a split tile.
+template <int kParts>
+__device__ __forceinline__ auto two_of_split(std::uint32_t tile, int thread) {
+  return [=](int i) { return two_of<kParts>(tile, row_of_element(thread, i), column_of_element(thread, i)); };
+}
 // Sums over the warp's rows of tile * a, by columns.
 template <int kParts>
 __device__ __forceinline__ void sum_columns(float* parts, std::uint32_t tile, const Accumulator& a, int thread) {
-  const int warp = thread >> 5, lane = thread & 31;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int row = row_of_element(thread, 0), column = column_of_element(thread, 4 * j);
-    const float2 x = two_of<kParts>(tile, row, column), y = two_of<kParts>(tile, row + 8, column);
-    float2 sum = make_float2(x.x * a[4 * j] + y.x * a[4 * j + 2], x.y * a[4 * j + 1] + y.y * a[4 * j + 3]);
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      sum.x += __shfl_xor_sync(0xffffffffu, sum.x, distance);
-      sum.y += __shfl_xor_sync(0xffffffffu, sum.y, distance);
-    }
-    if (lane < 4) *reinterpret_cast<float2*>(parts + warp * kTile + column) = sum;
-  }
+  const int lane = thread & 31;
+  *reinterpret_cast<float2*>(parts + thread / 32 * kTile + 2 * lane) =
+      sum_over_rows(a, lane, two_of_split<kParts>(tile, thread));
 }
 // This thread's part of sum of weight(row) * tile * a.
 template <int kParts, class Weight>
 __device__ __forceinline__ float dot_rows(std::uint32_t tile, const Accumulator& a, int thread, Weight weight) {
+  const auto two = two_of_split<kParts>(tile, thread);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 32; i += 2) {
-    const int row = row_of_element(thread, i);
-    const float2 x = two_of<kParts>(tile, row, column_of_element(thread, i));
-    sum += weight(row) * (x.x * a[i] + x.y * a[i + 1]);
+    const float2 x = two(i);
+    sum += weight(row_of_element(thread, i)) * (x.x * a[i] + x.y * a[i + 1]);
   }
   return sum;
 }
@@ -183,9 +178,7 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGr
   };
   if (by_token) {
     run_back([&](int r, float2 open) {
-      float x = open.x + open.y;
-#pragma unroll
-      for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+      const float x = flashgla::cuda::warp_sum(open.x + open.y);
       if (lane == 0) tiles.row_sums[r] = x;
     });
   } else if (p.gate_dtype == DType::f32) {
@@ -398,7 +391,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 #pragma unroll
         for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
       }
-      if (!constant) sum_columns<kParts>(inner, k, dk, thread);
+      if (!constant) sum_columns<kParts>(inner, k, dk, fresh_thread());
       if constexpr (kOverValues) {
         __syncwarp();
         const int column = 2 * (thread_shuffled<Core>(fresh_thread()) & 31);
@@ -476,9 +469,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
-    float part = crossing;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) part += __shfl_xor_sync(0xffffffffu, part, distance);
+    const float part = flashgla::cuda::warp_sum(crossing);
     if (lane == 0) row_sums[warp] = part;
     __syncthreads();
     put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);

@@ -176,11 +176,7 @@ __device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& 
 // What an accumulator loses when rounded to bf16, in its place.
 __device__ __forceinline__ void keep_rest(Accumulator& a) {
 #pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    const float2 rounded = ptx::unpack_bf16(ptx::pack_bf16(a[i], a[i + 1]));
-    a[i] -= rounded.x;
-    a[i + 1] -= rounded.y;
-  }
+  for (int i = 0; i < 32; i += 2) take_bf16(a[i], a[i + 1]);
 }
 // put(part, what is left for it): an accumulator part by part.
 template <int kParts, class Put>

@@ -188,22 +188,15 @@ __device__ __forceinline__ void store_two_floats(float* row, int channel, int ch
 // One value a warp and channel of a tile.
 using WarpSums = float2[kWarps][32];
 
-// Sums over the warps before this one (kLater: after it) and, in `all`, over all of them. Two barriers.
-template <bool kLater = false>
-__device__ __forceinline__ float2 sum_of_others(WarpSums& sums, float2 mine, float2& all) {
+// Sums over all warps. One barrier.
+__device__ __forceinline__ float2 sum_of_warps(WarpSums& sums, float2 mine) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  __syncthreads();
   sums[warp][lane] = mine;
   __syncthreads();
-  float2 others = make_float2(0.0f, 0.0f);
-  all = others;
+  float2 all = make_float2(0.0f, 0.0f);
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float2 x = sums[w][lane];
-    if (kLater ? w > warp : w < warp) others = plus(others, x);
-    all = plus(all, x);
-  }
-  return others;
+  for (int w = 0; w < kWarps; ++w) all = plus(all, sums[w][lane]);
+  return all;
 }
 
 // What a kernel that takes q and k in one launch does with each of them.
@@ -229,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   Loaded<T, kPairs> x;
   x.load(m.x, at, at.head, channel);
   const Out<T, kPairs> out(m.y, at, at.head, channel);
-  float2 sum = make_float2(0.0f, 0.0f), all;
+  float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const float2 y = as_stored(phi<T>(map, x[i]), T{});
@@ -237,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i < at.rows) sum = plus(sum, y);
   }
   if (m.sums == nullptr) return;
-  sum_of_others(warp_sums, sum, all);
+  const float2 all = sum_of_warps(warp_sums, sum);
   if (warp == 0) store_two_floats(m.sums + (at.chunk * m.heads + at.head) * m.x.channels, channel, m.x.channels, all);
 }
 

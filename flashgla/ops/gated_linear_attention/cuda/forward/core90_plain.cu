@@ -1,8 +1,9 @@
 // Two passes without gates, on Hopper: q~ = q and k~ = k, so that all there is to make of a chunk before the
 // recurrence is its scores P = q k^T. TMA brings q and k here, there and in the backward from their own
 // rows; the scale comes in at the ends (Recurrence::out_scale).
+#include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -86,12 +87,13 @@ __global__ void __launch_bounds__(kGroupThreads)
 RowMap q_map(const Params& p) { return row_map_of(p, p.q, p.heads * p.group, p.key_dim); }
 RowMap k_map(const Params& p) { return row_map_of(p, p.k, p.heads, p.key_dim); }
 
-void launch_plain_preparation(cudaStream_t stream, const Params& p, const Prepared& prepared) {
+void launch_plain_preparation(Context& context, const Params& p, const Prepared& prepared) {
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
   if (blocks == 0) return;
   flashgla::cuda::launch("gated_linear_attention scores", plain_scores_kernel<TensorCore90>,
-                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, plain_bytes(prepared.blocks), stream,
-                         flashgla::cuda::Begin::after_previous, p, prepared, q_map(p), k_map(p));
+                         dim3(static_cast<unsigned>(blocks)), kGroupThreads, plain_bytes(prepared.blocks),
+                         static_cast<cudaStream_t>(context.stream()), flashgla::cuda::Begin::after_previous, p,
+                         prepared, q_map(p), k_map(p));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

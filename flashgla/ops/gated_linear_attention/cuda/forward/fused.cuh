@@ -15,7 +15,11 @@
 // two. One slot holds h as the operand of q~ h. o leaves through the slot of q.
 #pragma once
 
+#include "flashgla/base/context.h"
+#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/fused_view.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -406,6 +410,40 @@ __global__ void __launch_bounds__(2 * kGroupThreads, 2)
   release_other_way(p.sequences);
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) fused<Core, gate, kPairs>(p, asks_early, shared);
+}
+
+// Rows are asked for early where a multiprocessor has one block: two have enough under way, and asking in step is
+// faster then. Such blocks do not begin beside the kernels of feature maps, which let the next ones in at their start:
+// they would lie several on one of the multiprocessors that have room.
+template <class Core>
+void launch_fused(Context& context, const Params& p, const OnePass& form) {
+  static_assert(kFusedTiles * kTileBytes == kOnePassSharedBytes);
+  using flashgla::cuda::Begin;
+  const std::int64_t blocks = p.sequences.count * p.heads * p.group * tiles_of(p.value_dim) / form.groups;
+  const bool one_each = blocks <= context.architecture().multiprocessors;
+  const auto launch = [&](auto* kernel) {
+    flashgla::cuda::launch("gated_linear_attention forward", kernel, dim3(static_cast<unsigned>(blocks)),
+                           form.groups * kGroupThreads, form.groups * kOnePassSharedBytes,
+                           static_cast<cudaStream_t>(context.stream()),
+                           one_each && form.behind_features ? Begin::after_previous : kNext<Core>, p, one_each);
+  };
+  const auto launch_gate = [&]<FusedGate gate>(std::integral_constant<FusedGate, gate>) {
+    if constexpr (std::is_same_v<Core, TensorCore90>) {
+      if (form.pairs) return launch(fused_kernel<Core, gate, true>);
+    }
+    launch(fused_kernel<Core, gate, false>);
+  };
+  switch (p.gate) {
+    case GateKind::none:
+      return launch_gate(std::integral_constant<FusedGate, FusedGate::none>());
+    case GateKind::constant:
+      return launch_gate(std::integral_constant<FusedGate, FusedGate::constant>());
+    case GateKind::scalar:
+      return launch_gate(std::integral_constant<FusedGate, FusedGate::scalar>());
+    default:
+      return p.gate_dtype == DType::f32 ? launch_gate(std::integral_constant<FusedGate, FusedGate::f32_key>())
+                                        : launch_gate(std::integral_constant<FusedGate, FusedGate::key>());
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -49,8 +49,8 @@ struct AnchorFactorsOf {
   __device__ __forceinline__ void put_for_state(int t, float2 of_rows, int thread) const {
     if (thread % 4 != 0) return;
     const int row = row_of_element(thread, 0);
-    store_shared_4(place(kOfState + t, row), __float_as_uint(of_rows.x));
-    store_shared_4(place(kOfState + t, row + 8), __float_as_uint(of_rows.y));
+    put_float(place(kOfState + t, row), 0, of_rows.x);
+    put_float(place(kOfState + t, row), 8, of_rows.y);
   }
   // Of a channel and the next one.
   __device__ __forceinline__ float2 of_queries(int t, int channel) const {
@@ -61,7 +61,22 @@ struct AnchorFactorsOf {
   // Of this thread's rows of the state.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
     const std::uint32_t at = place(kOfState + t, row_of_element(thread, 0));
-    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+    return make_float2(float_at(at), float_at(at, 8));
+  }
+  __device__ __forceinline__ void scale_state(Accumulator& h, int t) const {
+    const float2 factors = of_rows(t, fresh_shuffled());
+    scale_rows(h, factors.x, factors.y);
+  }
+  // Behind the last step: o of the chunk without its scale, and the state's last factor.
+  template <class Core>
+  __device__ __forceinline__ void finish(Accumulator& o, Accumulator& h, std::uint32_t (&queries)[16],
+                                         std::uint32_t (&pairs)[16], std::uint32_t v_tile, std::uint32_t h_tile) const {
+    Core::begin(queries, pairs);
+    Core::template product<Stored::k_outer, true>(o, queries, h_tile, 0);
+    Core::template product<Stored::k_outer>(o, pairs, v_tile, 0);
+    Core::commit();
+    scale_state(h, kAnchors);
+    Core::template wait<0>(o);
   }
   __device__ __forceinline__ void put_ones(int thread) const {
     if (thread % 32 < 16) put_for_query(kOnes, thread / 32 * 16 + thread % 32, 1.0f);
@@ -105,7 +120,6 @@ struct AnchoredChunk {
   template <class Core>
   __device__ __forceinline__ bool products(Accumulator& o, Accumulator& h, std::uint32_t q_tile, std::uint32_t k_tile,
                                            std::uint32_t v_tile, std::uint32_t h_tile) {
-    constexpr Stored k_outer = Stored::k_outer;
     const AnchorFactors vectors{q_tile};
     std::uint32_t queries[16];
 #pragma unroll
@@ -117,10 +131,8 @@ struct AnchoredChunk {
       TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float first = sums[8 * k16 + 2 * i] * kLog2E, second = sums[8 * k16 + 2 * i + 1] * kLog2E;
-        const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(keys[i]);
-        queries[4 * k16 + i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-        keys[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+        gate_two(x[i], keys[i], sums[8 * k16 + 2 * i] * kLog2E, sums[8 * k16 + 2 * i + 1] * kLog2E);
+        queries[4 * k16 + i] = x[i];
       }
       Core::put_fragment(k_tile, keys, k16, thread);
     }
@@ -136,18 +148,14 @@ struct AnchoredChunk {
     const float least = ptx::exp2(-kRange);
     const bool one_reaches = !sync_fresh_group_or(!(all.x >= least && all.y >= least));
 
-    const auto scale_state = [&](int t) {
-      const float2 of_rows = vectors.of_rows(t, fresh_shuffled());
-      scale_rows(h, of_rows.x, of_rows.y);
-    };
     std::uint32_t pairs[16];
     // Step t: the outer products of block t's keys, and the scores with those of block 3 - t.
     const auto step = [&](auto of_step) {
       constexpr int t = decltype(of_step)::value, block = kBlocks - 1 - t;
       float scores[8];
-      scale_state(t);
+      vectors.scale_state(h, t);
       Core::begin(queries, h);
-      Core::template steps<k_outer, k_outer, t, 1>(h, k_tile, v_tile);
+      Core::template steps<Stored::k_outer, Stored::k_outer, t, 1>(h, k_tile, v_tile);
       Core::template sixteen_columns<2 * block>(scores, queries, k_tile);
       Core::finish(h, scores);
       const int thread = fresh_shuffled();
@@ -159,12 +167,7 @@ struct AnchoredChunk {
     step(std::integral_constant<int, 1>{});
     step(std::integral_constant<int, 2>{});
     step(std::integral_constant<int, 3>{});
-    Core::begin(queries, pairs);
-    Core::template product<k_outer, true>(o, queries, h_tile, 0);
-    Core::template product<k_outer>(o, pairs, v_tile, 0);
-    Core::commit();
-    scale_state(kBlocks);
-    Core::template wait<0>(o);
+    vectors.finish<Core>(o, h, queries, pairs, v_tile, h_tile);
     return one_reaches;
   }
 };

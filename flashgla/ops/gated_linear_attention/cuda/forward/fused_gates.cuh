@@ -58,13 +58,7 @@ __device__ __forceinline__ TokenSums constant_sums(float gate, float moved_gate,
 // gates: of tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[2], int, int thread) {
   const int lane = thread % 32, warp = thread / 32;
-  float high = gates[0] + gates[1];
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(0xffffffffu, high, step);
-    high += lane >= step ? other : 0.0f;
-  }
-  const float low = high - gates[1];
+  const float high = sum_so_far(gates[0] + gates[1], lane), low = high - gates[1];
   const auto at = [&](float x, int lane_with) { return __shfl_sync(0xffffffffu, x, lane_with); };
   TokenSums sums;
 #pragma unroll
@@ -107,20 +101,14 @@ __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[4], int gr
   return sums;
 }
 
-// The pieces of v that this thread loaded times 2^-sum, in place. The factor is two bf16 numbers, so that only the
-// product is rounded.
+// The pieces of v that this thread loaded times 2^-sum, in place.
 template <class Piece>
 __device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece, const TokenSums& sums) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     const float factor = ptx::exp2(-sums.moved[i]);
-    const std::uint32_t high = ptx::pack_bf16(factor, factor);
-    const float rest = factor - __uint_as_float(high << 16);
-    const std::uint32_t low = ptx::pack_bf16(rest, rest);
     const std::uint32_t at = v + piece(i);
-    const auto gated = [&](std::uint32_t x) { return times_split(x, high, low); };
-    const uint4 x = load_shared_16(at);
-    store_shared_16(at, make_uint4(gated(x.x), gated(x.y), gated(x.z), gated(x.w)));
+    store_shared_16(at, times_split(load_shared_16(at), factor));
   }
 }
 
@@ -146,13 +134,7 @@ static __device__ __forceinline__ void gate_steep_tokens(Local<std::uint32_t, 16
     products.put(s);
   }
   sync_group();
-  const double own = gates.y;
-  double high = static_cast<double>(gates.x) + own;  // up to token 2 lane + 1
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const double other = __shfl_up_sync(0xffffffffu, high, step);
-    if (lane >= step) high += other;
-  }
+  const double own = gates.y, high = sum_so_far(static_cast<double>(gates.x) + own, lane);  // up to token 2 lane + 1
   const double low = high - own, last = __shfl_sync(0xffffffffu, high, 31);
   const auto row_sum = [&](int lane_with) {
     const double x = __shfl_sync(0xffffffffu, low, lane_with), y = __shfl_sync(0xffffffffu, high, lane_with);

@@ -26,10 +26,8 @@ __device__ __forceinline__ void gate_half_blocks(std::uint32_t (&queries)[16], s
     TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = b[2 * i] * kLog2E, second = b[2 * i + 1] * kLog2E;
-      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(keys[i]);
-      queries[4 * k16 + i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-      keys[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+      gate_two(x[i], keys[i], b[2 * i] * kLog2E, b[2 * i + 1] * kLog2E);
+      queries[4 * k16 + i] = x[i];
     }
     Core::put_fragment(k_tile, keys, k16, thread);
   }
@@ -55,19 +53,14 @@ template <class Core>
 __device__ __forceinline__ void half_block_products(Accumulator& o, Accumulator& h, std::uint32_t (&queries)[16],
                                                     std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t v_tile,
                                                     std::uint32_t h_tile) {
-  constexpr Stored k_outer = Stored::k_outer;
   const HalfBlockFactors vectors{q_tile};
-  const auto scale_state = [&](int t) {
-    const float2 of_rows = vectors.of_rows(t, fresh_shuffled());
-    scale_rows(h, of_rows.x, of_rows.y);
-  };
   std::uint32_t pairs[16], keys[4];
   // Step t: the outer products of half block t's keys, and the scores with those of half block 7 - t.
   const auto step = [&](auto of_step, float(&scores)[4]) {
     constexpr int t = decltype(of_step)::value, block = kHalfBlocks - 1 - t;
-    scale_state(t);
+    vectors.scale_state(h, t);
     Core::begin(queries, keys, h);
-    Core::template half_step<k_outer, t>(h, keys, v_tile);
+    Core::template half_step<Stored::k_outer, t>(h, keys, v_tile);
     Core::template eight_columns<block>(scores, queries, k_tile);
     Core::finish(h, scores);
     const int thread = fresh_shuffled(), own = thread / 32 * 2;
@@ -77,7 +70,7 @@ __device__ __forceinline__ void half_block_products(Accumulator& o, Accumulator&
   const auto two_steps = [&](auto of_block) {
     constexpr int block = decltype(of_block)::value, t = 2 * (kBlocks - 1 - block);
     float scores[8];
-    TensorCore80::load_a<k_outer>(keys, k_tile, kBlocks - 1 - block, fresh_shuffled());
+    TensorCore80::load_a<Stored::k_outer>(keys, k_tile, kBlocks - 1 - block, fresh_shuffled());
     step(std::integral_constant<int, t>{}, reinterpret_cast<float(&)[4]>(scores[4]));
     step(std::integral_constant<int, t + 1>{}, reinterpret_cast<float(&)[4]>(scores[0]));
     select_block(pairs, scores, block, false, fresh_shuffled());
@@ -86,12 +79,7 @@ __device__ __forceinline__ void half_block_products(Accumulator& o, Accumulator&
   two_steps(std::integral_constant<int, 2>{});
   two_steps(std::integral_constant<int, 1>{});
   two_steps(std::integral_constant<int, 0>{});
-  Core::begin(queries, pairs);
-  Core::template product<k_outer, true>(o, queries, h_tile, 0);
-  Core::template product<k_outer>(o, pairs, v_tile, 0);
-  Core::commit();
-  scale_state(kHalfBlocks);
-  Core::template wait<0>(o);
+  vectors.finish<Core>(o, h, queries, pairs, v_tile, h_tile);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -37,24 +37,17 @@ void with_gates_as(const Params& p, const F& f) {
 
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.
 __device__ __forceinline__ void sum_tokens(Accumulator& sums, std::uint32_t gates, int thread) {
-  const int lane = thread % 32, row = row_of_element(thread, 0);
-  const float odd = __uint_as_float(load_shared_4(gates + 8 * lane + 4));
-  float high = __uint_as_float(load_shared_4(gates + 8 * lane)) + odd;
+  const float2 of_rows = token_sums(gates, thread);
 #pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float before = __shfl_up_sync(0xffffffffu, high, distance);
-    if (lane >= distance) high += before;
-  }
-  const float low = high - odd;
-  const auto at_row = [&](int r) {
-    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
-    return r % 2 != 0 ? y : x;
-  };
-  const float first = at_row(row), second = at_row(row + 8);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? second : first;
+  for (int i = 0; i < 32; ++i) sums[i] = i & 2 ? of_rows.y : of_rows.x;
 }
 
+// Two neighbours of q times 2^first and 2^second, and those of k times their inverses.
+__device__ __forceinline__ void gate_two(std::uint32_t& q, std::uint32_t& k, float first, float second) {
+  const float2 query = ptx::unpack_bf16(q), key = ptx::unpack_bf16(k);
+  q = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
+  k = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+}
 // q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to
 // base 2.
 template <class Core>
@@ -67,10 +60,7 @@ __device__ __forceinline__ void gate_by_sums(std::uint32_t q_tile, std::uint32_t
     TensorCore80::load_a<Stored::k_inner>(y, k_tile, k16, thread);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float first = sums[8 * k16 + 2 * i] * to_base_2, second = sums[8 * k16 + 2 * i + 1] * to_base_2;
-      const float2 query = ptx::unpack_bf16(x[i]), key = ptx::unpack_bf16(y[i]);
-      x[i] = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
-      y[i] = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
+      gate_two(x[i], y[i], sums[8 * k16 + 2 * i] * to_base_2, sums[8 * k16 + 2 * i + 1] * to_base_2);
     }
     Core::put_fragment(q_tile, x, k16, thread);
     Core::put_fragment(k_tile, y, k16, thread);

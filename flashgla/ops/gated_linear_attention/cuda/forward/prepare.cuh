@@ -6,6 +6,9 @@
 // tiles, which the next kernels copy as they lie.
 #pragma once
 
+#include <algorithm>
+
+#include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
@@ -20,12 +23,13 @@ constexpr int kTotalsAt = 4 * kTileBytes, kPrepareBytes = kTotalsAt + 1024;
 // One chunk and 64 key channels.
 struct PrepareBlock {
   Span span;
-  std::int64_t first;  // token of the sequence
+  std::int64_t index;  // of the chunk in the sequence
   int query_head, head, channel;
   std::uint32_t q_tile, k_tile, g_tile, rest_tile, totals, powers;
 
+  __device__ __forceinline__ Chunk chunk() const { return chunk_of(span, index); }
   __device__ __forceinline__ Rows rows(const Params& p, const Strided& x, int element, int of) const {
-    return rows_of(x, element, span, first, of, channel, p.key_dim);
+    return rows_of(x, element, chunk(), of, channel, p.key_dim);
   }
 };
 
@@ -37,9 +41,9 @@ __device__ __forceinline__ void load_gates(const Params& p, const PrepareBlock& 
   } else if constexpr (kGates != GatesAs::tokens) {
     load_tile(b.g_tile, b.rows(p, p.g, 2, b.head), thread);
   } else if (p.gate != GateKind::none && thread < kTile) {
-    const std::int64_t token = anew(b.first) + thread;
+    const std::int64_t token = anew(b.index) * kChunk + thread;
     const float gate = token < b.span.length ? key_gate(p, b.span.batch, b.span.begin + token, b.head, 0) : 0.0f;
-    store_shared_4(b.g_tile + 4 * thread, __float_as_uint(gate));
+    put_float(b.g_tile, thread, gate);
   }
 }
 // Their running sums, base 2, when they are there.
@@ -51,8 +55,7 @@ __device__ __forceinline__ void sum_gates(Accumulator& sums, const Params& p, co
     return sum_tokens(sums, b.g_tile, thread);
   }
   if constexpr (kGates == GatesAs::f32) split_f32_tile(b.g_tile, b.rest_tile, thread);
-  if constexpr (kGates == GatesAs::logits)
-    turn_tile_of_logits(b.g_tile, static_cast<int>(min(b.span.length - b.first, std::int64_t{kChunk})), p, thread);
+  if constexpr (kGates == GatesAs::logits) turn_tile_of_logits(b.g_tile, b.chunk().rows, p, thread);
   Core::publish();
   sync_group();
   std::uint32_t ones[16];
@@ -109,7 +112,7 @@ __device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint
         } else {
           sum_block_of(sums, thread, [&](int row, int column) {
             if constexpr (kGates == GatesAs::f32) return f32_gates_at(gates, row, column);
-            const float g = __uint_as_float(load_shared_4(g_tile + 4 * row));
+            const float g = float_at(g_tile, row);
             return make_float2(g, g);
           });
         }
@@ -118,7 +121,7 @@ __device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint
   sync_group();
   const std::uint32_t at = g_tile + 4 * (fresh_thread() % kGroupThreads);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) store_shared_4(at + 4 * kGroupThreads * i, __float_as_uint(s[i]));
+  for (int i = 0; i < 32; ++i) put_float(at, kGroupThreads * i, s[i]);
 }
 
 template <class Core, GatesAs kGates>
@@ -141,7 +144,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   const std::int64_t n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
-  b.first = (chunk - b.span.chunk_begin) * kChunk;
+  b.index = chunk - b.span.chunk_begin;
   const auto leads = [&] { return anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
 
   Accumulator s;
@@ -178,16 +181,16 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     } else {
       Aside so_far(s);
       Local<std::int64_t, 5> aside;  // or what is called spills on mma.sync
-      std::int64_t held[] = {b.span.batch, b.span.begin, b.span.length, b.span.chunk_begin, b.first};
+      std::int64_t held[] = {b.span.batch, b.span.begin, b.span.length, b.span.chunk_begin, b.index};
       aside.put(held);
       gate_steep_operands<Core, kGates>(b.q_tile, b.k_tile, b.g_tile, b.rows(p, p.g, 4, b.head), out.scale);
       aside.get(held);
       b.span = {held[0], held[1], held[2], held[3]};
-      b.first = held[4];
+      b.index = held[4];
       so_far.restore(s);
       const std::uint32_t part = b.g_tile + 4 * (fresh_thread() % kGroupThreads);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] += __uint_as_float(load_shared_4(part + 4 * kGroupThreads * i));
+      for (int i = 0; i < 32; ++i) s[i] += float_at(part, kGroupThreads * i);
     }
     __syncwarp();
     const int mover = fresh_thread();
@@ -241,6 +244,25 @@ __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
   if (out.blocks <= 2) flashgla::cuda::release_next_of_waves();  // of wider heads at the end: README.md
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) prepare_chunk<Core, kGates>(p, out, shared);
+}
+
+template <class Core>
+void launch_forward_prepare(Context& context, const Params& p, const Prepared& prepared) {
+  const std::int64_t blocks = p.sequences.most_chunks * p.heads * p.group;
+  if (blocks == 0) return;
+  // Key tiles at once where there are few blocks. Where a multiprocessor has several, those of one tile after the other
+  // are faster: they do not wait for one another.
+  const Architecture& device = context.architecture();
+  const std::int64_t fit = device.shared_memory / kPrepareBytes,
+                     room = kPrepareGroups * device.multiprocessors / blocks;
+  const int groups =
+      static_cast<int>(std::min<std::int64_t>({prepared.blocks, kPrepareGroups, fit, std::max<std::int64_t>(room, 1)}));
+  const auto launch = [&](auto kernel) {
+    flashgla::cuda::launch("gated_linear_attention forward prepare", kernel, dim3(static_cast<unsigned>(blocks)),
+                           groups * kGroupThreads, groups * kPrepareBytes, static_cast<cudaStream_t>(context.stream()),
+                           kNext<Core>, p, prepared);
+  };
+  with_gates_as<Core>(p, [&](auto gates) { launch(forward_prepare_kernel<Core, decltype(gates)::value>); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -12,6 +12,8 @@
 // their own bring images and v, and take outputs and kept states away.
 #pragma once
 
+#include <algorithm>
+
 #include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_view.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -72,16 +74,18 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       ptx::copy_async_commit();
     }
   }
-  int visit = 0, slot = 0, parity = 0;
+  int visit = 0;
+  Turn turn;
   Accumulator o;
   std::uint32_t v[16];
   const auto wait_for_step = [&](int kb) {
     if constexpr (kBulk) {
-      Core::wait_at(full + 8 * slot, parity);
+      Core::wait_at(full + 8 * turn.slot, turn.parity);
     } else {
       ptx::copy_async_wait<kSlots - 2>();
       __syncthreads();  // the step is there, and the slot of the one before has been read
-      view.load_step_and_x(visit + (kb + kSlots - 1) / KB, (kb + kSlots - 1) % KB, (slot == 0 ? kSlots : slot) - 1);
+      view.load_step_and_x(visit + (kb + kSlots - 1) / KB, (kb + kSlots - 1) % KB,
+                           (turn.slot == 0 ? kSlots : turn.slot) - 1);
       ptx::copy_async_commit();
     }
   };
@@ -97,7 +101,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   };
   float2 decay[8];  // of this thread's columns of the next key tile
   const auto decays_of = [&](int kb) {
-    return shared + Plan::decays + Plan::decay_bytes * slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
+    return shared + Plan::decays + Plan::decay_bytes * turn.slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
   };
   const auto read_decays = [&](int kb, int thread, float2(&to)[8]) {
     if constexpr (plain) return;
@@ -118,7 +122,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     Core::begin(v);
 #pragma unroll
     for (int kb = 0; kb < KB; ++kb) {
-      const std::uint32_t q = base + View::tile(Plan::images) + slot * View::tile(Plan::slot),
+      const std::uint32_t q = base + View::tile(Plan::images) + turn.slot * View::tile(Plan::slot),
                           k = q + View::tile(Plan::slot - 1);
       std::uint32_t rounded[16];
       if constexpr (kReads) {
@@ -146,11 +150,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       }
       Core::template product<Stored::k_outer>(h[kb], v, k, thread);
       Core::commit();
-      const int this_slot = slot;
-      if (++slot == kSlots) {
-        slot = 0;
-        parity ^= 1;
-      }
+      const int this_slot = turn.slot;
+      turn.step(kSlots);
       const auto look_ahead = [&] {
         if (kb + 1 == KB) return;
         wait_for_step(kb + 1);
@@ -173,14 +174,14 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   // Without outputs: the state alone, all of a chunk at once. Its products follow one another while the next chunk's v
   // and first decays are read; after the last chunk whatever lies there, so that there is no branch around products.
   if constexpr (Plan::by_chunk) {
-    int x_slot = 0, x_parity = 0;
+    Turn x_turn;
     std::uint32_t next_v[16];
     const auto read_chunk = [&](int thread) {
-      Core::wait_at(full + 8 * slot, parity);
+      Core::wait_at(full + 8 * turn.slot, turn.parity);
       read_decays(0, thread, decay);
-      Core::wait_at(full + 8 * (kSlots + x_slot), x_parity);
-      load_operand<Stored::k_outer>(next_v, base + View::tile(Plan::v + x_slot * groups + part), thread);
-      release(kSlots + x_slot);
+      Core::wait_at(full + 8 * (kSlots + x_turn.slot), x_turn.parity);
+      load_operand<Stored::k_outer>(next_v, base + View::tile(Plan::v + x_turn.slot * groups + part), thread);
+      release(kSlots + x_turn.slot);
     };
     read_chunk(fresh_thread());
 #pragma unroll 1
@@ -192,7 +193,8 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       for (int i = 0; i < 16; ++i) v[i] = next_v[i];
       Core::begin(v);
       // Seen to be alike in a warp, so that descriptors are in uniform registers.
-      const std::uint32_t images = __shfl_sync(0xffffffffu, base + View::tile(Plan::images + slot * Plan::slot), 0);
+      const std::uint32_t images =
+          __shfl_sync(0xffffffffu, base + View::tile(Plan::images + turn.slot * Plan::slot), 0);
 #pragma unroll
       for (int kb = 0; kb < KB; ++kb) {
         if (keep) {
@@ -212,15 +214,9 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
           for (int j = 0; j < 8 && !plain; ++j) decay[j] = ahead[j];
         }
       }
-      const int this_slot = slot;
-      if (++slot == kSlots) {
-        slot = 0;
-        parity ^= 1;
-      }
-      if (++x_slot == kVSlots) {
-        x_slot = 0;
-        x_parity ^= 1;
-      }
+      const int this_slot = turn.slot;
+      turn.step(kSlots);
+      x_turn.step(kVSlots);
       read_chunk(thread);
       Core::template wait<0>(v);
 #pragma unroll
@@ -293,6 +289,61 @@ __global__ void __launch_bounds__((RecurrencePlan<Core, KB, groups, outputs, gro
   if (!Plan::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Core::available) recurrence<Core, KB, groups, outputs, grouped, plain>(p, run, segments, shared);
+}
+
+// ---- launches ----
+
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
+  const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
+  const std::int64_t heads = outputs && !run.backwards ? p.heads * p.group : p.heads;
+  const std::int64_t blocks = segments.places(p.sequences) * heads * slices;
+  flashgla::cuda::launch(
+      "gated_linear_attention recurrence", recurrence_kernel<Core, KB, groups, outputs, grouped, plain>,
+      dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run, segments);
+}
+template <class Core, int KB, bool outputs, bool plain>
+void launch_blocks(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
+                   int shared_memory) {
+  if (run.backwards && p.group > 1) {
+    launch_blocks<Core, KB, 1, outputs, true, plain>(stream, p, run, segments);
+  } else if (p.value_dim > 64 && RecurrencePlan<Core, KB, 2, true, false, plain>::bytes <= shared_memory) {
+    launch_blocks<Core, KB, 2, outputs, false, plain>(stream, p, run, segments);
+  } else {
+    launch_blocks<Core, KB, 1, outputs, false, plain>(stream, p, run, segments);
+  }
+}
+
+// All key blocks, in as many launches as it takes.
+template <class Core, bool plain>
+void launch_walk(cudaStream_t stream, const Params& p, const TwoPasses& passes, Recurrence run, bool outputs) {
+  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <= 99 * 1024);  // 8.6 and 8.9
+  run.blocks = passes.prepared.blocks;
+  run.parts = passes.parts;
+  const Segments& segments = passes.segments;
+  if (segments.count > 1) launch_segments<Core>(stream, p, run, segments);
+  const auto launch = [&]<int KB>(std::integral_constant<int, KB>) {
+    outputs ? launch_blocks<Core, KB, true, plain>(stream, p, run, segments, passes.shared_memory)
+            : launch_blocks<Core, KB, false, plain>(stream, p, run, segments, passes.shared_memory);
+  };
+  for (; run.first_block < run.blocks; run.first_block += passes.blocks_each) {
+    run.adds_parts = run.first_block > 0;
+    run.ends_parts = run.first_block + passes.blocks_each >= run.blocks;
+    switch (std::min(passes.blocks_each, run.blocks - run.first_block)) {
+      case 1:
+        launch(std::integral_constant<int, 1>());
+        break;
+      case 2:
+        launch(std::integral_constant<int, 2>());
+        break;
+      case 3:
+        launch(std::integral_constant<int, 3>());
+        break;
+      default:
+        launch(std::integral_constant<int, kMostBlocks>());
+    }
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

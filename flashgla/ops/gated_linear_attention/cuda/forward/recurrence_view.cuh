@@ -7,7 +7,6 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/place_in_time.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
@@ -149,11 +148,10 @@ struct RecurrenceView {
     return segments.starts + ((of * tiles_of(V) + v0 / kTile) * run.blocks + run.first_block + kb) * (kTile * kTile);
   }
   __device__ __forceinline__ Rows x_rows(int visit, int v0) const {
-    return rows_of(run.x, 2, span, static_cast<std::int64_t>(index_of(chunk_of_visit(visit))) * kChunk,
-                   x_head + head_of_visit(visit), v0, V);
+    return rows_of(run.x, 2, chunk_of(span, index_of(chunk_of_visit(visit))), x_head + head_of_visit(visit), v0, V);
   }
   __device__ __forceinline__ Rows out_rows(int c, int v0) const {
-    return rows_of(run.out, 2, span, static_cast<std::int64_t>(index_of(c)) * kChunk, own_head, v0, V);
+    return rows_of(run.out, 2, chunk_of(span, index_of(c)), own_head, v0, V);
   }
   __device__ __forceinline__ char* kept_tile(int c, int kb, int v0) const {
     return run.states + p.state_tile(p.state_slot(span.chunk_begin, n, index_of(c)), head, run.first_block + kb,
@@ -235,25 +233,22 @@ struct RecurrenceView {
   }
   // Images, as soon as all have read a slot.
   __device__ __forceinline__ void produce_images(int visits, int lane) const {
-    int slot = 0, parity = 1;
+    Turn turn{.parity = 1};  // all are free at first
 #pragma unroll 1
     for (int visit = 0; visit < visits; ++visit) {
       const RecurrenceImages from = images_of(visit);
 #pragma unroll 1
       for (int kb = 0; kb < (Plan::by_chunk ? 1 : KB); ++kb) {
-        Core::wait_at(empty + 8 * slot, parity);
-        if (lane == 0) load_step(from, visit, kb, slot);
-        if (++slot == kSlots) {
-          slot = 0;
-          parity ^= 1;
-        }
+        Core::wait_at(empty + 8 * turn.slot, turn.parity);
+        if (lane == 0) load_step(from, visit, kb, turn.slot);
+        turn.step(kSlots);
       }
     }
     // Not where segments are long: README.md, programmatic launch.
     if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
     if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
-      Core::wait_at(empty + 8 * slot, parity);
-      if (lane == 0) Core::arrive(full + 8 * slot);
+      Core::wait_at(empty + 8 * turn.slot, turn.parity);
+      if (lane == 0) Core::arrive(full + 8 * turn.slot);
     }
   }
   // v of all groups.

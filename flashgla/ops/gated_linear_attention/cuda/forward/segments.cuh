@@ -6,6 +6,7 @@
 // turns with two key tiles: what one is multiplied with goes on while the other decays.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -72,8 +73,7 @@ __device__ __forceinline__ void segment_end(const Params& p, const Recurrence& r
   const auto slot_at = [&](int slot) { return base + slot * Plan::slot_tiles * kTileBytes; };
   const auto decays_at = [&](int slot) { return Plan::decays + slot * Plan::decay_bytes; };
   const auto x_rows = [&](int visit, int tile) {
-    return rows_of(run.x, 2, span, static_cast<std::int64_t>(chunk_of_visit(visit)) * kChunk,
-                   head * inner + visit % inner, kTile * tile, V);
+    return rows_of(run.x, 2, chunk_of(span, chunk_of_visit(visit)), head * inner + visit % inner, kTile * tile, V);
   };
   const bool plain = run.write == nullptr;  // rows of q and k, and nothing decays
   struct Images {
@@ -385,6 +385,43 @@ static __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll 1
   for (unsigned item = blockIdx.x; item < items; item += gridDim.x)
     combine(p, given, of_given, blocks, segments, item % cells, static_cast<int>(item / cells));
+}
+
+// ---- launches ----
+
+template <class Core, int groups, int VT>
+void launch_segment_ends(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments,
+                         std::int64_t blocks) {
+  using Plan = SegmentEndsPlan<Core, groups, VT>;
+  flashgla::cuda::launch("gated_linear_attention segment ends", segment_ends_kernel<Core, groups, VT>,
+                         dim3(static_cast<unsigned>(blocks)), Plan::threads, Plan::bytes, stream, kNext<Core>, p, run,
+                         segments);
+}
+template <class Core>
+void launch_segment_ends(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
+  const bool wide_key = run.blocks > kEndKeyTiles, two_groups = wide_key || p.value_dim > 2 * kTile;
+  const int values = tiles_of(p.value_dim), values_each = values == 1 ? 1 : two_groups && !wide_key ? 4 : 2;
+  const int keys_each = kEndKeyTiles * (wide_key ? 2 : 1);
+  const std::int64_t blocks = segments.joins(p.sequences) * p.heads * ((run.blocks + keys_each - 1) / keys_each) *
+                              ((values + values_each - 1) / values_each);
+  if (two_groups) {
+    values == 1 ? launch_segment_ends<Core, 2, 1>(stream, p, run, segments, blocks)
+                : launch_segment_ends<Core, 2, 2>(stream, p, run, segments, blocks);
+  } else {
+    values == 1 ? launch_segment_ends<Core, 1, 1>(stream, p, run, segments, blocks)
+                : launch_segment_ends<Core, 1, 2>(stream, p, run, segments, blocks);
+  }
+}
+
+template <class Core>
+void launch_segments(cudaStream_t stream, const Params& p, const Recurrence& run, const Segments& segments) {
+  launch_segment_ends<Core>(stream, p, run, segments);
+  const std::int64_t cells = (segments.differ(p.sequences) ? segments.joins(p.sequences) : p.sequences.count) * p.heads;
+  const std::int64_t items = cells * tiles_of(p.value_dim) * run.blocks * kCombineItems;
+  flashgla::cuda::launch("gated_linear_attention segments", combine_kernel,
+                         dim3(static_cast<unsigned>(std::min(items, kMostCombine))), kCombineThreads, 0, stream,
+                         kNext<Core>, p, run.start, run.start_scale, run.blocks, segments, static_cast<unsigned>(cells),
+                         static_cast<unsigned>(items));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -45,15 +45,4 @@ __device__ __forceinline__ void write_part(float* to, const Accumulator& a, int 
   }
 }
 
-// Columns of an accumulator times factors, this thread's two of each 8.
-__device__ __forceinline__ void scale_columns(Accumulator& a, const float2 (&factors)[8]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    a[4 * j] *= factors[j].x;
-    a[4 * j + 1] *= factors[j].y;
-    a[4 * j + 2] *= factors[j].x;
-    a[4 * j + 3] *= factors[j].y;
-  }
-}
-
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -5,7 +5,6 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 
@@ -23,9 +22,9 @@ Prepared kept_prepared(const Params& p, const Plan& plan) {
   }
   kept.scale = p.scale;
   kept.q = at;
-  kept.k = kept.q + chunks * query_heads * kept.blocks * kTileBytes;
-  kept.transposed_scores = kept.k + chunks * p.heads * kept.blocks * kTileBytes;
-  kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kTileBytes);
+  kept.k = kept.q + chunks * query_heads * kept.blocks * kImageBytes;
+  kept.transposed_scores = kept.k + chunks * p.heads * kept.blocks * kImageBytes;
+  kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kImageBytes);
   return kept;
 }
 
@@ -33,8 +32,8 @@ Prepared take_prepared(Context& context, const Params& p) {
   const std::int64_t chunks = p.sequences.most_chunks, blocks = tiles_of(p.key_dim);
   Prepared prepared;
   prepared.blocks = static_cast<int>(blocks);
-  prepared.q = take(context, chunks * p.heads * p.group * blocks * kTileBytes, "gla: gated q");
-  prepared.k = take(context, chunks * p.heads * blocks * kTileBytes, "gla: gated k");
+  prepared.q = take(context, chunks * p.heads * p.group * blocks * kImageBytes, "gla: gated q");
+  prepared.k = take(context, chunks * p.heads * blocks * kImageBytes, "gla: gated k");
   prepared.decay = take<float>(context, chunks * p.heads * blocks * 64 * 4, "gla: chunk decays");
   return prepared;
 }
@@ -55,12 +54,10 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
       prepared = take_prepared(context, p);
       prepared.scale = p.scale;
     }
-    if (backwards) prepared.transposed_scores = take(context, chunks * query_heads * kTileBytes, "gla: scores");
+    if (backwards) prepared.transposed_scores = take(context, chunks * query_heads * kImageBytes, "gla: scores");
   }
-  if (!backwards) prepared.scores = take(context, chunks * query_heads * kTileBytes, "gla: scores");
+  if (!backwards) prepared.scores = take(context, chunks * query_heads * kImageBytes, "gla: scores");
 
-  static_assert(RecurrencePlan<TensorCore80, kMostBlocks, 1, true, false, false>::bytes <=
-                99 * 1024);  // of capability 8.6 and 8.9
   const std::int64_t out_heads = backwards ? heads : query_heads;
   blocks_each = blocks_of_launch(static_cast<int>(blocks));
   if (recurrence_launches(static_cast<int>(blocks)) > 1) {
@@ -78,14 +75,6 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
     segments.starts = take<float>(context, states * state_bytes, "gla: segment starts");
   }
 }
-
-template <class Core>
-void launch_preparation(Context& context, const Params& p, const Prepared& prepared) {
-  prepared.plain ? launch_plain_preparation(static_cast<cudaStream_t>(context.stream()), p, prepared)
-                 : launch_forward_prepare<Core>(context, p, prepared);
-}
-template void launch_preparation<TensorCore80>(Context&, const Params&, const Prepared&);
-template void launch_preparation<TensorCore90>(Context&, const Params&, const Prepared&);
 
 Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   const Prepared& prepared = passes.prepared;
@@ -107,15 +96,6 @@ Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   }
   return run;
 }
-
-template <class Core>
-void launch_recurrence(cudaStream_t stream, const Params& p, const TwoPasses& passes, const Recurrence& run,
-                       bool outputs) {
-  passes.prepared.plain ? launch_walk<TensorCore90, true>(stream, p, passes, run, outputs)
-                        : launch_walk<Core, false>(stream, p, passes, run, outputs);
-}
-template void launch_recurrence<TensorCore80>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
-template void launch_recurrence<TensorCore90>(cudaStream_t, const Params&, const TwoPasses&, const Recurrence&, bool);
 
 namespace {
 

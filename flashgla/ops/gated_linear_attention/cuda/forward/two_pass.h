@@ -4,18 +4,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "flashgla/ops/gated_linear_attention/cuda/params.h"
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
-namespace flashgla {
-class Context;
-}
-
 namespace flashgla::ops::gated_linear_attention::cuda {
-
-struct Plan;          // plan.h
-struct TensorCore80;  // mma.sync
-struct TensorCore90;  // wgmma
 
 // What preparation leaves: [chunks, heads, blocks of 64 key channels] tiles, [chunks, H] tiles of P, and
 // [chunks, G, 64 * blocks] floats.
@@ -103,10 +95,13 @@ struct TwoPasses {
 template <class Core>
 void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
 // Where the plan is plain: the scores.
-void launch_plain_preparation(cudaStream_t stream, const Params& params, const Prepared& prepared);
+void launch_plain_preparation(Context& context, const Params& params, const Prepared& prepared);
 // The one or the other.
 template <class Core>
-void launch_preparation(Context& context, const Params& params, const Prepared& prepared);
+void launch_preparation(Context& context, const Params& params, const Prepared& prepared) {
+  prepared.plain ? launch_plain_preparation(context, params, prepared)
+                 : launch_forward_prepare<Core>(context, params, prepared);
+}
 
 // A run of the recurrence with what preparation left as its operands; x, out, start, end and states are not set.
 Recurrence run_of(const Params& params, const TwoPasses& passes, bool backwards);
@@ -116,8 +111,13 @@ template <class Core>
 void launch_segments(cudaStream_t stream, const Params& params, const Recurrence& run, const Segments& segments);
 
 // run.blocks, first_block and parts are filled in here. Without outputs only states are made.
+template <class Core, bool plain>
+void launch_walk(cudaStream_t stream, const Params& params, const TwoPasses& passes, Recurrence run, bool outputs);
 template <class Core>
 void launch_recurrence(cudaStream_t stream, const Params& params, const TwoPasses& passes, const Recurrence& run,
-                       bool outputs);
+                       bool outputs) {
+  passes.prepared.plain ? launch_walk<TensorCore90, true>(stream, params, passes, run, outputs)
+                        : launch_walk<Core, false>(stream, params, passes, run, outputs);
+}
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

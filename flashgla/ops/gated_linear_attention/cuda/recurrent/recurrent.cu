@@ -142,8 +142,7 @@ __global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes, R <= 8 ? 3 :
             z_sum += q_tile[t * kRows + warp * R + row] * z[i];
           }
         }
-#pragma unroll
-        for (int step = kLanes / 2; step > 0; step /= 2) z_sum += __shfl_xor_sync(0xffffffffu, z_sum, step);
+        z_sum = flashgla::cuda::warp_sum(z_sum);
         if (lane == 0) z_parts[t * kRecurrentWarps + warp] = z_sum;
       }
     }

@@ -183,8 +183,7 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
         const float z = Element<S>::load(static_cast<const S*>(p.z) + static_cast<std::int64_t>(cell) * K + k);
         sum += q_shared[warp][k] * (z + k_shared[k]);
       }
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+      sum = flashgla::cuda::warp_sum(sum);
       if (threadIdx.x % 32 == 0) denominators[warp] = sum;
     }
 

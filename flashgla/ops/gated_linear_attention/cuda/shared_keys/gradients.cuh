@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
         }
       }
     }
-    return make_float2(sum_of_quad(common.x), sum_of_quad(common.y));
+    return sum_of_quad(common);
   };
 
 #pragma unroll 1
@@ -170,8 +170,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 #pragma unroll
         for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
       }
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
+      common = flashgla::cuda::warp_sum(common);
       if (lane == 0) sums.states[warp] = common;
     }
     std::uint32_t x[4][4];
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
       }
       if (lane < 4) sums.rows[block][32 * half + 8 * (j / 2) + 2 * lane + j % 2] = column_sums[j];
     }
-    const float2 columns = make_float2(sum_of_quad(row_sums.x), sum_of_quad(row_sums.y));
+    const float2 columns = sum_of_quad(row_sums);
     if ((lane & 3) == 0) {
       sums.queries[half][row] = queries.x;
       sums.queries[half][row + 8] = queries.y;

@@ -74,35 +74,6 @@ __device__ __forceinline__ void scale_operand(std::uint32_t (&to)[16], const std
     to[i] = ptx::pack_bf16(pair.x * factor, pair.y * factor);
   }
 }
-// Of each of the thread's two rows, the sum over the quad of an accumulator times an operand.
-__device__ __forceinline__ float2 dot_rows(const Accumulator& a, const std::uint32_t (&x)[16]) {
-  float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 pair = ptx::unpack_bf16(x[i]);
-    float& row = i & 1 ? sum.y : sum.x;
-    row = fmaf(a[2 * i], pair.x, fmaf(a[2 * i + 1], pair.y, row));
-  }
-  return make_float2(sum_of_quad(sum.x), sum_of_quad(sum.y));
-}
-
-// Sixteen sums over the eight lanes of a warp that have the same lane % 4: of columns 8 j + 2 (lane % 4) and the next,
-// j < 8. Lane l gets those of columns 2 l and the next.
-template <int kCount>
-__device__ __forceinline__ void give_half(float (&x)[16], int lane) {
-  const bool upper = lane & 2 * kCount;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float given = upper ? x[i] : x[i + kCount], kept = upper ? x[i + kCount] : x[i];
-    x[i] = kept + __shfl_xor_sync(kWarp, given, 2 * kCount);
-  }
-}
-__device__ __forceinline__ float2 sum_columns(float (&x)[16], int lane) {
-  give_half<8>(x, lane);
-  give_half<4>(x, lane);
-  give_half<2>(x, lane);
-  return make_float2(x[0], x[1]);
-}
 
 struct GradientsMaps {
   RowMap q, k, v, d_o;
@@ -214,9 +185,9 @@ __device__ __forceinline__ void add_score_gradients(const View& view, HeadSums& 
       of_queries[2 * j + (e & 1)] += common;
     }
   }
-  const float2 rows = sum_columns(of_queries, lane);
+  const float2 rows = sum_over_lanes(of_queries, lane);
   *reinterpret_cast<float2*>(sums.rows[warp] + 2 * lane) = rows;
-  const float2 columns = make_float2(sum_of_quad(of_keys.x), sum_of_quad(of_keys.y));
+  const float2 columns = sum_of_quad(of_keys);
   if ((lane & 3) == 0) {
     sums.columns[row] = columns.x;
     sums.columns[row + 8] = columns.y;
@@ -263,7 +234,7 @@ __device__ __forceinline__ void queries_group(const View& view) {
     Core::template wait<2>(made);
     add_score_gradients(view, sums, made, d_scores, thread);
     Core::template wait<1>(o);
-    const float2 common = dot_rows(o, d_o);
+    const float2 common = sum_of_quad(dot_rows(o, two_of_operand(d_o)));
     if ((lane & 3) == 0) {
       sums.queries[row] = common.x * upper;
       sums.queries[row + 8] = common.y * lower;
@@ -351,7 +322,7 @@ __device__ __forceinline__ void keys_group(const View& view) {
     {
       std::uint32_t plain[16];
       load_operand<Stored::k_inner>(plain, v, thread);
-      const float2 common = dot_rows(dv, plain);
+      const float2 common = sum_of_quad(dot_rows(dv, two_of_operand(plain)));
       if ((lane & 3) == 0) {
         sums.keys[row] = common.x;
         sums.keys[row + 8] = common.y;
@@ -434,8 +405,7 @@ __device__ __forceinline__ void states_warp(const View& view, int part, int lane
 #pragma unroll
       for (int e = 0; e < 8; ++e) common = fmaf(x[e], y[e], common);
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) common += __shfl_xor_sync(kWarp, common, distance);
+    common = flashgla::cuda::warp_sum(common);
     if (lane == 0) view.sums(i).states[part] = common;
     view.ring.leave(i, lane);
     if (i > 0) make_dg(i - 1);

@@ -65,15 +65,14 @@ __global__ void __launch_bounds__(kGroupThreads, 3)
   for (; head < end; ++head, stage = other(stage)) {
     const GateSums sums = sum_gates(gates, lane);
     __syncwarp();
-    store_shared_uint2(sums_of_warp + 8 * lane, make_uint2(__float_as_uint(sums.first), __float_as_uint(sums.second)));
+    store_shared_float2(sums_of_warp + 8 * lane, make_float2(sums.first, sums.second));
     __syncwarp();
     if (head + 1 < end) gates = load_gates(p, place, head + 1);
     ptx::copy_async_wait<0>();
     __syncthreads();
     if (head + 1 < end) load(other(stage), head + 1);
     const std::uint32_t values = stage, state = values + kTileBytes;
-    const float upper = __uint_as_float(load_shared_4(sums_of_warp + 4 * row)),
-                lower = __uint_as_float(load_shared_4(sums_of_warp + 4 * row + 32));
+    const float upper = float_at(sums_of_warp, row), lower = float_at(sums_of_warp, row + 8);
     Accumulator o;
     clear(o);
 #pragma unroll

@@ -51,21 +51,11 @@ struct GateSums {
   float first, second, total;
 };
 __device__ __forceinline__ float sum_of_lanes_before(float x, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_up_sync(kWarp, x, step);
-    if (lane >= step) x += other;
-  }
-  const float before = __shfl_up_sync(kWarp, x, 1);
+  const float before = __shfl_up_sync(kWarp, sum_so_far(x, lane), 1);
   return lane == 0 ? 0.0f : before;
 }
 __device__ __forceinline__ float sum_of_lanes_behind(float x, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float other = __shfl_down_sync(kWarp, x, step);
-    if (lane + step < 32) x += other;
-  }
-  const float behind = __shfl_down_sync(kWarp, x, 1);
+  const float behind = __shfl_down_sync(kWarp, sum_to_come(x, lane), 1);
   return lane == 31 ? 0.0f : behind;
 }
 __device__ __forceinline__ GateSums sum_gates(float2 g, int lane) {
@@ -111,11 +101,6 @@ __device__ __forceinline__ void store_pieces(const Accumulator& a, int lane, con
     for (int i = 0; i < 16; ++i) part[i] = a[16 * group + i];
     store_pieces(part, lane, [&](int row, int piece, uint4 x) { store(row, 4 * group + piece, x); });
   }
-}
-
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x += __shfl_xor_sync(kWarp, x, 1);
-  return x + __shfl_xor_sync(kWarp, x, 2);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
+
 namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
@@ -34,7 +36,7 @@ Params packed(std::int64_t count, std::int64_t length, int heads, int key_dim, i
   return p;
 }
 
-Form fastest(const Params& p) {
+ForwardForm fastest(const Params& p) {
   const bool one_pass_fits = p.key_dim <= kTile && p.value_dim <= 2 * kTile;
   return fastest_form(p, one_pass_fits, p.key_dim <= 2 * kTile, kMultiprocessors);
 }
@@ -77,22 +79,22 @@ TEST(Estimates, FormsAreThoseThatWereFastest) {
     std::int64_t batch, length;
     int heads, key_dim, value_dim;
     GateKind gate;
-    Form form;
+    ForwardForm form;
   };
-  const Measured list[] = {{64, 512, 4, 64, 64, GateKind::key, Form::one_pass},
-                           {64, 512, 4, 64, 64, GateKind::none, Form::one_pass},
-                           {1, 64, 4, 64, 64, GateKind::key, Form::one_pass},
-                           {8, 512, 4, 64, 64, GateKind::none, Form::one_pass},
-                           {16, 1024, 4, 64, 64, GateKind::key, Form::one_wide_pass},
-                           {32, 1024, 4, 64, 64, GateKind::scalar, Form::one_wide_pass},
-                           {1, 2048, 4, 64, 64, GateKind::key, Form::two_passes},
-                           {1, 4096, 4, 64, 64, GateKind::none, Form::two_passes},
-                           {16, 2048, 4, 128, 256, GateKind::key, Form::one_wide_pass},
-                           {8, 2048, 4, 128, 256, GateKind::key, Form::one_wide_pass},
-                           {1, 2048, 4, 128, 256, GateKind::key, Form::two_passes},
-                           {32, 512, 4, 128, 128, GateKind::key, Form::one_wide_pass},
-                           {16, 2048, 4, 64, 256, GateKind::constant, Form::one_wide_pass},
-                           {1, 1024, 4, 128, 512, GateKind::key, Form::two_passes}};
+  const Measured list[] = {{64, 512, 4, 64, 64, GateKind::key, ForwardForm::one_pass},
+                           {64, 512, 4, 64, 64, GateKind::none, ForwardForm::one_pass},
+                           {1, 64, 4, 64, 64, GateKind::key, ForwardForm::one_pass},
+                           {8, 512, 4, 64, 64, GateKind::none, ForwardForm::one_pass},
+                           {16, 1024, 4, 64, 64, GateKind::key, ForwardForm::one_wide_pass},
+                           {32, 1024, 4, 64, 64, GateKind::scalar, ForwardForm::one_wide_pass},
+                           {1, 2048, 4, 64, 64, GateKind::key, ForwardForm::two_passes},
+                           {1, 4096, 4, 64, 64, GateKind::none, ForwardForm::two_passes},
+                           {16, 2048, 4, 128, 256, GateKind::key, ForwardForm::one_wide_pass},
+                           {8, 2048, 4, 128, 256, GateKind::key, ForwardForm::one_wide_pass},
+                           {1, 2048, 4, 128, 256, GateKind::key, ForwardForm::two_passes},
+                           {32, 512, 4, 128, 128, GateKind::key, ForwardForm::one_wide_pass},
+                           {16, 2048, 4, 64, 256, GateKind::constant, ForwardForm::one_wide_pass},
+                           {1, 1024, 4, 128, 512, GateKind::key, ForwardForm::two_passes}};
   for (const Measured& m : list) {
     SCOPED_TRACE("B" + std::to_string(m.batch) + " T" + std::to_string(m.length) + " K" + std::to_string(m.key_dim) +
                  " V" + std::to_string(m.value_dim));
@@ -132,7 +134,7 @@ TEST(Estimates, LongSequencesGoByTwoPasses) {
       const TimeCut cut = cut_time(with_one_long(p), heads, kMultiprocessors);
       ASSERT_GT(cut.segments, 1);
       const Params alike = with_all_alike(p), one_long = with_one_long(p);
-      EXPECT_EQ(fastest(one_long), Form::two_passes);
+      EXPECT_EQ(fastest(one_long), ForwardForm::two_passes);
       EXPECT_FALSE(in_one_kernel(one_long));
       const auto with_longest = [&](std::int64_t chunks) {
         Params longest = p;
@@ -140,7 +142,7 @@ TEST(Estimates, LongSequencesGoByTwoPasses) {
         return longest;
       };
       const std::int64_t of_alike = (65536 / count + kChunk - 1) / kChunk;
-      if (fastest(alike) != Form::two_passes) {
+      if (fastest(alike) != ForwardForm::two_passes) {
         const std::int64_t chunks = most_chunks_of_form(p, fastest(alike), cut, kMultiprocessors);
         EXPECT_GE(chunks, of_alike);
         ASSERT_LT(chunks, 1024);

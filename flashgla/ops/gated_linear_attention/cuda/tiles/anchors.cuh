@@ -19,34 +19,6 @@ constexpr float kLongestStep = 125.0f, kLongestSubnormal = 140.0f;
 // The rung that a chunk is tried on: that of its neighbour that came before, as that one's gates would have it.
 enum class Rung { one_anchor, anchors, half_blocks, blocks };
 
-// Sums over a warp's 16 rows of a tile times an accumulator: of columns 2 lane and the next.
-__device__ __forceinline__ float2 sum_over_rows(std::uint32_t tile, const Accumulator& a, int thread) {
-  const int lane = thread & 31;
-  std::uint32_t x[16];
-  load_operand<Stored::k_inner>(x, tile, thread);
-  float sums[16];  // of columns 8 (i / 2) + 2 (lane % 4) + i % 2 over the lane's two rows
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 low = ptx::unpack_bf16(x[2 * j]), high = ptx::unpack_bf16(x[2 * j + 1]);
-    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
-    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
-  }
-  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
-  const auto halve = [&](auto of_half) {
-    constexpr int half = decltype(of_half)::value, distance = 2 * half;
-    const bool upper = (lane & distance) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
-      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
-    }
-  };
-  halve(std::integral_constant<int, 8>{});
-  halve(std::integral_constant<int, 4>{});
-  halve(std::integral_constant<int, 2>{});
-  return make_float2(sums[0], sums[1]);
-}
-
 struct Anchors {
   static constexpr int kOnes = 2 * kBlocks + 1, bytes = 256 * (kOnes + 1);  // vectors of 256 bytes; half_blocks.cuh
   std::uint32_t shared;
@@ -59,10 +31,10 @@ struct Anchors {
   // The factor of this thread's accumulator rows, which are channels.
   __device__ __forceinline__ float2 of_rows(int t, int thread) const {
     const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
-    return make_float2(__uint_as_float(load_shared_4(at)), __uint_as_float(load_shared_4(at + 32)));
+    return make_float2(float_at(at), float_at(at, 8));
   }
   __device__ __forceinline__ void put_ones(int thread) const {  // by 64 threads or more
-    if (thread < kTile) store_shared_4(factor(kOnes) + 4 * thread, __float_as_uint(1.0f));
+    if (thread < kTile) put_float(factor(kOnes), thread, 1.0f);
   }
 
   template <bool kSubnormal>
@@ -103,10 +75,10 @@ struct Anchors {
     return reach;
   }
   __device__ __forceinline__ void put_factor(int t, float2 of_rows, int thread) const {
-    const std::uint32_t at = factor(t) + 4 * row_of_element(thread, 0);
+    const int row = row_of_element(thread, 0);
     if (thread % 4 != 0) return;
-    store_shared_4(at, __float_as_uint(of_rows.x));
-    store_shared_4(at + 32, __float_as_uint(of_rows.y));
+    put_float(factor(t), row, of_rows.x);
+    put_float(factor(t), row + 8, of_rows.y);
   }
   // Whether no channel falls by more than so many bits over the chunk: alike in every warp.
   __device__ __forceinline__ bool one_would_reach(float bits, int thread) const {

@@ -41,6 +41,18 @@ __device__ __forceinline__ void sum_block_of(Accumulator& sums, int thread, Gate
   scan_block(sums, thread & 31);
 }
 
+// Of one gate a token, 64 floats: their running sums over the chunk at this thread's two rows of an accumulator.
+__device__ __forceinline__ float2 token_sums(std::uint32_t gates, int thread) {
+  const int lane = thread % 32, row = row_of_element(thread, 0);
+  const float odd = float_at(gates, 2 * lane + 1), high = sum_so_far(float_at(gates, 2 * lane) + odd, lane),
+              low = high - odd;
+  const auto at_row = [&](int r) {
+    const float x = __shfl_sync(0xffffffffu, low, r / 2), y = __shfl_sync(0xffffffffu, high, r / 2);
+    return r % 2 != 0 ? y : x;
+  };
+  return make_float2(at_row(row), at_row(row + 8));
+}
+
 // From a tile of bf16, natural logarithms: a triangle of ones times the warp's 16 rows.
 __device__ __forceinline__ void sum_block(Accumulator& sums, std::uint32_t g_tile, int thread) {
   constexpr std::uint32_t ones = 0x3f803f80, low_one = 0x00003f80;
@@ -107,9 +119,6 @@ __device__ __forceinline__ std::uint32_t block_total(std::uint32_t room, int blo
 __device__ __forceinline__ std::uint32_t block_factor(std::uint32_t room, int block, int which) {
   return room + kBlockRoom * block + 512 + 256 * which;
 }
-__device__ __forceinline__ void store_shared_float2(std::uint32_t address, float2 x) {
-  store_shared_uint2(address, make_uint2(__float_as_uint(x.x), __float_as_uint(x.y)));
-}
 
 // Whether the warp's block is near.
 __device__ __forceinline__ bool is_near(const Accumulator& sums, int lane) {
@@ -165,7 +174,7 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
 }
 // Whether one, or each of them, is near.
 __device__ __forceinline__ bool block_is_near(std::uint32_t room, int block) {
-  return __uint_as_float(load_shared_4(block_half(room, block))) <= 0.0f;
+  return float_at(block_half(room, block)) <= 0.0f;
 }
 __device__ __forceinline__ bool each_is_near(std::uint32_t room) {
   bool near = true;
@@ -204,14 +213,7 @@ __device__ __forceinline__ float2 of_columns(std::uint32_t vector, int k16, int 
 }
 // at: of the vector's element of this thread's first column.
 __device__ __forceinline__ void scale_columns_at(Accumulator& a, std::uint32_t at) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 factor = load_shared_float2(at + 32 * j);
-    a[4 * j] *= factor.x;
-    a[4 * j + 1] *= factor.y;
-    a[4 * j + 2] *= factor.x;
-    a[4 * j + 3] *= factor.y;
-  }
+  scale_columns(a, [&](int j) { return load_shared_float2(at + 32 * j); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

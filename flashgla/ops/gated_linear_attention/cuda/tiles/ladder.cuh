@@ -120,13 +120,11 @@ __device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& que
     } else {
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) {
-        std::uint32_t a[4], b[4];
+        std::uint32_t a[4];
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = ptx::pack_bf16(queries[8 * k16 + 2 * i], queries[8 * k16 + 2 * i + 1]);
-        TensorCore80::load_b<Stored::k_inner>(b, keys_tile, k16, 2 * t, fresh_thread());
-        TensorCore80::multiply(scores + 8 * t, a, b[0], b[1]);
-        TensorCore80::multiply(scores + 8 * t + 4, a, b[2], b[3]);
+        TensorCore80::add_step<Stored::k_inner, 2>(scores + 8 * t, a, keys_tile, k16, fresh_thread(), 2 * t);
       }
     }
     scale_columns_at(queries, own_factors + 256 * t);

@@ -39,6 +39,21 @@ __device__ __forceinline__ void scale_rows(Accumulator& a, float x, float y) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) a[i] *= i & 2 ? y : x;
 }
+// Columns 8 j + 2 (lane % 4) and the next times factor(j).
+template <class Factor>
+__device__ __forceinline__ void scale_columns(Accumulator& a, Factor factor) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 f = factor(j);
+    a[4 * j] *= f.x;
+    a[4 * j + 1] *= f.y;
+    a[4 * j + 2] *= f.x;
+    a[4 * j + 3] *= f.y;
+  }
+}
+__device__ __forceinline__ void scale_columns(Accumulator& a, const float2 (&factors)[8]) {
+  scale_columns(a, [&](int j) { return factors[j]; });
+}
 
 // The thread within its group, threadIdx.x as the compiler does not know it: addresses that depend on it are worked out
 // anew instead of being kept, for registers are scarcer than instructions here.
@@ -68,6 +83,17 @@ __device__ __forceinline__ void sync_fresh_group() { ptx::barrier(1 + fresh_grou
 __device__ __forceinline__ bool sync_fresh_group_or(bool predicate) {
   return ptx::barrier_or(1 + fresh_group(), kGroupThreads, predicate);
 }
+
+// Slots that are used in turn: which one is next, and whether all have been an odd number of times.
+struct Turn {
+  int slot = 0, parity = 0;
+  __device__ __forceinline__ void step(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
 
 // blockIdx.x, likewise.
 __device__ __forceinline__ unsigned fresh_block() {
@@ -133,29 +159,6 @@ __device__ __forceinline__ void copy_image(std::uint32_t tile, const void* image
   for (int i = 0; i < 4; ++i) {
     ptx::copy_async_16(tile + 16 * kGroupThreads * i, from + 16 * kGroupThreads * i);
   }
-}
-
-// Puts an accumulator into a tile, rounded to bf16. Each warp writes its own 16 rows only.
-__device__ __forceinline__ void put_tile(char* tile, const Accumulator& a, int thread) {
-  const int lane = thread & 31, row = (thread >> 5) * 16 + (lane >> 2);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int at = (lane & 3) * 4;
-    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row, j) + at) = ptx::pack_bf16(a[4 * j], a[4 * j + 1]);
-    *reinterpret_cast<std::uint32_t*>(tile + tile_piece(row + 8, j) + at) = ptx::pack_bf16(a[4 * j + 2], a[4 * j + 3]);
-  }
-}
-// An accumulator to memory as a tile image, through `tile`.
-__device__ __forceinline__ void store_image(void* image, char* tile, const Accumulator& a, int thread) {
-  put_tile(tile, a, thread);
-  __syncwarp();
-  const int lane = thread & 31, begin = (thread >> 5) * 2048;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = begin + (lane + 32 * i) * 16;
-    *reinterpret_cast<uint4*>(static_cast<char*>(image) + at) = *reinterpret_cast<const uint4*>(tile + at);
-  }
-  __syncwarp();
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -17,12 +17,12 @@ struct Rows {
   int channels;      // beyond them zeros are read
 };
 
-__device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Span& span, std::int64_t first, int head,
-                                        int channel, int channels) {
-  const std::int64_t offset = span.batch * s.batch + (span.begin + first) * s.token + head * s.head + channel;
-  const std::int64_t left = span.length - first;
-  return {static_cast<const char*>(s.data) + offset * element, static_cast<int>(s.token * element),
-          static_cast<int>(left < kChunk ? left : kChunk), channels - channel};
+// From `channel` on, of a tensor that has so many; elements of so many bytes.
+__device__ __forceinline__ Rows rows_of(const Strided& s, int element, const Chunk& c, int head, int channel,
+                                        int channels) {
+  const std::int64_t offset = c.batch * s.batch + c.token * s.token + head * s.head + channel;
+  return {static_cast<const char*>(s.data) + offset * element, static_cast<int>(s.token * element), c.rows,
+          channels - channel};
 }
 
 // Where the piece of this thread's row i lies in a tile.
@@ -99,7 +99,7 @@ __device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r
 // Such rows to the L2, by a group.
 __device__ __forceinline__ void ask_for_f32_gates(const Rows& r, int thread) {
   if (thread / 2 >= r.rows || thread % 2 * 32 >= r.channels) return;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(r.data + thread / 2 * r.stride + thread % 2 * 128));
+  ptx::prefetch_l2(r.data + thread / 2 * r.stride + thread % 2 * 128);
 }
 
 // Where numbers of f32 stay as exact as f32 sums want them: starts the copy of a tile of them to two tiles' places,
@@ -121,12 +121,9 @@ __device__ __forceinline__ void load_f32_tile(std::uint32_t low, std::uint32_t h
 __device__ __forceinline__ void split_f32_tile(std::uint32_t rounded, std::uint32_t rest, int thread) {
   const auto put = [&](std::uint32_t at, const uint4& x) {
     const auto finite = [](std::uint32_t bits) { return ptx::larger_or_nan(__uint_as_float(bits), -1e30f); };
-    const float f[4] = {finite(x.x), finite(x.y), finite(x.z), finite(x.w)};
-    const uint2 high = make_uint2(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3]));
-    const float2 first = ptx::unpack_bf16(high.x), second = ptx::unpack_bf16(high.y);
-    store_shared_uint2(rounded + at, high);
-    store_shared_uint2(rest + at, make_uint2(ptx::pack_bf16(f[0] - first.x, f[1] - first.y),
-                                             ptx::pack_bf16(f[2] - second.x, f[3] - second.y)));
+    float f[4] = {finite(x.x), finite(x.y), finite(x.z), finite(x.w)};
+    store_shared_uint2(rounded + at, make_uint2(take_bf16(f[0], f[1]), take_bf16(f[2], f[3])));
+    store_shared_uint2(rest + at, make_uint2(ptx::pack_bf16(f[0], f[1]), ptx::pack_bf16(f[2], f[3])));
   };
 #pragma unroll 1
   for (int i = 0; i < kRowsEach; ++i) {

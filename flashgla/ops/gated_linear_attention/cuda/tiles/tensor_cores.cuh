@@ -32,8 +32,7 @@ struct TensorCore80 {
     __syncwarp();  // other lanes may have read what is written over
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::uint32_t at = tile + tile_piece(row + 8 * (i & 1), 2 * k16 + (i >> 1)) + 4 * (lane & 3);
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(r[i]) : "memory");
+      store_shared_4(tile + tile_piece(row + 8 * (i & 1), 2 * k16 + (i >> 1)) + 4 * (lane & 3), r[i]);
     }
   }
 
@@ -45,8 +44,7 @@ struct TensorCore80 {
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t x = ptx::transpose_matrix(r[i]);
       const int row = 16 * k16 + 8 * (i >> 1) + (lane >> 2);
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + tile_piece(row, 2 * warp + (i & 1)) + 4 * (lane & 3)), "r"(x)
-                   : "memory");
+      store_shared_4(tile + tile_piece(row, 2 * warp + (i & 1)) + 4 * (lane & 3), x);
     }
   }
 
@@ -95,14 +93,9 @@ struct TensorCore80 {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
       if (kLoads == Loads::in_turn && k16 % 2 == 0) __syncwarp();
-      std::uint32_t a[4], b[4];
+      std::uint32_t a[4];
       load_a<a_stored>(a, a_tile, k16, thread);
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        load_b<b_stored>(b, b_tile, k16, j, thread);
-        multiply(d + 4 * j, a, b[0], b[1]);
-        multiply(d + 4 * j + 4, a, b[2], b[3]);
-      }
+      add_step<b_stored>(d, a, b_tile, k16, thread);
     }
   }
   // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k].
@@ -120,13 +113,7 @@ struct TensorCore80 {
     for (int k16 = 0; k16 < 4; ++k16) {
       if (kLoads == Loads::in_turn) __syncwarp();
       const std::uint32_t fragment[4] = {a[4 * k16], a[4 * k16 + 1], a[4 * k16 + 2], a[4 * k16 + 3]};
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        std::uint32_t b[4];
-        load_b<b_stored>(b, b_tile, k16, j, thread);
-        multiply(d + 4 * j, fragment, b[0], b[1]);
-        multiply(d + 4 * j + 4, fragment, b[2], b[3]);
-      }
+      add_step<b_stored>(d, fragment, b_tile, k16, thread);
     }
   }
 };

@@ -41,10 +41,26 @@ template <class Core>
 constexpr flashgla::cuda::Begin kNext =
     std::is_same_v<Core, TensorCore90> ? flashgla::cuda::Begin::beside_previous : flashgla::cuda::Begin::after_previous;
 
+// Two numbers as bf16; they become what rounding has left of them.
+__device__ __forceinline__ std::uint32_t take_bf16(float& x, float& y) {
+  const std::uint32_t packed = ptx::pack_bf16(x, y);
+  const float2 rounded = ptx::unpack_bf16(packed);
+  x -= rounded.x;
+  y -= rounded.y;
+  return packed;
+}
 // Pairs of bf16 times factors that are the sums of two, rounded once.
 __device__ __forceinline__ std::uint32_t times_split(std::uint32_t x, std::uint32_t high, std::uint32_t low) {
   constexpr std::uint32_t negative_zeros = 0x80008000;
   return ptx::fma_bf16(x, high, ptx::fma_bf16(x, low, negative_zeros));
+}
+// Eight of bf16 times a factor, likewise.
+__device__ __forceinline__ uint4 times_split(const uint4& x, float factor) {
+  const std::uint32_t high = ptx::pack_bf16(factor, factor);
+  const float rest = factor - __uint_as_float(high << 16);
+  const std::uint32_t low = ptx::pack_bf16(rest, rest);
+  return make_uint4(times_split(x.x, high, low), times_split(x.y, high, low), times_split(x.z, high, low),
+                    times_split(x.w, high, low));
 }
 
 // An accumulator as the a operand of a product: in k-steps of 16, the four registers of each.
@@ -154,6 +170,55 @@ __device__ __forceinline__ float2 sum_rows_of_tile(std::uint32_t tile, int threa
   return make_float2(sums[0], sums[2]);
 }
 
+// ---- sums of products with an accumulator; two(i): what its elements i and i + 1 are multiplied by ----
+
+// Of an operand's registers.
+template <class Words>
+__device__ __forceinline__ auto two_of_operand(const Words& x) {
+  return [&x](int i) { return ptx::unpack_bf16(x[i / 2]); };
+}
+// Over this thread's columns: of its two rows.
+template <class Two>
+__device__ __forceinline__ float2 dot_rows(const Accumulator& a, Two two) {
+  float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = two(2 * i);
+    sums[i & 1] = fmaf(pair.x, a[2 * i], fmaf(pair.y, a[2 * i + 1], sums[i & 1]));
+  }
+  return make_float2(sums[0], sums[1]);
+}
+// Sums over the eight lanes of a warp that have the same columns, of columns 8 (i / 2) + 2 (lane % 4) + i % 2: lane l
+// gets those of columns 2 l and the next.
+__device__ __forceinline__ float2 sum_over_lanes(float (&sums)[16], int lane) {
+  // Lanes 16, 8 and 4 apart give each other the half of the columns that is not theirs.
+  const auto halve = [&](auto of_half) {
+    constexpr int half = decltype(of_half)::value, distance = 2 * half;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float keep = upper ? sums[i + half] : sums[i], give = upper ? sums[i] : sums[i + half];
+      sums[i] = keep + __shfl_xor_sync(0xffffffffu, give, distance);
+    }
+  };
+  halve(std::integral_constant<int, 8>{});
+  halve(std::integral_constant<int, 4>{});
+  halve(std::integral_constant<int, 2>{});
+  return make_float2(sums[0], sums[1]);
+}
+// Over a warp's 16 rows: of columns 2 lane and the next.
+template <class Two>
+__device__ __forceinline__ float2 sum_over_rows(const Accumulator& a, int lane, Two two) {
+  float sums[16];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 low = two(4 * j), high = two(4 * j + 2);
+    sums[2 * j] = low.x * a[4 * j] + high.x * a[4 * j + 2];
+    sums[2 * j + 1] = low.y * a[4 * j + 1] + high.y * a[4 * j + 3];
+  }
+  return sum_over_lanes(sums, lane);
+}
+
 // ---- the state of 64 key channels by 64 value channels: an accumulator whose rows are key channels ----
 
 // Two neighbours 4 * kAt bytes after a place, from memory or to it: both at once where `in_pairs` exceeds kAt, else
@@ -239,18 +304,6 @@ template <class T>
 __device__ __forceinline__ T* row_of(const Strided& x, const Chunk& c, int head) {
   return static_cast<T*>(x.data) + anew(c.batch) * x.batch + c.token * x.token + anew(head) * x.head;
 }
-
-// Walks down the rows of a chunk, from `row` on.
-template <class T>
-struct RowWalk {
-  T* place;
-  int stride;
-  __device__ __forceinline__ RowWalk(const Strided& x, const Chunk& c, int head, int channel, int row)
-      : place(row_of<T>(x, c, head) + channel), stride(anew(static_cast<int>(x.token))) {
-    place += row * stride;
-  }
-  __device__ __forceinline__ void step(int rows) { place += rows * stride; }
-};
 
 __device__ __forceinline__ void store_two(__nv_bfloat16* place, float2 x) {
   asm volatile("st.global.b32 [%0], %1;" ::"l"(place), "r"(ptx::pack_bf16(x.x, x.y)) : "memory");

@@ -58,7 +58,7 @@ void launch_side(const Params& p, const Side& side, cudaStream_t stream) {
 }  // namespace over_values
 
 template <class Core>
-void forward_with_value_gates(Context& context, const Plan& plan, const Params& p) {
+void ValueGates<Core>::forward(Context& context, const Plan& plan, const Params& p) {
   const Params keys = keys_of(p), values = values_of(p, {});
   const Prepared prepared = over_values::take_both(context, keys);
   const std::int64_t cells = p.sequences.most_chunks * p.heads, value_tiles = tiles_of(p.value_dim);
@@ -90,8 +90,8 @@ void forward_with_value_gates(Context& context, const Plan& plan, const Params& 
 }
 
 template <class Core>
-void backward_with_value_gates(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
-                               const InputGradients& d_in) {
+void ValueGates<Core>::backward(Context& context, const Plan& plan, const Params& p, const OutputGradients& d_out,
+                                const InputGradients& d_in) {
   const Strided d_o = strided(d_out.d_o);
   const Params keys = keys_of(p), values = values_of(p, d_o);
   const Prepared of_keys = over_values::take_both(context, keys), of_values = over_values::take_both(context, values);

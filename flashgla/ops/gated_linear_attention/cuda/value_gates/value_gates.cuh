@@ -84,14 +84,6 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
   }
 }
 
-// The rows of a chunk from `channel` on, of elements of `bytes`.
-__device__ __forceinline__ Rows rows_at(const Strided& view, int bytes, const Chunk& c, int head, int channel,
-                                        int channels) {
-  const std::int64_t offset = c.batch * view.batch + c.token * view.token + head * view.head + channel;
-  return {static_cast<const char*>(view.data) + offset * bytes, static_cast<int>(view.token * bytes), c.rows,
-          channels - channel};
-}
-
 // The gates of a chunk as f32 rows of 64, natural logarithms, zeros outside: from a tile that this thread's loads have
 // filled, or from memory.
 __device__ __forceinline__ void put_gates(float* row, std::uint32_t raw, int thread) {
@@ -154,15 +146,19 @@ static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint
   });
 }
 
-// Rows of a result by a warp: two channels a lane.
+// Rows of a result by a warp, from `row` on: two channels a lane.
 template <class T>
 struct PairWalk {
-  RowWalk<T> walk;
-  int rows;  // of the warp that exist; none where nothing is wanted or the lane's channels are beyond
+  T* place;
+  int stride, rows;  // of the warp that exist; none where nothing is wanted or the lane's channels are beyond
   __device__ __forceinline__ PairWalk(const Strided& x, const Chunk& c, int head, int channel, int channels, int row)
-      : walk(x, c, head, channel, row), rows(x.data == nullptr || channel >= channels ? 0 : c.rows - row) {}
+      : place(row_of<T>(x, c, head) + channel),
+        stride(anew(static_cast<int>(x.token))),
+        rows(x.data == nullptr || channel >= channels ? 0 : c.rows - row) {
+    place += row * stride;
+  }
   __device__ __forceinline__ void store(int i, float2 x) const {
-    if (i < rows) store_two(walk.place + i * walk.stride, x);
+    if (i < rows) store_two(place + i * stride, x);
   }
 };
 
@@ -277,7 +273,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
       copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
-        const Rows rows = rows_at(s.gate, 2, here(), kv_head, channel, s.own);
+        const Rows rows = rows_of(s.gate, 2, here(), kv_head, channel, s.own);
         load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, thread);
       }
     }
@@ -340,7 +336,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (narrow_gates) {
       put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
     } else {
-      Rows rows = rows_at(s.gate, 4, here(), kv_head, channel, s.own);
+      Rows rows = rows_of(s.gate, 4, here(), kv_head, channel, s.own);
       if (!gated) rows.rows = 0;
       put_gates(row, rows, thread);
     }
@@ -396,7 +392,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       }
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
-        const Rows rows = rows_at(from, 2, here(), of, channel, s.own);
+        const Rows rows = rows_of(from, 2, here(), of, channel, s.own);
         load_tile(ptx::shared_address(tile), rows, thread);
       };
       if constexpr (kBackward) raw(q, s.query, head);

@@ -1,9 +1,5 @@
-#include "flashgla/ops/gated_linear_attention/cuda/backward/constant_gate.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/kernels.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-template void launch_dq_dk_dg<TensorCore80, GateTile::token>(const Params&, const BackwardWorkspace&, const Gradients&,
-                                                             int, cudaStream_t);
-template void launch_constant_gate_pairs<TensorCore80>(const Params&, const BackwardWorkspace&, const Strided&,
-                                                       cudaStream_t);
+template struct BackwardLaunch<TensorCore80, GateTile::token>;
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,7 +1,5 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward/kernels.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-template void launch_backward_fused<TensorCore80, GateTile::wide>(const Params&, const FusedBackward&, cudaStream_t);
-template void launch_dq_dk_dg<TensorCore80, GateTile::wide>(const Params&, const BackwardWorkspace&, const Gradients&,
-                                                            int, cudaStream_t);
+template struct BackwardLaunch<TensorCore80, GateTile::wide>;
 }  // namespace flashgla::ops::gated_linear_attention::cuda

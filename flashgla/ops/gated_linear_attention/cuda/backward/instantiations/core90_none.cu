@@ -1,6 +1,5 @@
 #include "flashgla/ops/gated_linear_attention/cuda/backward/kernels.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-template void launch_dq_dk_dg<TensorCore90, GateTile::none>(const Params&, const BackwardWorkspace&, const Gradients&,
-                                                            int, cudaStream_t);
+template struct BackwardLaunch<TensorCore90, GateTile::none>;
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,4 +1,4 @@
-#include "flashgla/ops/gated_linear_attention/cuda/forward/fused_launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/fused.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 template void launch_fused<TensorCore80>(Context&, const Params&, const OnePass&);

@@ -1,6 +1,6 @@
-#include "flashgla/ops/gated_linear_attention/cuda/forward/prepare_launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence_launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/segments_launch.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/prepare.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/recurrence.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/segments.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 template void launch_forward_prepare<TensorCore80>(Context&, const Params&, const Prepared&);
