@@ -399,7 +399,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
   };
   // o of a chunk leaves beside the next one's products: to its tile beside those of the first step, to memory beside
   // those of the last.
-  std::uint32_t leaving[16] = {};
+  std::uint32_t leaving[16];
   const auto put_out = [&] {
     if (fresh_thread() == 0) Core::wait_for_copies_out();
     sync_group();  // o of the chunk before has been read
@@ -443,7 +443,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
       if (i + 1 == KB) Core::commit();
       Core::template product<Stored::k_outer>(h[i], v, k, thread);
       Core::commit();
-      if (i == 0) put_out();
+      if (i == 0 && c > 0) put_out();
       if (i + 1 < KB) Core::template wait<1>();
     }
     sync_group();  // the chunk's v has been read, and o of the one before put
@@ -458,9 +458,7 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
     }
     scale_rows(o, p.scale, p.scale);
     to_operand(leaving, o);
-    Core::template wait<0>(v);
-#pragma unroll
-    for (int i = 0; i < KB; ++i) Core::template wait<0>(h[i]);
+    Core::template wait<0>(v, h[0], h[KB - 1]);
     finish_step(h[KB - 1], has_decayed[KB - 1], c, KB - 1);
   }
   if (chunks > 0) {
