@@ -379,17 +379,15 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
   }
 
   const std::uint32_t out_tile = base + Plan::out + part * kTileBytes;
-  const auto decay = [&](Accumulator& h, int slot, bool before) {
-    const char* const in_slot = shared + slot * Plan::slot_bytes;
-    if ((*reinterpret_cast<const int*>(in_slot + Plan::is_before_in_slot) != 0) != before) return;
-    const char* from = in_slot + Plan::decay_in_slot + 8 * (fresh_thread() % 4);
+  const auto decay = [&](Accumulator& h, int slot) {
+    const char* from = shared + slot * Plan::slot_bytes + Plan::decay_in_slot + 8 * (fresh_thread() % 4);
     float2 factors[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) factors[j] = *reinterpret_cast<const float2*>(from + 32 * j);
     scale_columns(h, factors);
   };
-  const auto finish_step = [&](Accumulator& h, int chunk, int order) {
-    decay(h, Plan::place_of(chunk, order).slot, false);
+  const auto finish_step = [&](Accumulator& h, bool has_decayed, int chunk, int order) {
+    if (!has_decayed) decay(h, Plan::place_of(chunk, order).slot);
     if (order < Plan::own_tiles) {
       Core::arrive(base + Plan::slot_empty + 8 * Plan::place_of(chunk, order).slot);
     } else if (chunk + Plan::peer_chunks < chunks) {  // what nobody waits for could come after the peer's end
@@ -399,11 +397,26 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
       }
     }
   };
+  // o of a chunk leaves beside the next one's products: to its tile beside those of the first step, to memory beside
+  // those of the last.
+  std::uint32_t leaving[16];
+  const auto put_out = [&] {
+    if (fresh_thread() == 0) Core::wait_for_copies_out();
+    sync_group();  // o of the chunk before has been read
+    put_operand<Core, true>(out_tile, leaving, fresh_thread());
+    Core::publish();
+  };
+  const auto copy_out = [&](int chunk) {
+    Core::copy_box_out(&maps.o.map, find_v0(), at.begin + chunk * kChunk, at.query_head * maps.o.head_step,
+                       at.batch * maps.o.batch_step, out_tile);
+    Core::commit_copies_out();
+  };
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
     const int thread = fresh_thread(), rows = min(at.length - c * kChunk, kChunk);
     Accumulator o;
     std::uint32_t v[16];
+    bool has_decayed[KB];
     Core::wait_at(v_full_of(c), c / Plan::value_chunks % 2);
     if (rows < kChunk) {  // what lies beyond a sequence may be another one's
       clear_rows(v_tile_of(c), rows);
@@ -418,7 +431,9 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
       const std::uint32_t q = base + place.slot * Plan::slot_bytes, k = q + kTileBytes, scores = k + kTileBytes;
       std::uint32_t rounded[16];
       to_operand(rounded, h[i]);
-      decay(h[i], place.slot, true);
+      has_decayed[i] =
+          *reinterpret_cast<const int*>(shared + place.slot * Plan::slot_bytes + Plan::is_before_in_slot) != 0;
+      if (has_decayed[i]) decay(h[i], place.slot);
       Core::begin(rounded, h[i]);
       i == 0 ? Core::template product<Stored::k_inner, true>(o, rounded, q, thread)
              : Core::template product<Stored::k_inner>(o, rounded, q, thread);
@@ -428,42 +443,37 @@ __device__ __forceinline__ void hold_state(const Params& p, const WideMaps& maps
       if (i + 1 == KB) Core::commit();
       Core::template product<Stored::k_outer>(h[i], v, k, thread);
       Core::commit();
-      if (i + 1 < KB) {
-        Core::template wait<1>();
-      } else {
-        Core::template wait<1>(o);
-        if constexpr (KB > 1) {
-          Core::template wait<1>(h[0]);
-          finish_step(h[0], c, 0);
-        }
-      }
+      if (i == 0 && c > 0) put_out();
+      if (i + 1 < KB) Core::template wait<1>();
     }
-    std::uint32_t rounded[16];
+    sync_group();  // the chunk's v has been read, and o of the one before put
+    if (fresh_thread() == 0) {
+      if (c > 0) copy_out(c - 1);
+      ask_for_v(c + Plan::value_chunks);
+    }
+    Core::template wait<1>(o);
+    if constexpr (KB > 1) {
+      Core::template wait<1>(h[0]);
+      finish_step(h[0], has_decayed[0], c, 0);
+    }
     scale_rows(o, p.scale, p.scale);
-    to_operand(rounded, o);
-    if (fresh_thread() == 0) Core::wait_for_copies_out();
-    sync_group();  // the chunk's v and o of the one before have been read
-    put_operand<Core, true>(out_tile, rounded, thread);
-    Core::publish();
+    to_operand(leaving, o);
+    Core::template wait<0>(v, h[0], h[KB - 1]);
+    finish_step(h[KB - 1], has_decayed[KB - 1], c, KB - 1);
+  }
+  if (chunks > 0) {
+    const int last = chunks - 1, rows = at.length - last * kChunk;
+    put_out();
     sync_group();
-    if (rows == kChunk) {
-      if (fresh_thread() == 0) {
-        Core::copy_box_out(&maps.o.map, find_v0(), at.begin + c * kChunk, at.query_head * maps.o.head_step,
-                           at.batch * maps.o.batch_step, out_tile);
-        Core::commit_copies_out();
-        ask_for_v(c + Plan::value_chunks);
-      }
-    } else {  // what lies beyond a sequence may be another one's
+    if (rows < kChunk) {  // what lies beyond a sequence may be another one's
       const int stride = static_cast<int>(p.o.token) * 2;
-      store_tile(Rows{static_cast<const char*>(p.o.data) + at.o + static_cast<std::int64_t>(c) * (stride * kChunk) +
+      store_tile(Rows{static_cast<const char*>(p.o.data) + at.o + static_cast<std::int64_t>(last) * (stride * kChunk) +
                           2 * part * kTile,
                       stride, rows, p.value_dim - at.v0 - part * kTile},
                  out_tile, fresh_thread());
+    } else if (fresh_thread() == 0) {
+      copy_out(last);
     }
-    Core::template wait<0>(v);
-#pragma unroll
-    for (int i = 0; i < KB; ++i) Core::template wait<0>(h[i]);
-    finish_step(h[KB - 1], c, KB - 1);
   }
   if (fresh_thread() == 0) Core::wait_for_copies_out();
   if (p.ht == nullptr || at.query_head % p.group != 0) return;
