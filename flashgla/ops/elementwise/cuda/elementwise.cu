@@ -226,6 +226,7 @@ constexpr int kAcross = 32, kDown = 16;
 constexpr int kBatch = 8;         // rows that a thread loads at once
 constexpr int kEarly = 32;        // rows of a block that go to the cache while the kernel before this one ends
 constexpr int kSumsAtOnce = 264;  // blocks: two for each multiprocessor of a large GPU, which have room there at once
+constexpr int kAnnounced = 256;   // rows of a block from which on it pays to announce their sums
 
 // Adds a thread's rows, which are `apart` elements from one another, to its columns' totals.
 template <int N, class T>
@@ -245,11 +246,12 @@ __device__ __forceinline__ void add_rows(const T* from, std::int64_t apart, int 
   }
 }
 
-// What is known without memory comes before the wait.
+// What is known without memory comes before the wait. Registers for blocks of 64 threads more: what two of these leave
+// is room for a block of the sums.
 template <int N, class T>
-__global__ void __launch_bounds__(kAcross* kDown, 2)
-    column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, ops::cuda::Division by_tiles) {
-  flashgla::cuda::release_next();
+__global__ void __launch_bounds__(kAcross* kDown + 64, 2)
+    column_sum_kernel(Operand<T> dy, ops::cuda::PartialSums partial, ops::cuda::Division by_tiles, bool announces) {
+  if (!announces) flashgla::cuda::release_next();
   __shared__ float shared[kDown][kAcross * N];
   const std::uint32_t block = by_tiles.of(blockIdx.x);
   const std::int64_t begin = partial.begin(block), end = partial.end(block);
@@ -264,7 +266,9 @@ __global__ void __launch_bounds__(kAcross* kDown, 2)
       if (row < end && of_line < partial.columns) ptx::prefetch_l2(dy.at(row, of_line));
     }
   }
+  const int tile = static_cast<int>(min(std::int64_t{kAcross * N}, partial.columns - first));
   flashgla::cuda::wait_for_previous();
+  if (announces && down == 0) ops::cuda::announce_sums(partial.sums + block * partial.columns + first, tile);
   float totals[N] = {};
   if (evenly && column + N <= partial.columns) {
     const int rows = static_cast<int>((end - begin - down + kDown - 1) / kDown);
@@ -287,7 +291,7 @@ __global__ void __launch_bounds__(kAcross* kDown, 2)
 #pragma unroll
   for (int i = 0; i < N; ++i) shared[down][across * N + i] = totals[i];
   __syncthreads();
-  for (int i = threadIdx.x; i < kAcross * N && first + i < partial.columns; i += kAcross * kDown) {
+  for (int i = threadIdx.x; i < tile; i += kAcross * kDown) {
     float total = 0.0f;
 #pragma unroll
     for (int j = 0; j < kDown; ++j) total += shared[j][i];
@@ -300,15 +304,16 @@ void column_sum_of(Context& context, const TensorView& dy, float* db, bool accum
   const std::int64_t rows = rows_of(dy.shape), columns = dy.size(-1),
                      tiles = (columns + kAcross * N - 1) / (kAcross * N);
   const ArenaScope scope(context.scratch());
-  // By the shape alone, so that neither memory nor bits depend on where dy lies.
-  const std::int64_t most_blocks =
-      std::max<std::int64_t>(1, kSumsAtOnce * kAcross * 8 / std::max<std::int64_t>(columns, 1));
+  // By shape and dtype alone, so that neither memory nor bits depend on where dy lies.
+  const std::int64_t most_blocks = std::max<std::int64_t>(
+      1, kSumsAtOnce * kAcross * flashgla::cuda::kVectorOf<T> / std::max<std::int64_t>(columns, 1));
   const auto partial = ops::cuda::take_partial_sums(context, rows, columns, most_blocks, kDown, "column_sum");
   if (context.planning()) return;
+  const bool announces = partial.rows_per_block >= kAnnounced;
   ops::cuda::queue_kernel(context, "column_sum", column_sum_kernel<N, T>, partial.blocks() * tiles, kAcross * kDown, 0,
                           Operand<T>(dy), partial,
-                          ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1))));
-  ops::cuda::reduce<32>(context, partial, db, accumulate);
+                          ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1))), announces);
+  (announces ? ops::cuda::reduce<32, true> : ops::cuda::reduce<32, false>)(context, partial, db, accumulate);
 }
 
 void column_sum_on_device(Context& context, const TensorView& dy, const TensorView& db, bool accumulate) {

@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+#include <vector>
+
 #include "flashgla/ops/elementwise/implementations.h"
 #include "flashgla/ops/elementwise/tests/cases.h"
 #include "testing/compare.h"
@@ -20,6 +24,47 @@ TEST(Elementwise, EveryImplementationAgreesWithTheReference) {
     }
   }
   EXPECT_EQ(coverage.missing(), "");
+}
+
+// As many rows as make the CUDA kernel announce its sums, which it marks by a NaN; small whole numbers, so that no sum
+// is rounded.
+TEST(Elementwise, ColumnSumOfManyRowsIsExactAndKeepsNaN) {
+  constexpr int kRows = 16640, kColumns = 1040, kNoNumber = 5;
+  const Tensor wide = Tensor::empty({kRows, kColumns}, DType::f32),
+               narrow = Tensor::empty({kRows, kColumns}, DType::bf16);
+  std::vector<float> expected(kColumns);
+  for (int row = 0; row < kRows; ++row) {
+    for (int column = 0; column < kColumns; ++column) {
+      const float value = static_cast<float>((7 * row + 3 * column) % 9 - 4);
+      wide.as<float>()[row * kColumns + column] = value;
+      expected[static_cast<std::size_t>(column)] += value;
+    }
+  }
+  constexpr std::uint32_t kSignalling = 0x7f800001u;
+  std::memcpy(wide.as<float>() + kNoNumber, &kSignalling, sizeof(kSignalling));
+  Context host;
+  convert(host, wide, narrow);
+  for (const Device device : testing::test_devices()) {
+    for (const Tensor& dy : {wide, narrow}) {
+      const Tensor on_device = testing::copied_to(dy, device), db = Tensor::empty({kColumns}, DType::f32, device);
+      Context context(device);
+      context.scratch().begin_planning();
+      column_sum(context, on_device, db, false);
+      context.scratch().commit_plan();
+      column_sum(context, on_device, db, false);
+      column_sum(context, on_device, db, true);
+      context.queue().synchronize();
+      const Tensor sums = testing::copied_to(db, Device::cpu());
+      for (int column = 0; column < kColumns; ++column) {
+        const float sum = sums.as<float>()[column];
+        if (column == kNoNumber) {
+          EXPECT_TRUE(std::isnan(sum));
+        } else {
+          EXPECT_EQ(sum, 2.0f * expected[static_cast<std::size_t>(column)]) << column;
+        }
+      }
+    }
+  }
 }
 
 TEST(Elementwise, ZeroReachesEveryByteOfAnyDtypeAndNoOther) {

@@ -351,19 +351,24 @@ template <int W, int N, class T, bool kSilu>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_pieces, std::int64_t blocks,
                     Gradients<T> t, ops::cuda::PartialSums partial) {
-  flashgla::cuda::release_next();
   const std::uint32_t group = by_slices.of(blockIdx.x), chunk = group * kDown + threadIdx.x / kAcross,
                       line = by_pieces.of(chunk);
-  const std::int64_t d = std::int64_t{(blockIdx.x - group * by_slices.by) * kAcross + threadIdx.x % kAcross} * N;
+  const std::int64_t first = std::int64_t{blockIdx.x - group * by_slices.by} * (kAcross * N),
+                     d = first + threadIdx.x % kAcross * N;
   const bool there = blockIdx.x < blocks && d < call.channels && line < call.lines;
   const Walk walk(call, line, chunk - line * by_pieces.by);
   if (there) ask_early<N>(t, walk, d);
   flashgla::cuda::wait_for_previous();
   if (blockIdx.x >= blocks) {
+    flashgla::cuda::release_next();
     for_state(call, blocks, [&](const Place& place, std::int64_t of_state, std::int64_t channel) {
       initial_state_gradient<W>(call, t, place, of_state, channel);
     });
     return;
+  }
+  if (threadIdx.x < flashgla::cuda::kWarp) {
+    const std::int64_t channels = min(std::int64_t{kAcross * N}, call.channels - first);
+    ops::cuda::announce_sums(partial.sums + group * partial.columns + first * W, static_cast<int>(channels) * W);
   }
   extern __shared__ __align__(16) unsigned char shared[];
   float dweight[W][N] = {};

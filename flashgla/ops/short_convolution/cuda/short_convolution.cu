@@ -157,7 +157,7 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
   if (context.planning()) return;
   (inputs.x.dtype == DType::f32 ? backward_of<float> : backward_of<bf16>)(context, inputs, from, to, activation,
                                                                           partial);
-  ops::cuda::reduce<32>(context, partial, to.dweight.as<float>(), true);
+  ops::cuda::reduce<32, true>(context, partial, to.dweight.as<float>(), true);
 }
 
 template <class T>

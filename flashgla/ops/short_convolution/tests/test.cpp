@@ -20,6 +20,9 @@ TEST(ShortConvolution, EveryImplementationAgreesWithTheReference) {
     forms.push_back({Shape({1, 1, 5}), width});  // shorter than the state
     forms.push_back({Shape({1, 14, 130}), width, {0, 1, 3, 3, 14}});
     forms.push_back({Shape({1, 150, 136}), width, {0, 2, 66, 67, 130, 150}});
+    // Several of the CUDA kernel's chunks, the last as long as the state or one longer.
+    forms.push_back({Shape({2, 259, 12}), width});
+    forms.push_back({Shape({1, 644, 136}), width});
   }
   forms.push_back({Shape({3, 8, 256}), 4, {}, false});
   forms.push_back({Shape({2, 9, 33}), 4, {}, true, Activation::none});
