@@ -283,8 +283,8 @@ template <int kKind>
 __device__ __forceinline__ void total_of_wide(const LaneSums& sums, const Where& where, float (&total)[kWide]) {
 #pragma unroll
   for (int i = 0; i < kWide; i += 4) {
-    const unsigned from = LaneSums::own_place(static_cast<unsigned>(where.wide + i) / 2 + kKind);
-    const float4 low = sums.of_lane[from], high = sums.of_lane[from + kWarp / 2];
+    const unsigned from = LaneSums::own_place(static_cast<unsigned>(where.wide + i) / 2);  // of the first kind
+    const float4 low = sums.of_lane[from + kKind], high = sums.of_lane[from + kKind + kWarp / 2];
     total[i] = low.x + high.x;
     total[i + 1] = low.y + high.y;
     total[i + 2] = low.z + high.z;

@@ -298,9 +298,9 @@ class BackwardLines {
   // One instruction, which the compiler does not take apart to carry parts of it along.
   template <class P>
   static __device__ __forceinline__ const P* forward_by(const P* from, int steps, int bytes) {
-    const P* at;
-    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(at) : "r"(steps), "r"(bytes), "l"(from));
-    return at;
+    std::int64_t offset;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(offset) : "r"(steps), "r"(bytes));
+    return reinterpret_cast<const P*>(reinterpret_cast<const char*>(from) + offset);
   }
   __device__ __forceinline__ const float4* kept(int chunk) const {
     return forward_by(shared_.kept, chunk, static_cast<int>(call_.tiles * (kWarps * kSquare * sizeof(float4))));
