@@ -233,6 +233,12 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           cuda::aligned(Lines(in.b)) && cuda::aligned(Lines(in.c))};
 }
 
+// Whether rows are read 16 bytes at a time and have as many states as a kernel has room for.
+template <class T>
+bool is_whole(const cuda::Call<T>& call) {
+  return call.vectors && call.key_vectors && call.channels % cuda::kWide == 0 && call.states == cuda::kStates;
+}
+
 // Calls run(T()) with the kernels' type for the inputs'.
 template <class Run>
 void with_type(const Inputs& in, const Run& run) {
@@ -251,10 +257,14 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
     const cuda::Lines<T> y = out.y ? cuda::Lines<T>(out.y) : cuda::Lines<T>();
     auto* ht = static_cast<float*>(out.ht.data);
     const std::int64_t blocks = sizes.sequences * tiles_of(sizes);
-    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, true>, blocks * (carried.segments - 1),
-                            cuda::kThreads, 0, call, y, ht);
-    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, false>, blocks * carried.segments,
-                            cuda::kThreads, 0, call, y, ht);
+    const auto walk = [&](auto whole) {
+      constexpr bool kWhole = decltype(whole)::value;
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, true, kWhole>,
+                              blocks * (carried.segments - 1), cuda::kThreads, 0, call, y, ht);
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, false, kWhole>,
+                              blocks * carried.segments, cuda::kThreads, 0, call, y, ht);
+    };
+    is_whole(call) && call.channels % cuda::kWarp == 0 ? walk(std::true_type()) : walk(std::false_type());
   });
 }
 
@@ -318,9 +328,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       // f32 takes one: with two, a block less fits a multiprocessor.
       constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
       constexpr auto kRoom = static_cast<std::int64_t>(sizeof(cuda::BackwardShared<T, kMost>));
-      const bool whole =
-          call.vectors && call.key_vectors && sizes.channels % cuda::kWide == 0 && sizes.states == cuda::kStates;
-      if (whole && context.architecture().shared_memory >= kRoom) {
+      if (is_whole(call) && context.architecture().shared_memory >= kRoom) {
         walk(std::integral_constant<int, kMost>());
       } else {
         walk(std::integral_constant<int, 0>());
