@@ -496,9 +496,9 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
         part[1] = four_of(of.sums[1]);
       }
     };
-    // In one piece, without stores, so that they fill each other's gaps: the states before the chunk's second half, what
-    // is left to do of the chunk behind (in the first turn of nothing), and what the one before needs (in the last turn
-    // of zeros).
+    // In one piece, without stores or branches, so that they fill each other's gaps: the states before the chunk's
+    // second half, what is left to do of the chunk behind (in the first turn of nothing), and what the one before needs
+    // (in the last turn of zeros).
     float to_x[kWide], to_raw[kWide];
     finish(lines, chunk + 1, shared, where, to_x, to_raw);
     if constexpr (!kInOnePiece) store(chunk + 1, chunk + 1 < chunks.end, to_x, to_raw);
@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     if (chunk > chunks.begin) lines.bring_states(chunk - 1);
     // Of the block's sums, too: other warps write theirs of the chunk behind all the while.
     if (chunk + 1 < chunks.end) store_keys_of_block(chunk + 1);
-    // A loop: in one piece the two miss instructions more than it saves.
+      // A loop: in one piece the two miss instructions more than it saves.
 #pragma unroll 1
     for (int first_of_group = kChunk - kGroup; first_of_group >= 0; first_of_group -= kGroup) {
       if (first_of_group == 0) lines.states(chunk, h);
@@ -591,18 +591,43 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
 }
 
-// db and dc of a token and state: the blocks' sums, one after the other.
+// What is left to add up behind it.
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_kernel(const float* partial, std::int64_t tiles, std::int64_t rows,
-                                                       std::int64_t length, int states, Lines<T> db, Lines<T> dc) {
+struct BackwardSums {
+  const float* partial;  // of Gradients, as the next two
+  const float *da_log, *dskip;
+  std::int64_t tiles, rows, length, pieces;  // length: of a line; pieces: of sequences
+  int channels, states;
+  Lines<T> db, dc;
+  float *da_log_sum, *dskip_sum;  // [E,K], [E]: added to what is there
+
+  __host__ __device__ std::int64_t keys() const { return rows * 2 * kStates; }
+  __host__ __device__ std::int64_t rates() const { return std::int64_t{channels} * states; }
+  std::int64_t threads() const { return keys() + rates() + channels; }
+};
+
+// db and dc of a token and state: the blocks' sums, one after the other. da_log and dskip: those of pieces.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_kernel(BackwardSums<T> sums) {
   flashgla::cuda::wait_for_previous();
-  const std::int64_t item = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, row = item / (2 * kStates);
-  const int which = static_cast<int>(item / kStates % 2), state = state_at<T>(static_cast<int>(item % kStates));
-  if (row >= rows || state >= states) return;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, item = thread - sums.keys();
   float total = 0.0f;
+  if (item < 0) {
+    const std::int64_t row = thread / (2 * kStates);
+    const int which = static_cast<int>(thread / kStates % 2), state = state_at<T>(static_cast<int>(thread % kStates));
+    if (state >= sums.states) return;
 #pragma unroll 8
-  for (std::int64_t tile = 0; tile < tiles; ++tile) total += partial[tile * rows * 2 * kStates + item];
-  *(which == 0 ? db : dc).at(row / length, row % length, state) = flashgla::cuda::from_float<T>(total);
+    for (std::int64_t tile = 0; tile < sums.tiles; ++tile) total += sums.partial[tile * sums.keys() + thread];
+    const Lines<T>& to = which == 0 ? sums.db : sums.dc;
+    *to.at(row / sums.length, row % sums.length, state) = flashgla::cuda::from_float<T>(total);
+  } else if (item < sums.rates()) {
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.da_log[i * sums.rates() + item];
+    sums.da_log_sum[item] += total;
+  } else if (item < sums.rates() + sums.channels) {
+    const std::int64_t channel = item - sums.rates();
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.dskip[i * sums.channels + channel];
+    sums.dskip_sum[channel] += total;
+  }
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

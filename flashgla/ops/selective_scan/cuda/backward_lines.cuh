@@ -63,7 +63,7 @@ struct AheadRoom {
 template <class T>
 struct AheadRoom<T, 0> {};
 
-// Room for dskip's sums of each lane's channels, where registers are short and there is room: f32 with a buffer has none.
+// Room for dskip's sums of each lane's channels: registers are short. With one buffer (f32) there is none left.
 template <int kBuffers>
 struct SkipRoom {
   float4 dskip[2][kWarp];
@@ -116,9 +116,9 @@ class Turns {
   std::uint64_t word_;
 };
 
-// kBuffers: chunks that there is room for of what a walk needs. Two: the next chunk's is made beside the first walk of this
-// one. One: before it. None: nor for inputs, which are read when they are needed. With buffers, rows are read and written
-// 16 bytes at a time and have 16 states: whatever else there is takes none.
+// kBuffers: chunks that there is room for of what a walk needs. Two: the next chunk's is made beside the first walk of
+// this one. One: each before its own. None: nor for inputs, which are read when they are needed. With buffers, rows are
+// read and written 16 bytes at a time and have 16 states: whatever else there is takes none.
 template <class T, int kBuffers>
 struct BackwardShared {
   static constexpr int kRooms = kBuffers == 2 ? 2 : 1;
@@ -268,11 +268,11 @@ class BackwardLines {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         // Without a branch, as above.
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at + 16 * i),
-            "r"(wide.words[4 * i]), "r"(wide.words[4 * i + 1]), "r"(wide.words[4 * i + 2]), "r"(wide.words[4 * i + 3]),
-            "r"(static_cast<int>(wanted))
-            : "memory");
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(
+                         at + 16 * i),
+                     "r"(wide.words[4 * i]), "r"(wide.words[4 * i + 1]), "r"(wide.words[4 * i + 2]),
+                     "r"(wide.words[4 * i + 3]), "r"(static_cast<int>(wanted))
+                     : "memory");
       }
     } else if (wanted && vectors_) {
       Wide::of(values).store(to(which, chunk));

@@ -40,7 +40,7 @@ __device__ __forceinline__ float output_of_own_channel(const float (&c)[kHalf], 
 }
 
 // What a lane reads of a chunk: eight channels of its token and its part of b and c. Read chunk after chunk, so that
-// addresses are carried along. kWhole: rows are read 16 bytes at a time, and have 16 states and whole warps of channels.
+// addresses are carried along. kWhole: rows are read 16 bytes at a time, have 16 states and whole warps of channels.
 template <class T, bool kWhole>
 class ForwardInputs {
  public:

@@ -7,7 +7,6 @@
 
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/cuda/backward.cuh"
 #include "flashgla/ops/selective_scan/cuda/forward.cuh"
 #include "flashgla/ops/selective_scan/implementations.h"
@@ -333,15 +332,23 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       } else {
         walk(std::integral_constant<int, 0>());
       }
-      const std::int64_t sums = sizes.rows * 2 * cuda::kStates;
+      const cuda::BackwardSums<T> sums{gradients.partial,
+                                       gradients.da_log,
+                                       gradients.dskip,
+                                       tiles,
+                                       sizes.rows,
+                                       sizes.length,
+                                       pieces,
+                                       call.channels,
+                                       call.states,
+                                       cuda::Lines<T>(to.db),
+                                       cuda::Lines<T>(to.dc),
+                                       static_cast<float*>(to.da_log.data),
+                                       static_cast<float*>(to.dskip.data)};
       ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
-                              (sums + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0,
-                              static_cast<const float*>(partial.data), tiles, sizes.rows, sizes.length,
-                              static_cast<int>(sizes.states), cuda::Lines<T>(to.db), cuda::Lines<T>(to.dc));
+                              (sums.threads() + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, sums);
     });
   }
-  elementwise::column_sum(context, da_log, to.da_log.reshape(Shape({to.da_log.numel()})), true);
-  elementwise::column_sum(context, dskip, to.dskip, true);
 }
 
 // Four elements of T at a multiple of four of each row may be read at once.
