@@ -246,11 +246,11 @@ struct Prepared {
   float dt[kWide], driven[kWide], dsum[kWide], dz[kWide];
   Vector<T, kHalf> keys;
 
-  __device__ __forceinline__ Prepared(const BackwardLines<T, kBuffers>& lines, int chunk, const OfWarp& shared,
-                                      const Where& where, float (&dskip)[kWide])
-      : keys(lines.get(kKeys, chunk)) {
+  __device__ __forceinline__ void make(const BackwardLines<T, kBuffers>& lines, int chunk, const OfWarp& shared,
+                                       const Where& where, float (&dskip)[kWide]) {
     const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
                dy = lines.get(kDy, chunk), output = lines.get(kOutput, chunk);
+    keys = lines.get(kKeys, chunk);
     float bias[kWide];
     load_floats(&shared.bias[where.wide], bias);
     if constexpr (sizeof(T) == 2) {
@@ -307,11 +307,13 @@ __device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, 
   load_floats(&shared.dsum[chunk & 1][where.token][where.wide], dsum);
   load_floats(&shared.skip[where.wide], skip);
   if constexpr (sizeof(T) == 2) {
+#pragma unroll
     for (int i = 0; i < kWide; ++i) slope[i] = slope_of_step(dt[i]);
   } else {
     const auto raw = lines.template get<true>(kRaw, chunk);
     float bias[kWide];
     load_floats(&shared.bias[where.wide], bias);
+#pragma unroll
     for (int i = 0; i < kWide; ++i) slope[i] = ops::cuda::sigmoid(raw[i] + bias[i]);
   }
   total_of_wide<0>(shared.sums[where.token], where, to_driven);
@@ -436,7 +438,8 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     lines.ask(chunks.end - 1, true, chunks.end - 1);
     if constexpr (kAhead) {
       ptx::copy_async_wait<0>();
-      const Prepared<T, kBuffers> last(lines, chunks.end - 1, shared, where, dskip);
+      Prepared<T, kBuffers> last;
+      last.make(lines, chunks.end - 1, shared, where, dskip);
       last.store(lines, chunks.end - 1, true, shared, where);
       shared.skips.store(where.lane, dskip);
       lines.ask(chunks.end - 2, chunks.end - 1 > chunks.begin, chunks.end - 1);
@@ -481,7 +484,8 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     __syncwarp();
     if constexpr (!kAhead) {
       shared.skips.load(where.lane, dskip);
-      const Prepared<T, kBuffers> now(lines, chunk, shared, where, dskip);
+      Prepared<T, kBuffers> now;
+      now.make(lines, chunk, shared, where, dskip);
       now.store(lines, chunk, true, shared, where);
       shared.skips.store(where.lane, dskip);
       __syncwarp();
@@ -502,14 +506,11 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     float to_x[kWide], to_raw[kWide];
     finish(lines, chunk + 1, shared, where, to_x, to_raw);
     if constexpr (!kInOnePiece) store(chunk + 1, chunk + 1 < chunks.end, to_x, to_raw);
-    const auto before = [&] {
-      if constexpr (kAhead) {
-        shared.skips.load(where.lane, dskip);
-        return Prepared<T, kBuffers>(lines, chunk - 1, shared, where, dskip);
-      } else {
-        return 0;
-      }
-    }();
+    Prepared<T, kBuffers> before;
+    if constexpr (kAhead) {
+      shared.skips.load(where.lane, dskip);
+      before.make(lines, chunk - 1, shared, where, dskip);
+    }
     float h[kQuad][kQuad];
     lines.states(chunk, h);
 #pragma unroll kTokensAtOnce

@@ -140,8 +140,10 @@ struct BackwardShared {
   Turns written;                       // the warps have written theirs of a chunk
 };
 
-// The least that a block may use, of capabilities 8.6, 8.9 and 12.0.
+// The least that a block may use, of capabilities 8.6, 8.9 and 12.0; and half of a multiprocessor's 228 KiB of
+// capability 9.0, of which each block takes one more.
 static_assert(sizeof(BackwardShared<float, 0>) <= 99 * 1024);
+static_assert(sizeof(BackwardShared<float, 1>) <= 113 * 1024 && sizeof(BackwardShared<__nv_bfloat16, 2>) <= 113 * 1024);
 
 // What a lane reads and writes of chunks: eight channels of its token and its part of b and c.
 template <class T, int kBuffers>
