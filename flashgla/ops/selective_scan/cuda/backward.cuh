@@ -117,8 +117,8 @@ struct TokenAhead {
   template <class OfWarp>
   __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
     load_floats(&shared.dt[parity][t][square.channel], dt);
-    load_floats(&shared.driven[t][square.channel], driven);
-    load_floats(&shared.keys[t][0][square.state], b);
+    load_floats(&shared.driven[OfWarp::room_of(parity)][t][square.channel], driven);
+    load_floats(&shared.keys[OfWarp::room_of(parity)][t][0][square.state], b);
   }
 };
 
@@ -131,16 +131,16 @@ struct TokenBack {
   __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
                                        int t) {
     load_floats(&shared.dt[parity][t][square.channel], dt);
-    load_floats(&shared.dsum[t][square.channel], dsum);
-    load_floats(&shared.keys[t][0][square.state], b);
-    load_floats(&shared.keys[t][1][square.state], c);
-    load_floats(&shared.driven[t][factors], driven);
+    load_floats(&shared.dsum[parity][t][square.channel], dsum);
+    load_floats(&shared.keys[OfWarp::room_of(parity)][t][0][square.state], b);
+    load_floats(&shared.keys[OfWarp::room_of(parity)][t][1][square.state], c);
+    load_floats(&shared.driven[OfWarp::room_of(parity)][t][factors], driven);
   }
   // Of the token that was walked over last: what is there of it, and of dsum from `factors` on, is not loaded again.
   template <class OfWarp>
   __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
                                        int t, const TokenAhead& token, const float (&dsum_there)[kQuad]) {
-    load_floats(&shared.keys[t][1][square.state], c);
+    load_floats(&shared.keys[OfWarp::room_of(parity)][t][1][square.state], c);
     if constexpr (OfWarp::kExact) {
 #pragma unroll
       for (int k = 0; k < kQuad; ++k) {
@@ -148,8 +148,8 @@ struct TokenBack {
         driven[k] = token.driven[k];
       }
     } else {
-      load_floats(&shared.dsum[t][square.channel], dsum);
-      load_floats(&shared.driven[t][factors], driven);
+      load_floats(&shared.dsum[parity][t][square.channel], dsum);
+      load_floats(&shared.driven[OfWarp::room_of(parity)][t][factors], driven);
     }
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
@@ -225,40 +225,66 @@ __device__ __forceinline__ KeyOfPart<kExact> back(const TokenBack& token, const 
   return to_b;
 }
 
-// What the walk needs of a chunk's channels, to shared memory.
-template <class T, int kBuffers>
-__device__ __forceinline__ void prepare(const BackwardLines<T, kBuffers>& lines, int chunk,
-                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
-                                        float (&dskip)[kWide]) {
-  const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
-             dy = lines.get(kDy, chunk);
-  float bias[kWide], dt[kWide], driven[kWide], open[kWide], dsum[kWide];
-  load_floats(&shared.bias[where.wide], bias);
-  steps_of(raw, bias, lines.there(chunk), dt);
+// steps_of() of biases times log2(e), with half of its instructions and to 2e-7: enough for inputs of bf16.
+template <class T>
+__device__ __forceinline__ void short_steps_of(const Vector<T, kWide>& raw, const float (&bias)[kWide], bool real,
+                                               float (&dt)[kWide]) {
+  const float scale = real ? kLn2 : 0.0f;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    driven[i] = dt[i] * x[i];
-    open[i] = ops::cuda::sigmoid(z[i]);
-    dsum[i] = dy[i] * z[i] * open[i];
-    dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
+    const float biased = fmaf(raw[i], kLog2E, bias[i]);
+    float logarithm;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(1.0f + ops::cuda::power_of_two(-fabsf(biased))));
+    dt[i] = (fmaxf(biased, 0.0f) + logarithm) * scale;
   }
-  store_floats(dt, &shared.dt[chunk & 1][where.token][where.wide]);
-  store_floats(driven, &shared.driven[where.token][where.wide]);
-#pragma unroll
-  for (int i = 0; i < kWide; i += 4) {
-    shared.open[chunk & 1][i / 4][where.lane] = make_float4(open[i], open[i + 1], open[i + 2], open[i + 3]);
-  }
-  store_floats(dsum, &shared.dsum[where.token][where.wide]);
-  store_keys(lines.get(kKeys, chunk), where, shared.keys);
 }
+
+// What the walk needs of a chunk's channels, and dz, which needs nothing of the walk.
+template <class T, int kBuffers>
+struct Prepared {
+  using OfWarp = typename BackwardShared<T, kBuffers>::OfWarp;
+  float dt[kWide], driven[kWide], dsum[kWide], dz[kWide];
+  Vector<T, kHalf> keys;
+
+  __device__ __forceinline__ void make(const BackwardLines<T, kBuffers>& lines, int chunk, const OfWarp& shared,
+                                       const Where& where, float (&dskip)[kWide]) {
+    const auto x = lines.get(kX, chunk), raw = lines.get(kRaw, chunk), z = lines.get(kZ, chunk),
+               dy = lines.get(kDy, chunk), output = lines.get(kOutput, chunk);
+    keys = lines.get(kKeys, chunk);
+    float bias[kWide];
+    load_floats(&shared.bias[where.wide], bias);
+    if constexpr (sizeof(T) == 2) {
+      short_steps_of(raw, bias, lines.there(chunk), dt);
+    } else {
+      steps_of(raw, bias, lines.there(chunk), dt);
+    }
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) {
+      driven[i] = dt[i] * x[i];
+      const float open = ops::cuda::sigmoid(z[i]), gate = z[i] * open;
+      dsum[i] = dy[i] * gate;
+      dz[i] = dy[i] * output[i] * fmaf(gate, 1.0f - open, open);
+      dskip[i] = fmaf(dsum[i], x[i], dskip[i]);
+    }
+  }
+  __device__ __forceinline__ void store(const BackwardLines<T, kBuffers>& lines, int chunk, bool wanted, OfWarp& shared,
+                                        const Where& where) const {
+    const int parity = chunk & 1, room = OfWarp::room_of(chunk);
+    lines.store(kDz, dz, chunk, wanted, &shared.dt[parity][where.token][where.wide]);
+    store_floats(dt, &shared.dt[parity][where.token][where.wide]);
+    store_floats(driven, &shared.driven[room][where.token][where.wide]);
+    store_floats(dsum, &shared.dsum[parity][where.token][where.wide]);
+    store_keys(keys, where, shared.keys[room]);
+  }
+};
 
 // The sums of one kind of eight channels of a lane's token.
 template <int kKind>
 __device__ __forceinline__ void total_of_wide(const LaneSums& sums, const Where& where, float (&total)[kWide]) {
 #pragma unroll
   for (int i = 0; i < kWide; i += 4) {
-    const unsigned from = LaneSums::own_place(static_cast<unsigned>(where.wide + i) / 2 + kKind);
-    const float4 low = sums.of_lane[from], high = sums.of_lane[from + kWarp / 2];
+    const unsigned from = LaneSums::own_place(static_cast<unsigned>(where.wide + i) / 2);  // of the first kind
+    const float4 low = sums.of_lane[from + kKind], high = sums.of_lane[from + kKind + kWarp / 2];
     total[i] = low.x + high.x;
     total[i + 1] = low.y + high.y;
     total[i + 2] = low.z + high.z;
@@ -268,53 +294,50 @@ __device__ __forceinline__ void total_of_wide(const LaneSums& sums, const Where&
 
 // The slope of dt = softplus(biased): sigmoid(biased), which is 1 - e^-dt. That is 1e-7 off, 2^-9 of it where dt is
 // below 6e-5: enough for bf16.
-template <class T>
-__device__ __forceinline__ float slope_of_step(float biased, float dt) {
-  return sizeof(T) == 2 ? 1.0f - ops::cuda::power_of_two(-kLog2E * dt) : ops::cuda::sigmoid(biased);
-}
+__device__ __forceinline__ float slope_of_step(float dt) { return 1.0f - ops::cuda::power_of_two(-kLog2E * dt); }
 
-// The gradients of a chunk's channels, from what the walk has left.
+// The gradients of a chunk's x and raw, from what the walk has left.
 template <class T, int kBuffers>
 __device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, int chunk,
                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
-                                       float (&to)[kOutputs][kWide]) {
-  const auto x = lines.template get<true>(kX, chunk), raw = lines.template get<true>(kRaw, chunk),
-             z = lines.template get<true>(kZ, chunk), dy = lines.template get<true>(kDy, chunk),
-             output = lines.template get<true>(kOutput, chunk);
-  float dt[kWide], open[kWide], skip[kWide], bias[kWide], to_driven[kWide], to_dt[kWide];
-#pragma unroll
-  for (int i = 0; i < kWide; i += 4) {
-    const float4 four = shared.open[chunk & 1][i / 4][where.lane];
-    open[i] = four.x;
-    open[i + 1] = four.y;
-    open[i + 2] = four.z;
-    open[i + 3] = four.w;
-  }
+                                       float (&to_x)[kWide], float (&to_raw)[kWide]) {
+  const auto x = lines.template get<true>(kX, chunk);
+  float dt[kWide], dsum[kWide], skip[kWide], to_driven[kWide], to_dt[kWide], slope[kWide];
   load_floats(&shared.dt[chunk & 1][where.token][where.wide], dt);
+  load_floats(&shared.dsum[chunk & 1][where.token][where.wide], dsum);
   load_floats(&shared.skip[where.wide], skip);
-  load_floats(&shared.bias[where.wide], bias);
+  if constexpr (sizeof(T) == 2) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) slope[i] = slope_of_step(dt[i]);
+  } else {
+    const auto raw = lines.template get<true>(kRaw, chunk);
+    float bias[kWide];
+    load_floats(&shared.bias[where.wide], bias);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) slope[i] = ops::cuda::sigmoid(raw[i] + bias[i]);
+  }
   total_of_wide<0>(shared.sums[where.token], where, to_driven);
   total_of_wide<1>(shared.sums[where.token], where, to_dt);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    const float dsum = dy[i] * z[i] * open[i];
-    to[kDx][i] = fmaf(to_driven[i], dt[i], skip[i] * dsum);
-    to[kDraw][i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * slope_of_step<T>(raw[i] + bias[i], dt[i]);
-    to[kDz][i] = dy[i] * output[i] * ops::cuda::silu_slope(z[i], open[i]);
+    to_x[i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
+    to_raw[i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * slope[i];
   }
 }
 
-// Two of db and dc of the block's channels, from what its warps have left: where key_sums_of() says.
-__device__ __forceinline__ float2 total_of_keys(const KeySums (&keys)[kWarps][kChunk][2], unsigned from) {
-  float2 total = make_float2(0.0f, 0.0f);
+// Four of db and dc of the block's channels, from what its warps have left: where key_sums_of() says.
+__device__ __forceinline__ float4 total_of_keys(const KeySums (&keys)[kWarps][kChunk][2], unsigned from) {
+  float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) {
 #pragma unroll
     for (unsigned part = 0; part < kParts; ++part) {
       const auto* const first = reinterpret_cast<const unsigned char*>(&keys[warp][0][0]);
-      const float2 more = *reinterpret_cast<const float2*>(first + (from ^ part * kPartBytes));
+      const float4 more = *reinterpret_cast<const float4*>(first + (from ^ part * kPartBytes));
       total.x += more.x;
       total.y += more.y;
+      total.z += more.z;
+      total.w += more.w;
     }
   }
   return total;
@@ -324,7 +347,7 @@ __device__ __forceinline__ float2 total_of_keys(const KeySums (&keys)[kWarps][kC
 __device__ __forceinline__ unsigned key_sums_of(unsigned item) {
   const unsigned row = item / kStates, state = item % kStates, quarter = state / 4 % 2;
   return row * sizeof(KeySums) + quarter * (kParts * kPartBytes) + (2 * (row % 2) + quarter) * kPartBytes +
-         state / 8 * 16 + state / 2 % 2 * 8;
+         state / 8 * 16;
 }
 
 __device__ __forceinline__ float4 four_of(const float (&x)[4]) { return make_float4(x[0], x[1], x[2], x[3]); }
@@ -389,6 +412,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(16) unsigned char memory[];
   using Shared = BackwardShared<T, kBuffers>;
+  constexpr bool kAhead = kBuffers == 2;  // what the next chunk needs is made beside the first walk of this one
   // Reading inputs when they are needed takes too many registers for it.
   constexpr bool kInOnePiece = kBuffers > 0;
   constexpr int kTokensAtOnce = kInOnePiece ? kGroup : 1;
@@ -405,12 +429,22 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   }
   load_parameter(call, where, call.dt_bias, shared.bias);
   load_parameter(call, where, call.skip, shared.skip);
+  if constexpr (sizeof(T) == 2) shared.bias[where.lane] *= kLog2E;  // short_steps_of()
+  shared.skips.store(where.lane, dskip);
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
   BackwardLines<T, kBuffers> lines(call, gradients, where, place, shared);
   __syncwarp();
   if (chunks.end > chunks.begin) {
-    lines.ask(chunks.end - 1);
-    lines.ask_states(chunks.end - 1);
+    lines.ask(chunks.end - 1, true, chunks.end - 1);
+    if constexpr (kAhead) {
+      ptx::copy_async_wait<0>();
+      Prepared<T, kBuffers> last;
+      last.make(lines, chunks.end - 1, shared, where, dskip);
+      last.store(lines, chunks.end - 1, true, shared, where);
+      shared.skips.store(where.lane, dskip);
+      lines.ask(chunks.end - 2, chunks.end - 1 > chunks.begin, chunks.end - 1);
+    }
+    lines.ask_states(chunks.end - 1, true);
   }
   const SumOfLanes sum(where.lane);
   const unsigned own_sums = LaneSums::own_place(static_cast<unsigned>(where.lane));
@@ -418,41 +452,44 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   const int factors = kExact ? square.channel : factors_of(where.lane);
   if (where.lane < kChunk) {
 #pragma unroll
-    for (int i = kWarp; i < kRow; ++i) shared.driven[where.lane][i] = shared.dsum[where.lane][i] = 0.0f;
+    for (int i = kWarp; i < kRow; ++i) {
+      for (auto& driven : shared.driven) driven[where.lane][i] = 0.0f;
+      for (auto& dsum : shared.dsum) dsum[where.lane][i] = 0.0f;
+    }
   }
   // What is left to do of a chunk behind its walk.
-  const auto store = [&](int chunk, const float(&to)[kOutputs][kWide]) {
-    if (lines.there(chunk)) lines.store(to, chunk, &shared.dt[chunk & 1][where.token][where.wide]);
+  const auto store = [&](int chunk, bool wanted, const float(&to_x)[kWide], const float(&to_raw)[kWide]) {
+    float* const room = &shared.dt[chunk & 1][where.token][where.wide];
+    lines.store(kDx, to_x, chunk, wanted, room);
+    lines.store(kDraw, to_raw, chunk, wanted, room);
   };
-  const unsigned item = threadIdx.x * 2;
+  const unsigned item = threadIdx.x % (kThreads / 2) * 4;
   // By way of an exchange with itself, or the compiler computes it again for every chunk.
   const unsigned own_item = __shfl_sync(kAll, key_sums_of(item), where.lane);
   const auto store_keys_of_block = [&](int chunk) {
     block.written.wait((chunks.end - 1 - chunk) & 1);
-    const float2 total = total_of_keys(block.keys[chunk & 1], own_item);
+    if (where.warp / 2 != (chunk & 1)) return;  // the others' turn
+    const float4 total = total_of_keys(block.keys[chunk & 1], own_item);
     const int t = chunk * kChunk + static_cast<int>(item / (2 * kStates));
     if (t < place.length) {
       float* at = gradients.partial + (where.tile * gradients.rows + row + t) * (2 * kStates) + item % (2 * kStates);
-      *reinterpret_cast<float2*>(at) = total;
+      *reinterpret_cast<float4*>(at) = total;
     }
   };
   if (threadIdx.x == 0) block.written.init(kWarps);
   __syncthreads();
 
   for (int chunk = chunks.end - 1; chunk >= chunks.begin; --chunk) {
-    ptx::copy_async_wait<1>();
-    __syncwarp();
-    if constexpr (kBuffers == 0) {
-#pragma unroll
-      for (int i = 0; i < kWide; ++i) dskip[i] = chunk + 1 < chunks.end ? shared.dskip[i][where.lane] : 0.0f;
-    }
-    prepare(lines, chunk, shared, where, dskip);
-    if constexpr (kBuffers == 0) {
-#pragma unroll
-      for (int i = 0; i < kWide; ++i) shared.dskip[i][where.lane] = dskip[i];
-    }
     ptx::copy_async_wait<0>();
     __syncwarp();
+    if constexpr (!kAhead) {
+      shared.skips.load(where.lane, dskip);
+      Prepared<T, kBuffers> now;
+      now.make(lines, chunk, shared, where, dskip);
+      now.store(lines, chunk, true, shared, where);
+      shared.skips.store(where.lane, dskip);
+      __syncwarp();
+    }
     KeySums(*keys)[2] = block.keys[chunk & 1][where.warp];
     const auto store_key = [&](int t, int which, const KeyOfPart<kExact>& of) {
       float4(&part)[2] = keys[t][which].of_part[where.lane / 16][where.lane / 4 % kParts];
@@ -463,11 +500,17 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
         part[1] = four_of(of.sums[1]);
       }
     };
-    // Two things in one piece, without stores, so that they fill each other's gaps: the states before the chunk's
-    // second half, and what is left to do of the chunk behind (in the first turn of nothing).
-    float to[kOutputs][kWide];
-    finish(lines, chunk + 1, shared, where, to);
-    if (!kInOnePiece && chunk + 1 < chunks.end) store(chunk + 1, to);
+    // In one piece, without stores or branches, so that they fill each other's gaps: the states before the chunk's
+    // second half, what is left to do of the chunk behind (in the first turn of nothing), and what the one before needs
+    // (in the last turn of zeros).
+    float to_x[kWide], to_raw[kWide];
+    finish(lines, chunk + 1, shared, where, to_x, to_raw);
+    if constexpr (!kInOnePiece) store(chunk + 1, chunk + 1 < chunks.end, to_x, to_raw);
+    Prepared<T, kBuffers> before;
+    if constexpr (kAhead) {
+      shared.skips.load(where.lane, dskip);
+      before.make(lines, chunk - 1, shared, where, dskip);
+    }
     float h[kQuad][kQuad];
     lines.states(chunk, h);
 #pragma unroll kTokensAtOnce
@@ -476,12 +519,15 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       token.load(shared, square, chunk & 1, t);
       advance(rates, token.dt, token.driven, token.b, h);
     }
-    if (kInOnePiece && chunk + 1 < chunks.end) store(chunk + 1, to);
-    __syncwarp();  // sums may come into their place
-    if (chunk > chunks.begin) {
-      lines.ask(chunk - 1);
-      lines.bring_states(chunk - 1);
+    if constexpr (kInOnePiece) store(chunk + 1, chunk + 1 < chunks.end, to_x, to_raw);
+    if constexpr (kAhead) {
+      before.store(lines, chunk - 1, chunk > chunks.begin, shared, where);
+      shared.skips.store(where.lane, dskip);
     }
+    __syncwarp();  // sums may come into their place
+    const int next = kAhead ? chunk - 2 : chunk - 1;
+    lines.ask(next, next >= chunks.begin, chunk);
+    if (chunk > chunks.begin) lines.bring_states(chunk - 1);
     // Of the block's sums, too: other warps write theirs of the chunk behind all the while.
     if (chunk + 1 < chunks.end) store_keys_of_block(chunk + 1);
       // A loop: in one piece the two miss instructions more than it saves.
@@ -498,13 +544,15 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
         const int t = first_of_group + i;
         const TokenAhead token = next_ahead;
         float dsum[kQuad];
-        load_floats(&shared.dsum[t][factors], dsum);
+        load_floats(&shared.dsum[chunk & 1][t][factors], dsum);
         if (i + 1 < kGroup) {
           next_ahead.load(shared, square, chunk & 1, t + 1);
         } else {
           next_back.load(shared, square, factors, chunk & 1, t, token, dsum);
         }
         ahead(token, rates, h, passed[i]);
+        // As soon as the chunk's have been loaded for the second time.
+        if (i == 0) lines.ask_states(chunk - 1, first_of_group == 0 && chunk > chunks.begin);
         store_key(t, 1, KeyOfPart<kExact>(h, dsum, sum));
       }
 #pragma unroll
@@ -520,18 +568,18 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     }
     __syncwarp();
     if (where.lane == 0) block.written.arrive();
-    if (chunk > chunks.begin) lines.ask_states(chunk - 1);
   }
   if (chunks.end > chunks.begin) {
-    float to[kOutputs][kWide];
-    finish(lines, chunks.begin, shared, where, to);
-    store(chunks.begin, to);
+    ptx::copy_async_wait<0>();
+    float to_x[kWide], to_raw[kWide];
+    finish(lines, chunks.begin, shared, where, to_x, to_raw);
+    store(chunks.begin, true, to_x, to_raw);
     store_keys_of_block(chunks.begin);
   }
   const std::int64_t slot = where.sequence * call.segments + where.segment;
+  shared.skips.load(where.lane, dskip);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    if constexpr (kBuffers == 0) dskip[i] = chunks.end > chunks.begin ? shared.dskip[i][where.lane] : 0.0f;
     for (int distance = 4; distance < kWarp; distance *= 2) dskip[i] += __shfl_xor_sync(kAll, dskip[i], distance);
     const int channel = where.first + where.wide + i;
     if (where.token == 0 && channel < call.channels) gradients.dskip[slot * call.channels + channel] = dskip[i];
@@ -544,18 +592,43 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
 }
 
-// db and dc of a token and state: the blocks' sums, one after the other.
+// What is left to add up behind it.
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_kernel(const float* partial, std::int64_t tiles, std::int64_t rows,
-                                                       std::int64_t length, int states, Lines<T> db, Lines<T> dc) {
+struct BackwardSums {
+  const float* partial;  // of Gradients, as the next two
+  const float *da_log, *dskip;
+  std::int64_t tiles, rows, length, pieces;  // length: of a line; pieces: of sequences
+  int channels, states;
+  Lines<T> db, dc;
+  float *da_log_sum, *dskip_sum;  // [E,K], [E]: added to what is there
+
+  __host__ __device__ std::int64_t keys() const { return rows * 2 * kStates; }
+  __host__ __device__ std::int64_t rates() const { return std::int64_t{channels} * states; }
+  std::int64_t threads() const { return keys() + rates() + channels; }
+};
+
+// db and dc of a token and state: the blocks' sums, one after the other. da_log and dskip: those of pieces.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_kernel(BackwardSums<T> sums) {
   flashgla::cuda::wait_for_previous();
-  const std::int64_t item = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, row = item / (2 * kStates);
-  const int which = static_cast<int>(item / kStates % 2), state = state_at<T>(static_cast<int>(item % kStates));
-  if (row >= rows || state >= states) return;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, item = thread - sums.keys();
   float total = 0.0f;
+  if (item < 0) {
+    const std::int64_t row = thread / (2 * kStates);
+    const int which = static_cast<int>(thread / kStates % 2), state = state_at<T>(static_cast<int>(thread % kStates));
+    if (state >= sums.states) return;
 #pragma unroll 8
-  for (std::int64_t tile = 0; tile < tiles; ++tile) total += partial[tile * rows * 2 * kStates + item];
-  *(which == 0 ? db : dc).at(row / length, row % length, state) = flashgla::cuda::from_float<T>(total);
+    for (std::int64_t tile = 0; tile < sums.tiles; ++tile) total += sums.partial[tile * sums.keys() + thread];
+    const Lines<T>& to = which == 0 ? sums.db : sums.dc;
+    *to.at(row / sums.length, row % sums.length, state) = flashgla::cuda::from_float<T>(total);
+  } else if (item < sums.rates()) {
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.da_log[i * sums.rates() + item];
+    sums.da_log_sum[item] += total;
+  } else if (item < sums.rates() + sums.channels) {
+    const std::int64_t channel = item - sums.rates();
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.dskip[i * sums.channels + channel];
+    sums.dskip_sum[channel] += total;
+  }
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

@@ -53,16 +53,42 @@ enum Input { kX, kRaw, kZ, kDy, kOutput, kKeys, kInputs };
 // What it writes.
 enum Output { kDx, kDraw, kDz, kOutputs };
 
-// Room for what is asked for a chunk ahead, for each lane.
+// Room for what is asked for ahead, for each lane. kBuffers: of BackwardShared.
 template <class T, int kBuffers>
 struct AheadRoom {
-  uint4 ahead[kBuffers][kInputs][Vector<T, kWide>::kBytes / 16][kWarp];
+  static constexpr int kAgain = kInputs;  // x of the chunk behind, once more
+  uint4 ahead[kBuffers == 2 ? kInputs + 1 : kInputs][Vector<T, kWide>::kBytes / 16][kWarp];
   float4 states[kQuad][kWarp];  // before the chunk
 };
-// In the form without it, dskip's sums of each lane lie here: registers are short.
 template <class T>
-struct AheadRoom<T, 0> {
-  float dskip[kWide][kWarp];
+struct AheadRoom<T, 0> {};
+
+// Room for dskip's sums of each lane's channels: registers are short. With one buffer (f32) there is none left.
+template <int kBuffers>
+struct SkipRoom {
+  float4 dskip[2][kWarp];
+
+  __device__ __forceinline__ void load(int lane, float (&sums)[kWide]) const {
+#pragma unroll
+    for (int i = 0; i < kWide; i += 4) {
+      const float4 four = dskip[i / 4][lane];
+      sums[i] = four.x;
+      sums[i + 1] = four.y;
+      sums[i + 2] = four.z;
+      sums[i + 3] = four.w;
+    }
+  }
+  __device__ __forceinline__ void store(int lane, const float (&sums)[kWide]) {
+#pragma unroll
+    for (int i = 0; i < kWide; i += 4) {
+      dskip[i / 4][lane] = make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
+    }
+  }
+};
+template <>
+struct SkipRoom<1> {
+  __device__ __forceinline__ void load(int, float (&)[kWide]) const {}
+  __device__ __forceinline__ void store(int, const float (&)[kWide]) {}
 };
 
 // An mbarrier in shared memory, with what capability 8.0 has of it: arriving and waiting are two things, so that warps
@@ -90,29 +116,34 @@ class Turns {
   std::uint64_t word_;
 };
 
-// kBuffers: chunks that inputs in shared memory are of. Two: a chunk's wait there for its last part. One: that part
-// reads them again. None: they are read when they are needed. With buffers, rows are read and written 16 bytes at a
-// time and have 16 states: whatever else there is takes none.
+// kBuffers: chunks that there is room for of what a walk needs. Two: the next chunk's is made beside the first walk of
+// this one. One: each before its own. None: nor for inputs, which are read when they are needed. With buffers, rows are
+// read and written 16 bytes at a time and have 16 states: whatever else there is takes none.
 template <class T, int kBuffers>
 struct BackwardShared {
+  static constexpr int kRooms = kBuffers == 2 ? 2 : 1;
   struct OfWarp : AheadRoom<T, kBuffers> {
     static constexpr bool kExact = is_exact<T>();
     LaneSums sums[kChunk];
-    float keys[kChunk][2][kStates];
-    float dt[2][kChunk][kRow];   // of this chunk and the one behind
-    float4 open[2][2][kWarp];    // sigmoid(z), of each lane's channels outside the scan
-    float driven[kChunk][kRow];  // dt x
-    float dsum[kChunk][kRow];    // dy silu(z)
+    float keys[kRooms][kChunk][2][kStates];
+    float driven[kRooms][kChunk][kRow];  // dt x
+    float dt[2][kChunk][kRow];           // also of the chunk behind
+    float dsum[2][kChunk][kRow];         // dy silu(z), likewise
     float bias[kWarp], skip[kWarp];
     const char* rows[kInputs + kOutputs][4];  // where the sequence's first token is, for lanes by l % 4
     const float4* kept;                       // where the states before its first chunk are
+    SkipRoom<kBuffers> skips;
+
+    static __device__ __forceinline__ int room_of(int chunk) { return chunk & (kRooms - 1); }
   } warps[kWarps];
   KeySums keys[2][kWarps][kChunk][2];  // db and dc of this chunk and the one behind
   Turns written;                       // the warps have written theirs of a chunk
 };
 
-// The least that a block may use, of capabilities 8.6, 8.9 and 12.0.
+// The least that a block may use, of capabilities 8.6, 8.9 and 12.0; and half of a multiprocessor's 228 KiB of
+// capability 9.0, of which each block takes one more.
 static_assert(sizeof(BackwardShared<float, 0>) <= 99 * 1024);
+static_assert(sizeof(BackwardShared<float, 1>) <= 113 * 1024 && sizeof(BackwardShared<__nv_bfloat16, 2>) <= 113 * 1024);
 
 // What a lane reads and writes of chunks: eight channels of its token and its part of b and c.
 template <class T, int kBuffers>
@@ -153,22 +184,19 @@ class BackwardLines {
   // Whether a chunk has the lane's token, and a block its channels.
   __device__ __forceinline__ bool there(int chunk) const { return chunk * kChunk < length_; }
 
-  // Asks for a chunk's.
-  __device__ __forceinline__ void ask(int chunk) {
+  // Asks for a chunk's where it is `wanted` (zeros where not), and with two buffers for x of the one that `again` says.
+  __device__ __forceinline__ void ask(int chunk, bool wanted, int again) {
     if constexpr (kBuffers > 0) {
-      auto& to = shared_.ahead[chunk & (kBuffers - 1)];
       // All addresses first: a copy behind a load of shared memory waits for it, and takes three instructions more.
-      const T* rows[kInputs];
+      const T* rows[kInputs + 1];
 #pragma unroll
       for (int which = 0; which < kInputs; ++which) rows[which] = from(which, chunk);
+      if constexpr (kBuffers == 2) rows[kInputs] = from(kX, again);
 #pragma unroll
       for (int which = 0; which < kInputs; ++which) {
-        const int bytes = chunk * kChunk < (which == kKeys ? tokens_ : length_) ? 16 : 0;
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          ptx::copy_async_16(ptx::shared_address(&to[which][i][lane_]), rows[which] + i * (kWide / kVectors), bytes);
-        }
+        copy(rows[which], which, wanted && chunk * kChunk < (which == kKeys ? tokens_ : length_));
       }
+      if constexpr (kBuffers == 2) copy(rows[kInputs], OfWarp::kAgain, there(again));
       ptx::copy_async_commit();
     }
   }
@@ -176,13 +204,17 @@ class BackwardLines {
   // Brings the warp's states before a chunk near, 64 bytes a lane.
   __device__ __forceinline__ void bring_states(int chunk) const { ptx::prefetch_l2(kept(chunk) + 4 * lane_); }
 
-  // Asks for the lane's states before a chunk.
-  __device__ __forceinline__ void ask_states(int chunk) {
+  // Asks for the lane's states before a chunk, where they are `wanted`.
+  __device__ __forceinline__ void ask_states(int chunk, bool wanted) {
     if constexpr (kBuffers > 0) {
       const float4* const own = kept(chunk) + lane_;
 #pragma unroll
       for (int i = 0; i < kQuad; ++i) {
-        ptx::copy_async_16(ptx::shared_address(&shared_.states[i][lane_]), own + i * kWarp);  // place_of_piece
+        // Without a branch, which would cut the piece of code around it in two.
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(
+                         ptx::shared_address(&shared_.states[i][lane_])),
+                     "l"(own + i * kWarp), "r"(static_cast<int>(wanted))
+                     : "memory");  // place_of_piece
       }
       ptx::copy_async_commit();
     }
@@ -205,7 +237,7 @@ class BackwardLines {
     }
   }
 
-  // What has been asked for; kAgain: while the next chunk's is there, too.
+  // What has been asked for; kAgain: once more, when the next chunk's has taken its place.
   template <bool kAgain = false>
   __device__ __forceinline__ Wide get(int which, int chunk) const {
     if constexpr (kBuffers == 0) {
@@ -214,10 +246,11 @@ class BackwardLines {
     } else if constexpr (kAgain && kBuffers == 1) {
       return there(chunk) ? Wide::load(from(which, chunk)) : Wide::zero();
     } else {
+      if constexpr (kAgain) which = OfWarp::kAgain;
       Wide result;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
-        const uint4 four = shared_.ahead[chunk & (kBuffers - 1)][which][i][lane_];
+        const uint4 four = shared_.ahead[which][i][lane_];
         result.words[4 * i] = four.x;
         result.words[4 * i + 1] = four.y;
         result.words[4 * i + 2] = four.z;
@@ -227,16 +260,26 @@ class BackwardLines {
     }
   }
 
-  // room: floats that this lane alone may use.
-  __device__ __forceinline__ void store(const float (&values)[kOutputs][kWide], int chunk, float* room) const {
-    if (kBuffers > 0 || vectors_) {
+  // Of a chunk, where it is `wanted` and has the lane's token. room: floats that this lane alone may use.
+  __device__ __forceinline__ void store(int which, const float (&values)[kWide], int chunk, bool wanted,
+                                        float* room) const {
+    wanted = wanted && there(chunk);
+    if constexpr (kBuffers > 0) {
+      const Wide wide = Wide::of(values);
+      const std::size_t at = __cvta_generic_to_global(to(which, chunk));
 #pragma unroll
-      for (int which = 0; which < kOutputs; ++which) Wide::of(values[which]).store(to(which, chunk));
-      return;
-    }
-#pragma unroll
-    for (int which = 0; which < kOutputs; ++which) {
-      store_floats(values[which], room);
+      for (int i = 0; i < kVectors; ++i) {
+        // Without a branch, as above.
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(
+                         at + 16 * i),
+                     "r"(wide.words[4 * i]), "r"(wide.words[4 * i + 1]), "r"(wide.words[4 * i + 2]),
+                     "r"(wide.words[4 * i + 3]), "r"(static_cast<int>(wanted))
+                     : "memory");
+      }
+    } else if (wanted && vectors_) {
+      Wide::of(values).store(to(which, chunk));
+    } else if (wanted) {
+      store_floats(values, room);
 #pragma unroll 1
       for (int i = 0; i < count_ && i < kWide; ++i) to(which, chunk)[i] = flashgla::cuda::from_float<T>(room[i]);
     }
@@ -245,21 +288,30 @@ class BackwardLines {
  private:
   static constexpr int kVectors = Wide::kBytes / 16;
 
+  // 16 bytes a vector into the lane's room; zeros where they are not `wanted`.
+  __device__ __forceinline__ void copy(const T* row, int room, bool wanted) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      ptx::copy_async_16(ptx::shared_address(&shared_.ahead[room][i][lane_]), row + i * (kWide / kVectors),
+                         wanted ? 16 : 0);
+    }
+  }
   static __device__ __forceinline__ int bytes(std::int64_t stride) { return static_cast<int>(stride * sizeof(T)); }
+  // One instruction, which the compiler does not take apart to carry parts of it along.
+  template <class P>
+  static __device__ __forceinline__ const P* forward_by(const P* from, int steps, int bytes) {
+    std::int64_t offset;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(offset) : "r"(steps), "r"(bytes));
+    return reinterpret_cast<const P*>(reinterpret_cast<const char*>(from) + offset);
+  }
   __device__ __forceinline__ const float4* kept(int chunk) const {
-    // One instruction, which the compiler does not take apart to carry parts of it along.
-    const float4* at;
-    asm("mad.wide.s32 %0, %1, %2, %3;"
-        : "=l"(at)
-        : "r"(chunk), "r"(static_cast<int>(call_.tiles * (kWarps * kSquare * sizeof(float4)))), "l"(shared_.kept));
-    return at;
+    return forward_by(shared_.kept, chunk, static_cast<int>(call_.tiles * (kWarps * kSquare * sizeof(float4))));
   }
   __device__ __forceinline__ int count_of(int which) const {
     return which == kKeys ? states_ : which == kOutput ? kWide : count_;
   }
-  // 32 bits times 32: one instruction.
   __device__ __forceinline__ const char* row(int which, int chunk, int stride) const {
-    return shared_.rows[which][lane_ % 4] + std::int64_t{chunk * kChunk + lane_ / 4} * stride;
+    return forward_by(shared_.rows[which][lane_ % 4], chunk * kChunk + lane_ / 4, stride);
   }
   __device__ __forceinline__ const T* from(int which, int chunk) const {
     const int stride = which == kX      ? bytes(call_.x.token_stride)

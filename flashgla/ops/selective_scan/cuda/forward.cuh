@@ -1,8 +1,9 @@
 // Forward: one pass over the tokens, the states before every chunk kept where backward wants them. A chunk's inputs are
-// asked for while the one before is walked through. A warp needs no other. Where sequences are cut into segments, a
-// pass before that finds what each but the last carries on.
+// asked for while the one before is walked through, and brought near a chunk earlier. A warp needs no other. Where
+// sequences are cut into segments, a pass before that finds what each but the last carries on.
 #pragma once
 
+#include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/selective_scan/cuda/scan.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
@@ -13,8 +14,7 @@ constexpr int kPair = 2;  // channels of a lane in the scan, each with kHalf sta
 struct ForwardShared {
   struct Walk {
     float keys[kChunk][2][kStates];
-    float dt[kChunk][kRow];
-    float driven[kChunk][kRow];  // dt x
+    float4 steps[kChunk][kWarp / kPair + 1];  // of a lane's pair of channels dt, then dt x
   } walks[2];
   float sums[kChunk][kRow];  // over the states, of c h
   float bias[kWarp], skip[kWarp];
@@ -40,17 +40,18 @@ __device__ __forceinline__ float output_of_own_channel(const float (&c)[kHalf], 
 }
 
 // What a lane reads of a chunk: eight channels of its token and its part of b and c. Read chunk after chunk, so that
-// addresses are carried along.
-template <class T>
+// addresses are carried along. kWhole: rows are read 16 bytes at a time, have 16 states and whole warps of channels.
+template <class T, bool kWhole>
 class ForwardInputs {
  public:
   struct Own {
-    Vector<T, kWide> x, raw, z;
-    Vector<T, kHalf> keys;
+    Vector<T, kWide> x = Vector<T, kWide>::zero(), raw = Vector<T, kWide>::zero(), z = Vector<T, kWide>::zero();
+    Vector<T, kHalf> keys = Vector<T, kHalf>::zero();
   };
 
   __device__ __forceinline__ ForwardInputs(const Call<T>& call, const Where& where, const Place& place, int chunk)
-      : call_(call), left_(place.length - chunk * kChunk - where.token) {
+      : call_(call) {
+    left_ = !kWhole || where.first < call.channels ? place.length - chunk * kChunk - where.token : 0;
     const std::int64_t t = place.begin + chunk * kChunk + where.token;
     const int channel = where.first + where.wide, state = where.lane % 2 * kHalf;
     count_ = call.channels - channel;
@@ -63,30 +64,40 @@ class ForwardInputs {
     states_ = call.states - state;
   }
 
-  // Of the next chunk; zeros behind the sequence's end.
-  __device__ __forceinline__ Own next() {
-    Own own{Vector<T, kWide>::zero(), Vector<T, kWide>::zero(), Vector<T, kWide>::zero(), Vector<T, kHalf>::zero()};
-    if (left_ > 0) {
-      if (call_.vectors && count_ >= kWide) {
-        own.x = Vector<T, kWide>::load(x_);
-        own.raw = Vector<T, kWide>::load(raw_);
-        own.z = Vector<T, kWide>::load(z_);
-      } else {
-        own.x = load_eight<T>(x_, count_, false);
-        own.raw = load_eight<T>(raw_, count_, false);
-        own.z = load_eight<T>(z_, count_, false);
-      }
-      own.keys = load_eight<T>(keys_, states_, call_.key_vectors);
-    }
+  // The next chunk's; behind the sequence's end the numbers that are there already.
+  __device__ __forceinline__ void next(Own& own) {
+    read(x_, count_, call_.vectors, own.x);
+    read(raw_, count_, call_.vectors, own.raw);
+    read(z_, count_, call_.vectors, own.z);
+    read(keys_, states_, call_.key_vectors, own.keys);
     left_ -= kChunk;
     x_ += kChunk * call_.x.token_stride;
     raw_ += kChunk * call_.raw.token_stride;
     z_ += kChunk * call_.z.token_stride;
     keys_ += keys_step_;
-    return own;
+    if (kWhole && left_ > 0) {
+      ptx::prefetch_l2(x_);
+      ptx::prefetch_l2(raw_);
+      ptx::prefetch_l2(z_);
+      ptx::prefetch_l2(keys_);
+    }
   }
 
  private:
+  __device__ __forceinline__ void read(const T* from, int count, bool vector, Vector<T, kWide>& to) const {
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int i = 0; i < Vector<T, kWide>::kWords; i += 4) {
+        // Without a branch, which would cut the loop's body into pieces.
+        asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %5, 0;\n@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(to.words[i]), "+r"(to.words[i + 1]), "+r"(to.words[i + 2]), "+r"(to.words[i + 3])
+                     : "l"(__cvta_generic_to_global(from) + 4 * i), "r"(left_));
+      }
+    } else if (left_ > 0) {
+      to = load_eight<T>(from, count, vector);
+    }
+  }
+
   const Call<T>& call_;
   int left_, count_, states_;  // tokens from this one on; channels and states from the lane's first
   const T *x_, *raw_, *z_, *keys_;
@@ -98,7 +109,7 @@ class ForwardInputs {
 // The walk keeps the special function units busy, so what the channels need of the next chunk is computed between its
 // tokens, one channel behind each.
 static_assert(kWide == kChunk);
-template <class T, bool kCarry>
+template <class T, bool kCarry, bool kWhole>
 __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Lines<T> y, float* ht) {
   flashgla::cuda::wait_for_previous();
   __shared__ __align__(16) ForwardShared of_warps[kWarps];
@@ -120,7 +131,8 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   const int end = min(place.length, chunks.end * kChunk);
   float bias[kWide], dt[kWide], driven[kWide], gate[kWide];
   load_floats(&shared.bias[where.wide], bias);
-  using Own = typename ForwardInputs<T>::Own;
+  using Inputs = ForwardInputs<T, kWhole>;
+  using Own = typename Inputs::Own;
   // What the walk of a chunk and its outputs need of channel i.
   const auto prepare = [&](const Own& own, int chunk, int i) {
     dt[i] = step_of(own.raw[i] + bias[i], chunk * kChunk + where.token < end);
@@ -130,17 +142,20 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   };
   const auto store = [&](const Own& own, int chunk) {
     ForwardShared::Walk& walk = shared.walks[chunk % 2];
-    store_floats(dt, &walk.dt[where.token][where.wide]);
-    store_floats(driven, &walk.driven[where.token][where.wide]);
+#pragma unroll
+    for (int i = 0; i < kWide; i += kPair) {
+      walk.steps[where.token][(where.wide + i) / kPair] = make_float4(dt[i], dt[i + 1], driven[i], driven[i + 1]);
+    }
     store_keys(own.keys, where, walk.keys);
   };
-  ForwardInputs<T> inputs(call, where, place, chunks.begin);
-  Own next = inputs.next();
+  Inputs inputs(call, where, place, chunks.begin);
+  Own next;
+  inputs.next(next);
 #pragma unroll
   for (int i = 0; i < kWide; ++i) prepare(next, chunks.begin, i);
   store(next, chunks.begin);
   Vector<T, kWide> x = next.x;
-  next = inputs.next();
+  inputs.next(next);
   __syncwarp();
   const int channel = where.first + where.wide, count = call.channels - channel;
   T* out = y.at(place.line, place.begin + chunks.begin * kChunk + where.token, channel);
@@ -153,14 +168,14 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
     if (keeps) store_square(h, kept, where.lane);
     kept += kept_step;
     const Own own = next;
-    next = inputs.next();
+    inputs.next(next);
     const ForwardShared::Walk& walk = shared.walks[chunk % 2];
     float sums[kChunk], gate_now[kWide];  // sums: stored behind all tokens: no load of the next waits for a store
 #pragma unroll
     for (int t = 0; t < kChunk; ++t) {
-      float step[kPair], by[kPair], b[kHalf], c[kHalf];
-      load_floats(&walk.dt[t][square.channel], step);
-      load_floats(&walk.driven[t][square.channel], by);
+      const float4 steps_of_pair = walk.steps[t][square.channel / kPair];
+      const float step[kPair] = {steps_of_pair.x, steps_of_pair.y}, by[kPair] = {steps_of_pair.z, steps_of_pair.w};
+      float b[kHalf], c[kHalf];
       load_floats(&walk.keys[t][0][square.state], b);
       advance(rates, step, by, b, h);
       gate_now[t] = gate[t];
@@ -186,7 +201,11 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
       if (keeps) Vector<T, kWide>::of(outputs).store(outputs_kept);
 #pragma unroll
       for (int i = 0; i < kWide; ++i) outputs[i] *= gate_now[i];
-      if (y.data != nullptr) store_eight(outputs, out, count, call.vectors);
+      if constexpr (kWhole) {
+        if (y.data != nullptr && count > 0) Vector<T, kWide>::of(outputs).store(out);
+      } else if (y.data != nullptr) {
+        store_eight(outputs, out, count, call.vectors);
+      }
     }
     out += kChunk * y.token_stride;
     outputs_kept += kChunk * call.tiles * kBlockChannels;

@@ -7,7 +7,6 @@
 
 #include "flashgla/base/cuda/ptx.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/selective_scan/cuda/backward.cuh"
 #include "flashgla/ops/selective_scan/cuda/forward.cuh"
 #include "flashgla/ops/selective_scan/implementations.h"
@@ -233,6 +232,12 @@ cuda::Call<T> call_of(const Inputs& in, const Sizes& sizes, const Parameters& pa
           cuda::aligned(Lines(in.b)) && cuda::aligned(Lines(in.c))};
 }
 
+// Whether rows are read 16 bytes at a time and have as many states as a kernel has room for.
+template <class T>
+bool is_whole(const cuda::Call<T>& call) {
+  return call.vectors && call.key_vectors && call.channels % cuda::kWide == 0 && call.states == cuda::kStates;
+}
+
 // Calls run(T()) with the kernels' type for the inputs'.
 template <class Run>
 void with_type(const Inputs& in, const Run& run) {
@@ -251,10 +256,14 @@ void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
     const cuda::Lines<T> y = out.y ? cuda::Lines<T>(out.y) : cuda::Lines<T>();
     auto* ht = static_cast<float*>(out.ht.data);
     const std::int64_t blocks = sizes.sequences * tiles_of(sizes);
-    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, true>, blocks * (carried.segments - 1),
-                            cuda::kThreads, 0, call, y, ht);
-    ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, false>, blocks * carried.segments,
-                            cuda::kThreads, 0, call, y, ht);
+    const auto walk = [&](auto whole) {
+      constexpr bool kWhole = decltype(whole)::value;
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, true, kWhole>,
+                              blocks * (carried.segments - 1), cuda::kThreads, 0, call, y, ht);
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::forward_kernel<T, false, kWhole>,
+                              blocks * carried.segments, cuda::kThreads, 0, call, y, ht);
+    };
+    is_whole(call) && call.channels % cuda::kWarp == 0 ? walk(std::true_type()) : walk(std::false_type());
   });
 }
 
@@ -318,22 +327,28 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       // f32 takes one: with two, a block less fits a multiprocessor.
       constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
       constexpr auto kRoom = static_cast<std::int64_t>(sizeof(cuda::BackwardShared<T, kMost>));
-      const bool whole =
-          call.vectors && call.key_vectors && sizes.channels % cuda::kWide == 0 && sizes.states == cuda::kStates;
-      if (whole && context.architecture().shared_memory >= kRoom) {
+      if (is_whole(call) && context.architecture().shared_memory >= kRoom) {
         walk(std::integral_constant<int, kMost>());
       } else {
         walk(std::integral_constant<int, 0>());
       }
-      const std::int64_t sums = sizes.rows * 2 * cuda::kStates;
+      const cuda::BackwardSums<T> sums{gradients.partial,
+                                       gradients.da_log,
+                                       gradients.dskip,
+                                       tiles,
+                                       sizes.rows,
+                                       sizes.length,
+                                       pieces,
+                                       call.channels,
+                                       call.states,
+                                       cuda::Lines<T>(to.db),
+                                       cuda::Lines<T>(to.dc),
+                                       static_cast<float*>(to.da_log.data),
+                                       static_cast<float*>(to.dskip.data)};
       ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
-                              (sums + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0,
-                              static_cast<const float*>(partial.data), tiles, sizes.rows, sizes.length,
-                              static_cast<int>(sizes.states), cuda::Lines<T>(to.db), cuda::Lines<T>(to.dc));
+                              (sums.threads() + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, sums);
     });
   }
-  elementwise::column_sum(context, da_log, to.da_log.reshape(Shape({to.da_log.numel()})), true);
-  elementwise::column_sum(context, dskip, to.dskip, true);
 }
 
 // Four elements of T at a multiple of four of each row may be read at once.
