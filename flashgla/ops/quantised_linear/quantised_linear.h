@@ -16,8 +16,9 @@
 // Results: with up to 16 rows of x, and with AVX-512 any number, each group of x becomes 16-bit integers with one f32
 // scale (the largest magnitude is 32639), products within a group are summed exactly, and groups are added in f32 in
 // the order of the columns. The same bits on every instruction set, for any number of threads, and whatever the other
-// rows are. Else more rows are multiplied in f32. On a GPU the weights become floats of x's dtype, f32 or bf16, in memory
-// or, beside few rows of bf16, in registers; decoding steps of few rows there have integers (ops/linear_step). Throws Error naming the argument.
+// rows are. Else more rows are multiplied in f32. On a GPU the weights become floats of x's dtype, f32 or bf16, in
+// memory or, beside few rows of bf16, in registers; decoding steps of few rows there have integers (ops/linear_step).
+// Throws Error naming the argument.
 #pragma once
 
 #include <array>

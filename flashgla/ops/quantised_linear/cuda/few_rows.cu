@@ -362,8 +362,8 @@ __global__ void __launch_bounds__(kThreads, 2) few_rows_kernel(const __grid_cons
 #endif
 }
 
-// How many blocks share each of so many tiles of the weights, as a power of two: so many that all find room at once, two
-// a multiprocessor, and each has a stage. Not by x's rows, or sums would depend on how many there are.
+// How many blocks share each of so many tiles of the weights, as a power of two: so many that all find room at once,
+// two a multiprocessor, and each has a stage. Not by x's rows, or sums would depend on how many there are.
 int split_bits_of(int tiles, int groups, int multiprocessors) {
   const int stages = (groups + kStageGroups - 1) / kStageGroups;
   int bits = 0;
