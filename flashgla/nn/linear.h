@@ -48,7 +48,7 @@ class Linear {
   std::vector<ops::linear_step::Layer> step_layers(const TensorView& y) const;
   // The same as one layer, where all parts are of one format: for outputs that are not those of the product.
   ops::linear_step::Layer step_layer(const TensorView& y) const;
-  // A decoding step of that one layer alone.
+  // A decoding step of that one layer alone: y [N,out] of `inputs` [N,in], as linear_step::run has it.
   void step(Context& context, const ops::linear_step::Inputs& inputs, const TensorView& y,
             const ops::linear_step::Options& options = {}) const;
 

@@ -1,9 +1,10 @@
 // The forward pass of norms over rows (rms_norm, layer_norm, rms_norm_swish_gate): kernels and their launches. Norm is
 // what a kernel is called with, operands x and weight among them, and knows how y comes about:
 //
-//     kRows                             rows, next to each other, that threads hold at once: a weight is read once for
-//     all held_rows<kHeld, N, W>(grid)      y of the rows that a block holds (rows_by_block.cuh); W: the weights' type
-//     long_row<N>(row, grid, team)      y of a row that a team reads again and again (rows_by_team.cuh)
+//     kRows                            rows next to each other that threads hold at once, for all of which they read a
+//                                      weight once
+//     held_rows<kHeld, N, W>(grid)     y of the rows that a block holds (rows_by_block.cuh); W: the weights' type
+//     long_row<N>(row, grid, team)     y of a row that a team reads again and again (rows_by_team.cuh)
 #pragma once
 
 #include "flashgla/ops/arguments.h"

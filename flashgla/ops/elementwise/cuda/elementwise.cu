@@ -226,7 +226,7 @@ constexpr int kAcross = 32, kDown = 16;
 constexpr int kBatch = 8;         // rows that a thread loads at once
 constexpr int kEarly = 32;        // rows of a block that go to the cache while the kernel before this one ends
 constexpr int kSumsAtOnce = 264;  // blocks: two for each multiprocessor of a large GPU, which have room there at once
-constexpr int kAnnounced = 256;   // rows of a block from which on it pays to announce their sums
+constexpr int kRowsToAnnounce = 256;  // rows of a block from which on it pays to announce their sums
 
 // Adds a thread's rows, which are `apart` elements from one another, to its columns' totals.
 template <int N, class T>
@@ -309,7 +309,7 @@ void column_sum_of(Context& context, const TensorView& dy, float* db, bool accum
       1, kSumsAtOnce * kAcross * flashgla::cuda::kVectorOf<T> / std::max<std::int64_t>(columns, 1));
   const auto partial = ops::cuda::take_partial_sums(context, rows, columns, most_blocks, kDown, "column_sum");
   if (context.planning()) return;
-  const bool announces = partial.rows_per_block >= kAnnounced;
+  const bool announces = partial.rows_per_block >= kRowsToAnnounce;
   ops::cuda::queue_kernel(context, "column_sum", column_sum_kernel<N, T>, partial.blocks() * tiles, kAcross * kDown, 0,
                           Operand<T>(dy), partial,
                           ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(tiles, 1))), announces);

@@ -1,5 +1,5 @@
-// Few rows of bf16 beside packed weights of 8 or 4 bits: each weight is read once and becomes bf16, as `decode` makes
-// it, in the registers from which the tensor cores take it (wgmma, sm_90a alone).
+// Few rows of bf16 beside packed weights of 8 or 4 bits: each weight is read once for each 64 rows of x and becomes
+// bf16, as `decode` makes it, in the registers from which the tensor cores take it (wgmma, sm_90a alone).
 //
 // A tile is 128 rows of the weights, the products' M side, by 64 rows of x. A block has one in two warpgroups, whose
 // warps have a panel each; where tiles are too few for the multiprocessors a cluster of blocks shares a tile's columns.
