@@ -59,6 +59,28 @@ __device__ __forceinline__ float load_as(DType dtype, const void* data, std::int
       return static_cast<const float*>(data)[offset];
   }
 }
+// An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
+// under way together.
+struct Bits {
+  std::uint32_t bits = 0;
+  Bits() = default;
+  __device__ __forceinline__ Bits(DType dtype, const void* data, std::int64_t offset, bool wanted) {
+    const bool wide = dtype == DType::f32;
+    asm volatile(
+        "{\n.reg .pred wide, narrow;\nsetp.eq.s32 wide, %2, 1;\nsetp.eq.s32 narrow, %2, 2;\n"
+        "@wide ld.global.b32 %0, [%1];\n@narrow ld.global.u16 %0, [%1];\n}"
+        : "+r"(bits)
+        : "l"(static_cast<const char*>(data) + offset * (wide ? 4 : 2)), "r"(!wanted ? 0
+                                                                             : wide  ? 1
+                                                                                     : 2));
+  }
+  __device__ __forceinline__ float as_float(DType dtype) const {
+    return dtype == DType::f32    ? __uint_as_float(bits)
+           : dtype == DType::bf16 ? __uint_as_float(bits << 16)
+                                  : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+};
+
 // A gate of a bf16 call, bf16 or f32, in two parts, of which only the second waits for memory.
 __device__ __forceinline__ std::uint32_t load_gate_bits(DType dtype, const void* data, std::int64_t offset) {
   return dtype == DType::f32 ? static_cast<const std::uint32_t*>(data)[offset]

@@ -110,7 +110,8 @@ void forward_with_shared_keys(Context& context, const Plan& plan, Params params,
 void backward_with_shared_keys(Context& context, const Plan& plan, Params params, const OutputGradients& d_out,
                                const InputGradients& d_in);
 
-// The gradient token by token in f32, for whatever the table's rows take.
+// Token by token in f32, for whatever the table's rows take. o, ht, zt and states as far as params names them.
+void recurrent_forward(Context& context, const Params& params);
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         const OutputGradients& d_out, const InputGradients& d_in);
 

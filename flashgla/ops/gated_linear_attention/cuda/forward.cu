@@ -15,15 +15,14 @@ constexpr std::int64_t kTooLong = std::int64_t{1} << 31;  // tokens: TMA counts 
 
 // Token by token; what a backward by chunks reads of short sequences is left for it.
 void forward_by_tokens(Context& context, const Plan& plan, const Params& params) {
-  if (context.planning()) return;
-  if (params.states != nullptr) {  // these kernels write what lies within K and V
+  if (params.states != nullptr && !context.planning()) {  // these kernels write what lies within K and V
     flashgla::cuda::check(cudaMemsetAsync(params.states, 0, static_cast<std::size_t>(params.states_bytes()),
                                           static_cast<cudaStream_t>(context.stream())),
                           "gated_linear_attention states");
   }
-  launch_recurrent(context.stream(), params);
+  recurrent_forward(context, params);
   const bool prepares = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
-  if (params.states == nullptr || !prepares) return;
+  if (params.states == nullptr || !prepares || context.planning()) return;
   const Prepared kept = kept_prepared(params, plan);
   with_core(plan.hopper, [&]<class Core>() { launch_preparation<Core>(context, params, kept); });
 }

@@ -19,9 +19,6 @@ void with_core(bool hopper, F f) {
   hopper ? f.template operator()<TensorCore90>() : f.template operator()<TensorCore80>();
 }
 
-// K <= 512. o, states and ht as far as params names them.
-void launch_recurrent(void* stream, const Params& params);
-
 // Forms of the plan.
 struct OnePass {
   int groups;            // warpgroups of a block

@@ -85,14 +85,9 @@ __device__ __forceinline__ float element(const ParallelCall& c, const ParallelRo
   } else {
     const auto* state = ahead ? static_cast<const float*>(p.h0) : c.d_ht;
     const std::int64_t at = ((s.n * p.heads + s.head) * p.key_dim + key) * width + channel;
-    const bool wide = !token || p.dtype == DType::f32;
-    std::uint32_t bits = 0;
-    if (wide && (token || (of_state && state != nullptr)))
-      bits = __float_as_uint(token ? static_cast<const float*>(x.data)[offset] : state[at]);
-    if (!wide) bits = static_cast<const std::uint16_t*>(x.data)[offset];
-    if (wide) return __uint_as_float(bits);
-    return p.dtype == DType::bf16 ? __uint_as_float(bits << 16)
-                                  : __half2float(__ushort_as_half(static_cast<std::uint16_t>(bits)));
+    const DType dtype = token ? p.dtype : DType::f32;
+    const void* from = token ? x.data : state;
+    return Bits(dtype, from, token ? offset : at, token || (of_state && state != nullptr)).as_float(dtype);
   }
 }
 

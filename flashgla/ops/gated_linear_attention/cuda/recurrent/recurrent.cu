@@ -1,208 +1,370 @@
-// The recurrence token by token, for every gate kind, dtype, feature map and size up to K = 512: the form that serves
-// what the chunk kernels do not take, Algorithm::recurrent, and very short sequences.
-//
-// A block owns 32 value channels of one (sequence, query head): lane = value channel, warp w = key rows
-// [w R, (w + 1) R), h in registers. Tokens come in tiles of kTile through shared memory as f32, gates already
-// exponentiated; each warp leaves its part of q . h for the tile, and the block adds the eight parts.
+// Forward and backward token by token: operands, passes, and what turns their f32 results into outputs and gradients.
 #include "flashgla/base/cuda/launch.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
+#include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
+#include "flashgla/ops/gated_linear_attention/cuda/recurrent/recurrent.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-constexpr int kRecurrentTile = 8;
-constexpr int kRecurrentWarps = 8;
-constexpr int kRecurrentLanes = 32;
+constexpr int kThreads = 256;
+constexpr const char* kName = "gated_linear_attention by tokens";
+using flashgla::cuda::Begin;
 
-// Bytes of dynamic shared memory with R key rows a warp.
-template <int R>
-constexpr int recurrent_shared_bytes() {
-  return kRecurrentTile * (3 * kRecurrentWarps * R + (2 + kRecurrentWarps) * kRecurrentLanes + kRecurrentWarps) * 4;
+struct Token {
+  std::int64_t batch, row;
+};
+__device__ Token token_at(const Sequences& s, std::int64_t token) {
+  return s.cu_seqlens ? Token{0, token} : Token{token / s.length, token % s.length};
 }
 
-// grid: (N * H, ceil(V / 32)). Without o: N * G, and only the states and ht are written.
-template <int R, bool normalize>
-__global__ void __launch_bounds__(kRecurrentWarps* kRecurrentLanes, R <= 8 ? 3 : 2)
-    recurrent_kernel(const __grid_constant__ Params p) {
-  constexpr int kRows = kRecurrentWarps * R, kTile = kRecurrentTile, kLanes = kRecurrentLanes;
-  constexpr int kZ = (R + kLanes - 1) / kLanes;  // rows of z a lane owns
-  extern __shared__ float4 shared[];
-  float* q_tile = reinterpret_cast<float*>(shared);  // [kTile][kRows]
-  float* k_tile = q_tile + kTile * kRows;
-  float* a_tile = k_tile + kTile * kRows;
-  float* v_tile = a_tile + kTile * kRows;  // [kTile][32]
-  float* av_tile = v_tile + kTile * kLanes;
-  float* parts = av_tile + kTile * kLanes;                    // [kTile][warps][32]
-  float* z_parts = parts + kTile * kRecurrentWarps * kLanes;  // [kTile][warps]
-  const int lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;
-  const bool wants_o = p.o.data != nullptr;
-  const int heads_here = wants_o ? p.heads * p.group : p.heads;
-  const std::int64_t n = blockIdx.x / heads_here;
-  const int query_head =
-      wants_o ? static_cast<int>(blockIdx.x % heads_here) : static_cast<int>(blockIdx.x % heads_here) * p.group;
-  const int head = query_head / p.group;
-  const auto writes_state = [&] { return anew(head) * p.group == query_head; };  // of a group's heads the first
-  const int v = blockIdx.y * kLanes + lane;
-  const int V = p.value_dim, K = p.key_dim;
+// o from o_sums = (numerator, denominator) [tokens, H, V+1].
+__global__ void normalized_outputs(const __grid_constant__ Params p, const float* o_sums, std::int64_t count) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const int heads = p.heads * p.group, channel = static_cast<int>(at % p.value_dim);
+  const std::int64_t row = at / p.value_dim, head = row % heads;
+  const Token t = token_at(p.sequences, row / heads);
+  const float* sums = o_sums + row * (p.value_dim + 1);
+  store_as(p.dtype, p.o.data, t.batch * p.o.batch + t.row * p.o.token + head * p.o.head + channel,
+           sums[channel] / (sums[p.value_dim] + static_cast<float>(kNormalizerEpsilon)));
+}
+
+// Numerator's and denominator's gradients [tokens, H, V+1] from o_sums and do.
+__global__ void normalizer_gradients(const __grid_constant__ Params p, const __grid_constant__ Operand d_o,
+                                     const float* o_sums, float* d_sums, std::int64_t rows) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= rows) return;
+  const int heads = p.heads * p.group, head = static_cast<int>(row % heads);
+  const Token t = token_at(p.sequences, row / heads);
+  const float* sums = o_sums + row * (p.value_dim + 1);
+  const float inverse = 1.0f / (sums[p.value_dim] + static_cast<float>(kNormalizerEpsilon));
+  float dot = 0.0f;
+  for (int v = 0; v < p.value_dim; ++v) {
+    const float d = d_o.value(d_o.load(t.batch, t.row, head, 0, v), v) * inverse;
+    d_sums[row * (p.value_dim + 1) + v] = d;
+    dot = fmaf(d, sums[v] * inverse, dot);
+  }
+  d_sums[row * (p.value_dim + 1) + p.value_dim] = -dot;
+}
+
+// Gradient of q, k or v [tokens, heads, channels] from parts [tokens, heads * group, stride], added over the group;
+// through the feature map's slope at `input`.
+__global__ void finish_gradient(const __grid_constant__ Params p, const float* parts, int group, int heads,
+                                int channels, int stride, float scale, const __grid_constant__ Strided input,
+                                FeatureMap map, const __grid_constant__ Strided gradient, std::int64_t count) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const int channel = static_cast<int>(at % channels), head = static_cast<int>(at / channels % heads);
+  const std::int64_t token = at / channels / heads;
+  const Token t = token_at(p.sequences, token);
+  float sum = 0.0f;
+  for (int h = 0; h < group; ++h) sum += parts[((token * heads + head) * group + h) * stride + channel];
+  sum *= scale;
+  if (map != FeatureMap::identity) {
+    sum *= feature_slope(
+        map, load_as(p.dtype, input.data, t.batch * input.batch + t.row * input.token + head * input.head + channel));
+  }
+  store_as(p.dtype, gradient.data, t.batch * gradient.batch + t.row * gradient.token + head * gradient.head + channel,
+           sum);
+}
+
+// dh0 [N,G,K,V] and dz0 [N,G,K] from the ends [N, H, columns, K] of all heads.
+__global__ void finish_state(const __grid_constant__ Params p, const float* ends, int columns, float* dh0, float* dz0,
+                             std::int64_t count) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const std::int64_t column = at % columns, key = at / columns % p.key_dim, head = at / columns / p.key_dim;
+  float sum = 0.0f;
+  for (int h = 0; h < p.group; ++h) sum += ends[((head * p.group + h) * columns + column) * p.key_dim + key];
+  if (column < p.value_dim) {
+    if (dh0) dh0[(head * p.key_dim + key) * p.value_dim + column] = sum;
+  } else if (dz0) {
+    dz0[head * p.key_dim + key] = sum;
+  }
+}
+
+// dg or dgv of the tokens up to a checkpoint, per head and channel: the suffix sum of left * d_left - right * d_right
+// in float64, from the product of the states' h and dh at the checkpoint; 0 where the gate is shut. A thread walks one
+// channel back through time.
+struct GateScan {
+  Operand left, right, gate;
+  const float *d_left, *d_right;  // [tokens, H, d_stride]: every query head's
+  int left_stride, right_stride;
+  int channels;
+  const float *h, *dh;  // [checkpoints, H, columns, K]
+  int columns;
+  bool over_values;  // channels are values
+  Strided gradient;  // or, for scalar and constant gates, sums [tokens, G, channels]
+  DType dtype;
+  float* sums;
+};
+__global__ void scan_gates(const __grid_constant__ Params p, const __grid_constant__ GateScan s, std::int64_t count) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  const int channel = static_cast<int>(at % s.channels), head = static_cast<int>(at / s.channels % p.heads),
+            heads = p.heads * p.group;
+  const std::int64_t number = at / s.channels / p.heads;
+  std::int64_t n = 0;  // the last sequence whose checkpoints begin at or before it
+  for (std::int64_t high = p.sequences.count; high - n > 1;) {
+    const std::int64_t middle = (n + high) / 2;
+    (checkpoint_begin(p.sequences, middle) <= number ? n : high) = middle;
+  }
   const Span span = span_of(p.sequences, n);
-  const std::int64_t state_offset = (n * p.heads + head) * static_cast<std::int64_t>(K) * V;
-
-  float h[R];
-#pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int k = warp * R + r;
-    h[r] = p.h0 != nullptr && k < K && v < V
-               ? static_cast<const float*>(p.h0)[state_offset + static_cast<std::int64_t>(k) * V + v]
-               : 0.0f;
-  }
-  float z[kZ] = {};
-  if constexpr (normalize) {
-#pragma unroll
-    for (int i = 0; i < kZ; ++i) {
-      const int row = i * kLanes + lane, k = warp * R + row;
-      if (p.z0 != nullptr && row < R && k < K) z[i] = static_cast<const float*>(p.z0)[(n * p.heads + head) * K + k];
+  const std::int64_t first = (number - checkpoint_begin(p.sequences, n)) * kCheckpoint;
+  if (first >= span.length) return;
+  const std::int64_t last = min(first + kCheckpoint, span.length) - 1;
+  const std::int64_t token_base = p.sequences.cu_seqlens ? 0 : span.batch * p.sequences.length;
+  double run = 0.0;
+  for (int h = head * p.group; h < (head + 1) * p.group; ++h) {
+    const int others = s.over_values ? p.key_dim : s.columns;
+    for (int other = 0; other < others; ++other) {
+      const int key = s.over_values ? other : channel, value = s.over_values ? channel : other;
+      const std::int64_t place = ((number * heads + h) * s.columns + value) * p.key_dim + key;
+      run += static_cast<double>(s.h[place]) * s.dh[place];
     }
   }
-
-  for (std::int64_t t0 = 0; t0 < span.length; t0 += kTile) {
-    if (p.states != nullptr && t0 % kChunk == 0 && p.keeps_state(static_cast<int>(t0 / kChunk)) && v < V &&
-        writes_state()) {
-      const auto place = [&](int k) {
-        return static_cast<char*>(p.states) +
-               p.state_tile(p.state_slot(span.chunk_begin, n, t0 / kChunk), head, k / kChunk, v / kChunk) +
-               tile_piece(k % kChunk, v % kChunk / 8) + v % 8 * 2;
-      };
-      const int first = anew(warp * R);  // not R places kept through the loop
+  // Several tokens at a time, so that their loads are under way together.
+  constexpr int kAtOnce = 8;
+  for (std::int64_t begin = span.begin + last; begin >= span.begin + first; begin -= kAtOnce) {
+    const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kAtOnce), begin - span.begin - first + 1));
+    double terms[kAtOnce] = {};
+    float gates[kAtOnce];
+    for (int h = head * p.group; h < (head + 1) * p.group; ++h) {
+      float left[kAtOnce], d_left[kAtOnce], right[kAtOnce], d_right[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const int k = first + r;
-        if (k < K) store_as(DType::bf16, place(k), 0, h[r]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const std::int64_t t = i < tokens ? begin - i : begin, row = (token_base + t) * heads + h;
+        const auto read = [&](const Operand& x) { return x.value(x.load(span.batch, t, h, head, channel), channel); };
+        left[i] = read(s.left);
+        right[i] = read(s.right);
+        gates[i] = read(s.gate);
+        d_left[i] = s.d_left[row * s.left_stride + channel];
+        d_right[i] = s.d_right[row * s.right_stride + channel];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        terms[i] += static_cast<double>(left[i]) * d_left[i];
+        terms[i] -= static_cast<double>(right[i]) * d_right[i];
       }
     }
-    const int tokens = static_cast<int>(min(static_cast<std::int64_t>(kTile), span.length - t0));
-    const std::int64_t batch = anew(span.batch);
-    for (int i = threadIdx.x; i < kTile * kRows; i += blockDim.x) {
-      const int t = i / kRows, k = i % kRows;
-      float q = 0.0f, key = 0.0f, a = 1.0f;
-      if (t < tokens && k < K) {
-        const std::int64_t token = span.begin + t0 + t;
-        q = feature(p.feature_map,
-                    load_as(p.dtype, p.q.data, batch * p.q.batch + token * p.q.token + query_head * p.q.head + k));
-        key = feature(p.feature_map,
-                      load_as(p.dtype, p.k.data, batch * p.k.batch + token * p.k.token + head * p.k.head + k));
-        a = exp2f(key_gate(p, batch, token, head, k));
-      }
-      q_tile[i] = q;
-      k_tile[i] = key;
-      a_tile[i] = a;
-    }
-    {
-      const int t = warp;  // kTile == warps
-      float value = 0.0f, a = 1.0f;
-      if (t < tokens && v < V) {
-        const std::int64_t token = span.begin + t0 + t;
-        value = load_as(p.dtype, p.v.data, batch * p.v.batch + token * p.v.token + head * p.v.head + v);
-        if (p.gv.data != nullptr) {
-          a = exp2f(base_2_gate(
-              load_as(p.gate_dtype, p.gv.data, batch * p.gv.batch + token * p.gv.token + head * p.gv.head + v)));
-        }
-      }
-      v_tile[t * kLanes + lane] = value;
-      av_tile[t * kLanes + lane] = a;
-    }
-    __syncthreads();
-    for (int t = 0; t < tokens; ++t) {
-      const float value = v_tile[t * kLanes + lane], av = av_tile[t * kLanes + lane];
-      const float4* q4 = reinterpret_cast<const float4*>(q_tile + t * kRows + warp * R);
-      const float4* k4 = reinterpret_cast<const float4*>(k_tile + t * kRows + warp * R);
-      const float4* a4 = reinterpret_cast<const float4*>(a_tile + t * kRows + warp * R);
-      float sum = 0.0f;
 #pragma unroll
-      for (int r = 0; r < R; r += 4) {
-        const float4 q = q4[r / 4], key = k4[r / 4], a = a4[r / 4];
-        h[r + 0] = fmaf(a.x * av, h[r + 0], key.x * value);
-        h[r + 1] = fmaf(a.y * av, h[r + 1], key.y * value);
-        h[r + 2] = fmaf(a.z * av, h[r + 2], key.z * value);
-        h[r + 3] = fmaf(a.w * av, h[r + 3], key.w * value);
-        sum = fmaf(q.x, h[r + 0], sum);
-        sum = fmaf(q.y, h[r + 1], sum);
-        sum = fmaf(q.z, h[r + 2], sum);
-        sum = fmaf(q.w, h[r + 3], sum);
-      }
-      parts[(t * kRecurrentWarps + warp) * kLanes + lane] = sum;
-      if constexpr (normalize) {
-        float z_sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kZ; ++i) {
-          const int row = i * kLanes + lane;
-          if (row < R) {
-            z[i] += k_tile[t * kRows + warp * R + row];
-            z_sum += q_tile[t * kRows + warp * R + row] * z[i];
-          }
-        }
-        z_sum = flashgla::cuda::warp_sum(z_sum);
-        if (lane == 0) z_parts[t * kRecurrentWarps + warp] = z_sum;
-      }
-    }
-    __syncthreads();
-    if (wants_o && warp < tokens && v < V) {
-      const int t = warp;
-      float sum = 0.0f, denominator = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kRecurrentWarps; ++w) {
-        sum += parts[(t * kRecurrentWarps + w) * kLanes + lane];
-        if constexpr (normalize) denominator += z_parts[t * kRecurrentWarps + w];
-      }
-      const float o = normalize ? sum / (denominator + static_cast<float>(kNormalizerEpsilon)) : sum * p.scale;
-      store_as(p.dtype, p.o.data, batch * p.o.batch + (span.begin + t0 + t) * p.o.token + query_head * p.o.head + v, o);
-    }
-    // The next tile overwrites q, k, a, v, which all warps have read; parts are only written after its barrier.
-  }
-
-  if (!writes_state()) return;
-  if (p.ht != nullptr && v < V) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const int k = warp * R + r;
-      if (k < K) static_cast<float*>(p.ht)[state_offset + static_cast<std::int64_t>(k) * V + v] = h[r];
-    }
-  }
-  if constexpr (normalize) {
-    if (p.zt != nullptr && blockIdx.y == 0) {
-#pragma unroll
-      for (int i = 0; i < kZ; ++i) {
-        const int row = i * kLanes + lane, k = warp * R + row;
-        if (row < R && k < K) static_cast<float*>(p.zt)[(n * p.heads + head) * K + k] = z[i];
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i >= tokens) break;
+      run += terms[i];
+      const std::int64_t t = begin - i;
+      const float g = gates[i] == 0.0f ? 0.0f : static_cast<float>(run);
+      if (s.sums) {
+        s.sums[((token_base + t) * p.heads + head) * s.channels + channel] = g;
+      } else {
+        store_as(s.dtype, s.gradient.data,
+                 span.batch * s.gradient.batch + t * s.gradient.token + head * s.gradient.head + channel, g);
       }
     }
   }
 }
 
-template <int R, bool normalize>
-void launch(void* stream, const Params& p) {
-  const std::int64_t rows = p.sequences.count * p.heads * (p.o.data != nullptr ? p.group : 1);
-  const dim3 grid(static_cast<unsigned>(rows),
-                  static_cast<unsigned>((p.value_dim + kRecurrentLanes - 1) / kRecurrentLanes));
-  flashgla::cuda::launch("gated_linear_attention by tokens", recurrent_kernel<R, normalize>, grid,
-                         kRecurrentWarps * kRecurrentLanes, recurrent_shared_bytes<R>(),
-                         static_cast<cudaStream_t>(stream), flashgla::cuda::Begin::after_previous, p);
+// Sums [rows, G, channels] over channels: [rows, G] (what launch_gate_sums goes on with, for one key tile).
+__global__ void sum_channels(const float* sums, int channels, float* parts, std::int64_t count) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count) return;
+  double sum = 0.0;
+  for (int c = 0; c < channels; ++c) sum += sums[at * channels + c];
+  parts[at] = static_cast<float>(sum);
 }
 
-template <bool normalize>
-void launch(void* stream, const Params& p) {
-  const int rows = (p.key_dim + kRecurrentWarps - 1) / kRecurrentWarps;
-  if (rows <= 8) return launch<8, normalize>(stream, p);
-  if (rows <= 16) return launch<16, normalize>(stream, p);
-  if (rows <= 32) return launch<32, normalize>(stream, p);
-  launch<64, normalize>(stream, p);
+template <int R, bool backwards>
+void launch_pass(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads * p.group),
+                  static_cast<unsigned>((pass.rows + kPassRows - 1) / kPassRows));
+  flashgla::cuda::launch(kName, recurrent_kernel<R, backwards>, grid, kPassThreads, pass_shared_bytes<R>(), stream,
+                         Begin::after_previous, p, pass);
+}
+template <bool backwards>
+void launch_pass(const Params& p, const RecurrentPass& pass, cudaStream_t stream) {
+  const int columns = (pass.columns + kPassWarps - 1) / kPassWarps;
+  if (columns <= 8) return launch_pass<8, backwards>(p, pass, stream);
+  if (columns <= 16) return launch_pass<16, backwards>(p, pass, stream);
+  if (columns <= 32) return launch_pass<32, backwards>(p, pass, stream);
+  if (columns <= 64) return launch_pass<64, backwards>(p, pass, stream);
+  launch_pass<72, backwards>(p, pass, stream);  // 512 and the normaliser's
+}
+
+// A thread for each of `count`, the kernel's last argument.
+template <class... Parameters, class... Arguments>
+void launch_each(std::int64_t count, cudaStream_t stream, void (*kernel)(Parameters...),
+                 const Arguments&... arguments) {
+  if (count == 0) return;
+  flashgla::cuda::launch(kName, kernel, dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads)), kThreads, 0,
+                         stream, Begin::after_previous, arguments..., count);
+}
+
+// What the passes read of a call, each head's as often as query heads share it.
+struct Operands {
+  Operand q, k, v, g, gv;
+
+  explicit Operands(const Params& p)
+      : q{.view = p.q,
+          .dtype = p.dtype,
+          .width = p.key_dim,
+          .of_queries = true,
+          .map = p.feature_map,
+          .scale = p.normalize ? 1.0f : p.scale},
+        k{.view = p.k, .dtype = p.dtype, .width = p.key_dim, .map = p.feature_map},
+        v{.view = p.v, .dtype = p.dtype, .width = p.value_dim, .beyond = 1.0f},
+        g{.view = p.g,
+          .dtype = p.gate_dtype,
+          .width = p.key_dim,
+          .beyond = 1.0f,
+          .channel_step = p.gate == GateKind::key || p.gate == GateKind::key_value,
+          .gate = true},
+        gv{.view = p.gv, .dtype = p.gate_dtype, .width = p.value_dim, .beyond = 1.0f, .gate = true} {}
+};
+
+// The sums that o is, or with a normaliser numerators and denominators.
+RecurrentPass output_pass(const Params& p, const Operands& of, float* out) {
+  return {.x = of.v,
+          .row_gate = of.gv,
+          .y = of.k,
+          .z = of.q,
+          .column_gate = of.g,
+          .rows = p.value_dim + p.normalize,
+          .columns = p.key_dim,
+          .start = static_cast<const float*>(p.h0),
+          .start_extra = static_cast<const float*>(p.z0),
+          .rows_are_values = true,
+          .out = out};
 }
 
 }  // namespace
 
-void launch_recurrent(void* stream, const Params& params) {
-  params.normalize ? launch<true>(stream, params) : launch<false>(stream, params);
+void recurrent_forward(Context& context, const Params& p) {
+  const ArenaScope scope(context.scratch());
+  const std::int64_t rows = p.sequences.tokens() * p.heads * p.group;
+  float* const sums =
+      p.normalize ? take<float>(context, rows * (p.value_dim + 1) * 4, "gla forward: f32 outputs") : nullptr;
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+  RecurrentPass pass = output_pass(p, Operands(p), sums);
+  pass.is_forward = true;
+  launch_pass<false>(p, pass, stream);
+  if (p.normalize) launch_each(rows * p.value_dim, stream, normalized_outputs, p, sums);
+}
+
+void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
+                        const OutputGradients& d_out, const InputGradients& d_in) {
+  const ArenaScope scope(context.scratch());
+  const Params p = make_params(problem, inputs, outputs);
+  const std::int64_t tokens = p.sequences.tokens();
+  const std::int64_t heads = problem.query_heads, K = problem.key_dim, V = problem.value_dim,
+                     values = V + problem.normalize;
+  const bool key_gates = static_cast<bool>(d_in.dg), value_gates = static_cast<bool>(d_in.dgv);
+  const bool per_head = problem.gate == GateKind::scalar || problem.gate == GateKind::constant;
+  const auto floats = [&](std::int64_t count, const char* label) { return take<float>(context, count * 4, label); };
+  float* dq = floats(tokens * heads * K, "gla backward: f32 gradients");
+  float* dk = floats(tokens * heads * K, "gla backward: f32 gradients");
+  float* dv = floats(tokens * heads * values, "gla backward: f32 gradients");
+  float* o = value_gates || problem.normalize ? floats(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
+  float* d_sums = problem.normalize ? floats(tokens * heads * values, "gla backward: f32 outputs") : nullptr;
+  const std::int64_t checkpoints = problem.packed
+                                       ? problem.length / kCheckpoint + problem.sequences
+                                       : problem.sequences * ((problem.length + kCheckpoint - 1) / kCheckpoint);
+  const std::int64_t kept = key_gates || value_gates ? checkpoints * heads * K * values : 0;
+  float* h_kept = kept > 0 ? floats(kept, "gla backward: states") : nullptr;
+  float* dh_kept = kept > 0 ? floats(kept, "gla backward: states") : nullptr;
+  float* dh_ends = floats(p.sequences.count * heads * K * values, "gla backward: states");
+  float* gate_sums = per_head && key_gates ? floats(tokens * p.heads * K, "gla backward: gate sums") : nullptr;
+  float* gate_parts = per_head && key_gates ? floats(tokens * p.heads, "gla backward: gate sums") : nullptr;
+  if (context.planning()) return;
+  const auto stream = static_cast<cudaStream_t>(context.stream());
+
+  const Operands of(p);
+  const int group = p.group, key_width = p.key_dim, value_width = p.value_dim, columns = static_cast<int>(values);
+  Operand d_o{.view = strided(d_out.d_o), .dtype = p.dtype, .width = value_width, .of_queries = true};
+  const auto* d_ht = static_cast<const float*>(d_out.d_ht.data);
+  const auto* d_zt = static_cast<const float*>(d_out.d_zt.data);
+  if (o) launch_pass<false>(p, output_pass(p, of, o), stream);
+  if (problem.normalize) {
+    launch_each(tokens * heads, stream, normalizer_gradients, p, d_o, o, d_sums);
+    const std::int64_t token_stride = heads * values;
+    d_o = {.view = {d_sums, p.sequences.length * token_stride, token_stride, values},
+           .dtype = DType::f32,
+           .width = columns,
+           .of_queries = true};
+  }
+  const RecurrentPass of_queries{.x = of.k,
+                                 .row_gate = of.g,
+                                 .y = of.v,
+                                 .z = d_o,
+                                 .column_gate = of.gv,
+                                 .rows = key_width,
+                                 .columns = columns,
+                                 .start = static_cast<const float*>(p.h0),
+                                 .start_extra = static_cast<const float*>(p.z0),
+                                 .rows_are_values = false,
+                                 .out = dq,
+                                 .checkpoints = h_kept};
+  launch_pass<false>(p, of_queries, stream);
+  const RecurrentPass of_keys{.x = of.q,
+                              .row_gate = of.g,
+                              .y = d_o,
+                              .z = of.v,
+                              .column_gate = of.gv,
+                              .rows = key_width,
+                              .columns = columns,
+                              .start = d_ht,
+                              .start_extra = d_zt,
+                              .rows_are_values = false,
+                              .start_in_first_head = true,
+                              .out = dk,
+                              .end = dh_ends,
+                              .checkpoints = dh_kept};
+  launch_pass<true>(p, of_keys, stream);
+  if (d_in.dv || value_gates) {
+    const RecurrentPass of_values{.x = d_o,
+                                  .row_gate = of.gv,
+                                  .y = of.q,
+                                  .z = of.k,
+                                  .column_gate = of.g,
+                                  .rows = columns,
+                                  .columns = key_width,
+                                  .start = d_ht,
+                                  .start_extra = d_zt,
+                                  .rows_are_values = true,
+                                  .start_in_first_head = true,
+                                  .out = dv};
+    launch_pass<true>(p, of_values, stream);
+  }
+
+  auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
+                    float factor, const Strided& input, FeatureMap map) {
+    if (!gradient) return;
+    launch_each(tokens * in_heads * channels, stream, finish_gradient, p, parts, of, in_heads, channels, stride, factor,
+                input, map, strided(gradient));
+  };
+  finish(d_in.dq, dq, 1, p.heads * group, key_width, key_width, of.q.scale, p.q, p.feature_map);
+  finish(d_in.dk, dk, group, p.heads, key_width, key_width, 1.0f, p.k, p.feature_map);
+  finish(d_in.dv, dv, group, p.heads, value_width, columns, 1.0f, p.v, FeatureMap::identity);
+  if (d_in.dh0 || d_in.dz0) {
+    launch_each(p.sequences.count * p.heads * K * values, stream, finish_state, p, dh_ends, columns,
+                static_cast<float*>(d_in.dh0.data), static_cast<float*>(d_in.dz0.data));
+  }
+  auto scan = [&](const GateScan& s) { launch_each(checkpoints * p.heads * s.channels, stream, scan_gates, p, s); };
+  if (key_gates) {
+    // q comes scaled and dq without the scale: the product has it once.
+    scan({of.q, of.k, of.g, dq, dk, key_width, key_width, key_width, h_kept, dh_kept, columns, false,
+          per_head ? Strided{} : strided(d_in.dg), p.gate_dtype, gate_sums});
+    if (per_head) {
+      launch_each(tokens * p.heads, stream, sum_channels, gate_sums, key_width, gate_parts);
+      const Strided dg = strided_gate(problem.gate, d_in.dg);
+      launch_gate_sums(p, gate_parts, tokens, 1, dg, stream);
+    }
+  }
+  if (value_gates) {
+    scan({d_o, of.v, of.gv, o, dv, columns, columns, value_width, h_kept, dh_kept, columns, true, strided(d_in.dgv),
+          p.gate_dtype, nullptr});
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

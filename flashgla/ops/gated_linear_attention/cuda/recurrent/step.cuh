@@ -1,5 +1,5 @@
-// What kernels of one decoding token share: their parameters, elements whose dtype is known at run time, vectors of a
-// state, and the rows of a gate's projection.
+// What kernels of one decoding token share: their parameters, vectors of a state, and the rows of a gate's
+// projection.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
@@ -46,28 +46,6 @@ void launch(const Context& context, const char* name, void (*kernel)(Parameters.
                          context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
                          arguments...);
 }
-
-// An element of a tensor whose dtype is known at run time, as it lies: loaded without a branch, so that many may be
-// under way together.
-struct Bits {
-  std::uint32_t bits = 0;
-  Bits() = default;
-  __device__ __forceinline__ Bits(DType dtype, const void* data, std::int64_t offset, bool wanted) {
-    const bool wide = dtype == DType::f32;
-    asm volatile(
-        "{\n.reg .pred wide, narrow;\nsetp.eq.s32 wide, %2, 1;\nsetp.eq.s32 narrow, %2, 2;\n"
-        "@wide ld.global.b32 %0, [%1];\n@narrow ld.global.u16 %0, [%1];\n}"
-        : "+r"(bits)
-        : "l"(static_cast<const char*>(data) + offset * (wide ? 4 : 2)), "r"(!wanted ? 0
-                                                                             : wide  ? 1
-                                                                                     : 2));
-  }
-  __device__ __forceinline__ float as_float(DType dtype) const {
-    return dtype == DType::f32    ? __uint_as_float(bits)
-           : dtype == DType::bf16 ? __uint_as_float(bits << 16)
-                                  : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-  }
-};
 
 // Four neighbouring channels of a state as they lie in memory. Loads of a row are many and early, so they stay raw
 // until they are used. No cache hints: evict-first is 5% slower.

@@ -30,7 +30,7 @@ std::string kernel_of(const cuda::Plan& plan) {
     case cuda::ForwardForm::f32_tiles:
       return "split_outputs_kernel";
     case cuda::ForwardForm::value_gates:
-      return "make_side_kernel";
+      return "split_outputs_kernel";
     case cuda::ForwardForm::shared_keys:
       return plan.hopper ? "walk_by_role_kernel" : "outputs_kernel";
   }
@@ -39,7 +39,7 @@ std::string kernel_of(const cuda::Plan& plan) {
 std::string backward_kernel_of(const cuda::Plan& plan) {
   switch (plan.backward) {
     case cuda::BackwardForm::tokens:
-      return "recurrent_pass_kernel";
+      return "recurrent_kernel";
     case cuda::BackwardForm::parallel:
       return "parallel_form_kernel";
     case cuda::BackwardForm::token_gates:
@@ -70,11 +70,11 @@ std::set<std::string> backward_kernels_of(const cuda::Plan& plan) {
   return kernels;
 }
 
-const std::set<std::string> kForwardKernels = {"recurrent_kernel",  "fused_kernel",         "wide_forward_kernel",
-                                               "recurrence_kernel", "split_outputs_kernel", "make_side_kernel",
-                                               "outputs_kernel",    "walk_by_role_kernel",  "parallel_form_kernel"};
+const std::set<std::string> kForwardKernels = {"recurrent_kernel",    "fused_kernel",         "wide_forward_kernel",
+                                               "recurrence_kernel",   "split_outputs_kernel", "outputs_kernel",
+                                               "walk_by_role_kernel", "parallel_form_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_pass_kernel",    "backward_by_role_kernel", "backward_rows_kernel", "backward_channels_kernel",
+    "recurrent_kernel",         "backward_by_role_kernel", "backward_rows_kernel", "backward_channels_kernel",
     "make_dq_dk_dg_kernel",     "split_gradients_kernel",  "make_side_kernel",     "gradients_kernel",
     "gradients_by_role_kernel", "parallel_form_kernel"};
 
