@@ -82,7 +82,7 @@ void forward(Context& context, const Plan& plan, const Params& p) {
   if (pass.prepared.q != nullptr) Launch::prepare(sides.keys, pass.prepared, stream);
   if (sides.gated_values) Launch::later(sides.values, pass.values, stream);
   pass_states<Kernel>(p, pass, false, stream);
-  const SplitOutputs outputs{p.v, p.o, states, pass.prepared};
+  const SplitOutputs outputs{p.v, p.o, states, pass.prepared, pass.values.k};
   sides.gated_values ? Launch::gated_outputs(sides.values, outputs, stream)
                      : Launch::outputs(p, outputs, false, stream);
 }

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kGroupThreads, kPrepared&& Kernel::parts == 2 
 enum class OutputsOf { own, prepared, gated };
 
 template <class Kernel, OutputsOf kOf, bool kValueGradient>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 2 ? 3 : 2)
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
     split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
   if constexpr (kOf == OutputsOf::gated) begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
@@ -185,7 +185,7 @@ template <class Kernel>
 void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
   launch_split(kOutputs, split_outputs_kernel<Kernel, OutputsOf::gated, false>,
                values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
-               kGatedOutputsShared<Kernel::parts>, stream, kNext<typename Kernel::Core>, values, outputs);
+               GatedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

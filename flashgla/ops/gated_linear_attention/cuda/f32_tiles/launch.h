@@ -58,6 +58,7 @@ struct SplitOutputs {
   Strided x, out;
   const char* images;
   SplitImages prepared;
+  const char* later = nullptr;  // with gates over values: v times those behind it in the chunk
 };
 
 struct SplitGradients {
@@ -82,7 +83,7 @@ struct SplitLaunch {
   // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
   // do, k v, g gv, K and V have changed places, the scale is 1.
   static void later(const Params& values, const SplitImages& images, cudaStream_t stream);
-  // outputs.x: v; images: of h; prepared: of the keys.
+  // outputs.x: v; images: of h; prepared: of the keys; later: as later() has left it.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
 };
 

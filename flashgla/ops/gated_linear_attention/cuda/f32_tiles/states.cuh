@@ -79,21 +79,12 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
   read_state(state, pass.start != nullptr && segment == 0 ? pass.start + state_at() : nullptr, p.key_dim, p.value_dim,
              channel, value, thread);
   const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
-  const auto segment_end = [&](int s, int block) {  // four of this thread's elements
-    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
-  };
+  const auto segment_end = [&](int s) { return pass.segment_ends + (s * tiles + tile_at) * (kTile * kTile); };
   if (!pass.ends_only) {
     for (int s = 0; s < segment; ++s) {
       const float* decays = pass.segment_decays + (s * tiles + tile_at) * kTile;
-      const float factor[2] = {decays[row], decays[row + 8]};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float4 end = *segment_end(s, j);
-        state[4 * j] = state[4 * j] * factor[0] + end.x;
-        state[4 * j + 1] = state[4 * j + 1] * factor[0] + end.y;
-        state[4 * j + 2] = state[4 * j + 2] * factor[1] + end.z;
-        state[4 * j + 3] = state[4 * j + 3] * factor[1] + end.w;
-      }
+      scale_rows(state, decays[row], decays[row + 8]);
+      add_part(state, segment_end(s), thread);
     }
   }
 
@@ -166,9 +157,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
     }
   }
   if (pass.ends_only) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    write_part(segment_end(segment), state, thread);
     if ((lane & 3) == 0) {
       float* decays = pass.segment_decays + (segment * tiles + tile_at) * kTile;
       decays[row] = product[0];

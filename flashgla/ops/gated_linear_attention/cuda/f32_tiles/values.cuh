@@ -2,7 +2,7 @@
 // (value_gates/README.md): what f32_tiles/prepared.cuh makes of q, k, g it also makes of do, v, gv, and
 // f32_tiles/gradients.cuh finds dq, dk, dg, or o, dv, dgv, from either. Here: what only the values have.
 //     h after a chunk = 2^(b_C + B_C) h + sum_j k^_j v^_j,    dh before it = 2^(b_C + B_C) dh + sum_i q~_i do~_i
-//     o_i = 2^B_i (q~_i h + sum_{j<=i} p_ij 2^-B_j v_j)
+//     o_i = 2^(B_i - B_C) (2^B_C q~_i h + sum_{j<=i} p_ij v^_j)
 // b, B: running sums of a key's and of a value's gates, b_C, B_C their last; v^ = v 2^(B_C - B), do~ = do 2^B.
 #pragma once
 
@@ -104,22 +104,12 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
   };
   const std::int64_t tile_at = kGroups == 1 ? blockIdx.x : (cell * key_tiles + key_tile) * value_tiles + value_tile,
                      tiles = kGroups == 1 ? gridDim.x : p.sequences.count * p.heads * key_tiles * value_tiles;
-  const auto segment_end = [&](int s, int block) {  // four of this thread's elements
-    return reinterpret_cast<float4*>(pass.segment_ends) + ((s * tiles + tile_at) * 8 + block) * kGroupThreads + thread;
-  };
+  const auto segment_end = [&](int s) { return pass.segment_ends + (s * tiles + tile_at) * (kTile * kTile); };
   if (!pass.ends_only && active) {
     for (int s = 0; s < segment; ++s) {
-      Accumulator end;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float4 x = *segment_end(s, j);
-        end[4 * j] = x.x;
-        end[4 * j + 1] = x.y;
-        end[4 * j + 2] = x.z;
-        end[4 * j + 3] = x.w;
-      }
       const float* decays = pass.segment_decays + (s * tiles + tile_at) * 2 * kTile;
-      decay_and_add(decays, decays + kTile, [&](int e) { return end[e]; });
+      decay_and_add(decays, decays + kTile, [](int) { return 0.0f; });
+      add_part(state, segment_end(s), thread);
     }
   }
 
@@ -161,9 +151,7 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
   }
   if (!active) return;
   if (pass.ends_only) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      *segment_end(segment, j) = make_float4(state[4 * j], state[4 * j + 1], state[4 * j + 2], state[4 * j + 3]);
+    write_part(segment_end(segment), state, thread);
     pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;
   } else if (pass.end != nullptr && segment == pass.segments - 1) {
     if constexpr (kParts == 1) {
@@ -173,12 +161,15 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
   }
 }
 
-// Two stages of two operands; totals.
+// Stages of two operands; totals, and the chunk's decays.
 template <int kParts>
-constexpr int kGatedOutputsShared = 4 * kSplitBytes<kParts> + 4 * kTile * 4;
+struct GatedOutputsShared {
+  static constexpr int stages = kParts == 1 ? 4 : 2, stage = 2 * kSplitBytes<kParts>;
+  static constexpr int totals = stages * stage, decay = totals + 4 * kTile * 4, total = decay + kTile * 4;
+};
 
-// o. p: the values' side. outputs.x: v; images: of h; prepared: of the keys. Grid: chunks x H x value tiles, innermost
-// last.
+// o. p: the values' side. outputs.x: v; images: of h; prepared: of the keys; later: v^. Grid: chunks x H x value tiles,
+// innermost last.
 template <class Kernel>
 __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
   using Core = typename Kernel::Core;
@@ -194,74 +185,86 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
   if (c.rows == 0) return;
   const char* own = outputs.prepared.q + (chunk * heads + head) * key_tiles * kBytes;
   const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * kBytes;
+  using Layout = GatedOutputsShared<kParts>;
   const std::uint32_t base = ptx::shared_address(shared);
-  const auto stage = [&](int step) { return base + step % 2 * 2 * kSplitBytes<kParts>; };
+  const auto stage = [&](int step) { return base + step % Layout::stages * Layout::stage; };
 
-  Loaded<T> x;
-  LoadedGates<T> gates;
-  // Of the pairs: loaded while the last tile is multiplied, with mma.sync, whose operands want the registers, after it.
+  LoadedGates<T> gates;  // with mma.sync, whose operands want the registers, behind the last tile's products
   constexpr bool kAhead = !std::is_same_v<Core, TensorCore80>;
-  const auto load_rows = [&] {
-    const int own = thread_again<Core>(thread);
-    gates.load(p, c, kv_head, channel, own);
-    load(x, Place<T>(outputs.x, c, kv_head, channel, p.key_dim), own);
-  };
   const auto start = [&](int step) {
     if (step < key_tiles) {
       copy_split<kParts>(stage(step), own + step * kBytes, thread);
       copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * kBytes, thread);
-    } else {
+    } else if (step == key_tiles) {
       copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * heads + head) * kBytes, thread);
-      if constexpr (kAhead) {
-        load_rows();
-      } else {
-        gates.fetch_ahead(p, c, kv_head, channel, thread);
-        fetch_ahead(Place<T>(outputs.x, c, kv_head, channel, p.key_dim), thread);
-      }
+      copy_split<kParts>(stage(step) + kSplitBytes<kParts>,
+                         outputs.later + ((chunk * p.heads + kv_head) * value_tiles + value_tile) * kBytes, thread);
+      kAhead ? gates.load(p, c, kv_head, channel, thread) : gates.fetch_ahead(p, c, kv_head, channel, thread);
     }
     ptx::copy_async_commit();
   };
   Accumulator out;
   clear(out);
-  start(0);
+#pragma unroll 1
+  for (int step = 0; step + 1 < Layout::stages; ++step) start(step);
 #pragma unroll 1
   for (int step = 0; step < key_tiles; ++step) {
-    ptx::copy_async_wait<0>();
+    ptx::copy_async_wait<Layout::stages - 2>();
     Core::publish();
     __syncthreads();
-    start(step + 1);
+    start(step + Layout::stages - 1);
     Core::begin(out);
     add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, stage(step), stage(step) + kSplitBytes<kParts>,
                                                                 thread_again<Core>(thread));
     Core::finish(out);
   }
-  if constexpr (!kAhead) load_rows();
-  // The pairs. The other stage takes the sums of the gates, or in steep tiles decays, and o.
+  if constexpr (!kAhead) gates.load(p, c, kv_head, channel, thread_again<Core>(thread));
+  // The pairs, with the chunk's end as anchor. Stages that are free take sums of later gates, or in steep tiles decays,
+  // and o.
   const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
-  float *sums = reinterpret_cast<float*>(shared + (stage(key_tiles + 1) - base)), *o = sums + kTile * kTile;
+  const auto floats = [&](int step) { return reinterpret_cast<float*>(shared + (stage(step) - base)); };
+  float *sums = floats(key_tiles + 1), *o = kParts == 1 ? floats(key_tiles + 2) : sums + kTile * kTile,
+        *decay = reinterpret_cast<float*>(shared + Layout::decay);
   float b[kRowsEach][8], all[8];
   gates.take(b, p);
-  sum_gates<false>(b, all, reinterpret_cast<float*>(shared + 4 * kSplitBytes<kParts>), thread);
+  sum_gates<true>(b, all, reinterpret_cast<float*>(shared + Layout::totals), thread);
   const bool steep = is_steep(all);
-  put_loaded<kParts>(v, x, thread, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-b[i][e]); });
-  if (steep) gates.take_decays(b, p);
-  put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
   ptx::copy_async_wait<0>();
+  if (steep) {
+    gates.take_decays(b, p);
+    Loaded<T> x;
+    load(x, Place<T>(outputs.x, c, kv_head, channel, p.key_dim), thread);
+    __syncthreads();  // v^ is there, which nobody wants
+    put_loaded<kParts>(v, x, thread);
+  }
+  put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
+  if (thread < 8) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
+  }
   Core::publish();
   __syncthreads();
   if (steep) {
     by_rows(out, o, thread, [&] { finish_exact_dq<kParts>(o, scores, v, sums); });
   } else {
+    scale_columns(out, [&](int j) { return *reinterpret_cast<const float2*>(decay + 8 * j + 2 * (thread & 3)); });
     Core::begin(out);
     add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);
     Core::finish(out);
-    for_floats(sums, thread, [&](int i, float sum) { out[i] *= ptx::exp2(sum); });
+    for_floats(sums, thread, [&](int i, float later) { out[i] *= ptx::exp2(-later); });
   }
   const unsigned block = again<Core>(blockIdx.x, fresh_block);
   const Chunk to = again<Core>(c, [&] { return locate(p.sequences, block / value_tiles / heads); });
-  store_rows(Place<T>(p.o, to, static_cast<int>(block / value_tiles % heads),
-                      static_cast<int>(block % value_tiles) * kTile, p.key_dim),
-             out, thread_again<Core>(thread));
+  const int to_head = static_cast<int>(block / value_tiles % heads),
+            to_channel = static_cast<int>(block % value_tiles) * kTile, mover = thread_again<Core>(thread);
+  if constexpr (kParts == 1) {  // bf16: in pieces of 16 bytes, through the tile of o
+    const std::uint32_t tile = stage(key_tiles + 2);
+    put_rounded<Core>(tile, out, mover);
+    __syncwarp();
+    store_tile(rows_of(p.o, 2, to, to_head, to_channel, p.key_dim), tile, mover);
+  } else {
+    store_rows(Place<T>(p.o, to, to_head, to_channel, p.key_dim), out, mover);
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

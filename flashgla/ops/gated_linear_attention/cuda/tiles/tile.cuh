@@ -279,6 +279,26 @@ __device__ __forceinline__ void write_state(float* state, Accumulator& h, int K,
   move_state<true>(h, state, K, V, key, value, thread);
 }
 
+// Segments' states and parts of outputs: as an accumulator of a group lies in its threads, 16 KiB, four elements of a
+// thread beside its neighbours': [8][thread][4]. Adds one, and writes one.
+__device__ __forceinline__ void add_part(Accumulator& a, const float* from, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float4 x = reinterpret_cast<const float4*>(from)[j * kGroupThreads + thread];
+    a[4 * j] += x.x;
+    a[4 * j + 1] += x.y;
+    a[4 * j + 2] += x.z;
+    a[4 * j + 3] += x.w;
+  }
+}
+__device__ __forceinline__ void write_part(float* to, const Accumulator& a, int thread) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    reinterpret_cast<float4*>(to)[j * kGroupThreads + thread] =
+        make_float4(a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3]);
+  }
+}
+
 // ---- where a chunk lies ----
 
 struct Chunk {

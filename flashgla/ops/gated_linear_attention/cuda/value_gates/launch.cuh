@@ -14,14 +14,16 @@ namespace over_values {
 
 using flashgla::cuda::launch;
 
-inline Prepared take_both(Context& context, const Params& side) {
+// scale: of q~ and the scores.
+inline Prepared take_both(Context& context, const Params& side, float scale) {
   Prepared out = take_prepared(context, side);
+  out.scale = scale;
   out.scores = take(context, side.sequences.most_chunks * side.heads * side.group * kImageBytes, "gla: scores");
   return out;
 }
 
 inline SplitImages images_of(const Prepared& prepared) {
-  return {.q = prepared.q, .k = prepared.k, .decay = prepared.decay};
+  return {.q = prepared.q, .k = prepared.k, .scores = prepared.scores, .decay = prepared.decay};
 }
 
 inline std::int64_t tiles_of_states(const Params& p) {
@@ -48,19 +50,20 @@ void pass_states(const Plan& plan, const Params& p, const SplitPass& pass, bool 
   });
 }
 
-template <class Core, bool kOverValues, bool kBackward>
+template <class Core, bool kOverValues>
 void launch_side(const Params& p, const Side& side, cudaStream_t stream) {
   const std::int64_t blocks = p.sequences.most_chunks * p.heads * tiles_of(side.own);
-  launch("gated_linear_attention side", make_side_kernel<Core, kOverValues, kBackward>,
-         dim3(static_cast<unsigned>(blocks)), kGroupThreads, SideShared::total, stream, kNext<Core>, p, side);
+  launch("gated_linear_attention side", make_side_kernel<Core, kOverValues>, dim3(static_cast<unsigned>(blocks)),
+         kGroupThreads, SideShared::total, stream, kNext<Core>, p, side);
 }
 
 }  // namespace over_values
 
 template <class Core>
 void ValueGates<Core>::forward(Context& context, const Plan& plan, const Params& p) {
+  using Launch = SplitLaunch<SplitKernel<Core, __nv_bfloat16, 1>>;
   const Params keys = keys_of(p), values = values_of(p, {});
-  const Prepared prepared = over_values::take_both(context, keys);
+  const Prepared prepared = over_values::take_both(context, keys, p.scale);
   const std::int64_t cells = p.sequences.most_chunks * p.heads, value_tiles = tiles_of(p.value_dim);
   char* later = take(context, cells * value_tiles * kImageBytes, "gla: gated v");
   auto* decays = take<float>(context, cells * value_tiles * kTile * 4, "gla: chunk decays");
@@ -73,20 +76,11 @@ void ValueGates<Core>::forward(Context& context, const Plan& plan, const Params&
 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   launch_forward_prepare<Core>(context, keys, prepared);
-  SplitLaunch<SplitKernel<Core, __nv_bfloat16, 1>>::later(values, pass.values, stream);
+  Launch::later(values, pass.values, stream);
   pass.prepared = over_values::images_of(prepared);
   pass.end = static_cast<float*>(p.ht);
   over_values::pass_states<Core>(plan, p, pass, false, stream);
-  const Side output{.key = p.v,
-                    .gate = p.gv,
-                    .own_later = later,
-                    .other_up = prepared.q,
-                    .scores = prepared.scores,
-                    .states = states,
-                    .own = p.value_dim,
-                    .other = p.key_dim,
-                    .d_query = p.o};
-  over_values::launch_side<Core, true, false>(p, output, stream);
+  Launch::gated_outputs(values, {p.v, p.o, states, pass.prepared, later}, stream);
 }
 
 template <class Core>
@@ -94,7 +88,8 @@ void ValueGates<Core>::backward(Context& context, const Plan& plan, const Params
                                 const InputGradients& d_in) {
   const Strided d_o = strided(d_out.d_o);
   const Params keys = keys_of(p), values = values_of(p, d_o);
-  const Prepared of_keys = over_values::take_both(context, keys), of_values = over_values::take_both(context, values);
+  const Prepared of_keys = over_values::take_both(context, keys, 1.0f),
+                 of_values = over_values::take_both(context, values, 1.0f);
   const std::int64_t state_bytes = p.sequences.most_chunks * over_values::tiles_of_states(p) * kImageBytes;
   char* states = plan.finds_states ? take(context, state_bytes, "gla: states") : static_cast<char*>(p.states);
   char* gradients = take(context, state_bytes, "gla: state gradients");
@@ -133,13 +128,13 @@ void ValueGates<Core>::backward(Context& context, const Plan& plan, const Params
     s.d_query = strided(d_in.dq);
     s.d_key = strided(d_in.dk);
     s.d_gate = strided(d_in.dg);
-    over_values::launch_side<Core, false, true>(p, s, stream);
+    over_values::launch_side<Core, false>(p, s, stream);
   }
   if (d_in.dv || d_in.dgv) {
     Side s = side(values, of_values, of_keys);
     s.d_key = strided(d_in.dv);
     s.d_gate = strided(d_in.dgv);
-    over_values::launch_side<Core, true, true>(p, s, stream);
+    over_values::launch_side<Core, true>(p, s, stream);
   }
 }
 

@@ -124,8 +124,7 @@ __device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread)
 // A steep tile, as a call: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's only
 // when `first`), and the pairs inside come to it one by one. q, k: as loaded, which the call waits for; a:
 // [query][key], zero above the diagonal; gates: as put_gates leaves them, which become what they multiply by; rows:
-// room for a tile of floats. dk: null where there is none. dq and dk stay in memory: a call saves what registers it
-// takes beyond those that are free.
+// room for a tile of floats. dq and dk stay in memory: a call saves what registers it takes beyond those that are free.
 static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint32_t q, std::uint32_t k,
                                                  std::uint32_t a, float* rows, float* gates, bool first, int thread) {
   float decays[kRowsEach][8];
@@ -139,7 +138,6 @@ static __device__ __noinline__ void finish_steep(float* dq, float* dk, std::uint
   __syncthreads();
   put_floats(gates, decays, thread);
   by_rows(reinterpret_cast<Accumulator&>(*dq), rows, thread, [&] { finish_exact_dq<1>(rows, a, k, gates); });
-  if (dk == nullptr) return;
   by_rows(reinterpret_cast<Accumulator&>(*dk), rows, thread, [&] {
     if (first) scale_exact_dk(rows, gates);
     add_exact_dk_pairs<1>(rows, a, q, gates);
@@ -207,14 +205,13 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const Side& s
   }
 }
 
-// Grid: chunks x G x own tiles, innermost last, so that what neighbours share is in the cache. Without kBackward only
-// d query (the output, over values).
-template <class Core, bool kOverValues, bool kBackward>
+// Grid: chunks x G x own tiles, innermost last, so that what neighbours share is in the cache.
+template <class Core, bool kOverValues>
 __device__ void make_side(const Params& p, const Side& s, char* shared) {
   using Layout = SideShared;
   constexpr Loads kLoads = Loads::in_turn;
   constexpr Stored kState = kOverValues ? Stored::k_outer : Stored::k_inner;
-  constexpr int kStages = kBackward ? 2 : 4, kStageBytes = Layout::stages / kStages;
+  constexpr int kStages = 2, kStageBytes = Layout::stages / kStages;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const int own_tiles = tiles_of(s.own), other_tiles = tiles_of(s.other);
   const int own_tile = static_cast<int>(blockIdx.x % own_tiles), channel = own_tile * kTile;
@@ -229,10 +226,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   ColumnParts &quarters = parts[0], &inner = parts[1], &crossing = parts[3];
   float *factors = reinterpret_cast<float*>(parts + 4), *weights = factors + kTile;
 
-  // The forward on wgmma has the registers to keep such places.
-  constexpr bool kKeepsPlaces = !kBackward && std::is_same_v<Core, TensorCore90>;
   const auto image = [](const char* images, int tile) {
-    return images + static_cast<std::int64_t>(kKeepsPlaces ? tile : anew(tile)) * kTileBytes;
+    return images + static_cast<std::int64_t>(anew(tile)) * kTileBytes;
   };
   const auto state_tile = [&](const char* images, int other) {
     const int key = kOverValues ? other : own_tile, value = kOverValues ? own_tile : other;
@@ -254,7 +249,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
       copy_image(stage, image(s.other_up, query_at * other_tiles + tile), thread);
       copy_image(stage + kTileBytes, state_tile(s.states, tile), thread);
-      if (kBackward && first) {
+      if (first) {
         const int at = kv_at * other_tiles + tile;
         copy_image(stage + 2 * kTileBytes, image(s.other_later, at), thread);
         copy_image(stage + 3 * kTileBytes, state_tile(s.state_gradients, tile), thread);
@@ -265,12 +260,8 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       }
     }
     if (tile == other_tiles) {
-      if (kBackward) {
-        copy_image(ptx::shared_address(q), image(s.own_up, query_at * own_tiles + own_tile), thread);
-      }
+      copy_image(ptx::shared_address(q), image(s.own_up, query_at * own_tiles + own_tile), thread);
       copy_image(ptx::shared_address(k), image(s.own_later, kv_at * own_tiles + own_tile), thread);
-    }
-    if (tile == (kBackward ? other_tiles : other_tiles + 1)) {  // slot 1 of four
       copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
       if (narrow_gates) {
         const Rows rows = rows_of(s.gate, 2, here(), kv_head, channel, s.own);
@@ -293,16 +284,15 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     first = h == 0;
     Accumulator d_query;
     clear(d_query);
-#pragma unroll 1
-    for (int tile = 0; tile + 1 < kStages; ++tile) load(tile);
+    load(0);
     for (int tile = 0; tile < other_tiles; ++tile) {
-      ptx::copy_async_wait<kStages - 2>();
+      ptx::copy_async_wait<0>();
       Core::publish();
       __syncthreads();
-      load(tile + kStages - 1);
+      load(tile + 1);
       const int slot = slot_of(tile);
       const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
-      if (kBackward && first) {
+      if (first) {
         Core::begin(d_query, d_key);
         Core::template product<Stored::k_inner, kState, false, kLoads>(d_query, stage, stage + kTileBytes, thread);
         Core::template product<Stored::k_inner, kState, false, kLoads>(d_key, stage + 2 * kTileBytes,
@@ -343,7 +333,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     Core::publish();
     __syncthreads();
     sum_quarters(quarters, gates, thread);
-    if (kBackward && first) {
+    if (first) {
       sum_beyond(inner, k, d_key, thread);
       if constexpr (kOverValues) {
 #pragma unroll
@@ -375,43 +365,28 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       for (int i = 0; i < 32; ++i) {
         const float factor = factors[column_of_element(thread, i)];
         d_query[i] *= factor;
-        if (kBackward && first) d_key[i] *= factor;
+        if (first) d_key[i] *= factor;
       }
-      if constexpr (kBackward) {
-        Core::begin(d_query, d_key);
-        Core::template product<Stored::k_inner, Stored::k_outer, false, kLoads>(d_query, ptx::shared_address(a),
-                                                                                ptx::shared_address(k), thread);
-        Core::template product<Stored::k_outer, Stored::k_outer, false, kLoads>(d_key, ptx::shared_address(a),
-                                                                                ptx::shared_address(q), thread);
-        Core::finish(d_query, d_key);
-      } else {
-        Core::begin(d_query);
-        Core::template product<Stored::k_inner, Stored::k_outer, false, kLoads>(d_query, ptx::shared_address(a),
-                                                                                ptx::shared_address(k), thread);
-        Core::finish(d_query);
-      }
+      Core::begin(d_query, d_key);
+      Core::template product<Stored::k_inner, Stored::k_outer, false, kLoads>(d_query, ptx::shared_address(a),
+                                                                              ptx::shared_address(k), thread);
+      Core::template product<Stored::k_outer, Stored::k_outer, false, kLoads>(d_key, ptx::shared_address(a),
+                                                                              ptx::shared_address(q), thread);
+      Core::finish(d_query, d_key);
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
         const Rows rows = rows_of(from, 2, here(), of, channel, s.own);
         load_tile(ptx::shared_address(tile), rows, thread);
       };
-      if constexpr (kBackward) raw(q, s.query, head);
+      raw(q, s.query, head);
       raw(k, s.key, kv_head);
       ptx::copy_async_commit();
-      const auto finish = [&](float* queries, float* keys) {
-        finish_steep(queries, keys, ptx::shared_address(q), ptx::shared_address(k), ptx::shared_address(a), dump,
-                     reinterpret_cast<float*>(gates), first, thread);
-      };
-      Aside queries(d_query);
-      if constexpr (kBackward) {
-        Aside keys(d_key);
-        const Aside gate_parts(d_gate);
-        finish(queries.kept, keys.kept);
-        keys.restore(d_key);
-        gate_parts.restore(d_gate);
-      } else {
-        finish(queries.kept, nullptr);
-      }
+      Aside queries(d_query), keys(d_key);
+      const Aside gate_parts(d_gate);
+      finish_steep(queries.kept, keys.kept, ptx::shared_address(q), ptx::shared_address(k), ptx::shared_address(a),
+                   dump, reinterpret_cast<float*>(gates), first, thread);
+      keys.restore(d_key);
+      gate_parts.restore(d_gate);
       queries.restore(d_query);
     }
 
@@ -427,18 +402,15 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       b.x += g.x;
       b.y += g.y;
       const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-      if constexpr (kBackward) {
-        const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-        d_gate[i].x += y.x * x.x;
-        d_gate[i].y += y.y * x.y;
-      }
+      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
+      d_gate[i].x += y.x * x.x;
+      d_gate[i].y += y.y * x.y;
       const float2 factor = steep ? make_float2(p.scale, p.scale)
                                   : make_float2(p.scale * ptx::exp2(b.x - total.x), p.scale * ptx::exp2(b.y - total.y));
       out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
     }
     __syncthreads();
   }
-  if constexpr (!kBackward) return;
 
   put_rows(dump, d_key, thread);
   __syncthreads();
@@ -467,13 +439,13 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
 }
 
 // Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
-template <class Core, bool kOverValues, bool kBackward>
+template <class Core, bool kOverValues>
 __global__ void __launch_bounds__(kGroupThreads, std::is_same_v<Core, TensorCore80> ? 2 : 3)
     make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_side<Core, kOverValues, kBackward>(p, s, shared);
+  if constexpr (Core::available) make_side<Core, kOverValues>(p, s, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
