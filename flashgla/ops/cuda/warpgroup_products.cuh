@@ -43,17 +43,20 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t tile, int step
   ",%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"  \
   "%59,%60,%61,%62,%63}"
 
-// One k-step: d (64 x 64 or 64 x 128) = or += a b. a from shared memory, by channels, or from registers.
-template <bool kFresh, Reads reads>
+// One k-step: d (64 x 64 or 64 x 128) = or += a b, with kMinus a's negative. a from shared memory, by channels unless
+// told, or from registers.
+template <bool kFresh, Reads reads, Reads a_reads = Reads::channels_inner, bool kMinus = false>
 __device__ __forceinline__ void multiply(float (&d)[32], std::uint64_t a, std::uint64_t b) {
   if constexpr (kFresh) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_R32 ", %32, %33, 0, 1, 1, 0, %34;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_R32 ", %32, %33, 0, %34, 1, %35, %36;"
                  : FLASHGLA_D16("=f", d, 0), FLASHGLA_D16("=f", d, 16)
-                 : "l"(a), "l"(b), "n"(reads == Reads::rows_inner));
+                 : "l"(a), "l"(b), "n"(kMinus ? -1 : 1), "n"(a_reads == Reads::rows_inner),
+                   "n"(reads == Reads::rows_inner));
   } else {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_R32 ", %32, %33, 1, 1, 1, 0, %34;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_R32 ", %32, %33, 1, %34, 1, %35, %36;"
                  : FLASHGLA_D16("+f", d, 0), FLASHGLA_D16("+f", d, 16)
-                 : "l"(a), "l"(b), "n"(reads == Reads::rows_inner));
+                 : "l"(a), "l"(b), "n"(kMinus ? -1 : 1), "n"(a_reads == Reads::rows_inner),
+                   "n"(reads == Reads::rows_inner));
   }
 }
 template <bool kFresh, Reads reads>

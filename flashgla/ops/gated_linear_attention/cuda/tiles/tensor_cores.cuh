@@ -1,6 +1,7 @@
 // Products of 64x64 tiles by a group of 128 threads: on mma.sync, and on wgmma with what else Hopper has.
 #pragma once
 
+#include "flashgla/ops/cuda/warpgroup_products.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/layout.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -119,89 +120,51 @@ struct TensorCore80 {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+namespace warpgroup = ops::cuda::warpgroup;
 // wgmma reads both operands from shared memory, once a group instead of once a warp.
 struct TensorCore90 {
   static constexpr bool available = true;
   static constexpr bool copies_in_bulk = true;  // TMA with its barriers is there too
-  // The compiler must not move what makes or reads registers of a product into its pipeline.
-  template <int count>
-  static __device__ __forceinline__ void pin(float (&a)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(a[i])::"memory");
-  }
-  template <int count>
-  static __device__ __forceinline__ void pin(std::uint32_t (&a)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(a[i])::"memory");
-  }
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&... registers) {
-    (pin(registers), ...);
+    (warpgroup::pin(registers), ...);
     ptx::wgmma_fence();
   }
   template <class... Registers>
   static __device__ __forceinline__ void finish(Registers&... registers) {
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    (pin(registers), ...);
+    (warpgroup::pin(registers), ...);
   }
   static __device__ __forceinline__ void publish() { ptx::fence_async_proxy(); }
   static __device__ __forceinline__ void commit() { ptx::wgmma_commit(); }
   template <int pending, class... Registers>
   static __device__ __forceinline__ void wait(Registers&... registers) {
     ptx::wgmma_wait<pending>();
-    (pin(registers), ...);
+    (warpgroup::pin(registers), ...);
   }
   // TMA, told by one thread, and mbarriers (8 bytes each) that count what it has brought or who has come.
-  static __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
-    ptx::mbarrier_init(barrier, arrivals);
-  }
-  static __device__ __forceinline__ void publish_barriers() { ptx::fence_barrier_init(); }
-  static __device__ __forceinline__ void arrive(std::uint32_t barrier) { ptx::mbarrier_arrive(barrier); }
-  static __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
-    ptx::mbarrier_arrive_expect(barrier, bytes);
-  }
-  static __device__ __forceinline__ void copy_in(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
-    ptx::copy_bulk(to, from, bytes, barrier);
-  }
-  // The box of a tensor map from these coordinates on.
-  static __device__ __forceinline__ void copy_box(std::uint32_t to, const void* map, int channel, int token, int head,
-                                                  int batch, std::uint32_t barrier) {
-    ptx::copy_box(to, map, channel, token, head, batch, barrier);
-  }
-  // And from a tile to memory, as copy_out: what lies outside the tensor is not written.
-  static __device__ __forceinline__ void copy_box_out(const void* map, int channel, int token, int head, int batch,
-                                                      std::uint32_t from) {
-    ptx::store_box(map, channel, token, head, batch, from);
-  }
-  static __device__ __forceinline__ void wait_at(std::uint32_t barrier, int parity) {
-    ptx::mbarrier_wait(barrier, parity);
-  }
-  // Blocks of a cluster. There: where in the block of that rank lies what is at this address here.
-  static __device__ __forceinline__ std::uint32_t there(std::uint32_t address, int rank) {
-    return ptx::cluster_address(address, static_cast<std::uint32_t>(rank));
-  }
-  static __device__ __forceinline__ void arrive_there(std::uint32_t barrier) { ptx::mbarrier_arrive_cluster(barrier); }
-  static __device__ __forceinline__ void expect_bytes_there(std::uint32_t barrier, int bytes) {
-    ptx::mbarrier_arrive_expect_cluster(barrier, bytes);
-  }
-  static __device__ __forceinline__ void copy_there(std::uint32_t to, std::uint32_t from, int bytes,
-                                                    std::uint32_t barrier) {
-    ptx::copy_bulk_cluster(to, from, bytes, barrier);
-  }
-  // All their threads, in two halves: who waits finds the barriers that were published before. Nothing else is ordered.
-  static __device__ __forceinline__ void arrive_at_cluster() { ptx::cluster_arrive(); }
-  static __device__ __forceinline__ void wait_for_cluster() { ptx::cluster_wait(); }
-  // Arrives when what this thread has asked for by copy_async is there.
-  static __device__ __forceinline__ void arrive_after_copies(std::uint32_t barrier) {
-    ptx::mbarrier_arrive_after_copies(barrier);
-  }
+  static constexpr auto init_barrier = ptx::mbarrier_init;
+  static constexpr auto publish_barriers = ptx::fence_barrier_init;
+  static constexpr auto arrive = ptx::mbarrier_arrive;
+  static constexpr auto arrive_after_copies = ptx::mbarrier_arrive_after_copies;  // by copy_async
+  static constexpr auto expect_bytes = ptx::mbarrier_arrive_expect;
+  static constexpr auto wait_at = ptx::mbarrier_wait;  // with the parity of what is waited for
+  static constexpr auto copy_in = ptx::copy_bulk;
+  static constexpr auto copy_box = ptx::copy_box;  // of a tensor map: channel, token, head, batch
   // From shared memory, in groups; waiting is for the latest group to have been read.
-  static __device__ __forceinline__ void copy_out(void* to, std::uint32_t from, int bytes) {
-    ptx::store_bulk(to, from, bytes);
-  }
-  static __device__ __forceinline__ void commit_copies_out() { ptx::store_bulk_commit(); }
-  static __device__ __forceinline__ void wait_for_copies_out() { ptx::store_bulk_wait_read(); }
+  static constexpr auto copy_out = ptx::store_bulk;
+  static constexpr auto copy_box_out = ptx::store_box;
+  static constexpr auto commit_copies_out = ptx::store_bulk_commit;
+  static constexpr auto wait_for_copies_out = ptx::store_bulk_wait_read;
+  // Blocks of a cluster. There: where in the block of that rank lies what is at this address here.
+  static constexpr auto there = ptx::cluster_address;
+  static constexpr auto arrive_there = ptx::mbarrier_arrive_cluster;
+  static constexpr auto expect_bytes_there = ptx::mbarrier_arrive_expect_cluster;
+  static constexpr auto copy_there = ptx::copy_bulk_cluster;
+  // All their threads, in two halves: who waits finds the barriers that were published before. Nothing else is ordered.
+  static constexpr auto arrive_at_cluster = ptx::cluster_arrive;
+  static constexpr auto wait_for_cluster = ptx::cluster_wait;
   // A group gives or takes registers, so many a thread.
   template <int registers>
   static __device__ __forceinline__ void give() {
@@ -225,20 +188,28 @@ struct TensorCore90 {
                                    r[3]);
   }
 
-  // Of the part of a tile that k-step k16 reads: start address, distance of groups of 8 rows (1024 bytes), 128-byte
-  // swizzle.
-  static __device__ __forceinline__ std::uint64_t descriptor(Stored stored, std::uint32_t tile, int k16) {
-    const std::uint32_t low = (((tile & 0x3ffff) >> 4) | (1u << 16)) + k16 * (stored == Stored::k_inner ? 2 : 128);
-    return (static_cast<std::uint64_t>((1u << 30) | 64u) << 32) | low;
+  // Of the part of a tile that k-step k16 reads.
+  static constexpr warpgroup::Reads reads(Stored stored) {
+    return stored == Stored::k_inner ? warpgroup::Reads::channels_inner : warpgroup::Reads::rows_inner;
+  }
+  template <Stored stored>
+  static __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t tile, int k16) {
+    return warpgroup::descriptor<reads(stored)>(tile, k16);
+  }
+  // d += a b of a k-step, or d = a b.
+  template <Stored a_stored, Stored b_stored, bool kMinus = false>
+  static __device__ __forceinline__ void step(Accumulator& d, bool fresh, std::uint64_t a, std::uint64_t b) {
+    if (fresh) {
+      warpgroup::multiply<true, reads(b_stored), reads(a_stored), kMinus>(d, a, b);
+    } else {
+      warpgroup::multiply<false, reads(b_stored), reads(a_stored), kMinus>(d, a, b);
+    }
   }
 #define FLASHGLA_ACCUMULATOR(how, d)                                                                              \
   how(d[0]), how(d[1]), how(d[2]), how(d[3]), how(d[4]), how(d[5]), how(d[6]), how(d[7]), how(d[8]), how(d[9]),   \
       how(d[10]), how(d[11]), how(d[12]), how(d[13]), how(d[14]), how(d[15]), how(d[16]), how(d[17]), how(d[18]), \
       how(d[19]), how(d[20]), how(d[21]), how(d[22]), how(d[23]), how(d[24]), how(d[25]), how(d[26]), how(d[27]), \
       how(d[28]), how(d[29]), how(d[30]), how(d[31])
-#define FLASHGLA_REGISTERS                                                                                          \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
-  "%30,%31}"
   // d += a b, or with kFresh d = a b.
   template <Stored a_stored, Stored b_stored, bool kFresh = false, Loads kLoads = Loads::ahead>
   static __device__ __forceinline__ void product(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile, int) {
@@ -249,18 +220,8 @@ struct TensorCore90 {
   static __device__ __forceinline__ void steps(Accumulator& d, std::uint32_t a_tile, std::uint32_t b_tile) {
 #pragma unroll
     for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
-      const std::uint64_t a = descriptor(a_stored, a_tile, k16), b = descriptor(b_stored, b_tile, k16);
-      if (kFresh && k16 == kFirst) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", %32, %33, 0, 1, 1, %34, %35;"
-                     : FLASHGLA_ACCUMULATOR("=f", d)
-                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
-      } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", %32, %33, 1, 1, 1, %34, %35;"
-                     : FLASHGLA_ACCUMULATOR("+f", d)
-                     : "l"(a), "l"(b), "n"(a_stored == Stored::k_outer), "n"(b_stored == Stored::k_outer));
-      }
+      step<a_stored, b_stored>(d, kFresh && k16 == kFirst, descriptor<a_stored>(a_tile, k16),
+                               descriptor<b_stored>(b_tile, k16));
     }
   }
   // d += a b for each d with a b of its own: tiles that lie one after the other, stored [n][k], as a is [m][k]. One
@@ -269,7 +230,7 @@ struct TensorCore90 {
                                                                Accumulator& d0, Accumulator& d1, Accumulator& d2) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t a = descriptor(Stored::k_inner, a_tile, k16), b = descriptor(Stored::k_inner, b_tiles, k16);
+      const std::uint64_t a = descriptor<Stored::k_inner>(a_tile, k16), b = descriptor<Stored::k_inner>(b_tiles, k16);
       asm volatile(
           "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
           "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
@@ -293,19 +254,11 @@ struct TensorCore90 {
   static __device__ __forceinline__ void steps(Accumulator& d, const std::uint32_t (&a)[16], std::uint32_t b_tile) {
 #pragma unroll
     for (int k16 = kFirst; k16 < kFirst + kCount; ++k16) {
-      const std::uint64_t b = descriptor(b_stored, b_tile, k16);
+      const std::uint64_t b = descriptor<b_stored>(b_tile, k16);
       if (kFresh && k16 == kFirst) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", {%32,%33,%34,%35}, %36, 0, 1, 1, %37;"
-                     : FLASHGLA_ACCUMULATOR("=f", d)
-                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
-                       "n"(b_stored == Stored::k_outer));
+        warpgroup::multiply<true, reads(b_stored)>(d, a + 4 * k16, b);
       } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
-                     : FLASHGLA_ACCUMULATOR("+f", d)
-                     : "r"(a[4 * k16]), "r"(a[4 * k16 + 1]), "r"(a[4 * k16 + 2]), "r"(a[4 * k16 + 3]), "l"(b),
-                       "n"(b_stored == Stored::k_outer));
+        warpgroup::multiply<false, reads(b_stored)>(d, a + 4 * k16, b);
       }
     }
   }
@@ -315,7 +268,7 @@ struct TensorCore90 {
                                                          std::uint32_t b_tile) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
+      const std::uint64_t b = descriptor<Stored::k_inner>(b_tile + 1024 * kFirst, k16);
       if (k16 == 0) {
         asm volatile(
             "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 0, "
@@ -337,7 +290,7 @@ struct TensorCore90 {
                                                        std::uint32_t b_tile) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t b = descriptor(Stored::k_inner, b_tile + 1024 * kFirst, k16);
+      const std::uint64_t b = descriptor<Stored::k_inner>(b_tile + 1024 * kFirst, k16);
       if (k16 == 0) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 0, 1, 1, 0;"
                      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
@@ -355,34 +308,20 @@ struct TensorCore90 {
                                                    std::uint32_t b_tile) {
     constexpr int k16 = kHalf / 2, at = count == 4 ? 0 : 4 * k16;
     constexpr bool kFirst = kHalf % 2 == 0;
-    const std::uint64_t b = descriptor(b_stored, b_tile, k16);
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                 ", {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
-                 : FLASHGLA_ACCUMULATOR("+f", d)
-                 : "r"(kFirst ? a[at] : 0u), "r"(kFirst ? a[at + 1] : 0u), "r"(kFirst ? 0u : a[at + 2]),
-                   "r"(kFirst ? 0u : a[at + 3]), "l"(b), "n"(b_stored == Stored::k_outer));
+    const std::uint32_t half[4] = {kFirst ? a[at] : 0u, kFirst ? a[at + 1] : 0u, kFirst ? 0u : a[at + 2],
+                                   kFirst ? 0u : a[at + 3]};
+    warpgroup::multiply<false, reads(b_stored)>(d, half, descriptor<b_stored>(b_tile, k16));
   }
   // d += a b, or d -= a b, with a's part of k-step k16 where a_at(k16) says; b stored [k][n].
   template <bool kFresh, bool kMinus, class Place>
   static __device__ __forceinline__ void product_of(Accumulator& d, Place a_at, std::uint32_t b_tile) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; ++k16) {
-      const std::uint64_t a = a_at(k16), b = descriptor(Stored::k_outer, b_tile, k16);
-      if (kFresh && k16 == 0) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", %32, %33, 0, %34, 1, 0, 1;"
-                     : FLASHGLA_ACCUMULATOR("=f", d)
-                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
-      } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " FLASHGLA_REGISTERS
-                     ", %32, %33, 1, %34, 1, 0, 1;"
-                     : FLASHGLA_ACCUMULATOR("+f", d)
-                     : "l"(a), "l"(b), "n"(kMinus ? -1 : 1));
-      }
+      step<Stored::k_inner, Stored::k_outer, kMinus>(d, kFresh && k16 == 0, a_at(k16),
+                                                     descriptor<Stored::k_outer>(b_tile, k16));
     }
   }
 #undef FLASHGLA_ACCUMULATOR
-#undef FLASHGLA_REGISTERS
 };
 #else
 struct TensorCore90 {
