@@ -201,6 +201,13 @@ void plan_one_pass(Plan& plan, const Layout& l, const Architecture& device) {
                beside(l.q) && beside(l.k) && beside(l.v) && beside(l.o) && (p.gate != GateKind::key || beside(l.g));
 }
 
+// Where the longest of packed sequences has more than so many chunks, which not all calls can have, time is cut so.
+void cut_above(std::int64_t most, const TimeCut& so, const Params& sizes, std::int64_t& up_to, TimeCut& cut) {
+  if (most >= sizes.sequences.chunks_each()) return;
+  up_to = most;
+  cut = so;
+}
+
 // Of several packed sequences, whose longest is not known, the form for sequences of one length, and for others two
 // passes, if they are faster for one long sequence.
 void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int multiprocessors) {
@@ -215,11 +222,9 @@ void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int mul
   if (two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
   if (!unknown) return;
   const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
-  const std::int64_t most = two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
-                                       : most_chunks_of_form(sizes, form, cut, multiprocessors);
-  if (most >= sizes.sequences.chunks_each()) return;
-  plan.forward_cut = cut;
-  plan.forward_up_to = most;
+  cut_above(two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
+                       : most_chunks_of_form(sizes, form, cut, multiprocessors),
+            cut, sizes, plan.forward_up_to, plan.forward_cut);
 }
 
 // Where states are kept for the one kernel, which are too few for chunks, these find theirs again.
@@ -255,25 +260,14 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
   plan.backward = one_kernel ? one_kernel_of(p) : BackwardForm::chunks;
-  if (one_kernel && !unknown) return;
-  plan.backward_cut = cut_time(one_kernel ? with_one_long(sizes) : sizes, p.heads, multiprocessors);
-  if (one_kernel) {
-    plan.backward_up_to = most_chunks_of_one_kernel(sizes, plan.backward_cut, multiprocessors);
-    if (plan.backward_up_to >= sizes.sequences.chunks_each()) {
-      plan.backward_up_to = 0;
-      plan.backward_cut = {};
-    }
-    return;
-  }
+  if (!one_kernel) plan.backward_cut = cut_time(sizes, p.heads, multiprocessors);
   if (unknown) {
     const TimeCut cut = cut_time(with_one_long(sizes), p.heads, multiprocessors);
-    const std::int64_t most = most_chunks_uncut(sizes, p.heads, cut, multiprocessors);
-    if (most < sizes.sequences.chunks_each()) {
-      plan.backward_cut = cut;
-      plan.backward_up_to = most;
-    }
+    cut_above(one_kernel ? most_chunks_of_one_kernel(sizes, cut, multiprocessors)
+                         : most_chunks_uncut(sizes, p.heads, cut, multiprocessors),
+              cut, sizes, plan.backward_up_to, plan.backward_cut);
   }
-  if (faster) read_states_by_chunks(plan);
+  if (faster && !one_kernel) read_states_by_chunks(plan);
 }
 
 // Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
