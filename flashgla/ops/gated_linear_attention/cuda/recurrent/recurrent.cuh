@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kPassThreads, R <= 8    ? 3
                                                           : 1)
     recurrent_kernel(const __grid_constant__ Params p, const __grid_constant__ RecurrentPass pass) {
   constexpr int kColumns = kPassWarps * R, kTile = kPassTokens, kThreads = kPassThreads;
-  constexpr int kAtOnce = R <= 16 ? R / 4 : R <= 32 ? 2 : 1;  // elements of a thread whose loads are under way together
+  constexpr int kAtOnce = R <= 16 ? R / 4 : 2;  // elements of a thread whose loads are under way together
   static_assert(kTile * kColumns % (kAtOnce * kThreads) == 0);
   extern __shared__ float4 shared[];
   float* y_tile = reinterpret_cast<float*>(shared);  // [kTile][kColumns]
