@@ -10,6 +10,7 @@
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
 #include "flashgla/ops/long_convolution/cuda/fused_gradients.cuh"
 #include "flashgla/ops/long_convolution/cuda/lags.cuh"
+#include "flashgla/ops/long_convolution/cuda/whole.h"
 #include "flashgla/ops/long_convolution/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
 
@@ -35,16 +36,21 @@ struct Cut {
   Cut(const Context& context, const Inputs& in)
       : sequences(sequences_of(in)), blocks(1), transforms(false), direct(true) {
     const std::int64_t length = in.x.size(1), past = in.past ? std::min(in.past.size(1), in.filter.size(0)) : 0;
-    blocks = std::max<std::int64_t>(ceil_of(std::min(length + past, in.filter.size(0)), cuda::kPoints), 1);
+    longest_ = std::min(length + past, in.filter.size(0));
+    blocks = std::max<std::int64_t>(ceil_of(longest_, cuda::kPoints), 1);
     // By shared memory, where tokens before the call wait in x's dtype.
     fused_ = blocks == 1 && context.architecture().cuda_capability >= 90 && (!in.past || in.past.dtype == in.x.dtype);
     channels_ = in.x.size(2);
     // Of packed sequences the host does not know how many blocks they are.
     transforms = length > 1 && cuda::by_transforms(length, past) && (fused_ || !in.cu_seqlens);
     direct = !transforms || in.cu_seqlens || !cuda::by_transforms(length, 0);
+    whole_ = transforms && !fused_ && in.x.dtype == DType::bf16 && longest_ <= kLongestWhole &&
+             context.architecture().cuda_capability == 90;
   }
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
+  bool whole() const { return whole_; }              // its outputs
+  std::int64_t longest() const { return longest_; }  // tokens of a sequence
   // Chunks of sequences of fused blocks of `across` channels, `beside` of them a multiprocessor: the least time, a
   // block taking `each` transforms a sequence and `once` beside them.
   int chunks(int across, std::int64_t each, std::int64_t once) const {
@@ -62,8 +68,8 @@ struct Cut {
   std::int64_t fused_blocks(int across, int chunks) const { return ceil_of(channels_, across) * chunks; }
 
  private:
-  bool fused_ = false;
-  std::int64_t channels_ = 0;
+  bool fused_ = false, whole_ = false;
+  std::int64_t channels_ = 0, longest_ = 0;
 };
 
 template <class T>
@@ -316,6 +322,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   if (cut.fused()) {
     narrow ? queue_fused<cuda::NarrowForm, false>(context, in, skip, cut, in.x, y)
            : queue_fused<cuda::WideForm, false>(context, in, skip, cut, in.x, y);
+  } else if (cut.whole()) {
+    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), in.x, y, false);
   } else if (cut.transforms) {
     narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
            : queue_blocks<float2, float, false>(context, in, skip, cut, in.x, y);
@@ -356,7 +364,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.transforms && narrow) {
-    queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
+    if (cut.whole()) {
+      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), dy, to.dx, true);
+    } else {
+      queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
+    }
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
   } else if (cut.transforms) {
     queue_block_gradients(context, in, skip, cut, dy, to.dx, by_transforms);

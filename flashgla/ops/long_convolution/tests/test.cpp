@@ -28,7 +28,7 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
   if (cuda_device_count() > 0) {
     // On a GPU: in whole rows, with several sequences a block; more than its transform, up to 4, 16 or more blocks.
     forms.insert(forms.end(), {{3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}});
-    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {1, 9000, 3}, {1, 33000, 1}});
+    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {3, 2300, 32}, {1, 9000, 3}, {1, 33000, 1}});
   }
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
@@ -43,7 +43,7 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
 TEST(LongConvolution, NumbersBeyondTheRangeOfF16) {
   testing::Coverage coverage(implementations());
   for (const double size : {1e-9, 1e12}) {
-    for (const Form& form : {Form{2, 600, 24}, Form{1, 2500, 5}}) {
+    for (const Form& form : {Form{2, 600, 24}, Form{1, 2500, 5}, Form{1, 2100, 32}}) {
       for (testing::OperatorCase each : {forward_case(form), backward_case(form)}) {
         for (testing::Argument& argument : each.arguments) {
           if (argument.name == "x" || argument.name == "dy") argument.deviation *= size;
