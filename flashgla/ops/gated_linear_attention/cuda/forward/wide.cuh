@@ -170,8 +170,8 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
   for (int i = 0; i < kAhead; ++i) ask_for(first_chunk + kChunkStep * i);
   fetch_gate(first_chunk);
   if constexpr (peers > 1) Core::wait_for_cluster();
-  // Waits for a step's tiles, and readies them.
-  const auto await = [&](int chunk) {
+  // Waits for a step's tiles, and readies them. has_gates: those of f32 have been put (finish_near).
+  const auto await = [&](int chunk, bool has_gates) {
     const WidePlace place = place_of(chunk);
     const std::uint32_t q_tile = images_of(place.slot), k_tile = q_tile + kTileBytes, g_tile = k_tile + kTileBytes;
     if (by_token) {  // by the warps that asked for q and k, and so know that the slot has been read
@@ -179,8 +179,11 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       fetch_gate(chunk + kChunkStep);
     }
     const auto wait_for_inputs = [&] { Core::wait_at(base + Plan::inputs_full + 8 * place.slot, place.parity); };
-    if constexpr (kF32Gates) {
-      load_f32_gates<kTile>(g_tile, f32_gates_of(chunk), 0, fresh_thread(), wait_for_inputs);
+    if (kF32Gates && !has_gates) {
+      F32Gates gates;
+      gates.load(f32_gates_of(chunk), fresh_thread());
+      wait_for_inputs();
+      gates.put(g_tile, fresh_thread());
       Core::publish();
     } else {
       wait_for_inputs();
@@ -218,7 +221,6 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     Core::publish();
     Core::arrive(base + Plan::step_full + 8 * place_of(chunk).slot);
     if constexpr (peers > 1) give(chunk);
-    ask_for(chunk + kAhead * kChunkStep);
   };
   // q~ and k~ as if one anchor reached, and the lane's two channels' sums; whether it does.
   const auto gate = [&](int chunk, float2& two_totals) {
@@ -249,7 +251,8 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
     return is_near(two_totals);
   };
-  const auto finish_near = [&](int chunk, float2 two_totals) {
+  // next: this group's next step, whose gates of f32 are read when this one has been handed over, and put; 0: none.
+  const auto finish_near = [&](int chunk, float2 two_totals, int next) {
     put_decay(chunk, two_totals, false);
     const std::uint32_t q_tile = images_of(place_of(chunk).slot), k_tile = q_tile + kTileBytes;
     Accumulator scores;
@@ -260,6 +263,14 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     select_pairs<true>(pairs, scores, fresh_thread());
     put_operand<Core>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
     hand_over(chunk);
+    F32Gates gates;
+    const bool has_next = kF32Gates && next > 0 && next < chunks();
+    if (has_next) gates.load(f32_gates_of(next), fresh_thread());
+    ask_for(chunk + kAhead * kChunkStep);
+    if (has_next) {  // its slot is free: q and k have been asked for a step ago
+      gates.put(images_of(place_of(next).slot) + 2 * kTileBytes, fresh_thread());
+      Core::publish();
+    }
   };
   const auto load_again = [&](int chunk) {  // q and k
     const auto load = [&](std::uint32_t tile, std::int64_t first, const Strided& s) {
@@ -308,28 +319,35 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     chunk = number.x[0];
     put_operand<Core, true>(images_of(place_of(chunk).slot) + 2 * kTileBytes, pairs, fresh_thread());
     hand_over(chunk);
+    ask_for(chunk + kAhead * kChunkStep);
     return would_reach;
   };
 
   // While one anchor reaches: a loop of its own, for what the other way costs is to be in the same one.
   int chunk = first_chunk;
+  if (kF32Gates && chunk < chunks()) {
+    F32Gates gates;
+    gates.load(f32_gates_of(chunk), fresh_thread());
+    gates.put(images_of(place_of(chunk).slot) + 2 * kTileBytes, fresh_thread());
+    Core::publish();
+  }
 #pragma unroll 1
   for (;; chunk += kChunkStep) {
     if (chunk >= chunks()) return;
-    await(chunk);
+    await(chunk, true);
     float2 totals;
     if (!gate(chunk, totals)) break;
-    finish_near(chunk, totals);
+    finish_near(chunk, totals, chunk + kChunkStep);
   }
   // Then one anchor is tried where it would have reached in the group's step before.
   bool is_gated = true, may_reach = true;
 #pragma unroll 1
   for (; chunk < chunks(); chunk += kChunkStep) {
-    if (!is_gated) await(chunk);
+    if (!is_gated) await(chunk, false);
     if (may_reach) {
       float2 totals;
       if (!is_gated && gate(chunk, totals)) {
-        finish_near(chunk, totals);
+        finish_near(chunk, totals, 0);
         continue;
       }
       load_again(chunk);

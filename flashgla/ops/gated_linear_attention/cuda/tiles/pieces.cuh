@@ -64,14 +64,9 @@ __device__ __forceinline__ void store_tile_image(char* image, std::uint32_t tile
 // Rounded, a sum of gates x is off by at most 2^-9 x, and a term that it makes decay by 2^-9 x e^-x, at most 0.37 of
 // what rounding q, k or v does.
 
-// By a group: kRows / 4 of each thread's pieces, from row `first` on; rows are of f32. Between reading and writing they
-// wait until the tile is free.
-struct IsFree {
-  __device__ __forceinline__ void operator()() const {}
-};
-template <int kRows, class Wait = IsFree>
-__device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r, int first, int thread,
-                                               const Wait& wait_until_free = {}) {
+// By a group: kRows / 4 of each thread's pieces, from row `first` on; rows are of f32.
+template <int kRows>
+__device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r, int first, int thread) {
   constexpr int kEach = kRows / 16;
   const int row = first + thread / 8, left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
   const char* from = r.data + row * r.stride + thread % 8 * 32;
@@ -84,7 +79,6 @@ __device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r
     }
     from += 16 * r.stride;
   }
-  wait_until_free();
   const auto pack = [](std::uint32_t x, std::uint32_t y) {
     return ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
   };
@@ -96,6 +90,32 @@ __device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r
                     make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w)));
   }
 }
+// The same of a whole tile, in registers between reading and writing; neighbours read what lies side by side.
+struct F32Gates {
+  static constexpr int kEach = kTile / 8;
+  uint4 raw[kEach];
+
+  __device__ __forceinline__ void load(const Rows& r, int thread) {
+    const int row = thread / 16, left = thread % 16 * 4 < r.channels ? r.rows - row : 0;
+    const char* from = r.data + row * r.stride + thread % 16 * 16;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      raw[i] = make_uint4(0, 0, 0, 0);
+      if (8 * i < left) raw[i] = *reinterpret_cast<const uint4*>(from);
+      from += 8 * r.stride;
+    }
+  }
+  __device__ __forceinline__ void put(std::uint32_t tile, int thread) const {
+    const auto pack = [](std::uint32_t x, std::uint32_t y) {
+      return ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
+    };
+    const std::uint32_t to = tile + tile_piece(thread / 16, thread % 16 / 2) + thread % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      store_shared_uint2(to + 8 * 128 * i, make_uint2(pack(raw[i].x, raw[i].y), pack(raw[i].z, raw[i].w)));
+    }
+  }
+};
 // Such rows to the L2, by a group.
 __device__ __forceinline__ void ask_for_f32_gates(const Rows& r, int thread) {
   if (thread / 2 >= r.rows || thread % 2 * 32 >= r.channels) return;
